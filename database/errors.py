@@ -1,0 +1,31 @@
+"""Errors a user can mend, each naming the place and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class OpAtlasError(Exception):
+    """An error whose message is meant for the user: shown without a traceback."""
+
+
+class TableError(OpAtlasError):
+    """A CSV file that cannot be read or written as a table of the database."""
+
+    def __init__(self, path: Path | str, problem: str, remedy: str, *, line: int | None = None) -> None:
+        self.path = Path(path)
+        self.line = line
+        self.problem = problem
+        self.remedy = remedy
+        place = f"{path}:{line}" if line is not None else f"{path}"
+        super().__init__(f"{place}: {problem}. {remedy}")
+
+
+class CellError(OpAtlasError):
+    """A cell whose text does not mean what its column holds."""
+
+    def __init__(self, column: str, value: str, problem: str) -> None:
+        self.column = column
+        self.value = value
+        self.problem = problem
+        super().__init__(f"column '{column}': {problem}: {value!r}")

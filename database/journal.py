@@ -1,0 +1,156 @@
+"""The journal: every record of a session, in an append-only file, before any CSV is touched.
+
+A journal is JSON Lines. Its first line is a header with the journal's version, the run and how its
+records are to be merged; each other line is a record. A line is written whole as its record
+arrives, and a thread brings the file to disk without making the session wait.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from database.errors import OpAtlasError
+from database.record import Record
+from database.store import Database, not_writable
+
+VERSION = 1
+_SUFFIX = ".jsonl"
+
+
+@dataclass(frozen=True)
+class Header:
+    """How the records of a session are to be merged."""
+
+    run_id: str
+    update_mode: str
+    prune: bool
+    version: int = VERSION
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A journal as read: its records, and the lines that could not be read (number and why)."""
+
+    header: Header
+    records: tuple[Record, ...]
+    unreadable: tuple[tuple[int, str], ...]
+
+
+class Journal:
+    """The open journal of a running session. `append` is for one thread."""
+
+    def __init__(self, database: Database, header: Header) -> None:
+        """Creates the journal and holds its lock, which tells it from one left behind.
+
+        Raises:
+            OpAtlasError: the database cannot be written.
+        """
+        self.path = database.journal_dir / f"{header.run_id}{_SUFFIX}"
+        try:
+            database.journal_dir.mkdir(parents=True, exist_ok=True)
+            self._lock = _owner_lock(self.path)
+            self._lock.acquire(timeout=0)
+            self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115 - closed by close()
+        except OSError as error:
+            raise OpAtlasError(not_writable(database.path, error)) from None
+        self._dirty = threading.Event()
+        self._closed = False
+        self._syncer = threading.Thread(target=self._keep_synced, name="journal-sync", daemon=True)
+        self._syncer.start()
+        self._write(asdict(header))
+
+    def append(self, record: Record) -> None:
+        """Adds a record. Raises OSError when the disk is full or gone."""
+        self._write(record.to_json())
+
+    def close(self) -> None:
+        """Brings everything to disk. The file stays: it goes when its records are merged."""
+        if not self._closed:
+            self._closed = True
+            self._dirty.set()
+            self._syncer.join()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def discard(self) -> None:
+        """Removes the journal, once its records are in the CSVs."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+        self.release()
+
+    def release(self) -> None:
+        """Gives up a closed journal that stays, for the next session to merge."""
+        self._lock.release()
+        Path(self._lock.lock_file).unlink(missing_ok=True)
+
+    def _write(self, values: dict[str, object]) -> None:
+        line = json.dumps(values, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        written = self._file.write(line)
+        if written != len(line):
+            raise OSError(28, f"only {written} of {len(line)} bytes were written to {self.path}")
+        self._dirty.set()
+
+    def _keep_synced(self) -> None:
+        """Group commit: records that arrive while one fsync runs share the next one."""
+        while not self._closed:
+            self._dirty.wait()
+            self._dirty.clear()
+            if not self._closed:
+                os.fdatasync(self._file.fileno())
+
+
+def left_behind(database: Database, *, except_run: str) -> Iterator[Path]:
+    """Journals whose session ended without merging them, oldest first."""
+    for path in sorted(database.journal_dir.glob(f"*{_SUFFIX}")):
+        if path.stem != except_run and not _is_held(path):
+            yield path
+
+
+def read(path: Path) -> Contents:
+    """The records of a journal. A torn last line is normal after a kill and is left out.
+
+    Raises:
+        OpAtlasError: no header of a version that is known.
+    """
+    lines = path.read_bytes().split(b"\n")
+    torn = lines.pop()
+    try:
+        header = Header(**json.loads(lines[0]))
+    except (IndexError, ValueError, TypeError) as error:
+        raise OpAtlasError(f"{path}:1: not a journal of OpAtlas ({error}): move it away") from None
+    if header.version != VERSION:
+        raise OpAtlasError(
+            f"{path}:1: journal version {header.version}, this OpAtlas reads {VERSION}: "
+            f"merge it with the OpAtlas that wrote it"
+        )
+    records, unreadable = [], []
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            records.append(Record.from_json(json.loads(line)))
+        except (ValueError, OpAtlasError) as error:
+            unreadable.append((number, str(error)))
+    if torn:
+        unreadable.append((len(lines) + 1, "cut off in the middle: the session was killed while it was written"))
+    return Contents(header, tuple(records), tuple(unreadable))
+
+
+def _owner_lock(path: Path) -> FileLock:
+    return FileLock(path.with_suffix(".lock"))
+
+
+def _is_held(path: Path) -> bool:
+    lock = _owner_lock(path)
+    try:
+        with lock.acquire(timeout=0):
+            pass
+    except Timeout:
+        return True
+    Path(lock.lock_file).unlink(missing_ok=True)
+    return False

@@ -1,0 +1,90 @@
+"""What became of one row in one run: the unit that travels from the device to the CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from database.errors import OpAtlasError
+from database.schema import Status
+from database.statistics import Summary, summarize
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The samples of one row.
+
+    Attributes:
+        samples_us: each sample's duration in microseconds, in the order taken.
+        instrument: what took them ("wall-clock", "cupti", "msprof", ...).
+        cache_state: "cold" (last-level cache flushed before each sample) or "warm".
+        device_kernels: device kernels that one call launched; None where the instrument cannot tell.
+        calls_per_sample: calls that one sample averages over (several for short warm calls).
+        checked_elements, total_elements: output elements compared with the reference, and all.
+        counters: hardware counters of the call, by name.
+    """
+
+    samples_us: tuple[float, ...]
+    instrument: str
+    cache_state: str
+    device_kernels: int | None = None
+    calls_per_sample: int = 1
+    checked_elements: int = 0
+    total_elements: int = 0
+    counters: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def summary(self) -> Summary:
+        return summarize(self.samples_us)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row, run once.
+
+    Attributes:
+        kernel_type, signature: the row.
+        cells: its identifying cells, to append it where it is missing.
+        status, reason: what happened; the reason is empty for a measured row.
+        measurement: set if and only if the status is measured.
+        run_id: the run, whose manifest tells device, versions and options.
+        finished_at: seconds since the epoch.
+    """
+
+    kernel_type: str
+    signature: str
+    cells: Mapping[str, str]
+    status: Status
+    reason: str
+    run_id: str
+    finished_at: float
+    measurement: Measurement | None = None
+
+    def __post_init__(self) -> None:
+        if (self.measurement is not None) != (self.status is Status.MEASURED):
+            raise ValueError(f"a record with status {self.status} and measurement {self.measurement}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for the journal and for reports that travel between processes."""
+        values = asdict(self)
+        values["status"] = self.status.value
+        values["cells"] = dict(self.cells)
+        if self.measurement is not None:
+            values["measurement"]["samples_us"] = list(self.measurement.samples_us)
+        return values
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Record:
+        """The record that `to_json` gave. Raises OpAtlasError for anything else."""
+        try:
+            values = dict(values)
+            values["status"] = Status(values["status"])
+            if values.get("measurement") is not None:
+                measurement = dict(values["measurement"])
+                measurement["samples_us"] = tuple(float(sample) for sample in measurement["samples_us"])
+                values["measurement"] = Measurement(**measurement)
+            return cls(**values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise OpAtlasError(f"not a record of this version: {error}") from None

@@ -1,0 +1,212 @@
+"""The columns of a compute CSV, in their groups, and the values of the Status column."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import Enum
+
+OP_STATE = "OP State"
+ACCELERATOR_CORE = "Accelerator Core"
+INPUT_SHAPES = "Input Shapes"
+INPUT_DTYPES = "Input Data Types"
+INPUT_FORMATS = "Input Formats"
+OUTPUT_SHAPES = "Output Shapes"
+OUTPUT_DTYPES = "Output Data Types"
+OUTPUT_FORMATS = "Output Formats"
+
+#: Present in every compute CSV, in this order.
+BASE = (
+    OP_STATE,
+    ACCELERATOR_CORE,
+    INPUT_SHAPES,
+    INPUT_DTYPES,
+    INPUT_FORMATS,
+    OUTPUT_SHAPES,
+    OUTPUT_DTYPES,
+    OUTPUT_FORMATS,
+)
+
+#: Without these a file is not a compute CSV. The others of BASE may be missing (older captures).
+REQUIRED = (INPUT_SHAPES, INPUT_DTYPES, OUTPUT_SHAPES, OUTPUT_DTYPES)
+
+#: What identifies a tensor slot, for inputs and for outputs.
+INPUT_SLOTS = (INPUT_SHAPES, INPUT_DTYPES, INPUT_FORMATS)
+OUTPUT_SLOTS = (OUTPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS)
+
+AVERAGE = "Average Duration(us)"
+PROFILING_AVERAGE = "Profiling Average Duration(us)"
+PROFILING_MEDIAN = "Profiling Median Duration(us)"
+PROFILING_STD = "Profiling Std Duration(us)"
+PROFILING_DURATIONS = (PROFILING_AVERAGE, PROFILING_MEDIAN, PROFILING_STD)
+
+LEGACY_MICROBENCH = "MicroBench Duration(us)"
+LEGACY_PROFILING_MEDIAN = "Median Duration(us)"
+LEGACY_PROFILING_STD = "Std Duration(us)"
+LEGACY_COUNTER = re.compile(r"Average (?!Duration\(us\)$)(?P<counter>.+)")
+
+MICROBENCH_MEDIAN = "MicroBench Median Duration(us)"
+MICROBENCH_MIN = "MicroBench Min Duration(us)"
+MICROBENCH_STD = "MicroBench Std Duration(us)"
+MICROBENCH_SAMPLES = "MicroBench Samples"
+MICROBENCH_DEVICE_KERNELS = "MicroBench Device Kernels"
+PROFILING_SAMPLES = "Profiling Samples"
+CACHE_STATE = "Cache State"
+INSTRUMENT = "Instrument"
+STATUS = "Status"
+STATUS_REASON = "Status Reason"
+RUN_ID = "Run ID"
+
+#: OpAtlas' own columns; new files hold them at the end, in this order.
+OWN = (
+    MICROBENCH_MEDIAN,
+    MICROBENCH_MIN,
+    MICROBENCH_STD,
+    MICROBENCH_SAMPLES,
+    MICROBENCH_DEVICE_KERNELS,
+    PROFILING_SAMPLES,
+    CACHE_STATE,
+    INSTRUMENT,
+    STATUS,
+    STATUS_REASON,
+    RUN_ID,
+)
+
+EP_SIZE = "EP Size"
+
+RUNTIME_PREFIX = "Runtime "
+RUNTIME = tuple(
+    RUNTIME_PREFIX + name
+    for name in (
+        "source_profile",
+        "actual_seq_lengths_shape",
+        "actual_seq_lengths_values",
+        "actual_seq_lengths_kv_shape",
+        "actual_seq_lengths_kv_values",
+        "avg_seq_len",
+        "block_table_shape",
+        "block_table_valid_blocks",
+        "num_heads",
+        "num_key_value_heads",
+        "sparse_mode",
+        "input_layout",
+        "block_size",
+        "attn_state",
+        "kv_cache_mode",
+        "operator_input_shapes_raw",
+        "metadata_completeness",
+    )
+)
+
+#: Runtime values that change what an attention kernel does, so they belong to its signature.
+RUNTIME_IN_SIGNATURE = tuple(
+    RUNTIME_PREFIX + name
+    for name in (
+        "actual_seq_lengths_values",
+        "actual_seq_lengths_kv_values",
+        "num_heads",
+        "num_key_value_heads",
+        "sparse_mode",
+        "input_layout",
+        "block_size",
+    )
+)
+
+#: Counters of the profiler's PipeUtilization metric group.
+PIPE_UTILIZATION = (
+    "aicore_time(us)",
+    "aic_total_cycles",
+    "aic_mac_time(us)",
+    "aic_mac_ratio",
+    "aic_scalar_time(us)",
+    "aic_scalar_ratio",
+    "aic_mte1_time(us)",
+    "aic_mte1_ratio",
+    "aic_mte2_time(us)",
+    "aic_mte2_ratio",
+    "aic_fixpipe_time(us)",
+    "aic_fixpipe_ratio",
+    "aic_icache_miss_rate",
+    "aiv_time(us)",
+    "aiv_total_cycles",
+    "aiv_vec_time(us)",
+    "aiv_vec_ratio",
+    "aiv_scalar_time(us)",
+    "aiv_scalar_ratio",
+    "aiv_mte2_time(us)",
+    "aiv_mte2_ratio",
+    "aiv_mte3_time(us)",
+    "aiv_mte3_ratio",
+    "aiv_icache_miss_rate",
+    "cube_utilization(%)",
+)
+
+
+def microbench_counter(counter: str) -> str:
+    """Column of a counter measured by a replay."""
+    return f"MicroBench {counter}"
+
+
+def profiling_counter(counter: str) -> str:
+    """Column of a counter averaged over the samples of a capture."""
+    return f"Profiling Average {counter}"
+
+
+class Status(str, Enum):
+    """What became of a row the last time it was run; an empty cell means never."""
+
+    MEASURED = "measured"
+    FAILED = "failed"  # raised, or gave a wrong result
+    INVALID = "invalid"  # no call can be built from the row
+    CRASHED = "crashed"  # the device process died
+    TIMEOUT = "timeout"
+    OOM = "oom"
+    DEVICE_ERROR = "device-error"  # the device itself reported an error
+    UNSUPPORTED = "unsupported"  # no such operator on this device
+    SKIPPED = "skipped"  # a stated precondition is missing
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def expected_to_fail(self) -> bool:
+        """Whether the next session collects the row as xfail."""
+        return self in _EXPECTED_TO_FAIL
+
+    @classmethod
+    def of_cell(cls, cell: str) -> Status | None:
+        """The status in a cell; None for an empty cell or a word of another tool."""
+        try:
+            return cls(cell.strip().lower())
+        except ValueError:
+            return None
+
+
+_EXPECTED_TO_FAIL = frozenset(
+    {Status.FAILED, Status.INVALID, Status.CRASHED, Status.TIMEOUT, Status.OOM, Status.DEVICE_ERROR}
+)
+
+
+def in_contract_order(columns: Iterable[str]) -> list[str]:
+    """`columns` of a new file, ordered by group; columns of no group come before OpAtlas' own."""
+    columns = list(dict.fromkeys(columns))
+    rank = {name: i for i, name in enumerate((*BASE, AVERAGE))}
+    groups: list[list[str]] = [[], [], [], [], [], [], []]
+    for name in columns:
+        if name in rank:
+            groups[0].append(name)
+        elif name in OWN:
+            groups[6].append(name)
+        elif name in PROFILING_DURATIONS:
+            groups[2].append(name)
+        elif name.startswith("MicroBench "):
+            groups[1].append(name)
+        elif name.startswith("Profiling Average "):
+            groups[3].append(name)
+        elif name.startswith(RUNTIME_PREFIX) or name == EP_SIZE:
+            groups[4].append(name)
+        else:
+            groups[5].append(name)
+    groups[0].sort(key=rank.__getitem__)
+    groups[6].sort(key=OWN.index)
+    return [name for group in groups for name in group]

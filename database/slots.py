@@ -1,0 +1,106 @@
+"""Tensor slots: what the shape, dtype and format cells of a row say about each tensor.
+
+A cell lists the slots of a kernel separated by `;`, a shape lists dimensions separated by `,`:
+`136,7168;7168,3584` with `DT_BF16;DT_BF16` and `ND;ND`. Profilers wrap cells in quotes and write
+N/A for what is not there; both forms are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from database.errors import CellError
+
+#: Words that stand for "nothing" in a shape, dtype or format cell.
+EMPTY_WORDS = frozenset({"", "N/A", "NA", "NULL", "NONE", "NAN", "UNDEFINED", "DT_UNDEFINED", "FORMAT_UNDEFINED"})
+
+_DROPPED = {ord(c): None for c in "\"'()[]{} \t\r\n"}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor of a kernel call.
+
+    Attributes:
+        shape: dimensions; () for a 0-dim tensor or an absent one.
+        dtype: the profiler's name without the DT_ prefix ("BF16", "FLOAT"); "" where undefined.
+        format: the profiler's name without the FORMAT_ prefix ("ND", "FRACTAL_NZ"); "" where undefined.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    format: str
+
+    @property
+    def absent(self) -> bool:
+        """No tensor at all: no dimensions and no dtype. (A 0-dim tensor has a dtype.)"""
+        return not self.shape and not self.dtype
+
+
+def split_cell(cell: str) -> list[str]:
+    """The slots of a cell as upper-case words without quotes, brackets and blanks.
+
+    Empty words (N/A, NULL, ...) become "". A cell with nothing in it has no slots; a quoted
+    empty cell of a profiler (`""`) is one empty slot, which the dtype cell beside it tells.
+    """
+    return ["" if word in EMPTY_WORDS else word for word in cell.translate(_DROPPED).upper().split(";")]
+
+
+def dtype_name(word: str) -> str:
+    """`DT_FLOAT` and `FLOAT` are one dtype."""
+    return word[3:] if word.startswith("DT_") else word
+
+
+def format_name(word: str) -> str:
+    """`FORMAT_ND` and `ND` are one format."""
+    return word[7:] if word.startswith("FORMAT_") else word
+
+
+@lru_cache(maxsize=65536)
+def slot_words(shapes: str, dtypes: str, formats: str) -> tuple[tuple[str, str, str], ...]:
+    """Normalized (shape, dtype, format) words of each slot, trailing absent slots dropped.
+
+    Never raises: signatures of malformed rows must exist, so that they can be reported. The
+    shape word is not checked to hold numbers (`parse_slots` does that).
+    """
+    shape_words = split_cell(shapes)
+    dtype_words = [dtype_name(word) for word in split_cell(dtypes)]
+    format_words = [format_name(word) for word in split_cell(formats)]
+    count = max(len(shape_words), len(dtype_words))
+    shape_words += [""] * (count - len(shape_words))
+    dtype_words += [""] * (count - len(dtype_words))
+    format_words += [""] * (count - len(format_words))
+    slots = [
+        (shape, dtype, form) if shape or dtype else ("", "", "")
+        for shape, dtype, form in zip(shape_words, dtype_words, format_words, strict=False)
+    ]
+    while slots and slots[-1] == ("", "", ""):
+        slots.pop()
+    return tuple(slots)
+
+
+def parse_slots(shapes: str, dtypes: str, formats: str, columns: tuple[str, str, str]) -> tuple[Slot, ...]:
+    """The tensors that three cells describe, absent ones in between included.
+
+    Args:
+        shapes, dtypes, formats: the cells.
+        columns: their column names, for errors.
+
+    Raises:
+        CellError: a dimension that is not a whole number of at least 0, or a shape without a
+            dtype (cells with a different number of slots).
+    """
+    slots = []
+    for i, (shape, dtype, form) in enumerate(slot_words(shapes, dtypes, formats)):
+        dimensions = tuple(_dimension(text, columns[0], shapes) for text in shape.split(",")) if shape else ()
+        if dimensions and not dtype:
+            raise CellError(columns[1], dtypes, f"slot {i} has the shape {shape} in '{columns[0]}' but no dtype here")
+        slots.append(Slot(dimensions, dtype, form))
+    return tuple(slots)
+
+
+def _dimension(text: str, column: str, cell: str) -> int:
+    if text.isascii() and text.isdigit():
+        return int(text)
+    raise CellError(column, cell, f"{text!r} is not a dimension (a whole number, 0 or more)")

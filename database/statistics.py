@@ -1,0 +1,41 @@
+"""Statistics of samples: plain numbers in, plain numbers out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Durations in microseconds; `std_us` is the sample standard deviation (0 for one sample)."""
+
+    count: int
+    mean_us: float
+    median_us: float
+    min_us: float
+    std_us: float
+
+
+def summarize(samples_us: Sequence[float]) -> Summary:
+    """Summary of at least one sample."""
+    mean = fmean(samples_us)
+    return Summary(len(samples_us), mean, median(samples_us), min(samples_us), standard_deviation(samples_us, mean))
+
+
+def standard_deviation(samples: Sequence[float], mean: float) -> float:
+    """Sample standard deviation (n - 1), in two passes; 0 for fewer than two samples."""
+    if len(samples) < 2:
+        return 0.0
+    return math.sqrt(sum((sample - mean) ** 2 for sample in samples) / (len(samples) - 1))
+
+
+def valid_duration(cell: str) -> float | None:
+    """A duration cell in microseconds; None unless it is a finite number above zero."""
+    try:
+        value = float(cell)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value > 0 else None

@@ -1,0 +1,266 @@
+"""Reading and writing the CSV files of a database.
+
+Every cell is text, exactly as the file has it, so that columns which OpAtlas does not know and
+numbers that it does not touch survive a rewrite to the letter. A file is replaced in one step
+under a lock: a crash at any moment leaves the old file or the new one.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+from filelock import FileLock, Timeout
+
+from database.errors import OpAtlasError, TableError
+from database.schema import (
+    AVERAGE,
+    LEGACY_COUNTER,
+    LEGACY_MICROBENCH,
+    LEGACY_PROFILING_MEDIAN,
+    LEGACY_PROFILING_STD,
+    PROFILING_AVERAGE,
+    PROFILING_MEDIAN,
+    PROFILING_STD,
+    REQUIRED,
+    profiling_counter,
+)
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_BOM = b"\xef\xbb\xbf"
+#: A record may span lines only inside quotes; no cell of a profiler comes near this.
+_BLOCK_BYTES = 8 << 20
+_RESTORE = "Repair the line, or restore the file from version control"
+
+
+@dataclass
+class Table:
+    """The rows of one kernel type. `frame` holds text cells only."""
+
+    kernel_type: str
+    path: Path
+    frame: pd.DataFrame
+
+
+class Database:
+    """A directory of `{KernelType}.csv` files, with its journal, runs, reports and pruned rows."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.journal_dir = self.path / "journal"
+        self.runs_dir = self.path / "runs"
+        self.reports_dir = self.path / "reports"
+        self.pruned_dir = self.path / "pruned"
+
+    def kernel_types(self) -> list[str]:
+        """Kernel types that have a file, sorted; collectives (`hcom_*`) have another schema."""
+        return sorted(path.stem for path in self.path.glob("*.csv") if not path.stem.startswith("hcom_"))
+
+    def csv_path(self, kernel_type: str) -> Path:
+        """Where the rows of a kernel type are.
+
+        Raises:
+            OpAtlasError: the kernel type cannot be a file name.
+        """
+        if not is_file_name(kernel_type):
+            raise OpAtlasError(
+                f"kernel type {kernel_type!r} cannot name a file of {self.path}: "
+                f"rename it in the capture, or leave it out"
+            )
+        return self.path / f"{kernel_type}.csv"
+
+    def read(self, kernel_type: str) -> Table:
+        """The rows of a kernel type. Raises TableError."""
+        path = self.csv_path(kernel_type)
+        return Table(kernel_type, path, read_frame(path))
+
+    def write(self, table: Table) -> None:
+        """Replaces the file of `table` in one step; call it with the lock held."""
+        write_frame(table.frame, table.path)
+
+    @contextmanager
+    def lock(self, timeout_s: float = 60.0) -> Iterator[None]:
+        """Holds the database against other writers for the time of a read, change and write."""
+        try:
+            self.journal_dir.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.journal_dir / "database.lock")
+            with lock.acquire(timeout=timeout_s, poll_interval=0.05):
+                yield
+        except Timeout:
+            raise OpAtlasError(
+                f"{self.path} has been locked by another process for {timeout_s:.0f} s "
+                f"({self.journal_dir / 'database.lock'}): wait for it to end, then run again"
+            ) from None
+        except PermissionError as error:
+            raise OpAtlasError(not_writable(self.path, error)) from None
+
+
+def is_file_name(kernel_type: str) -> bool:
+    """Whether a kernel type can name a CSV file on every system."""
+    return (
+        bool(kernel_type)
+        and kernel_type.isprintable()
+        and not set(kernel_type) & set('/\\:*?"<>|')
+        and kernel_type[0] != "."
+    )
+
+
+def not_writable(path: Path, error: OSError) -> str:
+    """What to tell a user whose database cannot be written."""
+    return (
+        f"{path} cannot be written ({error.strerror or error}): make it writable, "
+        f"or copy it and name the copy with --database-path"
+    )
+
+
+def read_frame(path: Path) -> pd.DataFrame:
+    """A compute CSV as text cells, its older column names translated.
+
+    Raises:
+        TableError: no such file, a Git LFS pointer, an empty file, a header that is not a compute
+            CSV's, a repeated column, a line with another number of fields, text that is not UTF-8.
+    """
+    frame = read_text_csv(path)
+    missing = [column for column in REQUIRED if column not in frame.columns]
+    if missing:
+        raise TableError(
+            path,
+            f"no column {', '.join(map(repr, missing))}; the columns are: {', '.join(frame.columns[:12])}",
+            "This is not a compute CSV; move it out of the database",
+            line=1,
+        )
+    return frame.rename(columns=_modern_names(list(frame.columns)))
+
+
+def read_text_csv(path: Path) -> pd.DataFrame:
+    """Any CSV file as text cells, with its errors named by line. Raises TableError."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(4096)
+    except OSError as error:
+        raise TableError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
+    if head.startswith(_LFS_POINTER):
+        raise TableError(path, "a Git LFS pointer, not the data itself", "Run `git lfs pull`")
+    if not head.removeprefix(_BOM).strip():
+        raise TableError(path, "an empty file", "Remove it, or restore it from version control")
+    rejected: list[pa.csv.InvalidRow] = []
+
+    def reject(row: pa.csv.InvalidRow) -> str:
+        rejected.append(row)
+        return "skip"
+
+    names = _header(path)
+    try:
+        table = pa.csv.read_csv(
+            path,
+            # One thread, so that a rejected row knows its number.
+            read_options=pa.csv.ReadOptions(
+                use_threads=False, block_size=_BLOCK_BYTES, column_names=names, skip_rows=1
+            ),
+            parse_options=pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=reject),
+            convert_options=pa.csv.ConvertOptions(
+                column_types={name: pa.string() for name in names}, strings_can_be_null=False
+            ),
+        )
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        raise TableError(path, f"not readable as UTF-8 CSV ({error})", _RESTORE) from None
+    if rejected:
+        first = rejected[0]
+        raise TableError(
+            path,
+            f"{first.actual_columns} fields where the header has {first.expected_columns} columns"
+            + (f" (and {len(rejected) - 1} more such lines)" if len(rejected) > 1 else ""),
+            _RESTORE,
+            line=first.number,
+        )
+    frame: pd.DataFrame = table.to_pandas()
+    return frame
+
+
+def write_frame(frame: pd.DataFrame, path: Path) -> None:
+    """Writes text cells as CSV: UTF-8, `\\n`, no BOM; the old file stays until the new one is on disk.
+
+    Raises:
+        OpAtlasError: the directory cannot be written, or the disk is full; the old file is intact.
+    """
+    write_atomically(
+        path, lambda temporary: frame.to_csv(temporary, index=False, lineterminator="\n", encoding="utf-8")
+    )
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file in one step. Raises OpAtlasError."""
+    write_atomically(path, lambda temporary: Path(temporary).write_text(text, encoding="utf-8"))
+
+
+def write_atomically(path: Path, write: Callable[[str], object]) -> None:
+    """Lets `write` fill a temporary file beside `path`, then puts it in its place.
+
+    Raises:
+        OpAtlasError: the directory cannot be written, or the disk is full; an old file is intact.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        os.close(handle)
+        write(temporary)
+        os.chmod(temporary, path.stat().st_mode & 0o777 if path.exists() else 0o644)
+        _sync(temporary)
+        os.replace(temporary, path)
+        temporary = None
+        _sync(path.parent)
+    except OSError as error:
+        raise OpAtlasError(f"{path} was not written: {not_writable(path.parent, error)}") from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def _sync(path: Path | str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _header(path: Path) -> list[str]:
+    with open(path, "rb") as file:
+        line = file.readline()
+    try:
+        names = next(csv.reader([line.removeprefix(_BOM).decode("utf-8")]), [])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TableError(path, f"the header is not UTF-8 CSV ({error})", _RESTORE, line=1) from None
+    names = [name.strip() for name in names]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise TableError(path, f"column {repeated[0]!r} stands twice in the header", "Remove or rename one", line=1)
+    return names
+
+
+def _modern_names(columns: list[str]) -> dict[str, str]:
+    """Today's names for the columns of files that older tools wrote."""
+    names = {}
+    if LEGACY_MICROBENCH in columns and AVERAGE not in columns:
+        names[LEGACY_MICROBENCH] = AVERAGE
+    if LEGACY_PROFILING_MEDIAN in columns and PROFILING_AVERAGE not in columns:
+        # A profiling file from before the prefixes: its average is the profiling one.
+        names[LEGACY_PROFILING_MEDIAN] = PROFILING_MEDIAN
+        if LEGACY_PROFILING_STD in columns:
+            names[LEGACY_PROFILING_STD] = PROFILING_STD
+        if AVERAGE in columns:
+            names[AVERAGE] = PROFILING_AVERAGE
+        for column in columns:
+            counter = LEGACY_COUNTER.fullmatch(column)
+            if counter:
+                names[column] = profiling_counter(counter["counter"])
+    return names
