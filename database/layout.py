@@ -1,0 +1,131 @@
+"""Where a database lies: `database/data/{device}/{stack}/{version_dir}`.
+
+{device}/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5    NPU compute
+{device}/hccl/8.5                                     NPU communication
+{device}/torch/torch2.9.0_cuda12.8, torch2.9.0_cpu    CUDA and CPU compute
+{device}/nccl|gloo/{version}                          CUDA and CPU communication
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from database.errors import OpAtlasError
+from database.versions import CANN, CUDA, TORCH, VLLM, Component, Versions
+
+Kind = Literal["npu", "cuda", "cpu"]
+
+ROOT = Path(__file__).parent / "data"
+
+DEFAULT_NPU_DEVICE = "ATLAS_800_A3_752T_128G_DIE"
+NPU_DEVICES = (
+    "ATLAS_800_A2_376T_64G",
+    "ATLAS_800_A2_313T_64G",
+    "ATLAS_800_A2_280T_64G",
+    "ATLAS_800_A2_280T_64G_PCIE",
+    "ATLAS_800_A2_280T_32G_PCIE",
+    DEFAULT_NPU_DEVICE,
+    "ATLAS_800_A3_560T_128G_DIE",
+)
+
+_STACK: dict[Kind, str] = {"npu": "vllm_ascend", "cuda": "torch", "cpu": "torch"}
+_COMMUNICATION: dict[Kind, str] = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
+#: How names of devices that torch.cuda lists begin; without one a name is a CPU's.
+_CUDA_NAME = re.compile(r"NVIDIA|Tesla|GeForce|Quadro|TITAN|RTX|GTX|AMD_(Instinct|Radeon)", re.IGNORECASE)
+_NPU_NAME = re.compile(r"ATLAS_|Ascend", re.IGNORECASE)
+_DIRECTORY_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
+
+
+def kind_of(device: str) -> Kind:
+    """What a device name stands for. Names of no known NPU or GPU maker are CPUs."""
+    if device in NPU_DEVICES or _NPU_NAME.match(device):
+        return "npu"
+    return "cuda" if _CUDA_NAME.match(device) else "cpu"
+
+
+def default_path(device: str, versions: Versions) -> Path:
+    """The compute database of a device and its software.
+
+    Raises:
+        OpAtlasError: a version that names the directory is not known (the message names the option
+            that gives it), or a name that cannot be a directory.
+    """
+    kind = kind_of(device)
+    return ROOT / _directory_name(device, "device") / _STACK[kind] / version_dir(kind, versions)
+
+
+def communication_path(device: str, version: str) -> Path:
+    """The communication database of a device.
+
+    Args:
+        version: of CANN on an NPU, of NCCL on CUDA, of torch (which brings Gloo) on a CPU.
+
+    Raises:
+        OpAtlasError: a name that cannot be a directory.
+    """
+    kind = kind_of(device)
+    name = _short_cann(version) if kind == "npu" else public_version(version)
+    return ROOT / _directory_name(device, "device") / _COMMUNICATION[kind] / _directory_name(name, "version")
+
+
+def version_dir(kind: Kind, versions: Versions) -> str:
+    """The directory that a software stack has under its device. Raises OpAtlasError."""
+    needed = {"npu": (VLLM, TORCH, CANN), "cuda": (TORCH, CUDA), "cpu": (TORCH,)}[kind]
+    _require(needed, versions)
+    torch = public_version(versions.torch or "")
+    if kind == "npu":
+        name = f"vllm{public_version(versions.vllm or '')}_torch{torch}_cann{_short_cann(versions.cann or '')}"
+    elif kind == "cuda":
+        name = f"torch{torch}_cuda{versions.cuda}"
+    else:
+        name = f"torch{torch}_cpu"
+    return _directory_name(name, "version")
+
+
+def slug(name: str) -> str:
+    """What a device calls itself as a directory name: `NVIDIA H100 80GB HBM3` → `NVIDIA_H100_80GB_HBM3`."""
+    plain = re.sub(r"\((?:R|TM|C)\)", "", name, flags=re.IGNORECASE)
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", plain).strip("_.-")
+
+
+def cpu_device_name() -> str:
+    """Slug of this machine's CPU, as its kernel names it; its architecture where it has no name."""
+    return slug(_cpu_model() or platform.processor() or platform.machine()) or "cpu"
+
+
+def public_version(version: str) -> str:
+    """A version without its local suffix: `2.9.0+cpu` → `2.9.0`."""
+    return version.partition("+")[0]
+
+
+def _short_cann(version: str) -> str:
+    """`8.5.0`, as the toolkit calls itself, and `8.5`, as users call it, are one directory."""
+    return re.sub(r"^(\d+\.\d+)\.0$", r"\1", version)
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # no Linux
+        return ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
+    return model[1].strip() if model else ""
+
+
+def _require(components: Iterable[Component], versions: Versions) -> None:
+    missing = [component for component in components if not getattr(versions, component.field)]
+    if missing:
+        names = ", ".join(component.name for component in missing)
+        options = ", ".join(component.option for component in missing if component.option)
+        remedy = f"give {options}, or the directory itself with --database-path" if options else "give --database-path"
+        raise OpAtlasError(f"the version of {names} could not be detected: {remedy}")
+
+
+def _directory_name(name: str, what: str) -> str:
+    if not _DIRECTORY_NAME.fullmatch(name):
+        raise OpAtlasError(f"the {what} {name!r} cannot name a directory: use letters, digits and . _ + - only")
+    return name

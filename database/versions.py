@@ -1,0 +1,108 @@
+"""The software that a database belongs to, detected without importing torch."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Component:
+    """A piece of software: its field in `Versions`, its name for users, the option that gives it ("": none)."""
+
+    field: str
+    name: str
+    option: str
+
+
+VLLM = Component("vllm", "vllm-ascend", "--vllm-version")
+TORCH = Component("torch", "torch", "--torch-version")
+CANN = Component("cann", "CANN", "--cann-version")
+CUDA = Component("cuda", "CUDA (of torch)", "")
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Versions as the software states them; None where it is not installed or does not say.
+
+    Attributes:
+        vllm: vllm-ascend's.
+        torch: with its local suffix, if it has one (`2.9.0+cpu`).
+        cann: the toolkit's.
+        cuda: of the CUDA toolkit that torch was built with; None for a CPU build.
+    """
+
+    vllm: str | None = None
+    torch: str | None = None
+    cann: str | None = None
+    cuda: str | None = None
+
+
+def detect(vllm: str | None = None, torch: str | None = None, cann: str | None = None) -> Versions:
+    """Versions of what is installed here; those given are taken as they are."""
+    return Versions(
+        vllm=vllm or _package_version("vllm-ascend"),
+        torch=torch or _torch_version(),
+        cann=cann or cann_version(),
+        cuda=_cuda_version(),
+    )
+
+
+def cann_version(environment: Mapping[str, str] = os.environ, root: Path = Path("/usr/local/Ascend")) -> str | None:
+    """The CANN toolkit's version, from the files that its installer leaves.
+
+    Args:
+        environment: where ASCEND_HOME_PATH and ASCEND_TOOLKIT_HOME may name the toolkit.
+        root: where it is installed otherwise.
+    """
+    for path in _cann_files(environment, root):
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError:  # a toolkit of another user; the next place may be readable
+            continue
+        version = re.search(r"^\s*version\s*[=:]\s*\[?([\w.+-]+)", text, flags=re.MULTILINE | re.IGNORECASE)
+        if version:
+            return version[1]
+    return None
+
+
+def _cann_files(environment: Mapping[str, str], root: Path) -> Iterator[Path]:
+    homes = [Path(environment[name]) for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME") if environment.get(name)]
+    # Not below `root` itself at any depth: root/driver/version.info is the driver's version, not CANN's.
+    for home in (*homes, root / "ascend-toolkit" / "latest", root / "cann", root / "latest", root):
+        for directory in (home, *sorted(home.glob("*-linux"))):
+            yield from sorted(directory.glob("ascend_*_install.info"))
+            yield directory / "version.info"
+            yield directory / "compiler" / "version.info"
+            yield directory / "runtime" / "version.info"
+
+
+def _torch_version() -> str | None:
+    version = _package_version("torch")
+    if version is None:
+        # A torch that was built in place has no metadata; torch_npu carries the number of its torch.
+        version = _package_version("torch_npu")
+        numbers = re.match(r"\d+\.\d+\.\d+", version or "")
+        return numbers[0] if numbers else None
+    return version
+
+
+def _cuda_version() -> str | None:
+    """`torch/version.py` states it; reading the file is not importing torch."""
+    try:
+        text = Path(str(metadata.distribution("torch").locate_file("torch/version.py"))).read_text(encoding="utf-8")
+    except (metadata.PackageNotFoundError, OSError):  # no torch, or one that is not in a folder
+        return None
+    version = re.search(r"""^cuda\b[^=\n]*=\s*["']([\d.]+)["']""", text, flags=re.MULTILINE)
+    return version[1] if version else None
+
+
+def _package_version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
