@@ -1,0 +1,112 @@
+"""How far a long stage has come: `ingest  45/165 MB  27 %  85 MB/s  2 s left`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TextIO
+
+#: A terminal line is rewritten this often: fast enough to look alive, slow enough to cost nothing.
+_REWRITE_EVERY_S = 0.2
+#: Where lines stay (a log, CI), one is written this often.
+_PLAIN_LINE_EVERY_S = 15.0
+_COLUMNS = 79
+
+
+class Progress:
+    """One line that is rewritten on a terminal, a plain line now and then elsewhere.
+
+    Use it as a context manager, or call `close`. Output ends with the stage: on a terminal the line
+    is removed, so that what follows starts on a clean one.
+    """
+
+    def __init__(
+        self,
+        total: float,
+        unit: str,
+        *,
+        label: str = "",
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            total: how many units there are; 0 if that is not known.
+            unit: what is counted, in the plural ("rows", "MB").
+            label: what is being done, at the start of the line.
+            stream: where to write; stderr unless given.
+            clock: seconds, from any start.
+        """
+        self.total = total
+        self.done = 0.0
+        self.unit = unit
+        self.label = label
+        self._stream = sys.stderr if stream is None else stream
+        self._terminal = self._stream.isatty()
+        self._clock = clock
+        self._started = self._last_shown = clock()
+        self._shown = ""
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def advance(self, amount: float = 1, note: str = "") -> None:
+        """Counts `amount` units as done. `note` ends the line ("3 failed")."""
+        self.done += amount
+        now = self._clock()
+        if now - self._last_shown >= (_REWRITE_EVERY_S if self._terminal else _PLAIN_LINE_EVERY_S):
+            self._last_shown = now
+            self._show(self.line(note))
+
+    def line(self, note: str = "") -> str:
+        """The line as it would be shown now."""
+        elapsed_s = self._clock() - self._started
+        rate = self.done / elapsed_s if elapsed_s > 0 else 0.0
+        parts = [f"{self.done:.0f}/{self.total:.0f} {self.unit}" if self.total else f"{self.done:.0f} {self.unit}"]
+        if self.label:
+            parts.insert(0, self.label)
+        if self.total:
+            parts.append(f"{min(self.done / self.total, 1):.0%}")
+        if rate:
+            parts.append(f"{rate:.3g} {self.unit}/s" if rate < 100 else f"{rate:.0f} {self.unit}/s")
+            if self.total:
+                parts.append(f"{duration(max(self.total - self.done, 0) / rate)} left")
+        if note:
+            parts.append(note)
+        return "  ".join(parts)[:_COLUMNS]
+
+    def clear(self) -> None:
+        """Removes the line from the terminal, for something else to be printed; the next advance brings it back."""
+        if self._shown and self._terminal:
+            self._stream.write("\r" + " " * len(self._shown) + "\r")
+            self._stream.flush()
+            self._shown = ""
+
+    def close(self) -> None:
+        """Ends the progress; more calls do nothing."""
+        self.clear()
+
+    def _show(self, line: str) -> None:
+        if self._terminal:
+            self._stream.write("\r" + line.ljust(len(self._shown)))
+        else:
+            self._stream.write(line + "\n")
+        self._stream.flush()
+        self._shown = line
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3 min 05 s`, `2 h 10 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
