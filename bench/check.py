@@ -1,0 +1,91 @@
+"""Is the result right? Results of a replay against its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bench.errors import WrongResult
+from bench.formula import Comparison, Formula, Picks
+
+#: How far an element may be off, relative to itself and to the root mean square of the result
+#: (which is what cancels in sums), by the result's dtype: two units in the last place for the
+#: half types, whose accumulation is in float32; for float32 what thousands of additions leave.
+_RELATIVE_TOLERANCE = {
+    torch.bfloat16: 2 * 2.0**-7,
+    torch.float16: 2 * 2.0**-10,
+    torch.float32: 1e-4,
+    torch.float64: 1e-9,
+}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """How many elements of the results were compared, and how many there are."""
+
+    elements: int
+    total: int
+
+
+def check(
+    formula: Formula, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
+) -> Checked:
+    """Compares the results of a kernel with its reference.
+
+    Args:
+        formula: the reference.
+        arguments, keywords: what the kernel was called with, before it ran (clones of what it changes).
+        results: what it returned.
+        seed: chooses the elements of a large result.
+
+    Raises:
+        WrongResult: an element is off by more than its dtype's tolerance; no share of wrong
+            elements is allowed.
+    """
+    comparisons = formula.compare(arguments, keywords, results, seed)
+    if len(comparisons) != len(results):
+        raise WrongResult(f"{len(results)} results, where the reference {formula.name} has {len(comparisons)}")
+    for number, comparison in enumerate(comparisons):
+        _compare(comparison, f"result {number}" if len(results) > 1 else "the result", formula.name)
+    return Checked(sum(c.actual.numel() for c in comparisons), sum(result.numel() for result in results))
+
+
+def _compare(comparison: Comparison, what: str, reference: str) -> None:
+    actual, expected = comparison.actual, comparison.expected
+    if isinstance(expected, Picks):
+        actual, expected = _picked(actual, expected, what, reference), expected.values
+    expected = expected.expand(actual.shape)
+    if comparison.exact or not comparison.actual.is_floating_point():
+        tolerance = torch.zeros((), device=actual.device)
+        wrong = ~((actual == expected) | (actual.isnan() & expected.isnan()))
+    else:
+        relative = _RELATIVE_TOLERANCE[comparison.actual.dtype]
+        expected = expected.to(torch.float64)
+        actual = actual.to(torch.float64)
+        finite = expected[expected.isfinite()]
+        scale = finite.square().mean().sqrt() if finite.numel() else torch.zeros((), device=actual.device)
+        tolerance = relative * (expected.abs() + scale)
+        # Written so that NaN in the result is wrong wherever the reference has a number.
+        right = ((actual - expected).abs() <= tolerance) | (actual == expected) | (actual.isnan() & expected.isnan())
+        wrong = ~right
+    count = int(wrong.sum())
+    if count:
+        first = tuple(int(i) for i in wrong.nonzero()[0]) if wrong.dim() else ()
+        allowed = float(tolerance[first] if tolerance.dim() else tolerance)
+        raise WrongResult(
+            f"{what} differs from the reference {reference} in {count} of {wrong.numel()} checked elements: "
+            f"got {actual[first].item()}, expected {expected[first].item()} within {allowed:.3g}"
+        )
+
+
+def _picked(indices: torch.Tensor, picks: Picks, what: str, reference: str) -> torch.Tensor:
+    indices = indices.to(torch.int64)
+    size = picks.source.shape[-1]
+    if bool(((indices < 0) | (indices >= size)).any()):
+        raise WrongResult(f"{what} holds an index outside 0 ... {size - 1}; the reference {reference} has none")
+    if picks.distinct and bool((indices.sort(dim=-1).values.diff(dim=-1) == 0).any()):
+        raise WrongResult(f"{what} holds an index twice; the reference {reference} has each once")
+    return picks.source.gather(-1, indices)

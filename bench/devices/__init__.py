@@ -1,0 +1,66 @@
+"""The devices that replays run on, behind one Protocol."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    import torch
+
+    from bench.instruments import Instrument
+
+
+class Device(Protocol):
+    """One device, owned by this process."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where the tensors of a row are born."""
+        ...
+
+    def describe(self) -> DeviceDescription:
+        """Facts for the run manifest."""
+        ...
+
+    def instrument(self) -> Instrument:
+        """What takes the durations."""
+        ...
+
+    def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
+        """What is timed here: the replay's `impl`, or its NPU call by name. Raises Unsupported."""
+        ...
+
+    def available_bytes(self) -> int:
+        """Memory that a row may take."""
+        ...
+
+    def synchronize(self) -> None:
+        """Waits for everything that was launched."""
+        ...
+
+    def flush_cache(self) -> None:
+        """Leaves nothing of a row in the last-level cache."""
+        ...
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        """Held while a row runs; keeps out others whose work would disturb its samples."""
+        ...
+
+
+def open_device(spec: DeviceSpec, settings: MeasureSettings) -> Device:
+    """Opens a device for this process. Imports torch.
+
+    Raises:
+        OpAtlasError: no such device here, with the remedy.
+    """
+    if spec.kind == "cpu":
+        from bench.devices.cpu import CpuDevice
+
+        return CpuDevice(settings)
+    raise ValueError(f"no device of kind {spec.kind!r}")

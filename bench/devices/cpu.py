@@ -1,0 +1,92 @@
+"""The CPU as a device."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+
+from bench.instruments import Instrument
+from bench.instruments.wall_clock import WallClock
+from bench.job import DeviceDescription, MeasureSettings
+from database.layout import cpu_device_name
+
+#: Used where the system does not tell the size of its last-level cache; larger than most.
+_ASSUMED_LLC_BYTES = 64 << 20
+#: Reading twice the cache's size evicts what a pseudo-LRU policy would keep from one pass.
+_FLUSH_FACTOR = 2
+
+
+class CpuDevice:
+    """All threads of the process, as one device. Rows of concurrent sessions take turns."""
+
+    def __init__(self, settings: MeasureSettings) -> None:
+        self._threads = settings.threads or len(os.sched_getaffinity(0))
+        torch.set_num_threads(self._threads)
+        self.torch_device = torch.device("cpu")
+        self._llc_bytes = last_level_cache_bytes() or _ASSUMED_LLC_BYTES
+        self._flush_buffer: torch.Tensor | None = None
+        # One lock for the machine: two rows measured at once would slow each other down. It is
+        # polled often, because a row may take no more than a few microseconds.
+        self._turn = FileLock(
+            Path(tempfile.gettempdir()) / f"opatlas-cpu-{getpass.getuser()}.lock", poll_interval=0.002
+        )
+
+    def describe(self) -> DeviceDescription:
+        return DeviceDescription(
+            name=cpu_device_name(),
+            facts={
+                "torch": torch.__version__,
+                "threads": self._threads,
+                "last_level_cache_bytes": self._llc_bytes,
+                "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+                "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            },
+        )
+
+    def instrument(self) -> Instrument:
+        return WallClock()
+
+    def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
+        return impl
+
+    def available_bytes(self) -> int:
+        """What the system can give without swapping; all of the memory where it does not say."""
+        try:
+            for line in Path("/proc/meminfo").read_text().splitlines():
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+        except OSError:
+            # Not Linux: let the allocation itself decide.
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: calls return when they are done."""
+
+    def flush_cache(self) -> None:
+        # Read, not written: dirty lines would be written back during the sample that follows.
+        if self._flush_buffer is None:
+            self._flush_buffer = torch.ones(_FLUSH_FACTOR * self._llc_bytes // 4)
+        self._flush_buffer.sum()
+
+    def exclusive(self) -> AbstractContextManager[object]:
+        return self._turn
+
+
+def last_level_cache_bytes() -> int | None:
+    """Size of the largest cache of CPU 0; None where the system does not tell."""
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:])
+        if unit and text[:-1].isdigit():
+            sizes.append(int(text[:-1]) * unit)
+    return max(sizes, default=None)

@@ -1,0 +1,40 @@
+"""How a replay tells that its row was not measured. Each error becomes a status of the row."""
+
+from __future__ import annotations
+
+from database.errors import OpAtlasError
+from database.schema import Status
+
+
+class ReplayError(OpAtlasError):
+    """A row that was not measured, with the status it gets."""
+
+    status = Status.FAILED
+
+
+class InvalidRow(ReplayError):
+    """No call can be built from the row: its slots contradict each other, or one is missing."""
+
+    status = Status.INVALID
+
+
+class WrongResult(ReplayError):
+    """The kernel's result is not what the reference says."""
+
+
+class Unsupported(ReplayError):
+    """This device has no such operator, or not for these dtypes."""
+
+    status = Status.UNSUPPORTED
+
+
+class MissingPrecondition(ReplayError):
+    """Something the row needs is not there (an environment variable, enough devices)."""
+
+    status = Status.SKIPPED
+
+
+class OutOfMemory(ReplayError):
+    """The row does not fit into the device's memory."""
+
+    status = Status.OOM

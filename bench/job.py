@@ -1,0 +1,81 @@
+"""What goes to a device process for one row, and what comes back. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from database.record import Measurement
+from database.schema import Status
+
+
+@dataclass(frozen=True)
+class MeasureSettings:
+    """How rows are measured.
+
+    Attributes:
+        repeat_count: number of samples; None lets the stop rule decide.
+        cache: "cold" (last-level cache flushed before each sample) or "warm".
+        time_limit_s: wall time after which the stop rule ends the sampling of a row.
+        threads: CPU threads that torch may use; None: one for each core the process may use.
+    """
+
+    repeat_count: int | None = None
+    cache: str = "cold"
+    time_limit_s: float = 5.0
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """Which device a process is to own."""
+
+    kind: str
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row to replay.
+
+    Attributes:
+        module, module_path, function: the replay function, importable by name or else by path.
+        kernel_type, cells: the row.
+        place: its file and line, for messages.
+    """
+
+    module: str
+    module_path: str
+    function: str
+    kernel_type: str
+    cells: Mapping[str, str]
+    place: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job.
+
+    Attributes:
+        status, reason: as in a record; `reason` is one line.
+        detail: what a person needs to mend it (a traceback); empty where the reason says all.
+        measurement: set if and only if the status is measured.
+    """
+
+    status: Status
+    reason: str = ""
+    detail: str = ""
+    measurement: Measurement | None = None
+
+
+@dataclass(frozen=True)
+class DeviceDescription:
+    """What a device says of itself, for the run manifest.
+
+    Attributes:
+        name: what the device calls itself.
+        facts: memory, cache sizes, threads, versions: whatever bears on a duration.
+    """
+
+    name: str
+    facts: Mapping[str, str | int | float]

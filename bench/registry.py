@@ -1,0 +1,43 @@
+"""Which test function replays which kernel types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+_ATTRIBUTE = "opatlas_replays"
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class ReplaySpec:
+    """What `@replays` says of a test function.
+
+    Attributes:
+        kernel_types: types of the profiler whose rows the function replays.
+        npu: dotted name of the call that is timed on an NPU ("torch_npu.npu_rms_norm"); it takes
+            the arguments that the replay passes. None: the kernel has no call of its own there.
+    """
+
+    kernel_types: tuple[str, ...]
+    npu: str | None
+
+
+def replays(*kernel_types: str, npu: str | None) -> Callable[[Function], Function]:
+    """Marks a test function as the replay of the rows of `kernel_types`."""
+    if not kernel_types or not all(isinstance(name, str) for name in kernel_types):
+        raise TypeError(f"@replays takes the kernel types as strings, got {kernel_types!r}")
+
+    def mark(function: Function) -> Function:
+        setattr(function, _ATTRIBUTE, ReplaySpec(kernel_types, npu))
+        return function
+
+    return mark
+
+
+def replay_spec(function: object) -> ReplaySpec | None:
+    """What `@replays` said of `function`; None for any other function."""
+    spec = getattr(function, _ATTRIBUTE, None)
+    return spec if isinstance(spec, ReplaySpec) else None

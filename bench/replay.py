@@ -1,0 +1,142 @@
+"""The `replay` that a replay function calls: runs the kernel, times it, checks its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any
+
+import torch
+
+from bench.check import check
+from bench.devices import Device
+from bench.errors import OutOfMemory
+from bench.formula import Formula
+from bench.instruments import Instrument
+from bench.job import MeasureSettings
+from bench.registry import ReplaySpec
+from bench.rows import ReplayRow
+from bench.stop_rule import StopRule
+from database.record import Measurement
+from database.schema import OUTPUT_DTYPES, OUTPUT_SHAPES
+
+#: A row needs its tensors, and about as much again for clones, the check and a kernel's workspace.
+_MEMORY_FACTOR = 2.0
+#: Before the first sample the kernel is called so often, or for so long: the first call allocates
+#: and loads code, and a kernel of seconds needs no second one.
+_WARM_UP_CALLS = 3
+_WARM_UP_S = 0.2
+
+
+class Replay:
+    """Bound to one row. Calling it measures the kernel and leaves the result in `measurement`."""
+
+    def __init__(
+        self, row: ReplayRow, spec: ReplaySpec, device: Device, instrument: Instrument, settings: MeasureSettings
+    ) -> None:
+        self.measurement: Measurement | None = None
+        self._row = row
+        self._spec = spec
+        self._device = device
+        self._instrument = instrument
+        self._settings = settings
+
+    def __call__(
+        self,
+        impl: Callable[..., Any],
+        *arguments: Any,
+        expected: Formula,
+        mutates: Sequence[int] = (),
+        output_slots: Sequence[int] | None = None,
+        **keywords: Any,
+    ) -> None:
+        """Measures `impl(*arguments, **keywords)` and checks what it returns.
+
+        Args:
+            impl: the kernel in torch's own operators; on an NPU the replay's NPU call takes its place.
+            arguments, keywords: what it is called with.
+            expected: the reference, given the same arguments.
+            mutates: positions of the arguments that the kernel changes: each call starts from the
+                same values, and the reference sees those.
+            output_slots: the row's output slots that the results stand for; default the first ones.
+
+        Raises:
+            InvalidRow: the results have other shapes or dtypes than the row says.
+            WrongResult: the check found wrong elements.
+        """
+        kernel = self._device.kernel(impl, self._spec.npu)
+        pristine = {i: arguments[i].clone() for i in mutates}
+
+        latest: Any = None
+
+        def call() -> None:
+            nonlocal latest
+            latest = kernel(*arguments, **keywords)
+
+        def restore() -> None:
+            for i, value in pristine.items():
+                arguments[i].copy_(value)
+
+        warm_until = monotonic() + _WARM_UP_S
+        call()
+        results = _tensors(latest)
+        self._expect_outputs(results, output_slots or range(len(results)))
+        for _ in range(_WARM_UP_CALLS - 1):
+            if monotonic() < warm_until:
+                restore()
+                call()
+        cold = self._settings.cache == "cold"
+
+        def before_each() -> None:
+            restore()
+            if cold:
+                self._device.flush_cache()
+            self._device.synchronize()
+
+        rule = StopRule(repeat_count=self._settings.repeat_count, time_limit_s=self._settings.time_limit_s)
+        samples = self._instrument.sample(call, before_each if cold or pristine else None, rule)
+        self._device.synchronize()
+        original = [pristine.get(i, value) for i, value in enumerate(arguments)]
+        checked = check(expected, original, keywords, _tensors(latest), self._row.seed)
+        self.measurement = Measurement(
+            samples_us=samples.durations_us,
+            instrument=self._instrument.name,
+            cache_state=self._settings.cache,
+            device_kernels=samples.device_kernels,
+            calls_per_sample=samples.calls_per_sample,
+            checked_elements=checked.elements,
+            total_elements=checked.total,
+        )
+
+    def expect_memory(self) -> None:
+        """Refuses a row that the device cannot hold, before anything is allocated. Raises OutOfMemory."""
+        needed, available = self._row.bytes() * _MEMORY_FACTOR, self._device.available_bytes()
+        if needed > available:
+            raise OutOfMemory(
+                f"needs about {needed / 2**30:.1f} GiB, {available / 2**30:.1f} GiB are available on the device"
+            )
+
+    def _expect_outputs(self, results: Sequence[torch.Tensor], slots: Sequence[int]) -> None:
+        """The row must describe what the kernel returns; index results may be of any integer type."""
+        for result, slot in zip(results, slots, strict=True):
+            shape, dtype = self._row.output_shape(slot), self._row.output_dtype(slot)
+            if tuple(result.shape) != shape:
+                raise self._row.refuse(
+                    OUTPUT_SHAPES,
+                    f"output {slot} of {self._row.kernel_type} is {tuple(result.shape)} for these inputs",
+                    "correct the cell that is wrong, inputs or outputs",
+                )
+            if result.dtype != dtype and not (_is_integer(result.dtype) and _is_integer(dtype)):
+                raise self._row.refuse(
+                    OUTPUT_DTYPES,
+                    f"output {slot} of {self._row.kernel_type} is {result.dtype} for these inputs",
+                    "correct the cell that is wrong, inputs or outputs",
+                )
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
+
+
+def _tensors(result: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)

@@ -1,0 +1,111 @@
+"""Runs the body of a replay function on a device. The same code runs in the device process and,
+with `--in-process`, in pytest itself."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from bench.devices import Device, open_device
+from bench.errors import MissingPrecondition, ReplayError
+from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
+from bench.registry import replay_spec
+from bench.replay import Replay
+from bench.rows import ReplayRow
+from database.schema import Status
+
+
+class Runner:
+    """Owns an open device and runs jobs on it, one at a time."""
+
+    def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
+        """Opens the device. Raises OpAtlasError where it cannot."""
+        self._device: Device = open_device(spec, settings)
+        self._instrument = self._device.instrument()
+        self._settings = settings
+
+    def describe(self) -> DeviceDescription:
+        return self._device.describe()
+
+    def run(self, job: Job) -> Outcome:
+        """Runs a job and turns whatever it raises into an outcome."""
+        try:
+            return self.run_raising(job)
+        except BaseException as error:
+            return outcome_of(error)
+
+    def run_raising(self, job: Job) -> Outcome:
+        """Runs a job; what its body raises comes through, for a debugger."""
+        function = load_function(job)
+        spec = replay_spec(function)
+        if spec is None:
+            raise TypeError(f"{job.module}.{job.function} is not marked with @replays")
+        with self._device.exclusive():
+            row = ReplayRow(job.kernel_type, job.cells, job.place, self._device.torch_device)
+            replay = Replay(row, spec, self._device, self._instrument, self._settings)
+            replay.expect_memory()
+            with torch.no_grad():
+                function(**arguments_of(function, row=row, replay=replay))
+        if replay.measurement is None:
+            raise ReplayError(f"{job.function} returned without having called replay(...)")
+        return Outcome(Status.MEASURED, measurement=replay.measurement)
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """The status that an exception gives its row. Only ends of the process itself are raised again."""
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        raise error
+    if isinstance(error, ReplayError):
+        return Outcome(error.status, str(error))
+    reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error):
+        return Outcome(Status.OOM, reason)
+    detail = "".join(traceback.format_exception(error))
+    if isinstance(error, NotImplementedError):
+        return Outcome(Status.UNSUPPORTED, reason, detail)
+    return Outcome(Status.FAILED, reason, detail)
+
+
+def load_function(job: Job) -> Callable[..., Any]:
+    """The replay function of a job, imported by name, or from its file."""
+    module = sys.modules.get(job.module) or _import(job.module, Path(job.module_path))
+    function: Any = module
+    for name in job.function.split("."):
+        function = getattr(function, name)
+    return function  # type: ignore[no-any-return]
+
+
+def arguments_of(function: Callable[..., Any], **available: Any) -> dict[str, Any]:
+    """Those of `available` that `function` names. Raises MissingPrecondition for any other parameter."""
+    names = list(inspect.signature(function).parameters)
+    unknown = [name for name in names if name not in available]
+    if unknown:
+        raise MissingPrecondition(
+            f"{function.__name__} asks for {', '.join(unknown)}; a replay runs in the device process, "
+            f"where only {', '.join(available)} exist"
+        )
+    return {name: available[name] for name in names}
+
+
+def _import(name: str, path: Path) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError(f"no module {name} at {path}", name=name, path=str(path))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

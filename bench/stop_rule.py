@@ -1,0 +1,75 @@
+"""When a row has been sampled enough.
+
+The idea is nvbench's: stop when the relative standard deviation is small, or when it has settled
+(more samples of a noisy machine do not make it quieter), never before ten samples, and at a wall
+limit in any case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+_LEAST_SAMPLES = 10
+#: The relative standard deviation below which a row counts as quiet.
+_QUIET = 0.005
+#: Noise has settled when its last values lie this close together, relative to their mean. A
+#: window as long as the least number of samples keeps two lucky samples from ending a row.
+_SETTLED = 0.10
+_WINDOW = 10
+#: A kernel of a few microseconds settles long before; this bounds a row that never does.
+_MOST_SAMPLES = 200
+
+
+class StopRule:
+    """One row's rule; `enough` is asked before each sample, with the samples so far."""
+
+    def __init__(
+        self, *, repeat_count: int | None, time_limit_s: float, clock: Callable[[], float] = monotonic
+    ) -> None:
+        """
+        Args:
+            repeat_count: take exactly so many samples; None: until quiet, settled or out of time.
+            time_limit_s: wall time for all samples of the row, flushes included.
+            clock: seconds; for tests.
+        """
+        self._repeat_count = repeat_count
+        self._time_limit_s = time_limit_s
+        self._clock = clock
+        self._deadline: float | None = None
+        self._count = 0
+        self._mean = 0.0
+        self._squares = 0.0
+        self._noise: list[float] = []
+
+    def enough(self, samples_us: Sequence[float]) -> bool:
+        """Whether no further sample is needed. Each call may add one sample to the last one's."""
+        if self._deadline is None:
+            self._deadline = self._clock() + self._time_limit_s
+        if self._repeat_count is not None:
+            return len(samples_us) >= self._repeat_count
+        for sample in samples_us[self._count :]:
+            self._add(sample)
+        if not samples_us:
+            return False
+        if self._clock() >= self._deadline or self._count >= _MOST_SAMPLES:
+            return True
+        if self._count < _LEAST_SAMPLES:
+            return False
+        return self._noise[-1] < _QUIET or self._settled()
+
+    def _add(self, sample: float) -> None:
+        """Welford's update of mean and squared deviations."""
+        self._count += 1
+        delta = sample - self._mean
+        self._mean += delta / self._count
+        self._squares += delta * (sample - self._mean)
+        deviation = math.sqrt(self._squares / (self._count - 1)) if self._count > 1 else math.inf
+        self._noise.append(deviation / self._mean if self._mean else 0.0)
+
+    def _settled(self) -> bool:
+        recent = self._noise[-_WINDOW:]
+        if len(self._noise) < _LEAST_SAMPLES + _WINDOW:
+            return False
+        return max(recent) - min(recent) < _SETTLED * (sum(recent) / len(recent))
