@@ -88,19 +88,26 @@ class Database:
 
     @contextmanager
     def lock(self, timeout_s: float = 60.0) -> Iterator[None]:
-        """Holds the database against other writers for the time of a read, change and write."""
+        """Holds the database against other writers for the time of a read, change and write.
+
+        Raises:
+            OpAtlasError: another process holds it for longer than `timeout_s`, or it cannot be written.
+        """
+        lock = FileLock(self.journal_dir / "database.lock")
         try:
             self.journal_dir.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.journal_dir / "database.lock")
-            with lock.acquire(timeout=timeout_s, poll_interval=0.05):
-                yield
+            lock.acquire(timeout=timeout_s, poll_interval=0.05)
         except Timeout:
             raise OpAtlasError(
                 f"{self.path} has been locked by another process for {timeout_s:.0f} s "
                 f"({self.journal_dir / 'database.lock'}): wait for it to end, then run again"
             ) from None
-        except PermissionError as error:
+        except OSError as error:
             raise OpAtlasError(not_writable(self.path, error)) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
 
 def is_file_name(kernel_type: str) -> bool:
@@ -137,27 +144,20 @@ def read_frame(path: Path) -> pd.DataFrame:
             "This is not a compute CSV; move it out of the database",
             line=1,
         )
-    return frame.rename(columns=_modern_names(list(frame.columns)))
+    names = _modern_names(list(frame.columns))
+    modern: pd.DataFrame = frame.rename(columns=names)
+    return modern
 
 
 def read_text_csv(path: Path) -> pd.DataFrame:
     """Any CSV file as text cells, with its errors named by line. Raises TableError."""
-    try:
-        with open(path, "rb") as file:
-            head = file.read(4096)
-    except OSError as error:
-        raise TableError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
-    if head.startswith(_LFS_POINTER):
-        raise TableError(path, "a Git LFS pointer, not the data itself", "Run `git lfs pull`")
-    if not head.removeprefix(_BOM).strip():
-        raise TableError(path, "an empty file", "Remove it, or restore it from version control")
     rejected: list[pa.csv.InvalidRow] = []
 
     def reject(row: pa.csv.InvalidRow) -> str:
         rejected.append(row)
         return "skip"
 
-    names = _header(path)
+    names = read_header(path)
     try:
         table = pa.csv.read_csv(
             path,
@@ -233,11 +233,25 @@ def _sync(path: Path | str) -> None:
         os.close(handle)
 
 
-def _header(path: Path) -> list[str]:
-    with open(path, "rb") as file:
-        line = file.readline()
+def read_header(path: Path) -> list[str]:
+    """The column names of a CSV file, without BOM, quotes and blanks around them.
+
+    Raises:
+        TableError: no such file, a Git LFS pointer, an empty file, text that is not UTF-8, a repeated column.
+    """
     try:
-        names = next(csv.reader([line.removeprefix(_BOM).decode("utf-8")]), [])
+        with open(path, "rb") as file:
+            head = file.read(4096)
+            line = head + file.readline() if b"\n" not in head else head
+    except OSError as error:
+        raise TableError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
+    if head.startswith(_LFS_POINTER):
+        raise TableError(path, "a Git LFS pointer, not the data itself", "Run `git lfs pull`")
+    line = line.removeprefix(_BOM).partition(b"\n")[0]
+    if not head.removeprefix(_BOM).strip():
+        raise TableError(path, "an empty file", "Remove it, or restore it")
+    try:
+        names = next(csv.reader([line.decode("utf-8")]), [])
     except (UnicodeDecodeError, csv.Error) as error:
         raise TableError(path, f"the header is not UTF-8 CSV ({error})", _RESTORE, line=1) from None
     names = [name.strip() for name in names]
