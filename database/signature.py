@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 import pandas as pd
 
 from database.schema import EP_SIZE, INPUT_SLOTS, OUTPUT_SLOTS, RUNTIME_IN_SIGNATURE
-from database.slots import slot_words
+from database.slots import dtype_name, format_name, slot_words, split_cell
 
 Words = tuple[tuple[str, str, str], ...]
 
@@ -63,28 +64,56 @@ def normalized_kernel_type(name: str) -> str:
 
 
 def _build(kernel_type: str, cells: Sequence[str], extra: Sequence[str]) -> str:
-    inputs = slot_words(cells[0], cells[1], cells[2])
-    outputs = slot_words(cells[3], cells[4], cells[5])
-    text = _RULES.get(kernel_type, _every_slot)(inputs, outputs)
+    rule = _RULES.get(kernel_type)
+    if rule is None:
+        text = f"{_text(cells[0], cells[1], cells[2])}|{_text(cells[3], cells[4], None)}"
+    else:
+        text = rule(slot_words(cells[0], cells[1], cells[2]), slot_words(cells[3], cells[4], cells[5]))
     if any(extra):
         text += "|" + "|".join(_plain(cell) for cell in extra)
     return text
 
 
-def _every_slot(inputs: Words, outputs: Words) -> str:
-    return f"{_column(inputs, _SHAPE)}|{_column(inputs, _DTYPE)}|{_column(inputs, _FORMAT)}|" + _outputs(outputs)
+def _text(shapes: str, dtypes: str, formats: str | None) -> str:
+    """All slots of three cells as `shapes|dtypes|formats`; without formats as `shapes|dtypes`."""
+    # Nearly every row of a large table takes the short way: every slot has dimensions, so no slot
+    # can be absent and normalizing the cells one by one is enough.
+    shape_text = shapes.strip('"')
+    dtype_text, dtype_count = _dtype_text(dtypes)
+    format_text, format_count = _format_text(formats or "")
+    if (
+        shape_text.replace(",", "").replace(";", "").isdigit()
+        and ";;" not in shape_text
+        and shape_text[0] != ";" != shape_text[-1]
+        and shape_text.count(";") + 1 == dtype_count
+        and (formats is None or format_count == dtype_count)
+    ):
+        return f"{shape_text}|{dtype_text}" + ("" if formats is None else f"|{format_text}")
+    words = slot_words(shapes, dtypes, formats or "")
+    return "|".join(_column(words, which) for which in (_SHAPE, _DTYPE, _FORMAT)[: 2 if formats is None else 3])
+
+
+@lru_cache(maxsize=4096)
+def _dtype_text(cell: str) -> tuple[str, int]:
+    words = [dtype_name(word) for word in split_cell(cell)]
+    return ";".join(words), len(words)
+
+
+@lru_cache(maxsize=4096)
+def _format_text(cell: str) -> tuple[str, int]:
+    words = [format_name(word) for word in split_cell(cell)]
+    return ";".join(words), len(words)
 
 
 def _first_input(inputs: Words, outputs: Words) -> str:
     """The other inputs only describe the call (offsets, sizes, a permutation)."""
-    return _every_slot(inputs[:1], outputs)
+    return f"{_input(inputs)}|{_column(outputs, _SHAPE)}|{_column(outputs, _DTYPE)}"
 
 
 def _source_and_rows(inputs: Words, outputs: Words) -> str:
     """Index: the source, and how many rows are taken from it."""
     rows = outputs[0][_SHAPE].partition(",")[0] if outputs else ""
-    dtypes = _column(outputs, _DTYPE)
-    return f"{_column(inputs[:1], _SHAPE)}|{_column(inputs[:1], _DTYPE)}|{_column(inputs[:1], _FORMAT)}|{rows}|{dtypes}"
+    return f"{_input(inputs)}|{rows}|{_column(outputs, _DTYPE)}"
 
 
 _RULES: dict[str, Callable[[Words, Words], str]] = {
@@ -96,12 +125,12 @@ _RULES: dict[str, Callable[[Words, Words], str]] = {
 }
 
 
+def _input(inputs: Words) -> str:
+    return "|".join(inputs[0]) if inputs else "||"
+
+
 def _column(words: Words, which: int) -> str:
     return ";".join([slot[which] for slot in words])
-
-
-def _outputs(outputs: Words) -> str:
-    return f"{_column(outputs, _SHAPE)}|{_column(outputs, _DTYPE)}"
 
 
 def _extra_columns(kernel_type: str, columns: Mapping[str, str] | pd.Index) -> list[str]:
