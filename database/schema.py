@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 OP_STATE = "OP State"
@@ -210,3 +210,14 @@ def in_contract_order(columns: Iterable[str]) -> list[str]:
     groups[0].sort(key=rank.__getitem__)
     groups[6].sort(key=OWN.index)
     return [name for group in groups for name in group]
+
+
+def with_columns(existing: Sequence[str], wanted: Iterable[str]) -> list[str]:
+    """`existing` in its own order, each missing column of `wanted` put where its group is."""
+    columns = list(existing)
+    order = in_contract_order([*existing, *wanted])
+    for place, name in enumerate(order):
+        if name not in columns:
+            before = set(order[:place])
+            columns.insert(max((i + 1 for i, other in enumerate(columns) if other in before), default=0), name)
+    return columns

@@ -1,0 +1,360 @@
+"""From launches to cases: the rows of captures, grouped, with every row accounted for.
+
+A case is a signature (database.signature): rows whose kernel type, shapes, dtypes and formats are
+the same once normalized. Where the signature of a kernel type is coarser than its cells (Slice,
+Index, Transpose), rows that the cells tell apart are still one case and share one row of the CSV:
+two rows with one signature could not be told apart by anybody who looks a duration up. The cells
+kept are those of the first launch.
+
+Blocks are grouped by their dictionary codes, without a Python object per launch. What is kept of a
+launch is its duration: 8 bytes (12 while its file is being read), for the exact median.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from database.dtypes import known_dtype
+from database.errors import CellError, TableError
+from database.ingest.capture import TYPE, Capture, Chunk, NotNumeric, read_capture_header
+from database.schema import (
+    ACCELERATOR_CORE,
+    BASE,
+    INPUT_DTYPES,
+    INPUT_SHAPES,
+    INPUT_SLOTS,
+    OP_STATE,
+    OUTPUT_DTYPES,
+    OUTPUT_SHAPES,
+    OUTPUT_SLOTS,
+)
+from database.signature import normalized_kernel_type, signature
+from database.slots import EMPTY_WORDS, slot_words, split_cell
+from database.statistics import Summary, summarize
+from database.store import is_file_name
+
+#: The columns whose cells tell the launches of a block apart. OP State is not among them: the same
+#: kernel is `static` or `dynamic` by how it was compiled, which the contract does not group by.
+_KEY = (TYPE, ACCELERATOR_CORE, *INPUT_SLOTS, *OUTPUT_SLOTS)
+_COLLECTIVE_CORES = frozenset({"HCCL", "COMMUNICATION"})
+
+
+class LeftOut(Enum):
+    """Why a launch is not in the database. Those that are `errors` should not be in a capture at all."""
+
+    COLLECTIVE = "collectives (hcom_*), measured by the communication bench"
+    NO_INPUT_SHAPES = "no input shapes (N/A)"
+    NO_KERNEL_TYPE = "kernel type not recorded"
+    INVALID_DURATION = "duration not a number above zero"
+    MALFORMED = "malformed rows"
+    BAD_DIMENSION = "a dimension that is no whole number"
+    BAD_KERNEL_TYPE = "a kernel type that cannot name a file"
+
+    @property
+    def is_error(self) -> bool:
+        return self in (LeftOut.MALFORMED, LeftOut.BAD_DIMENSION, LeftOut.BAD_KERNEL_TYPE)
+
+
+@dataclass(frozen=True)
+class ProfiledCase:
+    """The launches of one signature.
+
+    Attributes:
+        cells: the base columns of the first launch, quotes dropped.
+        durations: of all launches.
+        counters: mean over the launches that have the counter, by name; None where none has it.
+        sources: the capture files, in the order read.
+    """
+
+    kernel_type: str
+    signature: str
+    cells: Mapping[str, str]
+    durations: Summary
+    counters: Mapping[str, float | None]
+    sources: tuple[Path, ...]
+
+
+@dataclass
+class Account:
+    """Where the rows of the captures went: `rows` is `ingested` plus all of `left_out`."""
+
+    rows: int = 0
+    ingested: int = 0
+    left_out: Counter[LeftOut] = field(default_factory=Counter)
+    unknown_dtypes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Account) -> None:
+        self.rows += other.rows
+        self.ingested += other.ingested
+        self.left_out += other.left_out
+        self.unknown_dtypes += other.unknown_dtypes
+
+
+class Aggregate:
+    """The cases of any number of captures."""
+
+    def __init__(self) -> None:
+        self.account = Account()
+        self.problems: list[str] = []
+        self._cases: dict[tuple[str, str], _Case] = {}
+
+    def add_file(self, path: Path, on_block: Callable[[int], None] = lambda size: None) -> None:
+        """Adds the launches of a capture, all of them or none.
+
+        Raises:
+            TableError: the file cannot be read; nothing of it was added.
+        """
+        header = read_capture_header(path)
+        try:
+            launches = _FileLaunches(Capture(path, header), on_block)
+        except NotNumeric:
+            launches = _FileLaunches(Capture(path, header, numbers_as_text=True), on_block)
+        if not launches.account.rows:
+            raise TableError(path, "a header and no rows", "Take the capture again, or leave the file out")
+        self.account.add(launches.account)
+        self.problems += launches.problems
+        for variant, durations_us, counters in launches.accepted():
+            case = self._cases.get((variant.kernel_type, variant.signature))
+            if case is None:
+                case = _Case(variant.cells)
+                self._cases[variant.kernel_type, variant.signature] = case
+            case.add(path, durations_us, counters)
+
+    def cases(self) -> dict[str, list[ProfiledCase]]:
+        """All cases by kernel type, both in the order in which they were first seen."""
+        by_type: dict[str, list[ProfiledCase]] = {}
+        for (kernel_type, text), case in self._cases.items():
+            by_type.setdefault(kernel_type, []).append(case.finished(kernel_type, text))
+        return by_type
+
+
+@dataclass(frozen=True)
+class _Counter:
+    total: float
+    launches: int
+
+
+class _Case:
+    def __init__(self, cells: Mapping[str, str]) -> None:
+        self._cells = cells
+        self._durations_us: list[np.ndarray] = []
+        self._counters: dict[str, _Counter] = {}
+        self._sources: dict[Path, None] = {}
+
+    def add(self, path: Path, durations_us: np.ndarray, counters: Mapping[str, _Counter]) -> None:
+        self._durations_us.append(durations_us)
+        self._sources[path] = None
+        for name, more in counters.items():
+            so_far = self._counters.get(name, _Counter(0.0, 0))
+            self._counters[name] = _Counter(so_far.total + more.total, so_far.launches + more.launches)
+
+    def finished(self, kernel_type: str, text: str) -> ProfiledCase:
+        counters = {name: c.total / c.launches if c.launches else None for name, c in self._counters.items()}
+        durations = summarize(np.concatenate(self._durations_us).tolist())
+        return ProfiledCase(kernel_type, text, self._cells, durations, counters, tuple(self._sources))
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """The launches of a file whose cells are the same to the letter. `left_out`: why none of them counts."""
+
+    kernel_type: str
+    signature: str
+    cells: Mapping[str, str]
+    left_out: LeftOut | None
+    unknown_dtypes: tuple[str, ...]
+
+
+class _FileLaunches:
+    """The launches of one capture, grouped by their cells."""
+
+    def __init__(self, capture: Capture, on_block: Callable[[int], None]) -> None:
+        self._capture = capture
+        self._variants: list[_Variant] = []
+        self._numbers: dict[tuple[str, ...], int] = {}
+        self._which: list[np.ndarray] = []
+        self._durations_us: list[np.ndarray] = []
+        names = capture.header.counters
+        self._names = names
+        self._sums = np.zeros((len(names), 256))
+        self._counts = np.zeros((len(names), 256), dtype=np.int64)
+        self.account = Account()
+        self.problems: list[str] = []
+        for chunk in capture.chunks(on_block):
+            self._add(chunk)
+        self._report_malformed()
+
+    def accepted(self) -> list[tuple[_Variant, np.ndarray, dict[str, _Counter]]]:
+        """Each variant that counts, with its durations in microseconds and its counters."""
+        if not self._which:
+            return []
+        which, durations_us = np.concatenate(self._which), np.concatenate(self._durations_us)
+        order = np.argsort(which, kind="stable")
+        durations_us = durations_us[order]
+        ends = np.searchsorted(which[order], np.arange(len(self._variants)), side="right")
+        result = []
+        start = 0
+        for number, (variant, end) in enumerate(zip(self._variants, ends.tolist(), strict=True)):
+            if end > start:
+                counters = {
+                    name: _Counter(float(self._sums[i, number]), int(self._counts[i, number]))
+                    for i, name in enumerate(self._names)
+                }
+                result.append((variant, durations_us[start:end], counters))
+            start = end
+        return result
+
+    def _add(self, chunk: Chunk) -> None:
+        groups, first = _group([chunk.text[column] for column in _KEY if column in chunk.text], chunk.rows)
+        numbers, left_out = self._variants_of(chunk, groups, first)
+        valid = np.isfinite(chunk.duration_us) & (chunk.duration_us > 0)
+        accepted = np.array([reason is None for reason in left_out])[groups]
+        self.account.left_out[LeftOut.INVALID_DURATION] += int(np.count_nonzero(accepted & ~valid))
+        accepted &= valid
+        self.account.ingested += int(np.count_nonzero(accepted))
+        which = numbers[groups]
+        everything = bool(accepted.all())
+        self._which.append(which if everything else which[accepted])
+        self._durations_us.append(chunk.duration_us if everything else chunk.duration_us[accepted])
+        self._add_counters(chunk, groups, len(first), numbers, accepted)
+
+    def _variants_of(
+        self, chunk: Chunk, groups: np.ndarray, first: np.ndarray
+    ) -> tuple[np.ndarray, list[LeftOut | None]]:
+        """Number of each group's variant in this file, and why it is left out; counts those left out."""
+        sizes = np.bincount(groups, minlength=len(first)).tolist()
+        columns = [_words_at(chunk.text.get(column), first) for column in _KEY]
+        states = _words_at(chunk.text.get(OP_STATE), first)
+        numbers = np.empty(len(first), dtype=np.int32)
+        left_out = []
+        for group, key in enumerate(zip(*columns, strict=True)):
+            number = self._numbers.get(key)
+            if number is None:
+                number = self._numbers[key] = len(self._variants)
+                self._variants.append(self._variant(key, states[group], chunk.first_row + int(first[group])))
+            numbers[group] = number
+            reason = self._variants[number].left_out
+            left_out.append(reason)
+            if not any(key):
+                # A blank line, and not a row of the capture.
+                continue
+            self.account.rows += sizes[group]
+            if reason is not None:
+                self.account.left_out[reason] += sizes[group]
+            for word in self._variants[number].unknown_dtypes:
+                self.account.unknown_dtypes[word] += sizes[group]
+        return numbers, left_out
+
+    def _variant(self, key: tuple[str, ...], state: str, row: int) -> _Variant:
+        named = dict(zip(_KEY, key, strict=True))
+        # Tabs and blanks around a cell, and the quotes that profilers put inside the CSV's own.
+        cells = {column: (state if column == OP_STATE else named[column]).strip().strip('"').strip() for column in BASE}
+        kernel_type = normalized_kernel_type(named[TYPE])
+        reason = _reason_to_leave_out(kernel_type, cells)
+        if reason is None and not is_file_name(kernel_type):
+            reason = LeftOut.BAD_KERNEL_TYPE
+            self._report(row, f"kernel type {kernel_type!r} cannot name a file")
+        if reason is None:
+            try:
+                _check_dimensions(cells)
+            except CellError as error:
+                reason = LeftOut.BAD_DIMENSION
+                self._report(row, str(error))
+        if reason is not None:
+            return _Variant(kernel_type, "", cells, reason, ())
+        return _Variant(kernel_type, signature(kernel_type, cells), cells, None, _unknown_dtypes(cells))
+
+    def _add_counters(
+        self, chunk: Chunk, groups: np.ndarray, count: int, numbers: np.ndarray, accepted: np.ndarray
+    ) -> None:
+        short = len(self._variants) - self._sums.shape[1]
+        if short > 0:
+            grow = ((0, 0), (0, max(short, self._sums.shape[1])))
+            self._sums, self._counts = np.pad(self._sums, grow), np.pad(self._counts, grow)
+        sizes = np.bincount(groups, weights=accepted, minlength=count).astype(np.int64)
+        for i, name in enumerate(self._names):
+            values = chunk.counters[name]
+            usable = accepted & np.isfinite(values)
+            complete = np.array_equal(usable, accepted)
+            # A new array, since the values of rows that do not count may be NaN.
+            self._sums[i, numbers] += np.bincount(groups, weights=np.where(usable, values, 0.0), minlength=count)
+            self._counts[i, numbers] += sizes if complete else np.bincount(groups[usable], minlength=count)
+
+    def _report(self, row: int, problem: str) -> None:
+        self.problems.append(f"{self._capture.path}:{self._capture.line_of(row)}: {problem}: left out")
+
+    def _report_malformed(self) -> None:
+        columns = len(self._capture.header.names)
+        for bad in self._capture.malformed:
+            swallowed = f", an open quote swallowed {bad.lines - 1} more lines" if bad.lines > 1 else ""
+            self.problems.append(
+                f"{self._capture.path}:{bad.line}: {bad.fields} fields where the header has "
+                f"{columns} columns{swallowed}: left out"
+            )
+            self.account.rows += bad.lines
+            self.account.left_out[LeftOut.MALFORMED] += bad.lines
+
+
+def _reason_to_leave_out(kernel_type: str, cells: Mapping[str, str]) -> LeftOut | None:
+    """Why a capture's row is no case, in the order that names the most telling reason."""
+    if kernel_type.startswith("hcom_") or cells[ACCELERATOR_CORE].upper() in _COLLECTIVE_CORES:
+        return LeftOut.COLLECTIVE
+    # The profiler writes 0 where it lost the name of a kernel.
+    if kernel_type.upper() in EMPTY_WORDS or kernel_type.isdigit():
+        return LeftOut.NO_KERNEL_TYPE
+    shapes = cells[INPUT_SHAPES]
+    # An empty cell beside a dtype is a 0-dim tensor (Abs of a scalar); N/A means not recorded, dtype or not.
+    if (shapes and shapes.upper() in EMPTY_WORDS) or not slot_words(*(cells[column] for column in INPUT_SLOTS)):
+        return LeftOut.NO_INPUT_SHAPES
+    return None
+
+
+def _check_dimensions(cells: Mapping[str, str]) -> None:
+    for column in (INPUT_SHAPES, OUTPUT_SHAPES):
+        for shape in split_cell(cells[column]):
+            for dimension in shape.split(",") if shape else ():
+                if not (dimension.isascii() and dimension.isdigit()):
+                    raise CellError(
+                        column, cells[column], f"{dimension!r} is not a dimension (a whole number, 0 or more)"
+                    )
+
+
+def _unknown_dtypes(cells: Mapping[str, str]) -> tuple[str, ...]:
+    """Dtypes of a row that OpAtlas cannot name (65534).
+
+    The row is kept: its duration is measured whatever the tensors hold. A newer OpAtlas may know
+    the dtype, and a replay that cannot build the tensors says so.
+    """
+    words = {*split_cell(cells[INPUT_DTYPES]), *split_cell(cells[OUTPUT_DTYPES])} - {""}
+    return tuple(sorted(word for word in words if known_dtype(word) is None))
+
+
+def _group(columns: list[pa.DictionaryArray], rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Group number of every row by equal cells in `columns`, and the first row of every group."""
+    key = np.zeros(rows, dtype=np.int64)
+    size = 1
+    for column in columns:
+        codes = column.indices.to_numpy(zero_copy_only=False)
+        count = max(len(column.dictionary), 1)
+        if size * count > 2**62:
+            distinct, key = np.unique(key, return_inverse=True)
+            size = len(distinct)
+        key = key * count + codes
+        size *= count
+    _, first, groups = np.unique(key, return_index=True, return_inverse=True)
+    return groups, first
+
+
+def _words_at(column: pa.DictionaryArray | None, rows: np.ndarray) -> list[str]:
+    """The cells of some rows; empty ones where the capture has no such column."""
+    if column is None:
+        return [""] * len(rows)
+    words = column.dictionary.to_pylist()
+    return [words[code] for code in column.indices.to_numpy(zero_copy_only=False)[rows].tolist()]

@@ -1,0 +1,101 @@
+"""Brings raw profiler captures into the database: one CSV per kernel type."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from database import layout, versions
+from database.errors import OpAtlasError, TableError
+from database.ingest.aggregate import Aggregate
+from database.ingest.apply import Outcome, apply_cases
+from database.ingest.attention import bundles, runtime_cells
+from database.ingest.capture import find_captures
+from database.ingest.summary import problems, summary
+from database.progress import Progress
+from database.store import Database
+
+_USAGE = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "exit status: 0 everything is in; 1 something was left out because of an error, "
+        "or the database cannot be written; 2 wrong usage"
+    )
+    parser.add_argument(
+        "--profiling-path",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="a kernel_details or op_summary file, or a folder that is searched for *kernel_details*.csv",
+    )
+    parser.add_argument(
+        "--database-path",
+        type=Path,
+        metavar="DIR",
+        help="the folder of the CSVs (default: made of the options below, which it overrides)",
+    )
+    parser.add_argument(
+        "--device",
+        default=layout.DEFAULT_NPU_DEVICE,
+        metavar="NAME",
+        help="device that the capture was taken on (default: %(default)s)",
+    )
+    parser.add_argument("--vllm-version", metavar="V", help="vllm-ascend, such as 0.18.0 (default: the one installed)")
+    parser.add_argument("--torch-version", metavar="V", help="torch, such as 2.9.0 (default: the one installed)")
+    parser.add_argument("--cann-version", metavar="V", help="CANN, such as 8.5 (default: the one installed)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ingests; gives the exit status that the epilog of the help explains."""
+    root: Path = arguments.profiling_path
+    try:
+        captures = find_captures(root)
+        database = Database(arguments.database_path or _default_database(arguments))
+    except OpAtlasError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return _USAGE
+    # Everything is read before anything is written.
+    aggregate = Aggregate()
+    errors = _read(captures, aggregate)
+    files = len(captures) - len(errors)
+    errors += aggregate.problems
+    cases = aggregate.cases()
+    try:
+        outcome = apply_cases(database, cases, lambda case: runtime_cells(case, root)) if cases else Outcome()
+    except OpAtlasError as error:
+        print(problems([*errors, str(error)]), file=sys.stderr)
+        return 1
+    errors += outcome.problems
+    if files:
+        print(summary(database.path, files, aggregate.account, outcome, bundles(cases)))
+    if errors:
+        print(problems(errors), file=sys.stderr)
+    return 1 if errors else 0
+
+
+def _read(captures: Sequence[Path], aggregate: Aggregate) -> list[str]:
+    """Adds the captures to `aggregate`; gives what is wrong with those that cannot be read."""
+    errors = []
+    sizes_mb = [capture.stat().st_size / 1e6 for capture in captures]
+    with Progress(sum(sizes_mb), "MB", label="ingest") as progress:
+        for capture, size_mb in zip(captures, sizes_mb, strict=True):
+            end_mb = progress.done + size_mb
+
+            def on_block(size: int, end_mb: float = end_mb) -> None:
+                progress.advance(min(size / 1e6, end_mb - progress.done))
+
+            try:
+                aggregate.add_file(capture, on_block)
+            except TableError as error:
+                errors.append(str(error))
+            progress.advance(end_mb - progress.done)
+    return errors
+
+
+def _default_database(arguments: argparse.Namespace) -> Path:
+    found = versions.detect(arguments.vllm_version, arguments.torch_version, arguments.cann_version)
+    return layout.default_path(arguments.device, found)
