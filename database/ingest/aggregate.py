@@ -187,9 +187,9 @@ class _FileLaunches:
         self._counts = np.zeros((len(names), 256), dtype=np.int64)
         self.account = Account()
         self.problems: list[str] = []
-        for chunk in capture.chunks(on_block):
+        for chunk in capture.chunks():
             self._add(chunk)
-        self._report_malformed()
+            on_block(chunk.size_bytes)
 
     def accepted(self) -> list[tuple[_Variant, np.ndarray, dict[str, _Counter]]]:
         """Each variant that counts, with its durations in microseconds and its counters."""
@@ -224,6 +224,7 @@ class _FileLaunches:
         self._which.append(which if everything else which[accepted])
         self._durations_us.append(chunk.duration_us if everything else chunk.duration_us[accepted])
         self._add_counters(chunk, groups, len(first), numbers, accepted)
+        self._add_malformed(chunk)
 
     def _variants_of(
         self, chunk: Chunk, groups: np.ndarray, first: np.ndarray
@@ -238,7 +239,7 @@ class _FileLaunches:
             number = self._numbers.get(key)
             if number is None:
                 number = self._numbers[key] = len(self._variants)
-                self._variants.append(self._variant(key, states[group], chunk.first_row + int(first[group])))
+                self._variants.append(self._variant(key, states[group], chunk.line_of(int(first[group]))))
             numbers[group] = number
             reason = self._variants[number].left_out
             left_out.append(reason)
@@ -252,7 +253,7 @@ class _FileLaunches:
                 self.account.unknown_dtypes[word] += sizes[group]
         return numbers, left_out
 
-    def _variant(self, key: tuple[str, ...], state: str, row: int) -> _Variant:
+    def _variant(self, key: tuple[str, ...], state: str, line: int) -> _Variant:
         named = dict(zip(_KEY, key, strict=True))
         # Tabs and blanks around a cell, and the quotes that profilers put inside the CSV's own.
         cells = {column: (state if column == OP_STATE else named[column]).strip().strip('"').strip() for column in BASE}
@@ -260,13 +261,13 @@ class _FileLaunches:
         reason = _reason_to_leave_out(kernel_type, cells)
         if reason is None and not is_file_name(kernel_type):
             reason = LeftOut.BAD_KERNEL_TYPE
-            self._report(row, f"kernel type {kernel_type!r} cannot name a file")
+            self._report(line, f"kernel type {kernel_type!r} cannot name a file")
         if reason is None:
             try:
                 _check_dimensions(cells)
             except CellError as error:
                 reason = LeftOut.BAD_DIMENSION
-                self._report(row, str(error))
+                self._report(line, str(error))
         if reason is not None:
             return _Variant(kernel_type, "", cells, reason, ())
         return _Variant(kernel_type, signature(kernel_type, cells), cells, None, _unknown_dtypes(cells))
@@ -287,19 +288,16 @@ class _FileLaunches:
             self._sums[i, numbers] += np.bincount(groups, weights=np.where(usable, values, 0.0), minlength=count)
             self._counts[i, numbers] += sizes if complete else np.bincount(groups[usable], minlength=count)
 
-    def _report(self, row: int, problem: str) -> None:
-        self.problems.append(f"{self._capture.path}:{self._capture.line_of(row)}: {problem}: left out")
-
-    def _report_malformed(self) -> None:
+    def _add_malformed(self, chunk: Chunk) -> None:
         columns = len(self._capture.header.names)
-        for bad in self._capture.malformed:
+        for bad in chunk.malformed:
             swallowed = f", an open quote swallowed {bad.lines - 1} more lines" if bad.lines > 1 else ""
-            self.problems.append(
-                f"{self._capture.path}:{bad.line}: {bad.fields} fields where the header has "
-                f"{columns} columns{swallowed}: left out"
-            )
+            self._report(bad.line, f"{bad.fields} fields where the header has {columns} columns{swallowed}")
             self.account.rows += bad.lines
             self.account.left_out[LeftOut.MALFORMED] += bad.lines
+
+    def _report(self, line: int, problem: str) -> None:
+        self.problems.append(f"{self._capture.path}:{line}: {problem}: left out")
 
 
 def _reason_to_leave_out(kernel_type: str, cells: Mapping[str, str]) -> LeftOut | None:

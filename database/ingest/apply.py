@@ -97,9 +97,9 @@ def _apply_to_table(
     path = database.csv_path(kernel_type)
     if path.exists():
         frame = database.read(kernel_type).frame
+        rows = _Rows(kernel_type, frame, [str(name) for name in frame.columns])
     else:
-        frame = pd.DataFrame(columns=_columns_of_new_table(kernel_type), dtype=str)
-    rows = _Rows(kernel_type, frame)
+        rows = _Rows(kernel_type, pd.DataFrame(), _columns_of_new_table(kernel_type))
     counts = Outcome()
     for case in cases:
         profiling, runtime = _profiling_cells(case), runtime_of(case)
@@ -126,11 +126,18 @@ def _apply_to_table(
 
 
 class _Rows:
-    """A table being changed; a column is taken apart only when one of its cells changes."""
+    """A table being changed; columns that nothing is done to are not taken apart."""
 
-    def __init__(self, kernel_type: str, frame: pd.DataFrame) -> None:
+    def __init__(self, kernel_type: str, frame: pd.DataFrame, columns: Sequence[str]) -> None:
+        """
+        Args:
+            frame: the rows that are there.
+            columns: all columns of the table; a new one has columns, and a frame without any.
+        """
         self._frame = frame
-        self._edited: dict[str, list[str]] = {}
+        self._columns = columns
+        self._taken: dict[str, list[str]] = {}
+        self._edited: dict[str, None] = {}
         self._appended: list[dict[str, str]] = []
         self._exact = _positions(signatures(kernel_type, frame))
         slots = [column for column in (*INPUT_SLOTS, *OUTPUT_SLOTS) if column in frame.columns]
@@ -150,9 +157,7 @@ class _Rows:
         return [at for at in same_slots if valid_duration(self.cell(at, PROFILING_AVERAGE)) is not None]
 
     def cell(self, position: int, column: str) -> str:
-        if column in self._edited:
-            return self._edited[column][position]
-        return str(self._frame[column].iat[position]) if column in self._frame.columns else ""
+        return self._cells(column)[position]
 
     def update(self, position: int, profiling: Mapping[str, str], runtime: Mapping[str, str]) -> bool:
         """Replaces the profiling cells of a row, and fills its empty Runtime cells; whether one changed."""
@@ -163,10 +168,8 @@ class _Rows:
             if text and text != old and (not old or column == SOURCE_PROFILE):
                 new[column] = text
         for column, text in new.items():
-            if column not in self._edited:
-                frame = self._frame
-                self._edited[column] = frame[column].tolist() if column in frame.columns else [""] * len(frame)
-            self._edited[column][position] = text
+            self._cells(column)[position] = text
+        self._edited.update(dict.fromkeys(new))
         return bool(new)
 
     def append(self, row: dict[str, str]) -> None:
@@ -175,17 +178,25 @@ class _Rows:
     def frame(self) -> pd.DataFrame:
         """The table with its changes: no column lost, none moved."""
         wanted = dict.fromkeys([*self._edited, *(column for row in self._appended for column in row)])
-        columns = with_columns([str(name) for name in self._frame.columns], wanted)
-        cells = {}
-        for column in columns:
-            if column in self._edited:
-                cells[column] = self._edited[column]
-            elif column in self._frame.columns:
-                cells[column] = self._frame[column].tolist()
-            else:
-                cells[column] = [""] * len(self._frame)
-            cells[column] = cells[column] + [row.get(column, "") for row in self._appended]
-        return pd.DataFrame(cells, dtype=str)
+        columns = with_columns(self._columns, wanted)
+        # One block of objects: a hundred columns of pandas' own strings take ten times as long.
+        new = pd.DataFrame(
+            [[row.get(column, "") for column in columns] for row in self._appended], columns=columns, dtype=object
+        )
+        if self._frame.empty:
+            return new
+        edited = self._frame.assign(**{column: self._cells(column) for column in self._edited})
+        frame: pd.DataFrame = edited.reindex(columns=columns, fill_value="")
+        if self._appended:
+            frame = pd.concat([frame, new.astype(str)], ignore_index=True)
+        return frame
+
+    def _cells(self, column: str) -> list[str]:
+        """A column that is being worked on; pandas is slow cell by cell."""
+        if column not in self._taken:
+            frame = self._frame
+            self._taken[column] = frame[column].tolist() if column in frame.columns else [""] * len(frame)
+        return self._taken[column]
 
 
 def _positions(texts: Sequence[str]) -> dict[str, list[int]]:

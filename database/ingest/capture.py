@@ -6,7 +6,10 @@ read: `Block Dim` or `Block Num`, with or without `Device_id` and `OP State`, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +26,12 @@ DURATION = "Duration(us)"
 CONTEXT_ID = "Context ID"
 
 #: Small enough that a block's tables stay in the processor's cache: 8 MiB blocks are a fifth slower.
+#: No profiler breaks a line inside a cell, so a block may end at any line's end.
 BLOCK_BYTES = 2 << 20
+#: More threads than this parse faster than one groups.
+_WORKERS = 4
+#: A longer line is no line of a capture.
+_LINE_BYTES = 64 << 20
 
 #: What msprof's op_summary calls the columns of kernel_details.
 _SYNONYMS = {
@@ -69,31 +77,44 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Rows that were read together.
-
-    Attributes:
-        first_row: number of its first row among the well-formed rows of the file, from 0.
-        rows: how many there are.
-        text: dictionary-encoded cells of `Type` and the base columns that the file has.
-        duration_us: durations in microseconds; NaN where the cell is no number.
-        counters: values of each counter; NaN where the cell is no number.
-    """
-
-    first_row: int
-    rows: int
-    text: Mapping[str, pa.DictionaryArray]
-    duration_us: np.ndarray
-    counters: Mapping[str, np.ndarray]
-
-
-@dataclass(frozen=True)
 class MalformedRow:
     """A row with another number of fields than the header; `lines` > 1 if an open quote swallowed others."""
 
     line: int
     fields: int
     lines: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows that were read together.
+
+    Attributes:
+        first_line: line of the file where they begin, the header being line 1.
+        size_bytes: what they take in the file.
+        rows: how many well-formed ones there are; a blank line counts as one, with empty cells.
+        text: dictionary-encoded cells of `Type` and the base columns that the file has.
+        duration_us: durations in microseconds; NaN where the cell is no number.
+        counters: values of each counter; NaN where the cell is no number.
+        malformed: the rows among them that could not be read.
+    """
+
+    first_line: int
+    size_bytes: int
+    rows: int
+    text: Mapping[str, pa.DictionaryArray]
+    duration_us: np.ndarray
+    counters: Mapping[str, np.ndarray]
+    malformed: tuple[MalformedRow, ...]
+
+    def line_of(self, row: int) -> int:
+        """The line of a well-formed row, counted from 0."""
+        line = self.first_line + row
+        for bad in self.malformed:
+            if bad.line > line:
+                break
+            line += bad.lines
+        return line
 
 
 class NotNumeric(Exception):
@@ -156,7 +177,7 @@ def read_capture_header(path: Path) -> Header:
 
 
 class Capture:
-    """A capture being read. `malformed` is complete once `chunks` has ended."""
+    """A capture being read."""
 
     def __init__(self, path: Path, header: Header, *, numbers_as_text: bool = False) -> None:
         """
@@ -166,75 +187,103 @@ class Capture:
         """
         self.path = path
         self.header = header
-        self.malformed: list[MalformedRow] = []
-        self._numbers_as_text = numbers_as_text
-        self._swallowed_lines = 0
+        word = pa.dictionary(pa.int32(), pa.string())
+        number = word if numbers_as_text else pa.float64()
+        self._types = dict.fromkeys(header.text.values(), word)
+        self._types |= dict.fromkeys((header.duration, *header.counters), number)
 
-    def chunks(self, on_block: Callable[[int], None] = lambda size: None) -> Iterator[Chunk]:
-        """The rows, block by block.
-
-        Args:
-            on_block: is told the bytes of each block that has been read.
+    def chunks(self) -> Iterator[Chunk]:
+        """The rows, block by block, in their order; the next blocks are parsed meanwhile.
 
         Raises:
             NotNumeric: see `numbers_as_text`.
             TableError: the file is not UTF-8 CSV.
         """
-        header = self.header
-        word = pa.dictionary(pa.int32(), pa.string())
-        number = word if self._numbers_as_text else pa.float64()
-        types = dict.fromkeys(header.text.values(), word)
-        types |= dict.fromkeys((header.duration, *header.counters), number)
-        options = {
-            # One thread, so that a malformed row knows its number.
-            "read_options": pa.csv.ReadOptions(
-                use_threads=False, block_size=BLOCK_BYTES, column_names=header.names, skip_rows=1
-            ),
-            # Blank lines become empty rows, which keeps the count of lines right; no profiler breaks
-            # a line inside a cell, and not allowing for it halves the time.
-            "parse_options": pa.csv.ParseOptions(ignore_empty_lines=False, invalid_row_handler=self._reject),
-            "convert_options": pa.csv.ConvertOptions(column_types=types, include_columns=list(types)),
-        }
-        row = 0
+        # The parser works without Python's global lock: a thread parses a block while others are grouped.
+        workers = min(os.cpu_count() or 1, _WORKERS)
+        malformed = 0
+        with ThreadPoolExecutor(workers, thread_name_prefix="capture") as pool:
+            pending: deque[Future[Chunk]] = deque()
+            try:
+                for line, block in self._blocks():
+                    pending.append(pool.submit(self._parsed, line, block))
+                    if len(pending) > workers:
+                        chunk = pending.popleft().result()
+                        malformed += len(chunk.malformed)
+                        self._check(malformed)
+                        yield chunk
+                while pending:
+                    yield pending.popleft().result()
+            finally:
+                for future in pending:
+                    future.cancel()
+
+    def _check(self, malformed: int) -> None:
+        if malformed > _MALFORMED_LIMIT:
+            raise TableError(self.path, f"more than {_MALFORMED_LIMIT:,} rows do not fit the header", _AGAIN)
+
+    def _blocks(self) -> Iterator[tuple[int, bytes]]:
+        """Whole lines of about BLOCK_BYTES, each block with the number of its first line."""
         try:
-            with pa.csv.open_csv(str(self.path), **options) as reader:
-                for batch in reader:
-                    yield self._chunk(batch, row)
-                    row += batch.num_rows
-                    if len(self.malformed) > _MALFORMED_LIMIT:
-                        raise TableError(self.path, f"more than {_MALFORMED_LIMIT} rows do not fit the header", _AGAIN)
-                    on_block(BLOCK_BYTES)
-        except pa.ArrowInvalid as error:
-            if not self._numbers_as_text and "conversion error to double" in str(error):
-                raise NotNumeric from None
-            if "Empty CSV file" not in str(error):
-                raise TableError(self.path, f"not readable as UTF-8 CSV ({error})", _AGAIN) from None
+            with open(self.path, "rb") as file:
+                file.readline()
+                line = 2
+                start = b""
+                while data := file.read(BLOCK_BYTES):
+                    end = data.rfind(b"\n") + 1
+                    if not end:
+                        start += data
+                        if len(start) > _LINE_BYTES:
+                            raise TableError(self.path, f"a line of more than {_LINE_BYTES:,} bytes", _AGAIN, line=line)
+                        continue
+                    block = start + data[:end]
+                    yield line, block
+                    line += block.count(b"\n")
+                    start = data[end:]
+                if start:
+                    yield line, start
         except OSError as error:
-            raise TableError(self.path, f"cannot be read ({error})", "Check the path and its permissions") from None
+            raise TableError(
+                self.path, f"cannot be read ({error.strerror})", "Check the path and its permissions"
+            ) from None
 
-    def line_of(self, row: int) -> int:
-        """The line of a well-formed row (from 0), the header being line 1; good for rows read so far."""
-        line = row + 2
-        for bad in self.malformed:
-            if bad.line > line:
-                break
-            line += bad.lines
-        return line
+    def _parsed(self, first_line: int, block: bytes) -> Chunk:
+        malformed: list[MalformedRow] = []
 
-    def _reject(self, row: pa.csv.InvalidRow) -> str:
-        lines = row.text.count("\n") + 1
-        self.malformed.append(MalformedRow(row.number + self._swallowed_lines, row.actual_columns, lines))
-        self._swallowed_lines += lines - 1
-        return "skip"
+        def reject(row: pa.csv.InvalidRow) -> str:
+            swallowed = sum(bad.lines - 1 for bad in malformed)
+            line = first_line + row.number - 1 + swallowed
+            malformed.append(MalformedRow(line, row.actual_columns, row.text.count("\n") + 1))
+            return "skip"
 
-    def _chunk(self, batch: pa.RecordBatch, first_row: int) -> Chunk:
         header = self.header
+        try:
+            table = pa.csv.read_csv(
+                pa.py_buffer(block),
+                # One thread, so that a malformed row knows its number; one block, so that there is one chunk.
+                read_options=pa.csv.ReadOptions(
+                    use_threads=False, block_size=len(block) + 1, column_names=header.names
+                ),
+                # Blank lines become empty rows, which keeps the count of lines right.
+                parse_options=pa.csv.ParseOptions(ignore_empty_lines=False, invalid_row_handler=reject),
+                convert_options=pa.csv.ConvertOptions(column_types=self._types, include_columns=list(self._types)),
+            ).combine_chunks()
+        except pa.ArrowInvalid as error:
+            if "conversion error to double" in str(error):
+                raise NotNumeric from None
+            raise TableError(self.path, f"not readable as UTF-8 CSV ({error})", _AGAIN, line=first_line) from None
+        columns = {
+            name: table.column(name).chunk(0) if table.num_rows else pa.array([], type=type_)
+            for name, type_ in self._types.items()
+        }
         return Chunk(
-            first_row=first_row,
-            rows=batch.num_rows,
-            text={column: batch.column(name) for column, name in header.text.items()},
-            duration_us=_numbers(batch.column(header.duration)),
-            counters={name: _numbers(batch.column(name)) for name in header.counters},
+            first_line=first_line,
+            size_bytes=len(block),
+            rows=table.num_rows,
+            text={column: columns[name] for column, name in header.text.items()},
+            duration_us=_numbers(columns[header.duration]),
+            counters={name: _numbers(columns[name]) for name in header.counters},
+            malformed=tuple(malformed),
         )
 
 
