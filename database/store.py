@@ -40,6 +40,8 @@ _BOM = b"\xef\xbb\xbf"
 #: A record may span lines only inside quotes; no cell of a profiler comes near this.
 _BLOCK_BYTES = 8 << 20
 _TEXT = pa.large_string()
+#: A hundred columns of a few rows are written sooner row by row.
+_FEW_ROWS = 200
 #: Lines that are put together at a time, which bounds the memory that writing takes.
 _ROWS_PER_WRITE = 16384
 _RESTORE = "Repair the line, or restore the file from version control"
@@ -199,7 +201,13 @@ def write_frame(frame: pd.DataFrame, path: Path) -> None:
 
 
 def _write_csv(frame: pd.DataFrame, path: str) -> None:
-    """What `frame.to_csv` writes for text cells, put together by columns: ten times faster."""
+    """What `frame.to_csv` writes for text cells, put together by columns: ten times faster for many rows."""
+    if len(frame) <= _FEW_ROWS:
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(frame.columns)
+            writer.writerows(frame.itertuples(index=False, name=None))
+        return
     columns = [_quoted(pa.array(frame[name], type=_TEXT)) for name in frame.columns]
     header = _quoted(pa.array([str(name) for name in frame.columns], type=_TEXT))
     comma = pa.scalar(",", type=_TEXT)

@@ -187,9 +187,10 @@ class _Rows:
             return new
         edited = self._frame.assign(**{column: self._cells(column) for column in self._edited})
         frame: pd.DataFrame = edited.reindex(columns=columns, fill_value="")
-        if self._appended:
-            frame = pd.concat([frame, new.astype(str)], ignore_index=True)
-        return frame
+        if not self._appended:
+            return frame
+        longer: pd.DataFrame = pd.concat([frame, new.astype(str)], ignore_index=True)
+        return longer
 
     def _cells(self, column: str) -> list[str]:
         """A column that is being worked on; pandas is slow cell by cell."""
