@@ -180,7 +180,7 @@ class _Rows:
         wanted = dict.fromkeys([*self._edited, *(column for row in self._appended for column in row)])
         columns = with_columns(self._columns, wanted)
         # One block of objects: a hundred columns of pandas' own strings take ten times as long.
-        new = pd.DataFrame(
+        new: pd.DataFrame = pd.DataFrame(
             [[row.get(column, "") for column in columns] for row in self._appended], columns=columns, dtype=object
         )
         if self._frame.empty:

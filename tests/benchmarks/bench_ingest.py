@@ -1,0 +1,151 @@
+"""How fast a large capture is ingested, against pandas merely reading it.
+
+    python -m tests.benchmarks.bench_ingest [--capture PATH] [--rounds N]
+
+The capture is repeated to about 492,600 rows (200 times a training step of 2,463 kernels). Without
+one, a synthetic capture of the same size stands in. Each of the two runs in a child process of its
+own, which tells its peak memory; the better of several rounds counts for both, in turns, so that
+what else the machine does hits both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from database.schema import PIPE_UTILIZATION
+
+ROWS = 492_600
+TARGET_RATIO = 3.0
+TARGET_PEAK_MB = 700
+
+_PANDAS = """
+import json, resource, sys, time
+import pandas as pd
+start = time.perf_counter()
+rows = len(pd.read_csv(sys.argv[1]))
+seconds = time.perf_counter() - start
+print(json.dumps([rows, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000]))
+"""
+_INGEST = """
+import contextlib, io, json, resource, sys, time
+from database.__main__ import main
+start = time.perf_counter()
+with contextlib.redirect_stdout(io.StringIO()):
+    status = main(["ingest", "--profiling-path", sys.argv[1], "--database-path", sys.argv[2]])
+seconds = time.perf_counter() - start
+print(json.dumps([status, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000]))
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One child: the seconds of its work, of the whole process (imports and all), and its peak memory."""
+
+    seconds: float
+    process_seconds: float
+    peak_mb: float
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--capture", type=Path, help="a kernel_details file to repeat (default: a synthetic one)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the best counts (default: 3)")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        big = Path(folder, "kernel_details.csv")
+        rows = repeat(arguments.capture, big) if arguments.capture else synthesize(big)
+        print(f"{rows:,} rows, {big.stat().st_size / 1e6:.0f} MB")
+        reads, ingests = [], []
+        for i in range(arguments.rounds):
+            reads.append(child(_PANDAS, big))
+            ingests.append(child(_INGEST, big, Path(folder, f"database{i}")))
+            print(f"  pandas.read_csv {describe(reads[-1])}   ingest {describe(ingests[-1])}")
+    read_s = min(run.seconds for run in reads)
+    ratio = min(run.seconds for run in ingests) / read_s
+    process_ratio = min(run.process_seconds for run in ingests) / read_s
+    peak_mb = max(run.peak_mb for run in ingests)
+    print(f"ingest takes {ratio:.2f} times as long as pandas.read_csv (target: at most {TARGET_RATIO:g})")
+    print(f"its whole process, start of Python and imports included: {process_ratio:.2f} times as long")
+    print(f"peak memory {peak_mb:.0f} MB (target: under {TARGET_PEAK_MB})")
+    return 0 if ratio <= TARGET_RATIO and peak_mb < TARGET_PEAK_MB else 1
+
+
+def describe(run: Run) -> str:
+    return f"{run.seconds:.2f} s, {run.peak_mb:.0f} MB"
+
+
+def child(code: str, *arguments: Path) -> Run:
+    """Runs a program in a Python of its own."""
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    start = time.perf_counter()
+    done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True, check=True)
+    _, seconds, peak_mb = json.loads(done.stdout)
+    return Run(seconds, time.perf_counter() - start, peak_mb)
+
+
+def repeat(capture: Path, big: Path) -> int:
+    """Writes the rows of `capture` again and again; gives their number."""
+    header, *rows = capture.read_text(encoding="utf-8-sig").splitlines(keepends=True)
+    times = max(1, ROWS // len(rows))
+    with open(big, "w", encoding="utf-8") as file:
+        file.write(header)
+        for _ in range(times):
+            file.writelines(rows)
+    return times * len(rows)
+
+
+def synthesize(big: Path) -> int:
+    """A capture of a made-up training step, with the columns of a real one; gives the number of rows."""
+    pick = random.Random(0)
+    kernels = [_kernel(pick, number) for number in range(110)]
+    step = [_row(pick, pick.choice(kernels)) for _ in range(2463)]
+    small = big.with_name("step.csv")
+    with open(small, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*_LAUNCH, *PIPE_UTILIZATION])
+        writer.writerows(step)
+    rows = repeat(small, big)
+    small.unlink()
+    return rows
+
+
+_LAUNCH = (
+    *("Step Id", "Device_id", "Model ID", "Task ID", "Stream ID", "Name", "Type", "OP State", "Accelerator Core"),
+    *("Start Time(us)", "Duration(us)", "Wait Time(us)", "Block Dim", "Mix Block Dim", "HF32 Eligible"),
+    *("Input Shapes", "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats"),
+    "Context ID",
+)
+
+
+def _kernel(pick: random.Random, number: int) -> Sequence[str]:
+    """Name, type and the six slot cells of a kernel with one to five inputs."""
+    inputs = pick.randint(1, 5)
+    shapes = ";".join(f"{pick.choice((1, 4, 4096))},{pick.choice((128, 1024, 6144))}" for _ in range(inputs))
+    kernel_type = f"Kernel{number % 35}"
+    dtypes, formats = ";".join(["DT_BF16"] * inputs), ";".join(["ND"] * inputs)
+    output = f"{number + 1},1024"
+    name = f"aclnn{kernel_type}_{kernel_type}AiCore_{kernel_type}"
+    return name, kernel_type, f'"{shapes}"', dtypes, formats, f'"{output}"', "DT_BF16", "ND"
+
+
+def _row(pick: random.Random, kernel: Sequence[str]) -> list[str]:
+    name, kernel_type, *slots = kernel
+    counters = [f"{pick.uniform(0, 200):.3f}" if pick.random() < 0.5 else "0.0" for _ in PIPE_UTILIZATION]
+    start = f"{1764246877000000 + pick.random() * 1e6:.3f}\t"
+    launch = ["13", "0", "4294967295", str(pick.randrange(10**5)), "2", name, kernel_type, "dynamic", "AI_VECTOR_CORE"]
+    return [*launch, start, f"{pick.uniform(1, 500):.3f}", "12.5", "40", "0", "NO", *slots, "N/A", *counters]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
