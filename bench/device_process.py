@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from bench.errors import DeviceGone
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
-from database.errors import OpAtlasError
 from database.schema import Status
 
 #: Importing torch (and torch_npu) from a cold disk takes tens of seconds on busy machines.
@@ -117,7 +117,7 @@ class DeviceProcess:
         if answer is not None:
             reason = answer.reason
         code = self._kill()
-        raise OpAtlasError(
+        raise DeviceGone(
             f"the {self._start_message.spec.kind} device process did not start: {reason} ({how_it_ended(code)}); "
             f"--in-process shows what happens there"
         )

@@ -38,3 +38,7 @@ class OutOfMemory(ReplayError):
     """The row does not fit into the device's memory."""
 
     status = Status.OOM
+
+
+class DeviceGone(OpAtlasError):
+    """There is no device any more on which further rows could run."""

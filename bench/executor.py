@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from bench.errors import DeviceGone
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
+from database.errors import OpAtlasError
+from database.schema import Status
 
 
 class Executor(Protocol):
     """Runs jobs one after the other on one device."""
 
     def describe(self) -> DeviceDescription:
-        """The device, opened if it is not yet open. Raises OpAtlasError where it cannot be opened."""
+        """The device, opened if it is not yet open. Raises DeviceGone where it cannot be opened."""
         ...
 
     def run(self, job: Job) -> Outcome:
-        """Runs a job, to its end or to its deadline. Raises OpAtlasError where there is no device any more."""
+        """Runs a job, to its end or to its deadline. Raises DeviceGone."""
         ...
 
     def close(self) -> None:
@@ -24,18 +27,29 @@ class Executor(Protocol):
 
 
 class InProcess:
-    """Runs bodies in this process, for debuggers and profilers; what they raise comes through."""
+    """Runs bodies in this process, for debuggers and profilers; failures come through as raised."""
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
         from bench.runner import Runner
 
-        self._runner = Runner(spec, settings)
+        try:
+            self._runner = Runner(spec, settings)
+        except OpAtlasError as error:
+            raise DeviceGone(str(error)) from None
 
     def describe(self) -> DeviceDescription:
         return self._runner.describe()
 
     def run(self, job: Job) -> Outcome:
-        return self._runner.run_raising(job)
+        from bench.runner import outcome_of
+
+        try:
+            return self._runner.run_raising(job)
+        except Exception as error:
+            outcome = outcome_of(error)
+            if outcome.status in (Status.UNSUPPORTED, Status.SKIPPED):
+                return outcome
+            raise
 
     def close(self) -> None:
         """The device goes with this process."""

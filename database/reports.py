@@ -1,0 +1,209 @@
+"""The two files a session leaves beside the CSVs: what it did, and where replay and capture disagree."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from database.errors import OpAtlasError
+from database.merge import MergeResult
+from database.schema import AVERAGE, INPUT_SHAPES, INSTRUMENT, OUTPUT_SHAPES, PROFILING_AVERAGE
+from database.signature import signatures
+from database.statistics import valid_duration
+from database.store import Database, write_text
+
+#: A replay within 20 % of the capture counts as agreeing with it.
+LOWEST_RATIO, HIGHEST_RATIO = 0.8, 1.2
+_HOT_SPOTS = 10
+_ERRORS_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A row whose replayed and captured durations can be compared; `ratio` is microbench / profiling."""
+
+    kernel_type: str
+    signature: str
+    input_shapes: str
+    output_shapes: str
+    microbench_us: float
+    profiling_us: float
+    instrument: str
+
+    @property
+    def ratio(self) -> float:
+        return self.microbench_us / self.profiling_us
+
+    @property
+    def outside(self) -> bool:
+        return not LOWEST_RATIO <= self.ratio <= HIGHEST_RATIO
+
+    @property
+    def distance(self) -> float:
+        """How far from agreement: 2 for twice or half the duration."""
+        return max(self.ratio, 1 / self.ratio)
+
+
+@dataclass(frozen=True)
+class SessionFacts:
+    """What a session did, for its report.
+
+    Attributes:
+        run_id, database, device, mode: which session.
+        outcomes: cases by pytest's outcome ("passed", "failed", "xfailed", "skipped", ...).
+        statuses: cases by status of their row.
+        errors: (kernel type, cause) of rows that were not measured, with how many there were.
+        left_out: rows that the mode left out, by kernel type.
+        duplicates: rows whose signature stands in an earlier row, by kernel type.
+        not_replayable: rows whose kernel type has no replay, by kernel type.
+        merged: what the write-back did; None where it failed.
+        seconds: how long rows ran.
+    """
+
+    run_id: str
+    database: Path
+    device: str
+    mode: str
+    outcomes: Mapping[str, int]
+    statuses: Mapping[str, int]
+    errors: Mapping[tuple[str, str], int]
+    left_out: Mapping[str, int]
+    duplicates: Mapping[str, int]
+    not_replayable: Mapping[str, int]
+    merged: MergeResult | None
+    seconds: float
+
+
+def find_gaps(database: Database, kernel_types: Iterable[str]) -> tuple[list[Gap], list[str]]:
+    """Rows of some kernel types that have both durations, worst first; and files that could not be read."""
+    gaps, problems = [], []
+    for kernel_type in kernel_types:
+        try:
+            frame = database.read(kernel_type).frame
+        except OpAtlasError as error:
+            problems.append(str(error))
+            continue
+        if AVERAGE not in frame.columns or PROFILING_AVERAGE not in frame.columns:
+            continue
+        microbench = frame[AVERAGE].map(valid_duration)
+        profiling = frame[PROFILING_AVERAGE].map(valid_duration)
+        both = frame[microbench.notna() & profiling.notna()]
+        instruments = both[INSTRUMENT] if INSTRUMENT in both.columns else [""] * len(both)
+        gaps += [
+            Gap(kernel_type, *cells)
+            for cells in zip(
+                signatures(kernel_type, both),
+                both[INPUT_SHAPES],
+                both[OUTPUT_SHAPES],
+                microbench[both.index],
+                profiling[both.index],
+                instruments,
+                strict=True,
+            )
+        ]
+    return sorted(gaps, key=lambda gap: -gap.distance), problems
+
+
+def write_gap_csv(path: Path, gaps: Sequence[Gap]) -> None:
+    """Every row outside of 0.8 ... 1.2, worst first. Raises OpAtlasError."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        [
+            "Kernel Type",
+            INPUT_SHAPES,
+            OUTPUT_SHAPES,
+            AVERAGE,
+            PROFILING_AVERAGE,
+            "Ratio (microbench/profiling)",
+            INSTRUMENT,
+            "Signature",
+        ]
+    )
+    for gap in gaps:
+        if gap.outside:
+            durations = f"{gap.microbench_us:.4f}", f"{gap.profiling_us:.4f}", f"{gap.ratio:.4f}"
+            writer.writerow(
+                [gap.kernel_type, gap.input_shapes, gap.output_shapes, *durations, gap.instrument, gap.signature]
+            )
+    write_text(path, text.getvalue())
+
+
+def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
+    """The report of a session as Markdown."""
+    merged = facts.merged or MergeResult()
+    lines = [
+        f"# Replay report of run {facts.run_id}",
+        "",
+        f"- Database: `{facts.database}`",
+        f"- Device: {facts.device or 'none was opened'}",
+        f"- Update mode: {facts.mode}",
+        f"- Rows run: {sum(facts.statuses.values())} in {facts.seconds:.1f} s",
+        "",
+        "## Rows",
+        "",
+        *_table(("Outcome", "Rows"), sorted(facts.outcomes.items())),
+        "",
+        *_table(("Status", "Rows"), sorted(facts.statuses.items())),
+        "",
+        "## Write-back",
+        "",
+        *(
+            _table(
+                ("What", "Rows"),
+                [
+                    ("updated (duration measured anew)", len(merged.updated)),
+                    ("added (sample of a row that was not there)", len(merged.added)),
+                    ("marked (status only, durations kept)", len(merged.marked)),
+                    ("pruned (moved to pruned/)", len(merged.pruned)),
+                    ("unchanged (merged before)", len(merged.unchanged)),
+                    ("missing (sample without a row, reported only)", len(merged.unmatched)),
+                    ("left out by the update mode", sum(facts.left_out.values())),
+                    ("duplicate signatures", sum(facts.duplicates.values())),
+                ],
+            )
+            if facts.merged is not None
+            else ["The records were not merged; they are in the journal."]
+        ),
+    ]
+    for title, names in (("Missing", merged.unmatched), ("Pruned", merged.pruned)):
+        if names:
+            lines += ["", f"### {title}", "", *(f"- {name.kernel_type} `{name.signature}`" for name in names)]
+    for title, counts in (
+        ("Duplicate signatures", facts.duplicates),
+        ("Kernel types without a replay", facts.not_replayable),
+    ):
+        if counts:
+            lines += ["", f"### {title}", "", *_table(("Kernel type", "Rows"), sorted(counts.items()))]
+    if facts.errors:
+        lines += ["", "## Not measured, by kernel type and cause", ""]
+        worst = Counter(facts.errors).most_common()
+        lines += _table(("Kernel type", "Rows", "Cause"), [(kernel, n, cause) for (kernel, cause), n in worst])
+    outside = [gap for gap in gaps if gap.outside]
+    lines += ["", "## Gap hot spots", ""]
+    lines.append(
+        f"{len(outside)} of {len(gaps)} rows with both durations are outside of {LOWEST_RATIO} ... {HIGHEST_RATIO} "
+        f"(microbench / profiling)."
+    )
+    if outside:
+        rows = [
+            (
+                gap.kernel_type,
+                gap.input_shapes,
+                f"{gap.microbench_us:.2f}",
+                f"{gap.profiling_us:.2f}",
+                f"{gap.ratio:.2f}",
+            )
+            for gap in outside[:_HOT_SPOTS]
+        ]
+        lines += ["", *_table(("Kernel type", "Input shapes", "Microbench (us)", "Profiling (us)", "Ratio"), rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    body = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header), *body]

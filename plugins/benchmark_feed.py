@@ -1,0 +1,70 @@
+"""Durations for pytest-benchmark: its JSON, saved runs, comparisons and histograms work on replays."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from database.record import Record
+from plugins.supervisor import about_row
+
+#: Any of these asks pytest-benchmark for something; without them its table would only repeat the summary.
+_ASKING = ("benchmark_json", "benchmark_save", "benchmark_autosave", "benchmark_compare", "benchmark_histogram")
+
+
+class BenchmarkFeed:
+    """Hands each measured row to pytest-benchmark's session as a benchmark of its samples."""
+
+    def __init__(self, benchmark_session: Any) -> None:
+        self._session = benchmark_session
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        about = about_row(report)
+        if about is None or "record" not in about:
+            return
+        record = Record.from_json(about["record"])
+        if record.measurement is not None:
+            self._session.benchmarks.append(self._benchmark(report.nodeid, record))
+
+    def _benchmark(self, nodeid: str, record: Record) -> Any:
+        from pytest_benchmark.stats import Metadata
+
+        assert record.measurement is not None
+        name = nodeid.partition("::")[2]
+        case = name.partition("[")[2].rstrip("]")
+        fixture = SimpleNamespace(
+            name=name,
+            fullname=nodeid,
+            group=record.kernel_type,
+            param=case,
+            params={"row": case},
+            extra_info={
+                "kernel_type": record.kernel_type,
+                "signature": record.signature,
+                "instrument": record.measurement.instrument,
+                "cache_state": record.measurement.cache_state,
+                "run_id": record.run_id,
+            },
+            cprofile_stats=None,
+        )
+        options = {
+            "disable_gc": True,
+            "timer": record.measurement.instrument,
+            "min_rounds": 1,
+            "max_time": 0.0,
+            "min_time": 0.0,
+            "warmup": True,
+        }
+        benchmark: Any = Metadata(fixture, iterations=record.measurement.calls_per_sample, options=options)
+        for sample_us in record.measurement.samples_us:
+            benchmark.update(sample_us * 1e-6 * record.measurement.calls_per_sample)
+        return benchmark
+
+
+def benchmark_feed(config: pytest.Config) -> BenchmarkFeed | None:
+    """The feed, where pytest-benchmark is there and was asked for something."""
+    benchmark_session = getattr(config, "_benchmarksession", None)
+    asked = any(getattr(config.option, name, None) for name in _ASKING)
+    return BenchmarkFeed(benchmark_session) if benchmark_session is not None and asked else None

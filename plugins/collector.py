@@ -1,0 +1,120 @@
+"""Collection: each row of the database becomes a case of the function that replays its kernel type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from _pytest.mark.expression import Expression
+
+from bench.coverage import replays_of_bench
+from bench.registry import replay_spec
+from plugins.plan import Plan, TablePlan
+from plugins.session import BenchSession
+
+
+class Collector:
+    """Knows which functions replay which kernel types."""
+
+    def __init__(self, session: BenchSession) -> None:
+        self._session = session
+        #: Functions collected here, by the kernel types that they replay.
+        self.replays: dict[str, Any] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pycollect_makeitem(self, collector: pytest.Module, name: str, obj: object) -> list[pytest.Item] | None:
+        """A replay without rows is no item at all (pytest would make a skipped one)."""
+        spec = replay_spec(obj)
+        if spec is None:
+            return None
+        for kernel_type in spec.kernel_types:
+            other = self.replays.setdefault(kernel_type, obj)
+            if other is not obj:
+                raise collector.CollectError(
+                    f"{kernel_type} is replayed by {collector.name}::{name} and by "
+                    f"{other.__module__}.{other.__name__}: a kernel type has one replay"
+                )
+        return None if any(table.cases for table in self._tables(obj)) else []
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if replay_spec(metafunc.function) is None:
+            return
+        ids, rows = [], []
+        for table in self._tables(metafunc.function):
+            for case_id, row, expected_to_fail in table.rows():
+                ids.append(case_id)
+                mark = pytest.mark.xfail(reason=expected_to_fail, strict=False) if expected_to_fail else ()
+                rows.append(pytest.param(row, marks=mark) if mark else row)
+        metafunc.parametrize("row", rows, ids=ids)
+
+    def pytest_report_collectionfinish(self, config: pytest.Config) -> list[str]:
+        plan = self._session.plan_if_made
+        return [] if plan is None else plan_lines(plan, self._session)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Having nothing to do is success; a file that could not be read is not."""
+        plan = self._session.plan_if_made
+        if plan is None or self._session.is_worker:
+            return
+        if plan.problems and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.done_already(session.config):
+            session.exitstatus = pytest.ExitCode.OK
+
+    def done_already(self, config: pytest.Config) -> int:
+        """Rows that were selected, but that the update mode leaves out because they have a duration."""
+        plan = self._session.plan_if_made
+        if plan is None:
+            return 0
+        selected = _keyword_filter(config.option.keyword)
+        return sum(
+            selected(f"{case_id} {self._name(kernel_type)}")
+            for kernel_type, table in plan.tables.items()
+            for case_id in table.left_out
+        )
+
+    def known_replays(self) -> dict[str, Any]:
+        """All replays of bench/, whether or not they were collected here, and those collected elsewhere."""
+        return {**replays_of_bench(), **self.replays}
+
+    def _tables(self, function: Any) -> Iterator[TablePlan]:
+        spec = replay_spec(function)
+        assert spec is not None
+        tables = self._session.plan().tables
+        return (tables[name] for name in spec.kernel_types if name in tables)
+
+    def _name(self, kernel_type: str) -> str:
+        function = self.known_replays().get(kernel_type)
+        return f"{function.__module__} {function.__name__}" if function else ""
+
+
+def plan_lines(plan: Plan, session: BenchSession) -> list[str]:
+    """What a user should know before rows run."""
+    lines = [f"opatlas: {plan.case_count} rows to replay, database {session.settings.database}"]
+    if plan.starter_rows:
+        lines.append(f"opatlas: there was no database yet; made a starter of {plan.starter_rows} theory rows")
+    for recovered in plan.recovered:
+        lines.append(f"opatlas: merged {recovered.records} records that session {recovered.run_id} left behind")
+        lines += [f"opatlas: {problem}" for problem in recovered.problems]
+    left_out = sum(plan.left_out().values())
+    if left_out:
+        lines.append(f"opatlas: {left_out} rows left out: they have a duration (--update-mode=missing-only)")
+    lines += [f"opatlas: not read: {problem}" for problem in plan.problems]
+    return lines
+
+
+def _keyword_filter(expression: str) -> Callable[[str], bool]:
+    """`-k` for text that never became an item. pytest has refused a malformed expression by now."""
+    if not expression:
+        return lambda text: True
+    compiled = Expression.compile(expression)
+
+    def selected(text: str) -> bool:
+        def contains(word: str, /, **_: str | int | bool | None) -> bool:
+            return word.lower() in text.lower()
+
+        return compiled.evaluate(contains)
+
+    return selected

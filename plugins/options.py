@@ -1,0 +1,189 @@
+"""The command-line options of `pytest bench/`, each defined once, and what they come to."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bench.devices.at_hand import device_spec
+from bench.job import DeviceSpec, MeasureSettings
+from database.layout import cpu_device_name, default_path
+from database.merge import UpdateMode
+from database.versions import detect
+
+#: The older tool's environment variable for --repeat-count.
+REPEAT_COUNT_VARIABLE = "MSMODELING_OP_REPLAY_REPEAT_COUNT"
+
+_DEFAULT_TIME_LIMIT_S = 5.0
+#: Long enough for the largest rows of real captures on a slow CPU (tens of seconds a call).
+_DEFAULT_CASE_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the options of a session come to.
+
+    Attributes:
+        database: directory of the CSVs.
+        device: the device that rows are replayed on.
+        mode, prune: how durations are written back.
+        ops: the only kernel types to run; empty: all.
+        measure: how a row is measured.
+        case_timeout_s: deadline of one row in the device process.
+        in_process: run the bodies of replays in pytest itself.
+        collect_only: nothing is to be written.
+    """
+
+    database: Path
+    device: DeviceSpec
+    mode: UpdateMode
+    prune: bool
+    ops: frozenset[str]
+    measure: MeasureSettings
+    case_timeout_s: float
+    in_process: bool
+    collect_only: bool
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("opatlas", "OpAtlas: replaying the rows of a database of operator durations")
+    group.addoption(
+        "--database-path",
+        metavar="DIR",
+        help="directory of the {KernelType}.csv files "
+        "(default: the one of the device and versions under database/data)",
+    )
+    group.addoption(
+        "--device",
+        metavar="NAME",
+        help="device to replay on, by the name of its database folder, or 'cpu' (default: the device at hand)",
+    )
+    group.addoption(
+        "--vllm-version", metavar="V", help="vllm-ascend version of the database (default: the installed one)"
+    )
+    group.addoption("--torch-version", metavar="V", help="torch version of the database (default: the installed one)")
+    group.addoption("--cann-version", metavar="V", help="CANN version of the database (default: the installed one)")
+    group.addoption(
+        "--ops",
+        metavar="TYPE[,TYPE...]",
+        default="",
+        help="run only these kernel types, named exactly (default: all; -k selects by part of a name)",
+    )
+    group.addoption(
+        "--update-mode",
+        choices=[mode.value for mode in UpdateMode],
+        default=UpdateMode.ALL.value,
+        help="all: run every row; missing-only: run only rows without a valid duration (default: %(default)s)",
+    )
+    group.addoption(
+        "--repeat-count",
+        type=_positive_int,
+        metavar="N",
+        help="samples of each row (default: as many as its noise asks for, at least 10; "
+        f"or what {REPEAT_COUNT_VARIABLE} says)",
+    )
+    group.addoption(
+        "--cache",
+        choices=("cold", "warm"),
+        default="cold",
+        help="cold: flush the last-level cache before each sample; warm: do not (default: %(default)s)",
+    )
+    group.addoption(
+        "--time-limit",
+        type=_positive_float,
+        default=_DEFAULT_TIME_LIMIT_S,
+        metavar="SECONDS",
+        help="end the sampling of a row after this time, without --repeat-count (default: %(default)g)",
+    )
+    group.addoption(
+        "--case-timeout",
+        type=_positive_float,
+        default=_DEFAULT_CASE_TIMEOUT_S,
+        metavar="SECONDS",
+        help="kill a row that is not done after this time, whatever it hangs in (default: %(default)g)",
+    )
+    group.addoption(
+        "--threads", type=_positive_int, metavar="N", help="CPU threads of torch (default: one per available core)"
+    )
+    group.addoption(
+        "--prune-empty-duration-rows",
+        action="store_true",
+        help="move rows that were run and still have no valid duration to pruned/ "
+        "(default: keep them, with their status)",
+    )
+    group.addoption(
+        "--fail-fast", action="store_const", const=1, dest="maxfail", help="stop at the first failure (the same as -x)"
+    )
+    group.addoption(
+        "--in-process",
+        action="store_true",
+        help="run rows in pytest's own process, for --pdb and profilers: a crash ends the session "
+        "(default: in a device process)",
+    )
+
+
+def settings_of(config: pytest.Config) -> Settings:
+    """The settings of a session.
+
+    Raises:
+        OpAtlasError: a device that cannot be replayed on, or versions that cannot be detected.
+        pytest.UsageError: options that contradict each other.
+    """
+    option = config.option
+    device = device_spec(option.device)
+    if option.in_process and _is_distributed(config):
+        raise pytest.UsageError("--in-process runs rows in one process: leave out -n")
+    if option.usepdb and not option.in_process:
+        raise pytest.UsageError("--pdb cannot reach into the device process: add --in-process")
+    if option.database_path:
+        database = Path(option.database_path)
+    else:
+        versions = detect(vllm=option.vllm_version, torch=option.torch_version, cann=option.cann_version)
+        database = default_path(cpu_device_name(), versions)
+    return Settings(
+        database=database.absolute(),
+        device=device,
+        mode=UpdateMode(option.update_mode),
+        prune=option.prune_empty_duration_rows,
+        ops=frozenset(name.strip() for name in option.ops.split(",") if name.strip()),
+        measure=MeasureSettings(
+            repeat_count=option.repeat_count or _repeat_count_of_environment(),
+            cache=option.cache,
+            time_limit_s=option.time_limit,
+            threads=option.threads,
+        ),
+        case_timeout_s=option.case_timeout,
+        in_process=option.in_process,
+        collect_only=option.collectonly,
+    )
+
+
+def _is_distributed(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput") or bool(config.getoption("numprocesses", None))
+
+
+def _repeat_count_of_environment() -> int | None:
+    text = os.environ.get(REPEAT_COUNT_VARIABLE, "")
+    if not text:
+        return None
+    try:
+        return _positive_int(text)
+    except ValueError:
+        raise pytest.UsageError(f"{REPEAT_COUNT_VARIABLE}={text!r}: give a whole number above 0, or unset it") from None
+
+
+def _positive_int(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(f"{text} is not above 0")
+    return number
+
+
+def _positive_float(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise ValueError(f"{text} is not a number above 0")
+    return number

@@ -1,0 +1,203 @@
+"""The plan of a session: which rows are cases, frozen before the first of them runs.
+
+Every process of a session sees the same plan, whatever happens to the CSV files meanwhile.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from database.errors import OpAtlasError
+from database.merge import UpdateMode, has_duration
+from database.recover import Recovered, recover
+from database.schema import (
+    AVERAGE,
+    BASE,
+    EP_SIZE,
+    PROFILING_AVERAGE,
+    RUNTIME,
+    STATUS,
+    STATUS_REASON,
+    Status,
+)
+from database.signature import digest, signatures
+from database.store import Database, Table
+
+#: Cells that a replay may need.
+_CELLS = (*BASE, EP_SIZE, *RUNTIME)
+#: Readable part of an id: enough for the shapes of most kernels, short enough for one line.
+_READABLE = 72
+
+
+class CaseRow:
+    """One row as a case: a reference into the plan, made small because there are many."""
+
+    __slots__ = ("position", "table")
+
+    def __init__(self, table: TablePlan, position: int) -> None:
+        self.table = table
+        self.position = position
+
+    @property
+    def kernel_type(self) -> str:
+        return self.table.kernel_type
+
+    @property
+    def signature(self) -> str:
+        return self.table.signatures[self.position]
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """The cells that identify the row and its call."""
+        return {name: cells[self.position] for name, cells in self.table.columns.items()}
+
+    @property
+    def place(self) -> str:
+        """File and line, as they were when the plan was made."""
+        return f"{self.table.path}:{self.position + 2}"
+
+    def __repr__(self) -> str:
+        return f"{self.kernel_type}[{self.signature}]"
+
+
+@dataclass
+class TablePlan:
+    """The rows of one kernel type.
+
+    Attributes:
+        columns: cells of every row of the file, by column.
+        signatures: of every row of the file.
+        cases: positions of the rows that are cases, with the case's id.
+        expected_to_fail: reasons of the cases that are xfail, by position.
+        left_out: ids of rows that the update mode leaves out.
+        duplicates: positions of rows whose signature an earlier row has.
+    """
+
+    kernel_type: str
+    path: Path
+    columns: dict[str, list[str]]
+    signatures: list[str]
+    cases: dict[int, str] = field(default_factory=dict)
+    expected_to_fail: dict[int, str] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    duplicates: list[int] = field(default_factory=list)
+
+    def rows(self) -> Iterator[tuple[str, CaseRow, str | None]]:
+        """Each case's id, its row, and why it is expected to fail, if it is."""
+        for position, case_id in self.cases.items():
+            yield case_id, CaseRow(self, position), self.expected_to_fail.get(position)
+
+
+@dataclass
+class Plan:
+    """What a session is to do.
+
+    Attributes:
+        tables: by kernel type; a file that cannot be read has none.
+        problems: files that cannot be read; they make the session fail.
+        recovered: what earlier sessions left behind and was merged first.
+        starter_rows: rows of the starter database that was made, 0 if there was one.
+        kernel_types_asked_for: what --ops names and the database lacks.
+    """
+
+    tables: dict[str, TablePlan] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    recovered: list[Recovered] = field(default_factory=list)
+    starter_rows: int = 0
+    ops_without_rows: list[str] = field(default_factory=list)
+
+    @property
+    def case_count(self) -> int:
+        return sum(len(table.cases) for table in self.tables.values())
+
+    def left_out(self) -> Counter[str]:
+        """Rows that the mode leaves out, by kernel type."""
+        return Counter({name: len(table.left_out) for name, table in self.tables.items() if table.left_out})
+
+
+def make_plan(
+    path: Path,
+    mode: UpdateMode,
+    ops: frozenset[str],
+    *,
+    run_id: str,
+    write: bool,
+    starter: Callable[[Database], int] | None,
+) -> Plan:
+    """Reads a database and decides which of its rows are cases.
+
+    Args:
+        path: the database.
+        mode: whether rows with a valid duration are cases.
+        ops: the only kernel types wanted; empty: all.
+        run_id: of this session, whose own journal is left alone.
+        write: whether what earlier sessions left behind may be merged, and a starter made.
+        starter: fills a database that has no CSV; None: it is an error to have none.
+
+    Raises:
+        OpAtlasError: no database, or one that cannot be written.
+    """
+    plan = Plan()
+    database = Database(path)
+    if write and database.journal_dir.is_dir():
+        plan.recovered = recover(database, own_run=run_id)
+    if not database.kernel_types():
+        if starter is None:
+            raise OpAtlasError(
+                f"no database at {path}: ingest a capture into it (python -m database ingest --profiling-path CAPTURE "
+                f"--database-path {path}), or leave --database-path out for a starter database"
+            )
+        if write:
+            plan.starter_rows = starter(database)
+    names = database.kernel_types()
+    plan.ops_without_rows = sorted(ops.difference(names))
+    for name in names:
+        if ops and name not in ops:
+            continue
+        try:
+            plan.tables[name] = _plan_table(database.read(name), mode)
+        except OpAtlasError as error:
+            plan.problems.append(str(error))
+    return plan
+
+
+def _plan_table(table: Table, mode: UpdateMode) -> TablePlan:
+    frame = table.frame
+    columns = {name: frame[name].tolist() for name in _CELLS if name in frame.columns}
+    planned = TablePlan(table.kernel_type, table.path, columns, signatures(table.kernel_type, frame))
+    count = len(frame)
+    state = {
+        name: frame[name].tolist() if name in frame.columns else [""] * count
+        for name in (AVERAGE, PROFILING_AVERAGE, STATUS, STATUS_REASON)
+    }
+    seen: set[str] = set()
+    for position, signature in enumerate(planned.signatures):
+        if signature in seen:
+            planned.duplicates.append(position)
+            continue
+        seen.add(signature)
+        case_id = _case_id(table.kernel_type, signature, columns, position)
+        if mode is UpdateMode.MISSING_ONLY and has_duration({name: cells[position] for name, cells in state.items()}):
+            planned.left_out.append(case_id)
+            continue
+        planned.cases[position] = case_id
+        status = Status.of_cell(state[STATUS][position]) if state[STATUS][position] else None
+        if status is not None and status.expected_to_fail:
+            planned.expected_to_fail[position] = f"{status} before: {state[STATUS_REASON][position]}"
+    return planned
+
+
+_SEPARATORS = str.maketrans({",": "x", ";": "_", '"': None, "'": None, " ": None})
+_NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_.x+-]+")
+
+
+def _case_id(kernel_type: str, signature: str, columns: Mapping[str, list[str]], position: int) -> str:
+    """`MatMulV2-4096x4096_4096x1024-DT_BF16_DT_BF16-4096x1024-1f0c9a72b3de`: readable, then unique."""
+    parts = (columns["Input Shapes"], columns["Input Data Types"], columns["Output Shapes"])
+    readable = "-".join([cells[position].translate(_SEPARATORS) for cells in parts])
+    readable = _NOT_IN_IDS.sub("", readable)[:_READABLE]
+    return f"{kernel_type}-{readable}-{digest(kernel_type, signature)}"

@@ -1,0 +1,184 @@
+"""What a session tells at its end: a summary on the terminal, and two files beside the CSVs."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from database.errors import OpAtlasError
+from database.reports import Gap, SessionFacts, find_gaps, replay_report, write_gap_csv
+from database.schema import Status
+from database.store import write_text
+from plugins.collector import Collector, plan_lines
+from plugins.session import BenchSession
+from plugins.supervisor import about_row
+from plugins.writeback import WriteBack
+
+_SHOWN = 5
+_COLUMNS = 80
+#: Numbers and paths that differ between rows with the same cause.
+_PARTICULAR = re.compile(r"\S+\.csv:\d+: |0x[0-9a-f]+|\d+(?:\.\d+)?")
+
+
+class Report:
+    """Tallies the rows of a session. Lives beside the write-back."""
+
+    def __init__(self, session: BenchSession, collector: Collector, written: WriteBack, keyword: str) -> None:
+        """`keyword` is what -k says: with it, kernel types that cannot be replayed were not asked for."""
+        self._session = session
+        self._collector = collector
+        self._written = written
+        self._keyword = keyword
+        self._outcomes: Counter[str] = Counter()
+        self._errors: Counter[tuple[str, str]] = Counter()
+        self._first_at: float | None = None
+        self._last_at = 0.0
+        self._paths: list[str] = []
+        self._gaps: list[Gap] = []
+        self._problems: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        about = about_row(report)
+        if about is None or "record" not in about:
+            return
+        self._first_at = self._first_at or report.start
+        self._last_at = max(self._last_at, report.stop)
+        self._outcomes[_outcome(report)] += 1
+        record = about["record"]
+        if record["status"] != Status.MEASURED.value:
+            self._errors[record["kernel_type"], f"{record['status']}: {_cause(record['reason'])}"] += 1
+
+    def pytest_sessionfinish(self) -> None:
+        if self._written.merged is None:
+            return
+        database = self._session.database
+        kernel_types = sorted(
+            {name.kernel_type for name in (*self._written.merged.updated, *self._written.merged.added)}
+        )
+        self._gaps, self._problems = find_gaps(database, kernel_types)
+        stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(self._session.started_at))
+        report = database.reports_dir / f"replay_report_{stamp}.md"
+        gaps = database.reports_dir / f"duration_gap_{stamp}.csv"
+        try:
+            write_text(report, replay_report(self._facts(), self._gaps))
+            write_gap_csv(gaps, self._gaps)
+        except OpAtlasError as error:
+            self._problems.append(str(error))
+            return
+        self._paths = [str(report), str(gaps)]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+        plan = self._session.plan_if_made
+        if plan is None or self._session.settings.collect_only:
+            return
+        terminalreporter.section("OpAtlas", sep="=")
+        for line in self._summary(config):
+            terminalreporter.write_line(line)
+
+    def _summary(self, config: pytest.Config) -> Iterator[str]:
+        plan = self._session.plan_if_made
+        assert plan is not None
+        if self._session.is_controller:
+            yield from plan_lines(plan, self._session)
+        if not self._outcomes:
+            done = self._collector.done_already(config)
+            if done:
+                yield f"nothing to do: {done} rows have a duration already (--update-mode=all measures them again)"
+            yield from self._not_replayable_lines()
+            return
+        seconds = self._seconds()
+        facts = self._facts()
+        counts = ", ".join(f"{n} {name}" for name, n in sorted(facts.statuses.items()))
+        rows = sum(facts.statuses.values())
+        yield f"{rows} rows in {seconds:.1f} s ({rows / seconds:.1f} rows/s): {counts}"
+        expected = {name: n for name, n in self._outcomes.items() if name in ("xfailed", "xpassed")}
+        if expected:
+            yield "of these " + ", ".join(f"{n} {name}" for name, n in expected.items()) + " (had failed before)"
+        merged = self._written.merged
+        if merged is not None:
+            yield (
+                f"written back: {len(merged.updated)} updated, {len(merged.added)} added, {len(merged.marked)} marked, "
+                f"{len(merged.pruned)} pruned"
+            )
+            if merged.unmatched:
+                yield f"{len(merged.unmatched)} records match no row of the database any more and were not added"
+        yield from self._not_replayable_lines()
+        duplicates = sum(facts.duplicates.values())
+        if duplicates:
+            yield f"{duplicates} rows repeat the signature of an earlier row; they got its duration"
+        yield from self._error_lines()
+        yield from self._gap_lines()
+        if self._written.problem:
+            yield f"NOT WRITTEN BACK: {self._written.problem}"
+        for problem in (*plan.problems, *self._problems):
+            yield f"not read or written: {problem}"
+        yield f"database: {self._session.settings.database}"
+        for path in self._paths:
+            yield f"report: {path}"
+
+    def _error_lines(self) -> Iterator[str]:
+        if self._errors:
+            yield "not measured, by kernel type and cause:"
+            for (kernel_type, cause), count in self._errors.most_common(_SHOWN):
+                yield f"  {count:5d}  {kernel_type}: {cause}"
+            if len(self._errors) > _SHOWN:
+                yield f"         and {len(self._errors) - _SHOWN} other causes, see the report"
+
+    def _gap_lines(self) -> Iterator[str]:
+        outside = [gap for gap in self._gaps if gap.outside]
+        if outside:
+            yield f"{len(outside)} of {len(self._gaps)} rows are 20 % or more off their captured duration; worst:"
+            for gap in outside[:_SHOWN]:
+                yield f"  {gap.ratio:8.2f} x  {gap.kernel_type} {gap.input_shapes}"[:_COLUMNS]
+
+    def _not_replayable_lines(self) -> Iterator[str]:
+        missing = self._not_replayable()
+        if missing and not self._keyword:
+            names = ", ".join(f"{name} {count}" for name, count in missing.most_common(8))
+            more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+            yield f"{sum(missing.values())} rows of {len(missing)} kernel types have no replay: {names}{more}"
+
+    def _not_replayable(self) -> Counter[str]:
+        plan = self._session.plan_if_made
+        assert plan is not None
+        known = self._collector.known_replays()
+        return Counter({name: len(table.cases) for name, table in plan.tables.items() if name not in known})
+
+    def _facts(self) -> SessionFacts:
+        plan = self._session.plan_if_made
+        assert plan is not None
+        return SessionFacts(
+            run_id=self._session.run_id,
+            database=self._session.settings.database,
+            device=self._written.device_name,
+            mode=self._session.settings.mode.value,
+            outcomes=self._outcomes,
+            statuses=self._written.statuses,
+            errors=self._errors,
+            left_out=plan.left_out(),
+            duplicates={name: len(table.duplicates) for name, table in plan.tables.items() if table.duplicates},
+            not_replayable=self._not_replayable(),
+            merged=self._written.merged,
+            seconds=self._seconds(),
+        )
+
+    def _seconds(self) -> float:
+        return max(self._last_at - (self._first_at or self._last_at), 1e-3)
+
+
+def _outcome(report: pytest.TestReport) -> str:
+    if hasattr(report, "wasxfail"):
+        return "xfailed" if report.skipped else "xpassed"
+    return report.outcome
+
+
+def _cause(reason: str) -> str:
+    """A reason without what is particular to its row, so that equal causes are counted together."""
+    return _PARTICULAR.sub(
+        lambda match: "" if match[0].endswith(": ") else "N", reason.splitlines()[0] if reason else ""
+    )[:160]

@@ -1,0 +1,144 @@
+"""Runs the body of each replay on the device, and puts what became of it on the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.errors import DeviceGone
+from bench.job import Job, Outcome
+from bench.registry import replay_spec
+from database.record import Record
+from database.schema import Status
+from plugins.plan import CaseRow
+from plugins.session import BenchSession
+
+_OUTCOME = pytest.StashKey[Outcome]()
+#: Attribute of a report: which row it is about, and its record where there is one. Plain values,
+#: because reports of xdist's workers travel as such.
+REPORT_ATTRIBUTE = "opatlas"
+
+
+class Supervisor:
+    """Takes the place of pytest's call of a replay function."""
+
+    def __init__(self, session: BenchSession) -> None:
+        self._session = session
+        self._device_told = False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        if replay_spec(pyfuncitem.function) is None:
+            return None
+        row = pyfuncitem.funcargs["row"]
+        assert isinstance(row, CaseRow)
+        outcome = pyfuncitem.stash[_OUTCOME] = self._run(pyfuncitem, row)
+        _give_verdict(outcome)
+        return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        row = row_of(item)
+        record = None
+        if row is not None and call.when == "call":
+            record = self._record(row, item.stash.get(_OUTCOME, None) or _outcome_of_exception(call))
+            item.user_properties += _properties(record)
+        elif row is not None and call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception):
+            record = self._record(row, Outcome(Status.SKIPPED, str(call.excinfo.value)))
+        report = yield
+        if row is not None:
+            about: dict[str, Any] = {"kernel_type": row.kernel_type, "signature": row.signature}
+            if record is not None:
+                about["record"] = record.to_json()
+                if record.measurement is not None and not self._device_told:
+                    about["device"] = self._describe_device()
+            setattr(report, REPORT_ATTRIBUTE, about)
+        return report
+
+    def _run(self, item: pytest.Function, row: CaseRow) -> Outcome:
+        function = item.function
+        job = Job(
+            module=function.__module__,
+            module_path=str(Path(function.__code__.co_filename)),
+            function=function.__qualname__,
+            kernel_type=row.kernel_type,
+            cells=row.cells,
+            place=row.place,
+        )
+        try:
+            return self._session.executor().run(job)
+        except DeviceGone as error:
+            pytest.exit(str(error), returncode=pytest.ExitCode.INTERNAL_ERROR)
+
+    def _record(self, row: CaseRow, outcome: Outcome) -> Record:
+        return Record(
+            kernel_type=row.kernel_type,
+            signature=row.signature,
+            cells=row.cells,
+            status=outcome.status,
+            reason=outcome.reason,
+            run_id=self._session.run_id,
+            finished_at=time.time(),
+            measurement=outcome.measurement,
+        )
+
+    def _describe_device(self) -> dict[str, Any]:
+        self._device_told = True
+        description = self._session.executor().describe()
+        return {"name": description.name, "facts": dict(description.facts)}
+
+
+def _give_verdict(outcome: Outcome) -> None:
+    """Passes, skips or fails the case that an outcome belongs to."""
+    __tracebackhide__ = True
+    if outcome.status is Status.MEASURED:
+        return
+    message = f"{outcome.status}: {outcome.reason}"
+    if outcome.status in (Status.UNSUPPORTED, Status.SKIPPED):
+        pytest.skip(message)
+    pytest.fail(f"{message}\n{outcome.detail}".rstrip(), pytrace=False)
+
+
+def _outcome_of_exception(call: pytest.CallInfo[None]) -> Outcome:
+    """The outcome of a body that ran in this process and raised."""
+    assert call.excinfo is not None
+    from bench.runner import outcome_of
+
+    return outcome_of(call.excinfo.value)
+
+
+def row_of(item: pytest.Item) -> CaseRow | None:
+    """The row that an item replays; None for other tests."""
+    callspec = getattr(item, "callspec", None)
+    row = callspec.params.get("row") if callspec is not None else None
+    return row if isinstance(row, CaseRow) else None
+
+
+def _properties(record: Record) -> list[tuple[str, object]]:
+    """What JUnit shows of a row."""
+    properties: list[tuple[str, object]] = [("status", record.status.value), ("run_id", record.run_id)]
+    if record.measurement is not None:
+        summary = record.measurement.summary
+        properties += [
+            ("duration_us", round(summary.mean_us, 4)),
+            ("duration_median_us", round(summary.median_us, 4)),
+            ("duration_std_us", round(summary.std_us, 4)),
+            ("samples", summary.count),
+            ("instrument", record.measurement.instrument),
+            ("cache_state", record.measurement.cache_state),
+        ]
+    else:
+        properties.append(("reason", record.reason))
+    return properties
+
+
+def about_row(report: pytest.TestReport) -> dict[str, Any] | None:
+    """What the supervisor put on a report of a replay; None for other reports."""
+    about: dict[str, Any] | None = getattr(report, REPORT_ATTRIBUTE, None)
+    return about

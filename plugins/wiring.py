@@ -1,0 +1,45 @@
+"""Puts the plugins of a session together: which objects there are, and who knows whom."""
+
+from __future__ import annotations
+
+import pytest
+
+from plugins.benchmark_feed import benchmark_feed
+from plugins.collector import Collector
+from plugins.progress import ReplayProgress
+from plugins.report import Report
+from plugins.session import BenchSession
+from plugins.supervisor import Supervisor
+from plugins.writeback import WriteBack
+
+#: Under this name the fixtures of bench/ find the session, without importing it.
+SESSION = "opatlas-session"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Trylast: the terminal and pytest-benchmark must be there."""
+    session = BenchSession(config)
+    collector = Collector(session)
+    register = config.pluginmanager.register
+    register(session, SESSION)
+    register(collector, "opatlas-collector")
+    register(Supervisor(session), "opatlas-supervisor")
+    if session.is_worker:
+        # Its reports travel to the controller, which keeps, merges and tells.
+        return
+    write_back = WriteBack(session)
+    register(write_back, "opatlas-write-back")
+    register(Report(session, collector, write_back, config.option.keyword), "opatlas-report")
+    feed = benchmark_feed(config)
+    if feed is not None:
+        register(feed, "opatlas-benchmark-feed")
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None:
+        register(ReplayProgress(terminal, config.option.verbose), "opatlas-progress")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    session = config.pluginmanager.get_plugin(SESSION)
+    if isinstance(session, BenchSession):
+        session.close()
