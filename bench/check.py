@@ -57,10 +57,10 @@ def _compare(comparison: Comparison, what: str, reference: str) -> None:
     actual, expected = comparison.actual, comparison.expected
     if isinstance(expected, Picks):
         actual, expected = _picked(actual, expected, what, reference), expected.values
-    expected = expected.expand(actual.shape)
+    actual, expected = _comparable(actual), _comparable(expected).expand(actual.shape)
     if comparison.exact or not comparison.actual.is_floating_point():
         tolerance = torch.zeros((), device=actual.device)
-        wrong = ~((actual == expected) | (actual.isnan() & expected.isnan()))
+        wrong = actual != expected
     else:
         relative = _RELATIVE_TOLERANCE[comparison.actual.dtype]
         expected = expected.to(torch.float64)
@@ -68,9 +68,8 @@ def _compare(comparison: Comparison, what: str, reference: str) -> None:
         finite = expected[expected.isfinite()]
         scale = finite.square().mean().sqrt() if finite.numel() else torch.zeros((), device=actual.device)
         tolerance = relative * (expected.abs() + scale)
-        # Written so that NaN in the result is wrong wherever the reference has a number.
-        right = ((actual - expected).abs() <= tolerance) | (actual == expected) | (actual.isnan() & expected.isnan())
-        wrong = ~right
+        # Written so that NaN is wrong, also where the reference has it: inputs are such that none arises.
+        wrong = ~(((actual - expected).abs() <= tolerance) | (actual == expected))
     count = int(wrong.sum())
     if count:
         first = tuple(int(i) for i in wrong.nonzero()[0]) if wrong.dim() else ()
@@ -79,6 +78,11 @@ def _compare(comparison: Comparison, what: str, reference: str) -> None:
             f"{what} differs from the reference {reference} in {count} of {wrong.numel()} checked elements: "
             f"got {actual[first].item()}, expected {expected[first].item()} within {allowed:.3g}"
         )
+
+
+def _comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """The wider unsigned dtypes, which torch cannot compare with others, as int64."""
+    return tensor.to(torch.int64) if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64) else tensor
 
 
 def _picked(indices: torch.Tensor, picks: Picks, what: str, reference: str) -> torch.Tensor:

@@ -20,6 +20,10 @@ import torch
 #: Elements of one result that are checked when it has more. At 4096 a formula that is wrong in
 #: one element of a thousand is seen with 98 % odds, and the check costs well under a millisecond.
 SAMPLED_ELEMENTS = 4096
+#: Where an element needs many inputs (a sum over K), fewer are sampled: about this many inputs are
+#: read in all, which takes some 10 ms, but at least so many elements are checked.
+_READ_INPUTS = 1 << 20
+_LEAST_ELEMENTS = 64
 
 
 @dataclass(frozen=True)
@@ -80,15 +84,21 @@ def per_row(*rowwise: str) -> Callable[[Callable[..., Any]], Formula]:
     return decorate
 
 
-def per_element(*, exact: bool = False) -> Callable[[Callable[..., Any]], Formula]:
+def per_element(
+    *, exact: bool = False, terms: Callable[..., int] | None = None
+) -> Callable[[Callable[..., Any]], Formula]:
     """`function(at, ...)` gets, as `at`, one index tensor per axis of the result, then the arguments.
 
     It gets the tensors as they are (they may be large) and goes to float64 after it has picked
-    what it needs. With `exact` the result must be equal to the letter: kernels that only move data.
+    what it needs.
+
+    Args:
+        exact: the result must be equal to the letter: kernels that only move data.
+        terms: given the same arguments, how many inputs an element needs, where that is many.
     """
 
     def decorate(function: Callable[..., Any]) -> Formula:
-        return _PerElement(function.__name__, function, exact)
+        return _PerElement(function.__name__, function, exact, terms)
 
     return decorate
 
@@ -101,7 +111,7 @@ class _Pointwise:
     def compare(
         self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
     ) -> list[Comparison]:
-        at = _coordinates(results[0], seed)
+        at = _coordinates(results[0], SAMPLED_ELEMENTS, seed)
 
         def at_sample(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -125,20 +135,19 @@ class _PerRow:
     ) -> list[Comparison]:
         bound = inspect.signature(self.function).bind(*arguments, **keywords).arguments
         first = bound[self.rowwise[0]]
-        width = first.shape[-1] if first.dim() else 1
-        count = first.numel() // max(width, 1)
+        count, width = first.shape[:-1].numel(), (first.shape[-1] if first.dim() else 1)
         rows = _sample(count, max(2, SAMPLED_ELEMENTS // max(width, 1)), seed, first.device)
 
         def cut(name: str, value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
-            return to_float64(value.reshape(count, -1)[rows] if name in self.rowwise else value)
+            return to_float64(_as_rows(value, count)[rows] if name in self.rowwise else value)
 
         expected = _tuple(self.function(**{name: cut(name, value) for name, value in bound.items()}))
         return [
             Comparison(
-                result.reshape(count, -1)[rows],
-                value if isinstance(value, Picks) else value.reshape(len(rows), -1),
+                _as_rows(result, count)[rows],
+                value if isinstance(value, Picks) else _as_rows(value, len(rows)),
                 exact=False,
             )
             for result, value in zip(results, expected, strict=True)
@@ -150,11 +159,16 @@ class _PerElement:
     name: str
     function: Callable[..., Any]
     exact: bool
+    terms: Callable[..., int] | None
 
     def compare(
         self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
     ) -> list[Comparison]:
-        at = _coordinates(results[0], seed)
+        wanted = SAMPLED_ELEMENTS
+        if self.terms is not None:
+            affordable = _READ_INPUTS // max(self.terms(*arguments, **keywords), 1)
+            wanted = min(wanted, max(affordable, _LEAST_ELEMENTS))
+        at = _coordinates(results[0], wanted, seed)
         expected = _tuple(self.function(at, *arguments, **keywords))
         return [Comparison(result[at], value, self.exact) for result, value in zip(results, expected, strict=True)]
 
@@ -164,8 +178,13 @@ def to_float64(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
 
 
-def _coordinates(result: torch.Tensor, seed: int) -> tuple[torch.Tensor, ...]:
-    flat = _sample(result.numel(), SAMPLED_ELEMENTS, seed, result.device)
+def _as_rows(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """(count, rest); also where there are no elements, from which reshape could not tell the rest."""
+    return tensor.reshape(count, tensor.numel() // count if count else 0)
+
+
+def _coordinates(result: torch.Tensor, wanted: int, seed: int) -> tuple[torch.Tensor, ...]:
+    flat = _sample(result.numel(), wanted, seed, result.device)
     return tuple(torch.unravel_index(flat, result.shape)) if result.dim() else ()
 
 

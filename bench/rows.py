@@ -8,18 +8,30 @@ from functools import cached_property
 
 import torch
 
-from bench.errors import InvalidRow
+from bench import resolve
+from bench.errors import InvalidRow, Unsupported
 from database.dtypes import Dtype, known_dtype
 from database.errors import CellError
 from database.schema import (
     INPUT_DTYPES,
+    INPUT_FORMATS,
     INPUT_SHAPES,
     INPUT_SLOTS,
     OUTPUT_DTYPES,
     OUTPUT_SHAPES,
     OUTPUT_SLOTS,
 )
+from database.signature import signature
 from database.slots import Slot, parse_slots
+
+#: The second operand of an elementwise kernel whose row has one tensor: a capture does not record
+#: scalars, and no kernel's duration depends on this one.
+SCALAR = 2
+
+#: aclFormat's number for FRACTAL_NZ.
+_ACL_FORMAT_FRACTAL_NZ = 29
+
+_UNSIGNED = (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
 class ReplayRow:
@@ -35,7 +47,9 @@ class ReplayRow:
         self.cells = cells
         self.place = place
         self.device = device
-        seed = hashlib.blake2b("|".join((kernel_type, *cells.values())).encode(), digest_size=7).digest()
+        # From the signature: a row that has been measured, and holds its duration now, is the same row.
+        text = f"{kernel_type}|{signature(kernel_type, cells)}"
+        seed = hashlib.blake2b(text.encode(), digest_size=7).digest()
         self.seed = int.from_bytes(seed, "little")
         self._generator = torch.Generator(device=device).manual_seed(self.seed)
 
@@ -59,18 +73,90 @@ class ReplayRow:
         Real numbers are uniform in [low, high); integers are uniform in 1 ... 8, so that they can
         be divisors and exponents; booleans are true or false with equal odds.
         """
-        shape, dtype = self.shape(slot), self._dtype(self._input(slot), INPUT_DTYPES)
-        torch_dtype = getattr(torch, dtype.torch_name)
-        if dtype.is_float:
-            return self._uniform(shape, torch_dtype, low, high)
+        return self._random(self.shape(slot), self._dtype(self._input(slot), INPUT_DTYPES), low, high)
+
+    def whole(self, slot: int, low: int, high: int) -> torch.Tensor:
+        """Whole numbers in low ... high, in the input slot's dtype, so that equal ones occur.
+
+        Unsigned dtypes start at 0; booleans are true or false with equal odds.
+        """
+        torch_dtype = self._torch_dtype(self._input(slot), INPUT_DTYPES)
         if torch_dtype is torch.bool:
-            return torch.rand(shape, generator=self._generator, device=self.device) < 0.5
-        return self._integers(shape, torch_dtype, 1, 9)
+            return self.tensor(slot)
+        return self._integers(self.shape(slot), torch_dtype, max(low, 0) if torch_dtype in _UNSIGNED else low, high + 1)
+
+    def only_input(self, low: float = -1.0, high: float = 1.0) -> torch.Tensor:
+        """`tensor` for a kernel that takes one. Refuses rows with more."""
+        self.expect_inputs(1)
+        return self.tensor(0, low, high)
+
+    def tensor_or_number(self, slot: int, low: float = -1.0, high: float = 1.0) -> torch.Tensor | int:
+        """`tensor`, or SCALAR where the row has no such slot."""
+        return self.tensor(slot, low, high) if slot < len(self.input_slots) else SCALAR
+
+    def operands(
+        self, first: tuple[float, float] = (-1.0, 1.0), second: tuple[float, float] = (-1.0, 1.0)
+    ) -> tuple[torch.Tensor, torch.Tensor | int]:
+        """Both operands of an elementwise kernel, from these ranges; SCALAR where the row has one tensor.
+
+        Refuses rows with other numbers of tensors, and shapes that do not broadcast to the output.
+        """
+        self.expect_inputs(1, 2)
+        self.expect_broadcast()
+        return self.tensor(0, *first), self.tensor_or_number(1, *second)
+
+    def whole_operands(
+        self, first: tuple[int, int] = (-8, 8), second: tuple[int, int] = (-8, 8)
+    ) -> tuple[torch.Tensor, torch.Tensor | int]:
+        """As `operands`, but whole numbers; see `whole`."""
+        self.expect_inputs(1, 2)
+        self.expect_broadcast()
+        return self.whole(0, *first), self.whole(1, *second) if len(self.input_slots) == 2 else SCALAR
+
+    def destination(self) -> torch.Tensor:
+        """Zeros in the shape and dtype of output slot 0, for a kernel that writes into a tensor."""
+        return torch.zeros(self.output_shape(), dtype=self.output_dtype(), device=self.device)
+
+    def matrices(self, slot: int, *, rank: int | None = None) -> torch.Tensor:
+        """A random tensor of at least two axes, whose last two are a matrix.
+
+        A FRACTAL_NZ slot (..., a, b, c, d) gives the matrices (..., b * c, a * d) that it stands
+        for: on an NPU in that format; elsewhere, where there is no such format, as they are.
+
+        Args:
+            rank: the axes it must have; a slot with two more is FRACTAL_NZ, whether or not the
+                capture has formats. None: any number, and only its format tells.
+        """
+        stored = self._input(slot)
+        blocked = stored.format == "FRACTAL_NZ" if rank is None else len(stored.shape) == rank + 2
+        if blocked and stored.format not in ("", "FRACTAL_NZ"):
+            raise self.refuse(
+                INPUT_FORMATS,
+                f"slot {slot} has {len(stored.shape)} axes, which a matrix has in the format FRACTAL_NZ only, "
+                f"and the format {stored.format}",
+                "correct its format or its shape",
+            )
+        axes = len(stored.shape) - 2 if blocked else len(stored.shape)
+        if axes < 2 or (rank is not None and axes != rank):
+            wanted = f"{rank} axes, or {rank + 2} in the format FRACTAL_NZ" if rank else "2 axes or more"
+            raise self.refuse(
+                INPUT_SHAPES, f"slot {slot} has {len(stored.shape)} axes instead of {wanted}", "correct its shape"
+            )
+        if not blocked:
+            return self.tensor(slot)
+        matrices = self._random(resolve.nz_matrix(stored.shape), self._dtype(stored, INPUT_DTYPES), -1.0, 1.0)
+        if self.device.type == "npu":
+            import torch_npu
+
+            return torch_npu.npu_format_cast(matrices, _ACL_FORMAT_FRACTAL_NZ)  # type: ignore[no-any-return]
+        return matrices
 
     def indices(self, slot: int, below: int, *, distinct: bool = False) -> torch.Tensor:
         """Legal indices for an input slot: whole numbers in 0 ... below - 1."""
         shape = self.shape(slot)
-        torch_dtype = getattr(torch, self._dtype(self._input(slot), INPUT_DTYPES).torch_name)
+        torch_dtype = self._torch_dtype(self._input(slot), INPUT_DTYPES)
+        if torch_dtype.is_floating_point or torch_dtype is torch.bool:
+            raise self.refuse(INPUT_DTYPES, f"slot {slot} holds indices, which are integers", "correct its dtype")
         if below < 1:
             raise self.refuse(
                 INPUT_SHAPES, f"slot {slot} indexes a dimension of size {below}", "correct the source's shape"
@@ -97,8 +183,7 @@ class ReplayRow:
 
     def output_dtype(self, slot: int = 0) -> torch.dtype:
         """torch's dtype of an output slot. Raises InvalidRow."""
-        dtype: torch.dtype = getattr(torch, self._dtype(self._output(slot), OUTPUT_DTYPES).torch_name)
-        return dtype
+        return self._torch_dtype(self._output(slot), OUTPUT_DTYPES)
 
     def expect_inputs(self, *counts: int) -> None:
         """Refuses a row whose number of input slots is not one of `counts`."""
@@ -108,6 +193,50 @@ class ReplayRow:
                 INPUT_SHAPES,
                 f"{len(self.input_slots)} tensors, where {self.kernel_type} takes {wanted}",
                 "restore the missing slots from the capture",
+            )
+
+    def expect_scalar(self, slot: int) -> None:
+        """Refuses a row whose input slot has dimensions."""
+        if self.shape(slot):
+            raise self.refuse(INPUT_SHAPES, f"slot {slot} must be a scalar (no dimensions)", "correct its shape")
+
+    def expect_dtype(self, slot: int, name: str) -> None:
+        """Refuses a row whose input slot has another dtype."""
+        if self._input(slot).dtype != name:
+            raise self.refuse(INPUT_DTYPES, f"slot {slot} must be {name}", "correct its dtype")
+
+    def expect_output_like(self, slot: int) -> None:
+        """Refuses a row whose output differs in shape or dtype from an input slot."""
+        if self.output_shape() != self.shape(slot):
+            raise self.refuse(
+                OUTPUT_SHAPES, f"the output must have the shape of input slot {slot}", "correct one of the shapes"
+            )
+        if self.output_dtype() != self._torch_dtype(self._input(slot), INPUT_DTYPES):
+            raise self.refuse(
+                OUTPUT_DTYPES, f"the output must have the dtype of input slot {slot}", "correct one of the dtypes"
+            )
+
+    def expect_list(self, slot: int, length: int, what: str) -> None:
+        """Refuses a row whose input slot, if it is there, is not a list of `length` numbers.
+
+        Lists of sizes and axes describe a call; their values are not in a capture, their length is.
+        """
+        if slot < len(self.input_slots) and self.shape(slot) != (length,):
+            raise self.refuse(
+                INPUT_SHAPES, f"slot {slot} lists {what} and must have the shape {length}", "correct one of the shapes"
+            )
+
+    def expect_broadcast(self) -> None:
+        """Refuses a row whose inputs do not broadcast to its output."""
+        inputs = [slot.shape for slot in self.input_slots]
+        common = resolve.broadcast(inputs)
+        if common is None:
+            raise self.refuse(INPUT_SHAPES, "the shapes do not broadcast to a common one", "correct one of them")
+        if common != self.output_shape():
+            raise self.refuse(
+                OUTPUT_SHAPES,
+                f"the inputs broadcast to {_cell(common)}",
+                "correct this cell or the inputs' shapes",
             )
 
     def refuse(self, column: str, problem: str, remedy: str) -> InvalidRow:
@@ -146,6 +275,20 @@ class ReplayRow:
             raise self.refuse(column, f"{slot.dtype!r} is not a dtype that can be replayed", "correct the cell")
         return dtype
 
+    def _torch_dtype(self, slot: Slot, column: str) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self._dtype(slot, column).torch_name)
+        return dtype
+
+    def _random(self, shape: tuple[int, ...], dtype: Dtype, low: float, high: float) -> torch.Tensor:
+        torch_dtype: torch.dtype = getattr(torch, dtype.torch_name)
+        if torch_dtype.is_complex:
+            raise Unsupported(f"{self.place}: {dtype.name}: complex numbers are not replayed")
+        if dtype.is_float:
+            return self._uniform(shape, torch_dtype, low, high)
+        if torch_dtype is torch.bool:
+            return torch.rand(shape, generator=self._generator, device=self.device) < 0.5
+        return self._integers(shape, torch_dtype, 1, 9)
+
     def _uniform(self, shape: tuple[int, ...], dtype: torch.dtype, low: float, high: float) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device).uniform_(low, high, generator=self._generator)
 
@@ -154,3 +297,8 @@ class ReplayRow:
         drawn = torch.int64 if dtype in (torch.uint16, torch.uint32, torch.uint64) else dtype
         values = torch.randint(low, high, shape, dtype=drawn, device=self.device, generator=self._generator)
         return values.to(dtype)
+
+
+def _cell(shape: tuple[int, ...]) -> str:
+    """A shape as its cell has it."""
+    return ",".join(map(str, shape)) or "a scalar"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -22,6 +23,9 @@ from bench.registry import replay_spec
 from bench.replay import Replay
 from bench.rows import ReplayRow
 from database.schema import Status
+
+#: What torch says where an operator lacks a dtype; some operators raise a plain RuntimeError for it.
+_NOT_IMPLEMENTED = re.compile(r"not implemented for '")
 
 
 class Runner:
@@ -70,7 +74,7 @@ def outcome_of(error: BaseException) -> Outcome:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error):
         return Outcome(Status.OOM, reason)
     detail = "".join(traceback.format_exception(error))
-    if isinstance(error, NotImplementedError):
+    if isinstance(error, NotImplementedError) or _NOT_IMPLEMENTED.search(reason):
         return Outcome(Status.UNSUPPORTED, reason, detail)
     return Outcome(Status.FAILED, reason, detail)
 

@@ -1,16 +1,90 @@
-"""Replays of elementwise and comparison kernels."""
+"""Replays of elementwise kernels."""
 
 from __future__ import annotations
+
+import math
 
 from bench import expected, impl
 from bench.registry import replays
 
-#: What a row with one tensor adds or multiplies: the capture does not record the scalar.
-SCALAR = 2
-
 
 @replays("Add", "AddAiCore", npu="torch.add")
 def test_add(row, replay):
-    row.expect_inputs(1, 2)
-    x, y = (*row.inputs(), SCALAR)[:2]
-    replay(impl.add, x, y, expected=expected.add)
+    replay(impl.add, *row.operands(), expected=expected.add)
+
+
+@replays("Sub", "SubAiCore", npu="torch.sub")
+def test_sub(row, replay):
+    replay(impl.subtract, *row.operands(), expected=expected.subtract)
+
+
+@replays("Mul", "MulAiCore", "Muls", "MulsAiCore", npu="torch.mul")
+def test_mul(row, replay):
+    replay(impl.multiply, *row.operands(), expected=expected.multiply)
+
+
+@replays("RealDiv", "RealDivAiCore", npu="torch.div")
+def test_real_div(row, replay):
+    replay(impl.divide, *row.operands(second=(0.5, 2.0)), expected=expected.divide)
+
+
+@replays("FloorDiv", "FloorDivAiCore", npu="torch.floor_divide")
+def test_floor_div(row, replay):
+    replay(impl.floor_divide, *row.whole_operands((-20, 20), (1, 8)), expected=expected.floor_divide)
+
+
+@replays("FloorMod", "FloorModAiCore", npu="torch.remainder")
+def test_floor_mod(row, replay):
+    replay(impl.floor_modulo, *row.whole_operands((-20, 20), (1, 8)), expected=expected.floor_modulo)
+
+
+@replays("Pows", "PowsAiCore", npu="torch.pow")
+def test_pows(row, replay):
+    base, exponent = row.operands((0.1, 2.0), (1.1, 1.9))
+    if len(row.input_slots) == 2 and not row.shape(1):
+        # The kernel is the one for an exponent that is a number; a tensor would launch another.
+        exponent = exponent.item()
+    replay(impl.power, base, exponent, expected=expected.power)
+
+
+@replays("Neg", "NegAiCore", npu="torch.neg")
+def test_neg(row, replay):
+    replay(impl.negate, row.only_input(), expected=expected.negate)
+
+
+@replays("Abs", "AbsAiCore", npu="torch.abs")
+def test_abs(row, replay):
+    replay(impl.absolute, row.only_input(), expected=expected.absolute)
+
+
+@replays("Relu", "ReluAiCore", npu="torch.relu")
+def test_relu(row, replay):
+    replay(impl.relu, row.only_input(), expected=expected.relu)
+
+
+@replays("Log", "LogAiCore", npu="torch.log")
+def test_log(row, replay):
+    replay(impl.logarithm, row.only_input(0.1, 4.0), expected=expected.logarithm)
+
+
+@replays("Sin", "SinAiCore", npu="torch.sin")
+def test_sin(row, replay):
+    replay(impl.sine, row.only_input(-math.pi, math.pi), expected=expected.sine)
+
+
+@replays("Cos", "CosAiCore", npu="torch.cos")
+def test_cos(row, replay):
+    replay(impl.cosine, row.only_input(-math.pi, math.pi), expected=expected.cosine)
+
+
+@replays("Cast", npu="torch.Tensor.to")
+def test_cast(row, replay):
+    dtype = row.output_dtype()
+    if row.output_slots[0].dtype == "BOOL":
+        x = row.whole(0, 0, 2)
+    elif dtype.is_floating_point:
+        x = row.only_input()
+    else:
+        # Within every integer type, of both signs where it has them: rounding is towards 0.
+        x = row.only_input(-100.0 if dtype.is_signed else 0.0, 100.0)
+    replay(impl.cast, x, dtype, copy=True, expected=expected.cast)

@@ -1,0 +1,51 @@
+"""Formulas of reductions and scans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from bench.formula import per_element, per_row, to_float64
+
+__all__ = ["cumulative_sum", "reduce_sum"]
+
+#: A sum over a whole tensor is added up in pieces of so many numbers, not to hold it in float64.
+_PIECE = 1 << 16
+
+
+def _reduced(x: torch.Tensor, axes: Sequence[int], keepdim: bool, **_: Any) -> int:
+    return prod(x.shape[axis] for axis in axes)
+
+
+@per_element(terms=_reduced)
+def reduce_sum(
+    at: tuple[torch.Tensor, ...], x: torch.Tensor, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype
+) -> torch.Tensor:
+    """The sum over all coordinates along `axes`."""
+    kept = [axis for axis in range(x.dim()) if axis not in axes]
+    place = tuple(at[axis] for axis in kept) if keepdim else at
+    terms = x.permute(*kept, *axes)[place].reshape(at[0].numel() if at else 1, _reduced(x, axes, keepdim))
+    total = torch.zeros(len(terms), min(terms.shape[-1], _PIECE), dtype=torch.float64, device=x.device)
+    for piece in terms.split(_PIECE, dim=-1):
+        total[:, : piece.shape[-1]] += piece
+    while total.shape[-1] > 1:
+        half = (total.shape[-1] + 1) // 2
+        folded = total[:, :half].clone()
+        folded[:, : total.shape[-1] - half] += total[:, half:]
+        total = folded
+    return total.reshape(at[0].shape if at else ())
+
+
+@per_row("x")
+def cumulative_sum(x: torch.Tensor, dim: int, *, dtype: torch.dtype) -> torch.Tensor:
+    """y[i] = x[0] + ... + x[i]: after step s each number is the sum of the last 2^s (Hillis and Steele 1986)."""
+    assert dim == -1
+    total = to_float64(x.clone())
+    step = 1
+    while step < total.shape[-1]:
+        total[:, step:] = total[:, step:] + total[:, :-step]
+        step *= 2
+    return total

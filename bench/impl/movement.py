@@ -1,0 +1,31 @@
+"""Kernels that move data. Each writes its result anew, where torch itself might answer with a view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+__all__ = ["broadcast_to", "concatenate", "copy_into", "pad", "slice_copy", "tile", "transpose_copy"]
+
+concatenate = torch.cat
+copy_into = torch.Tensor.copy_
+pad = functional.pad
+tile = torch.tile
+
+
+def slice_copy(x: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    """The block of `sizes` that starts at `offsets`."""
+    block = x[tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))]
+    return block.clone(memory_format=torch.contiguous_format)
+
+
+def transpose_copy(x: torch.Tensor, permutation: Sequence[int]) -> torch.Tensor:
+    """Axis i of the result is axis permutation[i] of x."""
+    return x.permute(*permutation).clone(memory_format=torch.contiguous_format)
+
+
+def broadcast_to(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """x, repeated along its axes of size 1 and along new leading ones."""
+    return x.expand(*shape).clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,46 @@
+"""Replays of kernels that make values from none."""
+
+from __future__ import annotations
+
+from bench import expected, impl
+from bench.registry import replays
+from database.schema import OUTPUT_SHAPES
+
+
+@replays("Fill", npu="torch.Tensor.fill_")
+def test_fill(row, replay):
+    """Slot 0 lists the output's sizes, slot 1 is the value."""
+    row.expect_inputs(2)
+    row.expect_list(0, len(row.output_shape()), "the output's sizes")
+    row.expect_scalar(1)
+    # The destination's own values do not matter, so it is not among what the kernel `mutates`.
+    replay(impl.fill, row.destination(), row.tensor(1, 0.5, 2.0).item(), expected=expected.fill)
+
+
+@replays("ZerosLike", npu="torch.zeros_like")
+def test_zeros_like(row, replay):
+    replay(impl.zeros_like, row.only_input(), expected=expected.zeros_like)
+
+
+@replays("OnesLike", npu="torch.ones_like")
+def test_ones_like(row, replay):
+    replay(impl.ones_like, row.only_input(), expected=expected.ones_like)
+
+
+@replays("Range", npu="torch.arange")
+def test_range(row, replay):
+    """From 1 in steps of 1; the output tells how many."""
+    row.expect_inputs(3)
+    for slot in range(3):
+        row.expect_scalar(slot)
+    if len(row.output_shape()) != 1:
+        raise row.refuse(OUTPUT_SHAPES, "a range has one axis", "correct the shape")
+    replay(
+        impl.arange,
+        1,
+        1 + row.output_shape()[0],
+        1,
+        dtype=row.output_dtype(),
+        device=row.device,
+        expected=expected.arange,
+    )

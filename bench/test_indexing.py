@@ -1,0 +1,65 @@
+"""Replays of kernels that choose elements: by index, by mask, by order."""
+
+from __future__ import annotations
+
+from bench import expected, impl
+from bench.errors import Unsupported
+from bench.registry import replays
+from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
+
+
+@replays("GatherV2", npu="torch.embedding")
+def test_gather(row, replay):
+    """Rows of a table, as an embedding takes them."""
+    row.expect_inputs(2, 3)
+    table, indices = row.shape(0), row.shape(1)
+    fitting = [axis for axis in range(len(table)) if row.output_shape() == table[:axis] + indices + table[axis + 1 :]]
+    if not fitting:
+        raise row.refuse(
+            OUTPUT_SHAPES, f"no axis of {table}, indexed by {indices}, gives this shape", "correct one of the shapes"
+        )
+    if fitting[0] != 0 or len(table) != 2:
+        raise Unsupported(f"{row.place}: {row.kernel_type} is replayed for rows of a table with two axes only")
+    replay(impl.gather_rows, row.tensor(0), row.indices(1, table[0]), expected=expected.gather_rows)
+
+
+@replays("Index", npu="torch.ops.aten.index.Tensor")
+def test_index(row, replay):
+    """Slot 1 has an element for each axis up to the last that is indexed, slot 2 one for each axis."""
+    x, count = row.tensor(0), max(len(row.input_slots) - 3, 1)
+    axes = row.shape(1)[0] if len(row.shape(1)) == 1 else 0
+    if not count <= axes <= x.dim():
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"slot 1 must be a list with an element for each axis up to the last indexed one: {count} to {x.dim()}",
+            "correct its shape, or restore the missing index tensors",
+        )
+    row.expect_list(2, x.dim(), "the steps of the axes of slot 0")
+    first = axes - count
+    indices = [row.indices(3 + i, x.shape[first + i]) for i in range(count)]
+    replay(impl.index, x, [*[None] * first, *indices], expected=expected.index)
+
+
+@replays("MaskedFill", npu="torch.Tensor.masked_fill_")
+def test_masked_fill(row, replay):
+    row.expect_inputs(2, 3)
+    row.expect_dtype(1, "BOOL")
+    row.expect_broadcast()
+    row.expect_output_like(0)
+    x, mask, value = row.tensor(0), row.tensor(1), row.tensor_or_number(2)
+    replay(impl.masked_fill, x, mask, value, mutates=[0], expected=expected.masked_fill)
+
+
+@replays("Sort", npu="torch.sort")
+def test_sort(row, replay):
+    """The direction is not in a capture; samplers, which sort logits, sort them descending."""
+    replay(impl.sort, row.only_input(), dim=-1, descending=True, expected=expected.sort)
+
+
+@replays("ArgMaxV2", npu="torch.argmax")
+def test_argmax(row, replay):
+    row.expect_inputs(1, 2)
+    x = row.tensor(0)
+    if not x.shape[-1:].numel():
+        raise row.refuse(INPUT_SHAPES, "there is no largest among no elements", "correct the shape of slot 0")
+    replay(impl.argmax, x, -1, expected=expected.argmax)

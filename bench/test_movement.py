@@ -1,0 +1,90 @@
+"""Replays of kernels that move data."""
+
+from __future__ import annotations
+
+from bench import expected, impl, resolve
+from bench.registry import replays
+from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
+
+
+@replays("TensorMove", npu="torch.Tensor.copy_")
+def test_tensor_move(row, replay):
+    source = row.only_input()
+    row.expect_output_like(0)
+    # The destination's own values do not matter, so it is not among what the kernel `mutates`.
+    replay(impl.copy_into, row.destination(), source, expected=expected.copy_into)
+
+
+@replays("Slice", "SliceAiCore", npu="torch_npu.npu_slice")
+def test_slice(row, replay):
+    """Offsets are not in a capture; the block starts at the first element."""
+    row.expect_inputs(1, 3)
+    x, sizes = row.tensor(0), row.output_shape()
+    row.expect_list(1, x.dim(), "the offsets")
+    row.expect_list(2, x.dim(), "the sizes")
+    if len(sizes) != x.dim() or any(size > whole for size, whole in zip(sizes, x.shape, strict=True)):
+        raise row.refuse(OUTPUT_SHAPES, f"this is no block of the input {tuple(x.shape)}", "correct one of the shapes")
+    replay(impl.slice_copy, x, [0] * x.dim(), list(sizes), expected=expected.slice_copy)
+
+
+@replays("Transpose", "TransposeAiCore", npu="torch_npu.npu_transpose")
+def test_transpose(row, replay):
+    row.expect_inputs(1, 2)
+    x = row.tensor(0)
+    row.expect_list(1, x.dim(), "the axes")
+    permutation = resolve.permutation(tuple(x.shape), row.output_shape())
+    if permutation is None:
+        raise row.refuse(
+            OUTPUT_SHAPES, f"these are not the axes of the input {tuple(x.shape)}", "correct one of the shapes"
+        )
+    replay(impl.transpose_copy, x, list(permutation), expected=expected.transpose_copy)
+
+
+@replays("ConcatD", npu="torch.cat")
+def test_concat(row, replay):
+    parts = row.inputs()
+    axis = resolve.concatenation([tuple(part.shape) for part in parts], row.output_shape()) if parts else None
+    if axis is None:
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"along no axis do these, laid end to end, have the output's shape {row.output_shape()}",
+            "correct the shape that does not fit",
+        )
+    replay(impl.concatenate, parts, axis, expected=expected.concatenate)
+
+
+@replays("BroadcastTo", npu="torch_npu.npu_broadcast")
+def test_broadcast_to(row, replay):
+    row.expect_inputs(1, 2)
+    x, shape = row.tensor(0), row.output_shape()
+    row.expect_list(1, len(shape), "the output's sizes")
+    if resolve.broadcast([tuple(x.shape), shape]) != shape:
+        raise row.refuse(OUTPUT_SHAPES, f"the input {tuple(x.shape)} does not broadcast to it", "correct one of them")
+    replay(impl.broadcast_to, x, list(shape), expected=expected.broadcast_to)
+
+
+@replays("Tile", npu="torch.tile")
+def test_tile(row, replay):
+    row.expect_inputs(1, 2)
+    x = row.tensor(0)
+    row.expect_list(1, len(row.output_shape()), "the repetitions")
+    repeats = resolve.repetition(tuple(x.shape), row.output_shape())
+    if repeats is None:
+        raise row.refuse(
+            OUTPUT_SHAPES, f"its axes are not multiples of those of the input {tuple(x.shape)}", "correct one of them"
+        )
+    replay(impl.tile, x, repeats, expected=expected.tile)
+
+
+@replays("PadV3", "PadV3AiCore", npu="torch.nn.functional.pad")
+def test_pad(row, replay):
+    """Where the padding goes is not in a capture; it follows the data, as the alignment of rows does."""
+    row.expect_inputs(1, 2, 3)
+    x, padded = row.tensor(0), row.output_shape()
+    row.expect_list(1, 2 * x.dim(), "what to add before and after each axis")
+    if len(padded) != x.dim() or any(size < inner for size, inner in zip(padded, x.shape, strict=True)):
+        raise row.refuse(OUTPUT_SHAPES, f"it does not contain the input {tuple(x.shape)}", "correct one of the shapes")
+    padding = [
+        amount for size, inner in zip(reversed(padded), reversed(x.shape), strict=True) for amount in (0, size - inner)
+    ]
+    replay(impl.pad, x, padding, expected=expected.pad)
