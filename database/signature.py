@@ -9,8 +9,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
-import pandas as pd
+if TYPE_CHECKING:
+    import pandas as pd
 
 from database.schema import EP_SIZE, INPUT_SLOTS, OUTPUT_SLOTS, RUNTIME_IN_SIGNATURE
 from database.slots import dtype_name, format_name, slot_words, split_cell

@@ -48,6 +48,7 @@ class BenchmarkFeed:
                 "run_id": record.run_id,
             },
             cprofile_stats=None,
+            has_error=False,
         )
         options = {
             "disable_gc": True,

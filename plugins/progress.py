@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from database.progress import Progress
-from plugins.supervisor import about_row, row_of
+from plugins.supervisor import about_row, outcome_of_report, row_of
+
+_WORDS = {"failed": "FAILED", "error": "ERROR", "skipped": "SKIPPED", "xfailed": "XFAIL", "xpassed": "XPASS"}
 
 
 class ReplayProgress:
@@ -25,8 +27,9 @@ class ReplayProgress:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._total = len(session.items)
         if session.items and not self._silent and all(row_of(item) for item in session.items):
-            # File names would interrupt the line.
+            # File names and percentages would interrupt the line.
             self._terminal.showfspath = False
+            self._terminal._show_progress_info = False
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
@@ -38,9 +41,11 @@ class ReplayProgress:
     ) -> tuple[str, str, str | Mapping[str, bool]] | None:
         if not isinstance(report, pytest.TestReport) or about_row(report) is None or self._silent:
             return None
-        if report.when != "call" and report.passed:
-            return "", "", ""
-        return _category(report), "", ""
+        if report.passed and not hasattr(report, "wasxfail"):
+            return "passed" if report.when == "call" else "", "", ""
+        category = outcome_of_report(report)
+        # No letter for the line of dots, but a word for pytest's short summary.
+        return category, "", _WORDS[category]
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -57,9 +62,3 @@ class ReplayProgress:
     def pytest_sessionfinish(self) -> None:
         if self._progress is not None:
             self._progress.close()
-
-
-def _category(report: pytest.TestReport) -> str:
-    if hasattr(report, "wasxfail"):
-        return "xfailed" if report.skipped else "xpassed"
-    return "error" if report.failed and report.when != "call" else report.outcome

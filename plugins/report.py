@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -15,13 +16,13 @@ from database.schema import Status
 from database.store import write_text
 from plugins.collector import Collector, plan_lines
 from plugins.session import BenchSession
-from plugins.supervisor import about_row
+from plugins.supervisor import about_row, outcome_of_report
 from plugins.writeback import WriteBack
 
 _SHOWN = 5
 _COLUMNS = 80
-#: Numbers and paths that differ between rows with the same cause.
-_PARTICULAR = re.compile(r"\S+\.csv:\d+: |0x[0-9a-f]+|\d+(?:\.\d+)?")
+#: What differs between rows with the same cause: addresses, sizes, and words with digits in them.
+_PARTICULAR = re.compile(r"0x[0-9a-f]+|\b[\d,;.x]*\d[\d,;.x]*\b")
 
 
 class Report:
@@ -47,10 +48,10 @@ class Report:
             return
         self._first_at = self._first_at or report.start
         self._last_at = max(self._last_at, report.stop)
-        self._outcomes[_outcome(report)] += 1
+        self._outcomes[outcome_of_report(report)] += 1
         record = about["record"]
         if record["status"] != Status.MEASURED.value:
-            self._errors[record["kernel_type"], f"{record['status']}: {_cause(record['reason'])}"] += 1
+            self._errors[record["kernel_type"], f"{record['status']}: {_cause(record)}"] += 1
 
     def pytest_sessionfinish(self) -> None:
         if self._written.merged is None:
@@ -171,14 +172,10 @@ class Report:
         return max(self._last_at - (self._first_at or self._last_at), 1e-3)
 
 
-def _outcome(report: pytest.TestReport) -> str:
-    if hasattr(report, "wasxfail"):
-        return "xfailed" if report.skipped else "xpassed"
-    return report.outcome
-
-
-def _cause(reason: str) -> str:
+def _cause(record: Mapping[str, Any]) -> str:
     """A reason without what is particular to its row, so that equal causes are counted together."""
-    return _PARTICULAR.sub(
-        lambda match: "" if match[0].endswith(": ") else "N", reason.splitlines()[0] if reason else ""
-    )[:160]
+    reason = str(record["reason"]).partition("\n")[0][:160]
+    if record["status"] in (Status.CRASHED, Status.TIMEOUT, Status.DEVICE_ERROR):
+        # Here the number is the cause: a signal, a deadline, a code.
+        return reason
+    return _PARTICULAR.sub("N", reason)

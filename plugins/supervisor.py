@@ -142,3 +142,10 @@ def about_row(report: pytest.TestReport) -> dict[str, Any] | None:
     """What the supervisor put on a report of a replay; None for other reports."""
     about: dict[str, Any] | None = getattr(report, REPORT_ATTRIBUTE, None)
     return about
+
+
+def outcome_of_report(report: pytest.TestReport) -> str:
+    """The word that pytest counts a report under: "passed", "failed", "error", "skipped", "xfailed", "xpassed"."""
+    if hasattr(report, "wasxfail"):
+        return "xfailed" if report.skipped else "xpassed"
+    return "error" if report.failed and report.when != "call" else report.outcome

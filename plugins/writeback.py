@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -59,22 +60,26 @@ class WriteBack:
             )
         self.statuses[record.status.value] += 1
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self._journal is None:
-            return
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
+        """Outermost, so that no other plugin's failure at the end keeps records out of the CSVs."""
+        if self._journal is not None:
+            self._merge(session, self._journal)
+        yield
+
+    def _merge(self, session: pytest.Session, kept: Journal) -> None:
         settings = self._session.settings
         try:
-            self._journal.close()
-            contents = journal.read(self._journal.path)
+            kept.close()
+            contents = journal.read(kept.path)
             self.merged = merge(self._session.database, contents.records, settings.mode, prune=settings.prune)
             self._finish_manifest()
         except (OpAtlasError, OSError) as error:
-            self._journal.release()
-            self.problem = f"{error}; the records are kept in {self._journal.path} and are merged by the next session"
+            kept.release()
+            self.problem = f"{error}; the records are kept in {kept.path} and are merged by the next session"
             session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
             return
-        self._journal.discard()
+        kept.discard()
 
     def _open(self) -> Journal:
         """The journal, opened for the first record. Raises pytest.UsageError, OSError."""

@@ -43,7 +43,7 @@ class CpuDevice:
         return DeviceDescription(
             name=cpu_device_name(),
             facts={
-                "torch": torch.__version__,
+                "torch": str(torch.__version__),
                 "threads": self._threads,
                 "last_level_cache_bytes": self._llc_bytes,
                 "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
