@@ -7,6 +7,7 @@ and `replay` (bench/runner.py). In pytest these fixtures see to it that the devi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,8 @@ from bench.executor import Executor
 def device(request: pytest.FixtureRequest) -> Iterator[Executor]:
     """The device that rows are replayed on, open; the session ends where it cannot be opened."""
     try:
-        executor: Executor = request.config.pluginmanager.get_plugin("opatlas-session").executor()
+        session: Any = request.config.pluginmanager.get_plugin("opatlas-session")
+        executor: Executor = session.executor()
         executor.describe()
     except DeviceGone as error:
         pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)

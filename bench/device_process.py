@@ -49,6 +49,11 @@ class NotReady:
     reason: str
 
 
+@dataclass(frozen=True)
+class Started:
+    """Sent when the device is free for the job and its body begins; the outcome follows."""
+
+
 class DeviceProcess:
     """An Executor whose jobs run in a process of their own, started on first use."""
 
@@ -70,6 +75,8 @@ class DeviceProcess:
         connection = self._connection or self._open()
         try:
             connection.send(job)
+            started: Started = connection.recv()
+            assert isinstance(started, Started)
             if not connection.poll(self._case_timeout_s):
                 self._kill()
                 return Outcome(Status.TIMEOUT, f"still running after {self._case_timeout_s:g} s; its process was ended")

@@ -44,7 +44,8 @@ class InProcess:
         from bench.runner import outcome_of
 
         try:
-            return self._runner.run_raising(job)
+            with self._runner.turn():
+                return self._runner.run_raising(job)
         except Exception as error:
             outcome = outcome_of(error)
             if outcome.status in (Status.UNSUPPORTED, Status.SKIPPED):

@@ -10,6 +10,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,6 +41,10 @@ class Runner:
     def describe(self) -> DeviceDescription:
         return self._device.describe()
 
+    def turn(self) -> AbstractContextManager[object]:
+        """Held while a job runs; keeps out others whose work would disturb its samples."""
+        return self._device.exclusive()
+
     def run(self, job: Job) -> Outcome:
         """Runs a job and turns whatever it raises into an outcome."""
         try:
@@ -53,12 +58,11 @@ class Runner:
         spec = replay_spec(function)
         if spec is None:
             raise TypeError(f"{job.module}.{job.function} is not marked with @replays")
-        with self._device.exclusive():
-            row = ReplayRow(job.kernel_type, job.cells, job.place, self._device.torch_device)
-            replay = Replay(row, spec, self._device, self._instrument, self._settings)
-            replay.expect_memory()
-            with torch.no_grad():
-                function(**arguments_of(function, row=row, replay=replay))
+        row = ReplayRow(job.kernel_type, job.cells, job.place, self._device.torch_device)
+        replay = Replay(row, spec, self._device, self._instrument, self._settings)
+        replay.expect_memory()
+        with torch.no_grad():
+            function(**arguments_of(function, row=row, replay=replay))
         if replay.measurement is None:
             raise ReplayError(f"{job.function} returned without having called replay(...)")
         return Outcome(Status.MEASURED, measurement=replay.measurement)
