@@ -186,10 +186,15 @@ class _FileLaunches:
         self._sums = np.zeros((len(names), 256))
         self._counts = np.zeros((len(names), 256), dtype=np.int64)
         self.account = Account()
-        self.problems: list[str] = []
+        self._problems: list[tuple[int, str]] = []
         for chunk in capture.chunks():
             self._add(chunk)
             on_block(chunk.size_bytes)
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with rows of the capture, in the order of their lines."""
+        return [problem for _, problem in sorted(self._problems)]
 
     def accepted(self) -> list[tuple[_Variant, np.ndarray, dict[str, _Counter]]]:
         """Each variant that counts, with its durations in microseconds and its counters."""
@@ -215,7 +220,7 @@ class _FileLaunches:
         groups, first = _group([chunk.text[column] for column in _KEY if column in chunk.text], chunk.rows)
         numbers, left_out = self._variants_of(chunk, groups, first)
         valid = np.isfinite(chunk.duration_us) & (chunk.duration_us > 0)
-        accepted = np.array([reason is None for reason in left_out])[groups]
+        accepted = np.array([reason is None for reason in left_out], dtype=bool)[groups]
         self.account.left_out[LeftOut.INVALID_DURATION] += int(np.count_nonzero(accepted & ~valid))
         accepted &= valid
         self.account.ingested += int(np.count_nonzero(accepted))
@@ -291,13 +296,13 @@ class _FileLaunches:
     def _add_malformed(self, chunk: Chunk) -> None:
         columns = len(self._capture.header.names)
         for bad in chunk.malformed:
-            swallowed = f", an open quote swallowed {bad.lines - 1} more lines" if bad.lines > 1 else ""
+            swallowed = f", an open quote swallowed {bad.lines - 1} more line(s)" if bad.lines > 1 else ""
             self._report(bad.line, f"{bad.fields} fields where the header has {columns} columns{swallowed}")
             self.account.rows += bad.lines
             self.account.left_out[LeftOut.MALFORMED] += bad.lines
 
     def _report(self, line: int, problem: str) -> None:
-        self.problems.append(f"{self._capture.path}:{line}: {problem}: left out")
+        self._problems.append((line, f"{self._capture.path}:{line}: {problem}: left out"))
 
 
 def _reason_to_leave_out(kernel_type: str, cells: Mapping[str, str]) -> LeftOut | None:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -204,23 +205,23 @@ class Capture:
         malformed = 0
         with ThreadPoolExecutor(workers, thread_name_prefix="capture") as pool:
             pending: deque[Future[Chunk]] = deque()
+            blocks = self._blocks()
             try:
-                for line, block in self._blocks():
-                    pending.append(pool.submit(self._parsed, line, block))
-                    if len(pending) > workers:
-                        chunk = pending.popleft().result()
-                        malformed += len(chunk.malformed)
-                        self._check(malformed)
-                        yield chunk
-                while pending:
-                    yield pending.popleft().result()
+                while True:
+                    for line, block in islice(blocks, workers + 1 - len(pending)):
+                        pending.append(pool.submit(self._parsed, line, block))
+                    if not pending:
+                        return
+                    chunk = pending.popleft().result()
+                    malformed += len(chunk.malformed)
+                    if malformed > _MALFORMED_LIMIT:
+                        raise TableError(
+                            self.path, f"more than {_MALFORMED_LIMIT:,} rows do not fit the header", _AGAIN
+                        )
+                    yield chunk
             finally:
                 for future in pending:
                     future.cancel()
-
-    def _check(self, malformed: int) -> None:
-        if malformed > _MALFORMED_LIMIT:
-            raise TableError(self.path, f"more than {_MALFORMED_LIMIT:,} rows do not fit the header", _AGAIN)
 
     def _blocks(self) -> Iterator[tuple[int, bytes]]:
         """Whole lines of about BLOCK_BYTES, each block with the number of its first line."""

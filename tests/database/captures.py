@@ -1,0 +1,106 @@
+"""Captures for tests, written as profilers write them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+BEFORE = ("Step Id", "Device_id", "Model ID", "Task ID", "Stream ID", "Name", "Type", "OP State", "Accelerator Core")
+TIMES = ("Start Time(us)", "Duration(us)", "Wait Time(us)", "Block Dim", "Mix Block Dim", "HF32 Eligible")
+SLOTS = ("Input Shapes", "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats")
+COUNTERS = ("aicore_time(us)", "aic_mac_ratio")
+KERNEL_DETAILS = (*BEFORE, *TIMES, *SLOTS, "Context ID", *COUNTERS)
+LEVEL_0 = (
+    "Step Id",
+    "Name",
+    "Type",
+    "Accelerator Core",
+    "Start Time(us)",
+    "Duration(us)",
+    "Wait Time(us)",
+    "Block Dim",
+)
+
+#: A column of kernel_details by its name in op_summary.
+OP_SUMMARY = {
+    "Name": "Op Name",
+    "Type": "OP Type",
+    "Accelerator Core": "Task Type",
+    "Start Time(us)": "Task Start Time(us)",
+    "Duration(us)": "Task Duration(us)",
+    "Wait Time(us)": "Task Wait Time(us)",
+    "Block Dim": "Block Num",
+    "Mix Block Dim": "Mix Block Num",
+}
+
+_LAUNCH = {
+    "Step Id": "13",
+    "Device_id": "0",
+    "Model ID": "4294967295",
+    "Type": "MatMulV3",
+    "OP State": "dynamic",
+    "Accelerator Core": "AI_CORE",
+    "Start Time(us)": "1764246877073569.640\t",
+    "Duration(us)": "10.0",
+    "Input Shapes": '"16,32;64,32"',
+    "Input Data Types": "DT_BF16;DT_BF16",
+    "Input Formats": "ND;ND",
+    "Output Shapes": '"16,64"',
+    "Output Data Types": "DT_BF16",
+    "Output Formats": "ND",
+    "Context ID": "N/A",
+    "aicore_time(us)": "8.0",
+    "aic_mac_ratio": "0.5",
+}
+
+#: What the profiler writes for a collective.
+COLLECTIVE = {
+    "Type": "hcom_allReduce_",
+    "Accelerator Core": "COMMUNICATION",
+    **dict.fromkeys((*SLOTS, *COUNTERS), "N/A"),
+}
+
+
+def launch(cells: Mapping[str, str] | None = None, **by_word: str) -> dict[str, str]:
+    """One kernel launch: a BF16 matrix product of 10 us, but for `cells`.
+
+    Keywords are column names in short: type, duration, shapes, dtypes, formats, out, out_dtypes,
+    out_formats. Shapes get the quotes that profilers put around them.
+    """
+    short = {
+        "type": "Type",
+        "duration": "Duration(us)",
+        "shapes": "Input Shapes",
+        "dtypes": "Input Data Types",
+        "formats": "Input Formats",
+        "out": "Output Shapes",
+        "out_dtypes": "Output Data Types",
+        "out_formats": "Output Formats",
+    }
+    row = {**_LAUNCH, **(cells or {})}
+    for word, text in by_word.items():
+        row[short[word]] = f'"{text}"' if word in ("shapes", "out") and text != "N/A" else text
+    return row
+
+
+def capture_text(launches: Sequence[Mapping[str, str]], columns: Sequence[str] = KERNEL_DETAILS) -> str:
+    """A kernel_details file."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([row.get(column, "0") for column in columns] for row in launches)
+    return text.getvalue()
+
+
+def write_capture(path: Path, launches: Sequence[Mapping[str, str]], columns: Sequence[str] = KERNEL_DETAILS) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(capture_text(launches, columns), encoding="utf-8")
+    return path
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))

@@ -1,0 +1,119 @@
+"""The Runtime columns of attention rows."""
+
+import pytest
+from captures import KERNEL_DETAILS, launch, table, write_capture
+
+from database.ingest.aggregate import Aggregate
+from database.ingest.apply import apply_cases
+from database.ingest.attention import bundles, runtime_cells
+from database.schema import RUNTIME
+from database.store import Database
+
+ATTENTION = "FusedInferAttentionScore"
+NOTHING = [""] * 7
+SHAPES = ";".join(
+    ["128,4,128", "99,128,128", "99,128,128", "", "2048,2048", "128", "64", *NOTHING, "128,512", *[""] * 16]
+)
+DTYPES = ["DT_BF16"] * 3 + ["DT_UNDEFINED", "INT8", "INT64", "INT64", *["DT_UNDEFINED"] * 7, "INT32"]
+
+
+def attention(shapes=SHAPES, **cells):
+    dtypes = ";".join(DTYPES + ["DT_UNDEFINED"] * 16)
+    formats = ";".join("NULL" if dtype == "DT_UNDEFINED" else "ND" for dtype in dtypes.split(";"))
+    return launch(type=ATTENTION, shapes=shapes, dtypes=dtypes, formats=formats, out="128,4,128;", **cells)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "capture"
+
+
+@pytest.fixture
+def ingest(tmp_path, folder):
+    database = Database(tmp_path / "database")
+
+    def run(*launches, place="rank_0"):
+        aggregate = Aggregate()
+        aggregate.add_file(write_capture(folder / place / "kernel_details.csv", launches, KERNEL_DETAILS))
+        apply_cases(database, aggregate.cases(), lambda case: runtime_cells(case, folder))
+        return table(database.csv_path(ATTENTION))
+
+    return run
+
+
+def runtime(row):
+    """The Runtime columns that are not empty."""
+    return {name.removeprefix("Runtime "): row[name] for name in RUNTIME if row[name]}
+
+
+def test_slots_5_6_and_14_give_the_shapes(ingest):
+    (row,) = ingest(attention())
+    assert runtime(row) == {
+        "source_profile": "capture/rank_0/kernel_details.csv",
+        "actual_seq_lengths_shape": "128",
+        "actual_seq_lengths_kv_shape": "64",
+        "block_table_shape": "128,512",
+        "metadata_completeness": "shapes-only",
+    }
+
+
+def test_all_31_slots_are_kept(ingest):
+    (row,) = ingest(attention())
+    assert row["Input Shapes"] == SHAPES
+    assert len(row["Input Shapes"].split(";")) == len(row["Input Data Types"].split(";")) == 31
+
+
+def test_a_row_without_those_slots(ingest):
+    (row,) = ingest(attention(shapes="128,4,128;99,128,128;99,128,128"))
+    assert runtime(row) == {"source_profile": "capture/rank_0/kernel_details.csv", "metadata_completeness": "none"}
+
+
+def test_files_beside_the_capture_are_found(ingest, folder):
+    (folder / "rank_0").mkdir(parents=True)
+    (folder / "rank_0/operator_details.csv").write_text("")
+    (folder / "rank_0/trace_view.json").write_text("")
+    (row,) = ingest(attention())
+    assert row["Runtime source_profile"] == (
+        "capture/rank_0/kernel_details.csv + operator_details.csv + trace_view.json"
+    )
+
+
+def test_bundles_of_captures_with_attention_rows(folder):
+    aggregate = Aggregate()
+    aggregate.add_file(write_capture(folder / "a/kernel_details.csv", [attention()]))
+    aggregate.add_file(write_capture(folder / "b/kernel_details.csv", [launch()]))
+    (bundle,) = bundles(aggregate.cases())
+    assert bundle.capture == folder / "a/kernel_details.csv"
+    assert (bundle.operator_details, bundle.trace_view) == (None, None)
+
+
+def test_a_row_of_many_ranks_names_the_first(folder):
+    aggregate = Aggregate()
+    for rank in range(5):
+        aggregate.add_file(write_capture(folder / f"rank_{rank}/kernel_details.csv", [attention()]))
+    (case,) = aggregate.cases()[ATTENTION]
+    assert runtime_cells(case, folder)["Runtime source_profile"] == (
+        "capture/rank_0/kernel_details.csv; capture/rank_1/kernel_details.csv; "
+        "capture/rank_2/kernel_details.csv; and 2 more"
+    )
+
+
+def test_other_kernels_have_no_runtime_columns(ingest, tmp_path):
+    ingest(attention(), launch())
+    assert not set(RUNTIME) & set(table(tmp_path / "database/MatMulV3.csv")[0])
+
+
+def test_what_fill_runtime_found_out_survives_the_next_ingest(ingest, tmp_path):
+    ingest(attention(duration="10"))
+    database = Database(tmp_path / "database")
+    stored = database.read(ATTENTION)
+    # fill-runtime: one captured row that two distinct records match becomes two rows.
+    stored.frame = stored.frame.loc[[0, 0]].reset_index(drop=True)
+    stored.frame["Runtime actual_seq_lengths_kv_values"] = ["[128]", "[4096]"]
+    stored.frame["Runtime metadata_completeness"] = "complete"
+    database.write(stored)
+    rows = ingest(attention(duration="30"), place="rank_1")
+    assert [row["Profiling Average Duration(us)"] for row in rows] == ["30", "30"]
+    assert [row["Runtime actual_seq_lengths_kv_values"] for row in rows] == ["[128]", "[4096]"]
+    assert {row["Runtime metadata_completeness"] for row in rows} == {"complete"}
+    assert {row["Runtime source_profile"] for row in rows} == {"capture/rank_1/kernel_details.csv"}

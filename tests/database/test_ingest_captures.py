@@ -1,0 +1,296 @@
+"""Every kind of capture file is read, or refused with the reason and the remedy."""
+
+import pytest
+from captures import (
+    COLLECTIVE,
+    COUNTERS,
+    KERNEL_DETAILS,
+    LEVEL_0,
+    OP_SUMMARY,
+    SLOTS,
+    capture_text,
+    launch,
+    write_capture,
+)
+
+from database.errors import OpAtlasError, TableError
+from database.ingest import capture as capture_module
+from database.ingest.aggregate import Aggregate, LeftOut
+from database.ingest.capture import find_captures
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "kernel_details.csv"
+
+
+def aggregate_of(path):
+    aggregate = Aggregate()
+    aggregate.add_file(path)
+    account = aggregate.account
+    # A ledger: each row of the file is somewhere, once.
+    assert account.rows == account.ingested + account.left_out.total()
+    return aggregate
+
+
+def ingested(path):
+    """The cases of a capture whose rows all go in."""
+    aggregate = aggregate_of(path)
+    assert not aggregate.problems
+    assert not aggregate.account.left_out.total()
+    return [case for cases in aggregate.cases().values() for case in cases]
+
+
+def left_out(path):
+    """Reasons and how often, and the problems told, of a capture."""
+    aggregate = aggregate_of(path)
+    return dict(+aggregate.account.left_out), aggregate.problems
+
+
+def test_a_capture_of_today(path):
+    (case,) = ingested(write_capture(path, [launch(duration="10.0"), launch(duration="12.0")]))
+    assert case.kernel_type == "MatMulV3"
+    assert case.cells["Input Shapes"] == "16,32;64,32"
+    assert (case.durations.count, case.durations.mean_us) == (2, 11.0)
+    assert case.counters == {"aicore_time(us)": 8.0, "aic_mac_ratio": 0.5}
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        pytest.param(lambda text: text.replace("\n", "\r\n"), id="CRLF"),
+        pytest.param(lambda text: "\ufeff" + text, id="BOM"),
+        pytest.param(lambda text: text.rstrip("\n"), id="no newline at the end"),
+        pytest.param(lambda text: text + "\n\n", id="blank lines at the end"),
+        pytest.param(lambda text: text.replace(",10.0,", ",10.0\t,"), id="trailing tab"),
+        pytest.param(lambda text: text.replace("BF16,ND;ND", "BF16\t,ND;ND\t"), id="trailing tabs in slots"),
+        pytest.param(lambda text: text.replace("Block Dim", "Block Num"), id="Block Num"),
+    ],
+)
+def test_files_that_differ_in_their_writing_are_the_same(path, edit):
+    (plain,) = ingested(write_capture(path, [launch()]))
+    path.write_bytes(edit(path.read_text()).encode())
+    (case,) = ingested(path)
+    assert (case.signature, case.durations, case.cells) == (plain.signature, plain.durations, plain.cells)
+
+
+@pytest.mark.parametrize("missing", ["Device_id", "OP State", "Input Formats", "Block Dim", "Context ID"])
+def test_columns_that_older_captures_lack(path, missing):
+    columns = [column for column in KERNEL_DETAILS if column != missing]
+    (case,) = ingested(write_capture(path, [launch()], columns))
+    assert case.counters == {"aicore_time(us)": 8.0, "aic_mac_ratio": 0.5}
+    assert case.cells.get(missing, "") == ""
+
+
+def test_an_op_summary_file(tmp_path):
+    path = tmp_path / "op_summary_20260605161737.csv"
+    header, _, rows = capture_text([launch()]).partition("\n")
+    names = ",".join(OP_SUMMARY.get(name, name) for name in header.split(","))
+    path.write_text(f"{names}\n{rows}")
+    (case,) = ingested(path)
+    assert case.cells["Accelerator Core"] == "AI_CORE"
+    assert case.durations.mean_us == 10.0
+
+
+def test_another_metric_group(path):
+    columns = [*KERNEL_DETAILS[: -len(COUNTERS)], "aic_l0a_read_bw(GB/s)"]
+    (case,) = ingested(write_capture(path, [launch({"aic_l0a_read_bw(GB/s)": "7.5"})], columns))
+    assert case.counters == {"aic_l0a_read_bw(GB/s)": 7.5}
+
+
+def test_no_counters_at_all(path):
+    (case,) = ingested(write_capture(path, [launch()], KERNEL_DETAILS[: -len(COUNTERS)]))
+    assert case.counters == {}
+
+
+def test_a_counter_that_is_not_there_for_every_launch(path):
+    rows = [launch({"aic_mac_ratio": ratio}) for ratio in ("0.4", "N/A", "0.6", "")]
+    (case,) = ingested(write_capture(path, rows))
+    assert case.counters["aic_mac_ratio"] == pytest.approx(0.5)
+
+
+def test_a_word_in_a_column_of_numbers_costs_its_own_cell_only(path):
+    rows = [launch({"aic_mac_ratio": "0.4"}), launch({"aic_mac_ratio": "broken"})]
+    (case,) = ingested(write_capture(path, rows))
+    assert case.counters == {"aicore_time(us)": 8.0, "aic_mac_ratio": pytest.approx(0.4)}
+
+
+def test_an_unknown_text_column_is_no_counter(path):
+    columns = [*KERNEL_DETAILS, "Remark"]
+    (case,) = ingested(write_capture(path, [launch({"Remark": "fine"})], columns))
+    assert case.counters["Remark"] is None
+
+
+@pytest.mark.parametrize("duration", ["nan", "N/A", "", "-3.5", "0", "inf", "broken"])
+def test_durations_that_are_none(path, duration):
+    rows = [launch(duration="10.0"), launch({"aicore_time(us)": "99"}, duration=duration)]
+    assert left_out(write_capture(path, rows)) == ({LeftOut.INVALID_DURATION: 1}, [])
+    (case,) = aggregate_of(path).cases()["MatMulV3"]
+    assert (case.durations.count, case.counters["aicore_time(us)"]) == (1, 8.0)
+
+
+def test_collectives_are_counted(path):
+    older = {**COLLECTIVE, "Type": "allReduce", "Accelerator Core": "HCCL"}
+    assert left_out(write_capture(path, [launch(), COLLECTIVE, older, COLLECTIVE])) == ({LeftOut.COLLECTIVE: 3}, [])
+
+
+def test_rows_without_input_shapes_are_counted(path):
+    no_shapes = launch(type="MemSet", shapes="N/A", dtypes="N/A", formats="N/A", out="N/A")
+    undefined = launch(type="MemSet", shapes="", dtypes="UNDEFINED", formats="NULL")
+    unknown = launch(shapes="N/A", dtypes="FLOAT")
+    rows = [no_shapes, undefined, unknown, launch()]
+    assert left_out(write_capture(path, rows)) == ({LeftOut.NO_INPUT_SHAPES: 3}, [])
+
+
+def test_an_in_place_kernel_has_no_outputs_and_stays(path):
+    row = launch(type="ApplyAdamWV2", shapes="1024;1024;1", dtypes="FLOAT;FLOAT;INT64", formats="ND;ND;ND")
+    row |= dict.fromkeys(SLOTS[3:], "N/A")
+    (case,) = ingested(write_capture(path, [row]))
+    assert case.cells["Output Shapes"] == "N/A"
+
+
+def test_a_scalar_input_is_an_input(path):
+    (case,) = ingested(write_capture(path, [launch(type="Abs", shapes="", dtypes="DT_BF16", formats="ND", out="")]))
+    assert case.signature.startswith("|BF16|ND")
+
+
+@pytest.mark.parametrize("kernel_type", ["0", "N/A", "", "4294967295"])
+def test_a_kernel_whose_type_was_lost(path, kernel_type):
+    assert left_out(write_capture(path, [launch(type=kernel_type)])) == ({LeftOut.NO_KERNEL_TYPE: 1}, [])
+
+
+def test_a_malformed_row_is_told_by_its_line_and_the_rest_goes_in(path):
+    lines = capture_text([launch()] * 30).splitlines()
+    lines[17] = lines[17].rpartition(",")[0]
+    lines[21] = ""
+    lines[25] += ",1,2"
+    path.write_text("\n".join(lines))
+    columns = len(KERNEL_DETAILS)
+    reasons, problems = left_out(path)
+    assert reasons == {LeftOut.MALFORMED: 2}
+    assert problems == [
+        f"{path}:18: {columns - 1} fields where the header has {columns} columns: left out",
+        f"{path}:26: {columns + 2} fields where the header has {columns} columns: left out",
+    ]
+    assert aggregate_of(path).account.ingested == 27
+
+
+@pytest.mark.parametrize("block", [2000, 1 << 20])
+def test_lines_are_right_in_every_block(path, monkeypatch, block):
+    monkeypatch.setattr(capture_module, "BLOCK_BYTES", block)
+    lines = capture_text([launch(type=f"K{i}") for i in range(200)]).splitlines()
+    lines[50] = lines[50] + ",1"
+    lines[51] = ""
+    lines[150] = lines[150].replace("64,32", "64,x")
+    lines[151] = lines[151].replace("K150", "K/150")
+    path.write_text("\n".join(lines) + "\n")
+    _, problems = left_out(path)
+    assert [problem.removeprefix(f"{path}:").partition(":")[0] for problem in problems] == ["51", "151", "152"]
+
+
+def test_blocks_give_what_one_block_gives(path, monkeypatch):
+    rows = [launch(type=f"K{i % 7}", duration=f"{i % 13 + 1}.5") for i in range(300)]
+    whole = ingested(write_capture(path, rows))
+    monkeypatch.setattr(capture_module, "BLOCK_BYTES", 3000)
+    assert ingested(path) == whole
+
+
+def test_an_open_quote_swallows_no_more_than_it_must(path):
+    lines = capture_text([launch()] * 5).splitlines()
+    lines[3] = lines[3].replace('"""16,64"""', '"16,64')
+    path.write_text("\n".join(lines) + "\n")
+    reasons, problems = left_out(path)
+    assert reasons == {LeftOut.MALFORMED: 2}
+    assert "swallowed 1 more line(s)" in problems[0]
+    assert problems[0].startswith(f"{path}:4:")
+
+
+@pytest.mark.parametrize("shape", ["16,-32;64,32", "16,x;64,32", "16,3.5;64,32"])
+def test_a_dimension_that_is_none(path, shape):
+    reasons, problems = left_out(write_capture(path, [launch(), launch(shapes=shape), launch(shapes=shape)]))
+    assert reasons == {LeftOut.BAD_DIMENSION: 2}
+    assert len(problems) == 1
+    assert problems[0].startswith(f"{path}:3: column 'Input Shapes'")
+
+
+def test_a_kernel_type_that_would_leave_the_folder(path):
+    reasons, problems = left_out(write_capture(path, [launch(), launch(type="../../etc/passwd")]))
+    assert reasons == {LeftOut.BAD_KERNEL_TYPE: 1}
+    assert problems == [f"{path}:3: kernel type '../../etc/passwd' cannot name a file: left out"]
+
+
+def test_a_dtype_that_nobody_knows_is_kept_and_told(path):
+    aggregate = aggregate_of(write_capture(path, [launch(dtypes="DT_BF16;65534"), launch(dtypes="DT_BF16;65534")]))
+    assert aggregate.account.ingested == 2
+    assert aggregate.account.unknown_dtypes == {"65534": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer"),
+        ("", "an empty file"),
+        (capture_text([]), "a header and no rows"),
+        (capture_text([launch(type="N/A")], LEVEL_0), "level 0, which records no shapes.*Level1.*--task-time=l1"),
+        ("OP Type,Core Type,Count\nAdd,AI_CORE,3\n", "neither a kernel_details nor an op_summary"),
+        (capture_text([launch()], [c for c in KERNEL_DETAILS if c != "Output Shapes"]), "no column 'Output Shapes'"),
+        (capture_text([launch()], [*KERNEL_DETAILS, "Name"]), "'Name' stands twice"),
+    ],
+)
+def test_what_is_no_capture(path, text, message):
+    path.write_text(text)
+    with pytest.raises(TableError, match=message):
+        Aggregate().add_file(path)
+
+
+def test_bytes_that_are_not_utf8(path):
+    path.write_bytes(capture_text([launch(), launch(type="Ä")]).encode("latin-1"))
+    with pytest.raises(TableError, match="UTF-8"):
+        Aggregate().add_file(path)
+
+
+def test_a_file_that_fails_late_adds_nothing(path, monkeypatch):
+    monkeypatch.setattr(capture_module, "BLOCK_BYTES", 1000)
+    path.write_bytes(capture_text([launch()] * 50).encode() + capture_text([launch(type="Ä")]).encode("latin-1"))
+    aggregate = Aggregate()
+    with pytest.raises(TableError):
+        aggregate.add_file(path)
+    assert aggregate.account.rows == 0
+    assert aggregate.cases() == {}
+
+
+def test_a_line_without_end(path, monkeypatch):
+    monkeypatch.setattr(capture_module, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(capture_module, "_LINE_BYTES", 5000)
+    path.write_text(capture_text([launch()]) + "x" * 10_000)
+    with pytest.raises(TableError, match="a line of more than 5,000 bytes"):
+        Aggregate().add_file(path)
+
+
+def test_a_header_of_another_file(path, monkeypatch):
+    monkeypatch.setattr(capture_module, "_MALFORMED_LIMIT", 5)
+    path.write_text(capture_text([]) + "1,2,3\n" * 20)
+    with pytest.raises(TableError, match="more than 5 rows do not fit the header"):
+        Aggregate().add_file(path)
+
+
+def test_a_folder_is_searched(tmp_path):
+    wanted = [
+        write_capture(tmp_path / name, [launch()])
+        for name in ("kernel_details.csv", "rank0/out/kernel_details_0.csv", "rank1/my_KERNEL_DETAILS.CSV")
+    ]
+    write_capture(tmp_path / "rank0/op_summary_1.csv", [launch()])
+    write_capture(tmp_path / "rank0/kernel_details.csv.bak", [launch()])
+    assert find_captures(tmp_path) == sorted(wanted)
+
+
+def test_a_file_is_taken_whatever_its_name(tmp_path):
+    path = write_capture(tmp_path / "my_capture.txt", [launch()])
+    assert find_captures(path) == [path]
+
+
+def test_no_such_path(tmp_path):
+    with pytest.raises(OpAtlasError, match="no such file or folder"):
+        find_captures(tmp_path / "nowhere")
+    with pytest.raises(OpAtlasError, match=r"no CSV file named \*kernel_details\*"):
+        find_captures(tmp_path)

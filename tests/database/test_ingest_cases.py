@@ -1,0 +1,103 @@
+"""Which launches are one case, and what is told of them."""
+
+import statistics
+
+import pytest
+from captures import launch, write_capture
+from hypothesis import given
+from hypothesis import strategies as st
+
+from database.ingest.aggregate import Aggregate
+
+durations = st.lists(st.floats(0.001, 1e7).map(lambda value: round(value, 3)), min_size=1, max_size=40)
+
+
+def cases_of(tmp_path, rows):
+    aggregate = Aggregate()
+    aggregate.add_file(write_capture(tmp_path / "kernel_details.csv", rows))
+    return [case for cases in aggregate.cases().values() for case in cases]
+
+
+def test_bf16_and_float_launches_of_equal_shapes_are_two_cases(tmp_path):
+    rows = [launch(duration="10"), launch(dtypes="FLOAT;FLOAT", out_dtypes="FLOAT", duration="20")]
+    assert [case.durations.mean_us for case in cases_of(tmp_path, rows)] == [10.0, 20.0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"formats": "ND;FRACTAL_NZ"}, {"shapes": "16,32;32,64"}, {"out": "16,65"}, {"type": "MatMulV2"}],
+)
+def test_what_makes_another_case(tmp_path, other):
+    assert len(cases_of(tmp_path, [launch(), launch(**other)])) == 2
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"dtypes": "BF16;BF16"},
+        {"formats": "FORMAT_ND;FORMAT_ND"},
+        {
+            "shapes": "16,32;64,32;;",
+            "dtypes": "DT_BF16;DT_BF16;DT_UNDEFINED;DT_UNDEFINED",
+            "formats": "ND;ND;NULL;NULL",
+        },
+    ],
+)
+def test_what_does_not(tmp_path, same):
+    (case,) = cases_of(tmp_path, [launch(), launch(**same)])
+    assert case.durations.count == 2
+    assert case.cells["Input Data Types"] == "DT_BF16;DT_BF16"
+
+
+def test_static_and_dynamic_launches_are_one_case_with_the_cells_of_the_first(tmp_path):
+    (case,) = cases_of(tmp_path, [launch({"OP State": "static"}), launch({"OP State": "dynamic"})])
+    assert case.cells["OP State"] == "static"
+
+
+def test_launch_variants_of_triton_kernels_are_one_type(tmp_path):
+    (case,) = cases_of(tmp_path, [launch(type="muls_add_kernel_0"), launch(type="muls_add_kernel_1")])
+    assert (case.kernel_type, case.durations.count) == ("muls_add_kernel", 2)
+
+
+def test_rows_with_one_signature_are_one_row_of_the_csv(tmp_path):
+    rows = [launch(type="Slice", shapes=shapes, dtypes="FLOAT;INT64", duration=duration)
+            for shapes, duration in (("4,8;2", "1"), ("4,8;3", "3"))]  # fmt: skip
+    (case,) = cases_of(tmp_path, rows)
+    assert (case.durations.mean_us, case.cells["Input Shapes"]) == (2.0, "4,8;2")
+
+
+def test_trailing_slots_are_kept_as_the_capture_has_them(tmp_path):
+    (case,) = cases_of(tmp_path, [launch(type="ArgMaxV2", shapes="11,151936;", dtypes="FLOAT;INT64")])
+    assert case.cells["Input Shapes"] == "11,151936;"
+
+
+def test_several_captures_are_one_sample(tmp_path):
+    aggregate = Aggregate()
+    for rank, duration in enumerate(("10", "30")):
+        aggregate.add_file(write_capture(tmp_path / f"{rank}/kernel_details.csv", [launch(duration=duration)]))
+    (case,) = aggregate.cases()["MatMulV3"]
+    assert (case.durations.count, case.durations.mean_us, len(case.sources)) == (2, 20.0, 2)
+
+
+@given(durations)
+def test_statistics_are_those_of_the_samples(tmp_path_factory, samples):
+    (case,) = cases_of(tmp_path_factory.mktemp("c"), [launch(duration=str(sample)) for sample in samples])
+    assert case.durations.count == len(samples)
+    assert case.durations.mean_us == pytest.approx(statistics.fmean(samples))
+    assert case.durations.median_us == statistics.median(samples)
+    assert case.durations.std_us == pytest.approx(statistics.stdev(samples) if len(samples) > 1 else 0.0, abs=1e-6)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=60))
+def test_every_launch_is_in_its_case(tmp_path_factory, launches):
+    rows = [launch(type=f"K{which}", duration=str(us)) for which, us in launches]
+    sums = {case.kernel_type: case.durations for case in cases_of(tmp_path_factory.mktemp("c"), rows)}
+    for which in {which for which, _ in launches}:
+        mine = [us for other, us in launches if other == which]
+        assert sums[f"K{which}"].count == len(mine)
+        assert sums[f"K{which}"].mean_us == pytest.approx(statistics.fmean(mine))
+
+
+def test_many_different_rows(tmp_path):
+    rows = [launch(type=f"K{i % 50}", shapes=f"{i},{i % 11};{i % 13}", out=f"{i % 17}") for i in range(2000)]
+    assert len(cases_of(tmp_path, rows)) == 2000

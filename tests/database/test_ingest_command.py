@@ -1,0 +1,171 @@
+"""`python -m database ingest`, as a user runs it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from captures import COLLECTIVE, KERNEL_DETAILS, LEVEL_0, launch, table, write_capture
+
+from database import layout, versions
+from database.__main__ import main
+from database.store import Database
+
+
+@pytest.fixture
+def ingest(tmp_path, capsys):
+    """Runs the command; gives status, stdout and stderr."""
+
+    def run(path, *options):
+        options = options or ("--database-path", str(tmp_path / "database"))
+        status = main(["ingest", "--profiling-path", str(path), *options])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_the_summary(tmp_path, ingest):
+    write_capture(tmp_path / "c/kernel_details.csv", [launch(), launch(), launch(type="Add"), COLLECTIVE])
+    status, out, err = ingest(tmp_path / "c")
+    assert (status, err) == (0, "")
+    assert (
+        out
+        == f"""\
+captures               1
+rows                   4   3 ingested, 1 left out
+kernel types           2
+signatures             2   2 new, 0 updated, 0 unchanged
+
+left out:
+         1   collectives (hcom_*), measured by the communication bench
+
+database:
+  {tmp_path / "database"}
+"""
+    )
+
+
+def test_changed_durations_worst_first_and_limited(tmp_path, ingest):
+    def capture(durations):
+        rows = [launch(type=f"Kernel{i}", duration=str(us)) for i, us in enumerate(durations)]
+        return write_capture(tmp_path / "kernel_details.csv", rows)
+
+    ingest(capture([100.0] * 15))
+    status, out, _ = ingest(capture([100.0, 101.0, 400.0, 20.0, *[110.0] * 11]))
+    assert status == 0
+    lines = out.splitlines()
+    start = lines.index("changed durations: 14 (the 10 furthest; microseconds)")
+    assert len([line for line in lines[start:] if "->" in line]) == 10
+    assert lines[start + 1].split()[0] == "Kernel3"
+    assert lines[start + 1].endswith("100.00 ->    20.00   -80.0%")
+    assert lines[start + 2].endswith("100.00 ->   400.00  +300.0%")
+    assert all(len(line) <= 80 for line in lines[:-1])
+    assert "1 unchanged" in out
+
+
+def test_a_file_that_cannot_be_read_leaves_the_others_in(tmp_path, ingest):
+    write_capture(tmp_path / "c/a_kernel_details.csv", [launch(type="N/A")], LEVEL_0)
+    write_capture(tmp_path / "c/b_kernel_details.csv", [launch()])
+    (tmp_path / "c/c_kernel_details.csv").write_text("")
+    status, out, err = ingest(tmp_path / "c")
+    assert status == 1
+    assert "captures               1\n" in out
+    assert "a_kernel_details.csv:1: taken at profiler level 0" in err
+    assert "c_kernel_details.csv: an empty file" in err
+    assert len(table(tmp_path / "database/MatMulV3.csv")) == 1
+
+
+def test_a_malformed_row_is_an_error_and_the_rest_goes_in(tmp_path, ingest):
+    path = write_capture(tmp_path / "kernel_details.csv", [launch(), launch()])
+    path.write_text(path.read_text() + "1,2,3\n")
+    status, out, err = ingest(path)
+    assert status == 1
+    assert "2 ingested, 1 left out" in out
+    assert err == f"error: {path}:4: 3 fields where the header has {len(KERNEL_DETAILS)} columns: left out\n"
+
+
+def test_many_problems_are_told_in_part(tmp_path, ingest):
+    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
+    path.write_text(path.read_text() + "1,2,3\n" * 50)
+    _, _, err = ingest(path)
+    assert len(err.splitlines()) == 21
+    assert err.splitlines()[-1] == "error: and 30 more"
+
+
+def test_nothing_to_ingest_says_so(tmp_path, ingest):
+    status, out, _ = ingest(write_capture(tmp_path / "kernel_details.csv", [COLLECTIVE]))
+    assert status == 0
+    assert "nothing was ingested" in out
+    assert not (tmp_path / "database").exists()
+
+
+def test_no_such_path_is_wrong_usage(tmp_path, ingest):
+    status, out, err = ingest(tmp_path / "nowhere")
+    assert (status, out) == (2, "")
+    assert "no such file or folder" in err
+
+
+def test_a_database_that_cannot_be_written(tmp_path, ingest):
+    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
+    (tmp_path / "file").write_text("in the way")
+    status, _, err = ingest(path, "--database-path", str(tmp_path / "file"))
+    assert status == 1
+    assert "cannot be written" in err
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_a_database_that_another_process_holds(tmp_path, ingest, monkeypatch):
+    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
+    database = Database(tmp_path / "database")
+    lock = Database.lock
+    with database.lock():
+        monkeypatch.setattr(Database, "lock", lambda self: lock(self, timeout_s=0.1))
+        status, _, err = ingest(path)
+    assert status == 1
+    assert "locked by another process" in err
+
+
+def test_the_default_database_is_named_after_device_and_versions(tmp_path, ingest, monkeypatch):
+    monkeypatch.setattr(layout, "ROOT", tmp_path / "data")
+    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
+    given = ("--vllm-version", "0.18.0", "--torch-version", "2.9.0+cpu", "--cann-version", "8.5")
+    status, _, _ = ingest(path, *given)
+    assert status == 0
+    folder = "ATLAS_800_A3_752T_128G_DIE/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5"
+    assert (tmp_path / "data" / folder / "MatMulV3.csv").exists()
+    ingest(path, *given, "--device", "ATLAS_800_A2_376T_64G")
+    assert (tmp_path / "data/ATLAS_800_A2_376T_64G").exists()
+
+
+def test_what_could_not_be_detected_is_named(tmp_path, ingest, monkeypatch):
+    monkeypatch.setattr(versions, "detect", lambda *given: versions.Versions(torch="2.9.0"))
+    status, _, err = ingest(
+        write_capture(tmp_path / "kernel_details.csv", [launch()]), "--device", "ATLAS_800_A2_376T_64G"
+    )
+    assert status == 2
+    assert "--vllm-version, --cann-version" in err
+
+
+def test_wrong_options_are_wrong_usage(capsys):
+    for arguments in ([], ["ingest"], ["no-such-command"]):
+        with pytest.raises(SystemExit) as exit_:
+            main(arguments)
+        assert exit_.value.code == 2
+
+
+def test_an_interrupt_is_no_traceback(tmp_path, ingest, monkeypatch):
+    def interrupt(self, path, on_block):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("database.ingest.aggregate.Aggregate.add_file", interrupt)
+    status, _, err = ingest(write_capture(tmp_path / "kernel_details.csv", [launch()]))
+    assert status == 130
+    assert "interrupted" in err
+
+
+def test_help_of_the_module(tmp_path):
+    command = [sys.executable, "-m", "database", "ingest", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    for option in ("--profiling-path", "--database-path", "--device", "--vllm-version", "--cann-version"):
+        assert option in done.stdout
+    assert "exit status" in done.stdout

@@ -1,0 +1,216 @@
+"""What an ingest does to the CSVs of a database."""
+
+import pytest
+from captures import COUNTERS, KERNEL_DETAILS, launch, table, write_capture
+
+from database.ingest.aggregate import Aggregate
+from database.ingest.apply import apply_cases
+from database.schema import BASE, OWN, PIPE_UTILIZATION
+from database.store import Database
+
+AVERAGE, SAMPLES = "Profiling Average Duration(us)", "Profiling Samples"
+
+
+@pytest.fixture
+def database(tmp_path):
+    return Database(tmp_path / "database")
+
+
+@pytest.fixture
+def ingest(tmp_path, database):
+    """Ingests launches, a capture of their own at each call."""
+
+    def run(*launches, columns=KERNEL_DETAILS, runtime=lambda case: {}):
+        aggregate = Aggregate()
+        aggregate.add_file(write_capture(tmp_path / "kernel_details.csv", launches, columns))
+        return apply_cases(database, aggregate.cases(), runtime)
+
+    return run
+
+
+@pytest.fixture
+def edit(database):
+    """Rewrites a cell of a CSV, as another stage of the pipeline does."""
+
+    def run(position, column, cell, kernel_type="MatMulV3"):
+        stored = database.read(kernel_type)
+        if column not in stored.frame.columns:
+            stored.frame[column] = ""
+        cells = stored.frame[column].tolist()
+        cells[position] = cell
+        stored.frame[column] = cells
+        database.write(stored)
+
+    return run
+
+
+def rows(database, kernel_type="MatMulV3"):
+    return table(database.csv_path(kernel_type))
+
+
+def counts(outcome):
+    return outcome.new, outcome.updated, outcome.unchanged
+
+
+def test_a_new_file(database, ingest):
+    assert counts(ingest(launch(duration="10"), launch(duration="11"), launch(duration="15"))) == (1, 0, 0)
+    (row,) = rows(database)
+    assert row["Input Shapes"] == "16,32;64,32"
+    assert (row[AVERAGE], row["Profiling Median Duration(us)"], row["Profiling Std Duration(us)"], row[SAMPLES]) == (
+        "12",
+        "11",
+        "2.645751",
+        "3",
+    )
+    assert row["Profiling Average aicore_time(us)"] == "8"
+    assert row["Average Duration(us)"] == row["Status"] == ""
+
+
+def test_the_columns_of_a_new_file_are_the_contracts(database, ingest):
+    ingest(launch({"my_counter": "1"}), columns=[*KERNEL_DETAILS, "my_counter"])
+    columns = list(rows(database)[0])
+    profiling = ["Profiling Average Duration(us)", "Profiling Median Duration(us)", "Profiling Std Duration(us)"]
+    counters = [f"Profiling Average {name}" for name in (*PIPE_UTILIZATION, "my_counter")]
+    assert columns == [*BASE, "Average Duration(us)", *profiling, *counters, *OWN]
+
+
+def test_counters_that_a_capture_lacks_stay_empty(database, ingest):
+    ingest(launch({"aic_l0a_read_bw(GB/s)": "7.5"}), columns=[*KERNEL_DETAILS[:-2], "aic_l0a_read_bw(GB/s)"])
+    (row,) = rows(database)
+    assert row["Profiling Average aic_l0a_read_bw(GB/s)"] == "7.5"
+    assert row["Profiling Average aicore_time(us)"] == ""
+
+
+def test_ingesting_the_same_again_changes_nothing(database, ingest):
+    ingest(launch(), launch(type="Add"))
+    path = database.csv_path("MatMulV3")
+    before, written = path.read_bytes(), path.stat().st_mtime_ns
+    assert counts(ingest(launch(), launch(type="Add"))) == (0, 0, 2)
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == (before, written)
+
+
+def test_a_second_ingest_replaces_what_it_has_samples_for(database, ingest):
+    ingest(launch(duration="10"), launch(shapes="1,32;64,32", duration="5"))
+    outcome = ingest(launch(duration="20"), launch(duration="40"), launch(shapes="2,32;64,32"))
+    assert counts(outcome) == (1, 1, 0)
+    assert [(row["Input Shapes"], row[AVERAGE], row[SAMPLES]) for row in rows(database)] == [
+        ("16,32;64,32", "30", "2"),
+        ("1,32;64,32", "5", "1"),
+        ("2,32;64,32", "10", "1"),
+    ]
+
+
+def test_changes_are_told_with_both_durations(ingest):
+    ingest(launch(duration="10"), launch(type="Add", duration="4"))
+    outcome = ingest(launch(duration="15"), launch(type="Add", duration="1"))
+    changes = {change.kernel_type: (change.before_us, change.after_us) for change in outcome.changes}
+    assert changes == {"MatMulV3": (10.0, 15.0), "Add": (4.0, 1.0)}
+    assert max(outcome.changes, key=lambda change: change.distance).kernel_type == "Add"
+
+
+def test_microbench_columns_survive(database, ingest, edit):
+    ingest(launch())
+    edit(0, "Average Duration(us)", "9.5")
+    edit(0, "Status", "measured")
+    edit(0, "MicroBench aicore_time(us)", "9.1")
+    ingest(launch(duration="33"))
+    (row,) = rows(database)
+    assert (row["Average Duration(us)"], row["Status"], row["MicroBench aicore_time(us)"]) == ("9.5", "measured", "9.1")
+    assert row[AVERAGE] == "33"
+
+
+def test_theory_rows_unknown_columns_and_all_orders_survive(database, ingest):
+    path = database.csv_path("MatMulV3")
+    path.parent.mkdir()
+    path.write_text(
+        "Note,Output Shapes,Output Data Types,Input Shapes,Input Data Types,Input Formats,Run ID,Profiling Samples\n"
+        'theory,"1,64",BF16,"1,32;64,32",BF16;BF16,ND;ND,,\n'
+        'seen,"16,64",BF16,"""16,32;64,32""",DT_BF16;DT_BF16,ND;ND,r1,7\n'
+        '"a ""third""","2,64",BF16,"2,32;64,32",BF16;BF16,ND;ND,,\n'
+    )
+    theory = path.read_text().splitlines()
+    assert counts(ingest(launch(duration="12.5"))) == (0, 1, 0)
+    after = rows(database)
+    assert [row["Note"] for row in after] == ["theory", "seen", 'a "third"']
+    assert after[1]["Input Shapes"] == '"16,32;64,32"'
+    assert (after[1][AVERAGE], after[1][SAMPLES]) == ("12.5", "1")
+    assert after[0][AVERAGE] == after[2][AVERAGE] == ""
+    order = [name for name in after[0] if name in theory[0].split(",")]
+    assert ",".join(order) == theory[0]
+
+
+def test_a_theory_row_that_is_captured_gets_its_profiling_columns(database, ingest, edit):
+    ingest(launch())
+    for column in (AVERAGE, SAMPLES):
+        edit(0, column, "")
+    outcome = ingest(launch(duration="10"))
+    assert counts(outcome) == (0, 1, 0)
+    assert outcome.changes == []
+
+
+def test_two_rows_of_one_signature_are_both_brought_up_to_date(database, ingest):
+    ingest(launch())
+    path = database.csv_path("MatMulV3")
+    header, row = path.read_text().splitlines()
+    path.write_text("\n".join([header, row, row, ""]))
+    ingest(launch(duration="77"))
+    assert [row[AVERAGE] for row in rows(database)] == ["77", "77"]
+
+
+def test_counters_of_another_metric_group_are_added_to(database, ingest):
+    ingest(launch())
+    ingest(launch({"aic_l0a_read_bw(GB/s)": "7.5"}), columns=[*KERNEL_DETAILS[:-2], "aic_l0a_read_bw(GB/s)"])
+    (row,) = rows(database)
+    assert row["Profiling Average aicore_time(us)"] == "8"
+    assert row["Profiling Average aic_l0a_read_bw(GB/s)"] == "7.5"
+
+
+def test_a_counter_that_was_not_recorded_this_time_is_emptied(database, ingest):
+    ingest(launch())
+    ingest(launch(dict.fromkeys(COUNTERS, "N/A")))
+    assert rows(database)[0]["Profiling Average aicore_time(us)"] == ""
+
+
+def test_ep_size_is_not_in_a_capture(database, ingest, edit):
+    ingest(launch(type="DispatchFFNCombine"))
+    edit(0, "EP Size", "16", "DispatchFFNCombine")
+    assert counts(ingest(launch(type="DispatchFFNCombine", duration="50"))) == (0, 1, 0)
+    (row,) = rows(database, "DispatchFFNCombine")
+    assert (row["EP Size"], row[AVERAGE]) == ("16", "50")
+
+
+def test_a_capture_does_not_vouch_for_a_theory_row_of_one_ep_size(database, ingest, edit):
+    ingest(launch(type="DispatchFFNCombine"))
+    edit(0, "EP Size", "16", "DispatchFFNCombine")
+    edit(0, AVERAGE, "", "DispatchFFNCombine")
+    assert counts(ingest(launch(type="DispatchFFNCombine", duration="50"))) == (1, 0, 0)
+    assert [row[AVERAGE] for row in rows(database, "DispatchFFNCombine")] == ["", "50"]
+
+
+def test_a_damaged_csv_stays_as_it_is_and_the_others_go_in(database, ingest):
+    ingest(launch())
+    path = database.csv_path("MatMulV3")
+    damaged = path.read_text() + "half a row\n"
+    path.write_text(damaged)
+    outcome = ingest(launch(duration="20"), launch(type="Add"))
+    assert counts(outcome) == (1, 0, 0)
+    assert outcome.kernel_types == ["Add"]
+    assert len(outcome.problems) == 1
+    assert "MatMulV3.csv:3: 1 fields" in outcome.problems[0]
+    assert path.read_text() == damaged
+
+
+def test_a_write_that_fails_leaves_the_old_file(database, ingest, monkeypatch):
+    ingest(launch())
+    before = database.csv_path("MatMulV3").read_bytes()
+
+    def full(source, target):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", full)
+        outcome = ingest(launch(duration="99"))
+    assert "No space left" in outcome.problems[0]
+    assert counts(outcome) == (0, 0, 0)
+    assert database.csv_path("MatMulV3").read_bytes() == before
+    assert sorted(path.name for path in database.path.iterdir()) == ["MatMulV3.csv", "journal"]

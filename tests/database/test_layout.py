@@ -1,0 +1,96 @@
+"""Where a database lies."""
+
+import platform
+
+import pytest
+
+from database import layout
+from database.errors import OpAtlasError
+from database.versions import Versions
+
+NPU = Versions(vllm="0.18.0", torch="2.9.0", cann="8.5")
+
+
+def relative(path):
+    return path.relative_to(layout.ROOT).as_posix()
+
+
+def test_npu_database_is_named_after_its_software():
+    path = layout.default_path("ATLAS_800_A2_376T_64G", NPU)
+    assert relative(path) == "ATLAS_800_A2_376T_64G/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5"
+
+
+def test_cuda_and_cpu_databases():
+    versions = Versions(torch="2.9.0", cuda="12.8")
+    assert relative(layout.default_path("NVIDIA_H100", versions)) == "NVIDIA_H100/torch/torch2.9.0_cuda12.8"
+    assert relative(layout.default_path("AMD_EPYC_9454", versions)) == "AMD_EPYC_9454/torch/torch2.9.0_cpu"
+
+
+def test_torch_loses_its_local_suffix():
+    assert layout.version_dir("cpu", Versions(torch="2.13.0+cpu")) == "torch2.13.0_cpu"
+
+
+@pytest.mark.parametrize(
+    ("given", "named"), [("8.5", "8.5"), ("8.5.0", "8.5"), ("8.5.1", "8.5.1"), ("10.0", "10.0"), ("8.3.RC1", "8.3.RC1")]
+)
+def test_cann_as_the_toolkit_and_as_users_write_it(given, named):
+    assert layout.version_dir("npu", Versions("0.18.0", "2.9.0", given)).endswith(f"_cann{named}")
+
+
+def test_communication_databases():
+    assert relative(layout.communication_path(layout.DEFAULT_NPU_DEVICE, "8.5.0")).endswith("/hccl/8.5")
+    assert relative(layout.communication_path("NVIDIA_H200", "2.27.5")) == "NVIDIA_H200/nccl/2.27.5"
+    assert relative(layout.communication_path("AMD_EPYC", "2.13.0+cpu")) == "AMD_EPYC/gloo/2.13.0"
+
+
+def test_an_undetected_version_is_named_with_its_option():
+    with pytest.raises(OpAtlasError, match=r"vllm-ascend, CANN .*--vllm-version, --cann-version"):
+        layout.default_path(layout.DEFAULT_NPU_DEVICE, Versions(torch="2.9.0"))
+
+
+@pytest.mark.parametrize("device", ["../elsewhere", "", "a/b", ".hidden"])
+def test_a_device_that_cannot_name_a_directory(device):
+    with pytest.raises(OpAtlasError, match="device"):
+        layout.default_path(device, NPU)
+
+
+def test_a_version_that_cannot_name_a_directory():
+    with pytest.raises(OpAtlasError, match="version"):
+        layout.default_path(layout.DEFAULT_NPU_DEVICE, Versions("../../x", "2.9.0", "8.5"))
+
+
+def test_every_device_of_the_contract_is_an_npu():
+    assert len(layout.NPU_DEVICES) == 7
+    assert {layout.kind_of(device) for device in layout.NPU_DEVICES} == {"npu"}
+    assert layout.DEFAULT_NPU_DEVICE in layout.NPU_DEVICES
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA H200", "cuda"),
+        ("Tesla V100-SXM2-16GB", "cuda"),
+        ("AMD Instinct MI300X", "cuda"),
+        ("AMD EPYC 9454 48-Core Processor", "cpu"),
+        ("Intel(R) Xeon(R) Platinum 8480+", "cpu"),
+        ("aarch64", "cpu"),
+    ],
+)
+def test_kind_of_what_a_device_calls_itself(name, kind):
+    assert layout.kind_of(layout.slug(name)) == kind
+
+
+def test_slugs():
+    assert layout.slug("NVIDIA H100 80GB HBM3") == "NVIDIA_H100_80GB_HBM3"
+    assert layout.slug("Intel(R) Xeon(R) Platinum 8480+") == "Intel_Xeon_Platinum_8480"
+
+
+def test_a_cpu_without_a_name_is_its_architecture(monkeypatch):
+    monkeypatch.setattr(layout, "_cpu_model", lambda: "")
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert layout.cpu_device_name() == "aarch64"
+
+
+def test_this_cpu_can_have_a_database():
+    assert layout.default_path(layout.cpu_device_name(), Versions(torch="2.9.0")).name == "torch2.9.0_cpu"

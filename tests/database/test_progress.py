@@ -1,0 +1,81 @@
+"""The progress line of long stages."""
+
+import io
+
+import pytest
+
+from database.progress import Progress, duration
+
+
+class Clock:
+    """Seconds that the test lets pass."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_rate_and_time_left(clock):
+    progress = Progress(200, "rows", label="replay", stream=io.StringIO(), clock=clock)
+    clock.now = 10.0
+    progress.advance(50)
+    assert progress.line("1 failed") == "replay  50/200 rows  25%  5 rows/s  30 s left  1 failed"
+
+
+def test_an_unknown_total_has_no_end(clock):
+    progress = Progress(0, "rows", stream=io.StringIO(), clock=clock)
+    clock.now = 2.0
+    progress.advance(10)
+    assert progress.line() == "10 rows  5 rows/s"
+
+
+def test_a_terminal_line_is_rewritten_and_removed(clock):
+    stream = Terminal()
+    with Progress(3, "rows", stream=stream, clock=clock) as progress:
+        for _ in range(3):
+            clock.now += 1
+            progress.advance()
+    assert stream.getvalue().count("\r") == 5
+    assert "\n" not in stream.getvalue()
+    assert stream.getvalue().endswith(" \r")
+
+
+def test_a_log_gets_a_plain_line_now_and_then(clock):
+    stream = io.StringIO()
+    with Progress(60, "rows", stream=stream, clock=clock) as progress:
+        for _ in range(60):
+            clock.now += 1
+            progress.advance()
+    assert [line.split("  ")[0] for line in stream.getvalue().splitlines()] == [
+        "15/60 rows",
+        "30/60 rows",
+        "45/60 rows",
+        "60/60 rows",
+    ]
+
+
+def test_a_short_stage_writes_nothing(clock):
+    stream = io.StringIO()
+    with Progress(3, "rows", stream=stream, clock=clock) as progress:
+        progress.advance(3)
+    assert stream.getvalue() == ""
+
+
+def test_a_line_fits_the_terminal(clock):
+    assert len(Progress(1e12, "rows", label="x" * 100, stream=io.StringIO(), clock=clock).line()) == 79
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(42.4, "42 s"), (185, "3 min 05 s"), (7800, "2 h 10 min")])
+def test_durations(seconds, text):
+    assert duration(seconds) == text

@@ -1,0 +1,131 @@
+"""Signatures: equal for the same case, different for another."""
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from database.schema import INPUT_SLOTS, OUTPUT_SLOTS
+from database.signature import digest, normalized_kernel_type, signature, signatures
+
+SLOT_COLUMNS = (*INPUT_SLOTS, *OUTPUT_SLOTS)
+
+shape = st.lists(st.integers(1, 10**5), min_size=1, max_size=4)
+shapes = st.lists(shape, min_size=1, max_size=4)
+
+
+def row(shapes="16,32;64,32", dtypes="BF16;BF16", formats="ND;ND", out="16,64", out_dtypes="BF16", out_formats="ND"):
+    return dict(zip(SLOT_COLUMNS, (shapes, dtypes, formats, out, out_dtypes, out_formats), strict=True))
+
+
+def row_of(inputs, dtype="FLOAT", form="ND"):
+    count = len(inputs)
+    text = ";".join(",".join(map(str, shape)) for shape in inputs)
+    return row(text, ";".join([dtype] * count), ";".join([form] * count), text.partition(";")[0], dtype, form)
+
+
+def same(kernel_type, one, other):
+    return signature(kernel_type, one) == signature(kernel_type, other)
+
+
+def test_bf16_and_float_rows_of_equal_shapes_are_two_cases():
+    assert not same("MatMulV3", row(), row(dtypes="FLOAT;FLOAT"))
+    assert not same("MatMulV3", row(), row(out_dtypes="FLOAT"))
+
+
+def test_formats_of_inputs_count():
+    assert not same("MatMulV3", row(), row(formats="ND;FRACTAL_NZ"))
+
+
+def test_a_transposed_operand_is_another_case():
+    assert not same("MatMulV3", row("16,32;64,32"), row("16,32;32,64"))
+
+
+def test_dtype_and_format_of_an_absent_slot_do_not_count():
+    assert same("X", row("4;", "FLOAT;DT_UNDEFINED", "ND;NULL"), row("4", "FLOAT", "ND"))
+    assert not same("X", row("4;", "FLOAT;FLOAT", "ND;ND"), row("4", "FLOAT", "ND"))
+
+
+def test_two_slice_rows_that_differ_in_their_output_only():
+    assert not same("Slice", row("4096,8,512;3;3", out="4096,8,256"), row("4096,8,512;3;3", out="4096,8,128"))
+
+
+@pytest.mark.parametrize("kernel_type", ["Slice", "SliceAiCore", "Transpose", "TransposeAiCore"])
+def test_inputs_that_only_describe_the_call_do_not_count(kernel_type):
+    assert same(kernel_type, row("4,8;2", "FLOAT;INT64"), row("4,8;3;3", "FLOAT;INT64;INT64"))
+    assert not same(kernel_type, row("4,8;2", "FLOAT;INT64"), row("4,9;2", "FLOAT;INT64"))
+
+
+def test_index_counts_its_source_and_the_rows_taken():
+    one = row("16,5120;1;2;11", "BF16;INT64;INT64;INT64", out="11,5120")
+    assert same("Index", one, row("16,5120;1;2;11,1", "BF16;INT64;INT64;INT64", out="11,5120"))
+    assert not same("Index", one, row("16,5120;1;2;12", "BF16;INT64;INT64;INT64", out="12,5120"))
+
+
+def test_ep_size_belongs_to_dispatch_ffn_combine_only():
+    eight, sixteen = {**row(), "EP Size": "8"}, {**row(), "EP Size": "16"}
+    assert not same("DispatchFFNCombine", eight, sixteen)
+    assert same("MatMulV3", eight, sixteen)
+
+
+def test_attention_rows_that_differ_in_sequence_lengths_only():
+    short, long = ({**row(), "Runtime actual_seq_lengths_kv_values": f"[{n}, {n}]"} for n in (128, 4096))
+    assert not same("FusedInferAttentionScore", short, long)
+
+
+def test_a_missing_runtime_column_is_an_empty_one():
+    assert same("FusedInferAttentionScore", row(), {**row(), "Runtime num_heads": ""})
+
+
+@pytest.mark.parametrize(
+    ("name", "normalized"),
+    [
+        ("split_qkv_rmsnorm_rope_kernel_0", "split_qkv_rmsnorm_rope_kernel"),
+        ("muls_add_kernel_1", "muls_add_kernel"),
+        ("MatMulV2", "MatMulV2"),
+        ("hcom_broadcast__483_0", "hcom_broadcast__483_0"),
+        (" Add ", "Add"),
+    ],
+)
+def test_launch_variants_of_triton_kernels_are_one_type(name, normalized):
+    assert normalized_kernel_type(name) == normalized
+    assert normalized_kernel_type(normalized) == normalized
+
+
+@given(shapes)
+def test_spelling_does_not_matter(inputs):
+    plain = row_of(inputs)
+    spelled = {
+        column: f'"{cell}"' if "Shapes" in column else cell.replace("FLOAT", "DT_FLOAT").replace("ND", "FORMAT_ND")
+        for column, cell in plain.items()
+    }
+    assert same("Add", plain, spelled)
+
+
+@given(shapes, st.data())
+def test_every_dimension_matters(inputs, data):
+    which = data.draw(st.integers(0, len(inputs) - 1))
+    at = data.draw(st.integers(0, len(inputs[which]) - 1))
+    changed = [list(shape) for shape in inputs]
+    changed[which][at] += 1
+    assert not same("Add", row_of(inputs), {**row_of(changed), "Output Shapes": row_of(inputs)["Output Shapes"]})
+
+
+@given(shapes, st.data())
+def test_every_dtype_matters(inputs, data):
+    which = data.draw(st.integers(0, len(inputs) - 1))
+    plain = row_of(inputs)
+    dtypes = plain["Input Data Types"].split(";")
+    dtypes[which] = "INT8"
+    assert not same("Add", plain, {**plain, "Input Data Types": ";".join(dtypes)})
+
+
+@given(st.lists(shapes, min_size=1, max_size=5))
+def test_a_table_gets_the_signatures_of_its_rows(tables):
+    rows = [row_of(inputs) for inputs in tables]
+    assert signatures("Slice", pd.DataFrame(rows)) == [signature("Slice", row) for row in rows]
+
+
+def test_a_digest_tells_kernel_types_apart():
+    assert digest("Add", "x") != digest("Sub", "x")
+    assert len(digest("Add", "x")) == 12

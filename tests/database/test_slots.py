@@ -1,0 +1,106 @@
+"""Slots: what shape, dtype and format cells say about each tensor."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from database.errors import CellError
+from database.slots import Slot, parse_slots, slot_words, split_cell
+
+COLUMNS = ("Input Shapes", "Input Data Types", "Input Formats")
+
+dimensions = st.lists(st.integers(0, 10**6), min_size=1, max_size=5).map(tuple)
+present = st.builds(
+    Slot,
+    shape=dimensions,
+    dtype=st.sampled_from(["BF16", "FLOAT", "INT8", "INT64", "BOOL"]),
+    format=st.sampled_from(["ND", "FRACTAL_NZ", "NCHW", "NC1HWC0:1"]),
+)
+scalar = st.builds(Slot, shape=st.just(()), dtype=st.just("INT32"), format=st.just("ND"))
+absent = st.just(Slot((), "", ""))
+slots = st.lists(st.one_of(present, scalar, absent), max_size=8).map(tuple)
+
+
+def cells_of(slots, *, dtype_prefix="", format_prefix="", quote="", nothing=""):
+    """The three cells of a capture that say this."""
+    shapes = ";".join(",".join(map(str, slot.shape)) for slot in slots)
+    dtypes = ";".join(dtype_prefix + slot.dtype if slot.dtype else nothing for slot in slots)
+    formats = ";".join(format_prefix + slot.format if slot.format else nothing for slot in slots)
+    return quote + shapes + quote, dtypes, formats
+
+
+def without_trailing_absent(slots):
+    slots = list(slots)
+    while slots and slots[-1].absent:
+        slots.pop()
+    return tuple(slots)
+
+
+def test_two_inputs():
+    assert parse_slots("136,7168;7168,3584", "DT_BF16;DT_BF16", "ND;FRACTAL_NZ", COLUMNS) == (
+        Slot((136, 7168), "BF16", "ND"),
+        Slot((7168, 3584), "BF16", "FRACTAL_NZ"),
+    )
+
+
+def test_quotes_inside_quotes_as_profilers_write_them():
+    assert parse_slots('"4096,1;64"', "FLOAT;FLOAT", "ND;ND", COLUMNS)[0].shape == (4096, 1)
+
+
+def test_an_empty_slot_with_a_dtype_is_a_scalar():
+    _, second = parse_slots("4;", "INT32;INT32", "ND;ND", COLUMNS)
+    assert second == Slot((), "INT32", "ND")
+    assert not second.absent
+    assert parse_slots('""', "FLOAT", "ND", COLUMNS) == (Slot((), "FLOAT", "ND"),)
+
+
+def test_an_empty_slot_without_a_dtype_is_absent_and_keeps_its_place():
+    words = parse_slots("4;;8", "FLOAT;DT_UNDEFINED;FLOAT", "ND;NULL;ND", COLUMNS)
+    assert [slot.absent for slot in words] == [False, True, False]
+
+
+def test_31_slots_of_attention_keep_their_places():
+    shapes = ["128,4,128", "12307,128,128", "12307,128,128", "", "2048,2048", "128", "128", *[""] * 7, "128,512"]
+    dtypes = ["DT_BF16"] * 3 + ["DT_UNDEFINED", "INT8", "INT64", "INT64", *["DT_UNDEFINED"] * 7, "INT32"]
+    cells = [";".join(part + [nothing] * 16) for part, nothing in ((shapes, ""), (dtypes, "DT_UNDEFINED"))]
+    assert len(split_cell(cells[0])) == 31
+    assert parse_slots(*cells, ";".join(["ND"] * 31), COLUMNS)[14].shape == (128, 512)
+
+
+@pytest.mark.parametrize("nothing", ["N/A", "NA", "NULL", "None", "UNDEFINED", "DT_UNDEFINED", "()", "", '""'])
+def test_words_for_nothing(nothing):
+    assert slot_words(nothing, nothing, nothing) == ()
+
+
+@pytest.mark.parametrize("shape", ["-1,4", "4,x", "4,,4", "4.5", "1e3", "²"])
+def test_what_is_not_a_dimension(shape):
+    with pytest.raises(CellError, match=r"column 'Input Shapes'.*is not a dimension"):
+        parse_slots(shape, "FLOAT", "ND", COLUMNS)
+
+
+def test_a_shape_without_a_dtype():
+    with pytest.raises(CellError, match="slot 1 has the shape 8"):
+        parse_slots("4;8", "FLOAT", "ND;ND", COLUMNS)
+
+
+@given(slots)
+def test_what_is_written_is_read(slots):
+    assert parse_slots(*cells_of(slots), COLUMNS) == without_trailing_absent(slots)
+
+
+@given(slots, st.sampled_from(["", "DT_"]), st.sampled_from(["", "FORMAT_"]), st.sampled_from(["", '"', "'", '"""']))
+def test_spelling_does_not_matter(slots, dtype_prefix, format_prefix, quote):
+    spelled = cells_of(slots, dtype_prefix=dtype_prefix, format_prefix=format_prefix, quote=quote, nothing="N/A")
+    assert slot_words(*spelled) == slot_words(*cells_of(slots))
+
+
+@given(slots)
+def test_normalizing_twice_is_normalizing_once(slots):
+    words = slot_words(*cells_of(slots, dtype_prefix="DT_", nothing="NULL"))
+    again = [";".join(slot[i] for slot in words) for i in range(3)]
+    assert slot_words(*again) == words
+
+
+@given(st.text(), st.text(), st.text())
+def test_no_text_breaks_the_words(shapes, dtypes, formats):
+    slot_words(shapes, dtypes, formats)

@@ -1,0 +1,170 @@
+"""Reading and writing the CSVs of a database."""
+
+import os
+
+import pandas as pd
+import pytest
+from filelock import FileLock
+from hypothesis import given
+from hypothesis import strategies as st
+
+from database.errors import OpAtlasError, TableError
+from database.store import Database, Table, read_frame, read_text_csv, write_atomically, write_frame
+
+HEADER = "OP State,Input Shapes,Input Data Types,Output Shapes,Output Data Types,Our Note\n"
+ROW = 'dynamic,"16,32;64,32",BF16;BF16,"16,64",BF16,"said ""so"""\n'
+
+
+def write(path, text, **options):
+    path.write_text(text, encoding="utf-8", newline="", **options)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "MatMulV3.csv"
+
+
+def test_cells_are_text_to_the_letter(path):
+    frame = read_frame(write(path, HEADER + ROW))
+    assert frame["Input Shapes"].tolist() == ["16,32;64,32"]
+    assert frame["Our Note"].tolist() == ['said "so"']
+
+
+def test_a_rewrite_changes_nothing(path):
+    text = HEADER + ROW + ",,N/A,NULL,nan,007\n"
+    write_frame(read_frame(write(path, text)), path)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("rows", [3, 500])
+@given(cells=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\x00"), max_size=8), min_size=2))
+def test_what_is_written_is_read(tmp_path_factory, rows, cells):
+    path = tmp_path_factory.mktemp("t") / "t.csv"
+    frame = pd.DataFrame({"a": ["x"] * rows, "b": (cells * rows)[:rows]})
+    write_frame(frame, path)
+    again = read_text_csv(path)
+    assert again["b"].tolist() == frame["b"].tolist()
+
+
+def test_bom_and_crlf_are_read_and_not_written(path):
+    path.write_bytes(b"\xef\xbb\xbf" + (HEADER + ROW).replace("\n", "\r\n").encode())
+    frame = read_frame(path)
+    assert frame.columns[0] == "OP State"
+    write_frame(frame, path)
+    assert path.read_bytes() == (HEADER + ROW).encode()
+
+
+def test_a_header_without_rows_is_an_empty_table(path):
+    assert len(read_frame(write(path, HEADER))) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "Git LFS pointer.*git lfs pull"),
+        ("", "an empty file"),
+        ("\n\n", "an empty file"),
+        ("a,b\n1,2\n", r"MatMulV3.csv:1: no column 'Input Shapes'"),
+        (HEADER + ROW + "dynamic,1\n", r"MatMulV3.csv:3: 2 fields where the header has 6 columns"),
+        (HEADER.replace("Our Note", "OP State") + ROW, "column 'OP State' stands twice"),
+    ],
+)
+def test_what_is_no_table(path, text, message):
+    with pytest.raises(TableError, match=message):
+        read_frame(write(path, text))
+    assert path.read_text() == text
+
+
+def test_bytes_that_are_not_utf8(path):
+    path.write_bytes((HEADER + ROW).encode() + b"\xff\xfe,,,,,\n")
+    with pytest.raises(TableError, match="not readable as UTF-8"):
+        read_frame(path)
+
+
+def test_no_such_file(path):
+    with pytest.raises(TableError, match="cannot be read"):
+        read_frame(path)
+
+
+def test_a_legacy_microbench_column_is_the_average(path):
+    text = HEADER.replace("Our Note", "MicroBench Duration(us)") + ROW
+    assert "Average Duration(us)" in read_frame(write(path, text)).columns
+
+
+def test_an_older_profiling_file(path):
+    header = "Input Shapes,Input Data Types,Output Shapes,Output Data Types,Average Duration(us),Median Duration(us),"
+    text = header + "Std Duration(us),Average aicore_time(us),avg_seq_len\n4,FLOAT,4,FLOAT,1,2,3,4,5\n"
+    assert list(read_frame(write(path, text)).columns[4:]) == [
+        "Profiling Average Duration(us)",
+        "Profiling Median Duration(us)",
+        "Profiling Std Duration(us)",
+        "Profiling Average aicore_time(us)",
+        "avg_seq_len",
+    ]
+
+
+def test_a_crash_while_writing_leaves_the_old_file(path):
+    write(path, HEADER + ROW)
+
+    def crash(temporary):
+        with open(temporary, "w") as file:
+            file.write("half a")
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        write_atomically(path, crash)
+    assert path.read_text() == HEADER + ROW
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_full_disk_is_an_error_for_the_user(path):
+    write(path, HEADER + ROW)
+
+    def full(temporary):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OpAtlasError, match="No space left"):
+        write_atomically(path, full)
+    assert path.read_text() == HEADER + ROW
+
+
+def test_a_database_that_another_process_holds(tmp_path):
+    database = Database(tmp_path)
+    (tmp_path / "journal").mkdir()
+    held = FileLock(tmp_path / "journal/database.lock")
+    with held, pytest.raises(OpAtlasError, match="locked by another"), database.lock(timeout_s=0.1):
+        pass
+
+
+def test_a_database_that_cannot_be_written(tmp_path):
+    write(tmp_path / "file", "in the way")
+    with pytest.raises(OpAtlasError, match=r"cannot be written.*--database-path"), Database(tmp_path / "file").lock():
+        pass
+
+
+def test_an_error_under_the_lock_stays_itself(tmp_path):
+    with pytest.raises(PermissionError, match="mine"), Database(tmp_path).lock():
+        raise PermissionError(13, "mine")
+    with Database(tmp_path).lock(timeout_s=0.1):
+        pass
+
+
+@pytest.mark.parametrize("kernel_type", ["a/b", "..", "", "a\nb", "a:b", "a\\b"])
+def test_kernel_types_that_are_no_file_names(tmp_path, kernel_type):
+    with pytest.raises(OpAtlasError, match="cannot name a file"):
+        Database(tmp_path).csv_path(kernel_type)
+
+
+def test_a_database_lists_compute_kernels_only(tmp_path):
+    for name in ("Sub.csv", "Add.csv", "hcom_allReduce_.csv", "op_mapping.yaml"):
+        write(tmp_path / name, "")
+    assert Database(tmp_path).kernel_types() == ["Add", "Sub"]
+
+
+def test_write_and_read_through_the_database(tmp_path):
+    database = Database(tmp_path)
+    frame = read_frame(write(tmp_path / "MatMulV3.csv", HEADER + ROW))
+    with database.lock():
+        database.write(Table("Other", database.csv_path("Other"), frame))
+    assert database.read("Other").frame.equals(frame)

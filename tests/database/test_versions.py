@@ -1,0 +1,99 @@
+"""Versions are found without importing torch."""
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from database import versions
+
+
+@pytest.fixture
+def packages(monkeypatch):
+    """Installed packages, by name; the test fills it in."""
+    installed = {}
+
+    def version(name):
+        if name not in installed:
+            raise metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    return installed
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_versions_come_from_package_metadata(packages):
+    packages.update({"vllm-ascend": "0.18.0", "torch": "2.9.0+cpu"})
+    found = versions.detect(cann="8.5")
+    assert (found.vllm, found.torch, found.cann) == ("0.18.0", "2.9.0+cpu", "8.5")
+
+
+def test_given_versions_are_taken(packages):
+    packages.update({"vllm-ascend": "0.18.0", "torch": "2.9.0"})
+    assert versions.detect("0.15.0", "2.8.0", "8.3") == versions.Versions(
+        "0.15.0", "2.8.0", "8.3", cuda=versions.detect().cuda
+    )
+
+
+def test_torch_npu_knows_its_torch(packages):
+    packages["torch_npu"] = "2.9.0.post1"
+    assert versions.detect().torch == "2.9.0"
+
+
+def test_nothing_installed(packages, monkeypatch):
+    monkeypatch.setattr(versions, "cann_version", lambda: None)
+    found = versions.detect()
+    assert (found.vllm, found.torch, found.cann) == (None, None, None)
+
+
+@pytest.mark.parametrize("variable", ["ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"])
+def test_cann_from_the_toolkit_that_the_environment_names(tmp_path, variable):
+    write(
+        tmp_path / "home/aarch64-linux/ascend_toolkit_install.info", "package_name=toolkit\nversion=8.5.0\nos=linux\n"
+    )
+    assert versions.cann_version({variable: str(tmp_path / "home")}, tmp_path / "nowhere") == "8.5.0"
+
+
+def test_cann_from_version_info(tmp_path):
+    write(tmp_path / "ascend-toolkit/latest/version.info", "Version=8.3.RC1\n")
+    assert versions.cann_version({}, tmp_path) == "8.3.RC1"
+
+
+def test_the_drivers_version_is_not_canns(tmp_path):
+    write(tmp_path / "driver/version.info", "Version=25.2.0\n")
+    assert versions.cann_version({}, tmp_path) is None
+
+
+def test_a_file_without_a_version_is_passed_over(tmp_path):
+    write(tmp_path / "latest/version.info", "innerversion\n")
+    write(tmp_path / "version.info", "version: [8.5.0]\n")
+    assert versions.cann_version({}, tmp_path) == "8.5.0"
+
+
+@pytest.mark.parametrize(
+    ("line", "cuda"), [("cuda: Optional[str] = '12.8'", "12.8"), ("cuda: Optional[str] = None", None), ("", None)]
+)
+def test_cuda_of_torch_is_read_and_not_imported(tmp_path, monkeypatch, line, cuda):
+    write(tmp_path / "torch/version.py", f"__version__ = '2.9.0'\n{line}\nhip = None\n")
+
+    class Distribution:
+        version = "2.9.0"
+
+        def locate_file(self, name):
+            return tmp_path / name
+
+    monkeypatch.setattr(metadata, "distribution", lambda name: Distribution())
+    assert versions.detect().cuda == cuda
+
+
+def test_detection_does_not_import_torch():
+    code = "import sys; from database import versions; versions.detect(); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
