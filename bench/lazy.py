@@ -38,7 +38,8 @@ def functions_of_modules(package: str, search_path: Iterable[str]) -> Callable[[
         return found
 
     def find(name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("_"):
+            # pytest asks every object of a test module whether it is a fixture, by private names.
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         try:
             return contents()[name]

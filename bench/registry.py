@@ -39,5 +39,6 @@ def replays(*kernel_types: str, npu: str | None) -> Callable[[Function], Functio
 
 def replay_spec(function: object) -> ReplaySpec | None:
     """What `@replays` said of `function`; None for any other function."""
-    spec = getattr(function, _ATTRIBUTE, None)
+    # Not getattr: asking a lazy package for an attribute would import all of it, and torch with it.
+    spec = getattr(function, "__dict__", {}).get(_ATTRIBUTE)
     return spec if isinstance(spec, ReplaySpec) else None

@@ -191,6 +191,11 @@ def read_text_csv(path: Path) -> pd.DataFrame:
     return frame
 
 
+def release_memory() -> None:
+    """Gives memory that tables took back to the system: Arrow keeps what it frees for itself."""
+    pa.default_memory_pool().release_unused()
+
+
 def write_frame(frame: pd.DataFrame, path: Path) -> None:
     """Writes text cells as CSV: UTF-8, `\\n`, no BOM; the old file stays until the new one is on disk.
 

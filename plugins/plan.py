@@ -24,8 +24,8 @@ from database.schema import (
     STATUS_REASON,
     Status,
 )
-from database.signature import digest, signatures
-from database.store import Database, Table
+from database.signature import digest, signature, signatures
+from database.store import Database, Table, release_memory
 
 #: Cells that a replay may need.
 _CELLS = (*BASE, EP_SIZE, *RUNTIME)
@@ -48,7 +48,7 @@ class CaseRow:
 
     @property
     def signature(self) -> str:
-        return self.table.signatures[self.position]
+        return signature(self.kernel_type, self.cells)
 
     @property
     def cells(self) -> dict[str, str]:
@@ -70,7 +70,6 @@ class TablePlan:
 
     Attributes:
         columns: cells of every row of the file, by column.
-        signatures: of every row of the file.
         cases: positions of the rows that are cases, with the case's id.
         expected_to_fail: reasons of the cases that are xfail, by position.
         left_out: ids of rows that the update mode leaves out.
@@ -80,7 +79,6 @@ class TablePlan:
     kernel_type: str
     path: Path
     columns: dict[str, list[str]]
-    signatures: list[str]
     cases: dict[int, str] = field(default_factory=dict)
     expected_to_fail: dict[int, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
@@ -162,33 +160,41 @@ def make_plan(
             plan.tables[name] = _plan_table(database.read(name), mode)
         except OpAtlasError as error:
             plan.problems.append(str(error))
+    release_memory()
     return plan
 
 
 def _plan_table(table: Table, mode: UpdateMode) -> TablePlan:
     frame = table.frame
-    columns = {name: frame[name].tolist() for name in _CELLS if name in frame.columns}
-    planned = TablePlan(table.kernel_type, table.path, columns, signatures(table.kernel_type, frame))
-    count = len(frame)
+    columns = {name: _shared(frame[name].tolist()) for name in _CELLS if name in frame.columns}
+    planned = TablePlan(table.kernel_type, table.path, columns)
     state = {
-        name: frame[name].tolist() if name in frame.columns else [""] * count
+        name: frame[name].tolist()
         for name in (AVERAGE, PROFILING_AVERAGE, STATUS, STATUS_REASON)
+        if name in frame.columns
     }
     seen: set[str] = set()
-    for position, signature in enumerate(planned.signatures):
-        if signature in seen:
+    for position, row_signature in enumerate(signatures(table.kernel_type, frame)):
+        case_id = _case_id(table.kernel_type, row_signature, columns, position)
+        if case_id in seen:
             planned.duplicates.append(position)
             continue
-        seen.add(signature)
-        case_id = _case_id(table.kernel_type, signature, columns, position)
-        if mode is UpdateMode.MISSING_ONLY and has_duration({name: cells[position] for name, cells in state.items()}):
+        seen.add(case_id)
+        row = {name: cells[position] for name, cells in state.items()}
+        if mode is UpdateMode.MISSING_ONLY and has_duration(row):
             planned.left_out.append(case_id)
             continue
         planned.cases[position] = case_id
-        status = Status.of_cell(state[STATUS][position]) if state[STATUS][position] else None
+        status = Status.of_cell(row.get(STATUS, ""))
         if status is not None and status.expected_to_fail:
-            planned.expected_to_fail[position] = f"{status} before: {state[STATUS_REASON][position]}"
+            planned.expected_to_fail[position] = f"{status} before: {row.get(STATUS_REASON, '')}"
     return planned
+
+
+def _shared(cells: list[str]) -> list[str]:
+    """Equal cells as one object: most columns of a table repeat a few words."""
+    known: dict[str, str] = {}
+    return [known.setdefault(cell, cell) for cell in cells]
 
 
 _SEPARATORS = str.maketrans({",": "x", ";": "_", '"': None, "'": None, " ": None})
