@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -29,6 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = parsed.run(parsed)
     except OpAtlasError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # `| head` has seen enough; Python flushes stdout once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         print("interrupted: every CSV is whole, as it was before or as it was to be", file=sys.stderr)

@@ -13,9 +13,10 @@ launch is its duration: 8 bytes (12 while its file is being read), for the exact
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -103,7 +104,8 @@ class Aggregate:
     def __init__(self) -> None:
         self.account = Account()
         self.problems: list[str] = []
-        self._cases: dict[tuple[str, str], _Case] = {}
+        #: By kernel type and signature.
+        self._cases: dict[str, dict[str, list[_Part]]] = {}
 
     def add_file(self, path: Path, on_block: Callable[[int], None] = lambda size: None) -> None:
         """Adds the launches of a capture, all of them or none.
@@ -120,45 +122,47 @@ class Aggregate:
             raise TableError(path, "a header and no rows", "Take the capture again, or leave the file out")
         self.account.add(launches.account)
         self.problems += launches.problems
-        for variant, durations_us, counters in launches.accepted():
-            case = self._cases.get((variant.kernel_type, variant.signature))
-            if case is None:
-                case = _Case(variant.cells)
-                self._cases[variant.kernel_type, variant.signature] = case
-            case.add(path, durations_us, counters)
+        for number, variant in launches.accepted():
+            of_type = self._cases.setdefault(variant.kernel_type, {})
+            of_type.setdefault(variant.signature, []).append((launches, number))
 
-    def cases(self) -> dict[str, list[ProfiledCase]]:
+    def cases(self) -> dict[str, CasesOfType]:
         """All cases by kernel type, both in the order in which they were first seen."""
-        by_type: dict[str, list[ProfiledCase]] = {}
-        for (kernel_type, text), case in self._cases.items():
-            by_type.setdefault(kernel_type, []).append(case.finished(kernel_type, text))
-        return by_type
+        return {kernel_type: CasesOfType(kernel_type, parts) for kernel_type, parts in self._cases.items()}
 
 
-@dataclass(frozen=True)
-class _Counter:
-    total: float
-    launches: int
+class CasesOfType:
+    """The cases of a kernel type. Each is made as it is looked at, so that a million need not be there at once."""
+
+    def __init__(self, kernel_type: str, parts: Mapping[str, list[_Part]]) -> None:
+        self._kernel_type = kernel_type
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[ProfiledCase]:
+        for text, parts in self._parts.items():
+            durations_us = np.concatenate([launches.durations_of(number) for launches, number in parts])
+            first, number = parts[0]
+            yield ProfiledCase(
+                kernel_type=self._kernel_type,
+                signature=text,
+                cells=first.cells_of(number),
+                durations=summarize(durations_us.tolist()),
+                counters=_mean_counters(parts),
+                sources=tuple(dict.fromkeys(launches.path for launches, _ in parts)),
+            )
 
 
-class _Case:
-    def __init__(self, cells: Mapping[str, str]) -> None:
-        self._cells = cells
-        self._durations_us: list[np.ndarray] = []
-        self._counters: dict[str, _Counter] = {}
-        self._sources: dict[Path, None] = {}
-
-    def add(self, path: Path, durations_us: np.ndarray, counters: Mapping[str, _Counter]) -> None:
-        self._durations_us.append(durations_us)
-        self._sources[path] = None
-        for name, more in counters.items():
-            so_far = self._counters.get(name, _Counter(0.0, 0))
-            self._counters[name] = _Counter(so_far.total + more.total, so_far.launches + more.launches)
-
-    def finished(self, kernel_type: str, text: str) -> ProfiledCase:
-        counters = {name: c.total / c.launches if c.launches else None for name, c in self._counters.items()}
-        durations = summarize(np.concatenate(self._durations_us).tolist())
-        return ProfiledCase(kernel_type, text, self._cells, durations, counters, tuple(self._sources))
+def _mean_counters(parts: Sequence[_Part]) -> dict[str, float | None]:
+    sums: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for launches, number in parts:
+        for name, total, count in launches.counters_of(number):
+            sums[name] = sums.get(name, 0.0) + total
+            counts[name] = counts.get(name, 0) + count
+    return {name: total / counts[name] if counts[name] else None for name, total in sums.items()}
 
 
 @dataclass(frozen=True)
@@ -176,45 +180,47 @@ class _FileLaunches:
     """The launches of one capture, grouped by their cells."""
 
     def __init__(self, capture: Capture, on_block: Callable[[int], None]) -> None:
-        self._capture = capture
-        self._variants: list[_Variant] = []
-        self._numbers: dict[tuple[str, ...], int] = {}
-        self._which: list[np.ndarray] = []
-        self._durations_us: list[np.ndarray] = []
-        names = capture.header.counters
-        self._names = names
-        self._sums = np.zeros((len(names), 256))
-        self._counts = np.zeros((len(names), 256), dtype=np.int64)
+        self.path = capture.path
         self.account = Account()
+        self._header = capture.header
         self._problems: list[tuple[int, str]] = []
+        self._variants: list[_Variant] = []
+        self._sums = np.zeros((len(self._header.counters), 256))
+        self._counts = np.zeros((len(self._header.counters), 256), dtype=np.int64)
+        # While the file is read: the variants by their cells, and each launch's variant and duration.
+        self._numbers: dict[tuple[str, ...], int] = {}
+        self._which: list[np.ndarray] = [np.empty(0, dtype=np.int32)]
+        self._durations: list[np.ndarray] = [np.empty(0)]
         for chunk in capture.chunks():
             self._add(chunk)
             on_block(chunk.size_bytes)
+        which = np.concatenate(self._which)
+        order = np.argsort(which, kind="stable")
+        self._durations_us = np.concatenate(self._durations)[order]
+        self._starts = np.searchsorted(which[order], np.arange(len(self._variants) + 1))
+        self._numbers, self._which, self._durations = {}, [], []
 
     @property
     def problems(self) -> list[str]:
         """What is wrong with rows of the capture, in the order of their lines."""
         return [problem for _, problem in sorted(self._problems)]
 
-    def accepted(self) -> list[tuple[_Variant, np.ndarray, dict[str, _Counter]]]:
-        """Each variant that counts, with its durations in microseconds and its counters."""
-        if not self._which:
-            return []
-        which, durations_us = np.concatenate(self._which), np.concatenate(self._durations_us)
-        order = np.argsort(which, kind="stable")
-        durations_us = durations_us[order]
-        ends = np.searchsorted(which[order], np.arange(len(self._variants)), side="right")
-        result = []
-        start = 0
-        for number, (variant, end) in enumerate(zip(self._variants, ends.tolist(), strict=True)):
-            if end > start:
-                counters = {
-                    name: _Counter(float(self._sums[i, number]), int(self._counts[i, number]))
-                    for i, name in enumerate(self._names)
-                }
-                result.append((variant, durations_us[start:end], counters))
-            start = end
-        return result
+    def accepted(self) -> Iterator[tuple[int, _Variant]]:
+        """The variants that have launches which count, by number."""
+        for number in np.flatnonzero(np.diff(self._starts)).tolist():
+            yield number, self._variants[number]
+
+    def cells_of(self, number: int) -> Mapping[str, str]:
+        """The base columns of a variant."""
+        return self._variants[number].cells
+
+    def durations_of(self, number: int) -> np.ndarray:
+        """The durations of a variant's launches in microseconds, in the order launched."""
+        return self._durations_us[self._starts[number] : self._starts[number + 1]]
+
+    def counters_of(self, number: int) -> Iterator[tuple[str, float, int]]:
+        """Name, sum and number of launches of each counter of a variant."""
+        return zip(self._header.counters, self._sums[:, number].tolist(), self._counts[:, number].tolist(), strict=True)
 
     def _add(self, chunk: Chunk) -> None:
         groups, first = _group([chunk.text[column] for column in _KEY if column in chunk.text], chunk.rows)
@@ -227,7 +233,7 @@ class _FileLaunches:
         which = numbers[groups]
         everything = bool(accepted.all())
         self._which.append(which if everything else which[accepted])
-        self._durations_us.append(chunk.duration_us if everything else chunk.duration_us[accepted])
+        self._durations.append(chunk.duration_us if everything else chunk.duration_us[accepted])
         self._add_counters(chunk, groups, len(first), numbers, accepted)
         self._add_malformed(chunk)
 
@@ -285,7 +291,7 @@ class _FileLaunches:
             grow = ((0, 0), (0, max(short, self._sums.shape[1])))
             self._sums, self._counts = np.pad(self._sums, grow), np.pad(self._counts, grow)
         sizes = np.bincount(groups, weights=accepted, minlength=count).astype(np.int64)
-        for i, name in enumerate(self._names):
+        for i, name in enumerate(self._header.counters):
             values = chunk.counters[name]
             usable = accepted & np.isfinite(values)
             complete = np.array_equal(usable, accepted)
@@ -294,7 +300,7 @@ class _FileLaunches:
             self._counts[i, numbers] += sizes if complete else np.bincount(groups[usable], minlength=count)
 
     def _add_malformed(self, chunk: Chunk) -> None:
-        columns = len(self._capture.header.names)
+        columns = len(self._header.names)
         for bad in chunk.malformed:
             swallowed = f", an open quote swallowed {bad.lines - 1} more line(s)" if bad.lines > 1 else ""
             self._report(bad.line, f"{bad.fields} fields where the header has {columns} columns{swallowed}")
@@ -302,7 +308,11 @@ class _FileLaunches:
             self.account.left_out[LeftOut.MALFORMED] += bad.lines
 
     def _report(self, line: int, problem: str) -> None:
-        self._problems.append((line, f"{self._capture.path}:{line}: {problem}: left out"))
+        self._problems.append((line, f"{self.path}:{line}: {problem}: left out"))
+
+
+#: Launches of a case: a file, and the variant's number in it.
+_Part = tuple[_FileLaunches, int]
 
 
 def _reason_to_leave_out(kernel_type: str, cells: Mapping[str, str]) -> LeftOut | None:
@@ -321,12 +331,19 @@ def _reason_to_leave_out(kernel_type: str, cells: Mapping[str, str]) -> LeftOut 
 
 def _check_dimensions(cells: Mapping[str, str]) -> None:
     for column in (INPUT_SHAPES, OUTPUT_SHAPES):
-        for shape in split_cell(cells[column]):
-            for dimension in shape.split(",") if shape else ():
-                if not (dimension.isascii() and dimension.isdigit()):
-                    raise CellError(
-                        column, cells[column], f"{dimension!r} is not a dimension (a whole number, 0 or more)"
-                    )
+        wrong = _no_dimension(cells[column])
+        if wrong is not None:
+            raise CellError(column, cells[column], f"{wrong!r} is not a dimension (a whole number, 0 or more)")
+
+
+@lru_cache(maxsize=4096)
+def _no_dimension(shapes: str) -> str | None:
+    """The first dimension of a cell that is none."""
+    for shape in split_cell(shapes):
+        for dimension in shape.split(",") if shape else ():
+            if not (dimension.isascii() and dimension.isdigit()):
+                return dimension
+    return None
 
 
 def _unknown_dtypes(cells: Mapping[str, str]) -> tuple[str, ...]:
@@ -335,8 +352,13 @@ def _unknown_dtypes(cells: Mapping[str, str]) -> tuple[str, ...]:
     The row is kept: its duration is measured whatever the tensors hold. A newer OpAtlas may know
     the dtype, and a replay that cannot build the tensors says so.
     """
-    words = {*split_cell(cells[INPUT_DTYPES]), *split_cell(cells[OUTPUT_DTYPES])} - {""}
-    return tuple(sorted(word for word in words if known_dtype(word) is None))
+    unknown = {*_unknown_words(cells[INPUT_DTYPES]), *_unknown_words(cells[OUTPUT_DTYPES])}
+    return tuple(sorted(unknown))
+
+
+@lru_cache(maxsize=4096)
+def _unknown_words(dtypes: str) -> tuple[str, ...]:
+    return tuple(word for word in split_cell(dtypes) if word and known_dtype(word) is None)
 
 
 def _group(columns: list[pa.DictionaryArray], rows: int) -> tuple[np.ndarray, np.ndarray]:

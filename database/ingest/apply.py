@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
+import numpy as np
 import pandas as pd
 
 from database.errors import OpAtlasError
-from database.ingest.aggregate import ProfiledCase
+from database.ingest.aggregate import CasesOfType, ProfiledCase
 from database.ingest.attention import ATTENTION_TYPES, SOURCE_PROFILE
 from database.schema import (
     AVERAGE,
@@ -70,7 +72,7 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
 
 
-def apply_cases(database: Database, cases: Mapping[str, Sequence[ProfiledCase]], runtime_of: RuntimeOf) -> Outcome:
+def apply_cases(database: Database, cases: Mapping[str, CasesOfType], runtime_of: RuntimeOf) -> Outcome:
     """Brings the cases into the CSVs, one file after the other, each in one step.
 
     Args:
@@ -92,7 +94,7 @@ def apply_cases(database: Database, cases: Mapping[str, Sequence[ProfiledCase]],
 
 
 def _apply_to_table(
-    database: Database, kernel_type: str, cases: Sequence[ProfiledCase], runtime_of: RuntimeOf, outcome: Outcome
+    database: Database, kernel_type: str, cases: CasesOfType, runtime_of: RuntimeOf, outcome: Outcome
 ) -> None:
     path = database.csv_path(kernel_type)
     if path.exists():
@@ -138,7 +140,8 @@ class _Rows:
         self._columns = columns
         self._taken: dict[str, list[str]] = {}
         self._edited: dict[str, None] = {}
-        self._appended: list[dict[str, str]] = []
+        self._appended: dict[str, list[str]] = {}
+        self._appended_rows = 0
         self._exact = _positions(signatures(kernel_type, frame))
         slots = [column for column in (*INPUT_SLOTS, *OUTPUT_SLOTS) if column in frame.columns]
         self._by_slots = _positions(signatures(kernel_type, frame[slots]))
@@ -172,24 +175,30 @@ class _Rows:
         self._edited.update(dict.fromkeys(new))
         return bool(new)
 
-    def append(self, row: dict[str, str]) -> None:
-        self._appended.append(row)
+    def append(self, row: Mapping[str, str]) -> None:
+        for column, text in row.items():
+            cells = self._appended.setdefault(column, [])
+            if len(cells) < self._appended_rows:
+                cells.extend([""] * (self._appended_rows - len(cells)))
+            cells.append(text)
+        self._appended_rows += 1
 
     def frame(self) -> pd.DataFrame:
         """The table with its changes: no column lost, none moved."""
-        wanted = dict.fromkeys([*self._edited, *(column for row in self._appended for column in row)])
-        columns = with_columns(self._columns, wanted)
-        # One block of objects: a hundred columns of pandas' own strings take ten times as long.
-        new: pd.DataFrame = pd.DataFrame(
-            [[row.get(column, "") for column in columns] for row in self._appended], columns=columns, dtype=object
-        )
+        columns = with_columns(self._columns, dict.fromkeys([*self._edited, *self._appended]))
+        new = {}
+        for column in columns:
+            cells = self._appended.get(column, [])
+            # Plain objects: a hundred columns of pandas' own strings take ten times as long to make.
+            new[column] = np.array(cells + [""] * (self._appended_rows - len(cells)), dtype=object)
+        appended: pd.DataFrame = pd.DataFrame(new)
         if self._frame.empty:
-            return new
+            return appended
         edited = self._frame.assign(**{column: self._cells(column) for column in self._edited})
         frame: pd.DataFrame = edited.reindex(columns=columns, fill_value="")
-        if not self._appended:
+        if not self._appended_rows:
             return frame
-        longer: pd.DataFrame = pd.concat([frame, new.astype(str)], ignore_index=True)
+        longer: pd.DataFrame = pd.concat([frame, appended.astype(str)], ignore_index=True)
         return longer
 
     def _cells(self, column: str) -> list[str]:
@@ -225,8 +234,13 @@ def _profiling_cells(case: ProfiledCase) -> dict[str, str]:
         PROFILING_STD: cell(durations.std_us),
         PROFILING_SAMPLES: str(durations.count),
     }
-    cells |= {profiling_counter(name): "" if mean is None else cell(mean) for name, mean in case.counters.items()}
+    for name, mean in case.counters.items():
+        cells[profiling_counter(name)] = "" if mean is None else _counter_cell(mean)
     return cells
+
+
+#: Counters are the same number over and over (0 for the half of a core that a kernel does not use).
+_counter_cell = lru_cache(maxsize=4096)(cell)
 
 
 def _shapes(case: ProfiledCase) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from database.ingest.aggregate import ProfiledCase
+from database.ingest.aggregate import CasesOfType, ProfiledCase
 from database.schema import INPUT_SHAPES, RUNTIME_PREFIX
 from database.slots import split_cell
 
@@ -67,7 +67,7 @@ def runtime_cells(case: ProfiledCase, root: Path) -> dict[str, str]:
     return {SOURCE_PROFILE: _sources(case, root), **cells, COMPLETENESS: completeness}
 
 
-def bundles(cases: Mapping[str, list[ProfiledCase]]) -> list[Bundle]:
+def bundles(cases: Mapping[str, CasesOfType]) -> list[Bundle]:
     """The captures that attention rows came from, in the order read."""
     captures = dict.fromkeys(
         source for kernel_type in ATTENTION_TYPES for case in cases.get(kernel_type, ()) for source in case.sources

@@ -169,3 +169,17 @@ def test_help_of_the_module(tmp_path):
     for option in ("--profiling-path", "--database-path", "--device", "--vllm-version", "--cann-version"):
         assert option in done.stdout
     assert "exit status" in done.stdout
+
+
+def test_a_reader_that_has_seen_enough_is_no_traceback(tmp_path):
+    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
+    command = [sys.executable, "-m", "database", "ingest", "--profiling-path", str(path)]
+    with subprocess.Popen(
+        [*command, "--database-path", str(tmp_path / "d")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert (tmp_path / "d/MatMulV3.csv").exists()
