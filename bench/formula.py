@@ -11,11 +11,13 @@ those. Three kinds cover the kernels:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+
+from bench.errors import WrongResult
 
 #: Elements of one result that are checked when it has more. At 4096 a formula that is wrong in
 #: one element of a thousand is seen with 98 % odds, and the check costs well under a millisecond.
@@ -119,9 +121,7 @@ class _Pointwise:
             return to_float64(value.expand(results[0].shape)[at])
 
         expected = self.function(*map(at_sample, arguments), **{k: at_sample(v) for k, v in keywords.items()})
-        return [
-            Comparison(result[at], value, exact=False) for result, value in zip(results, _tuple(expected), strict=True)
-        ]
+        return [Comparison(result[at], value, exact=False) for result, value in _paired(self, results, expected)]
 
 
 @dataclass(frozen=True)
@@ -143,14 +143,14 @@ class _PerRow:
                 return value
             return to_float64(_as_rows(value, count)[rows] if name in self.rowwise else value)
 
-        expected = _tuple(self.function(**{name: cut(name, value) for name, value in bound.items()}))
+        expected = self.function(**{name: cut(name, value) for name, value in bound.items()})
         return [
             Comparison(
                 _as_rows(result, count)[rows],
                 value if isinstance(value, Picks) else _as_rows(value, len(rows)),
                 exact=False,
             )
-            for result, value in zip(results, expected, strict=True)
+            for result, value in _paired(self, results, expected)
         ]
 
 
@@ -169,8 +169,8 @@ class _PerElement:
             affordable = _READ_INPUTS // max(self.terms(*arguments, **keywords), 1)
             wanted = min(wanted, max(affordable, _LEAST_ELEMENTS))
         at = _coordinates(results[0], wanted, seed)
-        expected = _tuple(self.function(at, *arguments, **keywords))
-        return [Comparison(result[at], value, self.exact) for result, value in zip(results, expected, strict=True)]
+        expected = self.function(at, *arguments, **keywords)
+        return [Comparison(result[at], value, self.exact) for result, value in _paired(self, results, expected)]
 
 
 def to_float64(tensor: torch.Tensor) -> torch.Tensor:
@@ -179,8 +179,8 @@ def to_float64(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _as_rows(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """(count, rest); also where there are no elements, from which reshape could not tell the rest."""
-    return tensor.reshape(count, tensor.numel() // count if count else 0)
+    """(count, rest), whatever the axes were; `count` is 1 or more."""
+    return tensor.reshape(count, -1) if tensor.numel() else tensor.reshape(count, 0)
 
 
 def _coordinates(result: torch.Tensor, wanted: int, seed: int) -> tuple[torch.Tensor, ...]:
@@ -198,5 +198,11 @@ def _sample(population: int, wanted: int, seed: int, device: torch.device) -> to
     return drawn
 
 
-def _tuple(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
+def _paired(
+    formula: Formula, results: Sequence[torch.Tensor], expected: Any
+) -> Iterator[tuple[torch.Tensor, torch.Tensor | Picks]]:
+    """Each result with what it should be."""
+    values = expected if isinstance(expected, tuple) else (expected,)
+    if len(values) != len(results):
+        raise WrongResult(f"{len(results)} results, where the reference {formula.name} has {len(values)}")
+    return zip(results, values, strict=True)

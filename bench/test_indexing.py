@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import expected, impl
+from bench import expected, impl, resolve
 from bench.errors import Unsupported
 from bench.registry import replays
 from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
@@ -37,6 +37,8 @@ def test_index(row, replay):
     row.expect_list(2, x.dim(), "the steps of the axes of slot 0")
     first = axes - count
     indices = [row.indices(3 + i, x.shape[first + i]) for i in range(count)]
+    if resolve.broadcast([tuple(index.shape) for index in indices]) is None:
+        raise row.refuse(INPUT_SHAPES, "the index tensors (slot 3 on) do not broadcast", "correct their shapes")
     replay(impl.index, x, [*[None] * first, *indices], expected=expected.index)
 
 
@@ -46,6 +48,8 @@ def test_masked_fill(row, replay):
     row.expect_dtype(1, "BOOL")
     row.expect_broadcast()
     row.expect_output_like(0)
+    if len(row.input_slots) == 3:
+        row.expect_scalar(2)
     x, mask, value = row.tensor(0), row.tensor(1), row.tensor_or_number(2)
     replay(impl.masked_fill, x, mask, value, mutates=[0], expected=expected.masked_fill)
 

@@ -12,8 +12,8 @@ from bench.formula import per_element, per_row, to_float64
 
 __all__ = ["cumulative_sum", "reduce_sum"]
 
-#: A sum over a whole tensor is added up in pieces of so many numbers, not to hold it in float64.
-_PIECE = 1 << 16
+#: Long sums are added up in pieces of so many numbers, not to hold whole tensors in float64.
+_PIECE = 1 << 20
 
 
 def _reduced(x: torch.Tensor, axes: Sequence[int], keepdim: bool, **_: Any) -> int:
@@ -28,9 +28,12 @@ def reduce_sum(
     kept = [axis for axis in range(x.dim()) if axis not in axes]
     place = tuple(at[axis] for axis in kept) if keepdim else at
     terms = x.permute(*kept, *axes)[place].reshape(at[0].numel() if at else 1, _reduced(x, axes, keepdim))
-    total = torch.zeros(len(terms), min(terms.shape[-1], _PIECE), dtype=torch.float64, device=x.device)
-    for piece in terms.split(_PIECE, dim=-1):
+    width = min(terms.shape[-1], max(1, _PIECE // max(1, len(terms))))
+    total = torch.zeros(len(terms), width, dtype=torch.float64, device=x.device)
+    for piece in terms.split(max(1, width), dim=-1):
         total[:, : piece.shape[-1]] += piece
+    if not width:
+        return total.sum()
     while total.shape[-1] > 1:
         half = (total.shape[-1] + 1) // 2
         folded = total[:, :half].clone()

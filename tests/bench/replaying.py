@@ -1,0 +1,71 @@
+"""Runs rows through the replays of bench/, on the CPU, in this process."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import bench
+from bench.job import DeviceSpec, Job, MeasureSettings, Outcome
+from bench.registry import replay_spec
+from bench.runner import Runner
+
+
+@cache
+def replay_functions() -> dict[str, Callable[..., Any]]:
+    """Every replay function of bench/ by its module and name."""
+    return {
+        f"{module.__name__}.{name}": function
+        for module in _modules()
+        for name, function in vars(module).items()
+        if replay_spec(function) is not None
+    }
+
+
+@cache
+def replay_of(kernel_type: str) -> str:
+    """Module and name of the replay function that claims a kernel type."""
+    for name, function in replay_functions().items():
+        spec = replay_spec(function)
+        if spec is not None and kernel_type in spec.kernel_types:
+            return name
+    raise LookupError(f"no replay claims {kernel_type}")
+
+
+@cache
+def runner() -> Runner:
+    return Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm"))
+
+
+def cells_of(row: str) -> dict[str, str]:
+    """The cells of a row written as `shapes | dtypes [| formats] -> shapes | dtypes`."""
+    inputs, outputs = row.split("->")
+    shapes, dtypes, formats = [part.strip() for part in [*inputs.split("|"), ""][:3]]
+    output_shapes, output_dtypes = [part.strip() for part in outputs.split("|")]
+    return {
+        "Input Shapes": shapes,
+        "Input Data Types": dtypes,
+        "Input Formats": formats,
+        "Output Shapes": output_shapes,
+        "Output Data Types": output_dtypes,
+        "Output Formats": "",
+    }
+
+
+def job_of(kernel_type: str, row: str, function: str | None = None) -> Job:
+    """The job that replays a row; see `cells_of`. `function` (module.name) instead of the type's own."""
+    module, _, name = (function or replay_of(kernel_type)).rpartition(".")
+    return Job(module, "", name, kernel_type, cells_of(row), f"{kernel_type}.csv:2")
+
+
+def replay_row(kernel_type: str, row: str, function: str | None = None) -> Outcome:
+    return runner().run(job_of(kernel_type, row, function))
+
+
+def _modules() -> Iterator[Any]:
+    for info in pkgutil.iter_modules(bench.__path__):
+        if info.name.startswith("test_") and info.name != "test_collectives":
+            yield importlib.import_module(f"bench.{info.name}")

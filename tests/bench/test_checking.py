@@ -1,0 +1,236 @@
+"""What the check sees: all elements of a small result, a seeded sample of a large one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import bench.formula
+from bench import expected
+from bench.check import check
+from bench.errors import WrongResult
+from bench.formula import Picks, per_element, per_row, pointwise
+
+SEED = 5
+
+
+@pointwise
+def tripled(x):
+    return 3 * x
+
+
+@per_row("x")
+def shares(x):
+    return x / x.sum(dim=-1, keepdim=True)
+
+
+@per_row("x")
+def row_maximum(x):
+    return Picks(x, x.amax(dim=-1, keepdim=True))
+
+
+@per_element(exact=True)
+def mirrored(at, x):
+    return x[tuple(size - 1 - index for index, size in zip(at, x.shape, strict=True))]
+
+
+@per_element(terms=lambda x: x.shape[-1])
+def row_sum(at, x):
+    return x[at].to(torch.float64).sum(dim=-1)
+
+
+FORMULAS = {
+    "pointwise": (tripled, lambda x: 3 * x),
+    "per_row": (shares, lambda x: x / x.sum(-1, keepdim=True)),
+    "picks": (row_maximum, lambda x: x.argmax(-1)),
+    "per_element": (mirrored, lambda x: x.flip(0, 1)),
+    "terms": (row_sum, lambda x: x.sum(-1)),
+}
+
+
+@pytest.fixture(params=FORMULAS)
+def case(request):
+    """A formula, an input of 64 rows, and a right result."""
+    formula, compute = FORMULAS[request.param]
+    x = torch.rand(64, 16, generator=torch.Generator().manual_seed(1)) + 0.5
+    return formula, x, compute(x)
+
+
+@pytest.fixture
+def small_sample(monkeypatch):
+    monkeypatch.setattr(bench.formula, "SAMPLED_ELEMENTS", 64)
+    monkeypatch.setattr(bench.formula, "_READ_INPUTS", 256)
+    monkeypatch.setattr(bench.formula, "_LEAST_ELEMENTS", 4)
+
+
+def wrong_at(result, index):
+    flat = result.clone().reshape(-1)
+    flat[index] = (flat[index] + 1) % 16 if not result.is_floating_point() else flat[index] + 1
+    return flat.reshape(result.shape)
+
+
+def found(formula, x, result):
+    try:
+        check(formula, [x], {}, [result], SEED)
+    except WrongResult:
+        return True
+    return False
+
+
+def test_right_result_passes_in_full(case):
+    formula, x, result = case
+    checked = check(formula, [x], {}, [result], SEED)
+    assert checked.elements == checked.total == result.numel()
+
+
+def test_right_result_passes_sampled(case, small_sample):
+    formula, x, result = case
+    checked = check(formula, [x], {}, [result], SEED)
+    assert 0 < checked.elements < checked.total
+
+
+def test_in_full_every_wrong_element_is_found(case):
+    formula, x, result = case
+    for index in range(0, result.numel(), 7):
+        assert found(formula, x, wrong_at(result, index)), index
+
+
+def test_sampled_wrong_elements_are_found_where_full_checking_compares_the_same(case, small_sample):
+    """A sampled element is compared with just what full checking compares it with."""
+    formula, x, result = case
+    compared = formula.compare([x], {}, [torch.arange(result.numel()).reshape(result.shape)], SEED)
+    inside = set(compared[0].actual.flatten().tolist())
+    assert 0 < len(inside) < result.numel()
+    for index in range(result.numel()):
+        assert found(formula, x, wrong_at(result, index)) == (index in inside), index
+
+
+def test_first_and_last_element_are_in_every_sample(case, small_sample):
+    formula, x, result = case
+    assert found(formula, x, wrong_at(result, 0))
+    assert found(formula, x, wrong_at(result, result.numel() - 1))
+
+
+def test_the_same_elements_are_sampled_again(case, small_sample):
+    formula, x, result = case
+    first, again, other = (formula.compare([x], {}, [result], seed)[0].actual for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_long_sums_are_sampled_more_sparsely(monkeypatch):
+    monkeypatch.setattr(bench.formula, "_READ_INPUTS", 1 << 12)
+    a, weight = torch.rand(64, 512), torch.rand(64, 512)
+    (comparison,) = expected.matmul.compare([a, weight], {}, [a @ weight.T], SEED)
+    assert comparison.actual.numel() == bench.formula._LEAST_ELEMENTS
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["pointwise", "per_row", "per_element", "terms"])
+def test_nan_and_infinity_never_pass(name, bad):
+    formula, compute = FORMULAS[name]
+    x = torch.rand(8, 16) + 0.5
+    result = compute(x)
+    result.view(-1)[3] = bad
+    assert found(formula, x, result)
+
+
+def test_nan_of_the_reference_does_not_excuse_one_of_the_kernel():
+    x = torch.full((4,), float("nan"))
+    assert found(tripled, x, 3 * x)
+
+
+def test_no_share_of_wrong_elements_is_tolerated():
+    x = torch.rand(4096)
+    assert found(tripled, x, wrong_at(3 * x, 2048))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.uint8, torch.bool])
+def test_integers_and_booleans_are_compared_exactly(dtype):
+    @pointwise
+    def same(x):
+        return x
+
+    x = torch.arange(64).remainder(2).to(dtype)
+    assert not found(same, x, x.clone())
+    assert found(same, x, torch.where(torch.arange(64) == 40, 1 - x.int(), x.int()).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
+def test_wide_unsigned_integers_are_compared(dtype):
+    x = torch.arange(64).to(dtype)
+    check(expected.copy_into, [x, x], {}, [x.clone()], SEED)
+    with pytest.raises(WrongResult):
+        check(expected.copy_into, [x, x], {}, [(torch.arange(64) + 1).to(dtype)], SEED)
+
+
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 2e-5), (torch.bfloat16, 4e-3), (torch.float16, 5e-4)])
+def test_rounding_passes_and_ten_times_the_tolerance_does_not(dtype, within):
+    x = torch.rand(64) + 1
+    assert not found(tripled, x.to(dtype), (3 * x.to(dtype) * (1 + within)).to(dtype))
+    assert found(tripled, x.to(dtype), (3 * x.to(dtype) * (1 + 100 * within)).to(dtype))
+
+
+def test_moved_data_is_compared_to_the_letter():
+    x = torch.rand(8, 16) + 1
+    result = x.flip(0, 1)
+    result[3, 3] *= 1 + 1e-6
+    assert found(mirrored, x, result)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 5), (5, 0), (1,)])
+@pytest.mark.parametrize(
+    ("formula", "compute"),
+    [
+        (tripled, lambda x: 3 * x),
+        (expected.copy_into, None),
+        (expected.softmax, lambda x: torch.softmax(x, -1)),
+    ],
+    ids=["pointwise", "per_element", "per_row"],
+)
+def test_scalars_and_empty_results(formula, compute, shape):
+    x = torch.rand(shape)
+    if compute is None:
+        arguments, result = [torch.zeros_like(x), x], x.clone()
+    else:
+        arguments, result = [x] if formula is tripled else [x, -1], compute(x)
+    checked = check(formula, arguments, {}, [result], SEED)
+    assert checked.elements == checked.total == x.numel()
+    if x.numel():
+        with pytest.raises(WrongResult):
+            check(formula, arguments, {}, [result + 1], SEED)
+
+
+def test_ties_may_be_broken_either_way():
+    x = torch.tensor([[1.0, 7.0, 7.0, 2.0]])
+    for index in (1, 2):
+        check(row_maximum, [x], {}, [torch.tensor([index])], SEED)
+    with pytest.raises(WrongResult):
+        check(row_maximum, [x], {}, [torch.tensor([3])], SEED)
+
+
+class TestSortedIndices:
+    x = torch.tensor([[1.0, 7.0, 7.0, 2.0]])
+    values = torch.tensor([[7.0, 7.0, 2.0, 1.0]])
+
+    def check(self, indices):
+        check(expected.sort, [self.x], {"dim": -1, "descending": True}, [self.values, torch.tensor([indices])], SEED)
+
+    @pytest.mark.parametrize("indices", [[1, 2, 3, 0], [2, 1, 3, 0]])
+    def test_equal_numbers_come_in_any_order(self, indices):
+        self.check(indices)
+
+    def test_an_index_twice_is_wrong(self):
+        with pytest.raises(WrongResult, match="twice"):
+            self.check([1, 1, 3, 0])
+
+    @pytest.mark.parametrize("outside", [-1, 4])
+    def test_an_index_outside_is_wrong(self, outside):
+        with pytest.raises(WrongResult, match="outside"):
+            self.check([1, 2, 3, outside])
+
+
+def test_another_number_of_results_is_wrong():
+    x = torch.rand(4, 8)
+    with pytest.raises(WrongResult, match="results"):
+        check(tripled, [x], {}, [3 * x, 3 * x], SEED)

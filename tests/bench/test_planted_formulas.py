@@ -1,0 +1,144 @@
+"""A formula that is wrong, on either side, is seen by the check of every replay."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+from replaying import job_of, replay_functions, runner
+from sample_rows import ROWS
+
+import bench.runner
+from bench import impl
+from bench.formula import Picks
+from bench.registry import replay_spec
+from bench.replay import Replay
+from database.schema import Status
+
+
+def everything_off(tensor):
+    """All floats off by 5 %, integers by one, booleans flipped."""
+    if tensor.dtype is torch.bool:
+        return ~tensor
+    if tensor.is_floating_point():
+        return (tensor + 0.05 * (1 + tensor.abs())).to(tensor.dtype)
+    return tensor + 1
+
+
+def one_element_off(tensor):
+    """The last element only, but by as much as the largest."""
+    changed = tensor.clone().reshape(-1)
+    if tensor.dtype is torch.bool:
+        changed[-1] = ~changed[-1]
+    else:
+        changed[-1] += 1 + changed.abs().max()
+    return changed.reshape(tensor.shape)
+
+
+def rotated(tensor):
+    """Each element in the next one's place: right values, wrong places."""
+    return tensor.reshape(-1).roll(1).reshape(tensor.shape)
+
+
+def perturbed(function, how):
+    @functools.wraps(function)
+    def wrong(*arguments, **keywords):
+        result = function(*arguments, **keywords)
+        if isinstance(result, (tuple, list)):
+            return tuple(perturbed_value(value, how) for value in result)
+        return perturbed_value(result, how)
+
+    return wrong
+
+
+def perturbed_value(value, how):
+    return dataclasses.replace(value, values=how(value.values)) if isinstance(value, Picks) else how(value)
+
+
+def run_with(monkeypatch, kernel_type, row, *, change_impl=None, change_expected=None):
+    """Replays a row with what its replay function passes changed on the way."""
+
+    class Planted(Replay):
+        def __call__(self, kernel, *arguments, expected, **keywords):
+            if change_impl:
+                kernel = perturbed(kernel, change_impl)
+            if change_expected:
+                expected = dataclasses.replace(expected, function=perturbed(expected.function, change_expected))
+            super().__call__(kernel, *arguments, expected=expected, **keywords)
+
+    monkeypatch.setattr(bench.runner, "Replay", Planted)
+    return runner().run(job_of(kernel_type, row))
+
+
+#: Each replay function that has sample rows, by its first kernel type.
+REPLAYS = {
+    name.rpartition(".")[2]: replay_spec(function).kernel_types[0]
+    for name, function in replay_functions().items()
+    if replay_spec(function).kernel_types[0] in ROWS
+}
+#: Results of one value: rotated, they are the same.
+CONSTANT = {"test_zeros_like", "test_ones_like", "test_fill"}
+PLANTED = [
+    pytest.param(kernel_type, how, id=f"{name}-{how.__name__}")
+    for name, kernel_type in REPLAYS.items()
+    for how in (everything_off, one_element_off, rotated)
+    if not (how is rotated and name in CONSTANT)
+]
+
+
+def assert_caught(outcome):
+    assert outcome.status is Status.FAILED, outcome
+    assert "differs from the reference" in outcome.reason or "index" in outcome.reason
+
+
+@pytest.mark.parametrize(("kernel_type", "how"), PLANTED)
+def test_wrong_impl_is_caught(monkeypatch, kernel_type, how):
+    assert_caught(run_with(monkeypatch, kernel_type, ROWS[kernel_type][0], change_impl=how))
+
+
+@pytest.mark.parametrize(("kernel_type", "how"), PLANTED)
+def test_wrong_reference_is_caught(monkeypatch, kernel_type, how):
+    assert_caught(run_with(monkeypatch, kernel_type, ROWS[kernel_type][0], change_expected=how))
+
+
+@pytest.mark.parametrize("kernel_type", REPLAYS.values(), ids=REPLAYS)
+def test_what_is_planted_on_passes_unplanted(monkeypatch, kernel_type):
+    assert run_with(monkeypatch, kernel_type, ROWS[kernel_type][0]).status is Status.MEASURED
+
+
+#: Mistakes that are easy to make, each in place of the right implementation.
+MISTAKES = {
+    "floor_divide": ("FloorDiv", lambda x, y: torch.div(x, y, rounding_mode="trunc")),
+    "floor_modulo": ("FloorMod", torch.fmod),
+    "sort": ("Sort", lambda x, dim, descending: torch.sort(x, dim, descending=not descending)),
+    "argmax": ("ArgMaxV2", torch.argmin),
+    "softmax": ("SoftmaxV2", lambda x, dim: torch.softmax(x, 0)),
+    "cumulative_sum": ("Cumsum", lambda x, dim, dtype: torch.cumsum(x, dim, dtype=dtype) - x),
+    "reduce_sum": ("ReduceSum", lambda x, axes, keepdim, dtype: torch.mean(x, axes, keepdim)),
+    "rms_norm": ("RmsNorm", lambda x, gamma, epsilon: (x * gamma, x[..., :1].float())),
+    "swiglu": ("SwiGlu", lambda x, dim: torch.nn.functional.silu(x.chunk(2, dim)[1]) * x.chunk(2, dim)[0]),
+    "matmul": ("MatMulV2", lambda a, weight: torch.mm(a[:, 1:], weight.T[1:])),
+    "batch_matmul": ("BatchMatMulV2", lambda a, b: torch.matmul(a.flip(0), b)),
+    "transpose_copy": ("Transpose", lambda x, permutation: x.permute(0, 4, 1, 3, 2).contiguous()),
+    "slice_copy": ("Slice", lambda x, offsets, sizes: x[:, :, -sizes[-1] :].clone()),
+    "concatenate": ("ConcatD", lambda parts, axis: torch.cat([parts[0], parts[2], parts[1]], axis)),
+    "tile": ("Tile", lambda x, repeats: x.repeat_interleave(2, 0).repeat_interleave(3, 1)),
+    "pad": ("PadV3", lambda x, padding: torch.nn.functional.pad(x, padding, value=1.0)),
+    "broadcast_to": ("BroadcastTo", lambda x, shape: torch.zeros(shape, dtype=x.dtype)),
+    "gather_rows": ("GatherV2", lambda table, indices: table[indices * 0]),
+    "masked_fill": ("MaskedFill", lambda x, mask, value: x.masked_fill_(~mask, value)),
+    "copy_into": ("TensorMove", lambda destination, source: destination),
+    "fill": ("Fill", lambda destination, value: destination),
+    "cast": ("Cast", lambda x, dtype, copy: x.to(torch.float16).floor().to(dtype)),
+    "select": ("SelectV2", lambda condition, x, y: torch.where(condition, y, x)),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake_is_caught(monkeypatch, name):
+    kernel_type, mistake = MISTAKES[name]
+    getattr(impl, name)  # the mistake takes the place of something that is there
+    monkeypatch.setattr(impl, name, mistake)
+    assert_caught(runner().run(job_of(kernel_type, ROWS[kernel_type][0])))

@@ -1,0 +1,125 @@
+"""A row from which no call can be built says which cell is wrong, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+from replaying import job_of, replay_row, runner
+
+from bench.registry import replays
+from bench.runner import outcome_of
+from database.schema import Status
+
+SHAPES, DTYPES, FORMATS = "Input Shapes", "Input Data Types", "Input Formats"
+OUTPUT, OUTPUT_TYPES = "Output Shapes", "Output Data Types"
+
+#: Kernel type, row, the column that is named, words of the message.
+CONTRADICTIONS = [
+    ("MatMulV2", "4,8;9,7 | FLOAT;FLOAT -> 4,7 | FLOAT", SHAPES, "no product of the shape (4, 7)"),
+    ("MatMulV2", "4,8;8,7 | FLOAT;FLOAT -> 28 | FLOAT", SHAPES, "no product of the shape (28,)"),
+    ("MatMulV2", "4,8;8,7;6 | FLOAT;FLOAT;FLOAT -> 4,7 | FLOAT", SHAPES, "bias (slot 2) must have the shape 7"),
+    ("MatMulV2", "4,8 | FLOAT -> 4,8 | FLOAT", SHAPES, "1 tensors, where MatMulV2 takes 2 or 3"),
+    ("MatMulV2", "4,8;8 | FLOAT;FLOAT -> 4,8 | FLOAT", SHAPES, "slot 1 has 1 axes"),
+    ("MatMulV2", "4,32;2,5,16,16 | FLOAT;FLOAT | ND;NCHW -> 4,80 | FLOAT", FORMATS, "FRACTAL_NZ"),
+    ("MatMulV2", "4,8;8,7 | FLOAT;FLOAT -> 4,7 | DT_BF16", OUTPUT_TYPES, "output 0 of MatMulV2 is torch.float32"),
+    ("BatchMatMulV2", "3,4,8;2,8,7 | FLOAT;FLOAT -> 3,4,7 | FLOAT", SHAPES, "no product of the shape (3, 4, 7)"),
+    ("BatchMatMulV2", "8;8,7 | FLOAT;FLOAT -> 7 | FLOAT", SHAPES, "slot 0 has 1 axes"),
+    ("Add", "4,8;3,8 | FLOAT;FLOAT -> 4,8 | FLOAT", SHAPES, "do not broadcast"),
+    ("Add", "4,8;4,8 | FLOAT;FLOAT -> 4,9 | FLOAT", OUTPUT, "the inputs broadcast to 4,8"),
+    ("Add", "4;4;4 | FLOAT;FLOAT;FLOAT -> 4 | FLOAT", SHAPES, "3 tensors, where Add takes 1 or 2"),
+    ("Add", "4;4 | FLOAT;FLOAT -> | ", OUTPUT, "output slot 0 is missing"),
+    ("Add", "4;4 | FLOAT;FLOAT -> 4 | INT32", OUTPUT_TYPES, "output 0 of Add is torch.float32"),
+    ("Add", "4;4 | FLOAT;65534 -> 4 | FLOAT", DTYPES, "'65534' is not a dtype"),
+    ("Add", "4;-4 | FLOAT;FLOAT -> 4 | FLOAT", SHAPES, "'-4' is not a dimension"),
+    ("Add", "4;4 | FLOAT -> 4 | FLOAT", DTYPES, "slot 1 has the shape 4"),
+    ("Equal", "4;4 | FLOAT;FLOAT -> 4 | FLOAT", OUTPUT_TYPES, "output 0 of Equal is torch.bool"),
+    ("Neg", "4;4 | FLOAT;FLOAT -> 4 | FLOAT", SHAPES, "2 tensors, where Neg takes 1"),
+    ("Neg", "4 | FLOAT -> 5 | FLOAT", OUTPUT, "output 0 of Neg is (4,)"),
+    ("SelectV2", "4;4;4 | FLOAT;FLOAT;FLOAT -> 4 | FLOAT", DTYPES, "slot 0 must be BOOL"),
+    ("SelectV2", "4;4;5 | BOOL;FLOAT;FLOAT -> 4 | FLOAT", SHAPES, "do not broadcast"),
+    ("Fill", "2; | INT64;FLOAT -> 7 | FLOAT", SHAPES, "slot 0 lists the output's sizes"),
+    ("Fill", "1;3 | INT64;FLOAT -> 7 | FLOAT", SHAPES, "slot 1 must be a scalar"),
+    ("Range", ";;3 | DOUBLE;DOUBLE;DOUBLE -> 7 | FLOAT", SHAPES, "slot 2 must be a scalar"),
+    ("Range", ";; | DOUBLE;DOUBLE;DOUBLE -> 7,2 | FLOAT", OUTPUT, "one axis"),
+    ("TensorMove", "1 | FLOAT -> 4 | FLOAT", OUTPUT, "the shape of input slot 0"),
+    ("TensorMove", "4 | FLOAT -> 4 | DT_BF16", OUTPUT_TYPES, "the dtype of input slot 0"),
+    ("Slice", "4,8;2;2 | FLOAT;INT64;INT64 -> 5,8 | FLOAT", OUTPUT, "no block of the input (4, 8)"),
+    ("Slice", "4,8;2;2 | FLOAT;INT64;INT64 -> 4 | FLOAT", OUTPUT, "no block of the input (4, 8)"),
+    ("Slice", "4,8;3;3 | FLOAT;INT64;INT64 -> 4,2 | FLOAT", SHAPES, "slot 1 lists the offsets"),
+    ("Transpose", "4,8;2 | FLOAT;INT64 -> 8,5 | FLOAT", OUTPUT, "not the axes of the input (4, 8)"),
+    ("Transpose", "4,8;3 | FLOAT;INT64 -> 8,4 | FLOAT", SHAPES, "slot 1 lists the axes"),
+    ("ConcatD", "4,8;4,9 | FLOAT;FLOAT -> 4,18 | FLOAT", SHAPES, "along no axis"),
+    ("ConcatD", "4,8;5,9 | FLOAT;FLOAT -> 4,17 | FLOAT", SHAPES, "along no axis"),
+    ("BroadcastTo", "3,8;2 | FLOAT;INT64 -> 4,8 | FLOAT", OUTPUT, "does not broadcast"),
+    ("BroadcastTo", "1,8;3 | FLOAT;INT64 -> 4,8 | FLOAT", SHAPES, "slot 1 lists the output's sizes"),
+    ("Tile", "3,8;2 | FLOAT;INT64 -> 4,8 | FLOAT", OUTPUT, "not multiples"),
+    ("Tile", "3,8;1 | FLOAT;INT64 -> 6,8 | FLOAT", SHAPES, "slot 1 lists the repetitions"),
+    ("PadV3", "4,8;4 | FLOAT;INT64 -> 4,7 | FLOAT", OUTPUT, "does not contain the input (4, 8)"),
+    ("PadV3", "4,8;2 | FLOAT;INT64 -> 4,9 | FLOAT", SHAPES, "slot 1 lists what to add"),
+    ("GatherV2", "16,8;3;1 | FLOAT;INT64;INT64 -> 4,8 | FLOAT", OUTPUT, "no axis of (16, 8)"),
+    ("GatherV2", "16,8;3;1 | FLOAT;FLOAT;INT64 -> 3,8 | FLOAT", DTYPES, "indices, which are integers"),
+    ("GatherV2", "0,8;3;1 | FLOAT;INT64;INT64 -> 3,8 | FLOAT", SHAPES, "a dimension of size 0"),
+    ("Index", "16,8;1;2 | FLOAT;INT64;INT64 -> 3,8 | FLOAT", SHAPES, "input slot 3 is missing"),
+    ("Index", "16,8;3;2;3 | FLOAT;INT64;INT64;INT64 -> 3,8 | FLOAT", SHAPES, "slot 1 must be a list"),
+    ("Index", "16,8;1;3;3 | FLOAT;INT64;INT64;INT64 -> 3,8 | FLOAT", SHAPES, "slot 2 lists the steps"),
+    ("Index", "16,8;1;2;3 | FLOAT;INT64;INT64;INT64 -> 4,8 | FLOAT", OUTPUT, "output 0 of Index is (3, 8)"),
+    ("Index", "6,5,4;2;3;7;3 | FLOAT;INT64;INT64;INT64;INT64 -> 7,4 | FLOAT", SHAPES, "do not broadcast"),
+    ("MaskedFill", "4,8;4,8; | FLOAT;FLOAT;FLOAT -> 4,8 | FLOAT", DTYPES, "slot 1 must be BOOL"),
+    ("MaskedFill", "4,8;4,7; | FLOAT;BOOL;FLOAT -> 4,8 | FLOAT", SHAPES, "do not broadcast"),
+    ("MaskedFill", "4,1;4,8; | FLOAT;BOOL;FLOAT -> 4,8 | FLOAT", OUTPUT, "the shape of input slot 0"),
+    ("MaskedFill", "4,8;4,8;8 | FLOAT;BOOL;FLOAT -> 4,8 | FLOAT", SHAPES, "slot 2 must be a scalar"),
+    ("Sort", "4,8 | FLOAT -> 4,8 | FLOAT", OUTPUT, "output slot 1 is missing"),
+    ("ArgMaxV2", "4,0; | FLOAT;INT64 -> 4 | INT32", SHAPES, "no largest"),
+    ("ArgMaxV2", "4,8; | FLOAT;INT64 -> 8 | INT32", OUTPUT, "output 0 of ArgMaxV2 is (4,)"),
+    ("SoftmaxV2", "4,8 | FLOAT -> 4,7 | FLOAT", OUTPUT, "output 0 of SoftmaxV2 is (4, 8)"),
+    ("ReduceSum", "4,8;1 | FLOAT;INT64 -> 5 | FLOAT", OUTPUT, "over 1 axes"),
+    ("ReduceSum", "4,8;2 | FLOAT;INT64 -> 8 | FLOAT", OUTPUT, "over 2 axes"),
+    ("Cumsum", "4,8; | FLOAT;INT64 -> 4,7 | FLOAT", OUTPUT, "output 0 of Cumsum is (4, 8)"),
+    ("RmsNorm", "4,8;7 | FLOAT;FLOAT -> 4,8;4,1 | FLOAT;FLOAT", SHAPES, "slot 1 (gamma)"),
+    ("SwiGlu", "4,7 | FLOAT -> 4,3 | FLOAT", SHAPES, "no two halves"),
+]
+
+
+@pytest.mark.parametrize(("kernel_type", "row", "column", "words"), CONTRADICTIONS)
+def test_contradiction_is_refused(kernel_type, row, column, words):
+    outcome = replay_row(kernel_type, row)
+    assert outcome.status is Status.INVALID, outcome
+    assert words in outcome.reason
+    assert f"{kernel_type}.csv:2: " in outcome.reason
+    assert f"column '{column}'" in outcome.reason
+    assert repr(job_of(kernel_type, row).cells[column]) in outcome.reason
+    assert "; " in outcome.reason, "no remedy"
+    assert "\n" not in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("kernel_type", "row"),
+    [
+        ("Add", "4;4 | UINT16;UINT16 -> 4 | UINT16"),
+        ("FloorDiv", "4;4 | UINT64;UINT64 -> 4 | UINT64"),
+        ("SoftmaxV2", "4 | INT8 -> 4 | INT8"),
+        ("Sort", "4 | COMPLEX64 -> 4;4 | COMPLEX64;INT32"),
+        ("GatherV2", "4,9,8;3;1 | FLOAT;INT64;INT64 -> 3,9,8 | FLOAT"),
+    ],
+)
+def test_what_torch_lacks_is_unsupported(kernel_type, row):
+    assert replay_row(kernel_type, row).status is Status.UNSUPPORTED
+
+
+@pytest.mark.parametrize("error", [RuntimeError, NotImplementedError])
+def test_missing_dtype_is_unsupported_whatever_torch_raises(error):
+    assert outcome_of(error("\"add_stub\" not implemented for 'UInt16'")).status is Status.UNSUPPORTED
+
+
+def test_other_errors_of_torch_are_failures():
+    assert outcome_of(RuntimeError("shape mismatch")).status is Status.FAILED
+
+
+@replays("Silent", npu=None)
+def silent(row, replay):
+    pass
+
+
+def test_replay_that_measures_nothing_fails():
+    outcome = runner().run(job_of("Silent", "4 | FLOAT -> 4 | FLOAT", f"{__name__}.silent"))
+    assert outcome.status is Status.FAILED
+    assert "without having called replay" in outcome.reason

@@ -1,0 +1,91 @@
+"""Every sample starts from the same state, and an in-place kernel is not compared with itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from replaying import job_of
+
+from bench.formula import pointwise
+from bench.job import DeviceSpec, MeasureSettings
+from bench.registry import replays
+from bench.runner import Runner
+from database.schema import Status
+
+ROW = "4,5 | FLOAT -> 4,5 | FLOAT"
+
+
+@pointwise
+def one_more(x):
+    return x + 1
+
+
+@pointwise
+def unchanged(x):
+    return x
+
+
+@replays("Counting", npu=None)
+def counting(row, replay):
+    """Two calls without a fresh start in between add 2."""
+    replay(lambda x: x.add_(1), row.tensor(0), mutates=[0], expected=one_more)
+
+
+@replays("Undeclared", npu=None)
+def undeclared(row, replay):
+    replay(lambda x: x.add_(1), row.tensor(0), expected=one_more)
+
+
+@replays("ComparedWithItself", npu=None)
+def compared_with_itself(row, replay):
+    """Wrong, and right only where the reference is given what the kernel left behind."""
+    replay(lambda x: x.mul_(3), row.tensor(0), mutates=[0], expected=unchanged)
+
+
+@replays("Starts", npu=None)
+def starts(row, replay):
+    seen = row.cells["seen"]
+
+    def kernel(x):
+        seen.append(x.clone())
+        return x.add_(1)
+
+    replay(kernel, row.tensor(0), mutates=[0], expected=one_more)
+
+
+@pytest.fixture(params=["cold", "warm"])
+def run(request):
+    runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=4, cache=request.param))
+    return lambda function: runner.run(job_of("Counting", ROW, f"{__name__}.{function}"))
+
+
+def test_each_sample_starts_from_the_same_state(run):
+    outcome = run("counting")
+    assert outcome.status is Status.MEASURED, outcome.reason
+    assert len(outcome.measurement.samples_us) == 4
+
+
+def test_a_change_that_is_not_declared_is_found(run):
+    assert run("undeclared").status is Status.FAILED
+
+
+def test_in_place_kernel_is_not_compared_with_itself(run):
+    outcome = run("compared_with_itself")
+    assert outcome.status is Status.FAILED
+    assert "unchanged" in outcome.reason
+
+
+def test_every_call_sees_the_same_values():
+    runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=3, cache="warm"))
+    job = job_of("Counting", ROW, f"{__name__}.starts")
+    seen: list[torch.Tensor] = []
+    job.cells["seen"] = seen
+    assert runner.run(job).status is Status.MEASURED
+    assert len(seen) >= 4
+    assert all(torch.equal(seen[0], other) for other in seen)
+
+
+def test_masked_fill_starts_from_what_it_had():
+    runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=3, cache="cold"))
+    row = "2,129;2,129; | FLOAT;BOOL;FLOAT -> 2,129 | FLOAT"
+    assert runner.run(job_of("MaskedFill", row)).status is Status.MEASURED

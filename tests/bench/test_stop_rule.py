@@ -1,0 +1,91 @@
+"""When sampling ends, on synthetic samples and a clock that stands still unless told."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bench.stop_rule import _LEAST_SAMPLES, _MOST_SAMPLES, _WINDOW, StopRule
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def taken(rule, samples, clock=None, seconds_each=0.0):
+    """How many samples the rule takes from an endless source."""
+    so_far = []
+    while not rule.enough(so_far):
+        so_far.append(next(samples))
+        if clock:
+            clock.now += seconds_each
+        assert len(so_far) <= 10_000
+    return len(so_far)
+
+
+def constant(value=20.0):
+    while True:
+        yield value
+
+
+def noisy(spread, seed=1):
+    source = random.Random(seed)
+    while True:
+        yield 20.0 * (1 + source.gauss(0, spread))
+
+
+def drifting():
+    """Each sample doubles the one before: noise that never settles."""
+    value = 1.0
+    while True:
+        value *= 2
+        yield value
+
+
+@pytest.mark.parametrize("count", [1, 3, 1000])
+def test_repeat_count_is_exact(count):
+    clock = Clock()
+    rule = StopRule(repeat_count=count, time_limit_s=1.0, clock=clock)
+    assert taken(rule, noisy(0.5), clock, seconds_each=10.0) == count
+
+
+def test_quiet_samples_end_at_the_least_number():
+    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), constant()) == _LEAST_SAMPLES
+    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), noisy(0.001)) == _LEAST_SAMPLES
+
+
+def test_noise_that_has_settled_ends_it():
+    count = taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), noisy(0.2))
+    assert _LEAST_SAMPLES + _WINDOW <= count < _MOST_SAMPLES
+
+
+def test_noise_that_never_settles_ends_at_the_most():
+    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), drifting()) <= _MOST_SAMPLES
+
+
+def test_time_limit_ends_it_after_one_sample_at_least():
+    for seconds_each, least in ((2.0, 3), (10.0, 1)):
+        clock = Clock()
+        rule = StopRule(repeat_count=None, time_limit_s=5, clock=clock)
+        assert taken(rule, noisy(0.2), clock, seconds_each) == least
+
+
+def test_time_counts_from_the_first_question():
+    clock = Clock()
+    rule = StopRule(repeat_count=None, time_limit_s=5, clock=clock)
+    clock.now += 1000
+    assert taken(rule, constant(), clock, seconds_each=0.1) == _LEAST_SAMPLES
+
+
+def test_an_outlier_late_does_not_start_it_anew():
+    values = [20.0] * 9 + [60.0] + [20.0] * 500
+    count = taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), iter(values))
+    assert _LEAST_SAMPLES < count <= _MOST_SAMPLES
+
+
+def test_zero_durations_do_not_divide_by_zero():
+    assert taken(StopRule(repeat_count=None, time_limit_s=5, clock=Clock()), constant(0.0)) == _LEAST_SAMPLES
