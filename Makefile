@@ -1,0 +1,47 @@
+# make bench    measure this machine: installs OpAtlas into .venv, then runs `pytest bench/`
+# make test     check this checkout: installs what the tests need too, then runs linters and tests
+#
+# ARGS="..." is added to the pytest command line; PYTHON=... names the Python to make .venv with.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install -c constraints.txt
+REQUIREMENTS := pyproject.toml constraints.txt
+
+.PHONY: help bench test
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m pytest bench/ $(ARGS)
+
+test: $(VENV)/.installed-for-tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests -q $(ARGS)
+
+# The stamps: set-up is done again only when what is required has changed.
+$(VENV)/.installed: $(REQUIREMENTS) | $(VENV)/.made
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-for-tests: $(REQUIREMENTS) | $(VENV)/.made
+	$(PIP_INSTALL) -e '.[test]'
+	@touch $@ $(VENV)/.installed
+
+# python3 if it will do, else the newest that does. One without ensurepip cannot make an environment
+# (Debian keeps it in a package of its own).
+$(VENV)/.made:
+	@for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.10); do \
+	    "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' \
+	        2>/dev/null || continue; \
+	    echo "$$python -m venv $(VENV)"; \
+	    "$$python" -m venv --clear $(VENV) && touch $@ && exit 0; \
+	    exit 1; \
+	done; \
+	echo "No Python for OpAtlas: it needs 3.10 to 3.13 with the venv module ($(or $(PYTHON),python3 and python3.10 to python3.13) tried)." >&2; \
+	echo "Install one (with Debian's packages: python3 and python3-venv), or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11" >&2; \
+	exit 1

@@ -1,0 +1,109 @@
+"""The `opatlas` command: a thin front over `python -m database` and `pytest bench/`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from database.errors import OpAtlasError
+
+_USAGE = 2
+#: The checkout, for an editable install; site-packages for any other, where no pytest.ini lies.
+_HOME = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Command:
+    """`opatlas NAME ...`.
+
+    Attributes:
+        equivalent: what it is short for.
+        about: what it does, in a line.
+        run: takes the arguments after the name; gives the exit status.
+    """
+
+    equivalent: str
+    about: str
+    run: Callable[[Sequence[str]], int]
+
+
+def _database(name: str) -> Callable[[Sequence[str]], int]:
+    def run(arguments: Sequence[str]) -> int:
+        from database.__main__ import main as database_main
+
+        return database_main([name, *arguments])
+
+    return run
+
+
+def _pytest(folder: str) -> Callable[[Sequence[str]], int]:
+    def run(arguments: Sequence[str]) -> int:
+        home = checkout()
+        import pytest
+
+        # Where the user is stays the working directory, so that relative paths mean what they say.
+        return int(pytest.main(["-c", str(home / "pytest.ini"), str(home / folder), *arguments]))
+
+    return run
+
+
+COMMANDS = {
+    "ingest": Command("python -m database ingest", "bring profiler captures into the database", _database("ingest")),
+    "bench": Command("pytest bench/", "replay the rows of the database on the device at hand", _pytest("bench")),
+}
+
+
+def checkout(home: Path = _HOME) -> Path:
+    """The checkout that this package was installed from.
+
+    Raises:
+        OpAtlasError: it was installed without one, so there is nothing for pytest to run.
+    """
+    if not all((home / name).exists() for name in ("pytest.ini", "conftest.py", "bench")):
+        raise OpAtlasError(
+            f"{home} is not a checkout of OpAtlas (it has no pytest.ini), and replays run from one: "
+            f"clone the repository and run `pip install -c constraints.txt -e .` in it"
+        )
+    return home
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; gives its exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    name, rest = (arguments[0], arguments[1:]) if arguments else ("", ())
+    if name in ("-h", "--help"):
+        print(_help())
+        return 0
+    if name == "--version":
+        print(f"opatlas {_version()}")
+        return 0
+    if name not in COMMANDS:
+        problem = f"there is no command {name!r}" if name else "no command given"
+        print(f"error: {problem}; choose from {', '.join(COMMANDS)}, or see opatlas --help", file=sys.stderr)
+        return _USAGE
+    try:
+        return COMMANDS[name].run(rest)
+    except OpAtlasError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return _USAGE
+
+
+def _help() -> str:
+    lines = ["usage: opatlas COMMAND ...", "", "A versioned database of measured operator durations.", ""]
+    lines += [f"  {name:10} {command.about} (= {command.equivalent})" for name, command in COMMANDS.items()]
+    lines += ["", "opatlas COMMAND --help tells the options of a command; --version the version."]
+    return "\n".join(lines)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("opatlas")
+    except metadata.PackageNotFoundError:
+        return "(not installed as a package)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

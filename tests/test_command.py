@@ -1,0 +1,110 @@
+"""The `opatlas` command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from database.errors import OpAtlasError
+from plugins import command
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def opatlas(*arguments: str, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "plugins.command", *arguments],
+        cwd=cwd,
+        env={"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_help_names_every_command_and_what_it_is_short_for() -> None:
+    done = opatlas("--help")
+    assert done.returncode == 0
+    for name, known in command.COMMANDS.items():
+        assert name in done.stdout
+        assert known.equivalent in done.stdout
+
+
+def test_version() -> None:
+    done = opatlas("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("opatlas ")
+
+
+def test_an_unknown_command_is_an_error() -> None:
+    done = opatlas("benhc", "-x")
+    assert done.returncode == 2
+    assert done.stderr == "error: there is no command 'benhc'; choose from ingest, bench, or see opatlas --help\n"
+
+
+def test_no_command_is_an_error() -> None:
+    done = opatlas()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no command given" in done.stderr
+
+
+def test_ingest_is_that_of_the_database(tmp_path: Path) -> None:
+    capture = tmp_path / "kernel_details.csv"
+    capture.write_text(
+        "Name,Type,OP State,Accelerator Core,Duration(us),Input Shapes,Input Data Types,Input Formats,"
+        "Output Shapes,Output Data Types,Output Formats\n"
+        'Add1,Add,dynamic,AI_VECTOR_CORE,2.5,"""4,8;4,8""",FLOAT;FLOAT,ND;ND,"""4,8""",FLOAT,ND\n'
+    )
+    done = opatlas("ingest", "--profiling-path", capture.name, "--database-path", "db", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "db" / "Add.csv").exists()
+
+
+def test_exit_statuses_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(arguments: Sequence[str]) -> int:
+        assert arguments == ["-k", "Add"]
+        return 5
+
+    monkeypatch.setitem(command.COMMANDS, "bench", command.Command("", "", run))
+    assert command.main(["bench", "-k", "Add"]) == 5
+
+
+def test_bench_runs_pytest_where_the_user_is(tmp_path: Path) -> None:
+    """Relative paths are the user's; configuration and plugins are the checkout's."""
+    done = opatlas("bench", "--collect-only", "-q", "--database-path", "no-such-folder", cwd=tmp_path)
+    assert done.returncode != 0
+    assert str(tmp_path / "no-such-folder") in done.stdout + done.stderr
+
+
+def test_an_install_without_its_checkout_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(OpAtlasError, match="clone the repository and run `pip install"):
+        command.checkout(tmp_path)
+
+
+def test_bench_without_a_checkout_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing() -> Path:
+        raise OpAtlasError("no checkout")
+
+    monkeypatch.setattr(command, "checkout", missing)
+    assert command.main(["bench"]) == 2
+    assert capsys.readouterr().err == "error: no checkout\n"
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("ingest", "--help")])
+def test_it_does_without_torch(arguments: tuple[str, ...]) -> None:
+    script = (
+        "import sys\n"
+        "from plugins.command import main\n"
+        f"try: main({list(arguments)!r})\n"
+        "except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, check=False).returncode == 0
+    )
