@@ -48,7 +48,7 @@ _COLLECTIVE_CORES = frozenset({"HCCL", "COMMUNICATION"})
 
 
 class LeftOut(Enum):
-    """Why a launch is not in the database. Those that are `errors` should not be in a capture at all."""
+    """Why a launch is not in the database."""
 
     COLLECTIVE = "collectives (hcom_*), measured by the communication bench"
     NO_INPUT_SHAPES = "no input shapes (N/A)"
@@ -57,10 +57,6 @@ class LeftOut(Enum):
     MALFORMED = "malformed rows"
     BAD_DIMENSION = "a dimension that is no whole number"
     BAD_KERNEL_TYPE = "a kernel type that cannot name a file"
-
-    @property
-    def is_error(self) -> bool:
-        return self in (LeftOut.MALFORMED, LeftOut.BAD_DIMENSION, LeftOut.BAD_KERNEL_TYPE)
 
 
 @dataclass(frozen=True)
