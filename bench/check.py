@@ -22,6 +22,9 @@ _RELATIVE_TOLERANCE = {
 }
 
 
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
 @dataclass(frozen=True)
 class Checked:
     """How many elements of the results were compared, and how many there are."""
@@ -48,7 +51,8 @@ def check(
     total = sum(result.numel() for result in results)
     if not total:
         return Checked(0, 0)
-    comparisons = formula.compare(arguments, keywords, results, seed)
+    keywords = {name: _signed(value) for name, value in keywords.items()}
+    comparisons = formula.compare(_signed(arguments), keywords, _signed(results), seed)
     for number, comparison in enumerate(comparisons):
         _compare(comparison, f"result {number}" if len(results) > 1 else "the result", formula.name)
     return Checked(sum(c.actual.numel() for c in comparisons), total)
@@ -58,7 +62,7 @@ def _compare(comparison: Comparison, what: str, reference: str) -> None:
     actual, expected = comparison.actual, comparison.expected
     if isinstance(expected, Picks):
         actual, expected = _picked(actual, expected, what, reference), expected.values
-    actual, expected = _comparable(actual), _comparable(expected).expand(actual.shape)
+    expected = expected.expand(actual.shape)
     if comparison.exact or not comparison.actual.is_floating_point():
         tolerance = torch.zeros((), device=actual.device)
         wrong = actual != expected
@@ -81,9 +85,14 @@ def _compare(comparison: Comparison, what: str, reference: str) -> None:
         )
 
 
-def _comparable(tensor: torch.Tensor) -> torch.Tensor:
-    """The wider unsigned dtypes, which torch cannot compare with others, as int64."""
-    return tensor.to(torch.int64) if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64) else tensor
+def _signed(value: Any) -> Any:
+    """The wider unsigned dtypes, which torch cannot index on CUDA nor compare with others, as signed ones.
+
+    The numbers stay the same: rows are replayed on small ones.
+    """
+    if isinstance(value, (list, tuple)):
+        return [_signed(item) for item in value]
+    return value.view(_SIGNED[value.dtype]) if isinstance(value, torch.Tensor) and value.dtype in _SIGNED else value
 
 
 def _picked(indices: torch.Tensor, picks: Picks, what: str, reference: str) -> torch.Tensor:

@@ -73,7 +73,7 @@ class ReplayRow:
         Real numbers are uniform in [low, high); integers are uniform in 1 ... 8, so that they can
         be divisors and exponents; booleans are true or false with equal odds.
         """
-        return self._random(self.shape(slot), self._dtype(self._input(slot), INPUT_DTYPES), low, high)
+        return self._random(self.shape(slot), self._torch_dtype(self._input(slot), INPUT_DTYPES), low, high)
 
     def whole(self, slot: int, low: int, high: int) -> torch.Tensor:
         """Whole numbers in low ... high, in the input slot's dtype, so that equal ones occur.
@@ -144,7 +144,7 @@ class ReplayRow:
             )
         if not blocked:
             return self.tensor(slot)
-        matrices = self._random(resolve.nz_matrix(stored.shape), self._dtype(stored, INPUT_DTYPES), -1.0, 1.0)
+        matrices = self._random(resolve.nz_matrix(stored.shape), self._torch_dtype(stored, INPUT_DTYPES), -1.0, 1.0)
         if self.device.type == "npu":
             import torch_npu
 
@@ -277,20 +277,16 @@ class ReplayRow:
 
     def _torch_dtype(self, slot: Slot, column: str) -> torch.dtype:
         dtype: torch.dtype = getattr(torch, self._dtype(slot, column).torch_name)
+        if dtype.is_complex:
+            raise Unsupported(f"{self.place}: column {column!r}: complex numbers are not replayed")
         return dtype
 
-    def _random(self, shape: tuple[int, ...], dtype: Dtype, low: float, high: float) -> torch.Tensor:
-        torch_dtype: torch.dtype = getattr(torch, dtype.torch_name)
-        if torch_dtype.is_complex:
-            raise Unsupported(f"{self.place}: {dtype.name}: complex numbers are not replayed")
-        if dtype.is_float:
-            return self._uniform(shape, torch_dtype, low, high)
-        if torch_dtype is torch.bool:
+    def _random(self, shape: tuple[int, ...], dtype: torch.dtype, low: float, high: float) -> torch.Tensor:
+        if dtype.is_floating_point:
+            return torch.empty(shape, dtype=dtype, device=self.device).uniform_(low, high, generator=self._generator)
+        if dtype is torch.bool:
             return torch.rand(shape, generator=self._generator, device=self.device) < 0.5
-        return self._integers(shape, torch_dtype, 1, 9)
-
-    def _uniform(self, shape: tuple[int, ...], dtype: torch.dtype, low: float, high: float) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=self.device).uniform_(low, high, generator=self._generator)
+        return self._integers(shape, dtype, 1, 9)
 
     def _integers(self, shape: tuple[int, ...], dtype: torch.dtype, low: int, high: int) -> torch.Tensor:
         # randint has no kernel for the wider unsigned types.

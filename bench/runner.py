@@ -26,7 +26,7 @@ from bench.rows import ReplayRow
 from database.schema import Status
 
 #: What torch says where an operator lacks a dtype; some operators raise a plain RuntimeError for it.
-_NOT_IMPLEMENTED = re.compile(r"not implemented for '")
+_NOT_IMPLEMENTED = re.compile(r"not implemented for '|bool.* not supported|not support bool", re.IGNORECASE)
 
 
 class Runner:
