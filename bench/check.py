@@ -21,7 +21,7 @@ _RELATIVE_TOLERANCE = {
     torch.float64: 1e-9,
 }
 
-
+#: What stands in for the wider unsigned dtypes where results are compared.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
