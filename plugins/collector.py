@@ -48,9 +48,19 @@ class Collector:
                 rows.append(pytest.param(row, marks=mark) if mark else row)
         metafunc.parametrize("row", rows, ids=ids)
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self) -> None:
+        """Ends the session where there is no plan; a worker leaves that to the controller."""
+        if not self._session.is_worker:
+            self._stop_without_plan()
+
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    def pytest_xdist_node_collection_finished(self) -> None:
+        self._stop_without_plan()
+
     def pytest_report_collectionfinish(self, config: pytest.Config) -> list[str]:
         plan = self._session.plan_if_made
-        return [] if plan is None else plan_lines(plan, self._session)
+        return [] if plan is None or self._session.is_worker else plan_lines(plan, self._session)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -78,6 +88,12 @@ class Collector:
     def known_replays(self) -> dict[str, Any]:
         """All replays of bench/, whether or not they were collected here, and those collected elsewhere."""
         return {**replays_of_bench(), **self.replays}
+
+    def _stop_without_plan(self) -> None:
+        """pytest would show what is raised while a module is collected as an error of that module."""
+        plan = self._session.plan_if_made
+        if plan is not None and plan.error:
+            raise pytest.UsageError(plan.error)
 
     def _tables(self, function: Any) -> Iterator[TablePlan]:
         spec = replay_spec(function)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,14 +99,14 @@ class Plan:
         problems: files that cannot be read; they make the session fail.
         recovered: what earlier sessions left behind and was merged first.
         starter_rows: rows of the starter database that was made, 0 if there was one.
-        kernel_types_asked_for: what --ops names and the database lacks.
+        error: why there is no plan; the session ends with it before anything runs.
     """
 
     tables: dict[str, TablePlan] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     recovered: list[Recovered] = field(default_factory=list)
     starter_rows: int = 0
-    ops_without_rows: list[str] = field(default_factory=list)
+    error: str = ""
 
     @property
     def case_count(self) -> int:
@@ -137,7 +137,7 @@ def make_plan(
         starter: fills a database that has no CSV; None: it is an error to have none.
 
     Raises:
-        OpAtlasError: no database, or one that cannot be written.
+        OpAtlasError: no database, or one that cannot be written, or a kernel type that it lacks.
     """
     plan = Plan()
     database = Database(path)
@@ -152,7 +152,11 @@ def make_plan(
         if write:
             plan.starter_rows = starter(database)
     names = database.kernel_types()
-    plan.ops_without_rows = sorted(ops.difference(names))
+    unknown = sorted(ops.difference(names))
+    if unknown:
+        raise OpAtlasError(
+            f"--ops {','.join(unknown)}: no such kernel type in {path}; it has {', '.join(names) or 'none'}"
+        )
     for name in names:
         if ops and name not in ops:
             continue
@@ -175,7 +179,7 @@ def _plan_table(table: Table, mode: UpdateMode) -> TablePlan:
     }
     seen: set[str] = set()
     for position, row_signature in enumerate(signatures(table.kernel_type, frame)):
-        case_id = _case_id(table.kernel_type, row_signature, columns, position)
+        case_id = _case_id(table.kernel_type, row_signature)
         if case_id in seen:
             planned.duplicates.append(position)
             continue
@@ -197,13 +201,12 @@ def _shared(cells: list[str]) -> list[str]:
     return [known.setdefault(cell, cell) for cell in cells]
 
 
-_SEPARATORS = str.maketrans({",": "x", ";": "_", '"': None, "'": None, " ": None})
+_SEPARATORS = str.maketrans({",": "x", ";": "_"})
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_.x+-]+")
 
 
-def _case_id(kernel_type: str, signature: str, columns: Mapping[str, list[str]], position: int) -> str:
-    """`MatMulV2-4096x4096_4096x1024-DT_BF16_DT_BF16-4096x1024-1f0c9a72b3de`: readable, then unique."""
-    parts = (columns["Input Shapes"], columns["Input Data Types"], columns["Output Shapes"])
-    readable = "-".join([cells[position].translate(_SEPARATORS) for cells in parts])
-    readable = _NOT_IN_IDS.sub("", readable)[:_READABLE]
-    return f"{kernel_type}-{readable}-{digest(kernel_type, signature)}"
+def _case_id(kernel_type: str, signature: str) -> str:
+    """`MatMulV2-4096x4096_4096x1024-BF16_BF16-4096x1024-1f0c9a72b3de`: readable, then unique."""
+    inputs, dtypes, _formats, outputs = signature.split("|")[:4]
+    readable = f"{inputs}-{dtypes}-{outputs}".translate(_SEPARATORS)
+    return f"{kernel_type}-{_NOT_IN_IDS.sub('', readable)[:_READABLE]}-{digest(kernel_type, signature)}"

@@ -75,7 +75,7 @@ class Report:
     @pytest.hookimpl(tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
         plan = self._session.plan_if_made
-        if plan is None or self._session.settings.collect_only:
+        if plan is None or plan.error or self._session.settings.collect_only:
             return
         terminalreporter.section("OpAtlas", sep="=")
         for line in self._summary(config):

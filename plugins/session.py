@@ -47,27 +47,17 @@ class BenchSession:
 
     @cached_property
     def settings(self) -> Settings:
-        """Raises pytest.UsageError."""
-        try:
-            return settings_of(self._config)
-        except OpAtlasError as error:
-            raise pytest.UsageError(str(error)) from None
+        """Raises OpAtlasError, pytest.UsageError."""
+        return settings_of(self._config)
 
     @property
     def database(self) -> Database:
         return Database(self.settings.database)
 
     def plan(self) -> Plan:
-        """The plan, made on first use: by the first worker that needs it where there are several.
-
-        Raises:
-            pytest.UsageError: there is nothing that could be planned.
-        """
+        """The plan, made on first use: by the first worker that needs it where there are several."""
         if self._plan is None:
-            try:
-                self._plan = self._shared_plan() if self._shared_dir else self._new_plan()
-            except OpAtlasError as error:
-                raise pytest.UsageError(str(error)) from None
+            self._plan = self._shared_plan() if self._shared_dir else self._new_plan()
         return self._plan
 
     @property
@@ -125,26 +115,23 @@ class BenchSession:
         return plan
 
     def _new_plan(self) -> Plan:
-        settings = self.settings
-        if self._config.option.database_path and not settings.database.is_dir():
-            raise OpAtlasError(
-                f"--database-path {settings.database}: no such directory; name one that holds "
-                f"{{KernelType}}.csv files, or an empty one for a starter database"
+        try:
+            settings = self.settings
+            if self._config.option.database_path and not settings.database.is_dir():
+                raise OpAtlasError(
+                    f"--database-path {settings.database}: no such directory; name one that holds "
+                    f"{{KernelType}}.csv files, or an empty one for a starter database"
+                )
+            return make_plan(
+                settings.database,
+                settings.mode,
+                settings.ops,
+                run_id=self.run_id,
+                write=not settings.collect_only,
+                starter=_make_starter,
             )
-        plan = make_plan(
-            settings.database,
-            settings.mode,
-            settings.ops,
-            run_id=self.run_id,
-            write=not settings.collect_only,
-            starter=_make_starter,
-        )
-        if plan.ops_without_rows:
-            raise OpAtlasError(
-                f"--ops {','.join(plan.ops_without_rows)}: no such kernel type in {settings.database}; "
-                f"it has {', '.join(self.database.kernel_types()) or 'none'}"
-            )
-        return plan
+        except (OpAtlasError, pytest.UsageError) as error:
+            return Plan(error=str(error))
 
 
 def _make_starter(database: Database) -> int:

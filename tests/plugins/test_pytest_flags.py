@@ -1,0 +1,161 @@
+"""pytest's own options keep their meaning, and ours do what their help says."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from conftest import ROOT, Sessions, row
+
+
+def test_help_groups_the_options_and_does_not_import_torch(sessions: Sessions) -> None:
+    code = "import sys, pytest; pytest.main(['--help']); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "--update-mode" in done.stdout
+    assert done.stdout.rstrip().endswith("False")
+
+
+def test_collecting_bench_does_not_import_torch_or_write(sessions: Sessions) -> None:
+    sessions.write("Add", [row(1)])
+    code = (
+        "import sys, pytest; "
+        f"pytest.main(['--co', '-q', '-p', 'no:cacheprovider', 'bench', '--database-path={sessions.database}']); "
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "bench/test_elementwise.py::test_add[Add-1_1-FLOAT_FLOAT-1-" in done.stdout
+    assert done.stdout.rstrip().endswith("False")
+    assert [path.name for path in sessions.database.iterdir()] == ["Add.csv"]
+
+
+def test_ids_start_with_the_kernel_type_and_do_not_depend_on_the_row_number(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1), row(2)])
+    first = re.findall(r"::test_toy\[(.*)\]", sessions.run("--co", "-q").output)
+    sessions.write("Toy", [row(2), row(7), row(1)])
+    second = re.findall(r"::test_toy\[(.*)\]", sessions.run("--co", "-q").output)
+    assert all(case.startswith("Toy-") for case in first)
+    assert set(first) < set(second)
+
+
+def test_keyword_and_ops_select_rows(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1), row(2)])
+    sessions.write("OtherToy", [row(1)])
+    assert sessions.run("--co", "-q", "-k", "OtherToy").output.count("::test_toy[") == 1
+    assert sessions.run("--co", "-q", "--ops", "Toy").output.count("::test_toy[Toy-") == 2
+    wrong = sessions.run("--ops", "Toi")
+    assert wrong.code == pytest.ExitCode.USAGE_ERROR
+    assert "--ops Toi: no such kernel type in" in wrong
+    assert "it has OtherToy, Toy" in wrong
+
+
+@pytest.mark.parametrize("option", ["-x", "--fail-fast"])
+def test_fail_fast_stops_and_keeps_what_was_measured(sessions: Sessions, option: str) -> None:
+    sessions.write("Moody", [row(1), row(15), row(2)])
+    done = sessions.run(option)
+    assert done.code == pytest.ExitCode.INTERRUPTED or done.code == pytest.ExitCode.TESTS_FAILED
+    assert sessions.statuses("Moody") == {1: "measured", 15: "failed", 2: ""}
+
+
+def test_last_failed_runs_the_rows_that_failed(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(1), row(15), row(2)])
+    sessions.run("-p", "cacheprovider", "-o", "cache_dir=cache")
+    again = sessions.run("-p", "cacheprovider", "-o", "cache_dir=cache", "--lf")
+    assert again.outcomes().get("xfailed") == 1
+
+
+def test_output_of_a_body_is_captured_with_its_row_and_shown_with_s(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(5)])
+    assert "body of (5,)" not in sessions.run()
+    assert "body of (5,)" in sessions.run("-s")
+    assert "body of (5,)" in sessions.run("-rP")
+
+
+def test_junit_tells_duration_instrument_and_status(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    sessions.write("Moody", [row(15)])
+    sessions.run("--junitxml=report.xml")
+    cases = {
+        case.get("name", "").partition("[")[0]: {p.get("name"): p.get("value") for p in case.iter("property")}
+        for case in ElementTree.parse(sessions.folder / "report.xml").iter("testcase")
+    }
+    assert cases["test_toy"]["status"] == "measured"
+    assert cases["test_toy"]["instrument"] == "wall-clock"
+    assert float(cases["test_toy"]["duration_us"] or 0) > 0
+    assert cases["test_moody"]["status"] == "failed"
+    assert cases["test_moody"]["reason"] == "ValueError: bad mood"
+
+
+def test_benchmark_json_holds_the_samples_in_seconds(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    done = sessions.run("--benchmark-json=benchmark.json", measure=("--repeat-count=4", "--cache=warm"))
+    assert done.code == 0
+    (benchmark,) = json.loads((sessions.folder / "benchmark.json").read_text())["benchmarks"]
+    (measured,) = sessions.read("Toy")
+    assert benchmark["stats"]["rounds"] == 4
+    assert benchmark["stats"]["mean"] == pytest.approx(float(measured["Average Duration(us)"]) * 1e-6, rel=1e-3)
+    assert benchmark["group"] == "Toy"
+
+
+def test_benchmark_compare_and_histogram_work(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1), row(2)])
+    saved = ("--benchmark-storage=saved",)
+    assert sessions.run(*saved, "--benchmark-autosave").code == 0
+    compared = sessions.run(*saved, "--benchmark-compare", "--benchmark-histogram=histogram")
+    assert compared.code == 0
+    assert "(NOW)" in compared
+    assert list(sessions.folder.glob("histogram*.svg"))
+
+
+def test_without_a_wish_of_the_user_no_benchmark_table_is_printed(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    assert "Legend:" not in sessions.run()
+
+
+def test_in_process_runs_bodies_right_here(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(1), row(15), row(16), row(17)])
+    done = sessions.run("--in-process")
+    assert done.outcomes() == {"failed": 2, "passed": 1, "skipped": 1}
+    assert sessions.statuses("Moody") == {1: "measured", 15: "failed", 16: "invalid", 17: "unsupported"}
+    assert 'raise ValueError("bad mood")' in done
+
+
+def test_options_that_contradict_each_other_are_refused(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    for options, message in (
+        (("--pdb",), "add --in-process"),
+        (("--in-process", "-n", "2"), "leave out -n"),
+        (("--device", "ATLAS_800_A3_752T_128G_DIE"), "is an NPU"),
+        (("--device", "NVIDIA_H200"), "is a GPU"),
+    ):
+        done = sessions.run(*options)
+        assert done.code != 0
+        assert message in done
+        assert "Traceback" not in done
+
+
+def test_numbers_that_make_no_sense_are_refused(sessions: Sessions) -> None:
+    for option in ("--repeat-count=0", "--time-limit=-1", "--case-timeout=nan", "--threads=0", "--update-mode=some"):
+        assert sessions.run(option, measure=()).code == pytest.ExitCode.USAGE_ERROR
+    sessions.write("Toy", [row(1)])
+    done = sessions.run(measure=(), MSMODELING_OP_REPLAY_REPEAT_COUNT="many")
+    assert done.code != 0
+    assert "MSMODELING_OP_REPLAY_REPEAT_COUNT='many'" in done
+
+
+def test_the_older_variable_sets_the_repeat_count(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    sessions.run(measure=("--cache=warm",), MSMODELING_OP_REPLAY_REPEAT_COUNT="7")
+    assert sessions.read("Toy")[0]["MicroBench Samples"] == "7"
+
+
+def test_without_a_repeat_count_noise_decides_and_ten_is_the_least(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    sessions.run(measure=())
+    (measured,) = sessions.read("Toy")
+    assert int(measured["MicroBench Samples"]) >= 10
+    assert measured["Cache State"] == "cold"

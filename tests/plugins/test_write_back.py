@@ -1,0 +1,147 @@
+"""From a row to its duration and back: what a session writes, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from conftest import Sessions, row
+
+
+def test_durations_status_and_run_go_into_the_row_and_the_rest_stays(sessions: Sessions) -> None:
+    sessions.write(
+        "Toy", [{"My Column": "left", **row(n), "Profiling Average Duration(us)": "1.50"} for n in (3, 1, 2)]
+    )
+    done = sessions.run()
+    assert done.code == 0
+    assert done.outcomes() == {"passed": 3}
+    rows = sessions.read("Toy")
+    assert [r["Input Shapes"] for r in rows] == ["3;3", "1;1", "2;2"]
+    assert list(rows[0])[:10] == ["My Column", *row(1), "Profiling Average Duration(us)"]
+    for r in rows:
+        assert r["My Column"] == "left"
+        assert r["Profiling Average Duration(us)"] == "1.50"
+        assert float(r["MicroBench Min Duration(us)"]) <= float(r["MicroBench Median Duration(us)"])
+        assert float(r["Average Duration(us)"]) > 0
+        assert float(r["MicroBench Std Duration(us)"]) >= 0
+        assert r["MicroBench Samples"] == "2"
+        assert (r["Cache State"], r["Instrument"], r["Status"]) == ("warm", "wall-clock", "measured")
+        manifest = json.loads((sessions.database / "runs" / f"{r['Run ID']}.json").read_text())
+        assert manifest["options"]["cache"] == "warm"
+        assert manifest["device"]["facts"]["threads"] >= 1
+        assert manifest["statuses"] == {"measured": 3}
+    assert not list((sessions.database / "journal").glob("*.jsonl"))
+
+
+def test_missing_only_runs_what_has_no_duration_then_has_nothing_to_do(sessions: Sessions) -> None:
+    rows = [{**row(n), "Average Duration(us)": "", "Profiling Average Duration(us)": ""} for n in range(1, 6)]
+    rows[0]["Average Duration(us)"] = "5.0"
+    rows[1]["Profiling Average Duration(us)"] = "5.0"
+    rows[2]["Average Duration(us)"] = "nan"
+    rows[3]["Average Duration(us)"] = "-1"
+    sessions.write("Toy", rows)
+    first = sessions.run("--update-mode=missing-only")
+    assert first.outcomes() == {"passed": 3}
+    after = sessions.read("Toy")
+    assert [r["Average Duration(us)"] for r in after][:2] == ["5.0", ""]
+    assert all(float(r["Average Duration(us)"]) > 0 for r in after[2:])
+    second = sessions.run("--update-mode=missing-only")
+    assert second.code == 0
+    assert "nothing to do: 5 rows have a duration already" in second
+
+
+def test_nothing_to_do_is_told_from_a_wrong_keyword(sessions: Sessions) -> None:
+    sessions.write("Toy", [{**row(1), "Average Duration(us)": "5.0"}])
+    sessions.write("OtherToy", [row(1)])
+    assert sessions.run("--update-mode=missing-only", "-k", "Toy-1 and not Other").code == 0
+    assert sessions.run("--update-mode=missing-only", "-k", "NoSuchKernel").code == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_a_failure_keeps_the_old_duration_and_its_run_and_becomes_xfail(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(21)])
+    assert sessions.run(MOOD="good").code == 0
+    (before,) = sessions.read("Moody")
+    failed = sessions.run()
+    assert failed.code == 1
+    (after,) = sessions.read("Moody")
+    kept = [name for name in before if name not in ("Status", "Status Reason")]
+    assert [after[name] for name in kept] == [before[name] for name in kept]
+    assert after["Status"] == "failed"
+    assert after["Status Reason"].startswith("ValueError: needs MOOD=good [run ")
+    again = sessions.run()
+    assert (again.code, again.outcomes()) == (0, {"xfailed": 1})
+    mended = sessions.run(MOOD="good")
+    assert (mended.code, mended.outcomes()) == (0, {"xpassed": 1})
+    (row_after,) = sessions.read("Moody")
+    assert (row_after["Status"], row_after["Status Reason"]) == ("measured", "")
+    assert sessions.run(MOOD="good").outcomes() == {"passed": 1}
+
+
+def test_prune_moves_rows_without_any_duration_and_says_why(sessions: Sessions) -> None:
+    with_profiling = {**row(15), "Profiling Average Duration(us)": "3.0"}
+    sessions.write(
+        "Moody",
+        [
+            with_profiling,
+            {**row(16), "Profiling Average Duration(us)": ""},
+            {**row(1), "Profiling Average Duration(us)": ""},
+        ],
+    )
+    sessions.write("OtherToy", [row(1)])
+    done = sessions.run("--prune-empty-duration-rows", "-k", "Moody")
+    assert "1 pruned" in done
+    assert sessions.statuses("Moody") == {15: "failed", 1: "measured"}
+    pruned = (sessions.database / "pruned" / "Moody.csv").read_text().splitlines()
+    assert len(pruned) == 2
+    assert pruned[0].endswith("Pruned Reason")
+    assert "cheer it up" in pruned[1]
+    assert len(sessions.read("OtherToy")) == 1
+
+
+def test_equal_signatures_are_one_case_and_all_get_its_duration(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(2), {**row(2), "Input Data Types": "DT_FLOAT;DT_FLOAT"}, row(3)])
+    done = sessions.run()
+    assert done.outcomes() == {"passed": 2}
+    assert "1 rows repeat the signature of an earlier row" in done
+    assert len({r["Average Duration(us)"] for r in sessions.read("Toy")}) == 2
+
+
+def test_workers_give_the_same_rows_and_statuses_as_one_process(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(n) for n in (1, 2, 11, 12, 15, 16, 17, 18, 19, 20, 3)])
+    alone = sessions.run()
+    statuses = sessions.statuses("Moody")
+    assert statuses == {
+        1: "measured",
+        2: "measured",
+        3: "measured",
+        11: "crashed",
+        12: "crashed",
+        15: "failed",
+        16: "invalid",
+        17: "unsupported",
+        18: "failed",
+        19: "failed",
+        20: "oom",
+    }
+    sessions.write("Moody", [row(n) for n in (1, 2, 11, 12, 15, 16, 17, 18, 19, 20, 3)])
+    together = sessions.run("-n", "2")
+    assert sessions.statuses("Moody") == statuses
+    assert (together.code, together.outcomes()) == (alone.code, alone.outcomes())
+    assert alone.outcomes() == {"failed": 7, "passed": 3, "skipped": 1}
+
+
+def test_reports_name_gaps_failures_and_what_was_written(sessions: Sessions) -> None:
+    sessions.write("Toy", [{**row(n), "Profiling Average Duration(us)": "1000000.0"} for n in (1, 2)])
+    sessions.write("Moody", [row(15)])
+    sessions.write("NoReplay", [row(1), row(2)])
+    done = sessions.run()
+    assert "2 rows of 1 kernel types have no replay: NoReplay 2" in done
+    assert "1  Moody: failed: ValueError: bad mood" in done
+    (report,) = (sessions.database / "reports").glob("replay_report_*.md")
+    text = report.read_text()
+    assert "| updated (duration measured anew) | 2 |" in text
+    assert "| NoReplay | 2 |" in text
+    assert "2 of 2 rows with both durations are outside of 0.8 ... 1.2" in text
+    (gaps,) = (sessions.database / "reports").glob("duration_gap_*.csv")
+    assert len(gaps.read_text().splitlines()) == 3
