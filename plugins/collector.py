@@ -60,7 +60,9 @@ class Collector:
 
     def pytest_report_collectionfinish(self, config: pytest.Config) -> list[str]:
         plan = self._session.plan_if_made
-        return [] if plan is None or self._session.is_worker else plan_lines(plan, self._session)
+        if plan is None or plan.error or self._session.is_worker:
+            return []
+        return plan_lines(plan, self._session)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -1,0 +1,47 @@
+"""What collecting 100,000 rows costs, against a plain parametrized test of as many values.
+
+    python -m tests.benchmarks.bench_collect [--rows N] [--rounds N]
+
+Both are `pytest --collect-only -q` in a process of their own, in turns; the better round counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.benchmarks.children import Cost, measure
+from tests.benchmarks.databases import write_adds
+
+TARGET_RATIO = 1.5
+_PLAIN = "import pytest\n\n\n@pytest.mark.parametrize('row', range({rows}))\ndef test_add(row):\n    pass\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=100_000, help="rows of the database (default: 100000)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the best counts (default: 3)")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        database = Path(folder, "database")
+        write_adds(database, arguments.rows)
+        plain_file = Path(folder, "test_plain.py")
+        plain_file.write_text(_PLAIN.format(rows=arguments.rows))
+        collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+        plain, rows = [], []
+        for _ in range(arguments.rounds):
+            plain.append(measure([*collect, str(plain_file)]))
+            rows.append(measure([*collect, "bench", f"--database-path={database}"]))
+            print(f"  plain pytest {plain[-1]}   rows {rows[-1]}")
+    best_plain, best_rows = Cost.best(plain), Cost.best(rows)
+    time_ratio = best_rows.seconds / best_plain.seconds
+    memory_ratio = best_rows.peak_mb / best_plain.peak_mb
+    print(f"collecting {arguments.rows:,} rows: {time_ratio:.2f} times the time, {memory_ratio:.2f} times the memory")
+    print(f"(target: at most {TARGET_RATIO} times each)")
+    return 0 if max(time_ratio, memory_ratio) <= TARGET_RATIO else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

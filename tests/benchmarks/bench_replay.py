@@ -1,0 +1,54 @@
+"""What the harness costs per row: a tiny Add, replayed thousands of times.
+
+    python -m tests.benchmarks.bench_replay [--rows N]
+
+Prints the milliseconds a row takes in `pytest bench/` (device process and journal included), the
+same with --in-process, and what plain pytest takes for a test that does nothing. The rows are
+measured warm and once each, so that nearly all of the time is the harness's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.benchmarks.children import measure
+from tests.benchmarks.databases import write_adds
+
+TARGET_MS = 2.0
+_PLAIN = "import pytest\n\n\n@pytest.mark.parametrize('row', range({rows}))\ndef test_add(row):\n    pass\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=20_000, help="rows of the database (default: 20000)")
+    arguments = parser.parse_args()
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    once = ["--repeat-count=1", "--cache=warm"]
+    with tempfile.TemporaryDirectory() as folder:
+
+        def per_row_ms(name: str, *options: str) -> float:
+            """Time of all rows less the time of a session of ten: starting and importing do not count."""
+            few, many = Path(folder, f"{name}-few"), Path(folder, f"{name}-many")
+            write_adds(few, 10)
+            write_adds(many, arguments.rows)
+            start_s = measure([*pytest, "bench", f"--database-path={few}", *once, *options]).seconds
+            cost = measure([*pytest, "bench", f"--database-path={many}", *once, *options])
+            print(f"  {name}: start {start_s:.2f} s, {arguments.rows:,} rows {cost}")
+            return (cost.seconds - start_s) / (arguments.rows - 10) * 1000
+
+        isolated = per_row_ms("device process")
+        here = per_row_ms("in process", "--in-process")
+        plain_file = Path(folder, "test_plain.py")
+        plain_file.write_text(_PLAIN.format(rows=arguments.rows))
+        plain = measure([*pytest, str(plain_file)]).seconds / arguments.rows * 1000
+    print(f"{isolated:.2f} ms a row (target: at most {TARGET_MS:g}); collection, write-back and report included")
+    print(f"{here:.2f} ms with --in-process; plain pytest takes {plain:.2f} ms for a test that does nothing")
+    print(f"isolation costs {isolated - here:.2f} ms a row; the whole is {isolated / plain:.1f} times plain pytest")
+    return 0 if isolated <= TARGET_MS else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

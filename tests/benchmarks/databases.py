@@ -1,0 +1,23 @@
+"""Databases of any size, for benchmarks."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from database.schema import BASE, PIPE_UTILIZATION, PROFILING_DURATIONS, profiling_counter
+
+
+def write_adds(database: Path, rows: int, *, counters: bool = False) -> Path:
+    """An Add.csv whose rows add two vectors of one more element each; with the columns of a capture."""
+    database.mkdir(parents=True)
+    path = database / "Add.csv"
+    profiled = (*PROFILING_DURATIONS, *map(profiling_counter, PIPE_UTILIZATION)) if counters else ()
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*BASE, *profiled])
+        values = ["1.2345"] * len(profiled)
+        for n in range(1, rows + 1):
+            slots = (f"{n};{n}", "FLOAT;FLOAT", "ND;ND", f"{n}", "FLOAT", "ND")
+            writer.writerow(["dynamic", "AI_VECTOR_CORE", *slots, *values])
+    return path
