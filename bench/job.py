@@ -41,7 +41,6 @@ class Job:
     Attributes:
         module, module_path, function: the replay function, importable by name or else by path.
         kernel_type, cells: the row.
-        place: its file and line, for messages.
     """
 
     module: str
@@ -49,7 +48,6 @@ class Job:
     function: str
     kernel_type: str
     cells: Mapping[str, str]
-    place: str
 
 
 @dataclass(frozen=True)

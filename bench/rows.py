@@ -41,11 +41,9 @@ class ReplayRow:
     gets the same values again.
     """
 
-    def __init__(self, kernel_type: str, cells: Mapping[str, str], place: str, device: torch.device) -> None:
-        """`place` names the row's file and line for errors."""
+    def __init__(self, kernel_type: str, cells: Mapping[str, str], device: torch.device) -> None:
         self.kernel_type = kernel_type
         self.cells = cells
-        self.place = place
         self.device = device
         # From the signature: a row that has been measured, and holds its duration now, is the same row.
         text = f"{kernel_type}|{signature(kernel_type, cells)}"
@@ -241,7 +239,7 @@ class ReplayRow:
 
     def refuse(self, column: str, problem: str, remedy: str) -> InvalidRow:
         """The error that says which cell keeps the row from being replayed; raise what it returns."""
-        return InvalidRow(f"{self.place}: column {column!r} is {self.cells.get(column, '')!r}: {problem}; {remedy}")
+        return InvalidRow(f"column {column!r} is {self.cells.get(column, '')!r}: {problem}; {remedy}")
 
     def bytes(self) -> int:
         """Bytes of all input and output tensors."""
@@ -257,7 +255,7 @@ class ReplayRow:
             shapes, dtypes, formats = (self.cells.get(column, "") for column in columns)
             return parse_slots(shapes, dtypes, formats, columns)
         except CellError as error:
-            raise InvalidRow(f"{self.place}: {error}; correct the cell, or ingest the capture again") from None
+            raise InvalidRow(f"{error}; correct the cell, or ingest the capture again") from None
 
     def _input(self, slot: int) -> Slot:
         if slot >= len(self.input_slots) or self.input_slots[slot].absent:
@@ -278,7 +276,7 @@ class ReplayRow:
     def _torch_dtype(self, slot: Slot, column: str) -> torch.dtype:
         dtype: torch.dtype = getattr(torch, self._dtype(slot, column).torch_name)
         if dtype.is_complex:
-            raise Unsupported(f"{self.place}: column {column!r}: complex numbers are not replayed")
+            raise Unsupported(f"column {column!r}: complex numbers are not replayed")
         return dtype
 
     def _random(self, shape: tuple[int, ...], dtype: torch.dtype, low: float, high: float) -> torch.Tensor:

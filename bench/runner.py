@@ -58,7 +58,7 @@ class Runner:
         spec = replay_spec(function)
         if spec is None:
             raise TypeError(f"{job.module}.{job.function} is not marked with @replays")
-        row = ReplayRow(job.kernel_type, job.cells, job.place, self._device.torch_device)
+        row = ReplayRow(job.kernel_type, job.cells, self._device.torch_device)
         replay = Replay(row, spec, self._device, self._instrument, self._settings)
         replay.expect_memory()
         with torch.no_grad():

@@ -28,7 +28,7 @@ def test_batch_matmul(row, replay):
 def _factors(row, a, b, *, transposed_b_first):
     """(..., M, K) and (..., K, N), views of what is stored; the output shape decides which are transposed."""
     if not a.is_floating_point():
-        raise Unsupported(f"{row.place}: torch's product of integers does not widen them, as {row.kernel_type} does")
+        raise Unsupported(f"torch's product of integers does not widen them, as {row.kernel_type} does")
     batch, product = row.output_shape()[:-2], row.output_shape()[-2:]
     fitting = resolve.matrix_product(a.shape[-2:], b.shape[-2:], product, transposed_b_first=transposed_b_first)
     if fitting is None or resolve.broadcast([a.shape[:-2], b.shape[:-2]]) != batch:

@@ -121,30 +121,34 @@ def _merge_table(
         positions.setdefault(signature, []).append(position)
     missing = [record for signature, record in records.items() if signature not in positions]
     appended = [record for record in missing if mode is UpdateMode.ALL and record.status is Status.MEASURED]
-    rows = _Cells(table.frame, [record.cells for record in appended])
+    rows = _Columns(table.frame, [record.cells for record in appended])
     for offset, record in enumerate(appended):
         positions[record.signature] = [len(known) + offset]
-    changed = bool(appended)
     added = {record.signature for record in appended}
     result.unmatched += [RowName(kernel_type, r.signature) for r in missing if r.signature not in added]
+    matched = [(position, record) for signature, record in records.items() for position in positions.get(signature, ())]
+    changed = _set_measured(rows, [(p, r.measurement, r.run_id) for p, r in matched if r.measurement is not None])
+    for position, record in matched:
+        if record.measurement is None and _set_status(rows, position, record):
+            changed.add(position)
     for signature, record in records.items():
         if signature in positions:
-            row_changed = [_apply(rows, position, record) for position in positions[signature]]
-            changed |= any(row_changed)
-            outcome = _outcome(result, record, is_new=signature in added, changed=any(row_changed))
+            row_changed = not changed.isdisjoint(positions[signature])
+            outcome = _outcome(result, record, is_new=signature in added, changed=row_changed)
             outcome.append(RowName(kernel_type, signature))
     pruned = _to_prune(rows, positions, records) if prune else []
+    if not changed and not appended and not pruned:
+        return
     frame = rows.frame()
     if pruned:
         gone = frame.iloc[pruned]
         _append_pruned(database, kernel_type, gone.assign(**{PRUNED_REASON: gone[STATUS_REASON].to_list()}))
         frame = frame.drop(index=frame.index[pruned])
-        result.pruned += [RowName(kernel_type, signatures(kernel_type, gone.iloc[[i]])[0]) for i in range(len(pruned))]
-    if changed or pruned:
-        database.write(Table(kernel_type, path, frame))
+        result.pruned += [RowName(kernel_type, signature) for signature in signatures(kernel_type, gone)]
+    database.write(Table(kernel_type, path, frame))
 
 
-class _Cells:
+class _Columns:
     """A table whose touched columns are lists; the others stay as they were read."""
 
     def __init__(self, frame: pd.DataFrame, appended: Sequence[Mapping[str, str]]) -> None:
@@ -153,29 +157,20 @@ class _Cells:
             rows = pd.DataFrame([dict(row) for row in appended], dtype=str)
             frame = pd.concat([frame, rows], ignore_index=True).fillna("")
         self._frame = frame
-        self._untouched = {str(name) for name in frame.columns}
         self._touched: dict[str, list[str]] = {}
 
-    def get(self, position: int, column: str) -> str:
-        cells = self._cells(column)
-        return cells[position] if cells else ""
-
-    def set(self, position: int, column: str, cell: str) -> bool:
-        """Sets a cell, in a new column if need be; whether that changed anything."""
-        cells = self._cells(column)
-        if not cells:
-            if not cell:
-                return False
-            cells = self._touched[column] = [""] * len(self._frame)
-        if cells[position] == cell:
-            return False
-        cells[position] = cell
-        return True
+    def __getitem__(self, name: str) -> list[str]:
+        """The cells of a column, to be changed in place; empty ones where the table lacks it."""
+        cells = self._touched.get(name)
+        if cells is None:
+            there = name in self._frame.columns
+            cells = self._touched[name] = self._frame[name].tolist() if there else [""] * len(self._frame)
+        return cells
 
     def frame(self) -> pd.DataFrame:
-        """The table; columns that were there keep their order, new ones follow in the contract's."""
+        """The table; columns that were there keep their order, new ones that hold something follow."""
         columns: dict[str, Any] = {str(name): self._frame[name] for name in self._frame.columns}
-        columns |= self._touched
+        columns |= {name: cells for name, cells in self._touched.items() if name in columns or any(cells)}
         new = [name for name in columns if name not in self._names_at_start]
         if set(self._names_at_start) <= set(BASE):
             order = in_contract_order(columns)
@@ -184,45 +179,81 @@ class _Cells:
         frame: pd.DataFrame = pd.DataFrame({name: columns[name] for name in order}, dtype=str)
         return frame
 
-    def _cells(self, column: str) -> list[str] | None:
-        cells = self._touched.get(column)
-        if cells is None and column in self._untouched:
-            cells = self._touched[column] = self._frame[column].tolist()
-        return cells
+
+def _set_measured(rows: _Columns, measured: Sequence[tuple[int, Measurement, str]]) -> set[int]:
+    """Brings rows up to date with their measurement; the positions of those that changed."""
+    changed: set[int] = set()
+    if not measured:
+        return changed
+    # A column at a time: a session may have measured every row of a large table.
+    positions = [position for position, _, _ in measured]
+    values = zip(*[_measured_cells(measurement, run_id) for _, measurement, run_id in measured], strict=True)
+    for name, cells in zip(_MEASURED_COLUMNS, values, strict=True):
+        changed |= _set_column(rows[name], positions, cells)
+    for name in {name for _, measurement, _ in measured for name in measurement.counters}:
+        counted = [
+            (position, measurement.counters[name])
+            for position, measurement, _ in measured
+            if name in measurement.counters
+        ]
+        changed |= _set_column(
+            rows[microbench_counter(name)], [position for position, _ in counted], [repr(value) for _, value in counted]
+        )
+    return changed
 
 
-def _apply(rows: _Cells, position: int, record: Record) -> bool:
-    """Brings one row up to date with its record; whether that changed anything."""
-    if record.measurement is not None:
-        cells = _measured_cells(record.measurement)
-        cells |= {STATUS: record.status.value, STATUS_REASON: "", RUN_ID: record.run_id}
+def _set_column(column: list[str], positions: Sequence[int], cells: Sequence[str]) -> set[int]:
+    changed = set()
+    for position, cell in zip(positions, cells, strict=True):
+        if column[position] != cell:
+            column[position] = cell
+            changed.add(position)
+    return changed
+
+
+def _set_status(rows: _Columns, position: int, record: Record) -> bool:
+    """Marks a row that was not measured; its durations stay. Whether that changed anything."""
+    cells = {STATUS: record.status.value, STATUS_REASON: record.reason}
+    if valid_duration(rows[AVERAGE][position]) is None:
+        cells[RUN_ID] = record.run_id
     else:
-        reason = record.reason
-        cells = {STATUS: record.status.value}
-        if valid_duration(rows.get(position, AVERAGE)) is None:
-            cells[RUN_ID] = record.run_id
-        else:
-            # The run id stays with the duration that it accounts for.
-            reason = f"{reason} [run {record.run_id}]"
-        cells[STATUS_REASON] = reason
-    changed = [rows.set(position, column, cell) for column, cell in cells.items()]
+        # The run id stays with the duration that it accounts for.
+        cells[STATUS_REASON] = f"{record.reason} [run {record.run_id}]"
+    changed = [_set_column(rows[name], [position], [cell]) for name, cell in cells.items()]
     return any(changed)
 
 
-def _measured_cells(measurement: Measurement) -> dict[str, str]:
+_MEASURED_COLUMNS = (
+    AVERAGE,
+    MICROBENCH_MEDIAN,
+    MICROBENCH_MIN,
+    MICROBENCH_STD,
+    MICROBENCH_SAMPLES,
+    MICROBENCH_DEVICE_KERNELS,
+    CACHE_STATE,
+    INSTRUMENT,
+    STATUS,
+    STATUS_REASON,
+    RUN_ID,
+)
+
+
+def _measured_cells(measurement: Measurement, run_id: str) -> tuple[str, ...]:
+    """Cells of `_MEASURED_COLUMNS`."""
     summary = measurement.summary
-    cells = {
-        AVERAGE: _microseconds(summary.mean_us),
-        MICROBENCH_MEDIAN: _microseconds(summary.median_us),
-        MICROBENCH_MIN: _microseconds(summary.min_us),
-        MICROBENCH_STD: _microseconds(summary.std_us),
-        MICROBENCH_SAMPLES: str(summary.count),
-        MICROBENCH_DEVICE_KERNELS: "" if measurement.device_kernels is None else str(measurement.device_kernels),
-        CACHE_STATE: measurement.cache_state,
-        INSTRUMENT: measurement.instrument,
-    }
-    cells |= {microbench_counter(name): repr(value) for name, value in measurement.counters.items()}
-    return cells
+    return (
+        _microseconds(summary.mean_us),
+        _microseconds(summary.median_us),
+        _microseconds(summary.min_us),
+        _microseconds(summary.std_us),
+        str(summary.count),
+        "" if measurement.device_kernels is None else str(measurement.device_kernels),
+        measurement.cache_state,
+        measurement.instrument,
+        Status.MEASURED.value,
+        "",
+        run_id,
+    )
 
 
 def _microseconds(value: float) -> str:
@@ -237,12 +268,12 @@ def _outcome(result: MergeResult, record: Record, *, is_new: bool, changed: bool
     return result.updated if record.measurement is not None else result.marked
 
 
-def _to_prune(rows: _Cells, positions: Mapping[str, list[int]], records: Iterable[str]) -> list[int]:
+def _to_prune(rows: _Columns, positions: Mapping[str, list[int]], records: Iterable[str]) -> list[int]:
     return sorted(
         position
         for signature in records
         for position in positions.get(signature, ())
-        if not any(valid_duration(rows.get(position, column)) for column in (AVERAGE, PROFILING_AVERAGE))
+        if not any(valid_duration(rows[column][position]) for column in (AVERAGE, PROFILING_AVERAGE))
     )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, fields
+from sys import intern
 from typing import Any
 
 from database.errors import OpAtlasError
@@ -12,7 +12,7 @@ from database.schema import Status
 from database.statistics import Summary, summarize
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """The samples of one row.
 
@@ -35,12 +35,16 @@ class Measurement:
     total_elements: int = 0
     counters: Mapping[str, float] = field(default_factory=dict)
 
-    @cached_property
+    @property
     def summary(self) -> Summary:
+        """Statistics of the samples, computed at each call."""
         return summarize(self.samples_us)
 
 
-@dataclass(frozen=True)
+_MEASUREMENT_FIELDS = tuple(field.name for field in fields(Measurement))
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """One row, run once.
 
@@ -79,13 +83,9 @@ class Record:
             "finished_at": self.finished_at,
         }
         if self.measurement is not None:
-            values["measurement"] = {
-                **vars(self.measurement),
-                "samples_us": list(self.measurement.samples_us),
-                "counters": dict(self.measurement.counters),
-            }
-            # What `summary` has cached is not a field.
-            values["measurement"].pop("summary", None)
+            values["measurement"] = {name: getattr(self.measurement, name) for name in _MEASUREMENT_FIELDS}
+            values["measurement"]["samples_us"] = list(self.measurement.samples_us)
+            values["measurement"]["counters"] = dict(self.measurement.counters)
         return values
 
     @classmethod
@@ -94,9 +94,14 @@ class Record:
         try:
             values = dict(values)
             values["status"] = Status(values["status"])
+            # A journal repeats few words many times; shared, its records take half the memory.
+            values["run_id"] = intern(values["run_id"])
+            values["cells"] = {intern(name): intern(cell) for name, cell in values["cells"].items()}
             if values.get("measurement") is not None:
                 measurement = dict(values["measurement"])
-                measurement["samples_us"] = tuple(float(sample) for sample in measurement["samples_us"])
+                measurement["samples_us"] = tuple(map(float, measurement["samples_us"]))
+                measurement["instrument"] = intern(measurement["instrument"])
+                measurement["cache_state"] = intern(measurement["cache_state"])
                 values["measurement"] = Measurement(**measurement)
             return cls(**values)
         except (KeyError, TypeError, ValueError) as error:

@@ -26,7 +26,7 @@ class Collector:
     def pytest_pycollect_makeitem(self, collector: pytest.Module, name: str, obj: object) -> list[pytest.Item] | None:
         """A replay without rows is no item at all (pytest would make a skipped one)."""
         spec = replay_spec(obj)
-        if spec is None:
+        if spec is None or not collector.istestfunction(obj, name):
             return None
         for kernel_type in spec.kernel_types:
             other = self.replays.setdefault(kernel_type, obj)

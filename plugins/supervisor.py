@@ -37,7 +37,7 @@ class Supervisor:
         row = pyfuncitem.funcargs["row"]
         assert isinstance(row, CaseRow)
         outcome = pyfuncitem.stash[_OUTCOME] = self._run(pyfuncitem, row)
-        _give_verdict(outcome)
+        _give_verdict(outcome, row.place)
         return True
 
     @pytest.hookimpl(wrapper=True)
@@ -69,7 +69,6 @@ class Supervisor:
             function=function.__qualname__,
             kernel_type=row.kernel_type,
             cells=row.cells,
-            place=row.place,
         )
         try:
             return self._session.executor().run(job)
@@ -94,12 +93,12 @@ class Supervisor:
         return {"name": description.name, "facts": dict(description.facts)}
 
 
-def _give_verdict(outcome: Outcome) -> None:
-    """Passes, skips or fails the case that an outcome belongs to."""
+def _give_verdict(outcome: Outcome, place: str) -> None:
+    """Passes, skips or fails the case of an outcome, whose row stands at `place` in its file."""
     __tracebackhide__ = True
     if outcome.status is Status.MEASURED:
         return
-    message = f"{outcome.status}: {outcome.reason}"
+    message = f"{outcome.status}: {place}: {outcome.reason}"
     if outcome.status in (Status.UNSUPPORTED, Status.SKIPPED):
         pytest.skip(message)
     pytest.fail(f"{message}\n{outcome.detail}".rstrip(), pytrace=False)

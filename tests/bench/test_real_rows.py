@@ -29,7 +29,7 @@ def captured_rows():
     seen = set()
     for path in sorted(CAPTURES.glob("*/kernel_details*.csv")):
         with path.open(newline="", encoding="utf-8-sig") as file:
-            for line, row in enumerate(csv.DictReader(file), start=2):
+            for row in csv.DictReader(file):
                 kernel_type, shapes = row.get("Type", ""), row.get(INPUT_SHAPES)
                 if kernel_type not in functions or not shapes or shapes == "N/A":
                     continue
@@ -37,16 +37,16 @@ def captured_rows():
                 name = f"{kernel_type}-{signature(kernel_type, cells)}"
                 if name not in seen:
                     seen.add(name)
-                    yield pytest.param(functions[kernel_type], kernel_type, cells, f"{path.name}:{line}", id=name)
+                    yield pytest.param(functions[kernel_type], kernel_type, cells, id=name)
 
 
 @pytest.mark.skipif(not CAPTURES.is_dir(), reason="no captures beside the checkout")
-@pytest.mark.parametrize(("function", "kernel_type", "cells", "place"), list(captured_rows()))
-def test_captured_row(function, kernel_type, cells, place):
+@pytest.mark.parametrize(("function", "kernel_type", "cells"), list(captured_rows()))
+def test_captured_row(function, kernel_type, cells):
     device = torch.device("cpu")
-    if ReplayRow(kernel_type, cells, place, device).bytes() > LARGEST_BYTES:
+    if ReplayRow(kernel_type, cells, device).bytes() > LARGEST_BYTES:
         pytest.skip("large")
     module, _, name = function.rpartition(".")
-    outcome = runner().run(Job(module, "", name, kernel_type, cells, place))
+    outcome = runner().run(Job(module, "", name, kernel_type, cells))
     # None of them contradicts itself, so none may be refused.
     assert outcome.status is Status.MEASURED, f"{outcome.reason}\n{outcome.detail}"

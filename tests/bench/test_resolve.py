@@ -185,7 +185,7 @@ class TestRowValues:
             "Output Shapes": "40,50",
             "Output Data Types": "FLOAT",
         }
-        return ReplayRow("Some", cells | more, "Some.csv:2", torch.device("cpu"))
+        return ReplayRow("Some", cells | more, torch.device("cpu"))
 
     def test_same_row_gets_the_same_values(self):
         assert all(map(torch.equal, self.row().inputs(), self.row().inputs()))
