@@ -16,6 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from database.bulk import without_cycle_collection
 from database.errors import OpAtlasError
 from database.record import Record
 from database.store import Database, not_writable
@@ -131,11 +132,12 @@ def read(path: Path) -> Contents:
             f"merge it with the OpAtlas that wrote it"
         )
     records, unreadable = [], []
-    for number, line in enumerate(lines[1:], start=2):
-        try:
-            records.append(Record.from_json(json.loads(line)))
-        except (ValueError, OpAtlasError) as error:
-            unreadable.append((number, str(error)))
+    with without_cycle_collection():
+        for number, line in enumerate(lines[1:], start=2):
+            try:
+                records.append(Record.from_json(json.loads(line)))
+            except (ValueError, OpAtlasError) as error:
+                unreadable.append((number, str(error)))
     if torn:
         unreadable.append((len(lines) + 1, "cut off in the middle: the session was killed while it was written"))
     return Contents(header, tuple(records), tuple(unreadable))

@@ -6,14 +6,16 @@ again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 import pandas as pd
 
-from database.record import Measurement, Record
+from database.bulk import without_cycle_collection
+from database.editing import TableEdit
+from database.record import Record
 from database.schema import (
     AVERAGE,
     BASE,
@@ -29,7 +31,6 @@ from database.schema import (
     STATUS,
     STATUS_REASON,
     Status,
-    in_contract_order,
     microbench_counter,
 )
 from database.signature import signatures
@@ -61,21 +62,21 @@ class RowName:
 
 @dataclass
 class MergeResult:
-    """What became of the rows that records were about, by kernel type and signature.
+    """What became of the rows that records were about.
 
     Attributes:
-        updated: rows whose duration was measured anew.
-        added: rows that were not there and were appended.
-        marked: rows that only got a status; their durations are what they were.
-        unchanged: rows whose record had been merged before.
+        updated: rows whose duration was measured anew, by kernel type.
+        added: rows that were not there and were appended, by kernel type.
+        marked: rows that only got a status, by kernel type; their durations are what they were.
+        unchanged: rows whose record had been merged before, by kernel type.
         unmatched: records without a row that the mode does not append.
-        pruned: rows that were moved to the pruned folder, with the reason.
+        pruned: rows that were moved to the pruned folder.
     """
 
-    updated: list[RowName] = field(default_factory=list)
-    added: list[RowName] = field(default_factory=list)
-    marked: list[RowName] = field(default_factory=list)
-    unchanged: list[RowName] = field(default_factory=list)
+    updated: Counter[str] = field(default_factory=Counter)
+    added: Counter[str] = field(default_factory=Counter)
+    marked: Counter[str] = field(default_factory=Counter)
+    unchanged: Counter[str] = field(default_factory=Counter)
     unmatched: list[RowName] = field(default_factory=list)
     pruned: list[RowName] = field(default_factory=list)
 
@@ -101,7 +102,7 @@ def merge(database: Database, records: Iterable[Record], mode: UpdateMode, *, pr
     for record in records:
         by_type.setdefault(record.kernel_type, {})[record.signature] = record
     result = MergeResult()
-    with database.lock():
+    with database.lock(), without_cycle_collection():
         for kernel_type, latest in by_type.items():
             _merge_table(database, kernel_type, latest, mode, prune, result)
     return result
@@ -115,29 +116,29 @@ def _merge_table(
         table = database.read(kernel_type)
     else:
         table = Table(kernel_type, path, pd.DataFrame({column: pd.Series(dtype=str) for column in BASE}))
-    known = signatures(kernel_type, table.frame)
+    rows = TableEdit(table.frame)
     positions: dict[str, list[int]] = {}
-    for position, signature in enumerate(known):
+    for position, signature in enumerate(signatures(kernel_type, table.frame)):
         positions.setdefault(signature, []).append(position)
-    missing = [record for signature, record in records.items() if signature not in positions]
-    appended = [record for record in missing if mode is UpdateMode.ALL and record.status is Status.MEASURED]
-    rows = _Columns(table.frame, [record.cells for record in appended])
-    for offset, record in enumerate(appended):
-        positions[record.signature] = [len(known) + offset]
-    added = {record.signature for record in appended}
-    result.unmatched += [RowName(kernel_type, r.signature) for r in missing if r.signature not in added]
-    matched = [(position, record) for signature, record in records.items() for position in positions.get(signature, ())]
-    changed = _set_measured(rows, [(p, r.measurement, r.run_id) for p, r in matched if r.measurement is not None])
-    for position, record in matched:
-        if record.measurement is None and _set_status(rows, position, record):
-            changed.add(position)
     for signature, record in records.items():
         if signature in positions:
-            row_changed = not changed.isdisjoint(positions[signature])
-            outcome = _outcome(result, record, is_new=signature in added, changed=row_changed)
-            outcome.append(RowName(kernel_type, signature))
+            continue
+        if mode is UpdateMode.ALL and record.status is Status.MEASURED:
+            positions[signature] = [rows.append(record.cells)]
+            result.added[kernel_type] += 1
+        else:
+            result.unmatched.append(RowName(kernel_type, signature))
+    matched = [(position, record) for signature, record in records.items() for position in positions.get(signature, ())]
+    measured = [(position, record) for position, record in matched if record.measurement is not None]
+    updated = _set_measured(rows, measured)
+    marked = {
+        position for position, record in matched if record.measurement is None and _set_status(rows, position, record)
+    }
+    result.updated[kernel_type] += len(updated) - result.added[kernel_type]
+    result.marked[kernel_type] += len(marked)
+    result.unchanged[kernel_type] += len(matched) - len(updated) - len(marked)
     pruned = _to_prune(rows, positions, records) if prune else []
-    if not changed and not appended and not pruned:
+    if not updated and not marked and not pruned:
         return
     frame = rows.frame()
     if pruned:
@@ -148,57 +149,19 @@ def _merge_table(
     database.write(Table(kernel_type, path, frame))
 
 
-class _Columns:
-    """A table whose touched columns are lists; the others stay as they were read."""
-
-    def __init__(self, frame: pd.DataFrame, appended: Sequence[Mapping[str, str]]) -> None:
-        self._names_at_start = [str(name) for name in frame.columns]
-        if appended:
-            rows = pd.DataFrame([dict(row) for row in appended], dtype=str)
-            frame = pd.concat([frame, rows], ignore_index=True).fillna("")
-        self._frame = frame
-        self._touched: dict[str, list[str]] = {}
-
-    def __getitem__(self, name: str) -> list[str]:
-        """The cells of a column, to be changed in place; empty ones where the table lacks it."""
-        cells = self._touched.get(name)
-        if cells is None:
-            there = name in self._frame.columns
-            cells = self._touched[name] = self._frame[name].tolist() if there else [""] * len(self._frame)
-        return cells
-
-    def frame(self) -> pd.DataFrame:
-        """The table; columns that were there keep their order, new ones that hold something follow."""
-        columns: dict[str, Any] = {str(name): self._frame[name] for name in self._frame.columns}
-        columns |= {name: cells for name, cells in self._touched.items() if name in columns or any(cells)}
-        new = [name for name in columns if name not in self._names_at_start]
-        if set(self._names_at_start) <= set(BASE):
-            order = in_contract_order(columns)
-        else:
-            order = [*self._names_at_start, *in_contract_order(new)]
-        frame: pd.DataFrame = pd.DataFrame({name: columns[name] for name in order}, dtype=str)
-        return frame
-
-
-def _set_measured(rows: _Columns, measured: Sequence[tuple[int, Measurement, str]]) -> set[int]:
+def _set_measured(rows: TableEdit, measured: Sequence[tuple[int, Record]]) -> set[int]:
     """Brings rows up to date with their measurement; the positions of those that changed."""
     changed: set[int] = set()
     if not measured:
         return changed
     # A column at a time: a session may have measured every row of a large table.
-    positions = [position for position, _, _ in measured]
-    values = zip(*[_measured_cells(measurement, run_id) for _, measurement, run_id in measured], strict=True)
+    positions = [position for position, _ in measured]
+    values = zip(*[_measured_cells(record) for _, record in measured], strict=True)
     for name, cells in zip(_MEASURED_COLUMNS, values, strict=True):
         changed |= _set_column(rows[name], positions, cells)
-    for name in {name for _, measurement, _ in measured for name in measurement.counters}:
-        counted = [
-            (position, measurement.counters[name])
-            for position, measurement, _ in measured
-            if name in measurement.counters
-        ]
-        changed |= _set_column(
-            rows[microbench_counter(name)], [position for position, _ in counted], [repr(value) for _, value in counted]
-        )
+    for position, record in measured:
+        for counter, value in record.measurement.counters.items() if record.measurement else ():
+            changed |= _set_column(rows[microbench_counter(counter)], [position], [repr(value)])
     return changed
 
 
@@ -211,7 +174,7 @@ def _set_column(column: list[str], positions: Sequence[int], cells: Sequence[str
     return changed
 
 
-def _set_status(rows: _Columns, position: int, record: Record) -> bool:
+def _set_status(rows: TableEdit, position: int, record: Record) -> bool:
     """Marks a row that was not measured; its durations stay. Whether that changed anything."""
     cells = {STATUS: record.status.value, STATUS_REASON: record.reason}
     if valid_duration(rows[AVERAGE][position]) is None:
@@ -238,8 +201,10 @@ _MEASURED_COLUMNS = (
 )
 
 
-def _measured_cells(measurement: Measurement, run_id: str) -> tuple[str, ...]:
+def _measured_cells(record: Record) -> tuple[str, ...]:
     """Cells of `_MEASURED_COLUMNS`."""
+    measurement = record.measurement
+    assert measurement is not None
     summary = measurement.summary
     return (
         _microseconds(summary.mean_us),
@@ -252,7 +217,7 @@ def _measured_cells(measurement: Measurement, run_id: str) -> tuple[str, ...]:
         measurement.instrument,
         Status.MEASURED.value,
         "",
-        run_id,
+        record.run_id,
     )
 
 
@@ -260,15 +225,7 @@ def _microseconds(value: float) -> str:
     return f"{value:.{_DECIMALS}f}"
 
 
-def _outcome(result: MergeResult, record: Record, *, is_new: bool, changed: bool) -> list[RowName]:
-    if is_new:
-        return result.added
-    if not changed:
-        return result.unchanged
-    return result.updated if record.measurement is not None else result.marked
-
-
-def _to_prune(rows: _Columns, positions: Mapping[str, list[int]], records: Iterable[str]) -> list[int]:
+def _to_prune(rows: TableEdit, positions: Mapping[str, list[int]], records: Iterable[str]) -> list[int]:
     return sorted(
         position
         for signature in records

@@ -29,7 +29,7 @@ def standard_deviation(samples: Sequence[float], mean: float) -> float:
     """Sample standard deviation (n - 1), in two passes; 0 for fewer than two samples."""
     if len(samples) < 2:
         return 0.0
-    return math.sqrt(sum((sample - mean) ** 2 for sample in samples) / (len(samples) - 1))
+    return math.hypot(*[sample - mean for sample in samples]) / math.sqrt(len(samples) - 1)
 
 
 def valid_duration(cell: str) -> float | None:

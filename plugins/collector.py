@@ -62,7 +62,7 @@ class Collector:
         plan = self._session.plan_if_made
         if plan is None or plan.error or self._session.is_worker:
             return []
-        return plan_lines(plan, self._session)
+        return self.plan_lines(plan)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -91,6 +91,21 @@ class Collector:
         """All replays of bench/, whether or not they were collected here, and those collected elsewhere."""
         return {**replays_of_bench(), **self.replays}
 
+    def plan_lines(self, plan: Plan) -> list[str]:
+        """What a user should know before rows run."""
+        rows = plan.cases_of(self.known_replays())
+        lines = [f"opatlas: {rows} rows to replay, database {self._session.settings.database}"]
+        if plan.starter_rows:
+            lines.append(f"opatlas: there was no database yet; made a starter of {plan.starter_rows} theory rows")
+        for recovered in plan.recovered:
+            lines.append(f"opatlas: merged {recovered.records} records that session {recovered.run_id} left behind")
+            lines += [f"opatlas: {problem}" for problem in recovered.problems]
+        left_out = sum(plan.left_out().values())
+        if left_out:
+            lines.append(f"opatlas: {left_out} rows left out: they have a duration (--update-mode=missing-only)")
+        lines += [f"opatlas: not read: {problem}" for problem in plan.problems]
+        return lines
+
     def _stop_without_plan(self) -> None:
         """pytest would show what is raised while a module is collected as an error of that module."""
         plan = self._session.plan_if_made
@@ -106,21 +121,6 @@ class Collector:
     def _name(self, kernel_type: str) -> str:
         function = self.known_replays().get(kernel_type)
         return f"{function.__module__} {function.__name__}" if function else ""
-
-
-def plan_lines(plan: Plan, session: BenchSession) -> list[str]:
-    """What a user should know before rows run."""
-    lines = [f"opatlas: {plan.case_count} rows to replay, database {session.settings.database}"]
-    if plan.starter_rows:
-        lines.append(f"opatlas: there was no database yet; made a starter of {plan.starter_rows} theory rows")
-    for recovered in plan.recovered:
-        lines.append(f"opatlas: merged {recovered.records} records that session {recovered.run_id} left behind")
-        lines += [f"opatlas: {problem}" for problem in recovered.problems]
-    left_out = sum(plan.left_out().values())
-    if left_out:
-        lines.append(f"opatlas: {left_out} rows left out: they have a duration (--update-mode=missing-only)")
-    lines += [f"opatlas: not read: {problem}" for problem in plan.problems]
-    return lines
 
 
 def _keyword_filter(expression: str) -> Callable[[str], bool]:

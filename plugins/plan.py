@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -108,9 +108,9 @@ class Plan:
     starter_rows: int = 0
     error: str = ""
 
-    @property
-    def case_count(self) -> int:
-        return sum(len(table.cases) for table in self.tables.values())
+    def cases_of(self, kernel_types: Container[str]) -> int:
+        """How many rows of some kernel types are cases."""
+        return sum(len(table.cases) for name, table in self.tables.items() if name in kernel_types)
 
     def left_out(self) -> Counter[str]:
         """Rows that the mode leaves out, by kernel type."""

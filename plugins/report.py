@@ -14,7 +14,7 @@ from database.errors import OpAtlasError
 from database.reports import Gap, SessionFacts, find_gaps, replay_report, write_gap_csv
 from database.schema import Status
 from database.store import write_text
-from plugins.collector import Collector, plan_lines
+from plugins.collector import Collector
 from plugins.session import BenchSession
 from plugins.supervisor import about_row, outcome_of_report
 from plugins.writeback import WriteBack
@@ -57,9 +57,7 @@ class Report:
         if self._written.merged is None:
             return
         database = self._session.database
-        kernel_types = sorted(
-            {name.kernel_type for name in (*self._written.merged.updated, *self._written.merged.added)}
-        )
+        kernel_types = sorted({*self._written.merged.updated, *self._written.merged.added})
         self._gaps, self._problems = find_gaps(database, kernel_types)
         stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(self._session.started_at))
         report = database.reports_dir / f"replay_report_{stamp}.md"
@@ -85,7 +83,7 @@ class Report:
         plan = self._session.plan_if_made
         assert plan is not None
         if self._session.is_controller:
-            yield from plan_lines(plan, self._session)
+            yield from self._collector.plan_lines(plan)
         if not self._outcomes:
             done = self._collector.done_already(config)
             if done:
@@ -102,10 +100,8 @@ class Report:
             yield "of these " + ", ".join(f"{n} {name}" for name, n in expected.items()) + " (had failed before)"
         merged = self._written.merged
         if merged is not None:
-            yield (
-                f"written back: {len(merged.updated)} updated, {len(merged.added)} added, {len(merged.marked)} marked, "
-                f"{len(merged.pruned)} pruned"
-            )
+            updated, added, marked = (counts.total() for counts in (merged.updated, merged.added, merged.marked))
+            yield f"written back: {updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
             if merged.unmatched:
                 yield f"{len(merged.unmatched)} records match no row of the database any more and were not added"
         yield from self._not_replayable_lines()
@@ -133,7 +129,9 @@ class Report:
     def _gap_lines(self) -> Iterator[str]:
         outside = [gap for gap in self._gaps if gap.outside]
         if outside:
-            yield f"{len(outside)} of {len(self._gaps)} rows are 20 % or more off their captured duration; worst:"
+            device = self._written.device_name
+            count = f"{len(outside)} of {len(self._gaps)}"
+            yield f"{count} durations on {device} are 20 % or more off the captured ones; worst:"
             for gap in outside[:_SHOWN]:
                 yield f"  {gap.ratio:8.2f} x  {gap.kernel_type} {gap.input_shapes}"[:_COLUMNS]
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-import numpy as np
 import pandas as pd
 
+from database.editing import TableEdit
 from database.errors import OpAtlasError
 from database.ingest.aggregate import CasesOfType, ProfiledCase
 from database.ingest.attention import ATTENTION_TYPES, SOURCE_PROFILE
@@ -36,7 +36,6 @@ from database.schema import (
     RUNTIME,
     in_contract_order,
     profiling_counter,
-    with_columns,
 )
 from database.signature import signatures
 from database.statistics import cell, valid_duration
@@ -107,10 +106,10 @@ def _apply_to_table(
         profiling, runtime = _profiling_cells(case), runtime_of(case)
         positions = rows.of_case(case)
         if not positions:
-            rows.append({**case.cells, **profiling, **runtime})
+            rows.edit.append({**case.cells, **profiling, **runtime})
             counts.new += 1
             continue
-        before_us = valid_duration(rows.cell(positions[0], PROFILING_AVERAGE))
+        before_us = valid_duration(rows.edit[PROFILING_AVERAGE][positions[0]])
         changed = [rows.update(position, profiling, runtime) for position in positions]
         if any(changed):
             counts.updated += 1
@@ -119,7 +118,7 @@ def _apply_to_table(
         if before_us is not None and cell(before_us) != profiling[PROFILING_AVERAGE]:
             counts.changes.append(DurationChange(kernel_type, _shapes(case), before_us, case.durations.mean_us))
     if counts.new or counts.updated:
-        database.write(Table(kernel_type, path, rows.frame()))
+        database.write(Table(kernel_type, path, rows.edit.frame()))
     outcome.new += counts.new
     outcome.updated += counts.updated
     outcome.unchanged += counts.unchanged
@@ -128,7 +127,7 @@ def _apply_to_table(
 
 
 class _Rows:
-    """A table being changed; columns that nothing is done to are not taken apart."""
+    """The rows of a kernel type, and which of them a case's launches belong to."""
 
     def __init__(self, kernel_type: str, frame: pd.DataFrame, columns: Sequence[str]) -> None:
         """
@@ -136,12 +135,7 @@ class _Rows:
             frame: the rows that are there.
             columns: all columns of the table; a new one has columns, and a frame without any.
         """
-        self._frame = frame
-        self._columns = columns
-        self._taken: dict[str, list[str]] = {}
-        self._edited: dict[str, None] = {}
-        self._appended: dict[str, list[str]] = {}
-        self._appended_rows = 0
+        self.edit = TableEdit(frame, columns)
         self._exact = _positions(signatures(kernel_type, frame))
         slots = [column for column in (*INPUT_SLOTS, *OUTPUT_SLOTS) if column in frame.columns]
         self._by_slots = _positions(signatures(kernel_type, frame[slots]))
@@ -157,56 +151,19 @@ class _Rows:
         if exact:
             return exact
         same_slots = self._by_slots.get(case.signature, [])
-        return [at for at in same_slots if valid_duration(self.cell(at, PROFILING_AVERAGE)) is not None]
-
-    def cell(self, position: int, column: str) -> str:
-        return self._cells(column)[position]
+        return [at for at in same_slots if valid_duration(self.edit[PROFILING_AVERAGE][at]) is not None]
 
     def update(self, position: int, profiling: Mapping[str, str], runtime: Mapping[str, str]) -> bool:
         """Replaces the profiling cells of a row, and fills its empty Runtime cells; whether one changed."""
-        new = {column: text for column, text in profiling.items() if self.cell(position, column) != text}
+        new = {column: text for column, text in profiling.items() if self.edit[column][position] != text}
         for column, text in runtime.items():
-            old = self.cell(position, column)
+            old = self.edit[column][position]
             # What fill-runtime found out stays; the profile that the durations came from is another one now.
             if text and text != old and (not old or column == SOURCE_PROFILE):
                 new[column] = text
         for column, text in new.items():
-            self._cells(column)[position] = text
-        self._edited.update(dict.fromkeys(new))
+            self.edit[column][position] = text
         return bool(new)
-
-    def append(self, row: Mapping[str, str]) -> None:
-        for column, text in row.items():
-            cells = self._appended.setdefault(column, [])
-            if len(cells) < self._appended_rows:
-                cells.extend([""] * (self._appended_rows - len(cells)))
-            cells.append(text)
-        self._appended_rows += 1
-
-    def frame(self) -> pd.DataFrame:
-        """The table with its changes: no column lost, none moved."""
-        columns = with_columns(self._columns, dict.fromkeys([*self._edited, *self._appended]))
-        new = {}
-        for column in columns:
-            cells = self._appended.get(column, [])
-            # Plain objects: a hundred columns of pandas' own strings take ten times as long to make.
-            new[column] = np.array(cells + [""] * (self._appended_rows - len(cells)), dtype=object)
-        appended: pd.DataFrame = pd.DataFrame(new)
-        if self._frame.empty:
-            return appended
-        edited = self._frame.assign(**{column: self._cells(column) for column in self._edited})
-        frame: pd.DataFrame = edited.reindex(columns=columns, fill_value="")
-        if not self._appended_rows:
-            return frame
-        longer: pd.DataFrame = pd.concat([frame, appended.astype(str)], ignore_index=True)
-        return longer
-
-    def _cells(self, column: str) -> list[str]:
-        """A column that is being worked on; pandas is slow cell by cell."""
-        if column not in self._taken:
-            frame = self._frame
-            self._taken[column] = frame[column].tolist() if column in frame.columns else [""] * len(frame)
-        return self._taken[column]
 
 
 def _positions(texts: Sequence[str]) -> dict[str, list[int]]:

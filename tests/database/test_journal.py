@@ -1,0 +1,128 @@
+"""The journal: what a killed session leaves, and what the next one makes of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_merge import cells, read, record, write
+
+from database import journal
+from database.errors import OpAtlasError
+from database.journal import Header, Journal
+from database.recover import recover
+from database.store import Database
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    database = Database(tmp_path / "database")
+    write(database, [cells(1), cells(2), cells(3)])
+    return database
+
+
+def abandoned(database: Database, *records: object, run: str = "run-1", mode: str = "all") -> Path:
+    """A journal whose session ended without merging it."""
+    kept = Journal(database, Header(run, mode, prune=False))
+    for entry in records:
+        kept.append(entry)
+    kept.close()
+    kept.release()
+    return kept.path
+
+
+def test_what_is_written_is_read(database: Database) -> None:
+    records = [record(1, 2.0, 3.0), record(2)]
+    contents = journal.read(abandoned(database, *records, mode="missing-only"))
+    assert list(contents.records) == records
+    assert contents.header == Header("run-1", "missing-only", prune=False)
+    assert not contents.unreadable
+
+
+def test_each_record_is_in_the_file_before_the_next_one_comes(database: Database) -> None:
+    kept = Journal(database, Header("run-1", "all", prune=False))
+    for count in range(1, 4):
+        kept.append(record(count, 1.0))
+        assert len(journal.read(kept.path).records) == count
+    kept.discard()
+    assert not list(database.journal_dir.glob("run-1*"))
+
+
+def test_a_torn_last_line_costs_that_line(database: Database) -> None:
+    path = abandoned(database, record(1, 2.0), record(2, 3.0))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    contents = journal.read(path)
+    assert len(contents.records) == 1
+    ((line, why),) = contents.unreadable
+    assert (line, "cut off" in why) == (3, True)
+
+
+def test_journals_left_behind_are_merged_oldest_first_and_removed(database: Database) -> None:
+    abandoned(database, record(1, 20.0, run="run-2"), run="run-2")
+    abandoned(database, record(1, 10.0), record(2, 10.0))
+    found = recover(database, own_run="")
+    assert [(f.run_id, f.records, f.problems) for f in found] == [("run-1", 2, ()), ("run-2", 1, ())]
+    assert [row["Average Duration(us)"] for row in read(database)] == ["20.0000", "10.0000", ""]
+    assert not list(database.journal_dir.glob("*.jsonl"))
+
+
+def test_a_journal_in_use_and_ones_own_are_left_alone(database: Database) -> None:
+    own = abandoned(database, record(1, 10.0), run="own")
+    code = (
+        "import sys, time; from database.store import Database; from database.journal import Header, Journal; "
+        "Journal(Database(sys.argv[1]), Header('other', 'all', False)); print('open', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(database.path)], cwd=ROOT, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert recover(database, own_run="own") == []
+        assert own.exists()
+        other.kill()
+    assert [found.run_id for found in recover(database, own_run="own")] == ["other"]
+
+
+def test_lines_that_cannot_be_read_are_kept_and_named(database: Database) -> None:
+    path = abandoned(database, record(1, 10.0))
+    with open(path, "a") as file:
+        file.write('{"kernel_type": "Abs"}\n')
+        file.write(json.dumps(record(2, 10.0).to_json()) + "\n")
+    (found,) = recover(database, own_run="")
+    assert found.records == 2
+    assert f"{path}:3: not a record of this version" in found.problems[0]
+    assert path.with_name(path.name + ".unreadable").exists()
+    assert [row["Average Duration(us)"] for row in read(database)] == ["10.0000", "10.0000", ""]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "not a journal of OpAtlas"),
+        ("something else\n", "not a journal of OpAtlas"),
+        ('{"run_id": "r", "update_mode": "all", "prune": false, "version": 99}\n', "journal version 99"),
+    ],
+)
+def test_what_is_no_journal_of_this_version_stays_and_is_reported(database: Database, text: str, words: str) -> None:
+    database.journal_dir.mkdir(parents=True)
+    path = database.journal_dir / "run-1.jsonl"
+    path.write_text(text)
+    with pytest.raises(OpAtlasError, match=words):
+        journal.read(path)
+    (found,) = recover(database, own_run="")
+    assert words in found.problems[0]
+    assert path.read_text() == text
+
+
+def test_a_table_that_cannot_be_read_keeps_its_journal(database: Database) -> None:
+    path = abandoned(database, record(1, 10.0))
+    table = database.path / "Abs.csv"
+    table.write_text("Input Shapes\n")
+    (found,) = recover(database, own_run="")
+    assert "no column" in found.problems[0]
+    assert path.exists()
+    assert table.read_text() == "Input Shapes\n"

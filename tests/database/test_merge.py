@@ -1,0 +1,156 @@
+"""Merging records into CSVs: no row lost, order kept, twice is once."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from database.merge import UpdateMode, merge
+from database.record import Measurement, Record
+from database.schema import Status
+from database.signature import signature
+from database.store import Database
+
+COLUMNS = ("Input Shapes", "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats")
+UNMEASURED = [status for status in Status if status is not Status.MEASURED]
+
+
+def cells(size: int) -> dict[str, str]:
+    return dict(zip(COLUMNS, (f"{size},4", "FLOAT", "ND", f"{size},4", "FLOAT", "ND"), strict=True))
+
+
+def record(size: int, *samples_us: float, status: Status = Status.FAILED, run: str = "run-1", **more: object) -> Record:
+    measurement = Measurement(samples_us, "wall-clock", "cold", device_kernels=2, **more) if samples_us else None
+    status = Status.MEASURED if samples_us else status
+    reason = "" if samples_us else f"because of {size}"
+    return Record("Abs", signature("Abs", cells(size)), cells(size), status, reason, run, 0.0, measurement)
+
+
+def write(database: Database, rows: list[dict[str, str]], kernel_type: str = "Abs") -> Path:
+    database.path.mkdir(exist_ok=True)
+    path = database.path / f"{kernel_type}.csv"
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def read(database: Database, kernel_type: str = "Abs") -> list[dict[str, str]]:
+    with open(database.path / f"{kernel_type}.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    return Database(tmp_path / "database")
+
+
+def test_a_measured_row_gets_statistics_and_where_they_came_from(database: Database) -> None:
+    write(database, [cells(1), cells(2)])
+    result = merge(database, [record(2, 1.0, 2.0, 6.0, counters={"aic_mac_ratio": 0.5})], UpdateMode.ALL, prune=False)
+    untouched, measured = read(database)
+    assert set(untouched.values()) <= {*cells(1).values(), ""}
+    assert measured["Average Duration(us)"] == "3.0000"
+    assert measured["MicroBench Median Duration(us)"] == "2.0000"
+    assert measured["MicroBench Min Duration(us)"] == "1.0000"
+    assert measured["MicroBench Std Duration(us)"] == "2.6458"
+    assert measured["MicroBench Samples"] == "3"
+    assert measured["MicroBench Device Kernels"] == "2"
+    assert measured["MicroBench aic_mac_ratio"] == "0.5"
+    assert (measured["Status"], measured["Run ID"], measured["Cache State"]) == ("measured", "run-1", "cold")
+    assert (result.updated.total(), result.marked.total()) == (1, 0)
+
+
+@pytest.mark.parametrize("status", UNMEASURED)
+def test_a_failure_keeps_durations_and_the_run_that_took_them(database: Database, status: Status) -> None:
+    write(database, [cells(1), cells(2)])
+    merge(database, [record(1, 5.0, run="run-1")], UpdateMode.ALL, prune=False)
+    (before, _) = read(database)
+    result = merge(database, [record(n, status=status, run="run-2") for n in (1, 2)], UpdateMode.ALL, prune=False)
+    after, never = read(database)
+    assert after == {**before, "Status": status.value, "Status Reason": "because of 1 [run run-2]"}
+    assert (never["Status"], never["Status Reason"], never["Run ID"]) == (status.value, "because of 2", "run-2")
+    assert result.marked.total() == 2
+
+
+def test_modes_differ_in_what_becomes_of_a_sample_without_a_row(database: Database) -> None:
+    write(database, [cells(1)])
+    reported = merge(database, [record(7, 5.0)], UpdateMode.MISSING_ONLY, prune=False)
+    assert [name.signature for name in reported.unmatched] == [signature("Abs", cells(7))]
+    assert len(read(database)) == 1
+    merge(database, [record(8)], UpdateMode.ALL, prune=False)
+    assert len(read(database)) == 1, "a failure makes no row"
+    added = merge(database, [record(9, 5.0), record(7, 6.0)], UpdateMode.ALL, prune=False)
+    assert added.added == {"Abs": 2}
+    assert [row["Input Shapes"] for row in read(database)] == ["1,4", "9,4", "7,4"]
+
+
+def test_a_table_that_is_gone_is_made_again_of_what_was_measured(database: Database) -> None:
+    database.path.mkdir()
+    merge(database, [record(1, 5.0)], UpdateMode.ALL, prune=False)
+    (row,) = read(database)
+    assert row["Input Shapes"] == "1,4"
+    assert row["Average Duration(us)"] == "5.0000"
+
+
+def test_pruning_takes_only_rows_of_this_session_without_any_duration(database: Database) -> None:
+    profiled = {"Profiling Average Duration(us)": "3"}
+    write(database, [{**cells(n), "Profiling Average Duration(us)": ""} for n in (1, 2)] + [{**cells(3), **profiled}])
+    result = merge(database, [record(2), record(3)], UpdateMode.ALL, prune=True)
+    assert [row["Input Shapes"] for row in read(database)] == ["1,4", "3,4"]
+    assert len(result.pruned) == 1
+    pruned = database.pruned_dir / "Abs.csv"
+    assert "because of 2" in pruned.read_text()
+    write(database, [{**cells(n), "Profiling Average Duration(us)": ""} for n in (1, 2)])
+    merge(database, [record(1), record(2)], UpdateMode.ALL, prune=True)
+    assert pruned.read_text().count("\n") == 3, "each signature once"
+
+
+SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=12)
+RECORDS = st.lists(
+    st.one_of(
+        st.builds(record, st.integers(1, 15), st.floats(0.001, 1e6), st.floats(0.001, 1e6)),
+        st.builds(lambda size, status: record(size, status=status), st.integers(1, 15), st.sampled_from(UNMEASURED)),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(SIZES, RECORDS, st.sampled_from(UpdateMode), st.booleans())
+def test_no_row_is_lost_order_is_kept_and_twice_is_once(tmp_path_factory, sizes, records, mode, prune) -> None:
+    database = Database(tmp_path_factory.mktemp("database") / "d")
+    rows = [{"Mine": f"{i}", **cells(size)} for i, size in enumerate(sizes)]
+    write(database, rows)
+    result = merge(database, records, mode, prune=prune)
+    after = read(database)
+    pruned = database.pruned_dir / "Abs.csv"
+    gone = list(csv.DictReader(pruned.open())) if pruned.exists() else []
+    kept = [row["Mine"] for row in after if row["Mine"]]
+    assert kept == sorted(kept, key=int)
+    assert sorted(kept + [row["Mine"] for row in gone], key=int) == [row["Mine"] for row in rows]
+    assert not any(row["Average Duration(us)"] for row in gone if "Average Duration(us)" in row)
+    assert list(after[0])[:7] == ["Mine", *COLUMNS] if after else True
+    assert len(after) == len(kept) + result.added.total()
+    text = (database.path / "Abs.csv").read_bytes()
+    again = merge(database, records, UpdateMode.MISSING_ONLY if prune else mode, prune=prune)
+    assert (database.path / "Abs.csv").read_bytes() == text
+    assert (again.updated.total(), again.added.total(), again.marked.total()) == (0, 0, 0)
+
+
+@given(st.one_of(st.builds(record, st.integers(1, 9), st.floats(0.001, 1e6)), st.builds(record, st.integers(1, 9))))
+def test_a_record_survives_its_way_through_json(original: Record) -> None:
+    assert Record.from_json(original.to_json()) == original
+
+
+def test_a_record_is_measured_if_and_only_if_it_has_a_measurement() -> None:
+    with pytest.raises(ValueError, match="a record with status"):
+        dataclasses.replace(record(1, 5.0), status=Status.FAILED)
+    with pytest.raises(ValueError, match="a record with status"):
+        dataclasses.replace(record(1), status=Status.MEASURED)
