@@ -133,6 +133,8 @@ class Sessions:
                 "pytest",
                 "-p",
                 "no:cacheprovider",
+                "-p",
+                "no:hypothesispytest",
                 f"--database-path={self.database}",
                 *measure,
                 *options,

@@ -18,7 +18,8 @@ def test_durations_status_and_run_go_into_the_row_and_the_rest_stays(sessions: S
     assert done.outcomes() == {"passed": 3}
     rows = sessions.read("Toy")
     assert [r["Input Shapes"] for r in rows] == ["3;3", "1;1", "2;2"]
-    assert list(rows[0])[:10] == ["My Column", *row(1), "Profiling Average Duration(us)"]
+    names = [name for name in rows[0] if name in ("My Column", "Profiling Average Duration(us)") or name in row(1)]
+    assert names == ["My Column", *row(1), "Profiling Average Duration(us)"]
     for r in rows:
         assert r["My Column"] == "left"
         assert r["Profiling Average Duration(us)"] == "1.50"
