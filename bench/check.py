@@ -70,9 +70,7 @@ def _compare(comparison: Comparison, what: str, reference: str) -> None:
         relative = _RELATIVE_TOLERANCE[comparison.actual.dtype]
         expected = expected.to(torch.float64)
         actual = actual.to(torch.float64)
-        finite = expected[expected.isfinite()]
-        scale = finite.square().mean().sqrt() if finite.numel() else torch.zeros((), device=actual.device)
-        tolerance = relative * (expected.abs() + scale)
+        tolerance = relative * (expected.abs() + _root_mean_square(expected))
         # Written so that NaN is wrong, also where the reference has it: inputs are such that none arises.
         wrong = ~(((actual - expected).abs() <= tolerance) | (actual == expected))
     count = int(wrong.sum())
@@ -83,6 +81,14 @@ def _compare(comparison: Comparison, what: str, reference: str) -> None:
             f"{what} differs from the reference {reference} in {count} of {wrong.numel()} checked elements: "
             f"got {actual[first].item()}, expected {expected[first].item()} within {allowed:.3g}"
         )
+
+
+def _root_mean_square(values: torch.Tensor) -> torch.Tensor:
+    """Of the finite ones."""
+    mean = values.square().mean()
+    if not bool(mean.isfinite()):
+        mean = values[values.isfinite()].square().mean().nan_to_num(0.0)
+    return mean.sqrt()
 
 
 def _signed(value: Any) -> Any:

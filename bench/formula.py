@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -113,7 +114,8 @@ class _Pointwise:
     def compare(
         self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
     ) -> list[Comparison]:
-        at = _coordinates(results[0], SAMPLED_ELEMENTS, seed)
+        small = results[0].numel() <= SAMPLED_ELEMENTS
+        at = ... if small else _coordinates(results[0], SAMPLED_ELEMENTS, seed)
 
         def at_sample(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -133,7 +135,7 @@ class _PerRow:
     def compare(
         self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
     ) -> list[Comparison]:
-        bound = inspect.signature(self.function).bind(*arguments, **keywords).arguments
+        bound = _signature(self.function).bind(*arguments, **keywords).arguments
         first = bound[self.rowwise[0]]
         count, width = first.shape[:-1].numel(), (first.shape[-1] if first.dim() else 1)
         rows = _sample(count, max(2, SAMPLED_ELEMENTS // max(width, 1)), seed, first.device)
@@ -173,6 +175,9 @@ class _PerElement:
         return [Comparison(result[at], value, self.exact) for result, value in _paired(self, results, expected)]
 
 
+_signature = cache(inspect.signature)
+
+
 def to_float64(tensor: torch.Tensor) -> torch.Tensor:
     """Real numbers in float64; integers and booleans as they are."""
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
@@ -184,8 +189,13 @@ def _as_rows(tensor: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _coordinates(result: torch.Tensor, wanted: int, seed: int) -> tuple[torch.Tensor, ...]:
-    flat = _sample(result.numel(), wanted, seed, result.device)
-    return tuple(torch.unravel_index(flat, result.shape)) if result.dim() else ()
+    """One index tensor per axis of the result. (torch.unravel_index does the same, ten times slower.)"""
+    rest = _sample(result.numel(), wanted, seed, result.device)
+    axes: list[torch.Tensor] = []
+    for size in reversed(result.shape[1:]):
+        axes.append(rest % size)
+        rest = rest // size
+    return (rest, *reversed(axes)) if result.dim() else ()
 
 
 def _sample(population: int, wanted: int, seed: int, device: torch.device) -> torch.Tensor:

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from bench.devices import Device, open_device
-from bench.errors import MissingPrecondition, ReplayError
+from bench.errors import ReplayError
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.registry import replay_spec
 from bench.replay import Replay
@@ -93,15 +94,20 @@ def load_function(job: Job) -> Callable[..., Any]:
 
 
 def arguments_of(function: Callable[..., Any], **available: Any) -> dict[str, Any]:
-    """Those of `available` that `function` names. Raises MissingPrecondition for any other parameter."""
-    names = list(inspect.signature(function).parameters)
+    """Those of `available` that `function` names. Raises TypeError for any other parameter."""
+    names = _parameters(function)
     unknown = [name for name in names if name not in available]
     if unknown:
-        raise MissingPrecondition(
+        raise TypeError(
             f"{function.__name__} asks for {', '.join(unknown)}; a replay runs in the device process, "
             f"where only {', '.join(available)} exist"
         )
     return {name: available[name] for name in names}
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
 
 
 def _import(name: str, path: Path) -> ModuleType:

@@ -18,8 +18,8 @@ from plugins.plan import CaseRow
 from plugins.session import BenchSession
 
 _OUTCOME = pytest.StashKey[Outcome]()
-#: Attribute of a report: which row it is about, and its record where there is one. Plain values,
-#: because reports of xdist's workers travel as such.
+#: Attribute of the reports of a row: holds its record where there is one. Plain values, because
+#: reports of xdist's workers travel as such.
 REPORT_ATTRIBUTE = "opatlas"
 
 
@@ -45,7 +45,7 @@ class Supervisor:
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         row = row_of(item)
-        record = None
+        record: Record | None = None
         if row is not None and call.when == "call":
             record = self._record(row, item.stash.get(_OUTCOME, None) or _outcome_of_exception(call))
             item.user_properties += _properties(record)
@@ -53,7 +53,7 @@ class Supervisor:
             record = self._record(row, Outcome(Status.SKIPPED, str(call.excinfo.value)))
         report = yield
         if row is not None:
-            about: dict[str, Any] = {"kernel_type": row.kernel_type, "signature": row.signature}
+            about: dict[str, Any] = {}
             if record is not None:
                 about["record"] = record.to_json()
                 if record.measurement is not None and not self._device_told:

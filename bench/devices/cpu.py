@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
 
+from bench.devices.turn import Turn
 from bench.instruments import Instrument
 from bench.instruments.wall_clock import WallClock
 from bench.job import DeviceDescription, MeasureSettings
@@ -28,16 +28,13 @@ class CpuDevice:
     """All threads of the process, as one device. Rows of concurrent sessions take turns."""
 
     def __init__(self, settings: MeasureSettings) -> None:
-        self._threads = settings.threads or len(os.sched_getaffinity(0))
+        self._threads = settings.threads or available_cores()
         torch.set_num_threads(self._threads)
         self.torch_device = torch.device("cpu")
         self._llc_bytes = last_level_cache_bytes() or _ASSUMED_LLC_BYTES
         self._flush_buffer: torch.Tensor | None = None
-        # One lock for the machine: two rows measured at once would slow each other down. It is
-        # polled often, because a row may take no more than a few microseconds.
-        self._turn = FileLock(
-            Path(tempfile.gettempdir()) / f"opatlas-cpu-{getpass.getuser()}.lock", poll_interval=0.002
-        )
+        # One for the machine: two rows measured at once would slow each other down.
+        self._turn = Turn(Path(tempfile.gettempdir()) / f"opatlas-cpu-{getpass.getuser()}.lock")
 
     def describe(self) -> DeviceDescription:
         return DeviceDescription(
@@ -79,6 +76,15 @@ class CpuDevice:
 
     def exclusive(self) -> AbstractContextManager[object]:
         return self._turn
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:
+        # Not Linux.
+        return os.cpu_count() or 1
 
 
 def last_level_cache_bytes() -> int | None:
