@@ -13,7 +13,7 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 
-from bench.device_process import NotReady, Ready, Start, Started
+from bench.device_process import NotReady, Ready, Start, Started, Waiting
 from bench.job import Job
 from database.errors import OpAtlasError
 
@@ -43,9 +43,7 @@ def main(fd: int) -> None:
                 job: Job = connection.recv()
             except EOFError:
                 return
-            with runner.turn():
-                # The row's deadline runs from here: waiting for another session's row is not its fault.
-                connection.send(Started())
+            with runner.turn(lambda: connection.send(Waiting()), lambda: connection.send(Started())):
                 outcome = runner.run(job)
             # Captured output must be in the file before the row's report is made.
             sys.stdout.flush()

@@ -50,8 +50,13 @@ class NotReady:
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """Sent when another session's row has the device: waiting for it is not the job's fault."""
+
+
+@dataclass(frozen=True)
 class Started:
-    """Sent when the device is free for the job and its body begins; the outcome follows."""
+    """Sent after that, when the body begins; its deadline runs from here."""
 
 
 class DeviceProcess:
@@ -75,15 +80,19 @@ class DeviceProcess:
         connection = self._connection or self._open()
         try:
             connection.send(job)
-            started: Started = connection.recv()
-            assert isinstance(started, Started)
-            if not connection.poll(self._case_timeout_s):
-                self._kill()
-                return Outcome(Status.TIMEOUT, f"still running after {self._case_timeout_s:g} s; its process was ended")
-            outcome: Outcome = connection.recv()
+            limit_s: float | None = self._case_timeout_s
+            while True:
+                if not connection.poll(limit_s):
+                    self._kill()
+                    return Outcome(
+                        Status.TIMEOUT, f"still running after {self._case_timeout_s:g} s; its process was ended"
+                    )
+                answer: Waiting | Started | Outcome = connection.recv()
+                if isinstance(answer, Outcome):
+                    return answer
+                limit_s = None if isinstance(answer, Waiting) else self._case_timeout_s
         except (EOFError, OSError):
             return Outcome(Status.CRASHED, f"the device process died: {how_it_ended(self._kill())}")
-        return outcome
 
     def close(self) -> None:
         """Lets the process end by itself, then makes it."""

@@ -30,6 +30,10 @@ from database.schema import Status
 _NOT_IMPLEMENTED = re.compile(r"not implemented for '|bool.* not supported|not support bool", re.IGNORECASE)
 
 
+def _nothing() -> None:
+    pass
+
+
 class Runner:
     """Owns an open device and runs jobs on it, one at a time."""
 
@@ -42,9 +46,11 @@ class Runner:
     def describe(self) -> DeviceDescription:
         return self._device.describe()
 
-    def turn(self) -> AbstractContextManager[object]:
-        """Held while a job runs; keeps out others whose work would disturb its samples."""
-        return self._device.exclusive()
+    def turn(
+        self, when_waiting: Callable[[], None] = _nothing, when_taken: Callable[[], None] = _nothing
+    ) -> AbstractContextManager[object]:
+        """Held while a job runs; see `Device.turn`."""
+        return self._device.turn(when_waiting, when_taken)
 
     def run(self, job: Job) -> Outcome:
         """Runs a job and turns whatever it raises into an outcome."""

@@ -48,8 +48,11 @@ class Device(Protocol):
         """Leaves nothing of a row in the last-level cache."""
         ...
 
-    def exclusive(self) -> AbstractContextManager[object]:
-        """Held while a row runs; keeps out others whose work would disturb its samples."""
+    def turn(self, when_waiting: Callable[[], None], when_taken: Callable[[], None]) -> AbstractContextManager[object]:
+        """Held while a row runs; keeps out others whose work would disturb its samples.
+
+        Calls `when_waiting` if another session's row is to end first, and `when_taken` after that.
+        """
         ...
 
 

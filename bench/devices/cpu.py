@@ -74,8 +74,8 @@ class CpuDevice:
             self._flush_buffer = torch.ones(_FLUSH_FACTOR * self._llc_bytes // 4)
         self._flush_buffer.sum()
 
-    def exclusive(self) -> AbstractContextManager[object]:
-        return self._turn
+    def turn(self, when_waiting: Callable[[], None], when_taken: Callable[[], None]) -> AbstractContextManager[object]:
+        return self._turn.taken(when_waiting, when_taken)
 
 
 def available_cores() -> int:

@@ -66,7 +66,8 @@ def journal_all(database: Database) -> None:
     rows = zip(signatures("Add", frame), frame[list(BASE)].to_dict("records"), strict=True)
     for number, (signature, cells) in enumerate(rows):
         measurement = Measurement((3.0 + number * 1e-6, 3.5, 4.0), "wall-clock", "cold")
-        journal.append(Record("Add", signature, cells, Status.MEASURED, "", "run", 0.0, measurement))
+        record = Record("Add", signature, cells, Status.MEASURED, "", "run", 0.0, measurement)
+        journal.append(record.to_json())
     journal.close()
     journal.release()
 

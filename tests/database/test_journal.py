@@ -13,6 +13,7 @@ from test_merge import cells, read, record, write
 from database import journal
 from database.errors import OpAtlasError
 from database.journal import Header, Journal
+from database.record import Record
 from database.recover import recover
 from database.store import Database
 
@@ -26,11 +27,11 @@ def database(tmp_path: Path) -> Database:
     return database
 
 
-def abandoned(database: Database, *records: object, run: str = "run-1", mode: str = "all") -> Path:
+def abandoned(database: Database, *records: Record, run: str = "run-1", mode: str = "all") -> Path:
     """A journal whose session ended without merging it."""
     kept = Journal(database, Header(run, mode, prune=False))
     for entry in records:
-        kept.append(entry)
+        kept.append(entry.to_json())
     kept.close()
     kept.release()
     return kept.path
@@ -47,7 +48,7 @@ def test_what_is_written_is_read(database: Database) -> None:
 def test_each_record_is_in_the_file_before_the_next_one_comes(database: Database) -> None:
     kept = Journal(database, Header("run-1", "all", prune=False))
     for count in range(1, 4):
-        kept.append(record(count, 1.0))
+        kept.append(record(count, 1.0).to_json())
         assert len(journal.read(kept.path).records) == count
     kept.discard()
     assert not list(database.journal_dir.glob("run-1*"))
