@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,8 +74,8 @@ def _compare(comparison: Comparison, what: str, reference: str) -> None:
         tolerance = relative * (expected.abs() + _root_mean_square(expected))
         # Written so that NaN is wrong, also where the reference has it: inputs are such that none arises.
         wrong = ~(((actual - expected).abs() <= tolerance) | (actual == expected))
-    count = int(wrong.sum())
-    if count:
+    if bool(wrong.any()):
+        count = int(wrong.sum())
         first = tuple(int(i) for i in wrong.nonzero()[0]) if wrong.dim() else ()
         allowed = float(tolerance[first] if tolerance.dim() else tolerance)
         raise WrongResult(
@@ -83,12 +84,12 @@ def _compare(comparison: Comparison, what: str, reference: str) -> None:
         )
 
 
-def _root_mean_square(values: torch.Tensor) -> torch.Tensor:
+def _root_mean_square(values: torch.Tensor) -> float:
     """Of the finite ones."""
-    mean = values.square().mean()
-    if not bool(mean.isfinite()):
-        mean = values[values.isfinite()].square().mean().nan_to_num(0.0)
-    return mean.sqrt()
+    mean = float(values.square().mean())
+    if not math.isfinite(mean):
+        mean = float(values[values.isfinite()].square().mean().nan_to_num(0.0))
+    return math.sqrt(mean)
 
 
 def _signed(value: Any) -> Any:

@@ -28,7 +28,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Executor]:
     executor.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def replay(device: Executor) -> Executor:
     """Called by the body of a replay with the kernel, its arguments and its reference; see bench/replay.py."""
     return device
