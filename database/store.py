@@ -44,6 +44,8 @@ _TEXT = pa.large_string()
 _FEW_ROWS = 200
 #: Lines that are put together at a time, which bounds the memory that writing takes.
 _ROWS_PER_WRITE = 16384
+#: Most systems allow 255 bytes, of which ".csv" and the name of a temporary file beside it take some.
+_LONGEST_NAME_BYTES = 200
 _RESTORE = "Repair the line, or restore the file from version control"
 
 
@@ -123,6 +125,7 @@ def is_file_name(kernel_type: str) -> bool:
         and kernel_type.isprintable()
         and not set(kernel_type) & set('/\\:*?"<>|')
         and kernel_type[0] != "."
+        and len(kernel_type.encode()) <= _LONGEST_NAME_BYTES
     )
 
 

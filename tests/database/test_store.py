@@ -150,7 +150,7 @@ def test_an_error_under_the_lock_stays_itself(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("kernel_type", ["a/b", "..", "", "a\nb", "a:b", "a\\b"])
+@pytest.mark.parametrize("kernel_type", ["a/b", "..", "", "a\nb", "a:b", "a\\b", "é" * 101])
 def test_kernel_types_that_are_no_file_names(tmp_path, kernel_type):
     with pytest.raises(OpAtlasError, match="cannot name a file"):
         Database(tmp_path).csv_path(kernel_type)
