@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -26,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module.add_arguments(command)
         command.set_defaults(run=module.run)
     parsed = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A path or a kernel type that the terminal has no letters for must not cost the summary.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status: int = parsed.run(parsed)
     except OpAtlasError as error:

@@ -126,8 +126,16 @@ def find_captures(path: Path) -> list[Path]:
     """The capture files at `path`: the file itself, or every `*kernel_details*.csv` below the folder, sorted.
 
     Raises:
-        OpAtlasError: there is no such path, or the folder has no capture.
+        OpAtlasError: there is no such path, or no permission to look, or the folder has no capture.
     """
+    try:
+        path.stat()
+    except FileNotFoundError:
+        raise OpAtlasError(f"{path}: no such file or folder: check --profiling-path") from None
+    except OSError as error:
+        raise OpAtlasError(
+            f"{path}: cannot be read ({error.strerror}): check --profiling-path, and who may look there"
+        ) from None
     if path.is_dir():
         found = sorted(file for file in path.rglob("*") if _is_capture_name(file.name) and file.is_file())
         if not found:
@@ -136,8 +144,6 @@ def find_captures(path: Path) -> list[Path]:
                 f"name the folder that the profiler wrote, or one file (an op_summary file too)"
             )
         return found
-    if not path.exists():
-        raise OpAtlasError(f"{path}: no such file or folder: check --profiling-path")
     return [path]
 
 

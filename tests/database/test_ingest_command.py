@@ -1,5 +1,6 @@
 """`python -m database ingest`, as a user runs it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,26 @@ def test_no_such_path_is_wrong_usage(tmp_path, ingest):
     status, out, err = ingest(tmp_path / "nowhere")
     assert (status, out) == (2, "")
     assert "no such file or folder" in err
+
+
+def test_a_path_below_a_file_is_wrong_usage(tmp_path, ingest):
+    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
+    status, _, err = ingest(path / "kernel_details.csv")
+    assert status == 2
+    assert "cannot be read (Not a directory)" in err
+
+
+def test_names_that_the_terminal_has_no_letters_for(tmp_path):
+    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
+    done = subprocess.run(
+        [sys.executable, "-m", "database", "ingest", "--profiling-path", path, "--database-path", tmp_path / "é"],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\xe9" in done.stdout
 
 
 def test_a_database_that_cannot_be_written(tmp_path, ingest):
