@@ -43,20 +43,22 @@ class WriteBack:
         """What the device calls itself; "" before a row was measured."""
         return str(self._manifest.device.get("name", "")) if self._manifest else ""
 
+    @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """After everybody else has seen the record: pytest keeps reports, and records need not stay in memory."""
         about = about_row(report)
         if about is None or "record" not in about:
             return
         try:
             self._open().append(about["record"])
             self._note_device(about.get("device"))
-        except OSError as error:
+        except (OSError, OpAtlasError) as error:
             pytest.exit(
-                f"the journal in {self._session.database.journal_dir} cannot be written ({error.strerror}): "
-                f"make room, then run again; what was measured before is merged now",
+                f"{self._session.database.path} cannot be written ({error}): make room, then run again; "
+                f"what was measured before is merged now",
                 returncode=pytest.ExitCode.INTERNAL_ERROR,
             )
-        self.statuses[about["record"]["status"]] += 1
+        self.statuses[about.pop("record")["status"]] += 1
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:

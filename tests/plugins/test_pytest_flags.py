@@ -102,6 +102,7 @@ def test_benchmark_json_holds_the_samples_in_seconds(sessions: Sessions) -> None
 
 
 def test_benchmark_compare_and_histogram_work(sessions: Sessions) -> None:
+    pytest.importorskip("pygal", reason="pytest-benchmark draws histograms with pygal")
     sessions.write("Toy", [row(1), row(2)])
     saved = ("--benchmark-storage=saved",)
     assert sessions.run(*saved, "--benchmark-autosave").code == 0
