@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -112,11 +113,30 @@ class Journal:
                 time.sleep(_SYNC_PAUSE_S)
 
 
-def left_behind(database: Database, *, except_run: str) -> Iterator[Path]:
-    """Journals whose session ended without merging them, oldest first."""
-    for path in sorted(database.journal_dir.glob(f"*{_SUFFIX}")):
-        if path.stem != except_run and not _is_held(path):
-            yield path
+def all_of(database: Database) -> list[Path]:
+    """Every journal of a database, oldest first: of sessions that run, and of those that ended without merging."""
+    return sorted(database.journal_dir.glob(f"*{_SUFFIX}"))
+
+
+@contextmanager
+def left_behind(path: Path) -> Iterator[bool]:
+    """Whether a journal's session has ended without merging it; if so, holds it against other sessions.
+
+    Raises:
+        OSError: its folder cannot be written.
+    """
+    lock = _owner_lock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        yield False
+        return
+    try:
+        # Another session that found it first may have merged it since.
+        yield path.exists()
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
 
 
 def read(path: Path) -> Contents:
@@ -124,6 +144,7 @@ def read(path: Path) -> Contents:
 
     Raises:
         OpAtlasError: no header of a version that is known.
+        OSError: the file cannot be read.
     """
     lines = path.read_bytes().split(b"\n")
     torn = lines.pop()
@@ -150,14 +171,3 @@ def read(path: Path) -> Contents:
 
 def _owner_lock(path: Path) -> FileLock:
     return FileLock(path.with_suffix(".lock"))
-
-
-def _is_held(path: Path) -> bool:
-    lock = _owner_lock(path)
-    try:
-        with lock.acquire(timeout=0):
-            pass
-    except Timeout:
-        return True
-    Path(lock.lock_file).unlink(missing_ok=True)
-    return False

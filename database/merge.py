@@ -86,7 +86,9 @@ def has_duration(row: Mapping[str, str]) -> bool:
     return any(valid_duration(row.get(column, "")) is not None for column in (AVERAGE, PROFILING_AVERAGE))
 
 
-def merge(database: Database, records: Iterable[Record], mode: UpdateMode, *, prune: bool) -> MergeResult:
+def merge(
+    database: Database, records: Iterable[Record], mode: UpdateMode, *, prune: bool, keep_newer: bool = False
+) -> MergeResult:
     """Merges records into the CSVs of a database, one file at a time, each replaced in one step.
 
     Args:
@@ -94,6 +96,7 @@ def merge(database: Database, records: Iterable[Record], mode: UpdateMode, *, pr
         mode: whether rows that are not there are appended (all) or reported (missing-only).
         prune: whether rows that these records are about, and that have no valid duration now, are
             moved to `pruned/`.
+        keep_newer: leave rows alone that hold what a later run than the record's found out.
 
     Raises:
         OpAtlasError: a file that cannot be read or written. What was merged before it stays.
@@ -104,12 +107,18 @@ def merge(database: Database, records: Iterable[Record], mode: UpdateMode, *, pr
     result = MergeResult()
     with database.lock(), without_cycle_collection():
         for kernel_type, latest in by_type.items():
-            _merge_table(database, kernel_type, latest, mode, prune, result)
+            _merge_table(database, kernel_type, latest, mode, prune, keep_newer, result)
     return result
 
 
 def _merge_table(
-    database: Database, kernel_type: str, records: dict[str, Record], mode: UpdateMode, prune: bool, result: MergeResult
+    database: Database,
+    kernel_type: str,
+    records: dict[str, Record],
+    mode: UpdateMode,
+    prune: bool,
+    keep_newer: bool,
+    result: MergeResult,
 ) -> None:
     path = database.csv_path(kernel_type)
     if path.exists():
@@ -129,6 +138,10 @@ def _merge_table(
         else:
             result.unmatched.append(RowName(kernel_type, signature))
     matched = [(position, record) for signature, record in records.items() for position in positions.get(signature, ())]
+    if keep_newer:
+        # Run ids begin with the time at which the run started.
+        runs = rows[RUN_ID]
+        matched = [(position, record) for position, record in matched if runs[position] <= record.run_id]
     measured = [(position, record) for position, record in matched if record.measurement is not None]
     updated = _set_measured(rows, measured)
     marked = {

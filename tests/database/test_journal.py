@@ -13,6 +13,7 @@ from test_merge import cells, read, record, write
 from database import journal
 from database.errors import OpAtlasError
 from database.journal import Header, Journal
+from database.merge import UpdateMode, merge
 from database.record import Record
 from database.recover import recover
 from database.store import Database
@@ -71,6 +72,31 @@ def test_journals_left_behind_are_merged_oldest_first_and_removed(database: Data
     assert [(f.run_id, f.records, f.problems) for f in found] == [("run-1", 2, ()), ("run-2", 1, ())]
     assert [row["Average Duration(us)"] for row in read(database)] == ["20.0000", "10.0000", ""]
     assert not list(database.journal_dir.glob("*.jsonl"))
+
+
+def test_what_a_later_session_measured_stays(database: Database) -> None:
+    merge(database, [record(1, 20.0, run="run-2"), record(2, 20.0, run="run-0")], UpdateMode.ALL, prune=False)
+    abandoned(database, record(1, 10.0), record(2, 10.0), record(3), run="run-1")
+    recover(database, own_run="")
+    assert [row["Average Duration(us)"] for row in read(database)] == ["20.0000", "10.0000", ""]
+    assert [row["Run ID"] for row in read(database)] == ["run-2", "run-1", "run-1"]
+
+
+def test_a_journal_is_merged_by_one_session_only(database: Database) -> None:
+    path = abandoned(database, record(1, 10.0))
+    with journal.left_behind(path) as first:
+        assert first
+        assert recover(database, own_run="") == []
+        path.unlink()
+    with journal.left_behind(path) as again:
+        assert not again
+    assert not path.with_suffix(".lock").exists()
+
+
+def test_a_journal_that_cannot_be_read_is_reported(database: Database) -> None:
+    (database.journal_dir / "run-1.jsonl").mkdir(parents=True)
+    (found,) = recover(database, own_run="")
+    assert "run-1.jsonl: Is a directory" in found.problems[0]
 
 
 def test_a_journal_in_use_and_ones_own_are_left_alone(database: Database) -> None:
