@@ -93,6 +93,10 @@ class DeviceProcess:
                 limit_s = None if isinstance(answer, Waiting) else self._case_timeout_s
         except (EOFError, OSError):
             return Outcome(Status.CRASHED, f"the device process died: {how_it_ended(self._kill())}")
+        except KeyboardInterrupt:
+            # Nobody waits for this row any more, and it may have minutes to go.
+            self._kill()
+            raise
 
     def close(self) -> None:
         """Lets the process end by itself, then makes it."""

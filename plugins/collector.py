@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from bench.coverage import replays_of_bench
 from bench.registry import replay_spec
 from plugins.plan import Plan, TablePlan
 from plugins.session import BenchSession
+from plugins.supervisor import row_of
 
 
 class Collector:
@@ -58,11 +59,11 @@ class Collector:
     def pytest_xdist_node_collection_finished(self) -> None:
         self._stop_without_plan()
 
-    def pytest_report_collectionfinish(self, config: pytest.Config) -> list[str]:
+    def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
         plan = self._session.plan_if_made
         if plan is None or plan.error or self._session.is_worker:
             return []
-        return self.plan_lines(plan)
+        return self.plan_lines(plan, selected=sum(row_of(item) is not None for item in items))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -91,10 +92,11 @@ class Collector:
         """All replays of bench/, whether or not they were collected here, and those collected elsewhere."""
         return {**replays_of_bench(), **self.replays}
 
-    def plan_lines(self, plan: Plan) -> list[str]:
-        """What a user should know before rows run."""
+    def plan_lines(self, plan: Plan, selected: int | None = None) -> list[str]:
+        """What a user should know before rows run; `selected` of them, where that is known."""
         rows = plan.cases_of(self.known_replays())
-        lines = [f"opatlas: {rows} rows to replay, database {self._session.settings.database}"]
+        of_all = f"{selected} of {rows}" if selected not in (None, rows) else f"{rows}"
+        lines = [f"opatlas: {of_all} rows to replay, database {self._session.settings.database}"]
         if plan.starter_rows:
             lines.append(f"opatlas: there was no database yet; made a starter of {plan.starter_rows} theory rows")
         for recovered in plan.recovered:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,19 +172,21 @@ def _repeat_count_of_environment() -> int | None:
         return None
     try:
         return _positive_int(text)
-    except ValueError:
-        raise pytest.UsageError(f"{REPEAT_COUNT_VARIABLE}={text!r}: give a whole number above 0, or unset it") from None
+    except argparse.ArgumentTypeError as error:
+        raise pytest.UsageError(f"{REPEAT_COUNT_VARIABLE}={error}, or unset it") from None
 
 
 def _positive_int(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(f"{text} is not above 0")
-    return number
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number above 0")
+    return int(text)
 
 
 def _positive_float(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
     if not 0 < number < float("inf"):
-        raise ValueError(f"{text} is not a number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
     return number

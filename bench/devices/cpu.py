@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import tempfile
 from collections.abc import Callable
@@ -33,8 +32,9 @@ class CpuDevice:
         self.torch_device = torch.device("cpu")
         self._llc_bytes = last_level_cache_bytes() or _ASSUMED_LLC_BYTES
         self._flush_buffer: torch.Tensor | None = None
-        # One for the machine: two rows measured at once would slow each other down.
-        self._turn = Turn(Path(tempfile.gettempdir()) / f"opatlas-cpu-{getpass.getuser()}.lock")
+        # One for all sessions of the user: two rows measured at once would slow each other down. By
+        # number, because a container's user need not have a name.
+        self._turn = Turn(Path(tempfile.gettempdir()) / f"opatlas-cpu-{os.getuid()}.lock")
 
     def describe(self) -> DeviceDescription:
         return DeviceDescription(
