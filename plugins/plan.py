@@ -165,6 +165,10 @@ def make_plan(
         except OpAtlasError as error:
             plan.problems.append(str(error))
     release_memory()
+    if write and any(table.cases for table in plan.tables.values()):
+        # A database that cannot be written is better found out now than after hours of measuring.
+        with database.lock():
+            pass
     return plan
 
 

@@ -45,20 +45,7 @@ def test_a_wrong_result_fails_and_names_the_difference(sessions: Sessions) -> No
 
 def test_a_killed_session_is_merged_by_the_next_one(sessions: Sessions) -> None:
     sessions.write("Moody", [row(1), row(2), row(13), row(3)])
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "no:cacheprovider",
-            f"--database-path={sessions.database}",
-            "--repeat-count=2",
-        ],
-        cwd=sessions.folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
-    )
+    process = _started(sessions)
     journal = _wait_for_lines(sessions.database / "journal", 3)
     device_process = _child_of(process.pid)
     process.send_signal(signal.SIGKILL)
@@ -71,6 +58,18 @@ def test_a_killed_session_is_merged_by_the_next_one(sessions: Sessions) -> None:
     assert "merged 2 records that session" in done
     assert "cut off in the middle" in done
     assert sessions.statuses("Moody") == {1: "measured", 2: "measured", 13: "", 3: "measured"}
+    assert not list((sessions.database / "journal").glob("*.jsonl"))
+
+
+def test_ctrl_c_ends_a_hanging_row_at_once_and_keeps_the_others(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(1), row(2), row(13), row(3)])
+    process = _started(sessions)
+    _wait_for_lines(sessions.database / "journal", 3)
+    device_process = _child_of(process.pid)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(8) == pytest.ExitCode.INTERRUPTED
+    assert _is_gone(device_process)
+    assert sessions.statuses("Moody") == {1: "measured", 2: "measured", 13: "", 3: ""}
     assert not list((sessions.database / "journal").glob("*.jsonl"))
 
 
@@ -99,6 +98,16 @@ def test_an_empty_database_gets_a_starter(sessions: Sessions) -> None:
     assert "Traceback" not in listed
     sessions.run("-k", "nothing-of-this-name")
     assert (sessions.database / "RmsNorm.csv").exists()
+
+
+def _started(sessions: Sessions) -> subprocess.Popen[bytes]:
+    options = ("-p", "no:cacheprovider", f"--database-path={sessions.database}", "--repeat-count=2")
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", *options],
+        cwd=sessions.folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def _wait_for_lines(directory: Path, count: int) -> Path:
