@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import TextIO
 _REWRITE_EVERY_S = 0.2
 #: Where lines stay (a log, CI), one is written this often.
 _PLAIN_LINE_EVERY_S = 15.0
-_COLUMNS = 79
+_COLUMNS = 80
 
 
 class Progress:
@@ -80,7 +81,8 @@ class Progress:
                 parts.append(f"{duration(max(self.total - self.done, 0) / rate)} left")
         if note:
             parts.append(note)
-        return "  ".join(parts)[:_COLUMNS]
+        # One column less than there are: a full line would wrap, and a wrapped one cannot be rewritten.
+        return "  ".join(parts)[: self._columns() - 1]
 
     def clear(self) -> None:
         """Removes the line from the terminal, for something else to be printed; the next advance brings it back."""
@@ -92,6 +94,13 @@ class Progress:
     def close(self) -> None:
         """Ends the progress; more calls do nothing."""
         self.clear()
+
+    def _columns(self) -> int:
+        try:
+            return min(os.get_terminal_size(self._stream.fileno()).columns or _COLUMNS, _COLUMNS)
+        except (OSError, ValueError):
+            # No terminal, or none that tells.
+            return _COLUMNS
 
     def _show(self, line: str) -> None:
         if self._terminal:

@@ -1,6 +1,10 @@
 """The progress line of long stages."""
 
+import fcntl
 import io
+import pty
+import struct
+import termios
 
 import pytest
 
@@ -70,6 +74,13 @@ def test_a_short_stage_writes_nothing(clock):
     with Progress(3, "rows", stream=stream, clock=clock) as progress:
         progress.advance(3)
     assert stream.getvalue() == ""
+
+
+def test_a_line_fits_a_narrow_terminal(clock):
+    primary, secondary = pty.openpty()
+    fcntl.ioctl(secondary, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+    with open(primary, "rb"), open(secondary, "w") as stream:
+        assert len(Progress(1e12, "rows", label="x" * 100, stream=stream, clock=clock).line()) == 39
 
 
 def test_a_line_fits_the_terminal(clock):
