@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,9 +61,7 @@ class Report:
         database = self._session.database
         kernel_types = sorted({*self._written.merged.updated, *self._written.merged.added})
         self._gaps, self._problems = find_gaps(database, kernel_types)
-        stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(self._session.started_at))
-        report = database.reports_dir / f"replay_report_{stamp}.md"
-        gaps = database.reports_dir / f"duration_gap_{stamp}.csv"
+        report, gaps = free_paths(database.reports_dir, self._session.started_at)
         try:
             write_text(report, replay_report(self._facts(), self._gaps))
             write_gap_csv(gaps, self._gaps)
@@ -75,6 +75,7 @@ class Report:
         plan = self._session.plan_if_made
         if plan is None or plan.error or self._session.settings.collect_only:
             return
+        terminalreporter.ensure_newline()
         terminalreporter.section("OpAtlas", sep="=")
         for line in self._summary(config):
             terminalreporter.write_line(line)
@@ -168,6 +169,17 @@ class Report:
 
     def _seconds(self) -> float:
         return max(self._last_at - (self._first_at or self._last_at), 1e-3)
+
+
+def free_paths(folder: Path, started_at: float) -> tuple[Path, Path]:
+    """Where the two files go; sessions that started in the same second are numbered."""
+    stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(started_at))
+    for number in itertools.count(1):
+        name = stamp if number == 1 else f"{stamp}_{number}"
+        report = folder / f"replay_report_{name}.md"
+        if not report.exists():
+            break
+    return report, folder / f"duration_gap_{name}.csv"
 
 
 def _cause(record: Mapping[str, Any]) -> str:

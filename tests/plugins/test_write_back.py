@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from conftest import Sessions, row
+from plugins.report import free_paths
 
 
 def test_durations_status_and_run_go_into_the_row_and_the_rest_stays(sessions: Sessions) -> None:
@@ -146,3 +148,12 @@ def test_reports_name_gaps_failures_and_what_was_written(sessions: Sessions) -> 
     assert "2 of 2 rows with both durations are outside of 0.8 ... 1.2" in text
     (gaps,) = (sessions.database / "reports").glob("duration_gap_*.csv")
     assert len(gaps.read_text().splitlines()) == 3
+
+
+def test_sessions_that_start_in_one_second_keep_their_own_reports(tmp_path: Path) -> None:
+    report, gaps = free_paths(tmp_path, 0.0)
+    report.touch()
+    assert free_paths(tmp_path, 0.0) == (
+        report.with_name(f"{report.stem}_2.md"),
+        gaps.with_name(f"{gaps.stem}_2.csv"),
+    )
