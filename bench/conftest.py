@@ -18,12 +18,12 @@ from bench.executor import Executor
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> Iterator[Executor]:
     """The device that rows are replayed on, open; the session ends where it cannot be opened."""
+    session: Any = request.config.pluginmanager.get_plugin("opatlas-session")
     try:
-        session: Any = request.config.pluginmanager.get_plugin("opatlas-session")
         executor: Executor = session.executor()
         executor.describe()
     except DeviceGone as error:
-        pytest.exit(str(error), returncode=pytest.ExitCode.USAGE_ERROR)
+        session.end_without_device(request.session, str(error), pytest.ExitCode.USAGE_ERROR)
     yield executor
     executor.close()
 

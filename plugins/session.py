@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from filelock import FileLock
@@ -78,6 +78,16 @@ class BenchSession:
                     settings.device, settings.measure, case_timeout_s=settings.case_timeout_s
                 )
         return self._executor
+
+    def end_without_device(self, session: pytest.Session, reason: str, code: pytest.ExitCode) -> NoReturn:
+        """Ends the session; the row in hand is not to blame, and gets no record.
+
+        A worker that exits makes xdist fail with an internal error of its own: it asks for the end instead.
+        """
+        if self.is_worker:
+            session.shouldstop = reason
+            pytest.fail(reason, pytrace=False)
+        pytest.exit(reason, returncode=code)
 
     def _for_worker(self) -> dict[str, str]:
         """What a worker needs to be of this session."""

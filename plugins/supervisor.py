@@ -47,8 +47,12 @@ class Supervisor:
         row = row_of(item)
         record: Record | None = None
         if row is not None and call.when == "call":
-            record = self._record(row, item.stash.get(_OUTCOME, None) or _outcome_of_exception(call))
-            item.user_properties += _properties(record)
+            outcome = item.stash.get(_OUTCOME, None)
+            if outcome is None and self._session.settings.in_process:
+                outcome = _outcome_of_exception(call)
+            if outcome is not None:
+                record = self._record(row, outcome)
+                item.user_properties += _properties(record)
         elif row is not None and call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception):
             record = self._record(row, Outcome(Status.SKIPPED, str(call.excinfo.value)))
         report = yield
@@ -73,7 +77,7 @@ class Supervisor:
         try:
             return self._session.executor().run(job)
         except DeviceGone as error:
-            pytest.exit(str(error), returncode=pytest.ExitCode.INTERNAL_ERROR)
+            self._session.end_without_device(item.session, str(error), pytest.ExitCode.INTERNAL_ERROR)
 
     def _record(self, row: CaseRow, outcome: Outcome) -> Record:
         return Record(

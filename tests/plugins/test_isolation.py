@@ -73,6 +73,21 @@ def test_ctrl_c_ends_a_hanging_row_at_once_and_keeps_the_others(sessions: Sessio
     assert not list((sessions.database / "journal").glob("*.jsonl"))
 
 
+@pytest.mark.parametrize("options", [(), ("-n", "2")])
+def test_a_device_that_cannot_be_opened_ends_the_session_and_marks_no_row(
+    sessions: Sessions, options: tuple[str, ...]
+) -> None:
+    sessions.write("Toy", [row(1), row(2), row(3)])
+    torch = sessions.folder / "broken" / "torch.py"
+    torch.parent.mkdir()
+    torch.write_text('raise ImportError("no such library")\n')
+    done = sessions.run(*options, PYTHONPATH=os.pathsep.join((str(torch.parent), str(ROOT))))
+    assert done.code != 0
+    assert "device process did not start: ImportError: no such library" in done
+    assert "INTERNALERROR" not in done
+    assert set(sessions.statuses("Toy").values()) == {""}
+
+
 def test_an_unreadable_file_fails_the_session_but_the_others_run(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
     broken = sessions.database / "OtherToy.csv"
