@@ -136,8 +136,9 @@ def _column(words: Words, which: int) -> str:
 
 
 def _extra_columns(kernel_type: str, columns: Mapping[str, str] | pd.Index) -> list[str]:
+    """All of the kernel type's, where there is one of them: each value keeps its place among the others."""
     wanted = (EP_SIZE,) if kernel_type == "DispatchFFNCombine" else RUNTIME_IN_SIGNATURE
-    return [column for column in wanted if column in columns]
+    return list(wanted) if any(column in columns for column in wanted) else []
 
 
 def _plain(cell: str) -> str:

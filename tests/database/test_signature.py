@@ -75,6 +75,13 @@ def test_attention_rows_that_differ_in_sequence_lengths_only():
 
 def test_a_missing_runtime_column_is_an_empty_one():
     assert same("FusedInferAttentionScore", row(), {**row(), "Runtime num_heads": ""})
+    heads = {**row(), "Runtime num_heads": "8"}
+    assert same("FusedInferAttentionScore", heads, {**heads, "Runtime sparse_mode": ""})
+
+
+def test_a_runtime_value_counts_as_what_its_column_says():
+    heads, mode = {**row(), "Runtime num_heads": "3"}, {**row(), "Runtime sparse_mode": "3"}
+    assert not same("FusedInferAttentionScore", heads, mode)
 
 
 @pytest.mark.parametrize(
