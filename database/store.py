@@ -304,8 +304,6 @@ def read_header(path: Path) -> list[str]:
 def _modern_names(columns: list[str]) -> dict[str, str]:
     """Today's names for the columns of files that older tools wrote."""
     names = {}
-    if LEGACY_MICROBENCH in columns and AVERAGE not in columns:
-        names[LEGACY_MICROBENCH] = AVERAGE
     if LEGACY_PROFILING_MEDIAN in columns and PROFILING_AVERAGE not in columns:
         # A profiling file from before the prefixes: its average is the profiling one.
         names[LEGACY_PROFILING_MEDIAN] = PROFILING_MEDIAN
@@ -317,4 +315,6 @@ def _modern_names(columns: list[str]) -> dict[str, str]:
             counter = LEGACY_COUNTER.fullmatch(column)
             if counter:
                 names[column] = profiling_counter(counter["counter"])
+    if LEGACY_MICROBENCH in columns and (AVERAGE not in columns or AVERAGE in names):
+        names[LEGACY_MICROBENCH] = AVERAGE
     return names

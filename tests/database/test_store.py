@@ -104,6 +104,16 @@ def test_an_older_profiling_file(path):
     ]
 
 
+def test_an_older_profiling_file_with_a_microbench_column(path):
+    header = "Input Shapes,Input Data Types,Output Shapes,Output Data Types,MicroBench Duration(us),"
+    text = header + "Average Duration(us),Median Duration(us)\n4,FLOAT,4,FLOAT,1,2,3\n"
+    assert list(read_frame(write(path, text)).columns[4:]) == [
+        "Average Duration(us)",
+        "Profiling Average Duration(us)",
+        "Profiling Median Duration(us)",
+    ]
+
+
 def test_a_crash_while_writing_leaves_the_old_file(path):
     write(path, HEADER + ROW)
 
