@@ -180,6 +180,10 @@ def read_text_csv(path: Path) -> pd.DataFrame:
             ),
         )
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        if b"\n" not in path.read_bytes():
+            # The header alone, which Arrow's reader cannot skip where no line ends.
+            empty: pd.DataFrame = pd.DataFrame({name: pd.Series(dtype=str) for name in names})
+            return empty
         raise TableError(path, f"not readable as UTF-8 CSV ({error})", _RESTORE) from None
     if rejected:
         first = rejected[0]

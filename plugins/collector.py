@@ -105,6 +105,7 @@ class Collector:
         left_out = sum(plan.left_out().values())
         if left_out:
             lines.append(f"opatlas: {left_out} rows left out: they have a duration (--update-mode=missing-only)")
+        lines += [f"opatlas: {path} has a header and no rows" for path in plan.without_rows()]
         lines += [f"opatlas: not read: {problem}" for problem in plan.problems]
         return lines
 

@@ -112,6 +112,10 @@ class Plan:
         """How many rows of some kernel types are cases."""
         return sum(len(table.cases) for name, table in self.tables.items() if name in kernel_types)
 
+    def without_rows(self) -> list[Path]:
+        """Files that hold no row."""
+        return [table.path for table in self.tables.values() if not any(table.columns.values())]
+
     def left_out(self) -> Counter[str]:
         """Rows that the mode leaves out, by kernel type."""
         return Counter({name: len(table.left_out) for name, table in self.tables.items() if table.left_out})

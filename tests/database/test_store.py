@@ -92,6 +92,12 @@ def test_a_legacy_microbench_column_is_the_average(path):
     assert "Average Duration(us)" in read_frame(write(path, text)).columns
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_a_header_alone_is_a_table_without_rows(path, end):
+    frame = read_frame(write(path, HEADER.rstrip("\n") + end))
+    assert (len(frame), list(frame.columns)) == (0, HEADER.strip().split(","))
+
+
 def test_an_older_profiling_file(path):
     header = "Input Shapes,Input Data Types,Output Shapes,Output Data Types,Average Duration(us),Median Duration(us),"
     text = header + "Std Duration(us),Average aicore_time(us),avg_seq_len\n4,FLOAT,4,FLOAT,1,2,3,4,5\n"

@@ -99,6 +99,15 @@ def test_an_unreadable_file_fails_the_session_but_the_others_run(sessions: Sessi
     assert broken.read_text().startswith("version https://git-lfs")
 
 
+def test_a_file_without_rows_is_named(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    empty = sessions.database / "OtherToy.csv"
+    empty.write_text(",".join(row(1)))
+    done = sessions.run()
+    assert (done.code, done.outcomes()) == (0, {"passed": 1})
+    assert f"{empty} has a header and no rows" in done
+
+
 def test_a_database_that_is_not_there_is_named_with_the_remedy(tmp_path: Path, sessions: Sessions) -> None:
     done = sessions.run(f"--database-path={tmp_path / 'nowhere'}")
     assert done.code != 0
