@@ -24,7 +24,7 @@ class Manifest:
     Attributes:
         run_id: as in the Run ID column.
         started_at, finished_at: seconds since the epoch; None while it runs, or if it was killed.
-        device: the name and facts that the device gave; empty until a row was measured.
+        device: the name and facts that the device gave; empty until a row was run.
         options: the options of the session, as given or by default.
         code: digest of the code that measured (`code_digest`).
         host, python, packages: where it ran.

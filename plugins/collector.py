@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -58,6 +59,13 @@ class Collector:
     @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_xdist_node_collection_finished(self) -> None:
         self._stop_without_plan()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self) -> None:
+        """Items live to the end of the session: the garbage collector need not look at them again and again."""
+        if self._session.plan_if_made is not None:
+            gc.collect()
+            gc.freeze()
 
     def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
         plan = self._session.plan_if_made

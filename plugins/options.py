@@ -63,10 +63,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="device to replay on, by the name of its database folder, or 'cpu' (default: the device at hand)",
     )
     group.addoption(
-        "--vllm-version", metavar="V", help="vllm-ascend version of the database (default: the installed one)"
+        "--vllm-version",
+        metavar="V",
+        help="vllm-ascend version of an NPU's database; a CPU's has none (default: the installed one)",
     )
     group.addoption("--torch-version", metavar="V", help="torch version of the database (default: the installed one)")
-    group.addoption("--cann-version", metavar="V", help="CANN version of the database (default: the installed one)")
+    group.addoption(
+        "--cann-version",
+        metavar="V",
+        help="CANN version of an NPU's database; a CPU's has none (default: the installed one)",
+    )
     group.addoption(
         "--ops",
         metavar="TYPE[,TYPE...]",

@@ -60,7 +60,8 @@ class Supervisor:
             about: dict[str, Any] = {}
             if record is not None:
                 about["record"] = record.to_json()
-                if record.measurement is not None and not self._device_told:
+                # Whatever became of the row, its run id must lead to a manifest.
+                if call.when == "call" and not self._device_told:
                     about["device"] = self._describe_device()
             setattr(report, REPORT_ATTRIBUTE, about)
         return report

@@ -40,7 +40,7 @@ class WriteBack:
 
     @property
     def device_name(self) -> str:
-        """What the device calls itself; "" before a row was measured."""
+        """What the device calls itself; "" before a row was run."""
         return str(self._manifest.device.get("name", "")) if self._manifest else ""
 
     @pytest.hookimpl(trylast=True)

@@ -134,6 +134,16 @@ def test_workers_give_the_same_rows_and_statuses_as_one_process(sessions: Sessio
     assert alone.outcomes() == {"failed": 7, "passed": 3, "skipped": 1}
 
 
+@pytest.mark.parametrize("options", [(), ("--in-process",), ("-n", "2")])
+def test_the_run_of_a_row_that_failed_leads_to_a_manifest(sessions: Sessions, options: tuple[str, ...]) -> None:
+    sessions.write("Moody", [row(15)])
+    assert sessions.run(*options).code == 1
+    (failed,) = sessions.read("Moody")
+    manifest = json.loads((sessions.database / "runs" / f"{failed['Run ID']}.json").read_text())
+    assert manifest["device"]["facts"]["threads"] >= 1
+    assert manifest["statuses"] == {"failed": 1}
+
+
 def test_reports_name_gaps_failures_and_what_was_written(sessions: Sessions) -> None:
     sessions.write("Toy", [{**row(n), "Profiling Average Duration(us)": "1000000.0"} for n in (1, 2)])
     sessions.write("Moody", [row(15)])
