@@ -78,7 +78,7 @@ class Supervisor:
         try:
             return self._session.executor().run(job)
         except DeviceGone as error:
-            self._session.end_without_device(item.session, str(error), pytest.ExitCode.INTERNAL_ERROR)
+            self._session.end_without_device(item.session, str(error), pytest.ExitCode.INTERRUPTED)
 
     def _record(self, row: CaseRow, outcome: Outcome) -> Record:
         return Record(

@@ -56,7 +56,7 @@ class WriteBack:
             pytest.exit(
                 f"{self._session.database.path} cannot be written ({error}): make room, then run again; "
                 f"what was measured before is merged now",
-                returncode=pytest.ExitCode.INTERNAL_ERROR,
+                returncode=pytest.ExitCode.INTERRUPTED,
             )
         self.statuses[about.pop("record")["status"]] += 1
 
@@ -77,7 +77,8 @@ class WriteBack:
         except (OpAtlasError, OSError) as error:
             kept.release()
             self.problem = f"{error}; the records are kept in {kept.path} and are merged by the next session"
-            session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+            # Not INTERNAL_ERROR, after which pytest shows no summary, and nobody would learn of this.
+            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
             return
         kept.discard()
 

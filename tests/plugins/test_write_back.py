@@ -144,6 +144,26 @@ def test_the_run_of_a_row_that_failed_leads_to_a_manifest(sessions: Sessions, op
     assert manifest["statuses"] == {"failed": 1}
 
 
+def test_records_that_cannot_be_merged_are_told_of_and_kept_for_the_next_session(sessions: Sessions) -> None:
+    path = sessions.write("Breaking", [row(1)])
+    whole = path.read_text()
+    (sessions.folder / "test_breaking.py").write_text(
+        "import os\n"
+        "from bench import expected, impl\n"
+        "from bench.registry import replays\n"
+        '@replays("Breaking", npu=None)\n'
+        "def test_breaking(row, replay):\n"
+        "    open(os.environ['BREAK'], 'w').close()\n"
+        "    replay(impl.add, *row.inputs(), expected=expected.add)\n"
+    )
+    done = sessions.run("-k", "Breaking", BREAK=str(path))
+    assert done.code == pytest.ExitCode.TESTS_FAILED
+    assert f"NOT WRITTEN BACK: {path}: an empty file" in done
+    path.write_text(whole)
+    assert "merged 1 records" in sessions.run("-k", "nothing")
+    assert [r["Status"] for r in sessions.read("Breaking")] == ["measured"]
+
+
 def test_reports_name_gaps_failures_and_what_was_written(sessions: Sessions) -> None:
     sessions.write("Toy", [{**row(n), "Profiling Average Duration(us)": "1000000.0"} for n in (1, 2)])
     sessions.write("Moody", [row(15)])
