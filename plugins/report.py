@@ -37,6 +37,7 @@ class Report:
         self._written = written
         self._keyword = keyword
         self._outcomes: Counter[str] = Counter()
+        self._ran: set[str] = set()
         self._errors: Counter[tuple[str, str]] = Counter()
         self._first_at: float | None = None
         self._last_at = 0.0
@@ -52,6 +53,7 @@ class Report:
         self._last_at = max(self._last_at, report.stop)
         self._outcomes[outcome_of_report(report)] += 1
         record = about["record"]
+        self._ran.add(record["kernel_type"])
         if record["status"] != Status.MEASURED.value:
             self._errors[record["kernel_type"], f"{record['status']}: {_cause(record)}"] += 1
 
@@ -146,7 +148,8 @@ class Report:
     def _not_replayable(self) -> Counter[str]:
         plan = self._session.plan_if_made
         assert plan is not None
-        known = self._collector.known_replays()
+        # What ran has a replay: xdist's controller, which collects nothing, knows those of bench/ only.
+        known = self._ran.union(self._collector.known_replays())
         return Counter({name: len(table.cases) for name, table in plan.tables.items() if name not in known})
 
     def _facts(self) -> SessionFacts:

@@ -130,6 +130,7 @@ def test_workers_give_the_same_rows_and_statuses_as_one_process(sessions: Sessio
     sessions.write("Moody", [row(n) for n in (1, 2, 11, 12, 15, 16, 17, 18, 19, 20, 3)])
     together = sessions.run("-n", "2")
     assert sessions.statuses("Moody") == statuses
+    assert "have no replay" not in together
     assert (together.code, together.outcomes()) == (alone.code, alone.outcomes())
     assert alone.outcomes() == {"failed": 7, "passed": 3, "skipped": 1}
 
