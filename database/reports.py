@@ -19,7 +19,6 @@ from database.store import Database, write_text
 #: A replay within 20 % of the capture counts as agreeing with it.
 LOWEST_RATIO, HIGHEST_RATIO = 0.8, 1.2
 _HOT_SPOTS = 10
-_ERRORS_SHOWN = 20
 
 
 @dataclass(frozen=True)

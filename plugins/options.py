@@ -89,7 +89,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--repeat-count",
         type=_positive_int,
         metavar="N",
-        help="samples of each row (default: as many as its noise asks for, at least 10; "
+        help="samples of each row (default: as many as its noise asks for, at least 10 where --time-limit lets it; "
         f"or what {REPEAT_COUNT_VARIABLE} says)",
     )
     group.addoption(
