@@ -69,8 +69,8 @@ class Database:
         self.pruned_dir = self.path / "pruned"
 
     def kernel_types(self) -> list[str]:
-        """Kernel types that have a file, sorted; collectives (`hcom_*`) have another schema."""
-        return sorted(path.stem for path in self.path.glob("*.csv") if not path.stem.startswith("hcom_"))
+        """Kernel types that have a file, sorted; collectives (`hcom_*`) have another schema, and hidden files none."""
+        return sorted(path.stem for path in self.path.glob("*.csv") if not path.stem.startswith(("hcom_", ".")))
 
     def csv_path(self, kernel_type: str) -> Path:
         """Where the rows of a kernel type are.

@@ -173,7 +173,7 @@ def test_kernel_types_that_are_no_file_names(tmp_path, kernel_type):
 
 
 def test_a_database_lists_compute_kernels_only(tmp_path):
-    for name in ("Sub.csv", "Add.csv", "hcom_allReduce_.csv", "op_mapping.yaml"):
+    for name in ("Sub.csv", "Add.csv", "hcom_allReduce_.csv", "op_mapping.yaml", "._Add.csv"):
         write(tmp_path / name, "")
     assert Database(tmp_path).kernel_types() == ["Add", "Sub"]
 
