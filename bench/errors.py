@@ -28,12 +28,6 @@ class Unsupported(ReplayError):
     status = Status.UNSUPPORTED
 
 
-class MissingPrecondition(ReplayError):
-    """Something the row needs is not there (an environment variable, enough devices)."""
-
-    status = Status.SKIPPED
-
-
 class OutOfMemory(ReplayError):
     """The row does not fit into the device's memory."""
 

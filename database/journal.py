@@ -109,7 +109,7 @@ class Journal:
             self._dirty.wait()
             self._dirty.clear()
             if not self._closed:
-                os.fdatasync(self._file.fileno())
+                os.fsync(self._file.fileno())
                 time.sleep(_SYNC_PAUSE_S)
 
 

@@ -15,6 +15,7 @@ import pandas as pd
 
 from database.bulk import without_cycle_collection
 from database.editing import TableEdit
+from database.errors import OpAtlasError
 from database.record import Record
 from database.schema import (
     AVERAGE,
@@ -71,6 +72,7 @@ class MergeResult:
         unchanged: rows whose record had been merged before, by kernel type.
         unmatched: records without a row that the mode does not append.
         pruned: rows that were moved to the pruned folder.
+        problems: files that could not be read or written; their records are not merged.
     """
 
     updated: Counter[str] = field(default_factory=Counter)
@@ -79,6 +81,7 @@ class MergeResult:
     unchanged: Counter[str] = field(default_factory=Counter)
     unmatched: list[RowName] = field(default_factory=list)
     pruned: list[RowName] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
 def has_duration(row: Mapping[str, str]) -> bool:
@@ -99,7 +102,8 @@ def merge(
         keep_newer: leave rows alone that hold what a later run than the record's found out.
 
     Raises:
-        OpAtlasError: a file that cannot be read or written. What was merged before it stays.
+        OpAtlasError: the database cannot be locked. A file that cannot be read or written is a
+            problem of the result, and does not keep the records of other kernel types out.
     """
     by_type: dict[str, dict[str, Record]] = {}
     for record in records:
@@ -107,7 +111,10 @@ def merge(
     result = MergeResult()
     with database.lock(), without_cycle_collection():
         for kernel_type, latest in by_type.items():
-            _merge_table(database, kernel_type, latest, mode, prune, keep_newer, result)
+            try:
+                _merge_table(database, kernel_type, latest, mode, prune, keep_newer, result)
+            except OpAtlasError as error:
+                result.problems.append(str(error))
     return result
 
 
@@ -223,7 +230,8 @@ def _measured_cells(record: Record) -> tuple[str, ...]:
         _microseconds(summary.mean_us),
         _microseconds(summary.median_us),
         _microseconds(summary.min_us),
-        _microseconds(summary.std_us),
+        # One sample has no spread; 0 would say that it has none.
+        _microseconds(summary.std_us) if summary.count > 1 else "",
         str(summary.count),
         "" if measurement.device_kernels is None else str(measurement.device_kernels),
         measurement.cache_state,
@@ -248,11 +256,8 @@ def _to_prune(rows: TableEdit, positions: Mapping[str, list[int]], records: Iter
 
 
 def _append_pruned(database: Database, kernel_type: str, rows: pd.DataFrame) -> None:
-    """Adds rows to the file of pruned ones, each signature once, the newest reason winning."""
+    """Adds rows to the file of pruned ones. It only grows: a row that comes back and is pruned again stands twice."""
     path = database.pruned_dir / f"{kernel_type}.csv"
     if path.exists():
-        older = read_frame(path)
-        new = set(signatures(kernel_type, rows))
-        kept = [signature not in new for signature in signatures(kernel_type, older)]
-        rows = pd.concat([older[kept], rows], ignore_index=True).fillna("")
+        rows = pd.concat([read_frame(path), rows], ignore_index=True).fillna("")
     write_frame(rows, path)

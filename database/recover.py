@@ -46,7 +46,9 @@ def _recovered(database: Database, path: Path) -> Recovered:
     """Raises OpAtlasError, ValueError, OSError."""
     contents = journal.read(path)
     header = contents.header
-    merge(database, contents.records, UpdateMode(header.update_mode), prune=header.prune, keep_newer=True)
+    merged = merge(database, contents.records, UpdateMode(header.update_mode), prune=header.prune, keep_newer=True)
+    if merged.problems:
+        return Recovered(header.run_id, 0, (*merged.problems, f"its records stay in {path} until that is mended"))
     problems = [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
     if problems:
         kept = path.with_name(path.name + ".unreadable")

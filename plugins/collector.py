@@ -108,12 +108,20 @@ class Collector:
         if plan.starter_rows:
             lines.append(f"opatlas: there was no database yet; made a starter of {plan.starter_rows} theory rows")
         for recovered in plan.recovered:
-            lines.append(f"opatlas: merged {recovered.records} records that session {recovered.run_id} left behind")
+            could = (
+                f"merged {recovered.records}" if recovered.records or not recovered.problems else "could not merge the"
+            )
+            lines.append(f"opatlas: {could} records that session {recovered.run_id} left behind")
             lines += [f"opatlas: {problem}" for problem in recovered.problems]
         left_out = sum(plan.left_out().values())
         if left_out:
             lines.append(f"opatlas: {left_out} rows left out: they have a duration (--update-mode=missing-only)")
         lines += [f"opatlas: {path} has a header and no rows" for path in plan.without_rows()]
+        for name, places in plan.no_durations().items():
+            more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+            lines.append(
+                f"opatlas: {name}: {places[0]}{more} is no duration (a number above 0): counted as not measured"
+            )
         lines += [f"opatlas: not read: {problem}" for problem in plan.problems]
         return lines
 

@@ -11,7 +11,7 @@ import pytest
 
 from bench.devices.at_hand import device_spec
 from bench.job import DeviceSpec, MeasureSettings
-from database.layout import cpu_device_name, default_path
+from database.layout import cpu_device_name, default_path, public_version
 from database.merge import UpdateMode
 from database.versions import detect
 
@@ -148,6 +148,7 @@ def settings_of(config: pytest.Config) -> Settings:
     if option.database_path:
         database = Path(option.database_path)
     else:
+        _expect_installed_torch(option.torch_version, option.collectonly)
         versions = detect(vllm=option.vllm_version, torch=option.torch_version, cann=option.cann_version)
         database = default_path(cpu_device_name(), versions)
     return Settings(
@@ -166,6 +167,16 @@ def settings_of(config: pytest.Config) -> Settings:
         in_process=option.in_process,
         collect_only=option.collectonly,
     )
+
+
+def _expect_installed_torch(version: str | None, collect_only: bool) -> None:
+    """What the installed torch measures must not be filed under another version."""
+    installed = detect().torch
+    if version and installed and public_version(version) != public_version(installed) and not collect_only:
+        raise pytest.UsageError(
+            f"--torch-version {version}: rows would be measured with the installed torch {installed}; leave it out, "
+            f"or name a database with --database-path"
+        )
 
 
 def _is_distributed(config: pytest.Config) -> bool:

@@ -25,6 +25,7 @@ from database.schema import (
     Status,
 )
 from database.signature import digest, signature, signatures
+from database.statistics import valid_duration
 from database.store import Database, Table, release_memory
 
 #: Cells that a replay may need.
@@ -74,6 +75,7 @@ class TablePlan:
         expected_to_fail: reasons of the cases that are xfail, by position.
         left_out: ids of rows that the update mode leaves out.
         duplicates: positions of rows whose signature an earlier row has.
+        no_durations: duration cells that hold something else, as "line: text".
     """
 
     kernel_type: str
@@ -83,6 +85,7 @@ class TablePlan:
     expected_to_fail: dict[int, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     duplicates: list[int] = field(default_factory=list)
+    no_durations: list[str] = field(default_factory=list)
 
     def rows(self) -> Iterator[tuple[str, CaseRow, str | None]]:
         """Each case's id, its row, and why it is expected to fail, if it is."""
@@ -115,6 +118,10 @@ class Plan:
     def without_rows(self) -> list[Path]:
         """Files that hold no row."""
         return [table.path for table in self.tables.values() if not any(table.columns.values())]
+
+    def no_durations(self) -> dict[str, list[str]]:
+        """Duration cells that hold something else, by kernel type."""
+        return {name: table.no_durations for name, table in self.tables.items() if table.no_durations}
 
     def left_out(self) -> Counter[str]:
         """Rows that the mode leaves out, by kernel type."""
@@ -193,6 +200,10 @@ def _plan_table(table: Table, mode: UpdateMode) -> TablePlan:
             continue
         seen.add(case_id)
         row = {name: cells[position] for name, cells in state.items()}
+        for name in (AVERAGE, PROFILING_AVERAGE):
+            # Other tools write 0 for "not measured".
+            if row.get(name, "").strip("0. ") and valid_duration(row[name]) is None:
+                planned.no_durations.append(f"line {position + 2}, {name!r} = {row[name]!r}")
         if mode is UpdateMode.MISSING_ONLY and has_duration(row):
             planned.left_out.append(case_id)
             continue

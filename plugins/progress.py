@@ -27,9 +27,7 @@ class ReplayProgress:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._total = len(session.items)
         if session.items and not self._silent and all(row_of(item) for item in session.items):
-            # File names and percentages would interrupt the line.
-            self._terminal.showfspath = False
-            self._terminal._show_progress_info = False
+            self._take_the_line()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
@@ -52,6 +50,7 @@ class ReplayProgress:
         if about_row(report) is None or self._silent:
             return
         if self._progress is None:
+            self._take_the_line()
             self._terminal.ensure_newline()
             self._progress = Progress(self._total, "rows", stream=self._terminal._tw._file)
         if report.when == "call" or not report.passed:
@@ -62,3 +61,8 @@ class ReplayProgress:
     def pytest_sessionfinish(self) -> None:
         if self._progress is not None:
             self._progress.close()
+
+    def _take_the_line(self) -> None:
+        """pytest's file names and percentages would interrupt it."""
+        self._terminal.showfspath = False
+        self._terminal._show_progress_info = False

@@ -73,14 +73,17 @@ class WriteBack:
             kept.close()
             contents = journal.read(kept.path)
             self.merged = merge(self._session.database, contents.records, settings.mode, prune=settings.prune)
+            problems = self.merged.problems
             self._finish_manifest()
         except (OpAtlasError, OSError) as error:
-            kept.release()
-            self.problem = f"{error}; the records are kept in {kept.path} and are merged by the next session"
-            # Not INTERNAL_ERROR, after which pytest shows no summary, and nobody would learn of this.
-            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+            problems = [str(error)]
+        if not problems:
+            kept.discard()
             return
-        kept.discard()
+        kept.release()
+        self.problem = f"{'; '.join(problems)}; the records are kept in {kept.path} and are merged by the next session"
+        # Not INTERNAL_ERROR, after which pytest shows no summary, and nobody would learn of this.
+        session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
     def _open(self) -> Journal:
         """The journal, opened for the first record. Raises pytest.UsageError, OSError."""

@@ -99,6 +99,21 @@ def test_a_table_that_is_gone_is_made_again_of_what_was_measured(database: Datab
     assert row["Average Duration(us)"] == "5.0000"
 
 
+def test_a_file_that_cannot_be_read_keeps_only_its_own_records_out(database: Database) -> None:
+    write(database, [cells(1)])
+    write(database, [cells(1)], "Neg").write_text("nonsense")
+    other = dataclasses.replace(record(1, 5.0), kernel_type="Neg")
+    result = merge(database, [other, record(1, 5.0)], UpdateMode.ALL, prune=False)
+    assert "Neg.csv" in result.problems[0]
+    assert read(database)[0]["Average Duration(us)"] == "5.0000"
+
+
+def test_one_sample_has_no_spread(database: Database) -> None:
+    write(database, [cells(1)])
+    merge(database, [record(1, 5.0)], UpdateMode.ALL, prune=False)
+    assert not read(database)[0].get("MicroBench Std Duration(us)")
+
+
 def test_pruning_takes_only_rows_of_this_session_without_any_duration(database: Database) -> None:
     profiled = {"Profiling Average Duration(us)": "3"}
     write(database, [{**cells(n), "Profiling Average Duration(us)": ""} for n in (1, 2)] + [{**cells(3), **profiled}])
@@ -109,7 +124,7 @@ def test_pruning_takes_only_rows_of_this_session_without_any_duration(database: 
     assert "because of 2" in pruned.read_text()
     write(database, [{**cells(n), "Profiling Average Duration(us)": ""} for n in (1, 2)])
     merge(database, [record(1), record(2)], UpdateMode.ALL, prune=True)
-    assert pruned.read_text().count("\n") == 3, "each signature once"
+    assert pruned.read_text().count("\n") == 4, "what was pruned before is still there"
 
 
 SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=12)

@@ -46,6 +46,7 @@ def test_missing_only_runs_what_has_no_duration_then_has_nothing_to_do(sessions:
     sessions.write("Toy", rows)
     first = sessions.run("--update-mode=missing-only")
     assert first.outcomes() == {"passed": 3}
+    assert "Toy: line 4, 'Average Duration(us)' = 'nan' and 1 more is no duration" in first
     after = sessions.read("Toy")
     assert [r["Average Duration(us)"] for r in after][:2] == ["5.0", ""]
     assert all(float(r["Average Duration(us)"]) > 0 for r in after[2:])
