@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -247,7 +248,7 @@ class ReplayRow:
         for slots, column in ((self.input_slots, INPUT_DTYPES), (self.output_slots, OUTPUT_DTYPES)):
             for slot in slots:
                 if not slot.absent:
-                    total += torch.Size(slot.shape).numel() * self._dtype(slot, column).bytes
+                    total += math.prod(slot.shape) * self._dtype(slot, column).bytes
         return total
 
     def _slots(self, columns: tuple[str, str, str]) -> tuple[Slot, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from database.slots import dtype_name
 
@@ -39,6 +40,7 @@ _KNOWN = {
 _SYNONYMS = {"FLOAT32": "FLOAT", "BFLOAT16": "BF16", "FP16": "FLOAT16", "FP32": "FLOAT", "FLOAT64": "DOUBLE"}
 
 
+@cache
 def known_dtype(name: str) -> Dtype | None:
     """The dtype of a profiler's name ("DT_BF16", "BF16", "FLOAT"); None for one that is not known."""
     name = dtype_name(name.strip().upper())
