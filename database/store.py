@@ -253,6 +253,8 @@ def write_atomically(path: Path, write: Callable[[str], object]) -> None:
     """
     temporary = None
     try:
+        # A link stays one: the file that it leads to is replaced.
+        path = path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         os.close(handle)

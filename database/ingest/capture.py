@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -126,7 +127,8 @@ def find_captures(path: Path) -> list[Path]:
     """The capture files at `path`: the file itself, or every `*kernel_details*.csv` below the folder, sorted.
 
     Raises:
-        OpAtlasError: there is no such path, or no permission to look, or the folder has no capture.
+        OpAtlasError: there is no such path, or no permission to look there or anywhere below it (a
+            rank left out without a word would be worse), or the folder has no capture.
     """
     try:
         path.stat()
@@ -137,7 +139,7 @@ def find_captures(path: Path) -> list[Path]:
             f"{path}: cannot be read ({error.strerror}): check --profiling-path, and who may look there"
         ) from None
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if _is_capture_name(file.name) and file.is_file())
+        found = sorted(_captures_below(path))
         if not found:
             raise OpAtlasError(
                 f"{path}: no CSV file named *kernel_details* in this folder or below it: "
@@ -145,6 +147,24 @@ def find_captures(path: Path) -> list[Path]:
             )
         return found
     return [path]
+
+
+def _captures_below(folder: Path) -> Iterator[Path]:
+    """Links to folders are followed, each folder once."""
+
+    def stop(error: OSError) -> NoReturn:
+        raise OpAtlasError(
+            f"{error.filename}: cannot be read ({error.strerror}): make it readable, or name the captures one by one"
+        )
+
+    seen: set[str] = set()
+    for name, folders, files in os.walk(folder, onerror=stop, followlinks=True):
+        real = os.path.realpath(name)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        yield from (Path(name, file) for file in files if _is_capture_name(file))
 
 
 def _is_capture_name(name: str) -> bool:

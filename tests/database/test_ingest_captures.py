@@ -1,5 +1,8 @@
 """Every kind of capture file is read, or refused with the reason and the remedy."""
 
+import os
+from pathlib import Path
+
 import pytest
 from captures import (
     COLLECTIVE,
@@ -282,6 +285,32 @@ def test_a_folder_is_searched(tmp_path):
     write_capture(tmp_path / "rank0/op_summary_1.csv", [launch()])
     write_capture(tmp_path / "rank0/kernel_details.csv.bak", [launch()])
     assert find_captures(tmp_path) == sorted(wanted)
+
+
+def test_folders_behind_links_are_searched_once_and_loops_end(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "kernel_details.csv").touch()
+    (tmp_path / "run" / "rank0").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "run")
+    assert find_captures(tmp_path / "run") == [tmp_path / "run" / "rank0" / "kernel_details.csv"]
+
+
+def test_a_subfolder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rank0").mkdir()
+    (tmp_path / "rank0" / "kernel_details.csv").touch()
+    (tmp_path / "rank1").mkdir()
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        # Root may read everything, so permissions cannot show this.
+        if str(path).endswith("rank1"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(OpAtlasError, match=r"rank1: cannot be read \(Permission denied\): make it readable"):
+        find_captures(tmp_path)
 
 
 def test_a_file_is_taken_whatever_its_name(tmp_path):

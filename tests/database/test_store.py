@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from database.errors import OpAtlasError, TableError
-from database.store import Database, Table, read_frame, read_text_csv, write_atomically, write_frame
+from database.store import Database, Table, read_frame, read_text_csv, write_atomically, write_frame, write_text
 
 HEADER = "OP State,Input Shapes,Input Data Types,Output Shapes,Output Data Types,Our Note\n"
 ROW = 'dynamic,"16,32;64,32",BF16;BF16,"16,64",BF16,"said ""so"""\n'
@@ -132,6 +132,15 @@ def test_a_crash_while_writing_leaves_the_old_file(path):
         write_atomically(path, crash)
     assert path.read_text() == HEADER + ROW
     assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_link_stays_a_link(tmp_path):
+    behind, link = tmp_path / "shared.csv", tmp_path / "Add.csv"
+    behind.write_text("old")
+    link.symlink_to(behind)
+    write_text(link, "new")
+    assert link.is_symlink()
+    assert behind.read_text() == "new"
 
 
 def test_a_full_disk_is_an_error_for_the_user(path):
