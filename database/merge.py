@@ -251,7 +251,7 @@ def _to_prune(rows: TableEdit, positions: Mapping[str, list[int]], records: Iter
         position
         for signature in records
         for position in positions.get(signature, ())
-        if not any(valid_duration(rows[column][position]) for column in (AVERAGE, PROFILING_AVERAGE))
+        if not has_duration({column: rows[column][position] for column in (AVERAGE, PROFILING_AVERAGE)})
     )
 
 

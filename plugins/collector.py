@@ -90,11 +90,13 @@ class Collector:
         if plan is None:
             return 0
         selected = _keyword_filter(config.option.keyword)
-        return sum(
-            selected(f"{case_id} {self._name(kernel_type)}")
-            for kernel_type, table in plan.tables.items()
-            for case_id in table.left_out
-        )
+        functions = self.known_replays()
+        count = 0
+        for kernel_type, table in plan.tables.items():
+            function = functions.get(kernel_type)
+            name = f"{function.__module__} {function.__name__}" if function else ""
+            count += sum(selected(f"{case_id} {name}") for case_id in table.left_out)
+        return count
 
     def known_replays(self) -> dict[str, Any]:
         """All replays of bench/, whether or not they were collected here, and those collected elsewhere."""
@@ -136,10 +138,6 @@ class Collector:
         assert spec is not None
         tables = self._session.plan().tables
         return (tables[name] for name in spec.kernel_types if name in tables)
-
-    def _name(self, kernel_type: str) -> str:
-        function = self.known_replays().get(kernel_type)
-        return f"{function.__module__} {function.__name__}" if function else ""
 
 
 def _keyword_filter(expression: str) -> Callable[[str], bool]:

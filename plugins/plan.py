@@ -135,7 +135,7 @@ def make_plan(
     *,
     run_id: str,
     write: bool,
-    starter: Callable[[Database], int] | None,
+    starter: Callable[[Database], int],
 ) -> Plan:
     """Reads a database and decides which of its rows are cases.
 
@@ -145,23 +145,17 @@ def make_plan(
         ops: the only kernel types wanted; empty: all.
         run_id: of this session, whose own journal is left alone.
         write: whether what earlier sessions left behind may be merged, and a starter made.
-        starter: fills a database that has no CSV; None: it is an error to have none.
+        starter: fills a database that has no CSV.
 
     Raises:
-        OpAtlasError: no database, or one that cannot be written, or a kernel type that it lacks.
+        OpAtlasError: a database that cannot be written, or a kernel type that it lacks.
     """
     plan = Plan()
     database = Database(path)
     if write and database.journal_dir.is_dir():
         plan.recovered = recover(database, own_run=run_id)
-    if not database.kernel_types():
-        if starter is None:
-            raise OpAtlasError(
-                f"no database at {path}: ingest a capture into it (python -m database ingest --profiling-path CAPTURE "
-                f"--database-path {path}), or leave --database-path out for a starter database"
-            )
-        if write:
-            plan.starter_rows = starter(database)
+    if write and not database.kernel_types():
+        plan.starter_rows = starter(database)
     names = database.kernel_types()
     unknown = sorted(ops.difference(names))
     if unknown:

@@ -86,7 +86,7 @@ class WriteBack:
         session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
     def _open(self) -> Journal:
-        """The journal, opened for the first record. Raises pytest.UsageError, OSError."""
+        """The journal, opened for the first record. Ends the session where it cannot be."""
         if self._journal is None:
             settings = self._session.settings
             try:

@@ -13,10 +13,9 @@ import tempfile
 from pathlib import Path
 
 from tests.benchmarks.children import Cost, measure
-from tests.benchmarks.databases import write_adds
+from tests.benchmarks.databases import write_adds, write_plain_test
 
 TARGET_RATIO = 1.5
-_PLAIN = "import pytest\n\n\n@pytest.mark.parametrize('row', range({rows}))\ndef test_add(row):\n    pass\n"
 
 
 def main() -> int:
@@ -28,7 +27,7 @@ def main() -> int:
         database = Path(folder, "database")
         write_adds(database, arguments.rows)
         plain_file = Path(folder, "test_plain.py")
-        plain_file.write_text(_PLAIN.format(rows=arguments.rows))
+        write_plain_test(plain_file, arguments.rows)
         collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
         plain, rows = [], []
         for _ in range(arguments.rounds):

@@ -15,10 +15,9 @@ import tempfile
 from pathlib import Path
 
 from tests.benchmarks.children import measure
-from tests.benchmarks.databases import write_adds
+from tests.benchmarks.databases import write_adds, write_plain_test
 
 TARGET_MS = 2.0
-_PLAIN = "import pytest\n\n\n@pytest.mark.parametrize('row', range({rows}))\ndef test_add(row):\n    pass\n"
 
 
 def main() -> int:
@@ -42,7 +41,7 @@ def main() -> int:
         isolated = per_row_ms("device process")
         here = per_row_ms("in process", "--in-process")
         plain_file = Path(folder, "test_plain.py")
-        plain_file.write_text(_PLAIN.format(rows=arguments.rows))
+        write_plain_test(plain_file, arguments.rows)
         plain = measure([*pytest, str(plain_file)]).seconds / arguments.rows * 1000
     print(f"{isolated:.2f} ms a row (target: at most {TARGET_MS:g}); collection, write-back and report included")
     print(f"{here:.2f} ms with --in-process; plain pytest takes {plain:.2f} ms for a test that does nothing")

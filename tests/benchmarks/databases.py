@@ -21,3 +21,10 @@ def write_adds(database: Path, rows: int, *, counters: bool = False) -> Path:
             slots = (f"{n};{n}", "FLOAT;FLOAT", "ND;ND", f"{n}", "FLOAT", "ND")
             writer.writerow(["dynamic", "AI_VECTOR_CORE", *slots, *values])
     return path
+
+
+def write_plain_test(path: Path, rows: int) -> None:
+    """The baseline: a test that does nothing, parametrized as many times as a database has rows."""
+    path.write_text(
+        f"import pytest\n\n\n@pytest.mark.parametrize('row', range({rows}))\ndef test_add(row):\n    pass\n"
+    )
