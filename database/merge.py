@@ -21,6 +21,7 @@ from database.schema import (
     AVERAGE,
     BASE,
     CACHE_STATE,
+    CRASHES_IN_A_ROW,
     INSTRUMENT,
     MICROBENCH_DEVICE_KERNELS,
     MICROBENCH_MEDIAN,
@@ -196,7 +197,7 @@ def _set_column(column: list[str], positions: Sequence[int], cells: Sequence[str
 
 def _set_status(rows: TableEdit, position: int, record: Record) -> bool:
     """Marks a row that was not measured; its durations stay. Whether that changed anything."""
-    cells = {STATUS: record.status.value, STATUS_REASON: record.reason}
+    cells = {STATUS: record.status.value, STATUS_REASON: record.reason, CRASHES_IN_A_ROW: _crashes(record)}
     if valid_duration(rows[AVERAGE][position]) is None:
         cells[RUN_ID] = record.run_id
     else:
@@ -217,6 +218,7 @@ _MEASURED_COLUMNS = (
     INSTRUMENT,
     STATUS,
     STATUS_REASON,
+    CRASHES_IN_A_ROW,
     RUN_ID,
 )
 
@@ -238,8 +240,13 @@ def _measured_cells(record: Record) -> tuple[str, ...]:
         measurement.instrument,
         Status.MEASURED.value,
         "",
+        _crashes(record),
         record.run_id,
     )
+
+
+def _crashes(record: Record) -> str:
+    return str(record.crashes_in_a_row or "")
 
 
 def _microseconds(value: float) -> str:

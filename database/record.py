@@ -55,6 +55,7 @@ class Record:
         measurement: set if and only if the status is measured.
         run_id: the run, whose manifest tells device, versions and options.
         finished_at: seconds since the epoch.
+        crashes_in_a_row: sessions in a row, this one included, in which the row crashed or timed out.
     """
 
     kernel_type: str
@@ -65,6 +66,7 @@ class Record:
     run_id: str
     finished_at: float
     measurement: Measurement | None = None
+    crashes_in_a_row: int = 0
 
     def __post_init__(self) -> None:
         if (self.measurement is not None) != (self.status is Status.MEASURED):
@@ -82,6 +84,8 @@ class Record:
             "run_id": self.run_id,
             "finished_at": self.finished_at,
         }
+        if self.crashes_in_a_row:
+            values["crashes_in_a_row"] = self.crashes_in_a_row
         if self.measurement is not None:
             values["measurement"] = {name: getattr(self.measurement, name) for name in _MEASUREMENT_FIELDS}
             values["measurement"]["samples_us"] = list(self.measurement.samples_us)

@@ -55,6 +55,8 @@ CACHE_STATE = "Cache State"
 INSTRUMENT = "Instrument"
 STATUS = "Status"
 STATUS_REASON = "Status Reason"
+#: Sessions in a row in which the row crashed or timed out.
+CRASHES_IN_A_ROW = "Crashes In A Row"
 RUN_ID = "Run ID"
 
 #: OpAtlas' own columns; new files hold them at the end, in this order.
@@ -69,6 +71,7 @@ OWN = (
     INSTRUMENT,
     STATUS,
     STATUS_REASON,
+    CRASHES_IN_A_ROW,
     RUN_ID,
 )
 
@@ -172,6 +175,11 @@ class Status(str, Enum):
     def expected_to_fail(self) -> bool:
         """Whether the next session collects the row as xfail."""
         return self in _EXPECTED_TO_FAIL
+
+    @property
+    def crash(self) -> bool:
+        """Whether the row cost its device process, by ending it or by having to be ended."""
+        return self in (Status.CRASHED, Status.TIMEOUT)
 
     @classmethod
     def of_cell(cls, cell: str) -> Status | None:
