@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from bench.device_errors import is_out_of_memory, poisoned_by, text_of
 from bench.devices import Device, open_device
 from bench.errors import ReplayError
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
@@ -82,9 +83,12 @@ def outcome_of(error: BaseException) -> Outcome:
     if isinstance(error, ReplayError):
         return Outcome(error.status, str(error))
     reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error):
+    text = text_of(error)
+    if is_out_of_memory(text):
         return Outcome(Status.OOM, reason)
     detail = "".join(traceback.format_exception(error))
+    if poison := poisoned_by(text):
+        return Outcome(Status.DEVICE_ERROR, f"{poison}: {reason}", detail)
     if isinstance(error, NotImplementedError) or _NOT_IMPLEMENTED.search(reason):
         return Outcome(Status.UNSUPPORTED, reason, detail)
     return Outcome(Status.FAILED, reason, detail)
