@@ -23,7 +23,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Executor]:
         executor: Executor = session.executor()
         executor.describe()
     except DeviceGone as error:
-        session.end_without_device(request.session, str(error), pytest.ExitCode.USAGE_ERROR)
+        session.end_without_device(str(error), pytest.ExitCode.USAGE_ERROR)
     yield executor
     executor.close()
 

@@ -6,18 +6,17 @@ other end is closed, and with its parent.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
-import os
 import signal
 import sys
 from multiprocessing.connection import Connection
 
 from bench.device_process import NotReady, Ready, Start, Started, Waiting
+from bench.errors import DeviceSick
 from bench.job import Job
+from bench.parent import die_with_parent
 from database.errors import OpAtlasError
-
-_PR_SET_PDEATHSIG = 1
+from database.schema import Status
 
 
 def main(fd: int) -> None:
@@ -34,9 +33,10 @@ def main(fd: int) -> None:
             from bench.runner import Runner
 
             runner = Runner(start.spec, start.settings)
+            runner.probe()
             connection.send(Ready(runner.describe()))
         except (OpAtlasError, ImportError) as error:
-            connection.send(NotReady(f"{type(error).__name__}: {error}"))
+            connection.send(NotReady(f"{type(error).__name__}: {error}", sick=isinstance(error, DeviceSick)))
             return
         while True:
             try:
@@ -49,17 +49,9 @@ def main(fd: int) -> None:
             sys.stdout.flush()
             sys.stderr.flush()
             connection.send(outcome)
-
-
-def die_with_parent() -> None:
-    """Asks Linux to kill this process when its parent ends, however it ends, and even if the GIL is held."""
-    if sys.platform != "linux":
-        return
-    parent = os.getppid()
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:
-        os._exit(1)
+            if outcome.status is Status.OOM and not runner.is_well():
+                # A poison in disguise; the next row gets a fresh process.
+                return
 
 
 if __name__ == "__main__":

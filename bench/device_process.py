@@ -1,16 +1,20 @@
 """The device process, seen from pytest: started, fed a job at a time, watched, replaced.
 
 Whatever a kernel does to its process (a segfault, a hang in C with the GIL held, an exit, a kill
-for memory) costs the one row in flight: the process group is ended and the next row gets a new one.
+for memory, a device context that answers every call with the same error) costs the one row in
+flight: the process group is ended, and the next row gets a new one on a device that has been tried.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,6 +27,9 @@ from database.schema import Status
 _START_TIMEOUT_S = 300.0
 #: How long a process that was told to end may take to end by itself.
 _END_TIMEOUT_S = 10.0
+#: Before each further try of a device that failed one: a driver that resets it needs a moment.
+_PAUSES_S = (1.0, 4.0)
+_TRIES = len(_PAUSES_S) + 1
 _ROOT = Path(__file__).parent.parent
 
 
@@ -37,16 +44,22 @@ class Start:
 
 @dataclass(frozen=True)
 class Ready:
-    """Its answer."""
+    """Its answer, once a known-good operation gave the right result on the device."""
 
     device: DeviceDescription
 
 
 @dataclass(frozen=True)
 class NotReady:
-    """Its answer where the device cannot be opened."""
+    """Its answer where it cannot be ready.
+
+    Attributes:
+        reason: why.
+        sick: the device is there, but fails the known-good operation.
+    """
 
     reason: str
+    sick: bool
 
 
 @dataclass(frozen=True)
@@ -62,13 +75,12 @@ class Started:
 class DeviceProcess:
     """An Executor whose jobs run in a process of their own, started on first use."""
 
-    def __init__(self, spec: DeviceSpec, settings: MeasureSettings, *, case_timeout_s: float) -> None:
-        """`case_timeout_s` is the deadline of one row, from its start to its record."""
+    def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
         self._start_message = Start(spec, settings, tuple(sys.path))
-        self._case_timeout_s = case_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._device: DeviceDescription | None = None
+        self._memory_kills = 0
 
     def describe(self) -> DeviceDescription:
         if self._device is None:
@@ -77,70 +89,98 @@ class DeviceProcess:
         return self._device
 
     def run(self, job: Job) -> Outcome:
-        connection = self._connection or self._open()
-        try:
-            connection.send(job)
-            limit_s: float | None = self._case_timeout_s
-            while True:
-                if not connection.poll(limit_s):
-                    self._kill()
-                    return Outcome(
-                        Status.TIMEOUT, f"still running after {self._case_timeout_s:g} s; its process was ended"
-                    )
-                answer: Waiting | Started | Outcome = connection.recv()
-                if isinstance(answer, Outcome):
-                    return answer
-                limit_s = None if isinstance(answer, Waiting) else self._case_timeout_s
-        except (EOFError, OSError):
-            return Outcome(Status.CRASHED, f"the device process died: {how_it_ended(self._kill())}")
-        except KeyboardInterrupt:
-            # Nobody waits for this row any more, and it may have minutes to go.
-            self._kill()
-            raise
+        for _ in range(_TRIES):
+            connection = self._connection or self._open()
+            try:
+                connection.send(job)
+                outcome = self._await(connection, job)
+            except (BrokenPipeError, ConnectionResetError):
+                # The process died before it took the job: the row is not to blame.
+                code = self._kill()
+                continue
+            except (EOFError, OSError):
+                return Outcome(Status.CRASHED, f"the device process died: {self._how_it_ended(self._kill())}")
+            except KeyboardInterrupt:
+                # Nobody waits for this row any more, and it may have minutes to go.
+                self._kill()
+                raise
+            if outcome.status is Status.DEVICE_ERROR:
+                # Every later call in that process would fail.
+                self._kill()
+            return outcome
+        raise DeviceGone(f"its process died before it took a row, {_TRIES} times ({self._how_it_ended(code)})")
 
     def close(self) -> None:
-        """Lets the process end by itself, then makes it."""
+        """Lets the process end by itself, then makes it, and whatever kernels have left running."""
         if self._process is None or self._connection is None:
             return
         self._connection.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._kill()
-        self._process = self._connection = None
+        self._kill()
+
+    def _await(self, connection: Connection, job: Job) -> Outcome:
+        """Raises EOFError where the process died of the job, ConnectionResetError where it died without it."""
+        limit_s: float | None = job.timeout_s
+        while True:
+            if not connection.poll(limit_s):
+                self._kill()
+                return Outcome(Status.TIMEOUT, f"still running after {job.timeout_s:g} s; its process was ended")
+            answer: Waiting | Started | Outcome = connection.recv()
+            if isinstance(answer, Outcome):
+                return answer
+            limit_s = None if isinstance(answer, Waiting) else job.timeout_s
 
     def _open(self) -> Connection:
+        """Starts a process whose device computes what it should. Raises DeviceGone after the last try."""
+        for pause_s in (*_PAUSES_S, 0.0):
+            answer = self._start()
+            if isinstance(answer, Ready):
+                assert self._connection is not None
+                self._device = answer.device
+                return self._connection
+            failure = answer or NotReady(f"it ended before it was ready, {_TRIES} times", sick=False)
+            how = self._how_it_ended(self._kill())
+            if answer is not None and not answer.sick and self._device is None:
+                # It never was there: trying again will not bring it.
+                break
+            time.sleep(pause_s)
+        spec = self._start_message.spec
+        if failure.sick:
+            raise DeviceGone(f"{spec} failed its probe {_TRIES} times, each in a fresh process: {failure.reason}")
+        raise DeviceGone(
+            f"the {spec} device process did not start: {failure.reason} ({how}); --in-process shows what happens there"
+        )
+
+    def _start(self) -> Ready | NotReady | None:
+        """Starts a process; gives its answer, None where it ended without one."""
         ours, theirs = socket.socketpair()
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), environment.get("PYTHONPATH"))))
+        if self._start_message.spec.pinned:
+            variable, value = self._start_message.spec.pinned
+            environment[variable] = value
+        self._memory_kills = memory_kills()
         with theirs:
+            fd = str(theirs.fileno())
+            keeper = [sys.executable, "-m", "bench.keeper", str(os.getpid()), fd]
             # Output is inherited, so that it lands where pytest's capture wants it, or on the terminal with -s.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "bench.device_main", str(theirs.fileno())],
+                [*keeper, sys.executable, "-m", "bench.device_main", fd],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 start_new_session=True,
             )
         self._connection = Connection(ours.detach())
-        answer: Ready | NotReady | None = None
         try:
             self._connection.send(self._start_message)
             if self._connection.poll(_START_TIMEOUT_S):
-                answer = self._connection.recv()
-            reason = f"it was not ready after {_START_TIMEOUT_S:g} s"
+                answer: Ready | NotReady = self._connection.recv()
+                return answer
+            return NotReady(f"it was not ready after {_START_TIMEOUT_S:g} s", sick=False)
         except (EOFError, OSError):
-            reason = "it ended before it was ready"
-        if isinstance(answer, Ready):
-            self._device = answer.device
-            return self._connection
-        if answer is not None:
-            reason = answer.reason
-        code = self._kill()
-        raise DeviceGone(
-            f"the {self._start_message.spec.kind} device process did not start: {reason} ({how_it_ended(code)}); "
-            f"--in-process shows what happens there"
-        )
+            return None
 
     def _kill(self) -> int:
         """Ends the whole process group, waits for it, and gives the exit code of the process."""
@@ -150,16 +190,28 @@ class DeviceProcess:
             code = self._process.wait(0.2)
         except subprocess.TimeoutExpired:
             code = None
-        try:
+        with contextlib.suppress(ProcessLookupError):
+            # Raised where everybody in the group is gone already.
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            # Everybody in the group is gone already.
-            code = self._process.wait()
         code = self._process.wait() if code is None else code
         if self._connection is not None:
             self._connection.close()
         self._process = self._connection = None
         return code
+
+    def _how_it_ended(self, code: int) -> str:
+        for_memory = code == -signal.SIGKILL and memory_kills() > self._memory_kills
+        return how_it_ended(code) + (", killed by the system for want of memory" if for_memory else "")
+
+
+def memory_kills() -> int:
+    """How many processes the system has killed for want of memory since it started; 0 where it does not say."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), flags=re.MULTILINE)
+    except OSError:
+        # Not Linux.
+        return 0
+    return int(found[1]) if found else 0
 
 
 def how_it_ended(exit_code: int) -> str:

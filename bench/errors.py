@@ -34,5 +34,9 @@ class OutOfMemory(ReplayError):
     status = Status.OOM
 
 
+class DeviceSick(OpAtlasError):
+    """The device is there, and does not compute what it should."""
+
+
 class DeviceGone(OpAtlasError):
-    """There is no device any more on which further rows could run."""
+    """The device is not there, or not there any more: no row can run on it."""

@@ -36,9 +36,10 @@ class InProcess:
             self._runner = Runner(spec, settings)
         except OpAtlasError as error:
             raise DeviceGone(str(error)) from None
+        self._description = self._runner.describe()
 
     def describe(self) -> DeviceDescription:
-        return self._runner.describe()
+        return self._description
 
     def run(self, job: Job) -> Outcome:
         from bench.runner import outcome_of

@@ -28,10 +28,24 @@ class MeasureSettings:
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """Which device a process is to own."""
+    """Which device a process is to own.
+
+    Attributes:
+        kind: "cpu", or what `opener` opens.
+        index: its place among those that the user made visible, from 0.
+        pinned: the environment variable that shows the process this device alone, and its value there;
+            None where there is nothing to choose from.
+        opener: "module:name" of what opens it, called with the spec and the settings; "" for the kinds
+            that OpAtlas knows.
+    """
 
     kind: str
     index: int = 0
+    pinned: tuple[str, str] | None = None
+    opener: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.index}"
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,7 @@ class Job:
     Attributes:
         module, module_path, function: the replay function, importable by name or else by path.
         kernel_type, cells: the row.
+        timeout_s: how long it may take, from its start to its outcome.
     """
 
     module: str
@@ -48,6 +63,7 @@ class Job:
     function: str
     kernel_type: str
     cells: Mapping[str, str]
+    timeout_s: float
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import torch
 
 from bench.device_errors import is_out_of_memory, poisoned_by, text_of
 from bench.devices import Device, open_device
-from bench.errors import ReplayError
+from bench.errors import DeviceSick, ReplayError
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.registry import replay_spec
 from bench.replay import Replay
@@ -47,6 +47,23 @@ class Runner:
     def describe(self) -> DeviceDescription:
         return self._device.describe()
 
+    def probe(self) -> None:
+        """Runs a known-good operation on the device. Raises DeviceSick where that fails."""
+        try:
+            self._device.probe()
+        except DeviceSick:
+            raise
+        except Exception as error:
+            raise DeviceSick(f"{type(error).__name__}: {error}") from error
+
+    def is_well(self) -> bool:
+        """Whether the device still computes what it should."""
+        try:
+            self.probe()
+        except DeviceSick:
+            return False
+        return True
+
     def turn(
         self, when_waiting: Callable[[], None] = _nothing, when_taken: Callable[[], None] = _nothing
     ) -> AbstractContextManager[object]:
@@ -58,7 +75,11 @@ class Runner:
         try:
             return self.run_raising(job)
         except BaseException as error:
-            return outcome_of(error)
+            outcome = outcome_of(error)
+        if outcome.status is Status.OOM:
+            # Only now do the frames of the exception not hold the row's tensors any more.
+            self._device.release_memory()
+        return outcome
 
     def run_raising(self, job: Job) -> Outcome:
         """Runs a job; what its body raises comes through, for a debugger."""

@@ -2,7 +2,8 @@
 
 A journal is JSON Lines. Its first line is a header with the journal's version, the run and how its
 records are to be merged; each other line is a record. A line is written whole as its record
-arrives, and a thread brings the file to disk without making the session wait.
+arrives, and a thread brings the file to disk without making the session wait. Each process that
+runs rows has a journal of its own, so that what it measured does not depend on another process.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,9 +23,11 @@ from filelock import FileLock, Timeout
 from database.bulk import without_cycle_collection
 from database.errors import OpAtlasError
 from database.record import Record
-from database.store import Database, not_writable
+from database.store import Database, not_writable, write_text
 
-VERSION = 1
+VERSION = 2
+#: Version 1 had no crashes_in_a_row.
+_READABLE_VERSIONS = (1, VERSION)
 _SUFFIX = ".jsonl"
 #: Between two syncs. What a record costs when the power fails; a killed process loses nothing.
 _SYNC_PAUSE_S = 0.02
@@ -42,66 +45,91 @@ class Header:
 
 @dataclass(frozen=True)
 class Contents:
-    """A journal as read: its records, and the lines that could not be read (number and why)."""
+    """A journal as read.
+
+    Attributes:
+        header, records: what could be read.
+        unreadable: lines that could not be read, with their numbers and why.
+        torn: whether the last line is cut off, as it is when a process is killed while it writes.
+    """
 
     header: Header
     records: tuple[Record, ...]
     unreadable: tuple[tuple[int, str], ...]
+    torn: bool
 
 
 class Journal:
-    """The open journal of a running session. `append` is for one thread."""
+    """The open journal of a process that runs rows. `append` is for one thread."""
 
-    def __init__(self, database: Database, header: Header) -> None:
+    def __init__(self, database: Database, header: Header, *, part: str = "") -> None:
         """Creates the journal and holds its lock, which tells it from one left behind.
+
+        Args:
+            part: tells the journals of a session's processes apart; "" for the only one.
 
         Raises:
             OpAtlasError: the database cannot be written.
         """
-        self.path = database.journal_dir / f"{header.run_id}{_SUFFIX}"
+        self.path = database.journal_dir / f"{header.run_id}{part and '-' + part}{_SUFFIX}"
         try:
             database.journal_dir.mkdir(parents=True, exist_ok=True)
             self._lock = _owner_lock(self.path)
             self._lock.acquire(timeout=0)
-            self._file = open(self.path, "xb", buffering=0)  # noqa: SIM115 - closed by close()
+            # Under its name there is a header from the first moment, even if the power fails.
+            unfinished = self.path.with_suffix(".new")
+            with open(unfinished, "wb") as file:
+                file.write(_line(asdict(header)))
+                file.flush()
+                os.fsync(file.fileno())
+            self._file = open(unfinished, "r+b", buffering=0)  # noqa: SIM115 - closed by close()
+            self._size = self._file.seek(0, os.SEEK_END)
+            unfinished.rename(self.path)
         except OSError as error:
             raise OpAtlasError(not_writable(database.path, error)) from None
         self._dirty = threading.Event()
         self._closed = False
         self._syncer = threading.Thread(target=self._keep_synced, name="journal-sync", daemon=True)
         self._syncer.start()
-        self._write(asdict(header))
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Adds a record, as `Record.to_json` gives it. Raises OSError when the disk is full or gone."""
-        self._write(record)
+        """Adds a record, as `Record.to_json` gives it.
+
+        Raises:
+            OSError: the disk is full or gone. The journal holds the records before this one.
+        """
+        line = _line(record)
+        try:
+            written = self._file.write(line)
+            if written != len(line):
+                raise OSError(28, f"only {written} of {len(line)} bytes were written to {self.path}")
+        except OSError:
+            # What there is of the line would make the next one unreadable.
+            os.ftruncate(self._file.fileno(), self._size)
+            self._file.seek(self._size)
+            raise
+        self._size += len(line)
+        self._dirty.set()
 
     def close(self) -> None:
-        """Brings everything to disk. The file stays: it goes when its records are merged."""
-        if not self._closed:
-            self._closed = True
-            self._dirty.set()
-            self._syncer.join()
-            os.fsync(self._file.fileno())
-            self._file.close()
+        """Brings everything to disk and gives the file up, for a merge. It goes when its records are merged.
 
-    def discard(self) -> None:
-        """Removes the journal, once its records are in the CSVs."""
-        self.close()
-        self.path.unlink(missing_ok=True)
-        self.release()
+        A journal whose file was removed meanwhile (by a checkout, by a clean-up) is written anew.
 
-    def release(self) -> None:
-        """Gives up a closed journal that stays, for the next session to merge."""
-        self._lock.release()
-        Path(self._lock.lock_file).unlink(missing_ok=True)
-
-    def _write(self, values: Mapping[str, Any]) -> None:
-        line = json.dumps(values, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-        written = self._file.write(line)
-        if written != len(line):
-            raise OSError(28, f"only {written} of {len(line)} bytes were written to {self.path}")
+        Raises:
+            OSError, OpAtlasError: the disk is full or gone.
+        """
+        if self._closed:
+            return
+        self._closed = True
         self._dirty.set()
+        self._syncer.join()
+        with self._file as file:
+            os.fsync(file.fileno())
+            if not self.path.exists():
+                file.seek(0)
+                write_text(self.path, file.readall().decode())
+        _give_up(self._lock)
 
     def _keep_synced(self) -> None:
         """Group commit: records that arrive while one fsync runs share the next one."""
@@ -113,14 +141,24 @@ class Journal:
                 time.sleep(_SYNC_PAUSE_S)
 
 
+def write(path: Path, header: Header, records: Iterable[Mapping[str, Any]]) -> None:
+    """Writes a whole journal in one step, for records to be merged later. Raises OpAtlasError."""
+    write_text(path, b"".join(map(_line, (asdict(header), *records))).decode())
+
+
 def all_of(database: Database) -> list[Path]:
     """Every journal of a database, oldest first: of sessions that run, and of those that ended without merging."""
     return sorted(database.journal_dir.glob(f"*{_SUFFIX}"))
 
 
+def of_run(database: Database, run_id: str) -> list[Path]:
+    """The journals of a session's processes."""
+    return [path for path in all_of(database) if path.stem == run_id or path.stem.startswith(f"{run_id}-")]
+
+
 @contextmanager
 def left_behind(path: Path) -> Iterator[bool]:
-    """Whether a journal's session has ended without merging it; if so, holds it against other sessions.
+    """Whether a journal's process has ended or closed it; if so, holds it against other sessions.
 
     Raises:
         OSError: its folder cannot be written.
@@ -135,12 +173,11 @@ def left_behind(path: Path) -> Iterator[bool]:
         # Another session that found it first may have merged it since.
         yield path.exists()
     finally:
-        Path(lock.lock_file).unlink(missing_ok=True)
-        lock.release()
+        _give_up(lock)
 
 
 def read(path: Path) -> Contents:
-    """The records of a journal. A torn last line is normal after a kill and is left out.
+    """The records of a journal. A torn last line is left out.
 
     Raises:
         OpAtlasError: no header of a version that is known.
@@ -152,10 +189,10 @@ def read(path: Path) -> Contents:
         header = Header(**json.loads(lines[0]))
     except (IndexError, ValueError, TypeError) as error:
         raise OpAtlasError(f"{path}:1: not a journal of OpAtlas ({error}): move it away") from None
-    if header.version != VERSION:
+    if header.version not in _READABLE_VERSIONS:
         raise OpAtlasError(
-            f"{path}:1: journal version {header.version}, this OpAtlas reads {VERSION}: "
-            f"merge it with the OpAtlas that wrote it"
+            f"{path}:1: journal version {header.version}, this OpAtlas reads {', '.join(map(str, _READABLE_VERSIONS))}"
+            f": merge it with the OpAtlas that wrote it"
         )
     records, unreadable = [], []
     with without_cycle_collection():
@@ -164,10 +201,18 @@ def read(path: Path) -> Contents:
                 records.append(Record.from_json(json.loads(line)))
             except (ValueError, OpAtlasError) as error:
                 unreadable.append((number, str(error)))
-    if torn:
-        unreadable.append((len(lines) + 1, "cut off in the middle: the session was killed while it was written"))
-    return Contents(header, tuple(records), tuple(unreadable))
+    return Contents(header, tuple(records), tuple(unreadable), bool(torn))
+
+
+def _line(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def _owner_lock(path: Path) -> FileLock:
     return FileLock(path.with_suffix(".lock"))
+
+
+def _give_up(lock: FileLock) -> None:
+    """Removes the file first: whoever took the lock in between would lose it."""
+    Path(lock.lock_file).unlink(missing_ok=True)
+    lock.release()

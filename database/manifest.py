@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -25,6 +25,7 @@ class Manifest:
         run_id: as in the Run ID column.
         started_at, finished_at: seconds since the epoch; None while it runs, or if it was killed.
         device: the name and facts that the device gave; empty until a row was run.
+        other_devices: the same of the other devices of a session that has several.
         options: the options of the session, as given or by default.
         code: digest of the code that measured (`code_digest`).
         host, python, packages: where it ran.
@@ -36,6 +37,7 @@ class Manifest:
     options: Mapping[str, object]
     code: str
     device: Mapping[str, object] = field(default_factory=dict)
+    other_devices: Sequence[Mapping[str, object]] = ()
     finished_at: float | None = None
     statuses: Mapping[str, int] = field(default_factory=dict)
     host: str = field(default_factory=platform.node)
@@ -44,9 +46,14 @@ class Manifest:
     packages: Mapping[str, str] = field(default_factory=lambda: installed(_PACKAGES))
     version: int = VERSION
 
+    @staticmethod
+    def path(database: Database, run_id: str) -> Path:
+        """Where the manifest of a run is."""
+        return database.runs_dir / f"{run_id}.json"
+
     def write(self, database: Database) -> Path:
         """Writes the manifest, replacing what stood there. Raises OpAtlasError."""
-        path = database.runs_dir / f"{self.run_id}.json"
+        path = self.path(database, self.run_id)
         write_text(path, json.dumps(asdict(self), indent=2, default=str) + "\n")
         return path
 

@@ -1,23 +1,52 @@
-"""Journals that a killed session left behind, brought into the CSVs."""
+"""Journals into the CSVs: a session's own at its end, and those that a killed one left behind."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from database import journal
 from database.errors import OpAtlasError
-from database.merge import UpdateMode, merge
+from database.journal import Contents, Header
+from database.merge import MergeResult, RowName, UpdateMode, merge
+from database.record import Record
 from database.store import Database
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """What was found of an earlier session: how many of its records were merged, and what was wrong."""
+    """What was found of an earlier session.
+
+    Attributes:
+        run_id: the session; where not even that could be read, the name of its journal.
+        statuses: its records that were merged, by status.
+        problems: what was wrong, each with what became of it.
+    """
 
     run_id: str
-    records: int
-    problems: tuple[str, ...]
+    statuses: Counter[str] = field(default_factory=Counter)
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What became of a session's own journals.
+
+    Attributes:
+        result: of the merge; None where there was none.
+        records: all that were read.
+        problems: why records are not in the CSVs, or not in those that they were for; each tells
+            where they are kept.
+    """
+
+    result: MergeResult | None
+    records: Sequence[Record]
+    problems: Sequence[str]
 
 
 def recover(database: Database, *, own_run: str) -> list[Recovered]:
@@ -27,18 +56,19 @@ def recover(database: Database, *, own_run: str) -> list[Recovered]:
     is kept beside, under another name; one that cannot be merged at all stays and is reported. Rows
     that a later session has measured meanwhile keep what it measured.
     """
+    own = set(journal.of_run(database, own_run))
     found = []
     for path in journal.all_of(database):
-        if path.stem == own_run:
+        if path in own:
             continue
         try:
             with journal.left_behind(path) as abandoned:
                 if abandoned:
                     found.append(_recovered(database, path))
         except (OpAtlasError, ValueError) as error:
-            found.append(Recovered(path.stem, 0, (str(error),)))
+            found.append(Recovered(path.stem, problems=(str(error),)))
         except OSError as error:
-            found.append(Recovered(path.stem, 0, (f"{path}: {error.strerror}: make it readable and writable",)))
+            found.append(Recovered(path.stem, problems=(f"{path}: {error.strerror}: make it readable and writable",)))
     return found
 
 
@@ -46,9 +76,62 @@ def _recovered(database: Database, path: Path) -> Recovered:
     """Raises OpAtlasError, ValueError, OSError."""
     contents = journal.read(path)
     header = contents.header
-    merged = merge(database, contents.records, UpdateMode(header.update_mode), prune=header.prune, keep_newer=True)
-    if merged.problems:
-        return Recovered(header.run_id, 0, (*merged.problems, f"its records stay in {path} until that is mended"))
+    result = merge(database, contents.records, UpdateMode(header.update_mode), prune=header.prune, keep_newer=True)
+    if result.problems:
+        return Recovered(header.run_id, problems=(*result.problems, f"its records stay in {path} until that is mended"))
+    problems = _keep_unmatched(database, header, contents.records, result)
+    problems += _put_away(path, contents)
+    statuses = Counter(record.status.value for record in contents.records)
+    return Recovered(header.run_id, statuses, tuple(problems))
+
+
+def merge_run(database: Database, header: Header, unsaved: Iterable[Mapping[str, Any]] = ()) -> Merged:
+    """Merges what a session measured, and removes its journals.
+
+    Args:
+        header: of the session's journals.
+        unsaved: records that could not be written to a journal.
+
+    A journal whose records are not in the CSVs stays, for the next session to merge.
+    """
+    problems: list[str] = []
+    read: list[tuple[Path, Contents]] = []
+    for path in journal.of_run(database, header.run_id):
+        try:
+            with journal.left_behind(path) as closed:
+                if not closed:
+                    raise OpAtlasError(f"{path} is still being written: the next session merges it")
+                read.append((path, journal.read(path)))
+        except OpAtlasError as error:
+            problems.append(str(error))
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror}: make it readable and writable; the next session merges it")
+    homeless = [Record.from_json(values) for values in unsaved]
+    records = [record for _, contents in read for record in contents.records] + homeless
+    try:
+        result = merge(database, records, UpdateMode(header.update_mode), prune=header.prune)
+    except (OpAtlasError, OSError) as error:
+        problems.append(str(error))
+        result = None
+    if result is None or result.problems:
+        problems += result.problems if result else ()
+        if read:
+            kept = ", ".join(str(path) for path, _ in read)
+            problems.append(f"the records are kept in {kept} and are merged by the next session")
+        if homeless:
+            problems.append(_rescue(database, header, homeless))
+        return Merged(result, records, problems)
+    problems += _keep_unmatched(database, header, records, result)
+    for path, contents in read:
+        try:
+            problems += _put_away(path, contents)
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror}: its records are merged, remove it")
+    return Merged(result, records, problems)
+
+
+def _put_away(path: Path, contents: Contents) -> list[str]:
+    """Removes a journal whose records are in the CSVs; what could not be read of it stays. Raises OSError."""
     problems = [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
     if problems:
         kept = path.with_name(path.name + ".unreadable")
@@ -56,4 +139,38 @@ def _recovered(database: Database, path: Path) -> Recovered:
         problems.append(f"what could not be read is kept in {kept}")
     else:
         path.unlink()
-    return Recovered(header.run_id, len(contents.records), tuple(problems))
+    if contents.torn:
+        problems.append(f"{path}: the last record is cut off, since the session was killed then; its row was not run")
+    return problems
+
+
+def _keep_unmatched(database: Database, header: Header, records: Iterable[Record], result: MergeResult) -> list[str]:
+    """Keeps measurements whose rows have gone from the CSVs, where the update mode does not append them."""
+    names = set(result.unmatched)
+    lost = [r for r in records if r.measurement and RowName(r.kernel_type, r.signature) in names]
+    if not lost:
+        return []
+    path = database.reports_dir / f"unmatched_{header.run_id}.jsonl"
+    try:
+        journal.write(path, replace(header, update_mode=UpdateMode.ALL.value), [record.to_json() for record in lost])
+    except OpAtlasError:
+        return [_rescue(database, header, lost)]
+    where = f"they are kept in {path}, and `python -m database merge {database.path} {path}` adds them"
+    return [f"{len(lost)} measured rows are not in the CSVs any more: {where}"]
+
+
+def _rescue(database: Database, header: Header, records: Sequence[Record]) -> str:
+    """Keeps records that no journal holds where there is room for them; tells where."""
+    name = f"{header.run_id}-rescued.jsonl"
+    lines = [record.to_json() for record in records]
+    for path in (database.journal_dir / name, Path(tempfile.gettempdir()) / name):
+        try:
+            journal.write(path, header, lines)
+        except OpAtlasError:
+            continue
+        return (
+            f"{len(lines)} records that the journal had no room for are kept in {path}: bring them in with "
+            f"`python -m database merge {database.path} {path}`"
+        )
+    text = "\n".join(json.dumps(values) for values in lines)
+    return f"{len(lines)} records could be written nowhere; here they are:\n{text}"

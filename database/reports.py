@@ -54,6 +54,9 @@ class SessionFacts:
     Attributes:
         run_id, database, device, mode: which session.
         outcomes: cases by pytest's outcome ("passed", "failed", "xfailed", "skipped", ...).
+        ledger: every collected row by what became of it, as a sum.
+        not_run: ids of the rows that were collected and not run.
+        unresolved: rows that earlier sessions left without a measurement and this one did not run, by status.
         statuses: cases by status of their row.
         errors: (kernel type, cause) of rows that were not measured, with how many there were.
         left_out: rows that the mode left out, by kernel type.
@@ -68,6 +71,9 @@ class SessionFacts:
     device: str
     mode: str
     outcomes: Mapping[str, int]
+    ledger: str
+    not_run: Sequence[str]
+    unresolved: Mapping[str, int]
     statuses: Mapping[str, int]
     errors: Mapping[tuple[str, str], int]
     left_out: Mapping[str, int]
@@ -141,6 +147,7 @@ def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
         f"- Database: `{facts.database}`",
         f"- Device: {facts.device or 'none was opened'}",
         f"- Update mode: {facts.mode}",
+        f"- Ledger: {facts.ledger}",
         f"- Rows run: {sum(facts.statuses.values())} in {facts.seconds:.1f} s",
         "",
         "## Rows",
@@ -172,7 +179,10 @@ def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
     for title, names in (("Missing", merged.unmatched), ("Pruned", merged.pruned)):
         if names:
             lines += ["", f"### {title}", "", *(f"- {name.kernel_type} `{name.signature}`" for name in names)]
+    if facts.not_run:
+        lines += ["", "### Not run", "", *(f"- `{case_id}`" for case_id in facts.not_run)]
     for title, counts in (
+        ("Left as earlier sessions left them", facts.unresolved),
         ("Duplicate signatures", facts.duplicates),
         ("Kernel types without a replay", facts.not_replayable),
     ):

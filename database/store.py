@@ -46,6 +46,7 @@ _FEW_ROWS = 200
 _ROWS_PER_WRITE = 16384
 #: Most systems allow 255 bytes, of which ".csv" and the name of a temporary file beside it take some.
 _LONGEST_NAME_BYTES = 200
+_TEMPORARY_SUFFIX = ".opatlas-tmp"
 _RESTORE = "Repair the line, or restore the file from version control"
 
 
@@ -93,6 +94,12 @@ class Database:
     def write(self, table: Table) -> None:
         """Replaces the file of `table` in one step; call it with the lock held."""
         write_frame(table.frame, table.path)
+
+    def sweep(self) -> None:
+        """Removes what writers that were killed left half-written; call it with the lock held."""
+        for folder in (self.path, self.journal_dir, self.runs_dir, self.reports_dir, self.pruned_dir):
+            for path in folder.glob(f".*{_TEMPORARY_SUFFIX}"):
+                path.unlink(missing_ok=True)
 
     @contextmanager
     def lock(self, timeout_s: float = 60.0) -> Iterator[None]:
@@ -256,7 +263,7 @@ def write_atomically(path: Path, write: Callable[[str], object]) -> None:
         # A link stays one: the file that it leads to is replaced.
         path = path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_TEMPORARY_SUFFIX, dir=path.parent)
         os.close(handle)
         write(temporary)
         os.chmod(temporary, path.stat().st_mode & 0o777 if path.exists() else 0o644)

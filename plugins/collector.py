@@ -11,7 +11,7 @@ from _pytest.mark.expression import Expression
 
 from bench.coverage import replays_of_bench
 from bench.registry import replay_spec
-from plugins.plan import Plan, TablePlan
+from plugins.plan import Plan, TablePlan, case_id_in
 from plugins.session import BenchSession
 from plugins.supervisor import row_of
 
@@ -23,6 +23,7 @@ class Collector:
         self._session = session
         #: Functions collected here, by the kernel types that they replay.
         self.replays: dict[str, Any] = {}
+        self._told = False
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pycollect_makeitem(self, collector: pytest.Module, name: str, obj: object) -> list[pytest.Item] | None:
@@ -42,23 +43,27 @@ class Collector:
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         if replay_spec(metafunc.function) is None:
             return
-        ids, rows = [], []
+        ids: list[str] = []
+        rows: list[object] = []
         for table in self._tables(metafunc.function):
-            for case_id, row, expected_to_fail in table.rows():
+            for case_id, row, expected in table.rows():
                 ids.append(case_id)
-                mark = pytest.mark.xfail(reason=expected_to_fail, strict=False) if expected_to_fail else ()
-                rows.append(pytest.param(row, marks=mark) if mark else row)
+                if expected is None:
+                    rows.append(row)
+                else:
+                    mark = pytest.mark.xfail(reason=expected.reason, run=expected.run, strict=False)
+                    rows.append(pytest.param(row, marks=mark))
         metafunc.parametrize("row", rows, ids=ids)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self) -> None:
-        """Ends the session where there is no plan; a worker leaves that to the controller."""
-        if not self._session.is_worker:
-            self._stop_without_plan()
+        """Ends the session where there is no plan.
 
-    @pytest.hookimpl(tryfirst=True, optionalhook=True)
-    def pytest_xdist_node_collection_finished(self) -> None:
-        self._stop_without_plan()
+        pytest would show what is raised while a module is collected as an error of that module.
+        """
+        plan = self._session.plan_if_made
+        if plan is not None and plan.error:
+            raise pytest.UsageError(plan.error)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self) -> None:
@@ -84,6 +89,19 @@ class Collector:
         elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.done_already(session.config):
             session.exitstatus = pytest.ExitCode.OK
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+        """In xdist's controller, for each worker; the first one's collection is everybody's."""
+        plan = self._session.plan_if_made
+        terminal = node.config.pluginmanager.get_plugin("terminalreporter")
+        if plan is None or terminal is None or self._told:
+            return
+        self._told = True
+        selected = len(plan.case_ids().intersection(map(case_id_in, ids)))
+        terminal.ensure_newline()
+        for line in self.plan_lines(plan, selected):
+            terminal.write_line(line)
+
     def done_already(self, config: pytest.Config) -> int:
         """Rows that were selected, but that the update mode leaves out because they have a duration."""
         plan = self._session.plan_if_made
@@ -104,16 +122,19 @@ class Collector:
 
     def plan_lines(self, plan: Plan, selected: int | None = None) -> list[str]:
         """What a user should know before rows run; `selected` of them, where that is known."""
-        rows = plan.cases_of(self.known_replays())
+        # xdist's controller, which collects nothing, knows the replays of bench/ only.
+        rows = max(plan.cases_of(self.known_replays()), selected or 0)
         of_all = f"{selected} of {rows}" if selected not in (None, rows) else f"{rows}"
         lines = [f"opatlas: {of_all} rows to replay, database {self._session.settings.database}"]
+        if plan.taken_over:
+            lines.append(f"opatlas: {plan.taken_over} was killed; took the database over from it")
         if plan.starter_rows:
             lines.append(f"opatlas: there was no database yet; made a starter of {plan.starter_rows} theory rows")
         for recovered in plan.recovered:
-            could = (
-                f"merged {recovered.records}" if recovered.records or not recovered.problems else "could not merge the"
-            )
-            lines.append(f"opatlas: {could} records that session {recovered.run_id} left behind")
+            count = recovered.statuses.total()
+            what = ", ".join(f"{n} {status}" for status, n in recovered.statuses.most_common())
+            could = f"merged {count}" if count or not recovered.problems else "could not merge the"
+            lines.append(f"opatlas: {could} records that session {recovered.run_id} left behind{what and f' ({what})'}")
             lines += [f"opatlas: {problem}" for problem in recovered.problems]
         left_out = sum(plan.left_out().values())
         if left_out:
@@ -126,12 +147,6 @@ class Collector:
             )
         lines += [f"opatlas: not read: {problem}" for problem in plan.problems]
         return lines
-
-    def _stop_without_plan(self) -> None:
-        """pytest would show what is raised while a module is collected as an error of that module."""
-        plan = self._session.plan_if_made
-        if plan is not None and plan.error:
-            raise pytest.UsageError(plan.error)
 
     def _tables(self, function: Any) -> Iterator[TablePlan]:
         spec = replay_spec(function)

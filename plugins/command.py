@@ -52,6 +52,7 @@ def _pytest(folder: str) -> Callable[[Sequence[str]], int]:
 
 COMMANDS = {
     "ingest": Command("python -m database ingest", "bring profiler captures into the database", _database("ingest")),
+    "merge": Command("python -m database merge", "join databases that were measured apart", _database("merge")),
     "bench": Command("pytest bench/", "replay the rows of the database on the device at hand", _pytest("bench")),
 }
 

@@ -9,18 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from bench.devices.at_hand import device_spec
+from bench.devices.at_hand import devices_at_hand
 from bench.job import DeviceSpec, MeasureSettings
 from database.layout import cpu_device_name, default_path, public_version
 from database.merge import UpdateMode
 from database.versions import detect
+from plugins import newhooks
+from plugins.plan import GIVEN_UP_AFTER, Shard
 
 #: The older tool's environment variable for --repeat-count.
 REPEAT_COUNT_VARIABLE = "MSMODELING_OP_REPLAY_REPEAT_COUNT"
 
 _DEFAULT_TIME_LIMIT_S = 5.0
 #: Long enough for the largest rows of real captures on a slow CPU (tens of seconds a call).
-_DEFAULT_CASE_TIMEOUT_S = 300.0
+_CASE_TIMEOUT_S = 300.0
+#: A kernel may be compiled when it is first called with a shape, and caches keep the result.
+_FIRST_CASE_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -29,24 +33,44 @@ class Settings:
 
     Attributes:
         database: directory of the CSVs.
-        device: the device that rows are replayed on.
+        devices: the devices that rows are replayed on.
         mode, prune: how durations are written back.
         ops: the only kernel types to run; empty: all.
+        shard: the part of the rows to run, and of how many; None: all of them.
+        retry_failed: run rows again that crashed or timed out in two sessions in a row.
         measure: how a row is measured.
-        case_timeout_s: deadline of one row in the device process.
+        case_timeout_s: deadline of a row in the device process; None: by whether it ran before.
+        wait_s: how long to wait for another session that has the database.
         in_process: run the bodies of replays in pytest itself.
         collect_only: nothing is to be written.
     """
 
     database: Path
-    device: DeviceSpec
+    devices: tuple[DeviceSpec, ...]
     mode: UpdateMode
     prune: bool
     ops: frozenset[str]
+    shard: Shard | None
+    retry_failed: bool
     measure: MeasureSettings
-    case_timeout_s: float
+    case_timeout_s: float | None
+    wait_s: float
     in_process: bool
     collect_only: bool
+
+    def timeout_s(self, *, first_run: bool) -> float:
+        """The deadline of a row."""
+        return self.case_timeout_s or (_FIRST_CASE_TIMEOUT_S if first_run else _CASE_TIMEOUT_S)
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(newhooks)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_opatlas_devices(config: pytest.Config) -> list[DeviceSpec]:
+    """Trylast: a conftest.py that knows other devices is asked first."""
+    return devices_at_hand(config.option.device)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -80,6 +104,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run only these kernel types, named exactly (default: all; -k selects by part of a name)",
     )
     group.addoption(
+        "--shard",
+        type=_shard,
+        metavar="I/N",
+        help="run part I of N of the rows, the same part on every machine, whatever other rows come and go "
+        "(default: all rows; python -m database merge joins the parts)",
+    )
+    group.addoption(
         "--update-mode",
         choices=[mode.value for mode in UpdateMode],
         default=UpdateMode.ALL.value,
@@ -108,9 +139,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--case-timeout",
         type=_positive_float,
-        default=_DEFAULT_CASE_TIMEOUT_S,
         metavar="SECONDS",
-        help="kill a row that is not done after this time, whatever it hangs in (default: %(default)g)",
+        help="kill a row that is not done after this time, whatever it hangs in "
+        f"(default: {_CASE_TIMEOUT_S:g}, and {_FIRST_CASE_TIMEOUT_S:g} for a row that was never run before)",
+    )
+    group.addoption(
+        "--retry-failed",
+        action="store_true",
+        help=f"run rows again that crashed or timed out in {GIVEN_UP_AFTER} sessions in a row "
+        "(default: they are xfail and not run)",
+    )
+    group.addoption(
+        "--wait",
+        type=_positive_float,
+        default=0.0,
+        metavar="SECONDS",
+        help="wait so long for another session that has the database (default: do not wait)",
     )
     group.addoption(
         "--threads", type=_positive_int, metavar="N", help="CPU threads of torch (default: one per available core)"
@@ -140,9 +184,11 @@ def settings_of(config: pytest.Config) -> Settings:
         pytest.UsageError: options that contradict each other.
     """
     option = config.option
-    device = device_spec(option.device)
-    if option.in_process and _is_distributed(config):
+    devices = config.hook.pytest_opatlas_devices(config=config)
+    if option.in_process and is_distributed(config):
         raise pytest.UsageError("--in-process runs rows in one process: leave out -n")
+    if option.in_process and option.case_timeout:
+        raise pytest.UsageError("--in-process cannot end a row that hangs: leave out --case-timeout")
     if option.usepdb and not option.in_process:
         raise pytest.UsageError("--pdb cannot reach into the device process: add --in-process")
     if option.database_path:
@@ -153,10 +199,12 @@ def settings_of(config: pytest.Config) -> Settings:
         database = default_path(cpu_device_name(), versions)
     return Settings(
         database=database.absolute(),
-        device=device,
+        devices=tuple(devices),
         mode=UpdateMode(option.update_mode),
         prune=option.prune_empty_duration_rows,
         ops=frozenset(name.strip() for name in option.ops.split(",") if name.strip()),
+        shard=option.shard,
+        retry_failed=option.retry_failed,
         measure=MeasureSettings(
             repeat_count=option.repeat_count or _repeat_count_of_environment(),
             cache=option.cache,
@@ -164,6 +212,7 @@ def settings_of(config: pytest.Config) -> Settings:
             threads=option.threads,
         ),
         case_timeout_s=option.case_timeout,
+        wait_s=option.wait,
         in_process=option.in_process,
         collect_only=option.collectonly,
     )
@@ -179,8 +228,9 @@ def _expect_installed_torch(version: str | None, collect_only: bool) -> None:
         )
 
 
-def _is_distributed(config: pytest.Config) -> bool:
-    return hasattr(config, "workerinput") or bool(config.getoption("numprocesses", None))
+def is_distributed(config: pytest.Config) -> bool:
+    """Whether rows run in xdist's workers."""
+    return hasattr(config, "workerinput") or bool(config.getoption("tx", None))
 
 
 def _repeat_count_of_environment() -> int | None:
@@ -191,6 +241,13 @@ def _repeat_count_of_environment() -> int | None:
         return _positive_int(text)
     except argparse.ArgumentTypeError as error:
         raise pytest.UsageError(f"{REPEAT_COUNT_VARIABLE}={error}, or unset it") from None
+
+
+def _shard(text: str) -> Shard:
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r}: give I/N with I from 1 to N, such as 2/8")
+    return Shard(int(index), int(count))
 
 
 def _positive_int(text: str) -> int:

@@ -17,6 +17,7 @@ from database.recover import Recovered, recover
 from database.schema import (
     AVERAGE,
     BASE,
+    CRASHES_IN_A_ROW,
     EP_SIZE,
     PROFILING_AVERAGE,
     RUNTIME,
@@ -30,8 +31,32 @@ from database.store import Database, Table, release_memory
 
 #: Cells that a replay may need.
 _CELLS = (*BASE, EP_SIZE, *RUNTIME)
+_STATE = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW)
+#: A row that crashed or timed out in so many sessions in a row is not run again by itself: each time
+#: costs a device process, and a row that hangs its whole deadline.
+GIVEN_UP_AFTER = 2
 #: Readable part of an id: enough for the shapes of most kernels, short enough for one line.
 _READABLE = 72
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part `index` of `count` of a collection, from 1."""
+
+    index: int
+    count: int
+
+    def holds(self, row_digest: str) -> bool:
+        """Whether a row belongs to this part; it depends on nothing but the row."""
+        return int(row_digest, 16) % self.count == self.index - 1
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Why a case is expected to fail, and whether it is run all the same."""
+
+    reason: str
+    run: bool
 
 
 class CaseRow:
@@ -57,6 +82,16 @@ class CaseRow:
         return {name: cells[self.position] for name, cells in self.table.columns.items()}
 
     @property
+    def first_run(self) -> bool:
+        """Whether no session has run the row before."""
+        return self.table.status(self.position) is None
+
+    @property
+    def crashes_before(self) -> int:
+        """Sessions in a row, up to the last one that ran the row, in which it crashed or timed out."""
+        return self.table.crashes(self.position)
+
+    @property
     def place(self) -> str:
         """File and line, as they were when the plan was made."""
         return f"{self.table.path}:{self.position + 2}"
@@ -70,10 +105,13 @@ class TablePlan:
     """The rows of one kernel type.
 
     Attributes:
-        columns: cells of every row of the file, by column.
+        columns: cells of every row of the file, by column: those that a replay needs.
+        state: the same, of the columns that tell what became of the row.
         cases: positions of the rows that are cases, with the case's id.
-        expected_to_fail: reasons of the cases that are xfail, by position.
+        expected_to_fail: the cases that are xfail, by position.
         left_out: ids of rows that the update mode leaves out.
+        other_shards: how many rows belong to other shards.
+        unresolved: statuses of the rows that an earlier session ran and did not measure, by id.
         duplicates: positions of rows whose signature an earlier row has.
         no_durations: duration cells that hold something else, as "line: text".
     """
@@ -81,13 +119,25 @@ class TablePlan:
     kernel_type: str
     path: Path
     columns: dict[str, list[str]]
+    state: dict[str, list[str]] = field(default_factory=dict)
     cases: dict[int, str] = field(default_factory=dict)
-    expected_to_fail: dict[int, str] = field(default_factory=dict)
+    expected_to_fail: dict[int, Expected] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
+    other_shards: int = 0
+    unresolved: dict[str, str] = field(default_factory=dict)
     duplicates: list[int] = field(default_factory=list)
     no_durations: list[str] = field(default_factory=list)
 
-    def rows(self) -> Iterator[tuple[str, CaseRow, str | None]]:
+    def status(self, position: int) -> Status | None:
+        """What became of a row the last time it was run; None if it never was."""
+        return Status.of_cell(self.state[STATUS][position]) if STATUS in self.state else None
+
+    def crashes(self, position: int) -> int:
+        """Sessions in a row in which a row crashed or timed out; 0 where the cell holds no number."""
+        cell = self.state[CRASHES_IN_A_ROW][position] if CRASHES_IN_A_ROW in self.state else ""
+        return int(cell) if cell.isdecimal() else 0
+
+    def rows(self) -> Iterator[tuple[str, CaseRow, Expected | None]]:
         """Each case's id, its row, and why it is expected to fail, if it is."""
         for position, case_id in self.cases.items():
             yield case_id, CaseRow(self, position), self.expected_to_fail.get(position)
@@ -101,6 +151,7 @@ class Plan:
         tables: by kernel type; a file that cannot be read has none.
         problems: files that cannot be read; they make the session fail.
         recovered: what earlier sessions left behind and was merged first.
+        taken_over: the killed session whose lock on the database was taken over; "" if there was none.
         starter_rows: rows of the starter database that was made, 0 if there was one.
         error: why there is no plan; the session ends with it before anything runs.
     """
@@ -108,6 +159,7 @@ class Plan:
     tables: dict[str, TablePlan] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     recovered: list[Recovered] = field(default_factory=list)
+    taken_over: str = ""
     starter_rows: int = 0
     error: str = ""
 
@@ -123,6 +175,14 @@ class Plan:
         """Duration cells that hold something else, by kernel type."""
         return {name: table.no_durations for name, table in self.tables.items() if table.no_durations}
 
+    def case_ids(self) -> set[str]:
+        """The ids of all cases."""
+        return {case_id for table in self.tables.values() for case_id in table.cases.values()}
+
+    def unresolved(self) -> dict[str, str]:
+        """Statuses of the rows that an earlier session ran and did not measure, by id."""
+        return {case_id: status for table in self.tables.values() for case_id, status in table.unresolved.items()}
+
     def left_out(self) -> Counter[str]:
         """Rows that the mode leaves out, by kernel type."""
         return Counter({name: len(table.left_out) for name, table in self.tables.items() if table.left_out})
@@ -133,6 +193,8 @@ def make_plan(
     mode: UpdateMode,
     ops: frozenset[str],
     *,
+    shard: Shard | None,
+    retry_failed: bool,
     run_id: str,
     write: bool,
     starter: Callable[[Database], int],
@@ -143,6 +205,8 @@ def make_plan(
         path: the database.
         mode: whether rows with a valid duration are cases.
         ops: the only kernel types wanted; empty: all.
+        shard: the only part of the rows wanted; None: all.
+        retry_failed: whether rows are run that were given up.
         run_id: of this session, whose own journal is left alone.
         write: whether what earlier sessions left behind may be merged, and a starter made.
         starter: fills a database that has no CSV.
@@ -154,6 +218,8 @@ def make_plan(
     database = Database(path)
     if write and database.journal_dir.is_dir():
         plan.recovered = recover(database, own_run=run_id)
+        with database.lock():
+            database.sweep()
     if write and not database.kernel_types():
         plan.starter_rows = starter(database)
     names = database.kernel_types()
@@ -166,7 +232,7 @@ def make_plan(
         if ops and name not in ops:
             continue
         try:
-            plan.tables[name] = _plan_table(database.read(name), mode)
+            plan.tables[name] = _plan_table(database.read(name), mode, shard, retry_failed)
         except OpAtlasError as error:
             plan.problems.append(str(error))
     release_memory()
@@ -177,34 +243,43 @@ def make_plan(
     return plan
 
 
-def _plan_table(table: Table, mode: UpdateMode) -> TablePlan:
+def _plan_table(table: Table, mode: UpdateMode, shard: Shard | None, retry_failed: bool) -> TablePlan:
     frame = table.frame
-    columns = {name: _shared(frame[name].tolist()) for name in _CELLS if name in frame.columns}
-    planned = TablePlan(table.kernel_type, table.path, columns)
-    state = {
-        name: frame[name].tolist()
-        for name in (AVERAGE, PROFILING_AVERAGE, STATUS, STATUS_REASON)
-        if name in frame.columns
-    }
+    columns, state = (
+        {name: _shared(frame[name].tolist()) for name in names if name in frame.columns} for names in (_CELLS, _STATE)
+    )
+    durations = {name: frame[name].tolist() for name in (AVERAGE, PROFILING_AVERAGE) if name in frame.columns}
+    planned = TablePlan(table.kernel_type, table.path, columns, state)
     seen: set[str] = set()
     for position, row_signature in enumerate(signatures(table.kernel_type, frame)):
-        case_id = _case_id(table.kernel_type, row_signature)
+        row_digest = digest(table.kernel_type, row_signature)
+        if shard is not None and not shard.holds(row_digest):
+            planned.other_shards += 1
+            continue
+        case_id = case_id_of(table.kernel_type, row_signature, row_digest)
         if case_id in seen:
             planned.duplicates.append(position)
             continue
         seen.add(case_id)
-        row = {name: cells[position] for name, cells in state.items()}
+        row = {name: cells[position] for name, cells in durations.items()}
         for name in (AVERAGE, PROFILING_AVERAGE):
             # Other tools write 0 for "not measured".
             if row.get(name, "").strip("0. ") and valid_duration(row[name]) is None:
                 planned.no_durations.append(f"line {position + 2}, {name!r} = {row[name]!r}")
+        status = planned.status(position)
+        fails = status is not None and status.expected_to_fail
+        if fails:
+            planned.unresolved[case_id] = str(status)
         if mode is UpdateMode.MISSING_ONLY and has_duration(row):
             planned.left_out.append(case_id)
             continue
         planned.cases[position] = case_id
-        status = Status.of_cell(row.get(STATUS, ""))
-        if status is not None and status.expected_to_fail:
-            planned.expected_to_fail[position] = f"{status} before: {row.get(STATUS_REASON, '')}"
+        if fails:
+            before = f"{status} before: {state[STATUS_REASON][position] if STATUS_REASON in state else ''}"
+            given_up = planned.crashes(position) >= GIVEN_UP_AFTER and not retry_failed
+            if given_up:
+                before += f" ({planned.crashes(position)} sessions in a row; --retry-failed runs it again)"
+            planned.expected_to_fail[position] = Expected(before, run=not given_up)
     return planned
 
 
@@ -218,8 +293,13 @@ _SEPARATORS = str.maketrans({",": "x", ";": "_"})
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_.x+-]+")
 
 
-def _case_id(kernel_type: str, signature: str) -> str:
+def case_id_of(kernel_type: str, signature: str, row_digest: str = "") -> str:
     """`MatMulV2-4096x4096_4096x1024-BF16_BF16-4096x1024-1f0c9a72b3de`: readable, then unique."""
     inputs, dtypes, _formats, outputs = signature.split("|")[:4]
     readable = f"{inputs}-{dtypes}-{outputs}".translate(_SEPARATORS)
-    return f"{kernel_type}-{_NOT_IN_IDS.sub('', readable)[:_READABLE]}-{digest(kernel_type, signature)}"
+    return f"{kernel_type}-{_NOT_IN_IDS.sub('', readable)[:_READABLE]}-{row_digest or digest(kernel_type, signature)}"
+
+
+def case_id_in(nodeid: str) -> str:
+    """The id of the row in a node id: what stands in its last brackets."""
+    return nodeid.rpartition("[")[2].removesuffix("]")

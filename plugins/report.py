@@ -17,6 +17,8 @@ from database.reports import Gap, SessionFacts, find_gaps, replay_report, write_
 from database.schema import Status
 from database.store import write_text
 from plugins.collector import Collector
+from plugins.interrupt import Interrupts
+from plugins.ledger import XFAILED, Ledger
 from plugins.session import BenchSession
 from plugins.supervisor import about_row, outcome_of_report
 from plugins.writeback import WriteBack
@@ -30,14 +32,23 @@ _PARTICULAR = re.compile(r"0x[0-9a-f]+|\b[\d,;.x]*\d[\d,;.x]*\b")
 class Report:
     """Tallies the rows of a session. Lives beside the write-back."""
 
-    def __init__(self, session: BenchSession, collector: Collector, written: WriteBack, keyword: str) -> None:
+    def __init__(
+        self,
+        session: BenchSession,
+        collector: Collector,
+        interrupts: Interrupts,
+        written: WriteBack,
+        ledger: Ledger,
+        keyword: str,
+    ) -> None:
         """`keyword` is what -k says: with it, kernel types that cannot be replayed were not asked for."""
         self._session = session
         self._collector = collector
+        self._interrupts = interrupts
         self._written = written
+        self._ledger = ledger
         self._keyword = keyword
         self._outcomes: Counter[str] = Counter()
-        self._ran: set[str] = set()
         self._errors: Counter[tuple[str, str]] = Counter()
         self._first_at: float | None = None
         self._last_at = 0.0
@@ -53,12 +64,12 @@ class Report:
         self._last_at = max(self._last_at, report.stop)
         self._outcomes[outcome_of_report(report)] += 1
         record = about["record"]
-        self._ran.add(record["kernel_type"])
         if record["status"] != Status.MEASURED.value:
             self._errors[record["kernel_type"], f"{record['status']}: {_cause(record)}"] += 1
 
-    def pytest_sessionfinish(self) -> None:
-        if self._written.merged is None:
+    def write(self) -> None:
+        """Writes the two files, once the records are merged and the rows accounted for."""
+        if self._written.merged is None or not self._outcomes:
             return
         database = self._session.database
         kernel_types = sorted({*self._written.merged.updated, *self._written.merged.added})
@@ -85,9 +96,11 @@ class Report:
     def _summary(self, config: pytest.Config) -> Iterator[str]:
         plan = self._session.plan_if_made
         assert plan is not None
-        if self._session.is_controller:
-            yield from self._collector.plan_lines(plan)
-        if not self._outcomes:
+        if self._interrupts.now:
+            yield f"stopped at once: the records stay in {self._session.database.journal_dir} for the next session"
+            return
+        counts = self._ledger.counts()
+        if not counts:
             done = self._collector.done_already(config)
             if done:
                 yield f"nothing to do: {done} rows have a duration already (--update-mode=all measures them again)"
@@ -95,14 +108,15 @@ class Report:
             return
         seconds = self._seconds()
         facts = self._facts()
-        counts = ", ".join(f"{n} {name}" for name, n in sorted(facts.statuses.items()))
+        yield self._ledger.line()
         rows = sum(facts.statuses.values())
-        yield f"{rows} rows in {seconds:.1f} s ({rows / seconds:.1f} rows/s): {counts}"
-        expected = {name: n for name, n in self._outcomes.items() if name in ("xfailed", "xpassed")}
-        if expected:
-            yield "of these " + ", ".join(f"{n} {name}" for name, n in expected.items()) + " (had failed before)"
+        if rows:
+            yield f"{rows} rows run in {seconds:.1f} s ({rows / seconds:.1f} rows/s)"
+        if self._session.stop_reason:
+            yield f"stopped: {self._session.stop_reason}"
+        yield from self._earlier_lines()
         merged = self._written.merged
-        if merged is not None:
+        if merged is not None and rows:
             updated, added, marked = (counts.total() for counts in (merged.updated, merged.added, merged.marked))
             yield f"written back: {updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
             if merged.unmatched:
@@ -113,13 +127,29 @@ class Report:
             yield f"{duplicates} rows repeat the signature of an earlier row; they got its duration"
         yield from self._error_lines()
         yield from self._gap_lines()
-        if self._written.problem:
-            yield f"NOT WRITTEN BACK: {self._written.problem}"
+        failed = merged is None or merged.problems
+        for problem in self._written.problems:
+            yield f"{'NOT WRITTEN BACK' if failed else 'written back, but'}: {problem}"
+        for problem in self._ledger.problems:
+            yield f"THE ROWS DO NOT ADD UP: {problem}"
         for problem in (*plan.problems, *self._problems):
             yield f"not read or written: {problem}"
         yield f"database: {self._session.settings.database}"
         for path in self._paths:
             yield f"report: {path}"
+
+    def _earlier_lines(self) -> Iterator[str]:
+        """What became of the rows that earlier sessions left without a measurement."""
+        passed = self._outcomes["xpassed"]
+        if passed:
+            yield f"{passed} rows that had failed before were measured"
+        given_up = self._ledger.counts()[XFAILED] - self._outcomes["xfailed"]
+        if given_up:
+            yield f"{given_up} rows were not run: they crashed or timed out in sessions before (--retry-failed)"
+        unresolved = self._ledger.unresolved()
+        if unresolved:
+            counts = ", ".join(f"{n} {status}" for status, n in unresolved.most_common())
+            yield f"left as earlier sessions left them: {counts}"
 
     def _error_lines(self) -> Iterator[str]:
         if self._errors:
@@ -148,8 +178,8 @@ class Report:
     def _not_replayable(self) -> Counter[str]:
         plan = self._session.plan_if_made
         assert plan is not None
-        # What ran has a replay: xdist's controller, which collects nothing, knows those of bench/ only.
-        known = self._ran.union(self._collector.known_replays())
+        # What was collected has a replay: xdist's controller, which collects nothing, knows those of bench/ only.
+        known = self._ledger.kernel_types().union(self._collector.known_replays())
         return Counter({name: len(table.cases) for name, table in plan.tables.items() if name not in known})
 
     def _facts(self) -> SessionFacts:
@@ -161,6 +191,9 @@ class Report:
             device=self._written.device_name,
             mode=self._session.settings.mode.value,
             outcomes=self._outcomes,
+            ledger=self._ledger.line(),
+            not_run=self._ledger.not_run(),
+            unresolved=self._ledger.unresolved(),
             statuses=self._written.statuses,
             errors=self._errors,
             left_out=plan.left_out(),

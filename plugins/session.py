@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import secrets
+import shlex
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -13,37 +16,51 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from filelock import FileLock
 
+from bench.device_pool import DevicePool, LeftOut
 from bench.device_process import DeviceProcess
 from bench.executor import Executor, InProcess
+from bench.parent import die_with_parent
 from database.errors import OpAtlasError
+from database.journal import Header
+from database.session_lock import SessionLock
 from database.store import Database
 from plugins.options import Settings, settings_of
 from plugins.plan import Plan, make_plan
 
 _WORKER_INPUT = "opatlas"
+_STOP_FILE = "stop"
+_PID_SUFFIX = ".pid"
 
 
 class BenchSession:
     """What the plugins of one pytest process share.
 
-    A process is the only one of its session, or the xdist controller, or one of its workers.
-    Controller and workers share the run id and the plan.
+    A process is the only one of its session, or the xdist controller, or one of its workers. The
+    controller makes the plan before its workers start; they share the run id, the plan, and a folder
+    in which each can ask all to stop.
+
+    Attributes:
+        worker: the id that xdist gives a worker; "" in other processes.
     """
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         handed: Mapping[str, str] = getattr(config, "workerinput", {}).get(_WORKER_INPUT, {})
         self.is_worker = bool(handed)
-        self.is_controller = not self.is_worker and bool(
-            config.getoption("numprocesses", None) or config.getoption("tx", None)
-        )
-        self.run_id = handed.get("run_id") or f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+        self.is_controller = not self.is_worker and bool(config.getoption("tx", None))
+        self.worker = str(getattr(config, "workerinput", {}).get("workerid", ""))
+        # In UTC, because runs of several machines are put in order by it.
+        self.run_id = handed.get("run_id") or f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
         self.started_at = time.time()
         self._shared_dir = Path(handed["shared_dir"]) if handed else None
         self._plan: Plan | None = None
+        self._lock: SessionLock | None = None
         self._executor: Executor | None = None
+        self._stop_reason = ""
+        if self.is_worker:
+            die_with_parent()
+            (self.shared_dir / f"{self.worker}{_PID_SUFFIX}").write_text(str(os.getpid()))
 
     @cached_property
     def settings(self) -> Settings:
@@ -54,17 +71,27 @@ class BenchSession:
     def database(self) -> Database:
         return Database(self.settings.database)
 
+    @property
+    def journal_header(self) -> Header:
+        """Of each journal of this session."""
+        return Header(self.run_id, self.settings.mode.value, self.settings.prune)
+
+    @property
+    def shared_dir(self) -> Path:
+        """Where the processes of a session with several leave word for each other."""
+        if self._shared_dir is None:
+            self._shared_dir = Path(tempfile.mkdtemp(prefix="opatlas-"))
+        return self._shared_dir
+
     def plan(self) -> Plan:
-        """The plan, made on first use: by the first worker that needs it where there are several."""
+        """The plan, made on first use; from then on the database is this session's."""
         if self._plan is None:
-            self._plan = self._shared_plan() if self._shared_dir else self._new_plan()
+            self._plan = self._handed_plan() if self.is_worker else self._new_plan()
         return self._plan
 
     @property
     def plan_if_made(self) -> Plan | None:
-        """The plan, unless nobody of this session needed one: no replay was collected."""
-        if self._plan is None and self._shared_dir and self._plan_file.exists():
-            self._plan = pickle.loads(self._plan_file.read_bytes())
+        """The plan, unless this process has not needed one: no replay was collected."""
         return self._plan
 
     def executor(self) -> Executor:
@@ -72,56 +99,77 @@ class BenchSession:
         if self._executor is None:
             settings = self.settings
             if settings.in_process:
-                self._executor = InProcess(settings.device, settings.measure)
+                self._executor = InProcess(settings.devices[0], settings.measure)
             else:
-                self._executor = DeviceProcess(
-                    settings.device, settings.measure, case_timeout_s=settings.case_timeout_s
+                first = int(self.worker.removeprefix("gw") or 0) % len(settings.devices)
+                self._executor = DevicePool(
+                    settings.devices[first:] + settings.devices[:first],
+                    lambda spec: DeviceProcess(spec, settings.measure),
+                    LeftOut(self._shared_dir),
                 )
         return self._executor
 
-    def end_without_device(self, session: pytest.Session, reason: str, code: pytest.ExitCode) -> NoReturn:
+    def stop(self, reason: str) -> None:
+        """Asks every process of the session to stop after its running row. The first reason counts."""
+        if self.stop_reason:
+            return
+        self._stop_reason = reason
+        if self._shared_dir is not None:
+            unfinished = self._shared_dir / f"{_STOP_FILE}.{os.getpid()}"
+            unfinished.write_text(reason, encoding="utf-8")
+            unfinished.rename(self._shared_dir / _STOP_FILE)
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the session is to stop; "" while it is to go on."""
+        if not self._stop_reason and self._shared_dir is not None and (self._shared_dir / _STOP_FILE).exists():
+            self._stop_reason = (self._shared_dir / _STOP_FILE).read_text(encoding="utf-8")
+        return self._stop_reason
+
+    def worker_pids(self) -> list[int]:
+        """The workers that have started, whether or not they still run."""
+        return [int(path.read_text() or 0) for path in self.shared_dir.glob(f"*{_PID_SUFFIX}")]
+
+    def end_without_device(self, reason: str, code: pytest.ExitCode) -> NoReturn:
         """Ends the session; the row in hand is not to blame, and gets no record.
 
         A worker that exits makes xdist fail with an internal error of its own: it asks for the end instead.
         """
+        self.stop(reason)
         if self.is_worker:
-            session.shouldstop = reason
-            pytest.fail(reason, pytrace=False)
-        pytest.exit(reason, returncode=code)
+            raise pytest.fail.Exception(reason, pytrace=False) from None
+        raise pytest.exit.Exception(reason, returncode=code) from None
 
-    def _for_worker(self) -> dict[str, str]:
-        """What a worker needs to be of this session."""
-        if self._shared_dir is None:
-            self._shared_dir = Path(tempfile.mkdtemp(prefix="opatlas-"))
-        return {"run_id": self.run_id, "shared_dir": str(self._shared_dir)}
+    def hand_plan_to_workers(self) -> None:
+        """In the controller, before workers start: makes the plan. Raises pytest.UsageError where there is none."""
+        plan = self.plan()
+        if plan.error:
+            raise pytest.UsageError(plan.error)
+        self._plan_file.write_bytes(pickle.dumps(plan, protocol=pickle.HIGHEST_PROTOCOL))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """xdist's hook, in its controller, before a worker starts."""
-        node.workerinput[_WORKER_INPUT] = self._for_worker()
+        """xdist's hook, in its controller, before a worker starts: tells it what it needs to be of this session."""
+        node.workerinput[_WORKER_INPUT] = {"run_id": self.run_id, "shared_dir": str(self.shared_dir)}
 
     def close(self) -> None:
-        """Gives up the device, and removes what workers shared."""
+        """Gives up the device and the database, and removes what workers shared."""
         if self._executor is not None:
             self._executor.close()
             self._executor = None
+        if self._lock is not None:
+            self._lock.release()
         if self._shared_dir is not None and not self.is_worker:
             shutil.rmtree(self._shared_dir, ignore_errors=True)
 
     @property
     def _plan_file(self) -> Path:
-        assert self._shared_dir is not None
-        return self._shared_dir / "plan.pickle"
+        return self.shared_dir / "plan.pickle"
 
-    def _shared_plan(self) -> Plan:
-        with FileLock(self._plan_file.with_suffix(".lock")):
-            if self._plan_file.exists():
-                plan: Plan = pickle.loads(self._plan_file.read_bytes())
-            else:
-                plan = self._new_plan()
-                unfinished = self._plan_file.with_suffix(".new")
-                unfinished.write_bytes(pickle.dumps(plan, protocol=pickle.HIGHEST_PROTOCOL))
-                unfinished.rename(self._plan_file)
+    def _handed_plan(self) -> Plan:
+        if not self._plan_file.exists():
+            return Plan(error="replays were not asked for by name: with -n, name bench/ on the command line")
+        plan: Plan = pickle.loads(self._plan_file.read_bytes())
         return plan
 
     def _new_plan(self) -> Plan:
@@ -132,16 +180,29 @@ class BenchSession:
                     f"--database-path {settings.database}: no such directory; name one that holds "
                     f"{{KernelType}}.csv files, or an empty one for a starter database"
                 )
-            return make_plan(
+            if not settings.collect_only:
+                self._take_database()
+            plan = make_plan(
                 settings.database,
                 settings.mode,
                 settings.ops,
+                shard=settings.shard,
+                retry_failed=settings.retry_failed,
                 run_id=self.run_id,
                 write=not settings.collect_only,
                 starter=_make_starter,
             )
         except (OpAtlasError, pytest.UsageError) as error:
             return Plan(error=str(error))
+        if self._lock is not None and self._lock.stale is not None:
+            plan.taken_over = str(self._lock.stale)
+        return plan
+
+    def _take_database(self) -> None:
+        """Raises OpAtlasError where another session has it."""
+        command = shlex.join(["pytest", *self._config.invocation_params.args])
+        self._lock = SessionLock(self.database, run_id=self.run_id, command=command)
+        self._lock.acquire(self.settings.wait_s, lambda text: print(f"opatlas: {text}", file=sys.stderr, flush=True))
 
 
 def _make_starter(database: Database) -> int:

@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench.errors import DeviceGone
-from bench.job import Job, Outcome
+from bench.job import DeviceDescription, Job, Outcome
 from bench.registry import replay_spec
 from database.record import Record
 from database.schema import Status
+from plugins.journaling import Journaling
 from plugins.plan import CaseRow
 from plugins.session import BenchSession
 
 _OUTCOME = pytest.StashKey[Outcome]()
-#: Attribute of the reports of a row: holds its record where there is one. Plain values, because
-#: reports of xdist's workers travel as such.
+#: Attribute of the reports of a row: holds its record where there is one, whether that is in a
+#: journal, and the device where it is another than before. Plain values, because reports of xdist's
+#: workers travel as such.
 REPORT_ATTRIBUTE = "opatlas"
 
 
 class Supervisor:
     """Takes the place of pytest's call of a replay function."""
 
-    def __init__(self, session: BenchSession) -> None:
+    def __init__(self, session: BenchSession, journaling: Journaling) -> None:
         self._session = session
-        self._device_told = False
+        self._journaling = journaling
+        self._device_told: DeviceDescription | None = None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool, bool]:
+        """Between two rows is where a session stops."""
+        done = yield
+        if self._session.stop_reason:
+            item.session.shouldstop = self._session.stop_reason
+        return done
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
@@ -60,9 +72,11 @@ class Supervisor:
             about: dict[str, Any] = {}
             if record is not None:
                 about["record"] = record.to_json()
-                # Whatever became of the row, its run id must lead to a manifest.
-                if call.when == "call" and not self._device_told:
-                    about["device"] = self._describe_device()
+                device = self._session.executor().describe() if call.when == "call" else None
+                about["saved"] = self._journaling.keep(about["record"], device)
+                if device is not None and device != self._device_told:
+                    self._device_told = device
+                    about["device"] = asdict(device)
             setattr(report, REPORT_ATTRIBUTE, about)
         return report
 
@@ -74,11 +88,12 @@ class Supervisor:
             function=function.__qualname__,
             kernel_type=row.kernel_type,
             cells=row.cells,
+            timeout_s=self._session.settings.timeout_s(first_run=row.first_run),
         )
         try:
             return self._session.executor().run(job)
         except DeviceGone as error:
-            self._session.end_without_device(item.session, str(error), pytest.ExitCode.INTERRUPTED)
+            self._session.end_without_device(str(error), pytest.ExitCode.TESTS_FAILED)
 
     def _record(self, row: CaseRow, outcome: Outcome) -> Record:
         return Record(
@@ -90,12 +105,8 @@ class Supervisor:
             run_id=self._session.run_id,
             finished_at=time.time(),
             measurement=outcome.measurement,
+            crashes_in_a_row=row.crashes_before + 1 if outcome.status.crash else 0,
         )
-
-    def _describe_device(self) -> dict[str, Any]:
-        self._device_told = True
-        description = self._session.executor().describe()
-        return {"name": description.name, "facts": dict(description.facts)}
 
 
 def _give_verdict(outcome: Outcome, place: str) -> None:

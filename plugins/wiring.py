@@ -6,10 +6,15 @@ import pytest
 
 from plugins.benchmark_feed import benchmark_feed
 from plugins.collector import Collector
+from plugins.ending import Ending, WorkerEnding
+from plugins.interrupt import Interrupts, ignore_interrupts
+from plugins.journaling import Journaling
+from plugins.ledger import Ledger
 from plugins.progress import ReplayProgress
 from plugins.report import Report
 from plugins.session import BenchSession
 from plugins.supervisor import Supervisor
+from plugins.workers import Controller
 from plugins.writeback import WriteBack
 
 #: Under this name the fixtures of bench/ find the session, without importing it.
@@ -24,13 +29,22 @@ def pytest_configure(config: pytest.Config) -> None:
     register = config.pluginmanager.register
     register(session, SESSION)
     register(collector, "opatlas-collector")
-    register(Supervisor(session), "opatlas-supervisor")
+    journaling = Journaling(session)
+    register(Supervisor(session, journaling), "opatlas-supervisor")
     if session.is_worker:
-        # Its reports travel to the controller, which keeps, merges and tells.
+        # Its reports travel to the controller, which merges and tells.
+        ignore_interrupts()
+        register(WorkerEnding(journaling), "opatlas-worker-ending")
         return
-    write_back = WriteBack(session)
+    if session.is_controller:
+        register(Controller(session), "opatlas-controller")
+    interrupts, write_back, ledger = Interrupts(session), WriteBack(session, journaling), Ledger(session)
+    report = Report(session, collector, interrupts, write_back, ledger, config.option.keyword)
+    register(interrupts, "opatlas-interrupts")
     register(write_back, "opatlas-write-back")
-    register(Report(session, collector, write_back, config.option.keyword), "opatlas-report")
+    register(ledger, "opatlas-ledger")
+    register(report, "opatlas-report")
+    register(Ending(session, interrupts, write_back, ledger, report), "opatlas-ending")
     feed = benchmark_feed(config)
     if feed is not None:
         register(feed, "opatlas-benchmark-feed")

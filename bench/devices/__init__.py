@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     import torch
 
     from bench.instruments import Instrument
+
+
+_OPENERS = {"cpu": "bench.devices.cpu:CpuDevice"}
 
 
 class Device(Protocol):
@@ -40,6 +44,14 @@ class Device(Protocol):
         """Memory that a row may take."""
         ...
 
+    def release_memory(self) -> None:
+        """Gives back what was allocated for rows that are done."""
+        ...
+
+    def probe(self) -> None:
+        """Runs a known-good operation. Raises whatever it raises, DeviceSick where its result is wrong."""
+        ...
+
     def synchronize(self) -> None:
         """Waits for everything that was launched."""
         ...
@@ -62,8 +74,6 @@ def open_device(spec: DeviceSpec, settings: MeasureSettings) -> Device:
     Raises:
         OpAtlasError: no such device here, with the remedy.
     """
-    if spec.kind == "cpu":
-        from bench.devices.cpu import CpuDevice
-
-        return CpuDevice(settings)
-    raise ValueError(f"no device of kind {spec.kind!r}")
+    module, _, name = (spec.opener or _OPENERS[spec.kind]).partition(":")
+    device: Device = getattr(import_module(module), name)(spec, settings)
+    return device

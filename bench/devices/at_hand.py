@@ -1,4 +1,4 @@
-"""Which device this machine offers, found without importing torch."""
+"""Which devices this machine offers, found without importing torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from database.errors import OpAtlasError
 from database.layout import cpu_device_name, kind_of
 
 
-def device_spec(name: str | None) -> DeviceSpec:
-    """The device to replay on.
+def devices_at_hand(name: str | None) -> list[DeviceSpec]:
+    """The devices to replay on; all cores of a CPU are one.
 
     Args:
         name: a device as its database folder is named, or "cpu"; None: the device at hand.
@@ -17,7 +17,7 @@ def device_spec(name: str | None) -> DeviceSpec:
         OpAtlasError: a device that replays do not run on.
     """
     if name is None or name == "cpu":
-        return DeviceSpec("cpu")
+        return [DeviceSpec("cpu")]
     kind = kind_of(name)
     if kind != "cpu":
         raise OpAtlasError(
@@ -26,4 +26,4 @@ def device_spec(name: str | None) -> DeviceSpec:
         )
     if name != cpu_device_name():
         raise OpAtlasError(f"--device {name} is not this machine's CPU ({cpu_device_name()}): leave --device out")
-    return DeviceSpec("cpu")
+    return [DeviceSpec("cpu")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Callable
@@ -11,10 +12,11 @@ from typing import Any
 
 import torch
 
+from bench.devices.probe import probe
 from bench.devices.turn import Turn
 from bench.instruments import Instrument
 from bench.instruments.wall_clock import WallClock
-from bench.job import DeviceDescription, MeasureSettings
+from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
 from database.layout import cpu_device_name
 
 #: Used where the system does not tell the size of its last-level cache; larger than most.
@@ -26,7 +28,7 @@ _FLUSH_FACTOR = 2
 class CpuDevice:
     """All threads of the process, as one device. Rows of concurrent sessions take turns."""
 
-    def __init__(self, settings: MeasureSettings) -> None:
+    def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
         self._threads = settings.threads or available_cores()
         torch.set_num_threads(self._threads)
         self.torch_device = torch.device("cpu")
@@ -64,6 +66,12 @@ class CpuDevice:
             # Not Linux: let the allocation itself decide.
             return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def release_memory(self) -> None:
+        gc.collect()
+
+    def probe(self) -> None:
+        probe(self.torch_device)
 
     def synchronize(self) -> None:
         """Nothing to wait for: calls return when they are done."""

@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from conftest import ROOT, Sessions, row
+from sessions import ROOT, Sessions, row
 
 
 def test_help_groups_the_options_and_does_not_import_torch(sessions: Sessions) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Sessions, row
+from sessions import Sessions, row
 from plugins.report import free_paths
 
 

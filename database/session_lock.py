@@ -1,0 +1,103 @@
+"""One session at a time on a database, and everybody can see whose."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from database.errors import OpAtlasError
+from database.store import Database, not_writable
+
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A session that has, or had, a database for itself.
+
+    Attributes:
+        run_id, command: the session.
+        pid, host: its process.
+        since: when it took the lock, in seconds since the epoch.
+    """
+
+    run_id: str
+    command: str
+    pid: int
+    host: str
+    since: float
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        return f"session {self.run_id} (process {self.pid} on {self.host}, since {since}: {self.command})"
+
+
+class SessionLock:
+    """Held from the plan of a session to its merge.
+
+    The kernel gives a lock up with the process that holds it, however that ends. So a lock that can
+    be taken is free, and a holder whose name still stands there was killed.
+
+    Attributes:
+        stale: the killed session whose lock was taken over; None if there was none.
+    """
+
+    def __init__(self, database: Database, *, run_id: str, command: str) -> None:
+        self._database = database
+        self._lock = FileLock(database.journal_dir / "session.lock")
+        self._holder_file = database.journal_dir / "session.json"
+        self._holder = Holder(run_id, command, os.getpid(), platform.node(), time.time())
+        self.stale: Holder | None = None
+
+    def acquire(self, timeout_s: float, when_waiting: Callable[[str], None]) -> None:
+        """Takes the lock.
+
+        Args:
+            timeout_s: how long to wait for another session; 0: not at all.
+            when_waiting: told whom it waits for, once.
+
+        Raises:
+            OpAtlasError: another session has the database, or it cannot be written.
+        """
+        try:
+            self._database.journal_dir.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock.acquire(timeout=0)
+            except Timeout:
+                if timeout_s:
+                    when_waiting(f"waiting up to {timeout_s:g} s for {self._other()}, which has {self._database.path}")
+                self._lock.acquire(timeout=timeout_s, poll_interval=_POLL_S)
+            self.stale = _read(self._holder_file)
+            self._holder_file.write_text(json.dumps(asdict(self._holder)), encoding="utf-8")
+        except Timeout:
+            raise OpAtlasError(
+                f"{self._database.path} is in use by {self._other()}: wait for it to end "
+                f"(--wait SECONDS does so), or name another database with --database-path"
+            ) from None
+        except OSError as error:
+            raise OpAtlasError(not_writable(self._database.path, error)) from None
+
+    def release(self) -> None:
+        """Gives the lock up, if it was taken."""
+        if self._lock.is_locked:
+            self._holder_file.unlink(missing_ok=True)
+            self._lock.release()
+
+    def _other(self) -> str:
+        holder = _read(self._holder_file)
+        return str(holder) if holder else "another session"
+
+
+def _read(path: Path) -> Holder | None:
+    """The holder named in a file; None where there is none, or the file was cut off."""
+    try:
+        return Holder(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None

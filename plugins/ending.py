@@ -1,0 +1,64 @@
+"""The end of a session, in order: the devices are given up, records merged, rows accounted for, reports written."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+from plugins.interrupt import STOPPED, Interrupts
+from plugins.journaling import Journaling
+from plugins.ledger import NOT_RUN, Ledger
+from plugins.report import Report
+from plugins.session import BenchSession
+from plugins.writeback import WriteBack
+
+
+class Ending:
+    """Lives in the only process of a session, or in xdist's controller."""
+
+    def __init__(
+        self, session: BenchSession, interrupts: Interrupts, write_back: WriteBack, ledger: Ledger, report: Report
+    ) -> None:
+        self._session = session
+        self._interrupts = interrupts
+        self._write_back = write_back
+        self._ledger = ledger
+        self._report = report
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
+        """Innermost: after xdist has ended its workers, and before pytest prints its summary.
+
+        No other plugin's failure at the end keeps records out of the CSVs.
+        """
+        try:
+            return (yield)
+        finally:
+            if self._session.plan_if_made is not None and not self._session.settings.collect_only:
+                self._end(session)
+
+    def _end(self, session: pytest.Session) -> None:
+        if self._interrupts.now:
+            self._write_back.leave_to_next_session()
+            return
+        self._ledger.settle(self._write_back.finish())
+        self._report.write()
+        wrong = bool(self._write_back.problems or self._ledger.problems or self._ledger.counts()[NOT_RUN])
+        # Not INTERNAL_ERROR, after which pytest shows no summary, and nobody would learn of this.
+        if wrong and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        # "Interrupted" is what pytest calls any early end; here it means that the user interrupted.
+        if session.exitstatus == pytest.ExitCode.INTERRUPTED and self._session.stop_reason not in ("", STOPPED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+class WorkerEnding:
+    """The end of a worker: its journal is closed, for the controller to merge."""
+
+    def __init__(self, journaling: Journaling) -> None:
+        self._journaling = journaling
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        self._journaling.close()

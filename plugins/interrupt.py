@@ -1,0 +1,74 @@
+"""Ctrl-C: once stops after the running row, twice stops now."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Generator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from plugins.session import BenchSession
+
+STOPPED = "Ctrl-C: stopped after the running row"
+_FIRST = "\nCtrl-C: stopping after the running row. Again: stop now, and leave the records to the next session.\n"
+
+
+class Interrupts:
+    """Answers SIGINT while rows run. Lives in the only process of a session, or in xdist's controller.
+
+    Attributes:
+        now: whether the user has asked twice.
+    """
+
+    def __init__(self, session: BenchSession) -> None:
+        self._session = session
+        self._fd: int | None = None
+        self._asked = False
+        self.now = False
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, Any, Any]:
+        if self._session.plan_if_made is None or threading.current_thread() is not threading.main_thread():
+            # Other tests keep pytest's answer; and only the main thread is told of signals.
+            return (yield)
+        self._fd = _terminal_fd(session.config)
+        before = signal.signal(signal.SIGINT, self._answer)
+        try:
+            return (yield)
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _answer(self, number: int, frame: FrameType | None) -> None:
+        if not self._asked:
+            self._asked = True
+            self._session.stop(STOPPED)
+            if self._fd is not None:
+                # Not through the stream, which may be in the middle of a write.
+                os.write(self._fd, _FIRST.encode())
+            return
+        self.now = True
+        if self._session.is_controller:
+            for pid in self._session.worker_pids():
+                # What they measured is in their journals, and their device processes end with them.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        raise KeyboardInterrupt
+
+
+def ignore_interrupts() -> None:
+    """In a worker: Ctrl-C on a terminal reaches it too, and is the controller's to answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _terminal_fd(config: pytest.Config) -> int | None:
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    try:
+        return int(terminal._tw._file.fileno()) if terminal is not None else None
+    except (AttributeError, OSError, ValueError):
+        # Output goes to something that is no file.
+        return None

@@ -1,0 +1,75 @@
+"""Each record goes to the journal of the process that ran the row, before anybody else hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench.job import DeviceDescription
+from database.errors import OpAtlasError
+from database.journal import Journal
+from database.manifest import Manifest, code_digest
+from plugins.session import BenchSession
+
+_CODE = tuple(Path(__file__).parent.parent / name for name in ("bench", "database", "plugins"))
+
+
+class Journaling:
+    """The journal of this process, opened for its first record."""
+
+    def __init__(self, session: BenchSession) -> None:
+        self._session = session
+        self._journal: Journal | None = None
+
+    def keep(self, record: Mapping[str, Any], device: DeviceDescription | None) -> bool:
+        """Writes a record, as `Record.to_json` gives it, to the journal; `device` is where it comes from.
+
+        Where that fails, it asks the session to stop, and gives False: the record is still only in memory.
+        """
+        try:
+            if self._journal is None:
+                database = self._session.database
+                self._journal = Journal(database, self._session.journal_header, part=self._session.worker)
+                if not Manifest.path(database, self._session.run_id).exists():
+                    # Before the first record, so that a run that is killed has one too.
+                    manifest_of(self._session, [asdict(device)] if device else []).write(database)
+            self._journal.append(record)
+        except (OSError, OpAtlasError) as error:
+            self._session.stop(
+                f"{self._session.database.path} cannot be written ({error}): make room, then run again; "
+                f"what was measured before is merged now"
+            )
+            return False
+        return True
+
+    def close(self) -> None:
+        """Gives the journal up to be merged. Raises OpAtlasError, OSError where it cannot be brought to disk."""
+        if self._journal is not None:
+            self._journal.close()
+
+
+def manifest_of(session: BenchSession, devices: Sequence[Mapping[str, Any]]) -> Manifest:
+    """The manifest of a session that replays on some devices, each with its name and facts."""
+    settings = session.settings
+    return Manifest(
+        run_id=session.run_id,
+        started_at=session.started_at,
+        device=devices[0] if devices else {},
+        other_devices=devices[1:],
+        options={
+            "update_mode": settings.mode.value,
+            "prune": settings.prune,
+            "ops": sorted(settings.ops),
+            "shard": f"{settings.shard.index}/{settings.shard.count}" if settings.shard else None,
+            "retry_failed": settings.retry_failed,
+            "repeat_count": settings.measure.repeat_count,
+            "cache": settings.measure.cache,
+            "time_limit_s": settings.measure.time_limit_s,
+            "threads": settings.measure.threads,
+            "case_timeout_s": settings.case_timeout_s,
+            "in_process": settings.in_process,
+        },
+        code=code_digest(_CODE),
+    )

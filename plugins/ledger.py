@@ -1,0 +1,98 @@
+"""The ledger: every row that was collected is accounted for, once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from database.record import Record
+from plugins.plan import case_id_in, case_id_of
+from plugins.session import BenchSession
+from plugins.supervisor import about_row, outcome_of_report, row_of
+
+NOT_RUN = "not run"
+XFAILED = "xfailed"
+
+
+class Ledger:
+    """What became of each row. Lives in the only process of a session, or in xdist's controller.
+
+    Attributes:
+        problems: rows that do not add up: reported twice, or never collected.
+    """
+
+    def __init__(self, session: BenchSession) -> None:
+        self._session = session
+        self._collected: set[str] = set()
+        self._accounts: dict[str, str] = {}
+        self.problems: list[str] = []
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._collected.update(case_id_in(item.nodeid) for item in session.items if row_of(item) is not None)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+        plan = self._session.plan_if_made
+        if plan is not None and not self._collected:
+            self._collected.update(plan.case_ids().intersection(map(case_id_in, ids)))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        about = about_row(report)
+        if about is None:
+            return
+        if outcome_of_report(report) == "xfailed":
+            self._account(case_id_in(report.nodeid), XFAILED)
+        elif "record" in about:
+            self._account(case_id_in(report.nodeid), about["record"]["status"])
+
+    def settle(self, records: Iterable[Record]) -> None:
+        """Accounts for rows whose record was kept, but whose report was lost with the worker that ran them."""
+        if len(self._accounts) == len(self._collected):
+            return
+        for record in records:
+            case_id = case_id_of(record.kernel_type, record.signature)
+            if case_id in self._collected:
+                self._accounts.setdefault(case_id, record.status.value)
+
+    def counts(self) -> Counter[str]:
+        """Rows by what became of them; the sum is the collection."""
+        counts = Counter(self._accounts.values())
+        not_run = len(self._collected) - len(self._accounts)
+        if not_run:
+            counts[NOT_RUN] = not_run
+        return counts
+
+    def kernel_types(self) -> set[str]:
+        """The kernel types of the rows that were collected."""
+        plan = self._session.plan_if_made
+        tables = plan.tables.items() if plan is not None else ()
+        return {name for name, table in tables if not self._collected.isdisjoint(table.cases.values())}
+
+    def not_run(self) -> list[str]:
+        """The ids of the rows that were collected and not run."""
+        return sorted(self._collected.difference(self._accounts))
+
+    def line(self) -> str:
+        """`195 rows collected = 193 measured + 2 failed`."""
+        counts = self.counts()
+        terms = " + ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda entry: -entry[1]))
+        return f"{counts.total()} rows collected = {terms}"
+
+    def unresolved(self) -> Counter[str]:
+        """Rows that an earlier session left without a measurement and this one did not run, by status."""
+        plan = self._session.plan_if_made
+        before = plan.unresolved() if plan is not None else {}
+        return Counter(status for case_id, status in before.items() if case_id not in self._accounts)
+
+    def _account(self, case_id: str, what: str) -> None:
+        if case_id not in self._collected:
+            self.problems.append(f"{case_id} was reported as {what}, but not collected")
+        elif case_id in self._accounts:
+            self.problems.append(f"{case_id} was reported twice: {self._accounts[case_id]}, then {what}")
+        else:
+            self._accounts[case_id] = what

@@ -1,0 +1,48 @@
+"""Several devices: one xdist worker each, unless the user says otherwise with -n."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import bench
+from database.errors import OpAtlasError
+from plugins.session import BenchSession
+
+_FIXTURES = Path(bench.__file__).with_name("conftest.py")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Before xdist's own, which turns a number of workers into their specifications."""
+    option = config.option
+    if getattr(option, "numprocesses", 0) is not None or option.tx or hasattr(config, "workerinput"):
+        # There is no xdist, or the user has chosen, or this is a worker.
+        return
+    if option.in_process or option.usepdb or option.collectonly or not replays_are_asked_for(config):
+        return
+    try:
+        devices = config.hook.pytest_opatlas_devices(config=config)
+    except OpAtlasError as error:
+        raise pytest.UsageError(str(error)) from None
+    if len(devices) > 1:
+        option.numprocesses = len(devices)
+
+
+class Controller:
+    """In xdist's controller: sees to it that workers find a plan."""
+
+    def __init__(self, session: BenchSession) -> None:
+        self._session = session
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        if replays_are_asked_for(session.config):
+            self._session.hand_plan_to_workers()
+
+
+def replays_are_asked_for(config: pytest.Config) -> bool:
+    """Whether what is to be collected has the fixtures of replays; known before anything is collected."""
+    files = (getattr(plugin, "__file__", None) for plugin in config.pluginmanager.get_plugins())
+    return any(file is not None and Path(file) == _FIXTURES for file in files)
