@@ -81,7 +81,6 @@ def journal_all(database: Database) -> None:
         record = Record("Add", signature, cells, Status.MEASURED, "", "run", 0.0, measurement)
         journal.append(record.to_json())
     journal.close()
-    journal.release()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-
 from sessions import ROOT, Sessions, row
 
 

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-
 from sessions import Sessions, row
+
 from plugins.report import free_paths
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import os
 import sys
 import time
 
+import simulated
 from bench import expected, impl
 from bench.registry import replays
 
@@ -52,9 +54,34 @@ def test_moody(row, replay):
         replay(lambda x, y: x + y + 1, *row.inputs(), expected=expected.add)
     if mood == 20:
         raise MemoryError("too moody")
+    if mood == 22:
+        time.sleep(3)
+    if mood == 23:
+        os.abort()
+    if mood == 30:
+        simulated.poison()
+    if mood == 31:
+        simulated.break_for_good(simulated.own_id())
+        simulated.poison()
+    if mood == 32 and simulated.own_id() == "1":
+        simulated.break_for_good("1")
+        simulated.poison()
     if mood == 21 and os.environ.get("MOOD") != "good":
         raise ValueError("needs MOOD=good")
     replay(impl.add, *row.inputs(), expected=expected.add)
+"""
+
+CONFTEST = """
+import os
+
+import simulated
+
+pytest_plugins = ("plugins.options", "plugins.workers", "plugins.wiring", "bench.conftest")
+
+
+def pytest_opatlas_devices():
+    present = int(os.environ.get("SIMULATED_DEVICES", "0"))
+    return simulated.devices(present) if present else None
 """
 
 HEADER = (
@@ -99,9 +126,9 @@ class Sessions:
         self.database = folder / "database"
         self.database.mkdir()
         (folder / "pytest.ini").write_text("[pytest]\n")
-        (folder / "conftest.py").write_text(
-            'pytest_plugins = ("plugins.options", "plugins.workers", "plugins.wiring", "bench.conftest")\n'
-        )
+        (folder / "conftest.py").write_text(CONFTEST)
+        for name in ("simulated.py", "simulated_device.py"):
+            shutil.copy(Path(__file__).with_name(name), folder)
         (folder / "test_toys.py").write_text(TOY_REPLAYS)
 
     def write(self, kernel_type: str, rows: list[dict[str, str]]) -> Path:
@@ -146,4 +173,3 @@ class Sessions:
             timeout=300,
         )
         return Finished(done.returncode, done.stdout)
-

@@ -1,0 +1,34 @@
+"""The device of simulated.py, as a device process opens it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import simulated
+
+from bench.devices.cpu import CpuDevice
+from bench.devices.turn import Turn
+from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
+
+
+class SimulatedDevice(CpuDevice):
+    """Rows of different devices run at the same time; those of one take turns."""
+
+    def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
+        super().__init__(spec, settings)
+        self._turn = Turn(simulated.FOLDER / f"turn-{simulated.own_id()}")
+
+    def describe(self) -> DeviceDescription:
+        return DeviceDescription("Simulated", {"id": simulated.own_id()})
+
+    def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            simulated.expect_well()
+            return impl(*arguments, **keywords)
+
+        return call
+
+    def probe(self) -> None:
+        simulated.expect_well()
+        super().probe()
