@@ -13,28 +13,6 @@ import pytest
 from sessions import ROOT, Sessions, row
 
 
-def test_deaths_and_hangs_cost_the_row_in_flight(sessions: Sessions) -> None:
-    sizes = (1, 11, 2, 12, 3, 13, 4, 14, 5, 15, 6)
-    sessions.write("Moody", [row(n) for n in sizes])
-    done = sessions.run("--case-timeout=2")
-    assert done.code == 1
-    assert sessions.statuses("Moody") == {
-        **dict.fromkeys((1, 2, 3, 4, 5, 6), "measured"),
-        11: "crashed",
-        12: "crashed",
-        13: "timeout",
-        14: "timeout",
-        15: "failed",
-    }
-    reasons = {r["Input Shapes"]: r["Status Reason"] for r in sessions.read("Moody")}
-    assert reasons["11;11"] == "the device process died: SIGSEGV (signal 11)"
-    assert reasons["12;12"] == "the device process died: exit code 3"
-    assert reasons["14;14"] == "still running after 2 s; its process was ended"
-    # The Python stack of a segfault is in the report of its row.
-    assert "Fatal Python error: Segmentation fault" in done
-    assert "in test_moody" in done
-
-
 def test_a_wrong_result_fails_and_names_the_difference(sessions: Sessions) -> None:
     sessions.write("Moody", [row(19)])
     done = sessions.run()
@@ -57,18 +35,6 @@ def test_a_killed_session_is_merged_by_the_next_one(sessions: Sessions) -> None:
     assert "merged 2 records that session" in done
     assert "the last record is cut off" in done
     assert sessions.statuses("Moody") == {1: "measured", 2: "measured", 13: "", 3: "measured"}
-    assert not list((sessions.database / "journal").glob("*.jsonl"))
-
-
-def test_ctrl_c_ends_a_hanging_row_at_once_and_keeps_the_others(sessions: Sessions) -> None:
-    sessions.write("Moody", [row(1), row(2), row(13), row(3)])
-    process = _started(sessions)
-    _wait_for_lines(sessions.database / "journal", 3)
-    device_process = _child_of(process.pid)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(8) == pytest.ExitCode.INTERRUPTED
-    assert _is_gone(device_process)
-    assert sessions.statuses("Moody") == {1: "measured", 2: "measured", 13: "", 3: ""}
     assert not list((sessions.database / "journal").glob("*.jsonl"))
 
 

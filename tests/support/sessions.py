@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+#: Marks the processes of a test's sessions.
+FOLDER = "OPATLAS_TEST_FOLDER"
+QUICKLY = ("--repeat-count=2", "--cache=warm")
 
 #: What the toy kernel types do. `Toy` adds; `Moody` does what its first dimension says.
 TOY_REPLAYS = """
@@ -19,6 +26,7 @@ import ctypes
 import os
 import sys
 import time
+from pathlib import Path
 
 import simulated
 from bench import expected, impl
@@ -34,6 +42,7 @@ def test_toy(row, replay):
 @replays("Moody", npu=None)
 def test_moody(row, replay):
     mood = row.shape(0)[0]
+    Path(__file__).with_name(f"body-{mood}").touch()
     if mood == 11:
         ctypes.string_at(0)
     if mood == 12:
@@ -58,6 +67,15 @@ def test_moody(row, replay):
         time.sleep(3)
     if mood == 23:
         os.abort()
+    if mood == 24:
+        Path(os.environ["MEMORY_GROUP"], "cgroup.procs").write_text(str(os.getpid()))
+        hoard = []
+        while True:
+            hoard.append(bytearray(10 << 20))
+    if mood == 25:
+        import torch
+
+        torch.empty(1 << 60, dtype=torch.uint8)
     if mood == 30:
         simulated.poison()
     if mood == 31:
@@ -114,6 +132,13 @@ class Finished:
         last = self.output.strip().splitlines()[-1]
         return {word: int(number) for number, word in re.findall(r"(\d+) ([a-z]+)", last)}
 
+    def ledger(self) -> dict[str, int]:
+        """The terms of the ledger, whose sum must be the collection."""
+        (line,) = re.findall(r"^(\d+) rows collected = (.+)$", self.output, flags=re.MULTILINE)
+        terms = {name: int(count) for count, name in (term.split(" ", 1) for term in line[1].split(" + "))}
+        assert sum(terms.values()) == int(line[0]), line
+        return terms
+
     def __contains__(self, text: str) -> bool:
         return text in self.output
 
@@ -130,6 +155,7 @@ class Sessions:
         for name in ("simulated.py", "simulated_device.py"):
             shutil.copy(Path(__file__).with_name(name), folder)
         (folder / "test_toys.py").write_text(TOY_REPLAYS)
+        self._started = 0
 
     def write(self, kernel_type: str, rows: list[dict[str, str]]) -> Path:
         path = self.database / f"{kernel_type}.csv"
@@ -147,29 +173,79 @@ class Sessions:
         """Status by the size of the row."""
         return {int(r["Input Shapes"].partition(";")[0]): r.get("Status", "") for r in self.read(kernel_type)}
 
-    def run(
-        self, *options: str, measure: tuple[str, ...] = ("--repeat-count=2", "--cache=warm"), **environment: str
-    ) -> Finished:
-        """`pytest` in the folder; quick measuring unless `measure` says otherwise."""
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-p",
-                "no:cacheprovider",
-                "-p",
-                "no:hypothesispytest",
-                f"--database-path={self.database}",
-                *measure,
-                *options,
-            ],
-            cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=300,
-        )
-        return Finished(done.returncode, done.stdout)
+    def run(self, *options: str, measure: Sequence[str] = QUICKLY, **environment: str) -> Finished:
+        """`pytest` in the folder, to its end; quick measuring unless `measure` says otherwise."""
+        return self.start(*options, measure=measure, **environment).wait()
+
+    def start(self, *options: str, measure: Sequence[str] = QUICKLY, **environment: str) -> Running:
+        """The same, left to run."""
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
+        self._started += 1
+        output = self.folder / f"output-{self._started}.txt"
+        with open(output, "w") as file:
+            process = subprocess.Popen(
+                [*command, f"--database-path={self.database}", *measure, *options],
+                cwd=self.folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT), FOLDER: str(self.folder), **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        return Running(self, process, output)
+
+    def records(self) -> int:
+        """How many records the journals hold."""
+        return sum(max(p.read_bytes().count(b"\n") - 1, 0) for p in (self.database / "journal").glob("*.jsonl"))
+
+    def processes(self) -> list[int]:
+        """Those that run on behalf of this folder's sessions."""
+        mine = f"{FOLDER}={self.folder}".encode()
+        found = []
+        for directory in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mine in (directory / "environ").read_bytes().split(b"\0"):
+                    found.append(int(directory.name))
+        return found
+
+    def left_behind(self) -> list[int]:
+        """Processes that are still there some time after their session has ended."""
+        wait_for(lambda: not self.processes(), seconds=5)
+        return self.processes()
+
+
+class Running:
+    """A session that was started."""
+
+    def __init__(self, sessions: Sessions, process: subprocess.Popen[bytes], output: Path) -> None:
+        self._sessions = sessions
+        self.process = process
+        self.output = output
+
+    def wait_for_records(self, count: int) -> None:
+        assert wait_for(lambda: self._sessions.records() >= count), self.output.read_text()
+
+    def wait_for_body(self, mood: int) -> None:
+        """Until the row of that mood runs."""
+        assert wait_for((self._sessions.folder / f"body-{mood}").exists), self.output.read_text()
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, seconds: float = 300) -> Finished:
+        """Until it ends; ends it where it does not."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(f"still running after {seconds} s: {self.output.read_text()}") from None
+        return Finished(self.process.returncode, self.output.read_text())
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> bool:
+    """Whether a condition came true in time."""
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,70 @@
+"""Several devices: a worker each, pinned; one that drops out hands its rows to the others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from sessions import Sessions, row
+
+
+def manifest(sessions: Sessions) -> dict:
+    (path,) = (sessions.database / "runs").glob("*.json")
+    return json.loads(path.read_text())
+
+
+def ids_used(sessions: Sessions) -> set[str]:
+    run = manifest(sessions)
+    return {run["device"]["facts"]["id"], *(device["facts"]["id"] for device in run["other_devices"])}
+
+
+def test_each_visible_device_gets_a_worker_and_sees_itself_alone(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(22), row(1), row(2), *[row(n) for n in range(101, 120)]])
+    done = sessions.run(SIMULATED_DEVICES="4", SIMULATED_VISIBLE_DEVICES="3,1")
+    assert (done.code, done.ledger()) == (0, {"measured": 22})
+    assert "created: 2/2 workers" in done
+    assert ids_used(sessions) == {"3", "1"}
+
+
+@pytest.mark.parametrize("options", [("-n", "0"), ("--in-process",), ("-p", "no:xdist")])
+def test_one_device_is_enough_where_the_user_says_so(sessions: Sessions, options: tuple[str, ...]) -> None:
+    sessions.write("Moody", [row(1), row(2)])
+    done = sessions.run(*options, SIMULATED_DEVICES="2", SIMULATED_VISIBLE_DEVICES="1,0")
+    assert (done.code, done.ledger()) == (0, {"measured": 2})
+    assert "workers" not in done
+    assert ids_used(sessions) == {"1"}
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "0")])
+def test_a_device_that_drops_out_hands_its_rows_to_the_others(sessions: Sessions, options: tuple[str, ...]) -> None:
+    moods = [*range(101, 110), 32, *range(110, 120), 22]
+    sessions.write("Moody", [row(mood) for mood in moods])
+    visible = "0,1" if not options else "1,0"
+    if not options:
+        # Whichever worker gets row 32: device 1 has been broken all along.
+        (sessions.folder / "broken-1").touch()
+    done = sessions.run(*options, SIMULATED_DEVICES="2", SIMULATED_VISIBLE_DEVICES=visible)
+    assert done.ledger() == ({"measured": 21} if not options else {"measured": 20, "device-error": 1})
+    assert done.code == (1 if options else 0)
+    assert "0" in ids_used(sessions)
+
+
+def test_when_all_devices_are_gone_the_rest_is_reported(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(n) for n in (31, 131, 101, 102, 103, 104, 105, 106)])
+    toys = sessions.folder / "test_toys.py"
+    toys.write_text(toys.read_text().replace("mood == 31", "mood in (31, 131)"))
+    done = sessions.run("-n", "2", "--dist=load", "--maxschedchunk=1", SIMULATED_DEVICES="2")
+    ledger = done.ledger()
+    assert done.code == 1
+    assert ledger.get("device-error", 0) in (1, 2)
+    assert ledger["not run"] == 8 - ledger.get("measured", 0) - ledger["device-error"]
+    assert "INTERNALERROR" not in done
+
+
+def test_pytest_benchmark_is_fed_where_xdist_switches_it_off(sessions: Sessions, tmp_path: Path) -> None:
+    sessions.write("Moody", [row(1), row(2), row(3)])
+    path = tmp_path / "benchmark.json"
+    done = sessions.run(f"--benchmark-json={path}", SIMULATED_DEVICES="2")
+    assert (done.code, done.ledger()) == (0, {"measured": 3})
+    assert len(json.loads(path.read_text())["benchmarks"]) == 3

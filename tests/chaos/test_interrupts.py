@@ -1,0 +1,50 @@
+"""Ctrl-C once: the running row ends, records are merged. Twice: now, and the journal stays."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from sessions import Sessions, row
+
+DEVICES = pytest.mark.parametrize("devices", ["1", "2"])
+
+
+@DEVICES
+def test_once_stops_after_the_running_row_and_merges(sessions: Sessions, devices: str) -> None:
+    sessions.write("Moody", [row(1), row(22), *[row(n) for n in range(101, 141)]])
+    running = sessions.start(SIMULATED_DEVICES=devices)
+    running.wait_for_records(1)
+    running.wait_for_body(22)
+    running.send(signal.SIGINT)
+    done = running.wait(30)
+    assert done.code == pytest.ExitCode.INTERRUPTED
+    ledger = done.ledger()
+    assert "Ctrl-C: stopping after the running row" in done
+    assert set(ledger) == {"measured", "not run"}
+    assert ledger["measured"] >= 2
+    statuses = sessions.statuses("Moody")
+    assert statuses[22] == "measured"
+    assert list(statuses.values()).count("measured") == ledger["measured"]
+    assert not list((sessions.database / "journal").glob("*.jsonl"))
+    assert sessions.left_behind() == []
+
+
+@DEVICES
+def test_twice_stops_now_and_leaves_the_journal_to_the_next_session(sessions: Sessions, devices: str) -> None:
+    sessions.write("Moody", [row(1), row(13), row(2)])
+    running = sessions.start("--case-timeout=300", SIMULATED_DEVICES=devices)
+    running.wait_for_records(1)
+    running.wait_for_body(13)
+    running.send(signal.SIGINT)
+    time.sleep(0.5)
+    running.send(signal.SIGINT)
+    done = running.wait(15)
+    assert done.code == pytest.ExitCode.INTERRUPTED
+    assert "stopped at once: the records stay in" in done
+    assert set(sessions.statuses("Moody").values()) == {""}
+    assert sessions.left_behind() == []
+    again = sessions.run("-k", "Moody-2_2", SIMULATED_DEVICES=devices)
+    assert "opatlas: merged" in again
+    assert sessions.statuses("Moody") == {1: "measured", 13: "", 2: "measured"}

@@ -1,0 +1,101 @@
+"""What a kernel does to its process costs its row, which says so, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sessions import Sessions, row
+
+HEALTHY = (1, 2, 3, 4, 5, 6, 7)
+#: What each mood of the toy kernel does, and what its row must say.
+BAD = {
+    11: ("crashed", "the device process died: SIGSEGV (signal 11)"),
+    23: ("crashed", "the device process died: SIGABRT (signal 6)"),
+    12: ("crashed", "the device process died: exit code 3"),
+    13: ("timeout", "still running after 2 s; its process was ended"),  # sleeps for ever
+    14: ("timeout", "still running after 2 s; its process was ended"),  # and holds the GIL
+    15: ("failed", "ValueError: bad mood"),
+    20: ("oom", "MemoryError: too moody"),
+    25: ("oom", "RuntimeError: [enforce fail"),
+}
+
+
+@pytest.mark.parametrize("devices", ["1", "2"])
+def test_bad_rows_are_marked_and_healthy_ones_measured_once(sessions: Sessions, devices: str) -> None:
+    rows = [*BAD, *HEALTHY]
+    # A bad row first, one last, and healthy ones between bad ones.
+    rows.sort(key=lambda mood: (mood * 7) % 11)
+    sessions.write("Moody", [row(mood) for mood in rows])
+    done = sessions.run("--case-timeout=2", SIMULATED_DEVICES=devices)
+    assert done.code == 1
+    assert done.ledger() == {"measured": 7, "crashed": 3, "timeout": 2, "failed": 1, "oom": 2}
+    after = {int(r["Input Shapes"].partition(";")[0]): r for r in sessions.read("Moody")}
+    for mood in HEALTHY:
+        assert after[mood]["Status"] == "measured"
+        assert float(after[mood]["Average Duration(us)"]) > 0
+    for mood, (status, reason) in BAD.items():
+        assert after[mood]["Status"] == status
+        assert after[mood]["Status Reason"].startswith(reason)
+        assert after[mood].get("Average Duration(us)", "") == ""
+    # The Python stack of a segfault is in the report of its row.
+    assert "Fatal Python error: Segmentation fault" in done
+    assert "in test_moody" in done
+
+
+def test_a_row_killed_for_memory_says_so(sessions: Sessions, memory_group: Path) -> None:
+    sessions.write("Moody", [row(1), row(24), row(2)])
+    done = sessions.run(MEMORY_GROUP=str(memory_group))
+    assert done.ledger() == {"measured": 2, "crashed": 1}
+    (reason,) = (r["Status Reason"] for r in sessions.read("Moody") if r["Status"] == "crashed")
+    assert reason == "the device process died: SIGKILL (signal 9), killed by the system for want of memory"
+
+
+def test_a_row_that_crashed_in_two_sessions_is_not_run_again_unasked(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(1), row(12), row(13), row(15)])
+    counts = [{"12": "", "13": "", "15": ""}]
+    for ledger in (
+        {"measured": 1, "crashed": 1, "timeout": 1, "failed": 1},
+        {"measured": 1, "xfailed": 3},
+    ):
+        done = sessions.run("--case-timeout=1")
+        assert done.ledger() == ledger
+        counts.append({r["Input Shapes"][:2]: r["Crashes In A Row"] for r in sessions.read("Moody")[1:]})
+    assert counts[1:] == [{"12": "1", "13": "1", "15": ""}, {"12": "2", "13": "2", "15": ""}]
+    given_up = sessions.run("--case-timeout=1")
+    assert (given_up.code, given_up.ledger()) == (0, {"measured": 1, "xfailed": 3})
+    assert "2 rows were not run: they crashed or timed out in sessions before (--retry-failed)" in given_up
+    assert [r["Crashes In A Row"] for r in sessions.read("Moody")] == ["", "2", "2", ""]
+    asked = sessions.run("--case-timeout=1", "--retry-failed", "-k", "12_12")
+    assert asked.ledger() == {"xfailed": 1}
+    assert [r["Crashes In A Row"] for r in sessions.read("Moody")] == ["", "3", "2", ""]
+
+
+def test_a_crash_that_was_mended_counts_no_more(sessions: Sessions) -> None:
+    sessions.write("Moody", [{**row(1), "Status": "crashed", "Crashes In A Row": "2"}])
+    done = sessions.run("--retry-failed")
+    assert (done.code, done.ledger()) == (0, {"measured": 1})
+    assert "1 rows that had failed before were measured" in done
+    assert sessions.read("Moody")[0]["Crashes In A Row"] == ""
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A control group whose processes are killed when they take more than 600 MB."""
+    name = f"opatlas-{secrets.token_hex(4)}"
+    for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(root, name)
+        try:
+            group.mkdir()
+            (group / limit).write_text(str(600 << 20))
+        except OSError:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+            continue
+        yield group
+        group.rmdir()
+        return
+    pytest.skip("control groups cannot be made here: that takes root, and Linux")

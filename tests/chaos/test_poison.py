@@ -1,0 +1,47 @@
+"""A device error poisons its process; the next row gets a fresh one, on a device that has been tried."""
+
+from __future__ import annotations
+
+import pytest
+from sessions import Sessions, row
+
+
+@pytest.mark.parametrize("at", [0, 2, 4])
+def test_a_poisoned_context_costs_its_row(sessions: Sessions, at: int) -> None:
+    """At the first, a middle and the last row."""
+    moods = [1, 2, 3, 4]
+    moods.insert(at, 30)
+    sessions.write("Moody", [row(mood) for mood in moods])
+    done = sessions.run(SIMULATED_DEVICES="1")
+    assert (done.code, done.ledger()) == (1, {"measured": 4, "device-error": 1})
+    assert sessions.statuses("Moody") == {**dict.fromkeys((1, 2, 3, 4), "measured"), 30: "device-error"}
+    reason = sessions.read("Moody")[at]["Status Reason"]
+    assert reason.startswith("CUDA error 700 (an illegal memory access was encountered)")
+
+
+@pytest.mark.parametrize(("at", "not_run"), [(0, 4), (2, 2), (4, 0)])
+def test_a_device_that_stays_broken_is_left_out_and_its_rows_are_reported(
+    sessions: Sessions, at: int, not_run: int
+) -> None:
+    moods = [1, 2, 3, 4]
+    moods.insert(at, 31)
+    sessions.write("Moody", [row(mood) for mood in moods])
+    done = sessions.run(SIMULATED_DEVICES="1")
+    assert done.code == 1
+    ledger = {"measured": 4 - not_run, "device-error": 1, "not run": not_run}
+    assert done.ledger() == {name: count for name, count in ledger.items() if count}
+    if not_run:
+        assert "simulated 0 failed its probe 3 times, each in a fresh process" in done
+        (report,) = (sessions.database / "reports").glob("*.md")
+        assert report.read_text().count("- `Moody-") == not_run
+    assert list(sessions.statuses("Moody").values()).count("") == not_run
+
+
+def test_a_device_that_is_broken_from_the_start_costs_no_row(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(1), row(2)])
+    (sessions.folder / "broken-0").touch()
+    done = sessions.run(SIMULATED_DEVICES="1")
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert done.ledger() == {"not run": 2}
+    assert "failed its probe 3 times" in done
+    assert set(sessions.statuses("Moody").values()) == {""}
