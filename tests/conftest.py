@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,5 +10,7 @@ from sessions import Sessions
 
 
 @pytest.fixture
-def sessions(tmp_path: Path) -> Sessions:
-    return Sessions(tmp_path)
+def sessions(tmp_path: Path) -> Iterator[Sessions]:
+    running = Sessions(tmp_path)
+    yield running
+    running.kill_all()

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -76,6 +77,12 @@ def test_moody(row, replay):
         import torch
 
         torch.empty(1 << 60, dtype=torch.uint8)
+    if mood == 40:
+        # Until the test has done what it has to do meanwhile.
+        until = time.monotonic() + 60
+        while not Path(__file__).with_name("go").exists():
+            assert time.monotonic() < until, "nobody said go"
+            time.sleep(0.02)
     if mood == 30:
         simulated.poison()
     if mood == 31:
@@ -173,12 +180,25 @@ class Sessions:
         """Status by the size of the row."""
         return {int(r["Input Shapes"].partition(";")[0]): r.get("Status", "") for r in self.read(kernel_type)}
 
-    def run(self, *options: str, measure: Sequence[str] = QUICKLY, **environment: str) -> Finished:
-        """`pytest` in the folder, to its end; quick measuring unless `measure` says otherwise."""
-        return self.start(*options, measure=measure, **environment).wait()
+    def run(
+        self, *options: str, measure: Sequence[str] = QUICKLY, file_limit: int | None = None, **environment: str
+    ) -> Finished:
+        """`pytest` in the folder, to its end; quick measuring unless `measure` says otherwise.
 
-    def start(self, *options: str, measure: Sequence[str] = QUICKLY, **environment: str) -> Running:
+        Args:
+            file_limit: bytes beyond which the system lets no file grow.
+        """
+        return self.start(*options, measure=measure, file_limit=file_limit, **environment).wait()
+
+    def start(
+        self, *options: str, measure: Sequence[str] = QUICKLY, file_limit: int | None = None, **environment: str
+    ) -> Running:
         """The same, left to run."""
+
+        def limit_files() -> None:
+            if file_limit is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
+
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
         self._started += 1
         output = self.folder / f"output-{self._started}.txt"
@@ -190,8 +210,13 @@ class Sessions:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
+                preexec_fn=limit_files,
             )
         return Running(self, process, output)
+
+    def go(self) -> None:
+        """Lets the rows of mood 40 end."""
+        (self.folder / "go").touch()
 
     def records(self) -> int:
         """How many records the journals hold."""
@@ -206,6 +231,12 @@ class Sessions:
                 if mine in (directory / "environ").read_bytes().split(b"\0"):
                     found.append(int(directory.name))
         return found
+
+    def kill_all(self) -> None:
+        """Whatever a failed test has left running."""
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def left_behind(self) -> list[int]:
         """Processes that are still there some time after their session has ended."""
