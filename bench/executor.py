@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Protocol
 
 from bench.errors import DeviceGone
@@ -32,6 +33,9 @@ class InProcess:
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
         from bench.runner import Runner
 
+        if spec.pinned:
+            variable, value = spec.pinned
+            os.environ[variable] = value
         try:
             self._runner = Runner(spec, settings)
         except OpAtlasError as error:

@@ -27,29 +27,29 @@ class Interrupts:
 
     def __init__(self, session: BenchSession) -> None:
         self._session = session
-        self._fd: int | None = None
+        self._stderr = 2
         self._asked = False
         self.now = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, Any, Any]:
+    def pytest_runtestloop(self) -> Generator[None, Any, Any]:
         if self._session.plan_if_made is None or threading.current_thread() is not threading.main_thread():
             # Other tests keep pytest's answer; and only the main thread is told of signals.
             return (yield)
-        self._fd = _terminal_fd(session.config)
+        # While a test runs, pytest's capture has the usual one.
+        self._stderr = os.dup(2)
         before = signal.signal(signal.SIGINT, self._answer)
         try:
             return (yield)
         finally:
             signal.signal(signal.SIGINT, before)
+            os.close(self._stderr)
 
     def _answer(self, number: int, frame: FrameType | None) -> None:
         if not self._asked:
             self._asked = True
             self._session.stop(STOPPED)
-            if self._fd is not None:
-                # Not through the stream, which may be in the middle of a write.
-                os.write(self._fd, _FIRST.encode())
+            os.write(self._stderr, _FIRST.encode())
             return
         self.now = True
         if self._session.is_controller:
@@ -63,12 +63,3 @@ class Interrupts:
 def ignore_interrupts() -> None:
     """In a worker: Ctrl-C on a terminal reaches it too, and is the controller's to answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _terminal_fd(config: pytest.Config) -> int | None:
-    terminal = config.pluginmanager.get_plugin("terminalreporter")
-    try:
-        return int(terminal._tw._file.fileno()) if terminal is not None else None
-    except (AttributeError, OSError, ValueError):
-        # Output goes to something that is no file.
-        return None

@@ -88,6 +88,10 @@ def test_moody(row, replay):
     if mood == 31:
         simulated.break_for_good(simulated.own_id())
         simulated.poison()
+    if mood == 33:
+        simulated.break_for_good("0")
+        simulated.break_for_good("1")
+        simulated.poison()
     if mood == 32 and simulated.own_id() == "1":
         simulated.break_for_good("1")
         simulated.poison()
