@@ -139,6 +139,9 @@ class Collector:
         left_out = sum(plan.left_out().values())
         if left_out:
             lines.append(f"opatlas: {left_out} rows left out: they have a duration (--update-mode=missing-only)")
+        shard, elsewhere = self._session.settings.shard, plan.other_shards()
+        if shard is not None:
+            lines.append(f"opatlas: {elsewhere} rows are in other shards (--shard={shard})")
         lines += [f"opatlas: {path} has a header and no rows" for path in plan.without_rows()]
         for name, places in plan.no_durations().items():
             more = f" and {len(places) - 1} more" if len(places) > 1 else ""

@@ -11,6 +11,7 @@ from bench.job import DeviceDescription
 from database.errors import OpAtlasError
 from database.journal import Journal
 from database.manifest import Manifest, code_digest
+from database.store import not_writable
 from plugins.session import BenchSession
 
 _CODE = tuple(Path(__file__).parent.parent / name for name in ("bench", "database", "plugins"))
@@ -36,13 +37,13 @@ class Journaling:
                     # Before the first record, so that a run that is killed has one too.
                     manifest_of(self._session, [asdict(device)] if device else []).write(database)
             self._journal.append(record)
-        except (OSError, OpAtlasError) as error:
-            self._session.stop(
-                f"{self._session.database.path} cannot be written ({error}): make room, then run again; "
-                f"what was measured before is merged now"
-            )
-            return False
-        return True
+        except OSError as error:
+            self._session.stop(not_writable(self._session.database.path, error))
+        except OpAtlasError as error:
+            self._session.stop(str(error))
+        else:
+            return True
+        return False
 
     def close(self) -> None:
         """Gives the journal up to be merged. Raises OpAtlasError, OSError where it cannot be brought to disk."""
@@ -62,7 +63,7 @@ def manifest_of(session: BenchSession, devices: Sequence[Mapping[str, Any]]) -> 
             "update_mode": settings.mode.value,
             "prune": settings.prune,
             "ops": sorted(settings.ops),
-            "shard": f"{settings.shard.index}/{settings.shard.count}" if settings.shard else None,
+            "shard": str(settings.shard) if settings.shard else None,
             "retry_failed": settings.retry_failed,
             "repeat_count": settings.measure.repeat_count,
             "cache": settings.measure.cache,

@@ -107,8 +107,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--shard",
         type=_shard,
         metavar="I/N",
-        help="run part I of N of the rows, the same part on every machine, whatever other rows come and go "
-        "(default: all rows; python -m database merge joins the parts)",
+        help="run part I of N of the rows, the same part on every machine, whatever other rows come and go; "
+        "python -m database merge joins the parts (default: all rows)",
     )
     group.addoption(
         "--update-mode",

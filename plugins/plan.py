@@ -46,6 +46,9 @@ class Shard:
     index: int
     count: int
 
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
     def holds(self, row_digest: str) -> bool:
         """Whether a row belongs to this part; it depends on nothing but the row."""
         return int(row_digest, 16) % self.count == self.index - 1
@@ -182,6 +185,10 @@ class Plan:
     def unresolved(self) -> dict[str, str]:
         """Statuses of the rows that an earlier session ran and did not measure, by id."""
         return {case_id: status for table in self.tables.values() for case_id, status in table.unresolved.items()}
+
+    def other_shards(self) -> int:
+        """Rows that belong to other parts of the collection."""
+        return sum(table.other_shards for table in self.tables.values())
 
     def left_out(self) -> Counter[str]:
         """Rows that the mode leaves out, by kernel type."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import secrets
@@ -116,8 +117,10 @@ class BenchSession:
         self._stop_reason = reason
         if self._shared_dir is not None:
             unfinished = self._shared_dir / f"{_STOP_FILE}.{os.getpid()}"
-            unfinished.write_text(reason, encoding="utf-8")
-            unfinished.rename(self._shared_dir / _STOP_FILE)
+            # Where the temporary folder is full too, this process stops, and the others learn of it by themselves.
+            with contextlib.suppress(OSError):
+                unfinished.write_text(reason, encoding="utf-8")
+                unfinished.rename(self._shared_dir / _STOP_FILE)
 
     @property
     def stop_reason(self) -> str:
@@ -145,7 +148,12 @@ class BenchSession:
         plan = self.plan()
         if plan.error:
             raise pytest.UsageError(plan.error)
-        self._plan_file.write_bytes(pickle.dumps(plan, protocol=pickle.HIGHEST_PROTOCOL))
+        try:
+            self._plan_file.write_bytes(pickle.dumps(plan, protocol=pickle.HIGHEST_PROTOCOL))
+        except OSError as error:
+            raise pytest.UsageError(
+                f"{self._plan_file} cannot be written ({error.strerror}): make room, or let TMPDIR name another folder"
+            ) from None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:

@@ -1,0 +1,69 @@
+"""Every collected row is accounted for, once; what earlier sessions left unresolved is told again."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from sessions import Sessions, row
+
+PROFILED = {"Profiling Average Duration(us)": "5.0"}
+
+
+def test_every_status_has_its_term(sessions: Sessions) -> None:
+    statuses = dict.fromkeys((1, 2, 12, 16, 17, 19, 20), "") | {15: "failed"}
+    sessions.write("Moody", [{**row(n), "Status": status} for n, status in statuses.items()])
+    sessions.write("Toy", [row(1)])
+    done = sessions.run()
+    assert done.ledger() == {
+        "measured": 3,
+        "crashed": 1,
+        "invalid": 1,
+        "unsupported": 1,
+        "failed": 1,
+        "oom": 1,
+        "xfailed": 1,
+    }
+    (report,) = (sessions.database / "reports").glob("*.md")
+    assert "- Ledger: 9 rows collected = 3 measured" in report.read_text()
+
+
+def test_deselected_rows_are_not_in_the_collection(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1), row(2), row(3)])
+    assert sessions.run("-k", "Toy-2_2").ledger() == {"measured": 1}
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "2")])
+def test_rows_behind_the_last_allowed_failure_are_not_run(sessions: Sessions, options: tuple[str, ...]) -> None:
+    sessions.write("Moody", [row(15), *[row(n) for n in range(101, 131)]])
+    done = sessions.run("-x", *options)
+    assert done.code in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
+    ledger = done.ledger()
+    assert ledger["failed"] == 1
+    assert ledger["not run"] >= 1
+    (report,) = (sessions.database / "reports").glob("*.md")
+    assert report.read_text().count("- `Moody-1") == ledger["not run"]
+
+
+def test_what_was_left_unresolved_and_is_not_run_now_is_told(sessions: Sessions) -> None:
+    moods = [{**row(n), **PROFILED, "Status": status} for n, status in ((12, "crashed"), (13, "timeout"), (1, ""))]
+    sessions.write("Moody", moods)
+    sessions.write("Toy", [row(1)])
+    done = sessions.run("--update-mode=missing-only")
+    assert (done.code, done.ledger()) == (0, {"measured": 1})
+    assert "left as earlier sessions left them: 1 crashed, 1 timeout" in done
+
+
+def test_what_a_killed_session_found_out_is_told_by_the_next(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(1), row(15), row(13), row(2)])
+    running = sessions.start()
+    running.wait_for_records(2)
+    running.wait_for_body(13)
+    running.send(signal.SIGKILL)
+    running.wait()
+    done = sessions.run("--update-mode=missing-only", "-k", "not 13_13")
+    assert "merged 2 records that session" in done
+    assert "(1 measured, 1 failed)" in done
+    assert "was killed; took the database over from it" in done
+    assert done.ledger() == {"measured": 1, "xfailed": 1}
+    assert "ValueError: bad mood" in done

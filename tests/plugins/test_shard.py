@@ -1,0 +1,45 @@
+"""--shard: parts of a collection that depend on the rows alone."""
+
+from __future__ import annotations
+
+import pytest
+from sessions import Sessions, row
+
+from plugins.plan import Shard
+
+
+def test_the_parts_are_disjoint_and_are_the_whole() -> None:
+    digests = [f"{n * 2654435761 % 2**48:012x}" for n in range(1000)]
+    parts = [{d for d in digests if Shard(i, 4).holds(d)} for i in range(1, 5)]
+    assert set().union(*parts) == set(digests)
+    assert sum(map(len, parts)) == len(digests)
+    assert all(150 < len(part) < 350 for part in parts)
+
+
+def test_each_part_runs_its_rows_and_the_last_leaves_nothing(sessions: Sessions) -> None:
+    sizes = range(1, 21)
+    sessions.write("Toy", [row(n) for n in sizes])
+    measured: list[set[int]] = []
+    for shard in ("1/3", "2/3", "3/3"):
+        done = sessions.run(f"--shard={shard}")
+        assert done.code == 0
+        assert f"are in other shards (--shard={shard})" in done
+        measured.append({n for n, status in sessions.statuses("Toy").items() if status == "measured"})
+    assert measured[0] < measured[1] < measured[2] == set(sizes)
+
+
+def test_a_row_stays_in_its_part_when_others_come_and_go(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(n) for n in range(1, 21)])
+    sessions.run("--shard=1/2")
+    first = {n for n, status in sessions.statuses("Toy").items() if status == "measured"}
+    sessions.write("Toy", [row(n) for n in range(40, 0, -3)])
+    sessions.run("--shard=1/2")
+    later = {n for n, status in sessions.statuses("Toy").items() if status == "measured"}
+    assert later.intersection(range(1, 21)) == first.intersection(range(40, 0, -3))
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/", "-1/2", "1/0"])
+def test_what_is_no_part_is_refused(sessions: Sessions, text: str) -> None:
+    done = sessions.run(f"--shard={text}")
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert "give I/N with I from 1 to N, such as 2/8" in done
