@@ -6,6 +6,7 @@ other end is closed, and with its parent.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import signal
 import sys
@@ -45,9 +46,11 @@ def main(fd: int) -> None:
                 return
             with runner.turn(lambda: connection.send(Waiting()), lambda: connection.send(Started())):
                 outcome = runner.run(job)
-            # Captured output must be in the file before the row's report is made.
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                # Captured output must be in the file before the row's report is made. Where the disk
+                # of that file is full, what was printed is lost, and what was measured is not.
+                with contextlib.suppress(OSError):
+                    stream.flush()
             connection.send(outcome)
             if outcome.status is Status.OOM and not runner.is_well():
                 # A poison in disguise; the next row gets a fresh process.

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -27,3 +28,12 @@ def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
         os._exit(1)
+
+
+def parent_of(pid: int) -> int | None:
+    """The parent of a process; None where it is gone, or the system does not say."""
+    try:
+        # The name, in parentheses, may hold anything.
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None

@@ -80,11 +80,12 @@ class Collector:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Having nothing to do is success; a file that could not be read is not."""
+        """Having nothing to do is success; a file that could not be read, or a journal not merged, is not."""
         plan = self._session.plan_if_made
         if plan is None or self._session.is_worker:
             return
-        if plan.problems and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        wrong = plan.problems or any(recovered.incomplete for recovered in plan.recovered)
+        if wrong and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.done_already(session.config):
             session.exitstatus = pytest.ExitCode.OK

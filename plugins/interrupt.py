@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
@@ -53,10 +52,7 @@ class Interrupts:
             return
         self.now = True
         if self._session.is_controller:
-            for pid in self._session.worker_pids():
-                # What they measured is in their journals, and their device processes end with them.
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            self._session.kill_workers()
         raise KeyboardInterrupt
 
 

@@ -8,6 +8,7 @@ import pickle
 import secrets
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -21,7 +22,7 @@ import pytest
 from bench.device_pool import DevicePool, LeftOut
 from bench.device_process import DeviceProcess
 from bench.executor import Executor, InProcess
-from bench.parent import die_with_parent
+from bench.parent import die_with_parent, parent_of
 from database.errors import OpAtlasError
 from database.journal import Header
 from database.session_lock import SessionLock
@@ -129,9 +130,14 @@ class BenchSession:
             self._stop_reason = (self._shared_dir / _STOP_FILE).read_text(encoding="utf-8")
         return self._stop_reason
 
-    def worker_pids(self) -> list[int]:
-        """The workers that have started, whether or not they still run."""
-        return [int(path.read_text() or 0) for path in self.shared_dir.glob(f"*{_PID_SUFFIX}")]
+    def kill_workers(self) -> None:
+        """Ends xdist's workers now. What they measured is in their journals, and their device processes end too."""
+        for path in self.shared_dir.glob(f"*{_PID_SUFFIX}"):
+            pid = path.read_text()
+            # One that died before may have left its number to somebody else.
+            if pid and parent_of(int(pid)) == os.getpid():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
 
     def end_without_device(self, reason: str, code: pytest.ExitCode) -> NoReturn:
         """Ends the session; the row in hand is not to blame, and gets no record.

@@ -62,6 +62,8 @@ class Supervisor:
             outcome = item.stash.get(_OUTCOME, None)
             if outcome is None and self._session.settings.in_process:
                 outcome = _outcome_of_exception(call)
+                if outcome.status is Status.DEVICE_ERROR:
+                    self._session.stop("the device reported an error, and --in-process cannot replace its process")
             if outcome is not None:
                 record = self._record(row, outcome)
                 item.user_properties += _properties(record)
