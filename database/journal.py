@@ -72,22 +72,22 @@ class Journal:
             OpAtlasError: the database cannot be written.
         """
         self.path = database.journal_dir / f"{header.run_id}{part and '-' + part}{_SUFFIX}"
+        self._lock = _owner_lock(self.path)
         try:
             database.journal_dir.mkdir(parents=True, exist_ok=True)
-            self._lock = _owner_lock(self.path)
             self._lock.acquire(timeout=0)
-            # Under its name there is a header from the first moment, even if the power fails.
-            unfinished = self.path.with_suffix(".new")
-            with open(unfinished, "wb") as file:
-                file.write(_line(asdict(header)))
-                file.flush()
-                os.fsync(file.fileno())
-            self._file = open(unfinished, "r+b", buffering=0)  # noqa: SIM115 - closed by close()
+            # In one step: under its name there is a header from the first moment, even if the power fails.
+            write(self.path, header, ())
+            self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115 - closed by close()
             self._size = self._file.seek(0, os.SEEK_END)
-            unfinished.rename(self.path)
-        except OSError as error:
+        except (OSError, OpAtlasError) as error:
+            if self._lock.is_locked:
+                _give_up(self._lock)
+            if isinstance(error, OpAtlasError):
+                raise
             raise OpAtlasError(not_writable(database.path, error)) from None
         self._dirty = threading.Event()
+        self._sync_error: OSError | None = None
         self._closed = False
         self._syncer = threading.Thread(target=self._keep_synced, name="journal-sync", daemon=True)
         self._syncer.start()
@@ -96,13 +96,17 @@ class Journal:
         """Adds a record, as `Record.to_json` gives it.
 
         Raises:
-            OSError: the disk is full or gone. The journal holds the records before this one.
+            OSError: the disk is full or gone. The journal holds the records before this one, unless
+                the disk has taken and then lost them.
         """
+        if self._sync_error is not None:
+            raise self._sync_error
         line = _line(record)
         try:
-            written = self._file.write(line)
-            if written != len(line):
-                raise OSError(28, f"only {written} of {len(line)} bytes were written to {self.path}")
+            # Where only a part fits, writing the rest tells why.
+            rest = memoryview(line)
+            while rest:
+                rest = rest[self._file.write(rest) :]
         except OSError:
             # What there is of the line would make the next one unreadable.
             os.ftruncate(self._file.fileno(), self._size)
@@ -124,12 +128,16 @@ class Journal:
         self._closed = True
         self._dirty.set()
         self._syncer.join()
-        with self._file as file:
-            os.fsync(file.fileno())
-            if not self.path.exists():
-                file.seek(0)
-                write_text(self.path, file.readall().decode())
-        _give_up(self._lock)
+        try:
+            with self._file as file:
+                if not self.path.exists():
+                    file.seek(0)
+                    write_text(self.path, file.readall().decode())
+                os.fsync(file.fileno())
+            if self._sync_error is not None:
+                raise self._sync_error
+        finally:
+            _give_up(self._lock)
 
     def _keep_synced(self) -> None:
         """Group commit: records that arrive while one fsync runs share the next one."""
@@ -137,7 +145,12 @@ class Journal:
             self._dirty.wait()
             self._dirty.clear()
             if not self._closed:
-                os.fsync(self._file.fileno())
+                try:
+                    os.fsync(self._file.fileno())
+                except OSError as error:
+                    # The system tells only once, and the session must hear of it.
+                    self._sync_error = error
+                    return
                 time.sleep(_SYNC_PAUSE_S)
 
 

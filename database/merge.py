@@ -137,14 +137,16 @@ def _merge_table(
     positions: dict[str, list[int]] = {}
     for position, signature in enumerate(signatures(kernel_type, table.frame)):
         positions.setdefault(signature, []).append(position)
+    added = 0
+    unmatched = []
     for signature, record in records.items():
         if signature in positions:
             continue
         if mode is UpdateMode.ALL and record.status is Status.MEASURED:
             positions[signature] = [rows.append(record.cells)]
-            result.added[kernel_type] += 1
+            added += 1
         else:
-            result.unmatched.append(RowName(kernel_type, signature))
+            unmatched.append(RowName(kernel_type, signature))
     matched = [(position, record) for signature, record in records.items() for position in positions.get(signature, ())]
     if keep_newer:
         # Run ids begin with the time at which the run started.
@@ -155,19 +157,23 @@ def _merge_table(
     marked = {
         position for position, record in matched if record.measurement is None and _set_status(rows, position, record)
     }
-    result.updated[kernel_type] += len(updated) - result.added[kernel_type]
+    pruned = _to_prune(rows, positions, records) if prune else []
+    pruned_names: list[RowName] = []
+    if updated or marked or pruned:
+        frame = rows.frame()
+        if pruned:
+            gone = frame.iloc[pruned]
+            _append_pruned(database, kernel_type, gone.assign(**{PRUNED_REASON: gone[STATUS_REASON].to_list()}))
+            frame = frame.drop(index=frame.index[pruned])
+            pruned_names = [RowName(kernel_type, signature) for signature in signatures(kernel_type, gone)]
+        database.write(Table(kernel_type, path, frame))
+    # Only now, for a file that cannot be written counts for nothing.
+    result.updated[kernel_type] += len(updated) - added
+    result.added[kernel_type] += added
     result.marked[kernel_type] += len(marked)
     result.unchanged[kernel_type] += len(matched) - len(updated) - len(marked)
-    pruned = _to_prune(rows, positions, records) if prune else []
-    if not updated and not marked and not pruned:
-        return
-    frame = rows.frame()
-    if pruned:
-        gone = frame.iloc[pruned]
-        _append_pruned(database, kernel_type, gone.assign(**{PRUNED_REASON: gone[STATUS_REASON].to_list()}))
-        frame = frame.drop(index=frame.index[pruned])
-        result.pruned += [RowName(kernel_type, signature) for signature in signatures(kernel_type, gone)]
-    database.write(Table(kernel_type, path, frame))
+    result.unmatched += unmatched
+    result.pruned += pruned_names
 
 
 def _set_measured(rows: TableEdit, measured: Sequence[tuple[int, Record]]) -> set[int]:

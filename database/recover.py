@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +28,13 @@ class Recovered:
         run_id: the session; where not even that could be read, the name of its journal.
         statuses: its records that were merged, by status.
         problems: what was wrong, each with what became of it.
+        incomplete: whether there are records that are not in the CSVs now.
     """
 
     run_id: str
     statuses: Counter[str] = field(default_factory=Counter)
     problems: tuple[str, ...] = ()
+    incomplete: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,10 @@ def recover(database: Database, *, own_run: str) -> list[Recovered]:
                 if abandoned:
                     found.append(_recovered(database, path))
         except (OpAtlasError, ValueError) as error:
-            found.append(Recovered(path.stem, problems=(str(error),)))
+            found.append(Recovered(path.stem, problems=(str(error),), incomplete=True))
         except OSError as error:
-            found.append(Recovered(path.stem, problems=(f"{path}: {error.strerror}: make it readable and writable",)))
+            problem = f"{path}: {error.strerror}: make it readable and writable"
+            found.append(Recovered(path.stem, problems=(problem,), incomplete=True))
     return found
 
 
@@ -78,11 +83,13 @@ def _recovered(database: Database, path: Path) -> Recovered:
     header = contents.header
     result = merge(database, contents.records, UpdateMode(header.update_mode), prune=header.prune, keep_newer=True)
     if result.problems:
-        return Recovered(header.run_id, problems=(*result.problems, f"its records stay in {path} until that is mended"))
-    problems = _keep_unmatched(database, header, contents.records, result)
-    problems += _put_away(path, contents)
+        problems = [*result.problems, f"its records stay in {path} until that is mended"]
+        return Recovered(header.run_id, problems=tuple(problems), incomplete=True)
+    # By journal: a killed session may have left several.
+    kept = _keep_unmatched(database, replace(header, run_id=path.stem), contents.records, result)
+    problems = [*kept, *_put_away(path, contents)]
     statuses = Counter(record.status.value for record in contents.records)
-    return Recovered(header.run_id, statuses, tuple(problems))
+    return Recovered(header.run_id, statuses, tuple(problems), incomplete=bool(kept or contents.unreadable))
 
 
 def merge_run(database: Database, header: Header, unsaved: Iterable[Mapping[str, Any]] = ()) -> Merged:
@@ -108,25 +115,24 @@ def merge_run(database: Database, header: Header, unsaved: Iterable[Mapping[str,
             problems.append(f"{path}: {error.strerror}: make it readable and writable; the next session merges it")
     homeless = [Record.from_json(values) for values in unsaved]
     records = [record for _, contents in read for record in contents.records] + homeless
+    result = None
     try:
         result = merge(database, records, UpdateMode(header.update_mode), prune=header.prune)
+        problems += result.problems or _keep_unmatched(database, header, records, result)
+        all_kept = not result.problems
     except (OpAtlasError, OSError) as error:
         problems.append(str(error))
-        result = None
-    if result is None or result.problems:
-        problems += result.problems if result else ()
-        if read:
-            kept = ", ".join(str(path) for path, _ in read)
-            problems.append(f"the records are kept in {kept} and are merged by the next session")
-        if homeless:
-            problems.append(_rescue(database, header, homeless))
-        return Merged(result, records, problems)
-    problems += _keep_unmatched(database, header, records, result)
+        all_kept = False
     for path, contents in read:
-        try:
-            problems += _put_away(path, contents)
-        except OSError as error:
-            problems.append(f"{path}: {error.strerror}: its records are merged, remove it")
+        if all_kept or not (contents.records or contents.unreadable):
+            try:
+                problems += _put_away(path, contents)
+            except OSError as error:
+                problems.append(f"{path}: {error.strerror}: its records are merged, remove it")
+        else:
+            problems.append(f"{len(contents.records)} records stay in {path}: the next session merges them")
+    if homeless and not all_kept:
+        problems.append(_rescue(database, header, homeless))
     return Merged(result, records, problems)
 
 
@@ -145,17 +151,18 @@ def _put_away(path: Path, contents: Contents) -> list[str]:
 
 
 def _keep_unmatched(database: Database, header: Header, records: Iterable[Record], result: MergeResult) -> list[str]:
-    """Keeps measurements whose rows have gone from the CSVs, where the update mode does not append them."""
+    """Keeps measurements whose rows have gone from the CSVs, where the update mode does not append them.
+
+    Raises:
+        OpAtlasError: there is no room for them; the journals must stay.
+    """
     names = set(result.unmatched)
     lost = [r for r in records if r.measurement and RowName(r.kernel_type, r.signature) in names]
     if not lost:
         return []
     path = database.reports_dir / f"unmatched_{header.run_id}.jsonl"
-    try:
-        journal.write(path, replace(header, update_mode=UpdateMode.ALL.value), [record.to_json() for record in lost])
-    except OpAtlasError:
-        return [_rescue(database, header, lost)]
-    where = f"they are kept in {path}, and `python -m database merge {database.path} {path}` adds them"
+    journal.write(path, replace(header, update_mode=UpdateMode.ALL.value), [record.to_json() for record in lost])
+    where = f"they are kept in {path}, and `{_merge_command(database, path)}` adds them"
     return [f"{len(lost)} measured rows are not in the CSVs any more: {where}"]
 
 
@@ -163,14 +170,17 @@ def _rescue(database: Database, header: Header, records: Sequence[Record]) -> st
     """Keeps records that no journal holds where there is room for them; tells where."""
     name = f"{header.run_id}-rescued.jsonl"
     lines = [record.to_json() for record in records]
-    for path in (database.journal_dir / name, Path(tempfile.gettempdir()) / name):
-        try:
-            journal.write(path, header, lines)
-        except OpAtlasError:
-            continue
-        return (
-            f"{len(lines)} records that the journal had no room for are kept in {path}: bring them in with "
-            f"`python -m database merge {database.path} {path}`"
-        )
+    what = f"{len(lines)} records that the journal had no room for"
+    beside, elsewhere = database.journal_dir / name, Path(tempfile.gettempdir()) / name
+    with suppress(OpAtlasError):
+        journal.write(beside, header, lines)
+        return f"{what} are kept in {beside}: the next session merges them"
+    with suppress(OpAtlasError):
+        journal.write(elsewhere, header, lines)
+        return f"{what} are kept in {elsewhere}: bring them in with `{_merge_command(database, elsewhere)}`"
     text = "\n".join(json.dumps(values) for values in lines)
-    return f"{len(lines)} records could be written nowhere; here they are:\n{text}"
+    return f"{what} could be written nowhere; here they are:\n{text}"
+
+
+def _merge_command(database: Database, path: Path) -> str:
+    return shlex.join(["python", "-m", "database", "merge", str(database.path), str(path)])

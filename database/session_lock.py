@@ -87,7 +87,9 @@ class SessionLock:
     def release(self) -> None:
         """Gives the lock up, if it was taken."""
         if self._lock.is_locked:
-            self._holder_file.unlink(missing_ok=True)
+            # Where the journals were removed meanwhile, another session may have written its name there.
+            if _read(self._holder_file) in (self._holder, None):
+                self._holder_file.unlink(missing_ok=True)
             self._lock.release()
 
     def _other(self) -> str:

@@ -8,6 +8,7 @@ under a lock: a crash at any moment leaves the old file or the new one.
 from __future__ import annotations
 
 import csv
+import errno
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -46,7 +47,13 @@ _FEW_ROWS = 200
 _ROWS_PER_WRITE = 16384
 #: Most systems allow 255 bytes, of which ".csv" and the name of a temporary file beside it take some.
 _LONGEST_NAME_BYTES = 200
-_TEMPORARY_SUFFIX = ".opatlas-tmp"
+TEMPORARY_SUFFIX = ".opatlas-tmp"
+#: What to do about errors that copying the database elsewhere would only repeat.
+_REMEDIES = {
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+}
 _RESTORE = "Repair the line, or restore the file from version control"
 
 
@@ -98,7 +105,7 @@ class Database:
     def sweep(self) -> None:
         """Removes what writers that were killed left half-written; call it with the lock held."""
         for folder in (self.path, self.journal_dir, self.runs_dir, self.reports_dir, self.pruned_dir):
-            for path in folder.glob(f".*{_TEMPORARY_SUFFIX}"):
+            for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
                 path.unlink(missing_ok=True)
 
     @contextmanager
@@ -138,10 +145,8 @@ def is_file_name(kernel_type: str) -> bool:
 
 def not_writable(path: Path, error: OSError) -> str:
     """What to tell a user whose database cannot be written."""
-    return (
-        f"{path} cannot be written ({error.strerror or error}): make it writable, "
-        f"or copy it and name the copy with --database-path"
-    )
+    otherwise = "make it writable, or copy it and name the copy with --database-path"
+    return f"{path} cannot be written ({error.strerror or error}): {_REMEDIES.get(error.errno or 0, otherwise)}"
 
 
 def read_frame(path: Path) -> pd.DataFrame:
@@ -263,7 +268,7 @@ def write_atomically(path: Path, write: Callable[[str], object]) -> None:
         # A link stays one: the file that it leads to is replaced.
         path = path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_TEMPORARY_SUFFIX, dir=path.parent)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=TEMPORARY_SUFFIX, dir=path.parent)
         os.close(handle)
         write(temporary)
         os.chmod(temporary, path.stat().st_mode & 0o777 if path.exists() else 0o644)

@@ -44,7 +44,8 @@ class Ending:
             return
         self._ledger.settle(self._write_back.finish())
         self._report.write()
-        wrong = bool(self._write_back.problems or self._ledger.problems or self._ledger.counts()[NOT_RUN])
+        problems = [*self._write_back.problems, *self._ledger.problems, *self._report.problems]
+        wrong = bool(problems or self._ledger.counts()[NOT_RUN])
         # Not INTERNAL_ERROR, after which pytest shows no summary, and nobody would learn of this.
         if wrong and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

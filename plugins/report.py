@@ -30,7 +30,11 @@ _PARTICULAR = re.compile(r"0x[0-9a-f]+|\b[\d,;.x]*\d[\d,;.x]*\b")
 
 
 class Report:
-    """Tallies the rows of a session. Lives beside the write-back."""
+    """Tallies the rows of a session. Lives beside the write-back.
+
+    Attributes:
+        problems: what could not be read for the two files, or written of them; they make the session fail.
+    """
 
     def __init__(
         self,
@@ -54,7 +58,7 @@ class Report:
         self._last_at = 0.0
         self._paths: list[str] = []
         self._gaps: list[Gap] = []
-        self._problems: list[str] = []
+        self.problems: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         about = about_row(report)
@@ -73,13 +77,13 @@ class Report:
             return
         database = self._session.database
         kernel_types = sorted({*self._written.merged.updated, *self._written.merged.added})
-        self._gaps, self._problems = find_gaps(database, kernel_types)
+        self._gaps, self.problems = find_gaps(database, kernel_types)
         report, gaps = free_paths(database.reports_dir, self._session.started_at)
         try:
             write_text(report, replay_report(self._facts(), self._gaps))
             write_gap_csv(gaps, self._gaps)
         except OpAtlasError as error:
-            self._problems.append(str(error))
+            self.problems.append(str(error))
             return
         self._paths = [str(report), str(gaps)]
 
@@ -132,7 +136,7 @@ class Report:
             yield f"{'NOT WRITTEN BACK' if failed else 'written back, but'}: {problem}"
         for problem in self._ledger.problems:
             yield f"THE ROWS DO NOT ADD UP: {problem}"
-        for problem in (*plan.problems, *self._problems):
+        for problem in (*plan.problems, *self.problems):
             yield f"not read or written: {problem}"
         yield f"database: {self._session.settings.database}"
         for path in self._paths:
