@@ -45,3 +45,10 @@ def test_a_device_that_is_broken_from_the_start_costs_no_row(sessions: Sessions)
     assert done.ledger() == {"not run": 2}
     assert "failed its probe 3 times" in done
     assert set(sessions.statuses("Moody").values()) == {""}
+
+
+def test_in_process_there_is_no_fresh_process_and_the_session_stops(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(1), row(30), row(2)])
+    done = sessions.run("--in-process", SIMULATED_DEVICES="1")
+    assert (done.code, done.ledger()) == (1, {"measured": 1, "device-error": 1, "not run": 1})
+    assert "stopped: the device reported an error, and --in-process cannot replace its process" in done
