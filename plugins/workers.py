@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -36,10 +38,18 @@ class Controller:
     def __init__(self, session: BenchSession) -> None:
         self._session = session
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
-        if replays_are_asked_for(session.config):
-            self._session.hand_plan_to_workers()
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, None, None]:
+        """Around xdist's own, which starts the workers."""
+        if not replays_are_asked_for(session.config):
+            return (yield)
+        self._session.hand_plan_to_workers()
+        # A Ctrl-C that comes before a worker knows better would kill it: it inherits the blocked signal.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            return (yield)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def replays_are_asked_for(config: pytest.Config) -> bool:
