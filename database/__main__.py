@@ -10,10 +10,12 @@ from collections.abc import Sequence
 
 from database.errors import OpAtlasError
 from database.ingest import command as ingest
+from database.join import command as join
 
 #: Each module documents its command in its docstring, and has `add_arguments` and `run`.
 COMMANDS = {
     "ingest": ingest,
+    "merge": join,
 }
 
 

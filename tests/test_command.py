@@ -43,7 +43,9 @@ def test_version() -> None:
 def test_an_unknown_command_is_an_error() -> None:
     done = opatlas("benhc", "-x")
     assert done.returncode == 2
-    assert done.stderr == "error: there is no command 'benhc'; choose from ingest, bench, or see opatlas --help\n"
+    assert (
+        done.stderr == "error: there is no command 'benhc'; choose from ingest, merge, bench, or see opatlas --help\n"
+    )
 
 
 def test_no_command_is_an_error() -> None:
@@ -96,7 +98,7 @@ def test_bench_without_a_checkout_is_an_error(
     assert capsys.readouterr().err == "error: no checkout\n"
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("ingest", "--help")])
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("ingest", "--help"), ("merge", "--help")])
 def test_it_does_without_torch(arguments: tuple[str, ...]) -> None:
     script = (
         "import sys\n"

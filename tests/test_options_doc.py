@@ -24,6 +24,8 @@ ORIGINAL = {
     "do-run bench-mode",
 }
 OWN = "Options that OpAtlas adds"
+#: Has no table of the original, and its options are those of a command of its own.
+MERGE = "Merge"
 #: Sections whose rows have their options in `pytest bench/ --help`.
 OF_PYTEST = ("Replay", OWN)
 
@@ -42,7 +44,7 @@ def rows(title: str) -> list[list[str]]:
 
 def options_here(title: str) -> set[str]:
     """Options that the page says exist."""
-    column = 0 if title == OWN else 2
+    column = 2 if title in ORIGINAL else 0
     return {option for row in rows(title) for option in _OPTION.findall(row[column])}
 
 
@@ -61,6 +63,11 @@ def pytest_help() -> str:
 @pytest.fixture(scope="module")
 def ingest_help() -> str:
     return help_of("database", "ingest")
+
+
+@pytest.fixture(scope="module")
+def merge_help() -> str:
+    return help_of("database", "merge")
 
 
 def declared(text: str) -> set[str]:
@@ -103,6 +110,10 @@ def test_every_option_of_opatlas_is_on_the_page(pytest_help: str) -> None:
 
 def test_every_option_of_the_ingest_is_on_the_page(ingest_help: str) -> None:
     assert declared(ingest_help) - {"-h", "--help"} == options_here("Ingest")
+
+
+def test_the_options_of_the_merge_are_those_of_the_page(merge_help: str) -> None:
+    assert declared(merge_help) - {"-h", "--help"} == options_here(MERGE)
 
 
 def test_pytest_options_that_the_page_promises_exist(pytest_help: str) -> None:

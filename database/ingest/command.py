@@ -13,9 +13,10 @@ from database.ingest.aggregate import Aggregate
 from database.ingest.apply import Outcome, apply_cases
 from database.ingest.attention import bundles, runtime_cells
 from database.ingest.capture import find_captures
-from database.ingest.summary import problems, summary
+from database.ingest.summary import summary
 from database.progress import Progress
 from database.store import Database
+from database.terminal import problem_lines
 
 _USAGE = 2
 
@@ -67,13 +68,13 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         outcome = apply_cases(database, cases, lambda case: runtime_cells(case, root)) if cases else Outcome()
     except OpAtlasError as error:
-        print(problems([*errors, str(error)]), file=sys.stderr)
+        print(problem_lines([*errors, str(error)]), file=sys.stderr)
         return 1
     errors += outcome.problems
     if files:
         print(summary(database.path, files, aggregate.account, outcome, bundles(cases)))
     if errors:
-        print(problems(errors), file=sys.stderr)
+        print(problem_lines(errors), file=sys.stderr)
     return 1 if errors else 0
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from database.ingest.aggregate import Account
 from database.ingest.apply import DurationChange, Outcome
 from database.ingest.attention import Bundle
+from database.terminal import shortened
 
 CHANGES_SHOWN = 10
-PROBLEMS_SHOWN = 20
 
 
 def summary(database: Path, files: int, account: Account, outcome: Outcome, attention: Sequence[Bundle]) -> str:
@@ -48,14 +48,6 @@ def summary(database: Path, files: int, account: Account, outcome: Outcome, atte
     return "\n".join(lines)
 
 
-def problems(texts: Sequence[str]) -> str:
-    """What the user should see to, one line each; the first ones of many."""
-    lines = [f"error: {text}" for text in texts[:PROBLEMS_SHOWN]]
-    if len(texts) > PROBLEMS_SHOWN:
-        lines.append(f"error: and {len(texts) - PROBLEMS_SHOWN:,} more")
-    return "\n".join(lines)
-
-
 def _changes(changes: Sequence[DurationChange]) -> list[str]:
     """The durations that changed, the furthest first."""
     if not changes:
@@ -66,11 +58,7 @@ def _changes(changes: Sequence[DurationChange]) -> list[str]:
     for change in worst:
         percent = (change.after_us / change.before_us - 1) * 100
         lines.append(
-            f"  {_short(change.kernel_type, 20):20} {_short(change.shapes, 26):26} "
+            f"  {shortened(change.kernel_type, 20):20} {shortened(change.shapes, 26):26} "
             f"{change.before_us:>9.2f} ->{change.after_us:>9.2f} {percent:>+7.1f}%"
         )
     return lines
-
-
-def _short(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 2] + ".."

@@ -1,0 +1,155 @@
+"""Tables, pruned rows and manifests of some databases into those of another.
+
+Nothing but the target is written, a file at a time, each replaced in one step; a file in which
+nothing changes is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from database.bulk import without_cycle_collection
+from database.errors import OpAtlasError, TableError
+from database.join.runs import Age, Run, ages
+from database.join.table import Tally, join_table
+from database.store import Database, Table, read_frame, write_frame, write_text
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is joined into a database.
+
+    Attributes:
+        name: what the user calls it.
+        database: where its tables are.
+        runs: those whose manifests go with it.
+    """
+
+    name: str
+    database: Database
+    runs: tuple[Run, ...]
+
+
+@dataclass
+class Outcome:
+    """What became of the sources.
+
+    Attributes:
+        kernel_types: those that the sources have.
+        new: of these, the ones that the target had no file of.
+        tally: of the rows of all tables; conflicts sorted, the furthest apart first.
+        pruned: pruned rows that were added to the target's.
+        manifests: those that were copied.
+        problems: files that could not be read or written.
+    """
+
+    kernel_types: list[str] = field(default_factory=list)
+    new: list[str] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+    pruned: int = 0
+    manifests: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def kernel_types_of(sources: Sequence[Source]) -> list[str]:
+    """Kernel types that any of the sources has, sorted."""
+    return sorted({kernel_type for source in sources for kernel_type in source.database.kernel_types()})
+
+
+def join(
+    target: Database, sources: Sequence[Source], runs: Sequence[Run], on_kernel_type: Callable[[], None]
+) -> Outcome:
+    """Joins the sources into the target, in their order.
+
+    Args:
+        runs: of the target and of the sources: they tell which of two durations is the newer.
+        on_kernel_type: called after each of `kernel_types_of(sources)`.
+
+    Raises:
+        OpAtlasError: the target cannot be locked. A file that cannot be read or written is a
+            problem of the outcome, and does not keep the others out.
+    """
+    outcome = Outcome(kernel_types_of(sources))
+    age = ages(runs)
+    with target.lock(), without_cycle_collection():
+        # First, so that no Run ID of a table ever leads nowhere.
+        _copy_manifests(target, sources, outcome)
+        for kernel_type in outcome.kernel_types:
+            try:
+                _join_tables(target, kernel_type, sources, age, outcome)
+            except OpAtlasError as error:
+                outcome.problems.append(f"{error} (so nothing was joined into it)")
+            on_kernel_type()
+        _join_pruned(target, sources, outcome)
+    outcome.tally.conflicts.sort(key=lambda conflict: -conflict.distance)
+    return outcome
+
+
+def _copy_manifests(target: Database, sources: Sequence[Source], outcome: Outcome) -> None:
+    for run in (run for source in sources for run in source.runs):
+        path = target.runs_dir / run.manifest.name
+        if path.exists():
+            continue
+        try:
+            write_text(path, run.manifest.read_text(encoding="utf-8"))
+            outcome.manifests += 1
+        except OpAtlasError as error:
+            outcome.problems.append(str(error))
+        except OSError as error:
+            outcome.problems.append(f"{run.manifest}: cannot be read ({error.strerror}): check its permissions")
+
+
+def _join_tables(
+    target: Database, kernel_type: str, sources: Sequence[Source], age: Callable[[str], Age], outcome: Outcome
+) -> None:
+    path = target.csv_path(kernel_type)
+    is_new = not path.exists()
+    frame = None if is_new else target.read(kernel_type).frame
+    tally = Tally()
+    paths = [source.database.csv_path(kernel_type) for source in sources]
+    for source, rows in _frames(sources, paths, outcome):
+        # A new table has all columns of the first one that it is made of.
+        joined = join_table(kernel_type, rows.iloc[:0] if frame is None else frame, rows, age, source.name)
+        frame = joined.frame
+        tally.add(joined.tally)
+    if frame is not None and (tally.added or tally.edited):
+        target.write(Table(kernel_type, path, frame))
+        outcome.new += [kernel_type] * is_new
+    outcome.tally.add(tally)
+
+
+def _join_pruned(target: Database, sources: Sequence[Source], outcome: Outcome) -> None:
+    """Adds the pruned rows that are not there to the letter."""
+    names = sorted({path.name for source in sources for path in source.database.pruned_dir.glob("[!.]*.csv")})
+    for name in names:
+        path = target.pruned_dir / name
+        paths = [source.database.pruned_dir / name for source in sources]
+        try:
+            there = [read_frame(path)] if path.exists() else []
+            coming = [frame for _, frame in _frames(sources, paths, outcome)]
+            together = pd.concat([*there, *coming], ignore_index=True).fillna("") if coming else pd.DataFrame()
+            before = sum(map(len, there))
+            # Rows that stand twice in the target's own file stay.
+            repeated = together.duplicated().to_numpy().copy()
+            repeated[:before] = False
+            if not repeated[before:].all():
+                write_frame(together[~repeated], path)
+                outcome.pruned += int((~repeated[before:]).sum())
+        except OpAtlasError as error:
+            outcome.problems.append(str(error))
+
+
+def _frames(
+    sources: Sequence[Source], paths: Sequence[Path], outcome: Outcome
+) -> Iterator[tuple[Source, pd.DataFrame]]:
+    """The tables of those sources that have one; one that cannot be read is a problem."""
+    for source, path in zip(sources, paths, strict=True):
+        try:
+            if path.exists():
+                yield source, read_frame(path)
+        except TableError as error:
+            outcome.problems.append(str(error))

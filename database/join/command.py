@@ -1,0 +1,104 @@
+"""Joins databases and journals that were measured apart into one database.
+
+Of two durations of a row the one of the newer run stays, and a report lists both. SOURCEs are
+never changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from database.errors import OpAtlasError
+from database.join.apply import join, kernel_types_of
+from database.join.sources import Opened, open_sources, refuse_mixed
+from database.join.summary import summary, write_conflicts
+from database.progress import Progress
+from database.recover import recover
+from database.store import Database
+from database.terminal import problem_lines
+
+_USAGE = 2
+#: What a trial on a copy does without: reports, and what others are in the middle of.
+_NOT_COPIED = shutil.ignore_patterns("reports", "*.lock", ".*")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "exit status: 0 everything is in; 1 something was left out because of an error, "
+        "or TARGET cannot be written; 2 nothing was done: wrong usage, or other devices or versions without --mixed"
+    )
+    parser.add_argument(
+        "target", type=Path, metavar="TARGET", help="the folder of CSVs to join into; made if it is not there"
+    )
+    parser.add_argument(
+        "sources",
+        type=Path,
+        nargs="+",
+        metavar="SOURCE",
+        help="a folder of {KernelType}.csv files, with its unmerged journals, or a journal (.jsonl) of a session",
+    )
+    parser.add_argument(
+        "--mixed",
+        action="store_true",
+        help="join what was measured on different devices or with different versions of torch "
+        "(default: refused, where manifests tell)",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be done, and write nothing (default: it is done)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Joins; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
+    target: Path = arguments.target
+    with tempfile.TemporaryDirectory(prefix="opatlas-") as folder:
+        scratch = Path(folder)
+        try:
+            with Progress(0, "journals", label="read") as progress:
+                opened = open_sources(Database(target), arguments.sources, scratch, progress.advance)
+            if not arguments.mixed:
+                refuse_mixed(target, opened)
+        except OpAtlasError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return _USAGE
+        if not arguments.dry_run:
+            text, problems = _join(Database(target), opened)
+        else:
+            # On a copy, so that it tells exactly what would happen.
+            copy = _copied(target, scratch / "target")
+            text, problems = _join(copy, opened)
+            text = text.replace(str(copy.path), str(target)) + "\n\ndry run: nothing was written"
+            problems = [problem.replace(str(copy.path), str(target)) for problem in problems]
+    print(text)
+    if problems:
+        print(problem_lines(problems), file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _join(target: Database, opened: Opened) -> tuple[str, list[str]]:
+    """Joins what was opened; gives the summary, and what is wrong. Raises OpAtlasError."""
+    recovered = recover(target, own_run="") if target.journal_dir.is_dir() else []
+    with Progress(len(kernel_types_of(opened.sources)), "kernel types", label="merge") as progress:
+        outcome = join(target, opened.sources, opened.runs, progress.advance)
+    report = None
+    problems = [*opened.problems, *(problem for found in recovered for problem in found.problems), *outcome.problems]
+    try:
+        report = write_conflicts(target, outcome.tally.conflicts, time.time())
+    except OpAtlasError as error:
+        problems.append(str(error))
+    return summary(target.path, recovered, opened, outcome, report), problems
+
+
+def _copied(target: Path, folder: Path) -> Database:
+    """A copy of a database, empty where there is none. Raises OpAtlasError."""
+    try:
+        if target.exists():
+            shutil.copytree(target, folder, ignore=_NOT_COPIED)
+    except OSError as error:
+        raise OpAtlasError(f"{target} cannot be copied to {folder} for the dry run ({error}): make room") from None
+    return Database(folder)

@@ -1,0 +1,192 @@
+"""The databases and journals that a user wants joined, and whether they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from database import journal
+from database.editing import TableEdit
+from database.errors import OpAtlasError
+from database.join.apply import Source
+from database.join.runs import Run, read_run
+from database.merge import UpdateMode, merge
+from database.record import Record
+from database.schema import BASE
+from database.store import Database, Table, is_file_name
+
+
+@dataclass
+class Opened:
+    """What the user named, ready to be joined.
+
+    Attributes:
+        sources: in the order named; each database is followed by its journals, oldest first.
+        target_runs: runs whose manifests the target has.
+        databases, journals: how many there are of each.
+        left_alone: files of another schema.
+        problems: what could not be read.
+    """
+
+    sources: list[Source] = field(default_factory=list)
+    target_runs: tuple[Run, ...] = ()
+    databases: int = 0
+    journals: int = 0
+    left_alone: list[Path] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs of all sources, then those of the target, which count where both have one."""
+        return [*(run for source in self.sources for run in source.runs), *self.target_runs]
+
+
+def open_sources(target: Database, paths: Sequence[Path], scratch: Path, on_journal: Callable[[], None]) -> Opened:
+    """Looks at everything that is to be joined; writes to `scratch` only.
+
+    Journals are read now and tables when they are joined, so that what a session writes back in
+    between is in either.
+
+    Args:
+        paths: directories of `{KernelType}.csv` files, and journals.
+        scratch: a folder to make databases of journals in.
+        on_journal: called after each journal that was read.
+
+    Raises:
+        OpAtlasError: the target is no directory; a path is not there, not readable, neither a
+            database nor a journal, or the target itself.
+    """
+    if target.path.exists() and not target.path.is_dir():
+        raise OpAtlasError(f"TARGET {target.path}: not a directory; name the folder of its {{KernelType}}.csv files")
+    opened = Opened()
+    opened.target_runs = _runs(target.runs_dir.glob("*.json"), opened.problems)
+    for path in paths:
+        try:
+            if not path.exists():
+                raise OpAtlasError(f"{path}: no such directory or journal; check the path")
+            if path.is_dir():
+                _open_database(target, path, scratch, opened, on_journal)
+            else:
+                _open_journal_alone(path, scratch, opened)
+                on_journal()
+        except OSError as error:
+            raise OpAtlasError(f"{path}: cannot be read ({error.strerror}); check its name and permissions") from None
+    return opened
+
+
+def _open_database(target: Database, path: Path, scratch: Path, opened: Opened, on_journal: Callable[[], None]) -> None:
+    """Raises OpAtlasError, OSError."""
+    if target.path.exists() and path.samefile(target.path):
+        raise OpAtlasError(f"{path}: this is TARGET itself; name other databases to join into it")
+    database = Database(path)
+    journals = journal.all_of(database)
+    if not database.kernel_types() and not journals:
+        raise OpAtlasError(
+            f"{path}: holds no {{KernelType}}.csv and no journal/*.jsonl; name the folder that the CSVs are in"
+        )
+    opened.databases += 1
+    opened.left_alone += sorted(path.glob("hcom_*.csv"))
+    runs = _runs(database.runs_dir.glob("*.json"), opened.problems)
+    opened.sources.append(Source(str(path), database, runs))
+    for left_behind in journals:
+        try:
+            contents = journal.read(left_behind)
+        except FileNotFoundError:
+            # Its session has merged it since it was listed: its records are in the tables now.
+            continue
+        except OpAtlasError as error:
+            opened.problems.append(str(error))
+        except OSError as error:
+            opened.problems.append(f"{left_behind}: {error.strerror}: make it readable")
+        else:
+            _add_journal(left_behind, contents, (), scratch, opened)
+            on_journal()
+
+
+def _open_journal_alone(path: Path, scratch: Path, opened: Opened) -> None:
+    """Raises OpAtlasError, OSError."""
+    if path.suffix != ".jsonl":
+        raise OpAtlasError(f"{path}: neither a directory nor a journal (.jsonl); name the folder that the CSVs are in")
+    folder = path.absolute().parent
+    contents = journal.read(path)
+    manifests: list[Path] = []
+    if folder.name == "journal":
+        run_ids = sorted({record.run_id for record in contents.records})
+        beside = (Database(folder.parent).runs_dir / f"{run_id}.json" for run_id in run_ids)
+        manifests = [manifest for manifest in beside if manifest.exists()]
+    _add_journal(path, contents, _runs(manifests, opened.problems), scratch, opened)
+
+
+def _add_journal(path: Path, contents: journal.Contents, runs: tuple[Run, ...], scratch: Path, opened: Opened) -> None:
+    """Makes a database of a journal: the one that its session would have left if it had begun with bare rows."""
+    opened.problems += [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
+    if contents.torn:
+        opened.problems.append(
+            f"{path}: the last record is cut off: its session was killed while it wrote, or still runs"
+        )
+    database = Database(scratch / f"journal{opened.journals}")
+    opened.journals += 1
+    bare: dict[str, dict[str, Record]] = {}
+    for record in contents.records:
+        bare.setdefault(record.kernel_type, {}).setdefault(record.signature, record)
+    for kernel_type in [kernel_type for kernel_type in bare if not is_file_name(kernel_type)]:
+        count = len(bare.pop(kernel_type))
+        opened.problems.append(f"{path}: kernel type {kernel_type!r} cannot name a file: left its {count} rows out")
+    for kernel_type, records in bare.items():
+        rows = TableEdit(pd.DataFrame(), BASE)
+        for record in records.values():
+            rows.append(record.cells)
+        database.write(Table(kernel_type, database.csv_path(kernel_type), rows.frame()))
+    merged = merge(
+        database, (record for record in contents.records if record.kernel_type in bare), UpdateMode.ALL, prune=False
+    )
+    opened.problems += merged.problems
+    if merged.unmatched:
+        opened.problems.append(f"{path}: {len(merged.unmatched)} records are not about the rows that they name")
+    opened.sources.append(Source(str(path), database, runs))
+
+
+def refuse_mixed(target: Path, opened: Opened) -> None:
+    """Sees to it that what is joined was measured on one device, and with one version of torch.
+
+    Raises:
+        OpAtlasError: manifests say that a source was not measured on what the target, or a source
+            before it, was.
+    """
+    for where, of_run in _MEASURED:
+        known, holder = _union(map(of_run, opened.target_runs)), str(target)
+        for source in opened.sources:
+            found = _union(map(of_run, source.runs))
+            if known and not found <= known:
+                raise OpAtlasError(
+                    f"{source.name} was measured {where} {', '.join(sorted(found))}, {holder} {where} "
+                    f"{', '.join(sorted(known))}: such durations do not compare; "
+                    f"join it into a TARGET of its own, or add --mixed"
+                )
+            if not known:
+                holder = source.name
+            known |= found
+
+
+#: What makes durations comparable, in the words of the error.
+_MEASURED: tuple[tuple[str, Callable[[Run], frozenset[str]]], ...] = (
+    ("on", lambda run: run.devices),
+    ("with torch", lambda run: run.torch),
+)
+
+
+def _union(names: Iterable[frozenset[str]]) -> frozenset[str]:
+    return frozenset().union(*names)
+
+
+def _runs(manifests: Iterable[Path], problems: list[str]) -> tuple[Run, ...]:
+    runs = []
+    for manifest in sorted(manifests):
+        try:
+            runs.append(read_run(manifest))
+        except OpAtlasError as error:
+            problems.append(str(error))
+    return tuple(runs)

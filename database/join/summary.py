@@ -1,0 +1,138 @@
+"""What a join did, in lines that fit a terminal of 80 columns, and a CSV of the conflicts."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from database.join.apply import Outcome
+from database.join.sources import Opened
+from database.join.table import Conflict
+from database.recover import Recovered
+from database.schema import AVERAGE, INPUT_SHAPES, PROFILING_AVERAGE
+from database.store import Database, write_text
+from database.terminal import shortened
+
+CONFLICTS_SHOWN = 10
+_HEADER = (
+    *("Kernel Type", "Signature", INPUT_SHAPES),
+    *("What", "Kept", "Kept Run", "Dropped", "Dropped Run", "Ratio", "Source"),
+)
+
+
+def summary(
+    target: Path, recovered: Sequence[Recovered], opened: Opened, outcome: Outcome, conflict_report: Path | None
+) -> str:
+    """The text for the user.
+
+    Args:
+        recovered: journals of the target that were merged first.
+        conflict_report: where the conflicts are listed, if there are any.
+    """
+    tally = outcome.tally
+    statuses = ", ".join(f"{count:,} {status}" for status, count in tally.statuses.most_common() if status)
+    lines = [
+        f"merged {found.statuses.total():,} records that session {found.run_id} left behind"
+        for found in recovered
+        if found.statuses
+    ]
+    counts = [
+        ("sources", opened.databases + opened.journals, _sources(opened)),
+        ("kernel types", len(outcome.kernel_types), f"{len(outcome.new):,} new"),
+        ("rows added", tally.added, ""),
+        ("durations", tally.taken + tally.kept, f"{tally.taken:,} taken, {tally.kept:,} kept"),
+        ("statuses", tally.statuses.total(), statuses),
+        ("conflicts", len(tally.conflicts), _kinds(tally.conflicts)),
+    ]
+    # What few joins have is told only where it is there.
+    rarer = [
+        ("profiling", tally.profiled, "rows whose captured durations were filled in"),
+        ("other cells", tally.filled, "filled in"),
+        ("pruned rows", outcome.pruned, "added to pruned/"),
+        ("manifests", outcome.manifests, "copied to runs/"),
+    ]
+    counts[-1:-1] = [line for line in rarer if line[1]]
+    lines += [f"{what:14}{count:>10,}   {more}".rstrip() for what, count, more in counts]
+    lines += _furthest(tally.conflicts)
+    if opened.left_alone:
+        lines += ["", "left alone (communication has another schema):"]
+        lines += [f"  {path}" for path in opened.left_alone]
+    if conflict_report is not None:
+        lines += ["", "conflicts:", f"  {conflict_report}"]
+    lines += ["", "database:", f"  {target}"]
+    return "\n".join(lines)
+
+
+def write_conflicts(database: Database, conflicts: Sequence[Conflict], at: float) -> Path | None:
+    """Lists conflicts in the database's reports/; no file where there is none.
+
+    Raises:
+        OpAtlasError: the file cannot be written.
+    """
+    if not conflicts:
+        return None
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_HEADER)
+    for conflict in conflicts:
+        ratio = conflict.ratio
+        writer.writerow(
+            [
+                conflict.kernel_type,
+                conflict.signature,
+                conflict.input_shapes,
+                conflict.what,
+                conflict.kept,
+                conflict.kept_run,
+                conflict.dropped,
+                conflict.dropped_run,
+                "" if ratio is None else f"{ratio:.4f}",
+                conflict.source,
+            ]
+        )
+    path = _free_path(database.reports_dir, at)
+    write_text(path, text.getvalue())
+    return path
+
+
+def _free_path(folder: Path, at: float) -> Path:
+    """Joins of the same second are numbered."""
+    stem = f"merge_conflicts_{time.strftime('%Y%m%d_%H%M%S', time.localtime(at))}"
+    names = itertools.chain([stem], (f"{stem}_{number}" for number in itertools.count(2)))
+    return next(path for path in (folder / f"{name}.csv" for name in names) if not path.exists())
+
+
+def _sources(opened: Opened) -> str:
+    kinds = (("database", opened.databases), ("journal", opened.journals))
+    return ", ".join(f"{count:,} {kind}{'s' if count > 1 else ''}" for kind, count in kinds if count)
+
+
+def _kinds(conflicts: Sequence[Conflict]) -> str:
+    measured = sum(conflict.what == AVERAGE for conflict in conflicts)
+    captured = sum(conflict.what == PROFILING_AVERAGE for conflict in conflicts)
+    others = len(conflicts) - measured - captured
+    return f"{measured:,} durations, {captured:,} captured durations, {others:,} other cells" if conflicts else ""
+
+
+def _furthest(conflicts: Sequence[Conflict]) -> list[str]:
+    """The first durations among conflicts."""
+    durations = [(conflict, ratio) for conflict in conflicts if (ratio := conflict.ratio) is not None]
+    if not durations:
+        return []
+    which = f"the {CONFLICTS_SHOWN} furthest" if len(durations) > CONFLICTS_SHOWN else "the furthest first"
+    lines = ["", f"durations that disagree: {len(durations):,} ({which}; kept, dropped, microseconds)"]
+    for conflict, ratio in durations[:CONFLICTS_SHOWN]:
+        lines.append(
+            f"  {shortened(conflict.kernel_type, 18):18} {shortened(conflict.input_shapes, 24):24} "
+            f"{float(conflict.kept):>10.2f} {float(conflict.dropped):>10.2f} {_ratio(ratio):>7} x"
+        )
+    return lines
+
+
+def _ratio(ratio: float) -> str:
+    """With decimals where they tell something: `56.01`, `0.0028`."""
+    return f"{ratio:.2f}" if ratio >= 1 else f"{ratio:#.2g}"
