@@ -58,7 +58,7 @@ def cells_of(row: str) -> dict[str, str]:
 def job_of(kernel_type: str, row: str, function: str | None = None) -> Job:
     """The job that replays a row; see `cells_of`. `function` (module.name) instead of the type's own."""
     module, _, name = (function or replay_of(kernel_type)).rpartition(".")
-    return Job(module, "", name, kernel_type, cells_of(row))
+    return Job(module, "", name, kernel_type, cells_of(row), timeout_s=60)
 
 
 def replay_row(kernel_type: str, row: str, function: str | None = None) -> Outcome:

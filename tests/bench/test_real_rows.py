@@ -47,6 +47,6 @@ def test_captured_row(function, kernel_type, cells):
     if ReplayRow(kernel_type, cells, device).bytes() > LARGEST_BYTES:
         pytest.skip("large")
     module, _, name = function.rpartition(".")
-    outcome = runner().run(Job(module, "", name, kernel_type, cells))
+    outcome = runner().run(Job(module, "", name, kernel_type, cells, timeout_s=60))
     # None of them contradicts itself, so none may be refused.
     assert outcome.status is Status.MEASURED, f"{outcome.reason}\n{outcome.detail}"

@@ -34,7 +34,7 @@ def _ratio(kernel_type: str, module: str, function: str, inputs: str, dtypes: st
         "Output Shapes": output,
         "Output Data Types": dtypes.partition(";")[0],
     }
-    job = Job(f"bench.{module}", "", function, kernel_type, cells)
+    job = Job(f"bench.{module}", "", function, kernel_type, cells, timeout_s=600)
     medians = {}
     for cache in ("cold", "warm"):
         runner = Runner(DeviceSpec("cpu"), MeasureSettings(cache=cache))
