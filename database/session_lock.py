@@ -49,8 +49,10 @@ class SessionLock:
         stale: the killed session whose lock was taken over; None if there was none.
     """
 
-    def __init__(self, database: Database, *, run_id: str, command: str) -> None:
+    def __init__(self, database: Database, *, run_id: str, command: str, remedy: str = "wait for it to end") -> None:
+        """`remedy` is what a user can do who is refused."""
         self._database = database
+        self._remedy = remedy
         self._lock = FileLock(database.journal_dir / "session.lock")
         self._holder_file = database.journal_dir / "session.json"
         self._holder = Holder(run_id, command, os.getpid(), platform.node(), time.time())
@@ -78,8 +80,7 @@ class SessionLock:
             self._holder_file.write_text(json.dumps(asdict(self._holder)), encoding="utf-8")
         except Timeout:
             raise OpAtlasError(
-                f"{self._database.path} is in use by {self._other()}: wait for it to end "
-                f"(--wait SECONDS does so), or name another database with --database-path"
+                f"{self._database.path} is in use by {self._other()}: {self._remedy}"
             ) from None
         except OSError as error:
             raise OpAtlasError(not_writable(self._database.path, error)) from None

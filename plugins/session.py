@@ -215,7 +215,8 @@ class BenchSession:
     def _take_database(self) -> None:
         """Raises OpAtlasError where another session has it."""
         command = shlex.join(["pytest", *self._config.invocation_params.args])
-        self._lock = SessionLock(self.database, run_id=self.run_id, command=command)
+        remedy = "wait for it to end (--wait SECONDS does so), or name another database with --database-path"
+        self._lock = SessionLock(self.database, run_id=self.run_id, command=command, remedy=remedy)
         self._lock.acquire(self.settings.wait_s, lambda text: print(f"opatlas: {text}", file=sys.stderr, flush=True))
 
 

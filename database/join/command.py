@@ -19,6 +19,7 @@ from database.join.sources import Opened, open_sources, refuse_mixed
 from database.join.summary import summary, write_conflicts
 from database.progress import Progress
 from database.recover import recover
+from database.session_lock import SessionLock
 from database.store import Database
 from database.terminal import problem_lines
 
@@ -67,7 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"error: {error}", file=sys.stderr)
             return _USAGE
         if not arguments.dry_run:
-            text, problems = _join(Database(target), opened)
+            lock = SessionLock(Database(target), run_id="merge", command="python -m database merge")
+            lock.acquire(0, print)
+            try:
+                text, problems = _join(Database(target), opened)
+            finally:
+                lock.release()
         else:
             # On a copy, so that it tells exactly what would happen.
             copy = _copied(target, scratch / "target")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,6 +17,7 @@ from test_merge import cells, read, record, write
 from database.__main__ import main
 from database.journal import Header
 from database.record import Record
+from database.session_lock import SessionLock
 from database.store import Database
 
 Merge = Callable[..., tuple[int, str, str]]
@@ -395,3 +397,17 @@ def test_a_target_that_cannot_be_written(target: Database, source: Database, tmp
     status, out, err = merge(tmp_path / "file" / "below", source.path)
     assert (status, out) == (1, "")
     assert "cannot be written" in err
+
+
+def test_a_target_that_a_session_has_is_refused(target: Database, source: Database, merge: Merge) -> None:
+    write(target, [measured(1, 5.0, OLD)])
+    write(source, [measured(2, 5.0, OLD)])
+    session = SessionLock(target, run_id=NEW, command="pytest bench/")
+    session.acquire(0, print)
+    status, _, err = merge(target.path, source.path)
+    assert status == 1
+    assert f"{target.path} is in use by session {NEW} (process {os.getpid()} on" in err
+    assert len(read(target)) == 1
+    session.release()
+    assert merge(target.path, source.path)[0] == 0
+    assert len(read(target)) == 2
