@@ -145,8 +145,12 @@ def is_file_name(kernel_type: str) -> bool:
 
 def not_writable(path: Path, error: OSError) -> str:
     """What to tell a user whose database cannot be written."""
-    otherwise = "make it writable, or copy it and name the copy with --database-path"
-    return f"{path} cannot be written ({error.strerror or error}): {_REMEDIES.get(error.errno or 0, otherwise)}"
+    return f"{path} cannot be written ({error.strerror or error}): {_remedy(error, 'it')}"
+
+
+def _remedy(error: OSError, what: object) -> str:
+    otherwise = f"make {what} writable, or copy the database and name the copy with --database-path"
+    return _REMEDIES.get(error.errno or 0, otherwise)
 
 
 def read_frame(path: Path) -> pd.DataFrame:
@@ -277,7 +281,7 @@ def write_atomically(path: Path, write: Callable[[str], object]) -> None:
         temporary = None
         _sync(path.parent)
     except OSError as error:
-        raise OpAtlasError(f"{path} was not written: {not_writable(path.parent, error)}") from error
+        raise OpAtlasError(f"{path} was not written ({error.strerror}): {_remedy(error, path.parent)}") from error
     finally:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)

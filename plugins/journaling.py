@@ -24,10 +24,10 @@ class Journaling:
         self._session = session
         self._journal: Journal | None = None
 
-    def keep(self, record: Mapping[str, Any], device: DeviceDescription | None) -> bool:
+    def keep(self, record: Mapping[str, Any], device: DeviceDescription | None) -> str:
         """Writes a record, as `Record.to_json` gives it, to the journal; `device` is where it comes from.
 
-        Where that fails, it asks the session to stop, and gives False: the record is still only in memory.
+        Where that fails, it asks the session to stop, and gives the reason: the record is still only in memory.
         """
         try:
             if self._journal is None:
@@ -37,13 +37,11 @@ class Journaling:
                     # Before the first record, so that a run that is killed has one too.
                     manifest_of(self._session, [asdict(device)] if device else []).write(database)
             self._journal.append(record)
-        except OSError as error:
-            self._session.stop(not_writable(self._session.database.path, error))
-        except OpAtlasError as error:
-            self._session.stop(str(error))
-        else:
-            return True
-        return False
+        except (OSError, OpAtlasError) as error:
+            reason = not_writable(self._session.database.path, error) if isinstance(error, OSError) else str(error)
+            self._session.stop(reason)
+            return reason
+        return ""
 
     def close(self) -> None:
         """Gives the journal up to be merged. Raises OpAtlasError, OSError where it cannot be brought to disk."""

@@ -20,9 +20,9 @@ from plugins.plan import CaseRow
 from plugins.session import BenchSession
 
 _OUTCOME = pytest.StashKey[Outcome]()
-#: Attribute of the reports of a row: holds its record where there is one, whether that is in a
-#: journal, and the device where it is another than before. Plain values, because reports of xdist's
-#: workers travel as such.
+#: Attribute of the reports of a row: holds its record where there is one, why that is in no journal,
+#: and the device where it is another than before. Plain values, because reports of xdist's workers
+#: travel as such.
 REPORT_ATTRIBUTE = "opatlas"
 
 
@@ -75,7 +75,7 @@ class Supervisor:
             if record is not None:
                 about["record"] = record.to_json()
                 device = self._session.executor().describe() if call.when == "call" else None
-                about["saved"] = self._journaling.keep(about["record"], device)
+                about["not_saved"] = self._journaling.keep(about["record"], device)
                 if device is not None and device != self._device_told:
                     self._device_told = device
                     about["device"] = asdict(device)

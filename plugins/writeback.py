@@ -49,8 +49,10 @@ class WriteBack:
         if about is None or "record" not in about:
             return
         record = about.pop("record")
-        if not about["saved"]:
+        if about["not_saved"]:
             self._unsaved.append(record)
+            # A worker that has no room to ask everybody to stop tells it here.
+            self._session.stop(about["not_saved"])
         device = about.get("device")
         if device is not None and device not in self._devices:
             self._devices.append(device)

@@ -79,6 +79,7 @@ def test_moody(row, replay):
         torch.empty(1 << 60, dtype=torch.uint8)
     if mood == 40:
         # Until the test has done what it has to do meanwhile.
+        print("waiting")
         until = time.monotonic() + 60
         while not Path(__file__).with_name("go").exists():
             assert time.monotonic() < until, "nobody said go"

@@ -1,0 +1,306 @@
+"""The disk fills: no CSV is harmed, nothing measured is lost, and the session says what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from sessions import QUICKLY, ROOT, Finished, Running, Sessions, row
+
+from database.record import Record
+
+DEVICES = pytest.mark.parametrize("devices", ["1", "2"])
+#: While row 40 waits, the first four rows are measured by one device, or by the other of two; row 5 comes after it.
+ROWS = {"1": (1, 2, 3, 4, 40, 5), "2": (40, 5, 1, 2, 3, 4)}
+FULL = "(No space left on device): make room"
+TOO_LARGE = "(File too large): raise the limit on the size of files (ulimit -f)"
+#: Samples enough for a record of some 20 kB.
+LONG_RECORDS = ("--repeat-count=2000", "--cache=warm")
+#: More than a session prints, since what it prints goes to a file here.
+LIMIT = 48 << 10
+
+
+class Disk:
+    """A small disk of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._ballast = path / "ballast"
+
+    def fill(self, *, leaving: int = 0) -> None:
+        with open(self._ballast, "wb", buffering=0) as file:
+            with contextlib.suppress(OSError):
+                while file.write(bytes(4096)):
+                    pass
+            file.truncate(file.tell() - leaving)
+
+    def make_room(self) -> None:
+        self._ballast.unlink()
+
+
+@contextlib.contextmanager
+def mounted(path: Path) -> Iterator[Disk]:
+    """A disk of 512 kB at `path`; skips the test where mounting is not permitted."""
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", path], check=True, capture_output=True, text=True
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no small disk can be mounted here: {getattr(error, 'stderr', '') or error}")
+    try:
+        yield Disk(path)
+    finally:
+        subprocess.run(["umount", "--lazy", path], check=True)
+
+
+@pytest.fixture
+def disk(sessions: Sessions) -> Iterator[Disk]:
+    """The disk of the database; the temporary folder is on another."""
+    with mounted(sessions.folder / "disk") as small:
+        sessions.database = small.path / "database"
+        sessions.database.mkdir()
+        yield small
+
+
+@pytest.fixture
+def temporary(sessions: Sessions) -> Path:
+    """The temporary folder of the sessions."""
+    folder = sessions.folder / "temporary"
+    folder.mkdir()
+    return folder
+
+
+def waiting_in_row_40(
+    sessions: Sessions, devices: str, temporary: Path, *options: str, measure: Sequence[str] = QUICKLY
+) -> Running:
+    """A session whose rows 1 to 4 are in journals, and whose row 40 runs."""
+    running = sessions.start(*options, measure=measure, SIMULATED_DEVICES=devices, TMPDIR=str(temporary))
+    running.wait_for_body(40)
+    running.wait_for_records(4)
+    return running
+
+
+def go(sessions: Sessions, running: Running) -> Finished:
+    sessions.go()
+    return running.wait()
+
+
+def run_ids(sessions: Sessions) -> dict[int, str]:
+    """Run IDs of measured rows by the size of the row."""
+    rows = (r for r in sessions.read("Moody") if r.get("Status") == "measured")
+    return {int(r["Input Shapes"].partition(";")[0]): r["Run ID"] for r in rows}
+
+
+def only_run(sessions: Sessions) -> str:
+    (manifest,) = (sessions.database / "runs").glob("*.json")
+    return manifest.stem
+
+
+def half_made(sessions: Sessions) -> list[str]:
+    """Files that are neither what was there nor what a session means to leave."""
+    known = {"session.lock", "database.lock", "ballast"}
+    kept = (".csv", ".jsonl", ".json", ".md")
+    files = [path for path in sessions.database.rglob("*") if path.is_file() and path.name not in known]
+    return [path.name for path in files if path.suffix not in kept or path.name.startswith((".", "session"))]
+
+
+def merge_as_told(done: Finished) -> None:
+    """Runs the command that the summary gives."""
+    (line,) = (line for line in done.output.splitlines() if "bring them in with" in line)
+    command = shlex.split(line.split("`")[1])
+    assert command[0] == "python"
+    merged = subprocess.run([sys.executable, *command[1:]], cwd=ROOT, capture_output=True, text=True)
+    assert merged.returncode == 0, merged.stdout + merged.stderr
+
+
+@DEVICES
+def test_full_from_the_start(sessions: Sessions, disk: Disk, devices: str) -> None:
+    path = sessions.write("Moody", [row(1), row(2)])
+    before = path.read_bytes()
+    disk.fill()
+    done = sessions.run(SIMULATED_DEVICES=devices)
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert f"{sessions.database} cannot be written {FULL}" in done
+    assert "Traceback" not in done
+    assert not (sessions.folder / "body-1").exists()
+    assert (path.read_bytes(), half_made(sessions)) == (before, [])
+    disk.make_room()
+    assert sessions.run(SIMULATED_DEVICES=devices).ledger() == {"measured": 2}
+
+
+@DEVICES
+def test_full_while_journalling(sessions: Sessions, disk: Disk, temporary: Path, devices: str) -> None:
+    path = sessions.write("Moody", [row(size) for size in ROWS[devices]])
+    before = path.read_bytes()
+    running = waiting_in_row_40(sessions, devices, temporary, measure=LONG_RECORDS)
+    disk.fill()
+    done = go(sessions, running)
+    run = only_run(sessions)
+    assert (done.code, done.ledger()) == (1, {"measured": 5, "not run": 1})
+    assert re.search(rf"stopped: {sessions.database}.* {re.escape(FULL)}", done.output)
+    assert f"NOT WRITTEN BACK: {path} was not written {FULL}" in done
+    assert "4 records stay in" in done
+    assert f"1 records that the journal had no room for are kept in {temporary / run}-rescued.jsonl" in done
+    assert (path.read_bytes(), half_made(sessions)) == (before, [])
+    disk.make_room()
+    merge_as_told(done)
+    assert run_ids(sessions) == dict.fromkeys((1, 2, 3, 4, 40), run)
+    again = sessions.run("--update-mode=missing-only", SIMULATED_DEVICES=devices)
+    assert (again.code, again.ledger()) == (0, {"measured": 1})
+    assert run_ids(sessions).keys() == {1, 2, 3, 4, 5, 40}
+
+
+@DEVICES
+def test_full_while_merging(sessions: Sessions, disk: Disk, temporary: Path, devices: str) -> None:
+    path = sessions.write("Moody", [{"Note": "n" * 8000, **row(size)} for size in ROWS[devices]])
+    before = path.read_bytes()
+    running = waiting_in_row_40(sessions, devices, temporary)
+    # Room for the journals, but not for the table.
+    disk.fill(leaving=16384)
+    done = go(sessions, running)
+    run = only_run(sessions)
+    assert (done.code, done.ledger()) == (1, {"measured": 6})
+    assert "written back: 0 updated" in done
+    assert f"NOT WRITTEN BACK: {path} was not written {FULL}" in done
+    assert "the next session merges them" in done
+    assert (path.read_bytes(), half_made(sessions)) == (before, [])
+    disk.make_room()
+    again = sessions.run("--update-mode=missing-only", SIMULATED_DEVICES=devices)
+    assert again.code == 0
+    assert "nothing to do: 6 rows have a duration already" in again
+    assert run_ids(sessions) == dict.fromkeys(ROWS[devices], run)
+
+
+@DEVICES
+def test_full_while_writing_reports_and_the_manifest(sessions: Sessions, temporary: Path, devices: str) -> None:
+    sessions.write("Moody", [row(size) for size in ROWS[devices]])
+    reports, runs = sessions.database / "reports", sessions.database / "runs"
+    with mounted(reports) as disk_of_reports, mounted(runs) as disk_of_runs:
+        running = waiting_in_row_40(sessions, devices, temporary)
+        disk_of_reports.fill()
+        disk_of_runs.fill()
+        done = go(sessions, running)
+        run = only_run(sessions)
+        assert (done.code, done.ledger()) == (1, {"measured": 6})
+        assert f"written back, but: {runs / run}.json was not written {FULL}" in done
+        assert re.search(rf"{reports}/.* was not written {re.escape(FULL)}", done.output)
+        assert run_ids(sessions) == dict.fromkeys(ROWS[devices], run)
+        assert half_made(sessions) == []
+        assert json.loads((runs / f"{run}.json").read_text())["finished_at"] is None
+        assert not list((sessions.database / "journal").glob("*.jsonl"))
+
+
+def test_measured_rows_that_have_gone_stay_in_the_journal_where_reports_have_no_room(
+    sessions: Sessions, temporary: Path
+) -> None:
+    path = sessions.write("Moody", [row(size) for size in ROWS["1"]])
+    whole = path.read_text()
+    with mounted(sessions.database / "reports") as disk_of_reports:
+        running = waiting_in_row_40(sessions, "1", temporary, "--update-mode=missing-only")
+        disk_of_reports.fill()
+        path.write_text("".join(line for line in whole.splitlines(keepends=True) if "2;2" not in line))
+        done = go(sessions, running)
+        run = only_run(sessions)
+        assert (done.code, done.ledger()) == (1, {"measured": 6})
+        assert f"written back, but: 6 records stay in {sessions.database}/journal/{run}.jsonl" in done
+        assert run_ids(sessions) == dict.fromkeys((1, 3, 4, 40, 5), run)
+        path.write_text(whole)
+        assert "opatlas: merged 6 records" in sessions.run("-k", "nothing")
+        assert run_ids(sessions) == dict.fromkeys(ROWS["1"], run)
+
+
+@DEVICES
+def test_no_room_anywhere_prints_what_cannot_be_kept(sessions: Sessions, disk: Disk, devices: str) -> None:
+    """As where the database and the temporary folder are on the only disk there is."""
+    temporary = disk.path / "temporary"
+    temporary.mkdir()
+    sessions.write("Moody", [{"Note": "n" * 8000, **row(size)} for size in ROWS[devices]])
+    running = waiting_in_row_40(sessions, devices, temporary, measure=LONG_RECORDS)
+    disk.fill()
+    done = go(sessions, running)
+    assert (done.code, done.ledger()) == (1, {"measured": 5, "not run": 1})
+    assert f"stopped: {sessions.database}" in done
+    assert "1 records that the journal had no room for could be written nowhere; here they are:" in done
+    (line,) = (line for line in done.output.splitlines() if line.startswith('{"kernel_type"'))
+    printed = Record.from_json(json.loads(line))
+    assert printed.cells["Input Shapes"] == "40;40"
+    assert printed.measurement is not None
+    assert len(printed.measurement.samples_us) == 2000
+    assert half_made(sessions) == []
+
+
+def test_a_journal_left_behind_stays_where_there_is_no_room_to_merge_it(sessions: Sessions, disk: Disk) -> None:
+    path = sessions.write("Moody", [{"Note": "n" * 8000, **row(size)} for size in ROWS["1"]])
+    running = sessions.start(SIMULATED_DEVICES="1")
+    running.wait_for_records(4)
+    running.process.kill()
+    running.wait()
+    before = path.read_bytes()
+    disk.fill(leaving=16384)
+    done = sessions.run("-k", "nothing")
+    assert done.code == 1
+    assert f"could not merge the records that session {only_run(sessions)} left behind" in done
+    assert f"{path} was not written {FULL}" in done
+    assert f"its records stay in {sessions.database}/journal/{only_run(sessions)}.jsonl" in done
+    assert (path.read_bytes(), half_made(sessions)) == (before, [])
+    disk.make_room()
+    assert "opatlas: merged 4 records" in sessions.run("-k", "nothing")
+    assert run_ids(sessions) == dict.fromkeys((1, 2, 3, 4), only_run(sessions))
+
+
+def test_files_may_not_grow_from_the_start(sessions: Sessions) -> None:
+    path = sessions.write("Moody", [row(1)])
+    before = path.read_bytes()
+    # The name of the command stands in the file that tells who has the database, and makes it too large.
+    done = sessions.run("-p", f"no:{'n' * LIMIT}", file_limit=LIMIT)
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert f"{sessions.database} cannot be written {TOO_LARGE}" in done
+    assert not (sessions.folder / "body-1").exists()
+    assert (path.read_bytes(), half_made(sessions)) == (before, [])
+
+
+@DEVICES
+def test_what_the_journal_may_not_hold_is_merged_from_memory(sessions: Sessions, devices: str) -> None:
+    sessions.write("Moody", [row(size) for size in range(1, 9)])
+    done = sessions.run(measure=LONG_RECORDS, file_limit=LIMIT, SIMULATED_DEVICES=devices)
+    assert done.code == 1
+    assert re.search(rf"stopped: {sessions.database}.* {re.escape(TOO_LARGE)}", done.output)
+    measured = done.ledger()["measured"]
+    assert 3 <= measured < 8
+    assert f"written back: {measured} updated" in done
+    assert list(run_ids(sessions).values()) == [only_run(sessions)] * measured
+    assert half_made(sessions) == []
+    assert not list((sessions.database / "journal").glob("*.jsonl"))
+
+
+@DEVICES
+def test_what_neither_journal_nor_table_may_hold_is_kept_beside_the_journal(sessions: Sessions, devices: str) -> None:
+    path = sessions.write("Moody", [{"Note": "n" * 8000, **row(size)} for size in range(1, 9)])
+    before = path.read_bytes()
+    done = sessions.run(measure=LONG_RECORDS, file_limit=LIMIT, SIMULATED_DEVICES=devices)
+    run, measured = only_run(sessions), done.ledger()["measured"]
+    assert done.code == 1
+    assert f"NOT WRITTEN BACK: {path} was not written {TOO_LARGE}" in done
+    assert f"are kept in {sessions.database}/journal/{run}-rescued.jsonl: the next session merges them" in done
+    assert (path.read_bytes(), half_made(sessions)) == (before, [])
+    sessions.run("-k", "nothing")
+    assert list(run_ids(sessions).values()) == [run] * measured
+
+
+def test_a_report_that_may_not_grow_fails_the_session(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(1)])
+    for number in range(300):
+        sessions.write(f"{'NoReplay' * 22}{number}", [row(1)])
+    done = sessions.run(file_limit=LIMIT)
+    assert (done.code, done.ledger()) == (1, {"measured": 1})
+    assert re.search(rf"{sessions.database}/reports/.* was not written {re.escape(TOO_LARGE)}", done.output)
+    assert sessions.statuses("Moody") == {1: "measured"}
+    assert half_made(sessions) == []
