@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -151,3 +153,36 @@ def test_a_table_that_cannot_be_read_keeps_its_journal(database: Database) -> No
     assert "no column" in found.problems[0]
     assert path.exists()
     assert table.read_text() == "Input Shapes\n"
+
+
+def test_what_two_journals_of_one_session_hold_of_removed_rows_is_all_kept(database: Database) -> None:
+    for size in (8, 9):
+        journal_of_worker = Journal(database, Header("run-1", "missing-only", prune=False), part=f"gw{size}")
+        journal_of_worker.append(record(size, 10.0).to_json())
+        journal_of_worker.close()
+    found = recover(database, own_run="")
+    assert [f.incomplete for f in found] == [True, True]
+    kept = sorted(database.reports_dir.glob("unmatched_*.jsonl"))
+    assert [journal.read(path).records for path in kept] == [(record(8, 10.0),), (record(9, 10.0),)]
+    assert all(str(path) in f.problems[0] for path, f in zip(kept, found, strict=True))
+
+
+def test_a_disk_that_loses_what_it_took_is_told_of(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system tells once, to whoever syncs: the thread of the journal."""
+    kept = Journal(database, Header("run-1", "all", prune=False))
+    told = threading.Event()
+
+    def sync(handle: int) -> None:
+        if not told.is_set():
+            told.set()
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("os.fsync", sync)
+    kept.append(record(1, 10.0).to_json())
+    assert told.wait(10)
+    kept._syncer.join(10)
+    with pytest.raises(OSError, match="Input/output error"):
+        kept.append(record(2, 10.0).to_json())
+    with pytest.raises(OSError, match="Input/output error"):
+        kept.close()
+    assert not kept.path.with_suffix(".lock").exists()

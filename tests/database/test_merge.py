@@ -10,11 +10,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from database.merge import UpdateMode, merge
+from database.errors import OpAtlasError
+from database.merge import MergeResult, UpdateMode, merge
 from database.record import Measurement, Record
 from database.schema import Status
 from database.signature import signature
-from database.store import Database
+from database.store import Database, Table
 
 COLUMNS = ("Input Shapes", "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats")
 UNMEASURED = [status for status in Status if status is not Status.MEASURED]
@@ -169,3 +170,14 @@ def test_a_record_is_measured_if_and_only_if_it_has_a_measurement() -> None:
         dataclasses.replace(record(1, 5.0), status=Status.FAILED)
     with pytest.raises(ValueError, match="a record with status"):
         dataclasses.replace(record(1), status=Status.MEASURED)
+
+
+def test_what_could_not_be_written_counts_for_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(database, [cells(1), cells(2)])
+
+    def full(table: Table) -> None:
+        raise OpAtlasError(f"{table.path} was not written")
+
+    monkeypatch.setattr(database, "write", full)
+    result = merge(database, [record(1, 1.0), record(2), record(3, 1.0)], UpdateMode.ALL, prune=True)
+    assert result == MergeResult(problems=[f"{database.path / 'Abs.csv'} was not written"])
