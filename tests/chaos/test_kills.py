@@ -40,18 +40,23 @@ from bench.registry import replays
 @replays("Slow", npu=None)
 def test_slow(row, replay):
     Path(__file__).with_name(f"body-{row.shape(0)[0]}").touch()
-    time.sleep(0.08)
+    time.sleep(0.12)
     replay(impl.add, *row.inputs(), expected=expected.add)
 """
-SIZES = {"Toy": (1, 2, 3), "OtherToy": (4, 5), "Slow": tuple(range(101, 109)), "Moody": (1, 15, 2, 12, 3)}
+SIZES = {"Toy": (1, 2), "OtherToy": (3,), "Slow": tuple(range(101, 111)), "Moody": (1, 15, 2, 12, 3)}
+#: Those whose replays leave a file when they begin.
+TELLING = ("Slow", "Moody")
 #: Moody rows that are never measured, with their status.
 FAILING = {12: "crashed", 15: "failed"}
 #: What a measurement sets, and what differs from one to the next.
 VOLATILE = {AVERAGE, MICROBENCH_MEDIAN, MICROBENCH_MIN, RUN_ID, CRASHES_IN_A_ROW}
 GIVEN_UP_AFTER = 2
 MEASURE = ("--repeat-count=1", "--cache=warm")
+ROW_S = 0.12
 #: Two cores: while one session waits, another has something to do.
 AT_ONCE = 3
+#: A session may end before its kill, when others leave it more of the machine than they did before.
+TRIES = 4
 #: Between two looks at a session; a merge takes some tens of milliseconds.
 LOOK_S = 0.003
 
@@ -133,10 +138,11 @@ def runs() -> list[Run]:
     whole = [(Role.PYTEST, phase) for phase in PHASES]
     # The second kill finds the database taken over, and the journals of the first being merged.
     twice = [((Role.PYTEST, phase), (Role.PYTEST, Phase.PLANNING)) for phase in (Phase.RUNNING, Phase.MERGING)]
-    keeper, device, worker = ([(role, p) for p in PHASES[2:]] for role in (Role.KEEPER, Role.DEVICE, Role.WORKER))
+    # Other processes end before the report is written, or a moment after.
+    parts = ([(role, phase) for phase in PHASES[2:-1]] for role in (Role.KEEPER, Role.DEVICE, Role.WORKER))
+    keeper, device, worker = parts
     one = [*((kill,) for kill in 2 * whole + keeper + device), twice[0]]
-    # Workers and what they have started end before the merge does.
-    two = [*((kill,) for kill in 2 * whole + keeper[:-1] + device[:-1] + 3 * worker[:-1]), *twice]
+    two = [*((kill,) for kill in 2 * whole + keeper + keeper[1:2] + device + device[1:2] + 3 * worker), *twice]
     kills = [(1, each) for each in one] + [(2, each) for each in two]
     first = int(os.environ.get("OPATLAS_CHAOS_SEED", "0"))
     return [draw(seed, devices, *each) for seed, (devices, each) in enumerate(kills, start=first)]
@@ -204,11 +210,12 @@ class View:
             return any(process.role in roles for process in tree_of(self._running.process.pid))
         if phase is Phase.LEAVING:
             return self._count_reports() > self._reports
-        return self._count_records() >= (1 if phase is Phase.RUNNING else self._rows)
+        return self.count_records() >= (1 if phase is Phase.RUNNING else self._rows)
 
-    def _count_records(self) -> int:
+    def count_records(self) -> int:
         """Of this session alone: journals of a killed one may still be there."""
-        run_id = self._holder().get("run_id", "unknown")
+        holder = self._holder()
+        run_id = holder["run_id"] if holder.get("pid") == self._running.process.pid else "unknown"
         paths = (self._sessions.database / "journal").glob(f"{run_id}*.jsonl")
         count = 0
         for path in paths:
@@ -249,8 +256,8 @@ def toys(folder: Path, keys: Sequence[Key]) -> Sessions:
 
 def start(sessions: Sessions, devices: int, *options: str) -> Running:
     # Its own folder for temporary files: rows take turns within this run only, and leftovers are seen.
-    environment = {"TMPDIR": str(sessions.folder / "tmp"), "SIMULATED_DEVICES": str(devices if devices > 1 else "")}
-    return sessions.start("-v", *options, measure=MEASURE, **{k: v for k, v in environment.items() if v})
+    environment = {"TMPDIR": str(sessions.folder / "tmp"), "SIMULATED_DEVICES": str(devices if devices > 1 else 0)}
+    return sessions.start("-v", *options, measure=MEASURE, file_limit=None, **environment)
 
 
 def read_table(sessions: Sessions) -> dict[Key, dict[str, str]]:
@@ -320,11 +327,25 @@ class Killed:
 
 
 def kill(sessions: Sessions, running: Running, order: Kill, which: int, rows: int, length_s: float) -> Killed:
-    """Kills a process of a session, and sees that all below it go."""
+    """Kills a process of a session, and sees that all below it go.
+
+    Args:
+        rows: how many the session has to run.
+        length_s: of the phase in which it is to be killed.
+    """
     view = View(sessions, running, order.role, rows)
-    ended = lambda: running.process.poll() is not None  # noqa: E731
+
+    def ended() -> bool:
+        return running.process.poll() is not None
+
     look_for(lambda: ended() or view.has_begun(order.phase))
-    time.sleep(order.fraction * length_s)
+    if order.phase is Phase.RUNNING:
+        # Rows are what this phase is told in: some runs have one that takes longer than all others.
+        done, in_row = divmod(order.fraction * rows, 1)
+        look_for(lambda: ended() or view.has_begun(Phase.MERGING) or view.count_records() >= done)
+        time.sleep(in_row * ROW_S)
+    else:
+        time.sleep(order.fraction * length_s)
     look_for(lambda: ended() or bool(in_role(running.process.pid, order.role)))
     phase, known = view.phase(), known_rows(sessions)
     victims = in_role(running.process.pid, order.role)
@@ -345,46 +366,60 @@ def look_for(condition: Callable[[], bool]) -> None:
 
 
 def carry_out(run: Run, folder: Path, life: Life) -> str:
-    """One run; tells what was killed."""
-    keys = run.rows()
-    sessions = toys(folder, keys)
-    try:
-        story = []
-        for number, order in enumerate(run.kills):
-            running = start(sessions, run.devices, f"--update-mode={run.mode}")
-            before = known_rows(sessions)
-            killed = kill(sessions, running, order, run.which, len(keys), life.length_s(order))
-            done = running.wait(120)
-            assert sessions.left_behind() == [], done.output
-            measured = sum(found.run_id != before[key].run_id for key, found in killed.known.items())
-            who = f"{order.role} {killed.victim.pid}" if killed.victim else f"no {order.role}"
-            story.append(f"killed {who} while {killed.phase}, {measured} of {len(keys)} rows known")
-            if killed.victim is None or order.role is not Role.PYTEST:
-                check_survived(run, order, killed, sessions, done)
-            else:
-                assert done.code == -9
-            known = known_rows(sessions)
-            assert list(read_table(sessions)) == keys
-            check_kept(killed.known, known)
-            if number == 0:
-                # The rows in flight, and no others, ran in vain.
-                bodies = {int(path.name.removeprefix("body-")) for path in folder.glob("body-*")}
-                in_vain = [key for key, found in known.items() if key[1] in bodies and not found.status]
-                in_vain = [key for key in in_vain if key[0] in ("Slow", "Moody")]
-                assert len(in_vain) <= (1 if order.role is not Role.PYTEST else run.devices), in_vain
+    """One run; tells what was killed. Where the session ended too soon for that, it is begun anew."""
+    story = ""
+    for attempt in range(TRIES):
+        sessions = toys(folder / str(attempt), run.rows())
+        try:
+            story = killed_and_run_again(run, sessions, life, sooner=2.0**-attempt)
+        except AssertionError as error:
+            outputs = "\n".join(path.read_text() for path in sorted(sessions.folder.glob("output-*.txt")))
+            raise AssertionError(f"{run}\n{error}\n{outputs}") from error
+        finally:
+            sessions.kill_all()
+        if story:
+            break
+    return story or "nothing was killed: the sessions ended too soon"
+
+
+def killed_and_run_again(run: Run, sessions: Sessions, life: Life, sooner: float) -> str:
+    """Tells what was killed; "" where the first session was not."""
+    rows = run.rows()
+    story = []
+    for number, order in enumerate(run.kills):
+        running = start(sessions, run.devices, f"--update-mode={run.mode}")
         before = known_rows(sessions)
-        done = start(sessions, run.devices_again, f"--update-mode={run.mode}").wait(120)
-        check_run_again(run, before, sessions, done, life)
+        killed = kill(sessions, running, order, run.which, len(rows), sooner * life.length_s(order))
+        done = running.wait(120)
         assert sessions.left_behind() == []
-        return "; ".join(story)
-    except AssertionError as error:
-        outputs = "\n".join(path.read_text() for path in sorted(folder.glob("output-*.txt")))
-        raise AssertionError(f"{run}\n{error}\n{outputs}") from error
-    finally:
-        sessions.kill_all()
+        if killed.victim is None and number == 0:
+            check_survived(order, killed, sessions, done)
+            return ""
+        new = sum(found.run_id != before[key].run_id for key, found in killed.known.items())
+        who = f"{order.role} {killed.victim.pid}" if killed.victim else "nothing"
+        story.append(f"killed {who} while {killed.phase}, with {new} of {len(rows)} rows in the journals or merged")
+        if order.role is not Role.PYTEST:
+            check_survived(order, killed, sessions, done)
+        known = known_rows(sessions)
+        assert list(read_table(sessions)) == rows
+        check_kept(killed.known, known)
+        if number == 0:
+            check_in_vain(sessions, known, at_most=run.devices if order.role is Role.PYTEST else 1)
+    before = known_rows(sessions)
+    done = start(sessions, run.devices_again, f"--update-mode={run.mode}").wait(120)
+    check_run_again(run, before, sessions, done, life)
+    assert sessions.left_behind() == []
+    return "; ".join(story)
 
 
-def check_survived(run: Run, order: Kill, killed: Killed, sessions: Sessions, done: Finished) -> None:
+def check_in_vain(sessions: Sessions, known: Mapping[Key, Found], at_most: int) -> None:
+    """No rows but those in flight were begun, and are not known of."""
+    begun = {int(path.name.removeprefix("body-")) for path in sessions.folder.glob("body-*")}
+    in_vain = [key for key, found in known.items() if key[0] in TELLING and key[1] in begun and not found.status]
+    assert len(in_vain) <= at_most, in_vain
+
+
+def check_survived(order: Kill, killed: Killed, sessions: Sessions, done: Finished) -> None:
     """A session that went on is right about what became of its rows, and at most the one in flight is lost."""
     table = read_table(sessions)
     statuses = Counter(cells.get(STATUS) or "not run" for cells in table.values())
@@ -480,7 +515,8 @@ class Ahead:
 @pytest.fixture(scope="module")
 def ahead(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ahead]:
     items = request.session.items
-    order = [item.callspec.params["run"] for item in items if "run" in getattr(item, "fixturenames", ())]
+    parameters = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    order = [each["run"] for each in parameters if isinstance(each.get("run"), Run)]
     runs = Ahead(tmp_path_factory.mktemp("kills"), order)
     yield runs
     runs.close()
@@ -488,8 +524,8 @@ def ahead(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS, ids=str)
-def test_a_kill_costs_the_row_in_flight_at_most(run: Run, ahead: Ahead, record_property) -> None:
-    record_property("killed", ahead.result(run))
+def test_a_kill_costs_the_row_in_flight_at_most(run: Run, ahead: Ahead) -> None:
+    print(ahead.result(run))
 
 
 PAUSE = """
