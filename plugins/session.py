@@ -217,7 +217,13 @@ class BenchSession:
         command = shlex.join(["pytest", *self._config.invocation_params.args])
         remedy = "wait for it to end (--wait SECONDS does so), or name another database with --database-path"
         self._lock = SessionLock(self.database, run_id=self.run_id, command=command, remedy=remedy)
-        self._lock.acquire(self.settings.wait_s, lambda text: print(f"opatlas: {text}", file=sys.stderr, flush=True))
+        self._lock.acquire(self.settings.wait_s, self._tell)
+
+    def _tell(self, text: str) -> None:
+        """Past pytest's capture, which would keep it until modules are collected."""
+        capture = self._config.pluginmanager.get_plugin("capturemanager")
+        with capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext():
+            print(f"\nopatlas: {text}", file=sys.stderr, flush=True)
 
 
 def _make_starter(database: Database) -> int:

@@ -80,7 +80,7 @@ def test_moody(row, replay):
     if mood == 40:
         # Until the test has done what it has to do meanwhile.
         print("waiting")
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while not Path(__file__).with_name("go").exists():
             assert time.monotonic() < until, "nobody said go"
             time.sleep(0.02)

@@ -1,0 +1,202 @@
+"""Two sessions at once: one database is for one session, and everybody can see whose; other databases are free."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sessions import ROOT, Running, Sessions, row, wait_for
+
+#: While row 40 waits, row 1 is in the journal; row 2 comes after it.
+SIZES = (1, 40, 2)
+#: What a session leaves in the folder of the journals.
+LOCKS = {"session.lock", "database.lock"}
+
+
+def waiting(sessions: Sessions) -> Running:
+    """A session that has the database, and waits in the middle of it."""
+    sessions.write("Moody", [row(size) for size in SIZES])
+    running = sessions.start(SIMULATED_DEVICES="1")
+    running.wait_for_body(40)
+    running.wait_for_records(1)
+    return running
+
+
+def expect_all_measured(sessions: Sessions, running: Running) -> None:
+    """Lets a session end, as if there had been nobody else."""
+    sessions.go()
+    done = running.wait()
+    assert (done.code, done.ledger()) == (0, {"measured": 3})
+    assert sessions.statuses("Moody") == dict.fromkeys(SIZES, "measured")
+    assert len({r["Run ID"] for r in sessions.read("Moody")}) == 1
+    assert journals(sessions) == LOCKS
+
+
+def journals(sessions: Sessions) -> set[str]:
+    return {path.name for path in (sessions.database / "journal").iterdir()}
+
+
+class Held:
+    """A database that a session has.
+
+    Attributes:
+        sessions: to start others on the same database.
+    """
+
+    def __init__(self, sessions: Sessions) -> None:
+        self.sessions = sessions
+        self.holder = waiting(sessions)
+        self._before = self._files()
+
+    def expect_identity(self, output: str) -> None:
+        """Checks that a message says whose the database is."""
+        words = r"session (\S+) \(process (\d+) on (\S+), since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d: pytest (.*?)\)"
+        found = re.search(words, output)
+        assert found, output
+        run_id, pid, host, arguments = found.groups()
+        assert f"{run_id}.jsonl" in journals(self.sessions)
+        assert (int(pid), host) == (self.holder.process.pid, platform.node())
+        assert f"--database-path={self.sessions.database}" in arguments
+
+    def expect_untouched(self) -> None:
+        assert self._files() == self._before
+
+    def _files(self) -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in self.sessions.database.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="class")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
+    """The same for a class of tests; the session that has it ends well after all of them."""
+    sessions = Sessions(tmp_path_factory.mktemp("held"))
+    try:
+        of_holder = Held(sessions)
+        yield of_holder
+        expect_all_measured(sessions, of_holder.holder)
+    finally:
+        sessions.kill_all()
+
+
+class TestADatabaseThatASessionHas:
+    @pytest.mark.parametrize("devices", ["1", "2"])
+    def test_the_second_is_refused_and_told_whose_the_database_is(self, held: Held, devices: str) -> None:
+        second = held.sessions.run(SIMULATED_DEVICES=devices)
+        assert second.code == pytest.ExitCode.USAGE_ERROR
+        assert f"{held.sessions.database} is in use by session" in second
+        assert "--wait SECONDS" in second
+        held.expect_identity(second.output)
+        held.expect_untouched()
+
+    @pytest.mark.parametrize("path", ["link", "database", "database/../link/journal/.."])
+    def test_a_database_is_the_same_by_any_path(self, held: Held, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        link = held.sessions.folder / "link"
+        if not link.exists():
+            link.symlink_to(held.sessions.database, target_is_directory=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(held.sessions, "database", Path(path))
+            second = held.sessions.run()
+        assert second.code == pytest.ExitCode.USAGE_ERROR
+        held.expect_identity(second.output)
+        held.expect_untouched()
+
+    def test_waiting_in_vain_ends_with_the_identity(self, held: Held) -> None:
+        second = held.sessions.run("--wait=0.5")
+        assert second.code == pytest.ExitCode.USAGE_ERROR
+        for words in ("waiting up to 0.5 s for session", "is in use by session"):
+            held.expect_identity(second.output[second.output.index(words) :])
+        held.expect_untouched()
+
+    def test_collecting_needs_no_lock(self, held: Held) -> None:
+        listed = held.sessions.run("--collect-only", "-q")
+        assert listed.code == 0
+        assert listed.output.count("test_moody[Moody-") == 3
+        held.expect_untouched()
+
+    def test_a_merge_is_refused(self, held: Held, sessions: Sessions) -> None:
+        sessions.write("Moody", [row(3)])
+        done = database_command("merge", held.sessions.database, sessions.database)
+        assert done.returncode != 0
+        held.expect_identity(done.stderr)
+        held.expect_untouched()
+
+
+def test_an_ingest_goes_in_while_a_session_runs(sessions: Sessions) -> None:
+    running = waiting(sessions)
+    capture = sessions.folder / "kernel_details.csv"
+    header = "Type,OP State,Accelerator Core,Start Time(us),Duration(us),Input Shapes,Input Data Types,Input Formats,"
+    header += "Output Shapes,Output Data Types,Output Formats"
+    launches = [f'Moody,dynamic,AI_VECTOR_CORE,1,5.0,"{n};{n}",FLOAT;FLOAT,ND;ND,"{n}",FLOAT,ND' for n in (1, 40, 7)]
+    capture.write_text("\n".join((header, *launches)) + "\n")
+    done = database_command("ingest", "--profiling-path", capture, "--database-path", sessions.database)
+    assert done.returncode == 0, done.stderr
+    assert "3   1 new, 2 updated" in done.stdout
+    sessions.go()
+    ended = running.wait()
+    assert (ended.code, ended.ledger()) == (0, {"measured": 3})
+    rows = {r["Input Shapes"]: r["Profiling Average Duration(us)"] for r in sessions.read("Moody")}
+    assert rows == {"1;1": "5", "40;40": "5", "2;2": "", "7;7": "5"}
+    assert sessions.statuses("Moody") == {1: "measured", 40: "measured", 2: "measured", 7: ""}
+
+
+def test_waiting_says_for_whom_and_goes_on_when_it_ends(sessions: Sessions) -> None:
+    held = Held(sessions)
+    second = sessions.start("--wait=60", SIMULATED_DEVICES="1")
+    assert wait_for(lambda: "waiting up to 60 s for session" in second.output.read_text())
+    held.expect_identity(second.output.read_text())
+    sessions.go()
+    for running in (held.holder, second):
+        done = running.wait()
+        assert (done.code, done.ledger()) == (0, {"measured": 3})
+    assert "was killed" not in done
+    runs = sorted(path.stem for path in (sessions.database / "runs").glob("*.json"))
+    assert len(runs) == 2
+    assert [r["Run ID"] for r in sessions.read("Moody")] == [runs[1]] * 3
+    assert journals(sessions) == LOCKS
+
+
+@pytest.mark.parametrize(("devices", "sizes", "measured"), [("1", (1, 40, 2), 1), ("2", (40, 2, 1, 3, 4), 3)])
+def test_a_killed_holder_is_recognized_and_its_journal_merged(
+    sessions: Sessions, devices: str, sizes: tuple[int, ...], measured: int
+) -> None:
+    sessions.write("Moody", [row(size) for size in sizes])
+    holder = sessions.start(SIMULATED_DEVICES=devices)
+    holder.wait_for_body(40)
+    holder.wait_for_records(measured)
+    holder.send(signal.SIGKILL)
+    holder.wait()
+    sessions.go()
+    second = sessions.run("--update-mode=missing-only", SIMULATED_DEVICES=devices)
+    assert (second.code, second.ledger()) == (0, {"measured": len(sizes) - measured})
+    process = f"process {holder.process.pid} on {platform.node()}"
+    assert re.search(rf"session \S+ \({process}, .*\) was killed; took the database over", second.output)
+    assert f"opatlas: merged {measured} records that session" in second
+    assert sessions.statuses("Moody") == dict.fromkeys(sizes, "measured")
+    assert journals(sessions) == LOCKS
+
+
+def test_other_databases_on_other_devices_run_at_the_same_time(sessions: Sessions) -> None:
+    databases = [sessions.database, sessions.folder / "second"]
+    databases[1].mkdir()
+    both = []
+    for device, sessions.database in enumerate(databases):
+        sessions.write("Moody", [row(size) for size in SIZES])
+        both.append(sessions.start(SIMULATED_DEVICES="2", SIMULATED_VISIBLE_DEVICES=str(device)))
+        # The first one waits in its row still when the second has come as far.
+        both[-1].wait_for_body(40)
+        (sessions.folder / "body-40").unlink()
+    for device, (sessions.database, running) in enumerate(zip(databases, both, strict=True)):
+        expect_all_measured(sessions, running)
+        (manifest,) = (sessions.database / "runs").glob("*.json")
+        assert json.loads(manifest.read_text())["device"]["facts"] == {"id": str(device)}
+
+
+def database_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "database", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
