@@ -147,7 +147,7 @@ def test_an_ingest_goes_in_while_a_session_runs(sessions: Sessions) -> None:
 
 def test_waiting_says_for_whom_and_goes_on_when_it_ends(sessions: Sessions) -> None:
     held = Held(sessions)
-    second = sessions.start("--wait=60", SIMULATED_DEVICES="1")
+    second = sessions.start("--wait=60", SIMULATED_DEVICES="2")
     assert wait_for(lambda: "waiting up to 60 s for session" in second.output.read_text())
     held.expect_identity(second.output.read_text())
     sessions.go()

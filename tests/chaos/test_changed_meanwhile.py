@@ -1,0 +1,314 @@
+"""The files change while rows run: the merge reads them anew, and nothing measured or edited is lost."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from sessions import ROOT, Finished, Running, Sessions, row
+
+from database import journal
+from database.errors import OpAtlasError
+from database.schema import AVERAGE
+from database.signature import signatures
+from database.store import Database
+
+MODES = pytest.mark.parametrize("mode", ["all", "missing-only"])
+DEVICES = pytest.mark.parametrize("devices", ["1", "2"])
+SIZES = (1, 2, 3)
+#: Durations by kernel type and signature.
+Durations = dict[tuple[str, str], str]
+
+REPLAYS = """
+from bench import expected, impl
+from bench.registry import replays
+
+
+@replays({kernel_types}, npu=None)
+def test_edited(row, replay):
+    replay(impl.add, *row.inputs(), expected=expected.add)
+"""
+
+
+def _lines(change: Callable[[list[str]], list[str]]) -> Callable[[Path], None]:
+    """An edit of the lines of a file, the header being the first one."""
+
+    def edit(path: Path) -> None:
+        path.write_text("".join(f"{line}\n" for line in change(path.read_text().splitlines())))
+
+    return edit
+
+
+def _replaced(path: Path) -> None:
+    other = path.with_name("other")
+    lines = path.read_text().splitlines()
+    other.write_text("\n".join((lines[0], _resized(lines[1], 7), _resized(lines[2], 8))) + "\n")
+    other.replace(path)
+
+
+def _resized(line: str, size: int) -> str:
+    """The line of a row of another size."""
+    note, _, rest = line.partition(",")
+    return f"{note},{re.sub(r'[123]', str(size), rest)}"
+
+
+#: What a person does to a table, and the sizes of the rows in it then.
+EDITS: dict[str, tuple[Callable[[Path], None], tuple[int, ...]]] = {
+    "OtherCells": (_lines(lambda lines: [line.replace("note", "changed") for line in lines]), (1, 2, 3)),
+    "RowAdded": (_lines(lambda lines: [*lines, _resized(lines[1], 9)]), (1, 2, 3, 9)),
+    "RowRemoved": (_lines(lambda lines: [*lines[:2], *lines[3:]]), (1, 3)),
+    "Reordered": (_lines(lambda lines: [lines[0], *lines[:0:-1]]), (3, 2, 1)),
+    "ShapeChanged": (_lines(lambda lines: [*lines[:2], _resized(lines[2], 5), *lines[3:]]), (1, 5, 3)),
+    "ColumnAdded": (
+        _lines(lambda lines: [f"Mine,{lines[0]},Also Mine", *(f"a,{line},b" for line in lines[1:])]),
+        (1, 2, 3),
+    ),
+    "SavedBySpreadsheet": (
+        lambda path: path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n")),
+        (1, 2, 3),
+    ),
+    "Replaced": (_replaced, (7, 8)),
+}
+#: What makes a table unreadable, and how the summary names that.
+SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "Truncated": (lambda path: os.truncate(path, path.stat().st_size - 20), r":4: \d fields where the header has 9"),
+    "Emptied": (lambda path: os.truncate(path, 0), ": an empty file"),
+    "Pointer": (
+        lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"),
+        ": a Git LFS pointer, not the data itself. Run `git lfs pull`",
+    ),
+    "OtherTable": (lambda path: path.write_text("a,b\n1,2\n"), ":1: no column 'Input Shapes'"),
+}
+
+
+def noted(sizes: Iterable[int] = SIZES) -> list[dict[str, str]]:
+    return [{"Note": f"note{size}", **row(size)} for size in sizes]
+
+
+def waiting(sessions: Sessions, kernel_types: Iterable[str], *options: str, devices: str) -> tuple[Running, Durations]:
+    """A session that has measured three rows of each kernel type, and waits in a last one; with what is in journals."""
+    names = sorted(kernel_types)
+    (sessions.folder / "test_edited.py").write_text(REPLAYS.format(kernel_types=", ".join(map(repr, names))))
+    for kernel_type in names:
+        sessions.write(kernel_type, noted())
+    sessions.write("Moody", [row(40)])
+    running = sessions.start(*options, SIMULATED_DEVICES=devices)
+    running.wait_for_body(40)
+    running.wait_for_records(3 * len(names))
+    return running, in_journals(journal.all_of(Database(sessions.database)))
+
+
+def go(sessions: Sessions, running: Running) -> Finished:
+    sessions.go()
+    return running.wait()
+
+
+def in_journals(paths: Iterable[Path]) -> Durations:
+    records = [record for path in paths for record in journal.read(path).records]
+    return {(r.kernel_type, r.signature): f"{r.measurement.summary.mean_us:.4f}" for r in records if r.measurement}
+
+
+def in_tables(sessions: Sessions) -> Durations:
+    database, durations = Database(sessions.database), {}
+    for kernel_type in database.kernel_types():
+        try:
+            frame = database.read(kernel_type).frame
+        except OpAtlasError:
+            continue
+        if AVERAGE in frame:
+            names = signatures(kernel_type, frame)
+            durations.update({(kernel_type, name): us for name, us in zip(names, frame[AVERAGE], strict=True) if us})
+    return durations
+
+
+def named(done: Finished) -> list[Path]:
+    """The files with records that a summary names."""
+    return [path for path in map(Path, re.findall(r"/[^\s:,`']+\.jsonl", done.output)) if path.exists()]
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        return list(csv.DictReader(file))
+
+
+def size_of(cells: dict[str, str]) -> int:
+    return int(cells["Input Shapes"].partition(";")[0])
+
+
+@dataclass(frozen=True)
+class Edited:
+    """A session that has ended, and whose tables were edited meanwhile.
+
+    Attributes:
+        before: the tables as they were edited.
+        measured: what the session had measured by then.
+    """
+
+    sessions: Sessions
+    mode: str
+    done: Finished
+    before: dict[str, list[dict[str, str]]]
+    measured: Durations
+
+
+@pytest.fixture(
+    scope="class", params=[("all", "1"), ("all", "2"), ("missing-only", "1"), ("missing-only", "2")], ids="-".join
+)
+def edited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edited]:
+    """All edits in one session, each of a kernel type of its own."""
+    mode, devices = request.param
+    sessions = Sessions(tmp_path_factory.mktemp("edited"))
+    try:
+        running, measured = waiting(sessions, EDITS, f"--update-mode={mode}", devices=devices)
+        for kernel_type, (edit, _) in EDITS.items():
+            edit(sessions.database / f"{kernel_type}.csv")
+        before = {kernel_type: table(sessions.database / f"{kernel_type}.csv") for kernel_type in EDITS}
+        yield Edited(sessions, mode, go(sessions, running), before, measured)
+    finally:
+        sessions.kill_all()
+
+
+class TestEdited:
+    @pytest.mark.parametrize("kernel_type", EDITS)
+    def test_rows_are_found_by_what_they_are_and_the_rest_stays(self, edited: Edited, kernel_type: str) -> None:
+        sizes = EDITS[kernel_type][1]
+        assert tuple(map(size_of, edited.before[kernel_type])) == sizes
+        after = table(edited.sessions.database / f"{kernel_type}.csv")
+        expected = [(size, "measured" if size in SIZES else "") for size in sizes]
+        if edited.mode == "all":
+            expected += [(size, "measured") for size in SIZES if size not in sizes]
+        assert [(size_of(cells), cells.get("Status", "")) for cells in after] == expected
+        for cells, cells_before in zip(after, edited.before[kernel_type], strict=False):
+            assert cells.items() >= cells_before.items()
+
+    def test_all_that_was_measured_is_in_a_table_or_in_a_file_that_is_named(self, edited: Edited) -> None:
+        kept = in_tables(edited.sessions) | in_journals(named(edited.done))
+        assert kept.items() >= edited.measured.items()
+        assert edited.done.ledger() == {"measured": 3 * len(EDITS) + 1}
+        assert not list((edited.sessions.database / "journal").glob("*.jsonl"))
+
+    def test_it_fails_where_something_is_not_in_the_tables(self, edited: Edited) -> None:
+        missing = edited.measured.keys() - in_tables(edited.sessions).keys()
+        assert edited.done.code == (1 if missing else 0)
+        if edited.mode == "all":
+            assert not missing
+            assert "5 added" in edited.done
+            return
+        assert {kernel_type for kernel_type, _ in missing} == {"RowRemoved", "ShapeChanged", "Replaced"}
+        assert "written back, but: 5 measured rows are not in the CSVs any more" in edited.done
+        run_as_told(edited.done)
+        assert in_tables(edited.sessions).items() >= edited.measured.items()
+
+
+def run_as_told(done: Finished) -> None:
+    """Runs the command that a summary gives."""
+    (command,) = re.findall(r"`(python -m database merge .*?)`", done.output)
+    arguments = shlex.split(command)[1:]
+    merged = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert merged.returncode == 0, merged.stdout + merged.stderr
+
+
+@MODES
+def test_tables_that_cannot_be_read_any_more_keep_the_journal(sessions: Sessions, mode: str) -> None:
+    running, measured = waiting(sessions, SPOILED, f"--update-mode={mode}", devices="1")
+    paths = {kernel_type: sessions.database / f"{kernel_type}.csv" for kernel_type in SPOILED}
+    whole = {path: path.read_bytes() for path in paths.values()}
+    for kernel_type, (spoil, _) in SPOILED.items():
+        spoil(paths[kernel_type])
+    before = {path: path.read_bytes() for path in paths.values()}
+    done = go(sessions, running)
+    assert (done.code, done.ledger()) == (1, {"measured": 3 * len(SPOILED) + 1})
+    for kernel_type, (_, words) in SPOILED.items():
+        assert re.search(f"NOT WRITTEN BACK: {paths[kernel_type]}{words}", done.output)
+    assert {path: path.read_bytes() for path in paths.values()} == before
+    assert in_journals(named(done)).items() >= measured.items()
+    assert sessions.statuses("Moody") == {40: "measured"}
+    for path, content in whole.items():
+        path.write_bytes(content)
+    assert "opatlas: merged 13 records" in sessions.run("-k", "nothing")
+    assert in_tables(sessions).items() >= measured.items()
+
+
+@MODES
+@DEVICES
+def test_a_table_that_was_removed(sessions: Sessions, mode: str, devices: str) -> None:
+    running, measured = waiting(sessions, ["Gone", "Here"], f"--update-mode={mode}", devices=devices)
+    path = sessions.database / "Gone.csv"
+    path.unlink()
+    done = go(sessions, running)
+    assert (done.code, done.ledger()) == (1, {"measured": 7})
+    if mode == "all":
+        assert f"written back, but: {path} was removed while rows ran: it was made anew" in done
+        assert sorted(map(size_of, table(path))) == list(SIZES)
+    else:
+        assert not path.exists()
+        assert "written back, but: 3 measured rows are not in the CSVs any more" in done
+    assert (in_tables(sessions) | in_journals(named(done))).items() >= measured.items()
+    assert sessions.statuses("Here") == dict.fromkeys(SIZES, "measured")
+
+
+@MODES
+@DEVICES
+def test_a_database_that_was_removed(sessions: Sessions, mode: str, devices: str) -> None:
+    """As `git clean` or the checkout of another branch does."""
+    running, measured = waiting(sessions, ["Gone"], f"--update-mode={mode}", devices=devices)
+    shutil.rmtree(sessions.database)
+    done = go(sessions, running)
+    assert (done.code, done.ledger()) == (1, {"measured": 4})
+    if mode == "all":
+        for name in ("Gone", "Moody"):
+            assert f"{sessions.database / name}.csv was removed while rows ran: it was made anew" in done
+        assert in_tables(sessions).items() >= measured.items()
+    else:
+        assert not list(sessions.database.glob("*.csv"))
+        assert in_journals(named(done)).items() >= measured.items()
+    assert len(in_tables(sessions) | in_journals(named(done))) == 4
+    assert len(list((sessions.database / "runs").glob("*.json"))) == 1
+
+
+@DEVICES
+def test_journals_that_were_removed(sessions: Sessions, devices: str) -> None:
+    running, measured = waiting(sessions, ["Here"], devices=devices)
+    shutil.rmtree(sessions.database / "journal")
+    done = go(sessions, running)
+    assert (done.code, done.ledger()) == (0, {"measured": 4})
+    assert in_tables(sessions).items() >= measured.items()
+    assert not list((sessions.database / "journal").glob("*.jsonl"))
+
+
+def test_journals_of_all_kinds_at_the_start(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(size) for size in (1, 2, 40, 3)])
+    running = sessions.start(SIMULATED_DEVICES="1")
+    running.wait_for_records(2)
+    running.send(signal.SIGKILL)
+    running.wait()
+    (first,) = journal.all_of(Database(sessions.database))
+    header, one, two = first.read_text().splitlines(keepends=True)
+    # A later session that was killed while it wrote its second record.
+    later = first.with_name(f"3{first.name[1:]}")
+    later.write_text((header + two + one[:100]).replace(first.stem, later.stem))
+    strange = first.with_name(f"4{first.name[1:]}")
+    strange.write_text(header.replace('"version":2', '"version":99') + one)
+    of_strange = strange.read_bytes()
+    sessions.go()
+    done = sessions.run("--update-mode=missing-only", SIMULATED_DEVICES="1")
+    assert (done.code, done.ledger()) == (1, {"measured": 2})
+    assert f"opatlas: merged 2 records that session {first.stem} left behind" in done
+    assert f"opatlas: merged 1 records that session {later.stem} left behind" in done
+    assert f"opatlas: {later}: the last record is cut off" in done
+    assert f"opatlas: could not merge the records that session {strange.stem} left behind" in done
+    assert f"opatlas: {strange}:1: journal version 99, this OpAtlas reads" in done
+    assert [r["Run ID"] for r in sessions.read("Moody")][:2] == [first.stem, later.stem]
+    assert sessions.statuses("Moody") == dict.fromkeys((1, 2, 40, 3), "measured")
+    assert journal.all_of(Database(sessions.database)) == [strange]
+    assert strange.read_bytes() == of_strange
