@@ -5,6 +5,9 @@ Each kernel type's first row is the one that wrong formulas are planted on.
 
 from __future__ import annotations
 
+from importlib import import_module
+from pathlib import Path
+
 BINARY = (
     "33,17;33,17 | FLOAT;FLOAT -> 33,17 | FLOAT",
     "64; | FLOAT;FLOAT -> 64 | FLOAT",
@@ -229,3 +232,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "2,3,8 | FLOAT -> 2,3,4 | FLOAT",
     ),
 }
+
+# The families that have a file of their own beside this one.
+for path in sorted(Path(__file__).parent.glob("sample_rows_*.py")):
+    ROWS |= import_module(path.stem).ROWS
