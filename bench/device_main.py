@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import os
 import signal
 import sys
 from multiprocessing.connection import Connection
@@ -23,6 +24,8 @@ from database.schema import Status
 def main(fd: int) -> None:
     """Serves the jobs that come over `fd` until it is closed."""
     die_with_parent()
+    # What a kernel starts must not hold the connection open when this process has died.
+    os.set_inheritable(fd, False)
     # The Python stack of a segfault goes to stderr, into the report of the row that caused it.
     faulthandler.enable()
     # Ctrl-C is pytest's to answer: it decides what becomes of the row that runs.

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from bench.errors import DeviceGone
@@ -27,6 +27,8 @@ from database.schema import Status
 _START_TIMEOUT_S = 300.0
 #: How long a process that was told to end may take to end by itself.
 _END_TIMEOUT_S = 10.0
+#: What a process has sent or not read before its end is seen within this time after it.
+_LAST_WORDS_S = 0.2
 #: Before each further try of a device that failed one: a driver that resets it needs a moment.
 _PAUSES_S = (1.0, 4.0)
 _TRIES = len(_PAUSES_S) + 1
@@ -79,6 +81,8 @@ class DeviceProcess:
         self._start_message = Start(spec, settings, tuple(sys.path))
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
+        #: Readable when the process has ended, where the system has such files.
+        self._end: int | None = None
         self._device: DeviceDescription | None = None
         self._memory_kills = 0
 
@@ -92,6 +96,7 @@ class DeviceProcess:
         for _ in range(_TRIES):
             connection = self._connection or self._open()
             try:
+                self._expect_alive()
                 connection.send(job)
                 outcome = self._await(connection, job)
             except (BrokenPipeError, ConnectionResetError):
@@ -123,13 +128,29 @@ class DeviceProcess:
         """Raises EOFError where the process died of the job, ConnectionResetError where it died without it."""
         limit_s: float | None = job.timeout_s
         while True:
-            if not connection.poll(limit_s):
+            if not self._message_comes(limit_s):
                 self._kill()
                 return Outcome(Status.TIMEOUT, f"still running after {job.timeout_s:g} s; its process was ended")
             answer: Waiting | Started | Outcome = connection.recv()
             if isinstance(answer, Outcome):
                 return answer
             limit_s = None if isinstance(answer, Waiting) else job.timeout_s
+
+    def _expect_alive(self) -> None:
+        """Raises BrokenPipeError where the process has ended.
+
+        Its end is not always seen on the connection: what a kernel has forked holds that open.
+        """
+        if self._process is not None and self._process.poll() is not None:
+            raise BrokenPipeError
+
+    def _message_comes(self, limit_s: float | None) -> bool:
+        """Whether there is a message in time, or the connection is closed. Raises EOFError where the process ended."""
+        assert self._connection is not None
+        ready = wait([self._connection, *([] if self._end is None else [self._end])], limit_s)
+        if ready and self._connection not in ready and not self._connection.poll(_LAST_WORDS_S):
+            raise EOFError
+        return bool(ready)
 
     def _open(self) -> Connection:
         """Starts a process whose device computes what it should. Raises DeviceGone after the last try."""
@@ -172,10 +193,13 @@ class DeviceProcess:
                 env=environment,
                 start_new_session=True,
             )
+        with contextlib.suppress(AttributeError, OSError):
+            # Not Linux, or an old one.
+            self._end = os.pidfd_open(self._process.pid)
         self._connection = Connection(ours.detach())
         try:
             self._connection.send(self._start_message)
-            if self._connection.poll(_START_TIMEOUT_S):
+            if self._message_comes(_START_TIMEOUT_S):
                 answer: Ready | NotReady = self._connection.recv()
                 return answer
             return NotReady(f"it was not ready after {_START_TIMEOUT_S:g} s", sick=False)
@@ -187,7 +211,7 @@ class DeviceProcess:
         assert self._process is not None
         try:
             # An answer may still come from a process that is ending by itself: its code says more.
-            code = self._process.wait(0.2)
+            code = self._process.wait(_LAST_WORDS_S)
         except subprocess.TimeoutExpired:
             code = None
         with contextlib.suppress(ProcessLookupError):
@@ -196,7 +220,9 @@ class DeviceProcess:
         code = self._process.wait() if code is None else code
         if self._connection is not None:
             self._connection.close()
-        self._process = self._connection = None
+        if self._end is not None:
+            os.close(self._end)
+        self._process = self._connection = self._end = None
         return code
 
     def _how_it_ended(self, code: int) -> str:
