@@ -1,4 +1,4 @@
-"""The end of a session, in order: the devices are given up, records merged, rows accounted for, reports written."""
+"""The end of a session, in order: records are merged, rows accounted for, reports written."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ class Ending:
         try:
             return (yield)
         finally:
-            if self._session.plan_if_made is not None and not self._session.settings.collect_only:
+            plan = self._session.plan_if_made
+            if plan is not None and not plan.error and not self._session.settings.collect_only:
                 self._end(session)
 
     def _end(self, session: pytest.Session) -> None:
         if self._interrupts.now:
-            self._write_back.leave_to_next_session()
+            self._write_back.close_journal()
             return
         self._ledger.settle(self._write_back.finish())
         self._report.write()

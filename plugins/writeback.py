@@ -60,10 +60,7 @@ class WriteBack:
 
     def finish(self) -> Sequence[Record]:
         """Merges the records of the session, all of which it gives, and completes the manifest."""
-        try:
-            self._journaling.close()
-        except (OpAtlasError, OSError) as error:
-            self.problems.append(f"the journal may be incomplete: {error}")
+        self.close_journal()
         session = self._session
         removed = self._removed_meanwhile()
         done = merge_run(session.database, session.journal_header, self._unsaved)
@@ -85,8 +82,8 @@ class WriteBack:
             self.problems.append(str(error))
         return done.records
 
-    def leave_to_next_session(self) -> None:
-        """Closes the journal and merges nothing."""
+    def close_journal(self) -> None:
+        """Gives the journal up, to be merged now or by the next session."""
         try:
             self._journaling.close()
         except (OpAtlasError, OSError) as error:
