@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -50,7 +51,8 @@ class ReplayRow:
         text = f"{kernel_type}|{signature(kernel_type, cells)}"
         seed = hashlib.blake2b(text.encode(), digest_size=7).digest()
         self.seed = int.from_bytes(seed, "little")
-        self._generator = torch.Generator(device=device).manual_seed(self.seed)
+        # Tensors on "meta" have shapes and dtypes but no values, and no generator: calls are proven on them.
+        self._generator = None if device.type == "meta" else torch.Generator(device=device).manual_seed(self.seed)
 
     @cached_property
     def input_slots(self) -> tuple[Slot, ...]:
@@ -83,6 +85,16 @@ class ReplayRow:
         if torch_dtype is torch.bool:
             return self.tensor(slot)
         return self._integers(self.shape(slot), torch_dtype, max(low, 0) if torch_dtype in _UNSIGNED else low, high + 1)
+
+    def number(self, slot: int, low: float = -1.0, high: float = 1.0) -> float:
+        """A Python number, of the values that `tensor` has, for a scalar that a call takes as an argument."""
+        torch_dtype = self._torch_dtype(self._input(slot), INPUT_DTYPES)
+        self.expect_scalar(slot)
+        # Of the host: a call's arguments are there before the device has computed anything.
+        drawn = random.Random(self.seed)
+        if torch_dtype.is_floating_point:
+            return drawn.uniform(low, high)
+        return drawn.random() < 0.5 if torch_dtype is torch.bool else drawn.randint(1, 8)
 
     def only_input(self, low: float = -1.0, high: float = 1.0) -> torch.Tensor:
         """`tensor` for a kernel that takes one. Refuses rows with more."""
@@ -120,7 +132,8 @@ class ReplayRow:
         """A random tensor of at least two axes, whose last two are a matrix.
 
         A FRACTAL_NZ slot (..., a, b, c, d) gives the matrices (..., b * c, a * d) that it stands
-        for: on an NPU in that format; elsewhere, where there is no such format, as they are.
+        for: on an NPU in that format; elsewhere, where there is no such format, as they are. (On
+        "meta" too: there the calls of an NPU are proven.)
 
         Args:
             rank: the axes it must have; a slot with two more is FRACTAL_NZ, whether or not the
@@ -144,7 +157,7 @@ class ReplayRow:
         if not blocked:
             return self.tensor(slot)
         matrices = self._random(resolve.nz_matrix(stored.shape), self._torch_dtype(stored, INPUT_DTYPES), -1.0, 1.0)
-        if self.device.type == "npu":
+        if self.device.type in ("npu", "meta"):
             import torch_npu
 
             return torch_npu.npu_format_cast(matrices, _ACL_FORMAT_FRACTAL_NZ)  # type: ignore[no-any-return]
