@@ -49,7 +49,7 @@ class Replay:
         *arguments: Any,
         expected: Formula,
         mutates: Sequence[int] = (),
-        output_slots: Sequence[int] | None = None,
+        output_slots: Sequence[int | None] | None = None,
         **keywords: Any,
     ) -> None:
         """Measures `impl(*arguments, **keywords)` and checks what it returns.
@@ -60,7 +60,9 @@ class Replay:
             expected: the reference, given the same arguments.
             mutates: positions of the arguments that the kernel changes: each call starts from the
                 same values, and the reference sees those.
-            output_slots: the row's output slots that the results stand for; default the first ones.
+                Where it returns nothing, these arguments are its results.
+            output_slots: the row's output slots that the results stand for, None for a result that
+                the row does not list; results beyond them are not looked at. Default: the first ones.
 
         Raises:
             InvalidRow: the results have other shapes or dtypes than the row says.
@@ -75,14 +77,17 @@ class Replay:
             nonlocal latest
             latest = kernel(*arguments, **keywords)
 
+        def results() -> tuple[torch.Tensor, ...]:
+            everything = tensors_of(latest, arguments, mutates)
+            return everything if output_slots is None else everything[: len(output_slots)]
+
         def restore() -> None:
             for i, value in pristine.items():
                 arguments[i].copy_(value)
 
         warm_until = monotonic() + _WARM_UP_S
         call()
-        results = _tensors(latest)
-        self._expect_outputs(results, output_slots or range(len(results)))
+        self._expect_outputs(results(), range(len(results())) if output_slots is None else output_slots)
         for _ in range(_WARM_UP_CALLS - 1):
             if monotonic() < warm_until:
                 restore()
@@ -99,7 +104,7 @@ class Replay:
         samples = self._instrument.sample(call, before_each if cold or pristine else None, rule)
         self._device.synchronize()
         original = [pristine.get(i, value) for i, value in enumerate(arguments)]
-        checked = check(expected, original, keywords, _tensors(latest), self._row.seed)
+        checked = check(expected, original, keywords, results(), self._row.seed)
         self.measurement = Measurement(
             samples_us=samples.durations_us,
             instrument=self._instrument.name,
@@ -121,9 +126,11 @@ class Replay:
                 f"needs about {needed / 2**30:.1f} GiB, {available / 2**30:.1f} GiB are available on the device"
             )
 
-    def _expect_outputs(self, results: Sequence[torch.Tensor], slots: Sequence[int]) -> None:
+    def _expect_outputs(self, results: Sequence[torch.Tensor], slots: Sequence[int | None]) -> None:
         """The row must describe what the kernel returns; index results may be of any integer type."""
         for result, slot in zip(results, slots, strict=True):
+            if slot is None:
+                continue
             shape, dtype = self._row.output_shape(slot), self._row.output_dtype(slot)
             if tuple(result.shape) != shape:
                 raise self._row.refuse(
@@ -143,5 +150,9 @@ def _is_integer(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
 
 
-def _tensors(result: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+def tensors_of(returned: Any, arguments: Sequence[Any], mutates: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """The results of a call: the tensors that it returned, or those that it changed if it returned none."""
+    if returned is None:
+        return tuple(arguments[i] for i in mutates)
+    everything = returned if isinstance(returned, (tuple, list)) else (returned,)
+    return tuple(value for value in everything if isinstance(value, torch.Tensor))

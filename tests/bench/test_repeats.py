@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from replaying import job_of
@@ -18,6 +20,16 @@ ROW = "4,5 | FLOAT -> 4,5 | FLOAT"
 @pointwise
 def one_more(x):
     return x + 1
+
+
+@pointwise
+def one_more_than_first(x, _):
+    return x + 1
+
+
+@pointwise
+def one_more_twice(x):
+    return x + 1, x + 1
 
 
 @pointwise
@@ -42,6 +54,25 @@ def compared_with_itself(row, replay):
     replay(lambda x: x.mul_(3), row.tensor(0), mutates=[0], expected=unchanged)
 
 
+@replays("ReturnsNothing", npu=None)
+def returns_nothing(row, replay):
+    def kernel(x, y):
+        x.add_(1)
+
+    replay(kernel, row.tensor(0), row.tensor(0), mutates=[0], expected=one_more_than_first)
+
+
+@replays("ReturnsMoreThanTheRowLists", npu=None)
+def returns_more_than_the_row_lists(row, replay):
+    """The second result is in no slot of the row; the third is not looked at."""
+    replay(
+        lambda x: (x + 1, x + row.cells["second"], x),
+        row.tensor(0),
+        output_slots=[0, None],
+        expected=one_more_twice,
+    )
+
+
 @replays("Starts", npu=None)
 def starts(row, replay):
     seen = row.cells["seen"]
@@ -56,7 +87,12 @@ def starts(row, replay):
 @pytest.fixture(params=["cold", "warm"])
 def run(request):
     runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=4, cache=request.param))
-    return lambda function: runner.run(job_of("Counting", ROW, f"{__name__}.{function}"))
+
+    def run(function, **cells):
+        job = job_of("Counting", ROW, f"{__name__}.{function}")
+        return runner.run(dataclasses.replace(job, cells=job.cells | cells))
+
+    return run
 
 
 def test_each_sample_starts_from_the_same_state(run):
@@ -73,6 +109,15 @@ def test_in_place_kernel_is_not_compared_with_itself(run):
     outcome = run("compared_with_itself")
     assert outcome.status is Status.FAILED
     assert "unchanged" in outcome.reason
+
+
+def test_results_of_a_kernel_that_returns_nothing_are_what_it_changed(run):
+    assert run("returns_nothing").status is Status.MEASURED
+
+
+@pytest.mark.parametrize(("second", "status"), [(1, Status.MEASURED), (2, Status.FAILED)])
+def test_results_that_the_row_does_not_list_are_checked(run, second, status):
+    assert run("returns_more_than_the_row_lists", second=second).status is status
 
 
 def test_every_call_sees_the_same_values():
