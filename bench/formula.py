@@ -6,11 +6,14 @@ those. Three kinds cover the kernels:
 - `pointwise`: an element of the result comes from the elements at the same place, after broadcasting.
 - `per_row`: a row (everything but the last axis) comes from the same row of some inputs.
 - `per_element`: the formula itself takes the coordinates of the elements that are asked for.
+
+`each` puts several together, for a kernel whose results are not sampled alike.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -88,7 +91,10 @@ def per_row(*rowwise: str) -> Callable[[Callable[..., Any]], Formula]:
 
 
 def per_element(
-    *, exact: bool = False, terms: Callable[..., int] | None = None
+    *,
+    exact: bool = False,
+    terms: Callable[..., int] | None = None,
+    written: Callable[..., tuple[torch.Tensor, ...]] | None = None,
 ) -> Callable[[Callable[..., Any]], Formula]:
     """`function(at, ...)` gets, as `at`, one index tensor per axis of the result, then the arguments.
 
@@ -98,12 +104,20 @@ def per_element(
     Args:
         exact: the result must be equal to the letter: kernels that only move data.
         terms: given the same arguments, how many inputs an element needs, where that is many.
+        written: given the same arguments, where a kernel writes that changes little of a large
+            tensor: an index tensor for each of its first axes, all of one length. These places are
+            sampled besides the whole, which alone would hardly ever hit one.
     """
 
     def decorate(function: Callable[..., Any]) -> Formula:
-        return _PerElement(function.__name__, function, exact, terms)
+        return _PerElement(function.__name__, function, exact, terms, written)
 
     return decorate
+
+
+def each(*formulas: Formula) -> Formula:
+    """A formula for each result, in order; a call may have fewer results."""
+    return _Each(formulas[0].name, formulas)
 
 
 @dataclass(frozen=True)
@@ -115,7 +129,7 @@ class _Pointwise:
         self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
     ) -> list[Comparison]:
         small = results[0].numel() <= SAMPLED_ELEMENTS
-        at = ... if small else _coordinates(results[0], SAMPLED_ELEMENTS, seed)
+        at = ... if small else _coordinates(results[0].shape, SAMPLED_ELEMENTS, seed, results[0].device)
 
         def at_sample(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -162,6 +176,7 @@ class _PerElement:
     function: Callable[..., Any]
     exact: bool
     terms: Callable[..., int] | None
+    written: Callable[..., tuple[torch.Tensor, ...]] | None
 
     def compare(
         self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
@@ -170,9 +185,31 @@ class _PerElement:
         if self.terms is not None:
             affordable = _READ_INPUTS // max(self.terms(*arguments, **keywords), 1)
             wanted = min(wanted, max(affordable, _LEAST_ELEMENTS))
-        at = _coordinates(results[0], wanted, seed)
+        shape, device = results[0].shape, results[0].device
+        at = _coordinates(shape, wanted, seed, device)
+        if self.written is not None and shape.numel() > wanted:
+            places = self.written(*arguments, **keywords)
+            chosen, *rest = _coordinates((len(places[0]), *shape[len(places) :]), wanted, seed, device)
+            at = tuple(map(torch.cat, zip(at, [*(place[chosen] for place in places), *rest], strict=True)))
         expected = self.function(at, *arguments, **keywords)
         return [Comparison(result[at], value, self.exact) for result, value in _paired(self, results, expected)]
+
+
+@dataclass(frozen=True)
+class _Each:
+    name: str
+    formulas: tuple[Formula, ...]
+
+    def compare(
+        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
+    ) -> list[Comparison]:
+        if len(results) > len(self.formulas):
+            raise WrongResult(f"{len(results)} results, where the reference {self.name} has {len(self.formulas)}")
+        return [
+            comparison
+            for formula, result in zip(self.formulas, results, strict=False)
+            for comparison in formula.compare(arguments, keywords, [result], seed)
+        ]
 
 
 _signature = cache(inspect.signature)
@@ -188,14 +225,14 @@ def _as_rows(tensor: torch.Tensor, count: int) -> torch.Tensor:
     return tensor.reshape(count, -1) if tensor.numel() else tensor.reshape(count, 0)
 
 
-def _coordinates(result: torch.Tensor, wanted: int, seed: int) -> tuple[torch.Tensor, ...]:
-    """One index tensor per axis of the result. (torch.unravel_index does the same, ten times slower.)"""
-    rest = _sample(result.numel(), wanted, seed, result.device)
+def _coordinates(shape: Sequence[int], wanted: int, seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """One index tensor per axis of a result. (torch.unravel_index does the same, ten times slower.)"""
+    rest = _sample(math.prod(shape), wanted, seed, device)
     axes: list[torch.Tensor] = []
-    for size in reversed(result.shape[1:]):
+    for size in reversed(shape[1:]):
         axes.append(rest % size)
         rest = rest // size
-    return (rest, *reversed(axes)) if result.dim() else ()
+    return (rest, *reversed(axes)) if shape else ()
 
 
 def _sample(population: int, wanted: int, seed: int, device: torch.device) -> torch.Tensor:

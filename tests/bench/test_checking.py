@@ -9,7 +9,7 @@ import bench.formula
 from bench import expected
 from bench.check import check
 from bench.errors import WrongResult
-from bench.formula import Picks, per_element, per_row, pointwise
+from bench.formula import Picks, each, per_element, per_row, pointwise
 
 SEED = 5
 
@@ -234,3 +234,59 @@ def test_another_number_of_results_is_wrong():
     x = torch.rand(4, 8)
     with pytest.raises(WrongResult, match="results"):
         check(tripled, [x], {}, [3 * x, 3 * x], SEED)
+
+
+@per_element(exact=True, written=lambda x, places, rows: (places,))
+def overwritten(at, x, places, rows):
+    result = x.clone()
+    result[places] = rows
+    return result[at]
+
+
+class TestLittleOfALargeTensorIsWritten:
+    x = torch.zeros(1 << 16, 8)
+    places = torch.tensor([777, 60_000])
+    rows = torch.ones(2, 8)
+
+    def check(self, result):
+        return check(overwritten, [self.x, self.places, self.rows], {}, [result], SEED)
+
+    def test_right(self):
+        result = self.x.clone()
+        result[self.places] = self.rows
+        assert 4096 < self.check(result).elements < 8192
+
+    @pytest.mark.parametrize("missing", range(2))
+    @pytest.mark.parametrize("column", range(8))
+    def test_an_element_that_is_not_written_is_found(self, missing, column):
+        result = self.x.clone()
+        result[self.places] = self.rows
+        result[self.places[missing], column] = 0
+        with pytest.raises(WrongResult):
+            self.check(result)
+
+    def test_what_must_not_be_written_is_sampled_too(self):
+        with pytest.raises(WrongResult):
+            self.check(torch.ones_like(self.x))
+
+
+class TestAFormulaForEachResult:
+    formula = each(tripled, shares)
+    x = torch.rand(4, 8) + 0.5
+
+    def check(self, *results):
+        return check(self.formula, [self.x], {}, results, SEED)
+
+    def test_right(self):
+        assert self.check(3 * self.x, self.x / self.x.sum(-1, keepdim=True)).elements == 64
+
+    def test_the_second_is_checked(self):
+        with pytest.raises(WrongResult, match="result 1 differs"):
+            self.check(3 * self.x, 3 * self.x)
+
+    def test_fewer_results(self):
+        assert self.check(3 * self.x).elements == 32
+
+    def test_more_results(self):
+        with pytest.raises(WrongResult, match="3 results"):
+            self.check(3 * self.x, self.x / self.x.sum(-1, keepdim=True), self.x)

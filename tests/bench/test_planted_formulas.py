@@ -42,10 +42,14 @@ def rotated(tensor):
     return tensor.reshape(-1).roll(1).reshape(tensor.shape)
 
 
-def perturbed(function, how):
+def perturbed(function, how, mutates=()):
     @functools.wraps(function)
     def wrong(*arguments, **keywords):
         result = function(*arguments, **keywords)
+        if result is None:
+            for i in mutates:
+                arguments[i].copy_(how(arguments[i]))
+            return None
         if isinstance(result, (tuple, list)):
             return tuple(perturbed_value(value, how) for value in result)
         return perturbed_value(result, how)
@@ -57,16 +61,22 @@ def perturbed_value(value, how):
     return dataclasses.replace(value, values=how(value.values)) if isinstance(value, Picks) else how(value)
 
 
+def perturbed_formula(formula, how):
+    if hasattr(formula, "formulas"):
+        return dataclasses.replace(formula, formulas=tuple(perturbed_formula(own, how) for own in formula.formulas))
+    return dataclasses.replace(formula, function=perturbed(formula.function, how))
+
+
 def run_with(monkeypatch, kernel_type, row, *, change_impl=None, change_expected=None):
     """Replays a row with what its replay function passes changed on the way."""
 
     class Planted(Replay):
-        def __call__(self, kernel, *arguments, expected, **keywords):
+        def __call__(self, kernel, *arguments, expected, mutates=(), **keywords):
             if change_impl:
-                kernel = perturbed(kernel, change_impl)
+                kernel = perturbed(kernel, change_impl, mutates)
             if change_expected:
-                expected = dataclasses.replace(expected, function=perturbed(expected.function, change_expected))
-            super().__call__(kernel, *arguments, expected=expected, **keywords)
+                expected = perturbed_formula(expected, change_expected)
+            super().__call__(kernel, *arguments, expected=expected, mutates=mutates, **keywords)
 
     monkeypatch.setattr(bench.runner, "Replay", Planted)
     return runner().run(job_of(kernel_type, row))
