@@ -30,8 +30,8 @@ from database.slots import Slot, parse_slots
 #: scalars, and no kernel's duration depends on this one.
 SCALAR = 2
 
-#: aclFormat's number for FRACTAL_NZ.
-_ACL_FORMAT_FRACTAL_NZ = 29
+#: The numbers of the formats in aclFormat.
+_ACL_FORMATS = {"NCHW": 0, "ND": 2, "NC1HWC0": 3, "FRACTAL_Z": 4, "FRACTAL_NZ": 29}
 
 _UNSIGNED = (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
@@ -68,13 +68,19 @@ class ReplayRow:
         """Random tensors for all input slots that are there; see `tensor`."""
         return [self.tensor(i, low, high) for i, slot in enumerate(self.input_slots) if not slot.absent]
 
-    def tensor(self, slot: int, low: float = -1.0, high: float = 1.0) -> torch.Tensor:
+    def tensor(
+        self, slot: int, low: float = -1.0, high: float = 1.0, *, shape: tuple[int, ...] | None = None
+    ) -> torch.Tensor:
         """A random tensor for an input slot, 0-dim for an empty shape with a dtype.
 
         Real numbers are uniform in [low, high); integers are uniform in 1 ... 8, so that they can
         be divisors and exponents; booleans are true or false with equal odds.
+
+        Args:
+            shape: instead of the slot's, which may be that of a blocked layout.
         """
-        return self._random(self.shape(slot), self._torch_dtype(self._input(slot), INPUT_DTYPES), low, high)
+        torch_dtype = self._torch_dtype(self._input(slot), INPUT_DTYPES)
+        return self._random(self.shape(slot) if shape is None else shape, torch_dtype, low, high)
 
     def whole(self, slot: int, low: int, high: int) -> torch.Tensor:
         """Whole numbers in low ... high, in the input slot's dtype, so that equal ones occur.
@@ -157,11 +163,15 @@ class ReplayRow:
         if not blocked:
             return self.tensor(slot)
         matrices = self._random(resolve.nz_matrix(stored.shape), self._torch_dtype(stored, INPUT_DTYPES), -1.0, 1.0)
-        if self.device.type in ("npu", "meta"):
-            import torch_npu
+        return self.in_format("FRACTAL_NZ", matrices)
 
-            return torch_npu.npu_format_cast(matrices, _ACL_FORMAT_FRACTAL_NZ)  # type: ignore[no-any-return]
-        return matrices
+    def in_format(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor in an NPU's format; as it is on other devices, which have none."""
+        if self.device.type not in ("npu", "meta"):
+            return tensor
+        import torch_npu
+
+        return torch_npu.npu_format_cast(tensor, _ACL_FORMATS[name])  # type: ignore[no-any-return]
 
     def indices(self, slot: int, below: int, *, distinct: bool = False) -> torch.Tensor:
         """Legal indices for an input slot: whole numbers in 0 ... below - 1."""
