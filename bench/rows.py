@@ -173,8 +173,13 @@ class ReplayRow:
 
         return torch_npu.npu_format_cast(tensor, _ACL_FORMATS[name])  # type: ignore[no-any-return]
 
-    def indices(self, slot: int, below: int, *, distinct: bool = False) -> torch.Tensor:
-        """Legal indices for an input slot: whole numbers in 0 ... below - 1."""
+    def indices(self, slot: int, below: int, *, distinct: bool = False, along: int | None = None) -> torch.Tensor:
+        """Legal indices for an input slot: whole numbers in 0 ... below - 1.
+
+        Args:
+            distinct: no two are equal.
+            along: no two along this axis are equal.
+        """
         shape = self.shape(slot)
         torch_dtype = self._torch_dtype(self._input(slot), INPUT_DTYPES)
         if torch_dtype.is_floating_point or torch_dtype is torch.bool:
@@ -183,17 +188,20 @@ class ReplayRow:
             raise self.refuse(
                 INPUT_SHAPES, f"slot {slot} indexes a dimension of size {below}", "correct the source's shape"
             )
-        if not distinct:
+        if not distinct and along is None:
             return self._integers(shape, torch_dtype, 0, below)
-        count = torch.Size(shape).numel()
+        count = math.prod(shape) if along is None else shape[along]
         if count > below:
             raise self.refuse(
                 INPUT_SHAPES,
                 f"slot {slot} holds {count} distinct indices below {below}",
                 "correct one of the two shapes",
             )
-        chosen = torch.randperm(below, generator=self._generator, device=self.device)[:count]
-        return chosen.to(torch_dtype).reshape(shape)
+        if along is None:
+            chosen = torch.randperm(below, generator=self._generator, device=self.device)[:count]
+            return chosen.to(torch_dtype).reshape(shape)
+        keys = torch.rand((*shape[:along], below, *shape[along + 1 :]), generator=self._generator, device=self.device)
+        return keys.argsort(along).narrow(along, 0, count).to(torch_dtype).contiguous()
 
     def shape(self, slot: int) -> tuple[int, ...]:
         """Shape of an input slot. Raises InvalidRow where the row has no such slot."""
