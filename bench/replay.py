@@ -58,8 +58,8 @@ class Replay:
             impl: the kernel in torch's own operators; on an NPU the replay's NPU call takes its place.
             arguments, keywords: what it is called with.
             expected: the reference, given the same arguments.
-            mutates: positions of the arguments that the kernel changes: each call starts from the
-                same values, and the reference sees those.
+            mutates: positions of the arguments, tensors or lists of them, that the kernel changes:
+                each call starts from the same values, and the reference sees those.
                 Where it returns nothing, these arguments are its results.
             output_slots: the row's output slots that the results stand for, None for a result that
                 the row does not list; results beyond them are not looked at. Default: the first ones.
@@ -69,7 +69,7 @@ class Replay:
             WrongResult: the check found wrong elements.
         """
         kernel = self._device.kernel(impl, self._spec.npu)
-        pristine = {i: arguments[i].clone() for i in mutates}
+        pristine = {i: _clone(arguments[i]) for i in mutates}
 
         latest: Any = None
 
@@ -83,7 +83,8 @@ class Replay:
 
         def restore() -> None:
             for i, value in pristine.items():
-                arguments[i].copy_(value)
+                for changed, original in zip(_flat(arguments[i]), _flat(value), strict=True):
+                    changed.copy_(original)
 
         warm_until = monotonic() + _WARM_UP_S
         call()
@@ -152,7 +153,15 @@ def _is_integer(dtype: torch.dtype) -> bool:
 
 def tensors_of(returned: Any, arguments: Sequence[Any], mutates: Sequence[int]) -> tuple[torch.Tensor, ...]:
     """The results of a call: the tensors that it returned, or those that it changed if it returned none."""
-    if returned is None:
-        return tuple(arguments[i] for i in mutates)
-    everything = returned if isinstance(returned, (tuple, list)) else (returned,)
-    return tuple(value for value in everything if isinstance(value, torch.Tensor))
+    return _flat([arguments[i] for i in mutates] if returned is None else returned)
+
+
+def _flat(value: Any) -> tuple[torch.Tensor, ...]:
+    """The tensors of a tensor, or of lists of them, in order; what is no tensor is left out."""
+    if isinstance(value, (list, tuple)):
+        return tuple(tensor for item in value for tensor in _flat(item))
+    return (value,) if isinstance(value, torch.Tensor) else ()
+
+
+def _clone(value: Any) -> Any:
+    return [tensor.clone() for tensor in value] if isinstance(value, (list, tuple)) else value.clone()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from replaying import job_of
 
-from bench.formula import pointwise
+from bench.formula import per_element, pointwise
 from bench.job import DeviceSpec, MeasureSettings
 from bench.registry import replays
 from bench.runner import Runner
@@ -30,6 +30,11 @@ def one_more_than_first(x, _):
 @pointwise
 def one_more_twice(x):
     return x + 1, x + 1
+
+
+@per_element()
+def first_is_one_more(at, xs, ys):
+    return xs[0][at] + 1
 
 
 @pointwise
@@ -71,6 +76,16 @@ def returns_more_than_the_row_lists(row, replay):
         output_slots=[0, None],
         expected=one_more_twice,
     )
+
+
+@replays("ChangesLists", npu=None)
+def changes_lists(row, replay):
+    """Not the first call's result, unless each starts from the same values."""
+
+    def kernel(xs, ys):
+        xs[0].add_(row.cells["added"])
+
+    replay(kernel, [row.tensor(0)], [row.tensor(0)], mutates=[0], expected=first_is_one_more)
 
 
 @replays("Starts", npu=None)
@@ -134,3 +149,10 @@ def test_masked_fill_starts_from_what_it_had():
     runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=3, cache="cold"))
     row = "2,129;2,129; | FLOAT;BOOL;FLOAT -> 2,129 | FLOAT"
     assert runner.run(job_of("MaskedFill", row)).status is Status.MEASURED
+
+
+def test_lists_that_a_kernel_changes_start_from_the_same_values_and_are_its_results(run):
+    outcome = run("changes_lists", added=1)
+    assert outcome.status is Status.MEASURED, outcome.reason
+    assert outcome.measurement.checked_elements == 20
+    assert run("changes_lists", added=2).status is Status.FAILED
