@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pickle
 import secrets
@@ -60,8 +61,12 @@ class BenchSession:
         self._lock: SessionLock | None = None
         self._executor: Executor | None = None
         self._stop_reason = ""
+        #: In the controller: which of the devices each worker is to prefer.
+        self._places: dict[Any, int] = {}
+        self._place = int(handed.get("place", 0))
         if self.is_worker:
-            die_with_parent()
+            # It may have ended while this process imported what it needs.
+            die_with_parent(int(handed["controller"]))
             (self.shared_dir / f"{self.worker}{_PID_SUFFIX}").write_text(str(os.getpid()))
 
     @cached_property
@@ -103,7 +108,7 @@ class BenchSession:
             if settings.in_process:
                 self._executor = InProcess(settings.devices[0], settings.measure)
             else:
-                first = int(self.worker.removeprefix("gw") or 0) % len(settings.devices)
+                first = self._place % len(settings.devices)
                 self._executor = DevicePool(
                     settings.devices[first:] + settings.devices[:first],
                     lambda spec: DeviceProcess(spec, settings.measure),
@@ -163,8 +168,22 @@ class BenchSession:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """xdist's hook, in its controller, before a worker starts: tells it what it needs to be of this session."""
-        node.workerinput[_WORKER_INPUT] = {"run_id": self.run_id, "shared_dir": str(self.shared_dir)}
+        """xdist's hook, in its controller, before a worker starts: tells it what it needs to be of this session.
+
+        A worker that takes the place of one that died takes its device, too.
+        """
+        self._places[node] = next(place for place in itertools.count() if place not in self._places.values())
+        node.workerinput[_WORKER_INPUT] = {
+            "run_id": self.run_id,
+            "shared_dir": str(self.shared_dir),
+            "controller": str(os.getpid()),
+            "place": str(self._places[node]),
+        }
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """xdist's hook, in its controller, after a worker has ended."""
+        self._places.pop(node, None)
 
     def close(self) -> None:
         """Gives up the device and the database, and removes what workers shared."""

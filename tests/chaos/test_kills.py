@@ -326,7 +326,7 @@ class Killed:
     known: Mapping[Key, Found]
 
 
-def kill(sessions: Sessions, running: Running, order: Kill, which: int, rows: int, length_s: float) -> Killed:
+def kill_at(sessions: Sessions, running: Running, order: Kill, which: int, rows: int, length_s: float) -> Killed:
     """Kills a process of a session, and sees that all below it go.
 
     Args:
@@ -352,9 +352,7 @@ def kill(sessions: Sessions, running: Running, order: Kill, which: int, rows: in
     if not victims:
         return Killed(None, phase, known)
     victim = victims[which % len(victims)]
-    tree = tree_of(victim.pid)
-    victim.kill()
-    assert outlived(tree) == [], "it lived on after the process that started it was killed"
+    kill(victim)
     return Killed(victim, phase, known)
 
 
@@ -389,7 +387,7 @@ def killed_and_run_again(run: Run, sessions: Sessions, life: Life, sooner: float
     for number, order in enumerate(run.kills):
         running = start(sessions, run.devices, f"--update-mode={run.mode}")
         before = known_rows(sessions)
-        killed = kill(sessions, running, order, run.which, len(rows), sooner * life.length_s(order))
+        killed = kill_at(sessions, running, order, run.which, len(rows), sooner * life.length_s(order))
         done = running.wait(120)
         assert sessions.left_behind() == []
         if killed.victim is None and number == 0:
@@ -531,10 +529,10 @@ def test_a_kill_costs_the_row_in_flight_at_most(run: Run, ahead: Ahead) -> None:
 PAUSE = """
 
 def pytest_runtest_setup(item):
-    import pathlib, time
-    if "Moody-2_2" in item.nodeid:
-        folder = pathlib.Path(__file__).parent
-        (folder / "paused").touch()
+    import os, pathlib, time
+    folder = pathlib.Path(__file__).parent
+    if os.environ["PAUSE"] in item.nodeid:
+        (folder / f"paused-{os.environ.get('PYTEST_XDIST_WORKER', '')}").touch()
         until = time.monotonic() + 60
         while not (folder / "go").exists():
             assert time.monotonic() < until, "nobody said go"
@@ -542,14 +540,20 @@ def pytest_runtest_setup(item):
 """
 
 
+def pausing(sessions: Sessions, before: str, **environment: str) -> Running:
+    """A session that stops before each row that has a word in its name, until the test says go."""
+    with open(sessions.folder / "conftest.py", "a") as conftest:
+        conftest.write(PAUSE)
+    return sessions.start(PAUSE=before, measure=MEASURE, file_limit=None, **environment)
+
+
 @pytest.mark.parametrize("role", [Role.KEEPER, Role.DEVICE])
 def test_a_device_process_that_is_killed_between_two_rows_costs_none(sessions: Sessions, role: Role) -> None:
     sessions.write("Moody", [row(1), row(2), row(3)])
-    with open(sessions.folder / "conftest.py", "a") as conftest:
-        conftest.write(PAUSE)
-    running = sessions.start()
-    assert wait_for((sessions.folder / "paused").exists)
-    kill_the(role, running)
+    running = pausing(sessions, before="Moody-2_2")
+    assert wait_for((sessions.folder / "paused-").exists)
+    (process,) = in_role(running.process.pid, role)
+    kill(process)
     sessions.go()
     done = running.wait()
     assert (done.code, done.ledger()) == (0, {"measured": 3})
@@ -561,7 +565,8 @@ def test_a_process_that_is_killed_in_a_row_costs_that_row(sessions: Sessions, ro
     sessions.write("Moody", [row(1), row(40), row(2), row(3)])
     running = sessions.start(*(("-n", "1") if role is Role.WORKER else ()))
     running.wait_for_body(40)
-    kill_the(role, running)
+    (process,) = in_role(running.process.pid, role)
+    kill(process)
     done = running.wait()
     cost = "not run" if role is Role.WORKER else "crashed"
     assert (done.code, done.ledger()) == (1, {"measured": 3, cost: 1})
@@ -572,8 +577,22 @@ def test_a_process_that_is_killed_in_a_row_costs_that_row(sessions: Sessions, ro
     assert (done.code, done.ledger()) == (0, {"measured": 1})
 
 
-def kill_the(role: Role, running: Running) -> None:
-    (process,) = in_role(running.process.pid, role)
+def test_the_worker_that_replaces_a_killed_one_takes_its_device(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(size) for size in range(101, 141)])
+    running = pausing(sessions, before="Moody", SIMULATED_DEVICES="2")
+    assert wait_for(lambda: len(list(sessions.folder.glob("paused-gw*"))) == 2)
+    kill(in_role(running.process.pid, Role.WORKER)[1])
+    assert wait_for((sessions.folder / "paused-gw2").exists), running.output.read_text()
+    sessions.go()
+    done = running.wait()
+    assert (done.code, done.ledger()) == (1, {"measured": 39, "not run": 1})
+    (manifest,) = (json.loads(path.read_text()) for path in (sessions.database / "runs").glob("*.json"))
+    devices = [manifest["device"], *manifest["other_devices"]]
+    assert {device["facts"]["id"] for device in devices} == {"0", "1"}
+
+
+def kill(process: Process) -> None:
+    """Kills it, and sees that all below it go."""
     tree = tree_of(process.pid)
     process.kill()
-    assert outlived(tree) == []
+    assert outlived(tree) == [], "it lived on after the process that started it was killed"
