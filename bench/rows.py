@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -47,6 +47,7 @@ class ReplayRow:
         self.kernel_type = kernel_type
         self.cells = cells
         self.device = device
+        self.assumptions: list[str] = []
         # From the signature: a row that has been measured, and holds its duration now, is the same row.
         text = f"{kernel_type}|{signature(kernel_type, cells)}"
         seed = hashlib.blake2b(text.encode(), digest_size=7).digest()
@@ -134,7 +135,7 @@ class ReplayRow:
         """Zeros in the shape and dtype of output slot 0, for a kernel that writes into a tensor."""
         return torch.zeros(self.output_shape(), dtype=self.output_dtype(), device=self.device)
 
-    def matrices(self, slot: int, *, rank: int | None = None) -> torch.Tensor:
+    def matrices(self, slot: int, *, rank: int | None = None, whole: int | None = None) -> torch.Tensor:
         """A random tensor of at least two axes, whose last two are a matrix.
 
         A FRACTAL_NZ slot (..., a, b, c, d) gives the matrices (..., b * c, a * d) that it stands
@@ -144,6 +145,7 @@ class ReplayRow:
         Args:
             rank: the axes it must have; a slot with two more is FRACTAL_NZ, whether or not the
                 capture has formats. None: any number, and only its format tells.
+            whole: the values are whole numbers in -whole ... whole; default: those of `tensor`.
         """
         stored = self._input(slot)
         blocked = stored.format == "FRACTAL_NZ" if rank is None else len(stored.shape) == rank + 2
@@ -160,10 +162,8 @@ class ReplayRow:
             raise self.refuse(
                 INPUT_SHAPES, f"slot {slot} has {len(stored.shape)} axes instead of {wanted}", "correct its shape"
             )
-        if not blocked:
-            return self.tensor(slot)
-        matrices = self._random(resolve.nz_matrix(stored.shape), self._torch_dtype(stored, INPUT_DTYPES), -1.0, 1.0)
-        return self.in_format("FRACTAL_NZ", matrices)
+        values = self.tensor(slot) if whole is None else self.whole(slot, -whole, whole)
+        return self.in_format("FRACTAL_NZ", resolve.nz_matrix(values)) if blocked else values
 
     def in_format(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor in an NPU's format; as it is on other devices, which have none."""
@@ -202,6 +202,48 @@ class ReplayRow:
             return chosen.to(torch_dtype).reshape(shape)
         keys = torch.rand((*shape[:along], below, *shape[along + 1 :]), generator=self._generator, device=self.device)
         return keys.argsort(along).narrow(along, 0, count).to(torch_dtype).contiguous()
+
+    def block_table(self, shape: tuple[int, int], used: Sequence[int], blocks: int) -> torch.Tensor:
+        """A paged cache's table: which of its `blocks` hold each sequence, in their order.
+
+        Row i begins with `used[i]` legal block numbers, drawn at random; none occurs twice unless the
+        rows need more than there are. The rest of a row is 0, and no one may read it.
+        """
+        table = torch.zeros(shape, dtype=torch.int32)
+        order = torch.randperm(blocks, generator=torch.Generator().manual_seed(self.seed)).to(torch.int32)
+        first = 0
+        for line, count in zip(table, used, strict=True):
+            line[:count] = order[torch.arange(first, first + count) % blocks]
+            first += count
+        return table.to(self.device)
+
+    def group_list(self, slot: int, total: int) -> torch.Tensor:
+        """Where each group of rows ends, as a grouped product takes it: `total` rows in groups that are balanced."""
+        groups = math.prod(self.shape(slot))
+        ends = torch.arange(1, groups + 1, device=self.device) * total // max(groups, 1)
+        return ends.to(self._torch_dtype(self._input(slot), INPUT_DTYPES)).reshape(self.shape(slot))
+
+    def expert_ids(self, slot: int, experts: int) -> torch.Tensor:
+        """The experts of each token, (T,) or (T, k): all different for one token, and all equally often."""
+        shape = self.shape(slot)
+        if len(shape) not in (1, 2) or shape[1:] > (experts,):
+            raise self.refuse(
+                INPUT_SHAPES,
+                f"slot {slot} holds for each token the experts that it goes to, up to {experts}: one axis or two",
+                "correct its shape",
+            )
+        # Token t takes the k experts from t k on; which one comes when is drawn.
+        ids = torch.arange(math.prod(shape), device=self.device).reshape(shape) % experts
+        order = torch.randperm(shape[0], generator=self._generator, device=self.device)
+        return ids[order].to(self._torch_dtype(self._input(slot), INPUT_DTYPES))
+
+    def has(self, slot: int) -> bool:
+        """Whether the row has an input slot."""
+        return slot < len(self.input_slots) and not self.input_slots[slot].absent
+
+    def assume(self, what: str) -> None:
+        """Notes in the measurement what the row does not tell, and what was taken instead."""
+        self.assumptions.append(what)
 
     def shape(self, slot: int) -> tuple[int, ...]:
         """Shape of an input slot. Raises InvalidRow where the row has no such slot."""
