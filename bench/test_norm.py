@@ -2,15 +2,76 @@
 
 from __future__ import annotations
 
-from bench import expected, impl
+from bench import expected, impl, resolve
 from bench.registry import replays
-from database.schema import INPUT_SHAPES
+from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
 
 @replays("RmsNorm", npu="torch_npu.npu_rms_norm")
 def test_rms_norm(row, replay):
     row.expect_inputs(2)
     x, gamma = row.inputs()
-    if gamma.shape != x.shape[-1:]:
-        raise row.refuse(INPUT_SHAPES, "slot 1 (gamma) must have the size of slot 0's last axis", "correct one of them")
+    _expect_vectors(row, {1: "gamma"})
     replay(impl.rms_norm, x, gamma, epsilon=1e-6, expected=expected.rms_norm)
+
+
+@replays("RmsNormGrad", npu="torch_npu.npu_rms_norm_backward")
+def test_rms_norm_grad(row, replay):
+    """Slots: the gradient of y, x, rstd, gamma. The call takes gamma before rstd."""
+    row.expect_inputs(4)
+    _expect_vectors(row, {3: "gamma"})
+    if row.shape(1) != row.shape(0) or row.shape(2) != (*row.shape(0)[:-1], 1):
+        raise row.refuse(
+            INPUT_SHAPES,
+            "slot 1 (x) must have the shape of slot 0 (the gradient), and slot 2 (rstd) too, but for a last axis of 1",
+            "correct the shape that does not fit",
+        )
+    grad, x, gamma = row.tensor(0), row.tensor(1), row.tensor(3)
+    rstd = impl.rms_norm(x, gamma, epsilon=1e-6)[1]
+    replay(impl.rms_norm_backward, grad, x, gamma, rstd, expected=expected.rms_norm_backward)
+
+
+@replays("AddRmsNorm", npu="torch_npu.npu_add_rms_norm")
+def test_add_rms_norm(row, replay):
+    row.expect_inputs(3)
+    _expect_sum(row)
+    _expect_vectors(row, {2: "gamma"})
+    replay(impl.add_rms_norm, *row.inputs(), 1e-6, expected=expected.add_rms_norm)
+
+
+@replays("AddRmsNormBias", npu="torch.ops._C_ascend.npu_add_rms_norm_bias")
+def test_add_rms_norm_bias(row, replay):
+    """A custom operator: torch_npu's own npu_add_rms_norm launches another kernel."""
+    row.expect_inputs(3, 4)
+    _expect_sum(row)
+    beta = row.tensor(3) if len(row.input_slots) == 4 else None
+    _expect_vectors(row, {2: "gamma"} if beta is None else {2: "gamma", 3: "beta"})
+    x1, x2, gamma = (row.tensor(slot) for slot in range(3))
+    replay(impl.add_rms_norm_bias, x1, x2, gamma, beta, 1e-6, expected=expected.add_rms_norm_bias)
+
+
+@replays("LpNormV2", npu="torch.linalg.vector_norm")
+def test_lp_norm(row, replay):
+    """The Euclidean norm, as the clipping of gradients takes it; p is not in a capture."""
+    row.expect_inputs(1)
+    reduction = resolve.reduction(row.shape(0), row.output_shape())
+    if reduction is None or len(reduction[0]) == 0 < len(row.shape(0)):
+        raise row.refuse(
+            OUTPUT_SHAPES, f"no norm over axes of the input {row.shape(0)} has this shape", "correct one of the shapes"
+        )
+    axes, keepdim = reduction
+    replay(impl.vector_norm, row.tensor(0), 2, axes, keepdim, dtype=row.output_dtype(), expected=expected.vector_norm)
+
+
+def _expect_vectors(row, names):
+    """Refuses a row whose slots that scale or shift the last axis are of another size."""
+    for slot, name in names.items():
+        if row.shape(slot) != row.shape(0)[-1:]:
+            raise row.refuse(
+                INPUT_SHAPES, f"slot {slot} ({name}) must have the size of slot 0's last axis", "correct one of them"
+            )
+
+
+def _expect_sum(row):
+    if row.shape(0) != row.shape(1):
+        raise row.refuse(INPUT_SHAPES, "slots 0 and 1 are added and must have one shape", "correct one of them")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["rms_norm"]
+__all__ = ["add_rms_norm", "add_rms_norm_bias", "rms_norm", "rms_norm_backward", "vector_norm"]
+
+vector_norm = torch.linalg.vector_norm
 
 
 def rms_norm(x: torch.Tensor, gamma: torch.Tensor, *, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -13,6 +15,39 @@ def rms_norm(x: torch.Tensor, gamma: torch.Tensor, *, epsilon: float) -> tuple[t
         # One kernel for both results (torch 2.8); functional.rms_norm calls it and drops the second.
         return torch.ops.aten._fused_rms_norm(x, gamma.shape, gamma, epsilon)  # type: ignore[no-any-return]
     wide = x.float()
-    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    rstd = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+    rstd = _reciprocal_rms(wide, epsilon)
     return (wide * rstd).mul_(gamma).to(x.dtype), rstd
+
+
+def rms_norm_backward(
+    dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of x (..., D) and, in float32, of gamma (D,), from that of y and the forward's rstd (..., 1)."""
+    normalized, grad = x * rstd, dy.float()
+    towards_gamma = (grad * normalized).reshape(-1, x.shape[-1]).sum(dim=0)
+    scaled = grad * gamma
+    along = torch.linalg.vecdot(scaled, normalized).unsqueeze(-1).div_(x.shape[-1])
+    return scaled.addcmul_(normalized, along, value=-1).mul_(rstd).to(x.dtype), towards_gamma
+
+
+def add_rms_norm(
+    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`rms_norm` of x1 + x2: y, rstd, and the sum itself, which the next residual connection adds to."""
+    return add_rms_norm_bias(x1, x2, gamma, None, epsilon)
+
+
+def add_rms_norm_bias(
+    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`add_rms_norm`, its y plus beta (D,)."""
+    # In float32, as the kernel adds: rounded terms would show in rstd.
+    total = x1.float().add_(x2) if x1.dtype is not torch.float32 else x1 + x2
+    rstd = _reciprocal_rms(total, epsilon)
+    y = (total * rstd).mul_(gamma)
+    return (y if beta is None else y.add_(beta)).to(x1.dtype), rstd, total.to(x1.dtype)
+
+
+def _reciprocal_rms(wide: torch.Tensor, epsilon: float) -> torch.Tensor:
+    norm: torch.Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    return norm.square_().div_(wide.shape[-1]).add_(epsilon).rsqrt_()

@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
+import pytest
+
 import bench
+from bench import impl
 from bench.job import DeviceSpec, Job, MeasureSettings, Outcome
 from bench.registry import replay_spec
 from bench.runner import Runner
+from database.schema import Status
 
 
 @cache
@@ -63,6 +67,28 @@ def job_of(kernel_type: str, row: str, function: str | None = None) -> Job:
 
 def replay_row(kernel_type: str, row: str, function: str | None = None) -> Outcome:
     return runner().run(job_of(kernel_type, row, function))
+
+
+def assert_refused(kernel_type: str, row: str, column: str, words: str) -> None:
+    """The row is refused in words that name the cell and a remedy."""
+    outcome = replay_row(kernel_type, row)
+    assert outcome.status is Status.INVALID, outcome
+    assert words in outcome.reason
+    assert f"column '{column}'" in outcome.reason
+    assert repr(cells_of(row)[column]) in outcome.reason
+    assert "; " in outcome.reason, "no remedy"
+    assert "\n" not in outcome.reason
+
+
+def assert_mistake_is_caught(
+    monkeypatch: pytest.MonkeyPatch, name: str, mistake: Callable[..., Any], kernel_type: str, row: str
+) -> None:
+    """With `mistake` in the place of bench.impl's function of that name, the check of a row fails."""
+    assert getattr(impl, name) is not mistake
+    monkeypatch.setattr(impl, name, mistake)
+    outcome = replay_row(kernel_type, row)
+    assert outcome.status is Status.FAILED, outcome
+    assert "differs from the reference" in outcome.reason or "index" in outcome.reason
 
 
 def _modules() -> Iterator[Any]:

@@ -1,0 +1,29 @@
+"""Rows of the normalization kernels beyond RmsNorm."""
+
+ROWS = {
+    "RmsNormGrad": (
+        "40,1,3,12;40,1,3,12;40,1,3,1;12 | FLOAT;FLOAT;FLOAT;FLOAT -> 40,1,3,12;12 | FLOAT;FLOAT",
+        "41,1,16;41,1,16;41,1,1;16 | DT_BF16;DT_BF16;FLOAT;DT_BF16 | ND;ND;ND;ND -> 41,1,16;16 | DT_BF16;FLOAT",
+        "300,2,40;300,2,40;300,2,1;40 | DT_BF16;DT_BF16;FLOAT;DT_BF16 -> 300,2,40;40 | DT_BF16;FLOAT",
+        "1,7;1,7;1,1;7 | FLOAT16;FLOAT16;FLOAT;FLOAT -> 1,7;7 | FLOAT16;FLOAT",
+    ),
+    "AddRmsNorm": (
+        "33,15;33,15;15 | FLOAT;FLOAT;FLOAT -> 33,15;33,1;33,15 | FLOAT;FLOAT;FLOAT",
+        "16,5120;16,5120;5120 | DT_BF16;DT_BF16;DT_BF16 -> 16,5120;16,1;16,5120 | DT_BF16;FLOAT;DT_BF16",
+        "2,3,40;2,3,40;40 | FLOAT16;FLOAT16;FLOAT16 -> 2,3,40;2,3,1;2,3,40 | FLOAT16;FLOAT;FLOAT16",
+    ),
+    "AddRmsNormBias": (
+        "33,15;33,15;15;15 | FLOAT;FLOAT;FLOAT;FLOAT -> 33,15;33,1;33,15 | FLOAT;FLOAT;FLOAT",
+        "2,7168;2,7168;7168;7168 | DT_BF16;DT_BF16;DT_BF16;DT_BF16 -> 2,7168;2,1;2,7168 | DT_BF16;FLOAT;DT_BF16",
+        "16,512;16,512;512; | DT_BF16;DT_BF16;DT_BF16;DT_UNDEFINED -> 16,512;16,1;16,512 | DT_BF16;FLOAT;DT_BF16",
+        "5,17;5,17;17 | DT_BF16;DT_BF16;FLOAT -> 5,17;5,1;5,17 | DT_BF16;FLOAT;DT_BF16",
+    ),
+    "LpNormV2": (
+        "9,70 | FLOAT -> 9 | FLOAT",
+        "1024 | FLOAT -> | FLOAT",
+        "128 | FLOAT -> 1 | FLOAT",
+        "6,5,7 | DT_BF16 -> 5 | FLOAT",
+        "6,5,7 | FLOAT16 -> 6,1,1 | FLOAT16",
+        " | FLOAT -> | FLOAT",
+    ),
+}

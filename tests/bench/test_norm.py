@@ -1,0 +1,72 @@
+"""Normalization: rows that are refused, mistakes that are seen, gradients as autograd has them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from replaying import assert_mistake_is_caught, assert_refused
+from sample_rows import ROWS
+
+from bench import impl
+
+SHAPES, OUTPUT, OUTPUT_TYPES = "Input Shapes", "Output Shapes", "Output Data Types"
+BACKWARD = "RmsNormGrad"
+SUM = "AddRmsNormBias"
+
+REFUSED = [
+    (BACKWARD, "4,8;4,8;4,1 | FLOAT;FLOAT;FLOAT -> 4,8;8 | FLOAT;FLOAT", SHAPES, "takes 4"),
+    (BACKWARD, "4,8;4,8;4,1;7 | FLOAT;FLOAT;FLOAT;FLOAT -> 4,8;8 | FLOAT;FLOAT", SHAPES, "slot 3 (gamma)"),
+    (BACKWARD, "4,8;3,8;4,1;8 | FLOAT;FLOAT;FLOAT;FLOAT -> 4,8;8 | FLOAT;FLOAT", SHAPES, "slot 1 (x)"),
+    (BACKWARD, "4,8;4,8;4,8;8 | FLOAT;FLOAT;FLOAT;FLOAT -> 4,8;8 | FLOAT;FLOAT", SHAPES, "slot 2 (rstd)"),
+    (BACKWARD, "4,8;4,8;4,1;8 | FLOAT;FLOAT;FLOAT;FLOAT -> 4,8;7 | FLOAT;FLOAT", OUTPUT, "output 1"),
+    ("AddRmsNorm", "4,8;4,7;8 | FLOAT;FLOAT;FLOAT -> 4,8;4,1;4,8 | FLOAT;FLOAT;FLOAT", SHAPES, "are added"),
+    ("AddRmsNorm", "4,8;4,8;8 | FLOAT;FLOAT;FLOAT -> 4,8;4,1 | FLOAT;FLOAT", OUTPUT, "output slot 2 is missing"),
+    (SUM, "4,8;4,8;7 | FLOAT;FLOAT;FLOAT -> 4,8;4,1;4,8 | FLOAT;FLOAT;FLOAT", SHAPES, "slot 2 (gamma)"),
+    (SUM, "4,8;4,8;8;7 | FLOAT;FLOAT;FLOAT;FLOAT -> 4,8;4,1;4,8 | FLOAT;FLOAT;FLOAT", SHAPES, "slot 3 (beta)"),
+    (SUM, "4,8;4,8;8 | FLOAT;FLOAT;FLOAT -> 4,8;4,1;4,8 | FLOAT;DT_BF16;FLOAT", OUTPUT_TYPES, "output 1"),
+    ("LpNormV2", "4,8 | FLOAT -> 7 | FLOAT", OUTPUT, "no norm over axes of the input (4, 8)"),
+    ("LpNormV2", "4,8 | FLOAT -> 4,8 | FLOAT", OUTPUT, "no norm over axes of the input (4, 8)"),
+]
+
+#: Mistakes that are easy to make, by the function that they take the place of.
+MISTAKES = [
+    ("rms_norm_backward", BACKWARD, lambda dy, x, gamma, rstd: (dy * gamma * rstd, (dy * x * rstd).sum((0, 1, 2)))),
+    ("rms_norm_backward", BACKWARD, lambda *a: (true_backward(*a)[0], (a[0] * a[1] * a[3]).mean((0, 1, 2)))),
+    ("add_rms_norm", "AddRmsNorm", lambda x1, x2, gamma, eps: (*impl.rms_norm(x1 + x2, gamma, epsilon=eps), x1)),
+    ("add_rms_norm_bias", SUM, lambda x1, x2, gamma, beta, eps: true_sum(x1, x2, gamma, None, eps)),
+    ("add_rms_norm_bias", SUM, lambda x1, x2, gamma, beta, eps: true_sum(x1, x2 * 0, gamma, beta, eps)),
+    ("vector_norm", "LpNormV2", lambda x, order, axes, keepdim, dtype: x.abs().sum(axes, keepdim)),
+]
+true_backward, true_sum = impl.rms_norm_backward, impl.add_rms_norm_bias
+
+
+@pytest.mark.parametrize(("kernel_type", "row", "column", "words"), REFUSED)
+def test_contradiction_is_refused(kernel_type, row, column, words):
+    assert_refused(kernel_type, row, column, words)
+
+
+@pytest.mark.parametrize(("name", "kernel_type", "mistake"), MISTAKES)
+def test_mistake_is_caught(monkeypatch, name, kernel_type, mistake):
+    assert_mistake_is_caught(monkeypatch, name, mistake, kernel_type, ROWS[kernel_type][0])
+
+
+def test_gradients_are_those_of_autograd():
+    generator = torch.Generator().manual_seed(1)
+    x, dy = (torch.randn(5, 3, 16, generator=generator) for _ in range(2))
+    gamma = torch.randn(16, generator=generator)
+    x.requires_grad_(), gamma.requires_grad_()
+    rstd = (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    y = x * rstd * gamma
+    towards_x, towards_gamma = torch.autograd.grad(y, (x, gamma), dy)
+    with torch.no_grad():
+        result = impl.rms_norm_backward(dy, x, gamma, rstd)
+    torch.testing.assert_close(result, (towards_x, towards_gamma), rtol=1e-4, atol=1e-5)
+
+
+def test_a_sum_without_beta_is_one_with_zeros():
+    generator = torch.Generator().manual_seed(2)
+    x1, x2 = (torch.randn(5, 16, generator=generator) for _ in range(2))
+    gamma = torch.randn(16, generator=generator)
+    absent = impl.add_rms_norm_bias(x1, x2, gamma, None, 1e-6)
+    torch.testing.assert_close(absent, impl.add_rms_norm_bias(x1, x2, gamma, torch.zeros(16), 1e-6))
+    torch.testing.assert_close(absent[:2], impl.rms_norm(x1 + x2, gamma, epsilon=1e-6))
