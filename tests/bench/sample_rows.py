@@ -72,6 +72,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "Mul": (*BINARY, *MIXED, "41,1;6 | FLOAT;FLOAT -> 41,6 | FLOAT"),
     "MulAiCore": BINARY[:1],
     "Muls": ("1,40,10 | DT_BF16 | NCL -> 1,40,10 | DT_BF16",),
+    "MulsAiCore": ("1,40,10 | DT_BF16 -> 1,40,10 | DT_BF16",),
     "Sub": BINARY + MIXED + ("7;7 | UINT8;UINT8 -> 7 | UINT8",),
     "SubAiCore": BINARY[:1],
     "RealDiv": (*BINARY, "11,151;11,1 | FLOAT;FLOAT -> 11,151 | FLOAT"),

@@ -1,0 +1,35 @@
+"""The environment of torch_npu, and what it says of every replay's NPU call."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from npu_environment import Unavailable, python_with_torch_npu
+from npu_verdicts import Verdict, cases, verdicts
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--write-npu-proofs",
+        action="store_true",
+        help="write bench/npu_proofs.json anew, from what the real torch_npu says (default: compare)",
+    )
+
+
+@pytest.fixture(scope="session")
+def npu_python(request):
+    """The Python of an environment with the real torch_npu; it stays in pytest's cache folder."""
+    try:
+        return python_with_torch_npu(request.config.cache.mkdir("npu"))
+    except Unavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def verdicts_by_type(npu_python, tmp_path_factory) -> dict[str, list[Verdict]]:
+    """What became of every row, by kernel type."""
+    found = defaultdict(list)
+    for verdict in verdicts(npu_python, tmp_path_factory.mktemp("npu"), cases()):
+        found[verdict.case.kernel_type].append(verdict)
+    return found

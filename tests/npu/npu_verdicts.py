@@ -1,0 +1,138 @@
+"""Rows to prove NPU calls on, and what the child process says of each."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from npu_environment import REPOSITORY, environment_variables
+from replaying import cells_of
+from sample_rows import ROWS
+
+from bench.coverage import replays_of_bench
+from bench.npu_proofs import KINDS, KernelProof
+from bench.registry import replay_spec
+from database.schema import INPUT_SHAPES, INPUT_SLOTS, OUTPUT_SLOTS
+from database.signature import signature
+
+#: Where the captures lie beside a checkout that has them.
+CAPTURES = REPOSITORY.parent / "shared" / "data"
+_TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row whose replay is to be proven.
+
+    Attributes:
+        is_sample: whether it is one of ours, which none may refuse; else a real one.
+        function: module and name of the replay.
+    """
+
+    kernel_type: str
+    cells: dict[str, str]
+    is_sample: bool
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.kernel_type} {signature(self.kernel_type, self.cells)}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a case: exactly one of proof, invalid and refused is set.
+
+    Attributes:
+        proof: what took the arguments.
+        reference: name of the formula that the replay's results are checked with.
+        invalid: why the replay refuses the row.
+        refused: what is wrong with the call.
+    """
+
+    case: Case
+    proof: str = ""
+    reference: str = ""
+    invalid: str = ""
+    refused: str = ""
+
+
+def cases() -> list[Case]:
+    """The sample rows of every kernel type that is replayed, and the captured ones at hand."""
+    rows = [(name, cells_of(row), True) for name, rows in ROWS.items() for row in rows]
+    rows += [(name, cells, False) for name, cells in captured_rows()]
+    replays = {name: f"{function.__module__}.{function.__name__}" for name, function in replays_of_bench().items()}
+    return [Case(*row, replays[row[0]]) for row in rows if row[0] in replays]
+
+
+def captured_rows() -> Iterator[tuple[str, dict[str, str]]]:
+    """Kernel type and cells of each row of the captures, once."""
+    seen = set()
+    for path in sorted(CAPTURES.rglob("*.csv")):
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            for row in csv.DictReader(file):
+                kernel_type = row.get("Type") or row.get("OP Type") or path.stem
+                if not row.get(INPUT_SHAPES) or row[INPUT_SHAPES] == "N/A":
+                    continue
+                cells = {column: row.get(column) or "" for column in (*INPUT_SLOTS, *OUTPUT_SLOTS)}
+                key = (kernel_type, signature(kernel_type, cells))
+                if key not in seen:
+                    seen.add(key)
+                    yield kernel_type, cells
+
+
+def verdicts(python: Path, folder: Path, cases: Sequence[Case]) -> list[Verdict]:
+    """Makes the call of each case in a child process. One that ends the process is refused, the rest goes on.
+
+    Args:
+        python: of an environment with torch_npu.
+        folder: for what is passed back and forth; empty.
+    """
+    found: list[Verdict] = []
+    jobs, lines = folder / "jobs.json", folder / "verdicts.jsonl"
+    while len(found) < len(cases):
+        left = cases[len(found) :]
+        jobs.write_text(json.dumps([[case.function, case.kernel_type, case.cells] for case in left]))
+        lines.write_text("")
+        ended = _run(python, jobs, lines)
+        told = [json.loads(line) for line in lines.read_text().splitlines()]
+        found += [Verdict(case, **values) for case, values in zip(left, told, strict=False)]
+        if len(told) < len(left):
+            if not told and not found:
+                raise RuntimeError(f"no call was made: {ended}")
+            found.append(Verdict(left[len(told)], refused=f"the process ended: {ended}"))
+    return found
+
+
+def _run(python: Path, jobs: Path, lines: Path) -> str:
+    here = Path(__file__).parent
+    path = os.pathsep.join(map(str, (REPOSITORY, here, here.parent / "bench")))
+    try:
+        done = subprocess.run(
+            [python, here / "npu_proof.py", jobs, lines],
+            env=environment_variables() | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"it took more than {_TIMEOUT_S} s"
+    return f"exit status {done.returncode}: {done.stderr.strip()[-1000:]}"
+
+
+def proofs(verdicts_by_type: Mapping[str, Sequence[Verdict]]) -> dict[str, KernelProof]:
+    """What is known of each kernel type's call from the sample rows, which every checkout has."""
+    found = {}
+    for kernel_type, verdicts in verdicts_by_type.items():
+        proven = [verdict for verdict in verdicts if verdict.proof and verdict.case.is_sample]
+        if proven:
+            # The weakest: a replay's calls may differ from row to row.
+            proof = max((verdict.proof for verdict in proven), key=list(KINDS).index)
+            references = sorted({verdict.reference for verdict in proven})
+            call = replay_spec(replays_of_bench()[kernel_type]).npu
+            found[kernel_type] = KernelProof(call, proof, references)
+    return found
