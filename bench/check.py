@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bench.errors import WrongResult
-from bench.formula import Comparison, Formula, Picks
+from bench.formula import Comparison, Formula, Picks, Rounded
 
 #: How far an element may be off, relative to itself and to the root mean square of the result
 #: (which is what cancels in sums), by the result's dtype: two units in the last place for the
@@ -61,17 +61,24 @@ def check(
 
 def _compare(comparison: Comparison, what: str, reference: str) -> None:
     actual, expected = comparison.actual, comparison.expected
+    rounded = expected if isinstance(expected, Rounded) else None
     if isinstance(expected, Picks):
         actual, expected = _picked(actual, expected, what, reference), expected.values
+    elif isinstance(expected, Rounded):
+        actual, expected = _unpacked(actual) if expected.packed else actual, expected.values
     expected = expected.expand(actual.shape)
-    if comparison.exact or not comparison.actual.is_floating_point():
+    if rounded:
+        tolerance = torch.full((), 0.5 + rounded.slack, device=actual.device)
+        wrong = ~((actual - expected).abs() <= tolerance)
+    elif comparison.exact or not comparison.actual.is_floating_point():
         tolerance = torch.zeros((), device=actual.device)
         wrong = actual != expected
     else:
         relative = _RELATIVE_TOLERANCE[comparison.actual.dtype]
         expected = expected.to(torch.float64)
         actual = actual.to(torch.float64)
-        tolerance = relative * (expected.abs() + _root_mean_square(expected))
+        # An infinite number allows no other: masked logits are minus infinity.
+        tolerance = relative * (expected.abs() + _root_mean_square(expected)).nan_to_num(posinf=0.0)
         # Written so that NaN is wrong, also where the reference has it: inputs are such that none arises.
         wrong = ~(((actual - expected).abs() <= tolerance) | (actual == expected))
     if bool(wrong.any()):
@@ -90,6 +97,12 @@ def _root_mean_square(values: torch.Tensor) -> float:
     if not math.isfinite(mean):
         mean = float(values[values.isfinite()].square().mean().nan_to_num(0.0))
     return math.sqrt(mean)
+
+
+def _unpacked(packed: torch.Tensor) -> torch.Tensor:
+    """Eight signed numbers of four bits from each int32: (..., n) to (..., 8 n)."""
+    shifts = torch.arange(0, 32, 4, device=packed.device, dtype=torch.int32)
+    return (((packed.unsqueeze(-1) >> shifts) & 15 ^ 8) - 8).flatten(-2)
 
 
 def _signed(value: Any) -> Any:

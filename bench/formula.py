@@ -48,11 +48,29 @@ class Picks:
 
 
 @dataclass(frozen=True)
+class Rounded:
+    """Expected of a quantized result: the numbers before they were rounded to whole ones.
+
+    A whole number is right where it is the nearest one. Where `values` lie midway between two,
+    float32 may decide for either.
+
+    Attributes:
+        values: within the range of the result's dtype, float64.
+        slack: how far a kernel's own arithmetic may move a value.
+        packed: the result holds eight numbers of four bits in each int32, the first in the lowest bits.
+    """
+
+    values: torch.Tensor
+    slack: float = 1e-2
+    packed: bool = False
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Elements of one result and what they should be, both of the same shape."""
 
     actual: torch.Tensor
-    expected: torch.Tensor | Picks
+    expected: torch.Tensor | Picks | Rounded
     exact: bool
 
 
@@ -163,7 +181,7 @@ class _PerRow:
         return [
             Comparison(
                 _as_rows(result, count)[rows],
-                value if isinstance(value, Picks) else _as_rows(value, len(rows)),
+                _as_rows(value, len(rows)) if isinstance(value, torch.Tensor) else value,
                 exact=False,
             )
             for result, value in _paired(self, results, expected)
@@ -245,9 +263,7 @@ def _sample(population: int, wanted: int, seed: int, device: torch.device) -> to
     return drawn
 
 
-def _paired(
-    formula: Formula, results: Sequence[torch.Tensor], expected: Any
-) -> Iterator[tuple[torch.Tensor, torch.Tensor | Picks]]:
+def _paired(formula: Formula, results: Sequence[torch.Tensor], expected: Any) -> Iterator[tuple[torch.Tensor, Any]]:
     """Each result with what it should be."""
     values = expected if isinstance(expected, tuple) else (expected,)
     if len(values) != len(results):

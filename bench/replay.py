@@ -114,6 +114,7 @@ class Replay:
             calls_per_sample=samples.calls_per_sample,
             checked_elements=checked.elements,
             total_elements=checked.total,
+            assumptions=tuple(self._row.assumptions),
         )
 
     def expect_memory(self) -> None:

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 Shape = tuple[int, ...]
 
@@ -46,10 +50,14 @@ def matrix_product(a: Shape, b: Shape, result: Shape, *, transposed_b_first: boo
     return None
 
 
-def nz_matrix(stored: Shape) -> Shape:
-    """The matrices that a FRACTAL_NZ shape (..., a, b, c, d) stands for: (..., b * c, a * d)."""
-    *batch, a, b, c, d = stored
-    return (*batch, b * c, a * d)
+def nz_matrix(stored: torch.Tensor) -> torch.Tensor:
+    """The matrices that a tensor in FRACTAL_NZ stands for: (..., a, b, c, d) to (..., b * c, a * d).
+
+    The format cuts a matrix into blocks of c rows and d columns (16 by 16 for halves, 16 by 32 for
+    INT8) and stores, for each column of blocks, the blocks from top to bottom. The same for a
+    weight, (4 axes), a stack of them (5 axes), and any dtype.
+    """
+    return stored.movedim(-4, -2).flatten(-4, -3).flatten(-2, -1)
 
 
 def permutation(source: Shape, result: Shape) -> tuple[int, ...] | None:

@@ -23,6 +23,7 @@ class Measurement:
         device_kernels: device kernels that one call launched; None where the instrument cannot tell.
         calls_per_sample: calls that one sample averages over (several for short warm calls).
         checked_elements, total_elements: output elements compared with the reference, and all.
+        assumptions: what the row does not tell, and what was taken instead.
         counters: hardware counters of the call, by name.
     """
 
@@ -33,6 +34,7 @@ class Measurement:
     calls_per_sample: int = 1
     checked_elements: int = 0
     total_elements: int = 0
+    assumptions: tuple[str, ...] = ()
     counters: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -89,6 +91,7 @@ class Record:
         if self.measurement is not None:
             values["measurement"] = {name: getattr(self.measurement, name) for name in _MEASUREMENT_FIELDS}
             values["measurement"]["samples_us"] = list(self.measurement.samples_us)
+            values["measurement"]["assumptions"] = list(self.measurement.assumptions)
             values["measurement"]["counters"] = dict(self.measurement.counters)
         return values
 
@@ -104,6 +107,7 @@ class Record:
             if values.get("measurement") is not None:
                 measurement = dict(values["measurement"])
                 measurement["samples_us"] = tuple(map(float, measurement["samples_us"]))
+                measurement["assumptions"] = tuple(map(intern, measurement.get("assumptions", ())))
                 measurement["instrument"] = intern(measurement["instrument"])
                 measurement["cache_state"] = intern(measurement["cache_state"])
                 values["measurement"] = Measurement(**measurement)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ import bench.formula
 from bench import expected
 from bench.check import check
 from bench.errors import WrongResult
-from bench.formula import Picks, each, per_element, per_row, pointwise
+from bench.formula import Picks, Rounded, each, per_element, per_row, pointwise
 
 SEED = 5
 
@@ -228,6 +230,50 @@ class TestSortedIndices:
     def test_an_index_outside_is_wrong(self, outside):
         with pytest.raises(WrongResult, match="outside"):
             self.check([1, 2, 3, outside])
+
+
+@per_row("x")
+def halves(x):
+    return Rounded(x / 2)
+
+
+class TestRoundedResults:
+    def test_the_nearest_whole_number_is_right(self):
+        x = torch.arange(-250.0, 250.0).reshape(5, 100)
+        assert not found(halves, x, (x / 2).round().to(torch.int8))
+
+    @pytest.mark.parametrize("off", [-1, 1])
+    def test_another_is_wrong(self, off):
+        x = torch.tensor([[5.2, 8.0]])
+        assert found(halves, x, torch.tensor([[3, 4 + off]], dtype=torch.int8))
+
+    @pytest.mark.parametrize("either", [2, 3])
+    def test_midway_between_two_either_is_right(self, either):
+        assert not found(halves, torch.tensor([[5.0]]), torch.tensor([[either]], dtype=torch.int8))
+
+    def test_nan_of_the_reference_is_wrong(self):
+        assert found(halves, torch.tensor([[float("nan")]]), torch.tensor([[0]], dtype=torch.int8))
+
+    def test_eight_numbers_in_one(self):
+        @per_row("x")
+        def nibbles(x):
+            return Rounded(x, packed=True)
+
+        x = torch.tensor([[0.0, 1.0, -1.0, 7.0, -8.0, 3.0, 2.0, -3.0]])
+        packed = torch.tensor([[sum((int(v) & 15) << 4 * i for i, v in enumerate(x[0])) - (1 << 32)]]).int()
+        assert not found(nibbles, x, packed)
+        assert found(nibbles, x, packed ^ (1 << 12))
+
+
+def test_minus_infinity_allows_no_other_number():
+    @per_row("x")
+    def negative_masked(x):
+        return x.masked_fill(x < 0, -math.inf)
+
+    x = torch.tensor([[1.0, -2.0, 3.0]])
+    assert not found(negative_masked, x, torch.tensor([[1.0, -math.inf, 3.0]]))
+    assert found(negative_masked, x, torch.tensor([[1.0, -2.0, 3.0]]))
+    assert found(negative_masked, x, torch.tensor([[-math.inf, -math.inf, 3.0]]))
 
 
 def test_another_number_of_results_is_wrong():

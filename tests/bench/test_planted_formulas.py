@@ -12,7 +12,7 @@ from sample_rows import ROWS
 
 import bench.runner
 from bench import impl
-from bench.formula import Picks
+from bench.formula import Picks, Rounded
 from bench.registry import replay_spec
 from bench.replay import Replay
 from database.schema import Status
@@ -58,7 +58,9 @@ def perturbed(function, how, mutates=()):
 
 
 def perturbed_value(value, how):
-    return dataclasses.replace(value, values=how(value.values)) if isinstance(value, Picks) else how(value)
+    if isinstance(value, (Picks, Rounded)):
+        return dataclasses.replace(value, values=how(value.values))
+    return how(value)
 
 
 def perturbed_formula(formula, how):

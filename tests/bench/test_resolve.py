@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+import math
+from itertools import permutations, product
 
 import numpy
 import pytest
@@ -163,15 +164,34 @@ def test_broadcast_is_numpys(operands):
     assert resolve.broadcast(operands) == expected
 
 
-@relaxed
-@given(blocks=st.tuples(sizes, sizes), batch=st.lists(st.integers(1, 3), max_size=1), block=st.tuples(sizes, sizes))
-def test_nz_shape_of_a_matrix_is_that_matrix(blocks, batch, block):
-    """A matrix of (rows, columns), cut into blocks: the columns of blocks come first."""
-    rows, columns = blocks[0] * block[0], blocks[1] * block[1]
-    matrix = numpy.arange(rows * columns).reshape(rows, columns)
-    stored = matrix.reshape(blocks[0], block[0], blocks[1], block[1]).transpose(2, 0, 1, 3)
-    assert resolve.nz_matrix((*batch, *stored.shape)) == (*batch, rows, columns)
-    assert (stored.transpose(1, 2, 0, 3).reshape(resolve.nz_matrix(stored.shape)) == matrix).all()
+def nz_stored(matrices, block):
+    """FRACTAL_NZ by its definition, element by element: axes (column block, row block, row, column) of a block."""
+    rows, columns = matrices.shape[-2] // block[0], matrices.shape[-1] // block[1]
+    stored = torch.empty((*matrices.shape[:-2], columns, rows, *block), dtype=matrices.dtype)
+    for a, b, c, d in product(range(columns), range(rows), range(block[0]), range(block[1])):
+        stored[..., a, b, c, d] = matrices[..., b * block[0] + c, a * block[1] + d]
+    return stored
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    blocks=st.tuples(sizes, sizes),
+    batch=st.lists(st.integers(1, 3), max_size=2),
+    block=st.tuples(sizes, sizes) | st.sampled_from([(16, 16), (16, 32)]),
+    dtype=st.sampled_from([torch.int8, torch.float32, torch.bfloat16]),
+)
+def test_nz_matrix_is_what_was_stored(blocks, batch, block, dtype):
+    shape = (*batch, blocks[0] * block[0], blocks[1] * block[1])
+    matrices = torch.arange(math.prod(shape)).remainder(127).reshape(shape).to(dtype)
+    assert torch.equal(resolve.nz_matrix(nz_stored(matrices, block)), matrices)
+
+
+@pytest.mark.parametrize(
+    ("stored", "matrices"),
+    [((128, 448, 16, 32), (7168, 4096)), ((320, 200, 16, 16), (3200, 5120)), ((8, 64, 128, 16, 32), (8, 2048, 2048))],
+)
+def test_nz_shapes_of_real_rows(stored, matrices):
+    assert resolve.nz_matrix(torch.empty(stored, device="meta")).shape == matrices
 
 
 class TestRowValues:
