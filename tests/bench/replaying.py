@@ -45,17 +45,17 @@ def runner() -> Runner:
 
 
 def cells_of(row: str) -> dict[str, str]:
-    """The cells of a row written as `shapes | dtypes [| formats] -> shapes | dtypes`."""
+    """The cells of a row written as `shapes | dtypes [| formats] -> shapes | dtypes [| formats]`."""
     inputs, outputs = row.split("->")
     shapes, dtypes, formats = [part.strip() for part in [*inputs.split("|"), ""][:3]]
-    output_shapes, output_dtypes = [part.strip() for part in outputs.split("|")]
+    output_shapes, output_dtypes, output_formats = [part.strip() for part in [*outputs.split("|"), ""][:3]]
     return {
         "Input Shapes": shapes,
         "Input Data Types": dtypes,
         "Input Formats": formats,
         "Output Shapes": output_shapes,
         "Output Data Types": output_dtypes,
-        "Output Formats": "",
+        "Output Formats": output_formats,
     }
 
 

@@ -1,0 +1,79 @@
+"""Replays of convolutions and their gradients; `bench.images` tells how their arguments are found."""
+
+from __future__ import annotations
+
+from bench import expected, images, impl
+from bench.registry import replays
+from database.schema import INPUT_SHAPES
+
+
+@replays("Conv2D", npu="torch.conv2d")
+def test_conv2d(row, replay):
+    """Slot 0 is the feature map, slot 1 the weight, slot 2 a bias."""
+    row.expect_inputs(2, 3)
+    bias = row.tensor(2) if len(row.input_slots) == 3 else None
+    if bias is not None and bias.dim() != 1:
+        raise row.refuse(INPUT_SHAPES, "slot 2 (the bias) must have one axis", "correct its shape")
+    found = images.convolution(
+        row,
+        images.input_of(row, 0),
+        images.input_of(row, 1),
+        images.output_of(row, like=0),
+        channels=None if bias is None else bias.shape[0],
+    )
+    replay(
+        impl.conv2d,
+        images.feature_map(row, 0, found.image),
+        images.feature_map(row, 1, found.weight),
+        bias,
+        found.stride,
+        found.padding,
+        (1, 1),
+        found.groups,
+        output_slots=[None],
+        expected=expected.conv2d,
+    )
+
+
+@replays("Conv2DBackpropFilter", npu="torch.ops.aten.convolution_backward")
+def test_conv2d_backprop_filter(row, replay):
+    """Slot 0 is the feature map, 1 lists the weight's sizes, 2 is the gradient of the result."""
+    row.expect_inputs(3)
+    row.expect_list(1, 4, "the weight's sizes")
+    weight = images.output_of(row, like=0)
+    found = images.convolution(row, images.input_of(row, 0), weight, images.input_of(row, 2))
+    x, gradient = images.feature_map(row, 0, found.image), images.feature_map(row, 2, found.result)
+    # Only its shape counts.
+    unused = images.in_layout(row, weight.slot, x.new_zeros(found.weight))
+    _backward(replay, found, gradient, x, unused, [False, True, False], expected.conv2d_weight_gradient)
+
+
+@replays("Conv2DBackpropInput", npu="torch.ops.aten.convolution_backward")
+def test_conv2d_backprop_input(row, replay):
+    """Slot 0 lists the feature map's sizes, 1 is the weight, 2 the gradient of the result."""
+    row.expect_inputs(3)
+    row.expect_list(0, 4, "the feature map's sizes")
+    image = images.output_of(row, like=1)
+    found = images.convolution(row, image, images.input_of(row, 1), images.input_of(row, 2))
+    weight, gradient = images.feature_map(row, 1, found.weight), images.feature_map(row, 2, found.result)
+    unused = images.in_layout(row, image.slot, weight.new_zeros(found.image))
+    _backward(replay, found, gradient, unused, weight, [True, False, False], expected.conv2d_image_gradient)
+
+
+def _backward(replay, found, gradient, image, weight, wanted, formula):
+    replay(
+        impl.convolution_backward,
+        gradient,
+        image,
+        weight,
+        None,
+        found.stride,
+        found.padding,
+        (1, 1),
+        False,
+        (0, 0),
+        found.groups,
+        wanted,
+        output_slots=[None],
+        expected=formula,
+    )
