@@ -6,6 +6,7 @@ import hashlib
 import math
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -203,6 +204,12 @@ class ReplayRow:
         keys = torch.rand((*shape[:along], below, *shape[along + 1 :]), generator=self._generator, device=self.device)
         return keys.argsort(along).narrow(along, 0, count).to(torch_dtype).contiguous()
 
+    def upper_triangle(self, shape: tuple[int, ...], dtype: str, value: float = 1) -> torch.Tensor:
+        """`value` above the diagonal, 0 elsewhere: the mask of causal attention, in a dtype of the profiler."""
+        torch_dtype = self._torch_dtype(Slot((), dtype, ""), INPUT_DTYPES)
+        upper = torch.ones(shape, dtype=torch.bool, device=self.device).triu_(1)
+        return torch.zeros(shape, dtype=torch_dtype, device=self.device).masked_fill_(upper, value)
+
     def block_table(self, shape: tuple[int, int], used: Sequence[int], blocks: int) -> torch.Tensor:
         """A paged cache's table: which of its `blocks` hold each sequence, in their order.
 
@@ -236,6 +243,20 @@ class ReplayRow:
         ids = torch.arange(math.prod(shape), device=self.device).reshape(shape) % experts
         order = torch.randperm(shape[0], generator=self._generator, device=self.device)
         return ids[order].to(self._torch_dtype(self._input(slot), INPUT_DTYPES))
+
+    def ones(self, *shape: int) -> torch.Tensor:
+        """Float32, for a scale that the row does not have."""
+        return torch.ones(shape, device=self.device)
+
+    def scale(self, slot: int, low: float, high: float) -> torch.Tensor:
+        """`tensor`; in an INT64 or UINT64 slot its real numbers as npu_trans_quant_param packs them.
+
+        That is the upper 19 bits of a float32, and bit 46 (aclnnTransQuantParamV2). The calls take INT64 only.
+        """
+        if self._torch_dtype(self._input(slot), INPUT_DTYPES) not in (torch.int64, torch.uint64):
+            return self.tensor(slot, low, high)
+        real = self._random(self.shape(slot), torch.float32, low, high)
+        return real.view(torch.int32).to(torch.int64) & 0xFFFFE000 | 1 << 46
 
     def has(self, slot: int) -> bool:
         """Whether the row has an input slot."""
@@ -339,7 +360,11 @@ class ReplayRow:
     def _output(self, slot: int) -> Slot:
         if slot >= len(self.output_slots) or self.output_slots[slot].absent:
             raise self.refuse(OUTPUT_SHAPES, f"output slot {slot} is missing", "restore it from the capture")
-        return self.output_slots[slot]
+        found = self.output_slots[slot]
+        if found.dtype != "INT4" or not found.shape:
+            return found
+        # torch has no such numbers: the calls put eight of them into an INT32.
+        return replace(found, shape=(*found.shape[:-1], found.shape[-1] // 8), dtype="INT32")
 
     def _dtype(self, slot: Slot, column: str) -> Dtype:
         dtype = known_dtype(slot.dtype)
@@ -348,7 +373,10 @@ class ReplayRow:
         return dtype
 
     def _torch_dtype(self, slot: Slot, column: str) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self._dtype(slot, column).torch_name)
+        name = self._dtype(slot, column).torch_name
+        if name == "int4":
+            raise Unsupported(f"column {column!r}: tensors of INT4 are not replayed")
+        dtype: torch.dtype = getattr(torch, name)
         if dtype.is_complex:
             raise Unsupported(f"column {column!r}: complex numbers are not replayed")
         return dtype

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from bench import expected, impl, resolve
+from itertools import product
+
+from bench import expected, impl
 from bench.errors import Unsupported
+from bench.factors import factors
 from bench.registry import replays
 from database.schema import INPUT_SHAPES
 
@@ -26,18 +29,46 @@ def test_batch_matmul(row, replay):
     replay(impl.batch_matmul, a, b, expected=expected.batch_matmul)
 
 
+@replays("TransposeBatchMatMul", npu="torch_npu.npu_transpose_batchmatmul")
+def test_transpose_batch_matmul(row, replay):
+    """x1 is (B, M, K) or (M, B, K), x2 (B, K, N) or (B, N, K), the result (M, B, N).
+
+    A result (S, M, B N / S) is one that is split into S parts.
+    """
+    row.expect_inputs(2)
+    x1, x2, y = row.shape(0), row.shape(1), row.output_shape()
+    if not len(x1) == len(x2) == len(y) == 3:
+        raise row.refuse(INPUT_SHAPES, "both operands and the result have three axes", "correct their shapes")
+    for perm_x1, perm_x2 in product(([0, 1, 2], [1, 0, 2]), ([0, 1, 2], [0, 2, 1])):
+        (batch, m, k), (b, length, n) = ([x[axis] for axis in perm] for x, perm in ((x1, perm_x1), (x2, perm_x2)))
+        if (batch, k) != (b, length):
+            continue
+        if y != (m, batch, n) and (y[1] != m or y[0] * y[2] != batch * n):
+            continue
+        if k % 128 or n % 128:
+            raise row.refuse(
+                INPUT_SHAPES, f"K and N, {k} and {n} here, are multiples of 128 in this kernel", "correct the shapes"
+            )
+        split = 1 if y == (m, batch, n) else y[0]
+        replay(
+            impl.transpose_batch_matmul,
+            row.tensor(0),
+            row.tensor(1),
+            perm_x1=perm_x1,
+            perm_x2=perm_x2,
+            perm_y=[1, 0, 2],
+            batch_split_factor=split,
+            expected=expected.transpose_batch_matmul,
+        )
+        return
+    raise row.refuse(
+        INPUT_SHAPES,
+        f"no batch of products, with the batch in the middle or first, has the shape {y}",
+        "correct one of the three shapes",
+    )
+
+
 def _factors(row, a, b, *, transposed_b_first):
-    """(..., M, K) and (..., K, N), views of what is stored; the output shape decides which are transposed."""
     if not a.is_floating_point():
         raise Unsupported(f"torch's product of integers does not widen them, as {row.kernel_type} does")
-    batch, product = row.output_shape()[:-2], row.output_shape()[-2:]
-    fitting = resolve.matrix_product(a.shape[-2:], b.shape[-2:], product, transposed_b_first=transposed_b_first)
-    if fitting is None or resolve.broadcast([a.shape[:-2], b.shape[:-2]]) != batch:
-        raise row.refuse(
-            INPUT_SHAPES,
-            f"{tuple(a.shape)} and {tuple(b.shape)}, as they are or transposed, have no product of the shape "
-            f"{row.output_shape()}",
-            "correct one of the three shapes",
-        )
-    a_is_transposed, b_is_transposed = fitting
-    return a.mT if a_is_transposed else a, b.mT if b_is_transposed else b
+    return factors(row, a, b, transposed_b_first=transposed_b_first)

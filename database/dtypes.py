@@ -25,6 +25,7 @@ _KNOWN = {
         Dtype("FLOAT16", "float16", 2, is_float=True),
         Dtype("BF16", "bfloat16", 2, is_float=True),
         Dtype("DOUBLE", "float64", 8, is_float=True),
+        Dtype("INT4", "int4", 1),
         Dtype("INT8", "int8", 1),
         Dtype("INT16", "int16", 2),
         Dtype("INT32", "int32", 4),

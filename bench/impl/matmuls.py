@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
 from torch.nn import functional
 
-__all__ = ["batch_matmul", "matmul"]
+__all__ = ["batch_matmul", "matmul", "transpose_batch_matmul"]
 
 _FEW_ROWS = 8
 
@@ -25,6 +26,22 @@ def batch_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if _through_float32(a):
         return torch.matmul(a.float(), b.float()).to(a.dtype)
     return torch.matmul(a, b)
+
+
+def transpose_batch_matmul(
+    input: torch.Tensor,  # noqa: A002 (the NPU call's name)
+    weight: torch.Tensor,
+    *,
+    perm_x1: Sequence[int],
+    perm_x2: Sequence[int],
+    perm_y: Sequence[int],
+    batch_split_factor: int = 1,
+) -> torch.Tensor:
+    """Operands that are (B, M, K) and (B, K, N) once permuted, to (M, B, N), or (S, M, B N / S)."""
+    product = batch_matmul(input.permute(*perm_x1), weight.permute(*perm_x2)).permute(*perm_y)
+    if batch_split_factor > 1:
+        product = product.reshape(len(product), batch_split_factor, -1).transpose(0, 1)
+    return product.contiguous()
 
 
 def _through_float32(a: torch.Tensor) -> bool:

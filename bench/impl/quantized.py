@@ -1,0 +1,165 @@
+"""Quantization, and products of quantized matrices."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+__all__ = ["add_rms_norm_dynamic_quant", "dynamic_quant", "quant_matmul", "quantize", "quantized_dtype"]
+
+#: Sums of so many products of two INT8 numbers are below 2^24: float32 adds them without rounding.
+_EXACT_TERMS = 1024
+#: Up to so many rows torch's own loop over INT8 is the faster one where the weights lie along K, as in
+#: decoding: (1, 7168) x (7168, 4096) took 32 ms on two cores, and 120 ms through float32; with 8 rows
+#: the loop is behind.
+_FEW_ROWS = 4
+
+_RANGES = {torch.qint8: (-128, 127), torch.quint8: (0, 255), torch.quint4x2: (-8, 7), torch.int8: (-128, 127)}
+
+
+def quantized_dtype(name: str) -> torch.dtype:
+    """What npu_quantize is told to make, by the profiler's name for it. Raises KeyError for others."""
+    return {"INT8": torch.qint8, "UINT8": torch.quint8, "INT4": torch.quint4x2}[name]
+
+
+def integer_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """INT8 (..., M, K) and (..., K, N) to INT32 (..., M, N), exact; batches broadcast.
+
+    Timed are integer instructions where torch has a fast product with them: CUDA, for the shapes
+    that cuBLAS takes, and CPUs with VNNI. Elsewhere pieces of K that float32 sums exactly are
+    multiplied in float32, conversions included, and added up in INT32: on a CPU without VNNI
+    torch's INT8 product is a plain loop, which took 7.6 s for (256, 2048) x (2048, 2048), and this
+    0.18 s.
+    """
+    if a.dim() == b.dim() == 2 and _multiplies_integers(a, b):
+        return torch._int_mm(a, b)
+    total: torch.Tensor | None = None
+    for left, right in zip(a.split(_EXACT_TERMS, dim=-1), b.split(_EXACT_TERMS, dim=-2), strict=True):
+        part = torch.matmul(left.float(), right.float()).to(torch.int32)
+        total = part if total is None else total.add_(part)
+    assert total is not None
+    return total
+
+
+def _multiplies_integers(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.is_cuda:
+        return a.shape[0] > 16 and a.shape[1] % 8 == 0 and b.shape[1] % 8 == 0
+    return torch.cpu._is_vnni_supported() or (a.shape[0] <= _FEW_ROWS and b.stride(0) == 1)
+
+
+def quant_matmul(
+    x1: torch.Tensor,
+    x2: torch.Tensor,
+    scale: torch.Tensor,
+    *,
+    offset: torch.Tensor | None = None,
+    pertoken_scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    output_dtype: torch.dtype = torch.int8,
+) -> torch.Tensor:
+    """INT8 (..., M, K) and (..., K, N) to (..., M, N) in output_dtype.
+
+    Args:
+        scale: (1) or (N), real, or INT64 as npu_trans_quant_param packs it.
+        offset: (1) or (N), added to an INT8 result.
+        pertoken_scale: (M).
+        bias: (N); INT32 is added before the scales, real numbers after them.
+    """
+    return dequantized(integer_matmul(x1, x2), scale, offset, pertoken_scale, bias, output_dtype)
+
+
+def dequantized(
+    product: torch.Tensor,
+    scale: torch.Tensor | None,
+    offset: torch.Tensor | None,
+    pertoken_scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """What a quantized product makes of its INT32 sums (..., M, N), which it overwrites."""
+    if bias is not None and not bias.is_floating_point():
+        product.add_(bias)
+    if dtype is torch.int32:
+        # The sums as they are: whoever asks for them scales them later.
+        return product
+    result = product.float()
+    if scale is not None:
+        # The lower half of a packed scale is the scale in float32.
+        result.mul_(scale if scale.is_floating_point() else scale.view(torch.float32)[..., ::2])
+    if pertoken_scale is not None:
+        result.mul_(pertoken_scale.unsqueeze(-1))
+    if bias is not None and bias.is_floating_point():
+        result.add_(bias)
+    if offset is not None:
+        result.add_(offset)
+    return result.round_().clamp_(-128, 127).to(dtype) if dtype is torch.int8 else result.to(dtype)
+
+
+def quantize(
+    input: torch.Tensor,  # noqa: A002 (the NPU call's name)
+    scales: torch.Tensor,
+    zero_points: torch.Tensor | None,
+    dtype: torch.dtype,
+    axis: int,
+    div_mode: bool,
+) -> torch.Tensor:
+    """input * scales + zero_points (input / scales with div_mode), rounded, along the last axis.
+
+    Returns:
+        INT8 or UINT8 for qint8 and quint8; for quint4x2 INT32, of which each holds eight numbers.
+    """
+    assert axis == -1
+    wide = input.float() / scales if div_mode else input.float() * scales
+    if zero_points is not None:
+        wide = wide.add_(zero_points)
+    return _rounded(wide, dtype)
+
+
+def dynamic_quant(
+    input: torch.Tensor,  # noqa: A002 (the NPU call's name)
+    *,
+    smooth_scales: torch.Tensor | None = None,
+    dst_type: torch.dtype = torch.int8,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(..., D) to whole numbers, and the scale (...) that gives each row's largest its full range."""
+    wide = input.float()
+    if smooth_scales is not None:
+        wide = wide * smooth_scales
+    scale = wide.abs().amax(dim=-1, keepdim=True).div_(_RANGES[dst_type][1])
+    return _rounded(wide / scale, dst_type), scale.squeeze(-1)
+
+
+def add_rms_norm_dynamic_quant(
+    x1: torch.Tensor,
+    x2: torch.Tensor,
+    gamma: torch.Tensor,
+    *,
+    smooth_scale1: torch.Tensor | None = None,
+    smooth_scale2: torch.Tensor | None = None,
+    beta: torch.Tensor | None = None,
+    epsilon: float = 1e-6,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(..., D) twice to INT8 y1 and y2, the sum x of x1's dtype, and the scales (...) of y1 and y2.
+
+    y2 and its scale have no elements without smooth_scale2.
+    """
+    x = x1.float() + x2
+    normed = functional.rms_norm(x, x.shape[-1:], gamma.float(), epsilon)
+    if beta is not None:
+        normed = normed.add_(beta)
+    y1, scale1 = dynamic_quant(normed, smooth_scales=smooth_scale1)
+    if smooth_scale2 is None:
+        return y1, y1.new_empty(0), x.to(x1.dtype), scale1, scale1.new_empty(0)
+    y2, scale2 = dynamic_quant(normed, smooth_scales=smooth_scale2)
+    return y1, y2, x.to(x1.dtype), scale1, scale2
+
+
+def _rounded(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Overwrites `wide`."""
+    whole = wide.round_().clamp_(*_RANGES[dtype])
+    if dtype is not torch.quint4x2:
+        return whole.to(torch.uint8 if dtype is torch.quint8 else torch.int8)
+    nibbles = whole.to(torch.int32).bitwise_and_(15).reshape(*whole.shape[:-1], -1, 8)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=wide.device)
+    # No two have a bit in common: their sum, which may wrap into the sign, is what they are together.
+    return (nibbles << shifts).sum(dim=-1, dtype=torch.int32)

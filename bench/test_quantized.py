@@ -1,0 +1,143 @@
+"""Replays of quantization, and of products of quantized matrices."""
+
+from __future__ import annotations
+
+from bench import expected, impl
+from bench.errors import Unsupported
+from bench.factors import factors
+from bench.registry import replays
+from database.schema import INPUT_SHAPES, OUTPUT_DTYPES
+
+#: INT8 operands are whole numbers up to this, so that their product fits into FLOAT16 without a scale.
+LARGEST = 16
+
+
+@replays("QuantBatchMatmulV3", npu="torch_npu.npu_quant_matmul")
+def test_quant_matmul(row, replay):
+    """x1 (M, K), x2 (K, N) or else (N, K), the scale (1) or (N); then what `_added` finds."""
+    row.expect_inputs(2, 3, 4, 5, 6)
+    expect_int8(row, 0, 1)
+    rank = 2 if len(row.shape(0)) == 2 else None
+    a, b = row.matrices(0, whole=LARGEST), row.matrices(1, rank=rank, whole=LARGEST)
+    x1, x2 = factors(row, a, b, transposed_b_first=False)
+    (m, k), n = x1.shape[-2:], x2.shape[-1]
+    if row.has(2):
+        if row.shape(2) not in ((1,), (n,)):
+            raise row.refuse(INPUT_SHAPES, f"slot 2 (the scale) must have the shape 1 or {n}", "correct its shape")
+        scale = row.scale(2, *scale_range(k))
+    else:
+        row.assume("no scale slot: the scale is ones")
+        scale = row.ones(n)
+    ranges = {"offset": (-8.0, 8.0), "pertoken_scale": (0.5, 1.5), "bias": (-8.0, 8.0)}
+    added = {name: row.tensor(slot, *ranges[name]) for name, slot in _added(row, m, n).items()}
+    replay(impl.quant_matmul, x1, x2, scale, **added, output_dtype=row.output_dtype(), expected=expected.quant_matmul)
+
+
+def _added(row, m, n):
+    """Slots of the bias, the offset and the scale per token by their names.
+
+    Rows with up to four slots leave absent ones out: the fourth is told by its dtype and its size.
+    Longer ones have the kernel's own order.
+    """
+    if len(row.input_slots) > 4:
+        return {name: slot for name, slot in (("offset", 3), ("bias", 4), ("pertoken_scale", 5)) if row.has(slot)}
+    if not row.has(3):
+        return {}
+    shape, dtype = row.shape(3), row.input_slots[3].dtype
+    if dtype == "FLOAT" and shape == (m,):
+        return {"pertoken_scale": 3}
+    if dtype == "FLOAT" and shape in ((1,), (n,)):
+        return {"offset": 3}
+    if dtype in ("INT32", "BF16", "FLOAT16") and shape[-1:] == (n,):
+        return {"bias": 3}
+    raise row.refuse(
+        INPUT_SHAPES,
+        f"slot 3 is neither a scale per token (FLOAT, {m}), nor an offset (FLOAT, 1 or {n}), nor a bias ({n})",
+        "correct its shape or its dtype",
+    )
+
+
+@replays("AscendQuantV2", "AscendQuantV2AiCore", "AscendQuantV2Aicore", npu="torch_npu.npu_quantize")
+def test_quantize(row, replay):
+    """x, the scales and perhaps the zero points of its last axis."""
+    row.expect_inputs(2, 3)
+    x, name = row.tensor(0, -4.0, 4.0), row.output_slots[0].dtype if row.output_slots else ""
+    if name == "INT32" and row.output_shape() == (*x.shape[:-1], x.shape[-1] // 8):
+        name = "INT4"
+    if name not in ("INT8", "UINT8", "INT4"):
+        raise row.refuse(OUTPUT_DTYPES, "it quantizes to INT8, UINT8 or INT4", "correct the dtype of the output")
+    if name == "INT4" and x.shape[-1] % 8:
+        raise row.refuse(INPUT_SHAPES, "INT4 takes a last axis that is a multiple of 8", "correct the shape of slot 0")
+    for slot in range(1, len(row.input_slots)):
+        expect_vector(row, slot, x.shape[-1], "the scales" if slot == 1 else "the zero points")
+    # UINT8 is divided by its scales, the others are multiplied: most of the results are within the range.
+    reach = {"INT8": 127, "UINT8": 127, "INT4": 7}[name] / 4.0
+    divides = name == "UINT8"
+    scales = row.tensor(1, 1 / reach, 3 / reach) if divides else row.tensor(1, reach / 3, 1.1 * reach)
+    zero_points = row.tensor(2, -4.0, 4.0) if len(row.input_slots) == 3 else None
+    replay(impl.quantize, x, scales, zero_points, impl.quantized_dtype(name), -1, divides, expected=expected.quantize)
+
+
+@replays("DynamicQuant", "DynamicQuantAiCore", npu="torch_npu.npu_dynamic_quant")
+def test_dynamic_quant(row, replay):
+    """x and perhaps the smooth scales of its last axis."""
+    row.expect_inputs(1, 2)
+    x = row.tensor(0, -4.0, 4.0)
+    if x.dim() < 2 or not x.shape[-1]:
+        raise row.refuse(INPUT_SHAPES, "slot 0 must have rows to quantize: two axes or more", "correct its shape")
+    smooth = {}
+    if len(row.input_slots) == 2:
+        expect_vector(row, 1, x.shape[-1], "the smooth scales")
+        smooth = {"smooth_scales": row.tensor(1, 0.5, 1.5)}
+    if row.output_slots and row.output_slots[0].dtype == "INT4":
+        smooth["dst_type"] = impl.quantized_dtype("INT4")
+    replay(impl.dynamic_quant, x, **smooth, expected=expected.dynamic_quant)
+
+
+@replays("AddRmsNormDynamicQuant", "AddRmsNormDynamicQuantAiCore", npu="torch_npu.npu_add_rms_norm_dynamic_quant")
+def test_add_rms_norm_dynamic_quant(row, replay):
+    """x1, x2, gamma, then two smooth scales and beta, each of which may be absent.
+
+    Outputs: y1, y2, x, and the scales of y1 and y2. Those of y2 mean nothing without a second smooth scale.
+    """
+    row.expect_inputs(3, 4, 5, 6)
+    x1, x2 = row.tensor(0), row.tensor(1)
+    if x1.shape != x2.shape or not x1.dim() or not x1.shape[-1]:
+        raise row.refuse(INPUT_SHAPES, "slots 0 and 1, which are added, must have one shape", "correct one of them")
+    names = ("gamma", "smooth_scale1", "smooth_scale2", "beta")
+    row.shape(2)  # gamma must be there
+    present = {name: slot for slot, name in enumerate(names, start=2) if row.has(slot)}
+    for name, slot in present.items():
+        expect_vector(row, slot, x1.shape[-1], name)
+    if "smooth_scale2" in present and "smooth_scale1" not in present:
+        raise row.refuse(INPUT_SHAPES, "the second smooth scale (slot 4) comes with a first (slot 3)", "restore it")
+    vectors = {name: row.tensor(slot, 0.5, 1.5) for name, slot in present.items()}
+    both = "smooth_scale2" in present
+    replay(
+        impl.add_rms_norm_dynamic_quant,
+        x1,
+        x2,
+        vectors.pop("gamma"),
+        **vectors,
+        epsilon=1e-6,
+        output_slots=range(5) if both else (0, None, 2, 3, None),
+        expected=expected.add_rms_norm_dynamic_quant,
+    )
+
+
+def expect_int8(row, *slots):
+    """Only INT8 is replayed: torch has no INT4."""
+    for slot in slots:
+        if row.has(slot) and row.input_slots[slot].dtype != "INT8":
+            raise Unsupported(f"{row.kernel_type} is replayed for INT8 operands only, slot {slot} is not")
+
+
+def expect_vector(row, slot, size, what):
+    """One number for each of `size`, or one for all."""
+    if row.shape(slot) not in ((size,), (1,)):
+        raise row.refuse(INPUT_SHAPES, f"slot {slot} ({what}) must have the shape {size}, or 1", "correct its shape")
+
+
+def scale_range(k):
+    """Scales with which products of K terms fill the range of INT8, and few go beyond it."""
+    return 0.25 / max(k, 1) ** 0.5, 0.75 / max(k, 1) ** 0.5
