@@ -28,7 +28,7 @@ Shape = tuple[int, ...]
 Pair = tuple[int, int]
 
 #: `distinct_map` has no number twice in a window of this many places a side.
-_DISTINCT = 16
+DISTINCT = 16
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,9 @@ def distinct_map(row: ReplayRow, slot: int, shape: Shape) -> torch.Tensor:
     Each plane repeats its own order of 256 numbers in [-1, 1), which half types tell apart.
     """
     n, c, h, w = shape
-    order = row.tensor(slot, shape=(n, c, _DISTINCT**2)).argsort(dim=-1)
-    tile = (order / (_DISTINCT**2 / 2) - 1).to(row.tensor(slot, shape=()).dtype)
-    plane = tile.reshape(n, c, _DISTINCT, _DISTINCT).repeat(1, 1, blocks(h, _DISTINCT), blocks(w, _DISTINCT))
+    order = row.tensor(slot, shape=(n, c, DISTINCT**2)).argsort(dim=-1)
+    tile = (order / (DISTINCT**2 / 2) - 1).to(row.tensor(slot, shape=()).dtype)
+    plane = tile.reshape(n, c, DISTINCT, DISTINCT).repeat(1, 1, blocks(h, DISTINCT), blocks(w, DISTINCT))
     return in_layout(row, row.input_slots[slot], plane[:, :, :h, :w].contiguous())
 
 

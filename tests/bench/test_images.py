@@ -87,6 +87,27 @@ CONTRADICTIONS = [
     ),
     ("Conv2DBackpropFilter", "2,6,9,9;4;2,4,9,9 | FLOAT;INT32;FLOAT -> 4,6,3 | FLOAT", OUTPUT, "no convolution"),
     ("Conv2DBackpropInput", "4;4,6,3,3 | INT32;FLOAT -> 2,6,9,9 | FLOAT", SHAPES, "2 tensors, where"),
+    ("MaxPoolWithArgmaxV1", "2,5,7,7 | FLOAT -> 2,5,7,7 | FLOAT", OUTPUT, "output slot 1 is missing"),
+    ("MaxPoolWithArgmaxV1", "2,5,7,7 | FLOAT -> 2,5,7,7;2,5,9,4,16 | FLOAT;UINT16", OUTPUT, "9, 4, 16) is no mask"),
+    ("MaxPoolWithArgmaxV1", "2,5,7,7 | FLOAT -> 2,6,7,7;2,6,9,5,16 | FLOAT;UINT16", OUTPUT, "is no mask"),
+    ("MaxPoolWithArgmaxV1", "2,5,7,7 | FLOAT -> 2,5,7,7;2,5,4,5,16 | FLOAT;UINT16", OUTPUT, "no kernel of 4 places"),
+    ("MaxPoolWithArgmaxV1", "2,5,7,7 | FLOAT -> 2,5,7,7;2,5,9,5,16 | FLOAT16;UINT16", TYPES, "is torch.float32"),
+    (
+        "MaxPoolGradWithArgmaxV1",
+        "1,5,7,7;1,5,7,7;1,5,9,4,16 | FLOAT;FLOAT;UINT16 -> 1,5,7,7 | FLOAT",
+        SHAPES,
+        "slot 2 (1, 5, 9, 4, 16) is no mask",
+    ),
+    (
+        "MaxPoolGradWithArgmaxV1",
+        "1,5,7,7;1,5,7,7;1,5,9,5,16 | FLOAT;FLOAT;UINT16 -> 1,5,7,8 | FLOAT",
+        OUTPUT,
+        "the gradient must have the shape of slot 0",
+    ),
+    ("AdaptiveAvgPool3d", "2,5,7,11,3 | FLOAT -> 2,2,3,4,4 | FLOAT", OUTPUT, "cannot be pooled"),
+    ("AdaptiveAvgPool3d", "2,5,7,11,3 | FLOAT -> 2,2,3,3 | FLOAT", OUTPUT, "cannot be pooled"),
+    ("AdaptiveAvgPool3dGrad", "2,3,4,7;2,3,5,7,11 | FLOAT;FLOAT -> 5,7,11,7 | FLOAT", SHAPES, "slot 0 must be"),
+    ("AdaptiveAvgPool3dGrad", "2,3,4,6;2,3,5,7,11 | FLOAT;FLOAT -> 5,7,6 | FLOAT", OUTPUT, "must have the shape (5, 7"),
 ]
 
 
@@ -106,6 +127,22 @@ MISTAKES = {
     "flipped kernels": (
         "Conv2DBackpropInput",
         lambda g, x, w, *rest: torch.ops.aten.convolution_backward(g, x, w.flip(2, 3), *rest)[0],
+    ),
+    "averages": ("MaxPoolWithArgmaxV1", lambda x, *rest: (torch.nn.functional.avg_pool2d(x, *rest[:3]), x)),
+    "places of another window": (
+        "MaxPoolWithArgmaxV1",
+        lambda x, *rest: (
+            torch.ops.aten.max_pool2d_with_indices(x, *rest)[0],
+            torch.ops.aten.max_pool2d_with_indices(-x, *rest)[1],
+        ),
+    ),
+    "gradient of other places": (
+        "MaxPoolGradWithArgmaxV1",
+        lambda g, x, *rest: torch.ops.aten.max_pool2d_with_indices_backward(g, x, *rest[:-1], rest[-1].flip(3)),
+    ),
+    "gradient of a sum": (
+        "AdaptiveAvgPool3dGrad",
+        lambda g, x: 2 * torch.ops.aten._adaptive_avg_pool3d_backward(g, x),
     ),
     "images of another order": (
         "Conv2DBackpropFilter",

@@ -1,0 +1,133 @@
+"""Pooling formulas, from the definitions in torch's documentation of MaxPool2d and AdaptiveAvgPool3d."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from bench.formula import each, per_element, to_float64
+
+__all__ = ["adaptive_average_pool3d", "adaptive_average_pool3d_backward", "max_pool2d", "max_pool2d_backward"]
+
+At = tuple[torch.Tensor, ...]
+
+
+def _places_of_kernel(x: torch.Tensor, kernel: Sequence[int], *_: object) -> int:
+    return kernel[0] * kernel[1]
+
+
+@per_element(exact=True, terms=_places_of_kernel)
+def max_pool2d_values(
+    at: At,
+    x: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> torch.Tensor:
+    """y[n, c, i, j] = the largest x[n, c, i s - p + u, j s - p + v] of those that exist."""
+    return _largest(at, x, kernel, stride, padding)[0].to(x.dtype)
+
+
+@per_element(exact=True, terms=_places_of_kernel)
+def max_pool2d_places(
+    at: At,
+    x: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> torch.Tensor:
+    """Where in its plane the largest lies, counted along the lines. (No window holds a number twice.)"""
+    return _largest(at, x, kernel, stride, padding)[1]
+
+
+max_pool2d = each(max_pool2d_values, max_pool2d_places)
+
+
+def _pairs_of_places(gradient: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], *_: object) -> int:
+    return (kernel[0] * kernel[1]) ** 2
+
+
+@per_element(terms=_pairs_of_places)
+def max_pool2d_backward(
+    at: At,
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: torch.Tensor,
+) -> torch.Tensor:
+    """dx[n, c, h, w] = the sum of dy over the windows whose largest number is x[n, c, h, w], found anew."""
+    n, c, h, w = at
+    total = torch.zeros(len(n), dtype=torch.float64, device=x.device)
+    for u, v in _places(kernel):
+        steps_i, steps_j = h + padding[0] - u, w + padding[1] - v
+        i, j = steps_i // stride[0], steps_j // stride[1]
+        exists = (steps_i % stride[0] == 0) & (steps_j % stride[1] == 0)
+        exists &= (i >= 0) & (i < gradient.shape[2]) & (j >= 0) & (j < gradient.shape[3])
+        window = (n, c, i * exists, j * exists)
+        chosen = _largest(window, x, kernel, stride, padding)[1] == h * x.shape[3] + w
+        total += to_float64(gradient[window]) * (exists & chosen)
+    return total
+
+
+def _volume(x: torch.Tensor, output_size: Sequence[int]) -> int:
+    return x[0, 0].numel()
+
+
+@per_element(terms=_volume)
+def adaptive_average_pool3d(at: At, x: torch.Tensor, output_size: Sequence[int]) -> torch.Tensor:
+    """Along an axis, result i is the mean of the source's numbers from floor(i S / R) to below ceil((i + 1) S / R)."""
+    n, c, *place = at
+    means = [_means(size, wanted, x) for size, wanted in zip(x.shape[2:], output_size, strict=True)]
+    d, h, w = (mean[i] for mean, i in zip(means, place, strict=True))
+    return torch.einsum("sdhw,sd,sh,sw->s", to_float64(x[n, c]), d, h, w)
+
+
+def _volume_of_gradient(gradient: torch.Tensor, x: torch.Tensor) -> int:
+    return gradient[0, 0].numel()
+
+
+@per_element(terms=_volume_of_gradient)
+def adaptive_average_pool3d_backward(at: At, gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Each number of the source gets from each result its share in that result's mean."""
+    n, c, *place = at
+    means = [_means(size, wanted, x) for size, wanted in zip(x.shape[2:], gradient.shape[2:], strict=True)]
+    d, h, w = (mean[:, i].T for mean, i in zip(means, place, strict=True))
+    return torch.einsum("sdhw,sd,sh,sw->s", to_float64(gradient[n, c]), d, h, w)
+
+
+def _largest(
+    at: At, x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest number of the windows at (n, c, i, j), and where in its plane it lies."""
+    n, c, i, j = at
+    largest = torch.full((len(n),), -torch.inf, dtype=torch.float64, device=x.device)
+    where = torch.zeros_like(n)
+    for u, v in _places(kernel):
+        h, w = i * stride[0] - padding[0] + u, j * stride[1] - padding[1] + v
+        exists = (h >= 0) & (h < x.shape[2]) & (w >= 0) & (w < x.shape[3])
+        value = to_float64(x[n, c, h * exists, w * exists])
+        larger = exists & (value > largest)
+        largest, where = torch.where(larger, value, largest), torch.where(larger, h * x.shape[3] + w, where)
+    return largest, where
+
+
+def _places(kernel: Sequence[int]) -> Iterator[tuple[int, int]]:
+    return ((u, v) for u in range(kernel[0]) for v in range(kernel[1]))
+
+
+def _means(source: int, result: int, x: torch.Tensor) -> torch.Tensor:
+    """(result, source): what each number of an axis counts in each mean."""
+    weights = torch.zeros(result, source, dtype=torch.float64, device=x.device)
+    for i in range(result):
+        first, end = i * source // result, -(-(i + 1) * source // result)
+        weights[i, first:end] = 1 / (end - first)
+    return weights

@@ -1,0 +1,118 @@
+"""Replays of poolings and their gradients; `bench.images` tells how windows are found."""
+
+from __future__ import annotations
+
+from bench import expected, images, impl
+from bench.errors import Unsupported
+from bench.registry import replays
+from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
+
+
+@replays("MaxPoolWithArgmaxV1", npu="torch.ops.aten.max_pool2d_with_indices")
+def test_max_pool(row, replay):
+    """Output 1 is a mask, (N, C1, places of the kernel, results in sixteens and one more, 16): it tells the kernel.
+
+    Where torch has indices, an NPU has that mask; it is no result that a reference can be written for.
+    """
+    row.expect_inputs(1)
+    place, mask = images.output_of(row, like=0), row.output_shape(1)
+    source, result = images.map_shape(row, images.input_of(row, 0)), images.map_shape(row, place)
+    windows = _windows(row, source, result, mask, OUTPUT_SHAPES, "output slot 1")
+    replay(
+        impl.max_pool2d,
+        images.distinct_map(row, 0, source),
+        windows.kernel,
+        windows.stride,
+        windows.padding,
+        (1, 1),
+        False,
+        output_slots=[None] if row.device.type == "npu" else [None, None],
+        expected=expected.max_pool2d,
+    )
+
+
+@replays("MaxPoolGradWithArgmaxV1", npu="torch.ops.aten.max_pool2d_with_indices_backward")
+def test_max_pool_gradient(row, replay):
+    """Slot 0 is what was pooled, slot 1 the gradient of the result, slot 2 the mask (as in `test_max_pool`)."""
+    row.expect_inputs(3)
+    source, result = (images.map_shape(row, images.input_of(row, slot)) for slot in (0, 1))
+    if images.map_shape(row, images.output_of(row, like=0)) != source:
+        raise row.refuse(OUTPUT_SHAPES, "the gradient must have the shape of slot 0", "correct one of them")
+    windows = _windows(row, source, result, row.shape(2), INPUT_SHAPES, "slot 2")
+    x = images.distinct_map(row, 0, source)
+    arguments = (windows.kernel, windows.stride, windows.padding, (1, 1), False)
+    replay(
+        impl.max_pool2d_backward,
+        images.feature_map(row, 1, result),
+        x,
+        *arguments,
+        impl.max_pool2d(x, *arguments)[1],
+        output_slots=[None],
+        expected=expected.max_pool2d_backward,
+    )
+
+
+@replays("AdaptiveAvgPool3d", npu="torch.ops.aten._adaptive_avg_pool3d")
+def test_adaptive_average_pool(row, replay):
+    """Channels come last, (N, D, H, W, C), in the slot as in the output."""
+    row.expect_inputs(1)
+    source, result = row.shape(0), row.output_shape()
+    if images.layout(row.input_slots[0]) not in ("", "ND", "NDHWC"):
+        raise Unsupported(f"{row.kernel_type} is replayed with channels last, in the formats ND and NDHWC")
+    if len(source) != 5 or len(result) != 5 or (source[0], source[4]) != (result[0], result[4]):
+        raise row.refuse(
+            OUTPUT_SHAPES, f"{source} cannot be pooled to it along three axes", "correct one of the shapes"
+        )
+    images.output_of(row, like=0)
+    replay(
+        impl.adaptive_average_pool3d,
+        row.tensor(0).permute(0, 4, 1, 2, 3),
+        result[1:4],
+        output_slots=[None],
+        expected=expected.adaptive_average_pool3d,
+    )
+
+
+@replays("AdaptiveAvgPool3dGrad", npu="torch.ops.aten._adaptive_avg_pool3d_backward")
+def test_adaptive_average_pool_gradient(row, replay):
+    """Slot 0 is the gradient, (OD, OH, OW, N C), slot 1 what was pooled, (N, C, D, H, W); gives (D, H, W, N C)."""
+    row.expect_inputs(2)
+    gradient, source = row.shape(0), row.shape(1)
+    if len(source) != 5 or len(gradient) != 4 or gradient[3] != source[0] * source[1]:
+        raise row.refuse(
+            INPUT_SHAPES, "slot 0 must be (OD, OH, OW, N C) for a slot 1 of (N, C, D, H, W)", "correct one of them"
+        )
+    images.output_of(row, like=0)
+    if row.output_shape() != (*source[2:], gradient[3]):
+        raise row.refuse(
+            OUTPUT_SHAPES, f"the gradient of {source} must have the shape {(*source[2:], gradient[3])}", "correct one"
+        )
+    replay(
+        impl.adaptive_average_pool3d_backward,
+        row.tensor(0).permute(3, 0, 1, 2).reshape(*source[:2], *gradient[:3]),
+        row.tensor(1),
+        output_slots=[None],
+        expected=expected.adaptive_average_pool3d_backward,
+    )
+
+
+def _windows(row, source, result, mask, column, name):
+    """The windows of a pooling from `source` to `result`, both (N, C, H, W), with a mask of that shape."""
+    n, c, *size = source
+    area = mask[2] if len(mask) > 2 else 0
+    sixteens = images.blocks(result[2] * result[3], 16) + 1
+    if result[:2] != (n, c) or mask[:1] != (n,) or mask[-2:] != (sixteens, 16):
+        raise row.refuse(
+            column,
+            f"{name} {mask} is no mask of a pooling from {source} to {result}: (N, C1, places of the kernel, "
+            f"{sixteens}, 16)",
+            "correct one of the three shapes",
+        )
+    windows = images.windows(size, result[2:], images.kernels_of(area))
+    if windows is None:
+        raise row.refuse(
+            column, f"no kernel of {area} places pools {source} to {result}", "correct one of the three shapes"
+        )
+    if max(windows.kernel) > images.DISTINCT:
+        raise Unsupported(f"kernels of more than {images.DISTINCT} places a side are not replayed")
+    return windows
