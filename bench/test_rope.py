@@ -1,0 +1,191 @@
+"""Replays of rotary position embeddings. Which features make a pair is not in a capture: those half a head apart."""
+
+from __future__ import annotations
+
+from math import gcd
+
+from bench import expected, impl, resolve
+from bench.errors import Unsupported
+from bench.registry import replays
+from database.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
+
+#: Rows of a table of angles whose capture tells its width only.
+_LEAST_POSITIONS = 2048
+
+
+@replays("RotaryPositionEmbedding", npu="torch_npu.npu_rotary_mul")
+def test_rotary_mul(row, replay):
+    row.expect_inputs(3)
+    _expect_angles(row, [0], 1, 2)
+    replay(impl.rotary_mul, *row.inputs(), expected=expected.rotary_mul)
+
+
+@replays("RotaryPositionEmbeddingGrad", npu="torch_npu.npu_rotary_mul_backward")
+def test_rotary_mul_backward(row, replay):
+    """Slots: the gradient of y, cos, sin and, where those have gradients too, x."""
+    row.expect_inputs(3, 4)
+    _expect_angles(row, [0], 1, 2)
+    x = row.tensor(3) if len(row.input_slots) == 4 else None
+    if x is None and row.device.type in ("npu", "meta"):
+        raise Unsupported(
+            "torch_npu's call takes x and computes the gradients of cos and sin, which the kernel of this row did not"
+        )
+    if x is not None and row.shape(3) != row.shape(0):
+        raise row.refuse(INPUT_SHAPES, "slot 3 (x) must have the shape of slot 0", "correct one of them")
+    replay(
+        impl.rotary_mul_backward,
+        row.tensor(0),
+        x,
+        row.tensor(1),
+        row.tensor(2),
+        # Without x, the outputs for cos and sin are empty slots.
+        output_slots=[0] if x is None else [0, 1, 2],
+        expected=expected.rotary_mul_backward,
+    )
+
+
+@replays("InterleaveRope", npu="torch_npu.npu_interleave_rope")
+def test_interleave_rope(row, replay):
+    row.expect_inputs(3)
+    _expect_angles(row, [0], 1, 2)
+    replay(impl.interleave_rope, *row.inputs(), expected=expected.interleave_rope)
+
+
+@replays("ApplyRotaryPosEmb", npu="torch_npu.npu_apply_rotary_pos_emb")
+def test_apply_rotary_pos_emb(row, replay):
+    """In place on query and key. The angles have no axis of heads, so theirs tells the layout."""
+    row.expect_inputs(4)
+    _expect_angles(row, [0, 1], 2, 3)
+    axes = len(row.shape(0))
+    if axes not in (3, 4):
+        raise row.refuse(INPUT_SHAPES, f"slot 0 has {axes} axes instead of 3 (TND) or 4", "correct its shape")
+    layout = "TND" if axes == 3 else "BSND" if row.shape(2)[2] == 1 else "BNSD"
+    replay(
+        impl.apply_rotary_pos_emb,
+        *row.inputs(),
+        layout=layout,
+        mutates=[0, 1],
+        expected=expected.apply_rotary_pos_emb,
+    )
+
+
+@replays("_triton_rope", npu="torch.ops.vllm.npu_rotary_embedding")
+def test_triton_rope(row, replay):
+    """In place on query and key (tokens, heads, head size), with a table (positions, rotary size) of cos and sin.
+
+    A Triton kernel's capture has its first tensors only; the positions of the tokens are missing.
+    """
+    row.expect_inputs(3, 4)
+    if row.input_slots[1].dtype != row.input_slots[0].dtype:
+        raise row.refuse(
+            INPUT_DTYPES,
+            "slot 1 (key) must have the dtype of slot 0 (query), and for this Triton kernel captures hold "
+            "meaningless dtypes there",
+            "write the dtype of slot 0 for slot 1",
+        )
+    query, key = row.shape(0), row.shape(1)
+    if len(query) != 3 or len(key) != 3 or (query[0], query[2]) != (key[0], key[2]):
+        raise row.refuse(
+            INPUT_SHAPES,
+            "slots 0 (query) and 1 (key) must be (tokens, heads, head size) with as many tokens of the same size",
+            "correct one of the shapes",
+        )
+    table = row.tensor(2)
+    rotary_size = _expect_table(row, 2, query[2])
+    replay(
+        impl.rotary_embedding,
+        _positions(row, 3, query[0], table.shape[0]),
+        row.tensor(0),
+        row.tensor(1),
+        table,
+        query[2],
+        rotary_size,
+        True,
+        mutates=[1, 2],
+        expected=expected.rotary_embedding,
+    )
+
+
+@replays("split_qkv_rmsnorm_rope_kernel", npu="torch.ops.vllm.qkv_rmsnorm_rope")
+def test_qkv_rmsnorm_rope(row, replay):
+    """Slots: query, key and value of each token side by side; a table of cos and sin; positions.
+
+    The sizes of query and key are those of the outputs. The weights of the two norms are not in a
+    capture; nor is the output of the values, in older ones.
+    """
+    row.expect_inputs(2, 3)
+    fused = row.shape(0)
+    query, key = row.output_shape(0), row.output_shape(1)
+    if len(fused) != 2 or query[:-1] != fused[:1] or key[:-1] != fused[:1] or fused[1] != query[1] + 2 * key[1]:
+        raise row.refuse(
+            OUTPUT_SHAPES,
+            f"query and key (outputs 0 and 1) and values as wide as the keys do not make up the input {fused}",
+            "correct one of the three shapes",
+        )
+    width = row.shape(1)[-1] if row.shape(1) else 0
+    sizes = [size for size in range(max(width, 1), key[1] + 1) if gcd(query[1], key[1]) % size == 0]
+    if not sizes:
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"slot 1 has angles for heads of {width} features, where the heads of {key[1]} together have no more",
+            "correct the last axis of slot 1, or the outputs",
+        )
+    head_size = sizes[0]
+    table = row.tensor(1, shape=(max(fused[0], _LEAST_POSITIONS), width)) if len(row.shape(1)) == 1 else row.tensor(1)
+    _expect_table(row, 1, head_size)
+    weights = [row.tensor(0, 0.5, 1.5, shape=(head_size,)) for _ in range(2)]
+    replay(
+        impl.qkv_rmsnorm_rope,
+        row.tensor(0),
+        table,
+        _positions(row, 2, fused[0], table.shape[0]),
+        *weights,
+        query[1],
+        key[1],
+        head_size,
+        1e-6,
+        output_slots=[0, 1, 2 if len(row.output_slots) > 2 else None],
+        expected=expected.qkv_rmsnorm_rope,
+    )
+
+
+def _expect_angles(row, turned, cos, sin):
+    """Refuses a row whose cos and sin do not broadcast to the tensors that are turned."""
+    for slot in turned:
+        shape, angles = row.shape(slot), row.shape(cos)
+        if not shape or shape[-1] % 2 or len(angles) != len(shape) or angles[-1] != shape[-1]:
+            raise row.refuse(
+                INPUT_SHAPES,
+                f"slot {slot} and slot {cos} (cos) must have as many axes and the same even number of features",
+                "correct one of the two shapes",
+            )
+        if resolve.broadcast([shape, angles]) != shape:
+            raise row.refuse(
+                INPUT_SHAPES, f"slot {cos} (cos) does not broadcast to slot {slot}", "correct one of the two shapes"
+            )
+    if row.shape(sin) != row.shape(cos):
+        raise row.refuse(INPUT_SHAPES, f"slots {cos} (cos) and {sin} (sin) must have one shape", "correct one of them")
+
+
+def _expect_table(row, slot, head_size):
+    """The width of a table of cos and sin, side by side for one of each pair. Refuses another than a head has."""
+    shape = row.shape(slot)
+    if not 1 <= len(shape) <= 2 or shape[-1] % 2 or not 0 < shape[-1] <= head_size:
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"slot {slot} must be a table (positions, rotary size), of an even rotary size up to the head size "
+            f"{head_size}",
+            "correct its shape",
+        )
+    return shape[-1]
+
+
+def _positions(row, slot, tokens, below):
+    """The tokens' positions: the slot's if the capture has it, else those of one prompt after the other."""
+    if slot >= len(row.input_slots):
+        return impl.arange(tokens, device=row.device) % below
+    if row.shape(slot) != (tokens,):
+        raise row.refuse(
+            INPUT_SHAPES, f"slot {slot} holds the position of each token and must have the shape {tokens}", "correct it"
+        )
+    return row.indices(slot, below)

@@ -1,0 +1,44 @@
+"""Rows of rotary position embeddings. Real ones have 64 or 128 features; odd numbers of tokens and heads here."""
+
+ROWS = {
+    "RotaryPositionEmbedding": (
+        "41,1,3,12;41,1,1,12;41,1,1,12 | FLOAT;FLOAT;FLOAT -> 41,1,3,12 | FLOAT",
+        "96,1,16,128;96,1,1,128;96,1,1,128 | DT_BF16;DT_BF16;DT_BF16 | ND;ND;ND -> 96,1,16,128 | DT_BF16",
+        "2,3,7,10;1,1,7,10;1,1,7,10 | FLOAT16;FLOAT16;FLOAT16 -> 2,3,7,10 | FLOAT16",
+        "2,3,7,2;2,3,7,2;2,3,7,2 | FLOAT;FLOAT;FLOAT -> 2,3,7,2 | FLOAT",
+        "9,3,8;9,1,8;9,1,8 | FLOAT;FLOAT;FLOAT -> 9,3,8 | FLOAT",
+    ),
+    "RotaryPositionEmbeddingGrad": (
+        "41,3,12;41,1,12;41,1,12;41,3,12 | FLOAT;FLOAT;FLOAT;FLOAT -> 41,3,12;41,1,12;41,1,12 | FLOAT;FLOAT;FLOAT",
+        "96,1,8,128;96,1,1,128;96,1,1,128; | BF16;BF16;BF16;DT_UNDEFINED -> 96,1,8,128;; | BF16;BF16;BF16",
+        "3,7,10;1,7,10;1,7,10;3,7,10 | BF16;BF16;BF16;BF16 -> 3,7,10;1,7,10;1,7,10 | BF16;BF16;BF16",
+        "2,3,7,2;2,3,7,2;2,3,7,2;2,3,7,2 | FLOAT;FLOAT;FLOAT;FLOAT -> 2,3,7,2;2,3,7,2;2,3,7,2 | FLOAT;FLOAT;FLOAT",
+        "9,3,8;9,1,8;9,1,8 | FLOAT;FLOAT;FLOAT -> 9,3,8 | FLOAT",
+    ),
+    "InterleaveRope": (
+        "12,16,1,64;12,1,1,64;12,1,1,64 | DT_BF16;DT_BF16;DT_BF16 -> 12,16,1,64 | DT_BF16",
+        "1,16,1,64;1,1,1,64;1,1,1,64 | DT_BF16;DT_BF16;DT_BF16 -> 1,16,1,64 | DT_BF16",
+        "3,5,7,64;3,1,7,64;3,1,7,64 | FLOAT16;FLOAT16;FLOAT16 -> 3,5,7,64 | FLOAT16",
+        "3,5,7,64;3,1,1,64;3,1,1,64 | FLOAT16;FLOAT16;FLOAT16 -> 3,5,7,64 | FLOAT16",
+    ),
+    "ApplyRotaryPosEmb": (
+        "2,7,4,12;2,7,1,12;2,7,1,12;2,7,1,12 | FLOAT;FLOAT;FLOAT;FLOAT -> 2,7,4,12;2,7,1,12 | FLOAT;FLOAT",
+        "1,16,5,128;1,16,2,128;1,16,1,128;1,16,1,128 | BF16;BF16;BF16;BF16 -> 1,16,5,128;1,16,2,128 | BF16;BF16",
+        "2,4,7,12;2,3,7,12;2,1,7,12;2,1,7,12 | FLOAT16;FLOAT16;FLOAT16;FLOAT16 -> 2,4,7,12;2,3,7,12 | FLOAT16;FLOAT16",
+        "9,4,8;9,1,8;9,1,8;9,1,8 | FLOAT;FLOAT;FLOAT;FLOAT -> 9,4,8;9,1,8 | FLOAT;FLOAT",
+    ),
+    "_triton_rope": (
+        "11,4,12;11,1,12;40,12 | FLOAT;FLOAT;FLOAT -> 11,4,12;11,1,12 | FLOAT;FLOAT",
+        "16,4,128;16,1,128;8192,128 | DT_BF16;DT_BF16;DT_BF16 -> 16,4,128;16,1,128 | DT_BF16;DT_BF16",
+        "11,4,12;11,2,12;40,8 | DT_BF16;DT_BF16;DT_BF16 -> 11,4,12;11,2,12 | DT_BF16;DT_BF16",
+        "11,4,12;11,2,12;5,12 | FLOAT16;FLOAT16;FLOAT -> 11,4,12;11,2,12 | FLOAT16;FLOAT16",
+        "11,4,12;11,2,12;40,12;11 | FLOAT;FLOAT;FLOAT;INT64 -> 11,4,12;11,2,12 | FLOAT;FLOAT",
+    ),
+    "split_qkv_rmsnorm_rope_kernel": (
+        "11,72;40,12;11 | FLOAT;FLOAT;INT64 -> 11,48;11,12;11,12 | FLOAT;FLOAT;FLOAT",
+        "41,768;1024,128;41 | DT_BF16;DT_BF16;INT64 -> 41,512;41,128;41,128 | DT_BF16;DT_BF16;DT_BF16",
+        "41,768;128;41 | DT_BF16;DT_BF16;INT64 -> 41,512;41,128 | DT_BF16;DT_BF16",
+        "11,96;40,8;11 | FLOAT16;FLOAT16;INT32 -> 11,48;11,24;11,24 | FLOAT16;FLOAT16;FLOAT16",
+        "11,70;40,8 | FLOAT;FLOAT -> 11,30;11,20;11,20 | FLOAT;FLOAT;FLOAT",
+    ),
+}

@@ -1,0 +1,177 @@
+"""Rotary position embeddings: properties, rows that are refused, mistakes that are seen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from replaying import assert_mistake_is_caught, assert_refused, replay_row
+from sample_rows import ROWS
+
+from bench import expected, impl
+from bench.check import check
+
+SHAPES, DTYPES, OUTPUT = "Input Shapes", "Input Data Types", "Output Shapes"
+HALF_TOKENS = "4,1,2,8;4,1,1,8;4,1,1,8"
+THREE = "FLOAT;FLOAT;FLOAT"
+FUSED = "split_qkv_rmsnorm_rope_kernel"
+
+sizes = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 6))
+modes = st.sampled_from(["half", "interleave"])
+seeds = st.integers(0, 999)
+
+
+def tensors(size, seed):
+    """x (tokens, heads, 2 pairs); cos and sin (tokens, 1, 2 pairs) of an angle for each pair, laid out by halves."""
+    tokens, heads, pairs = size
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(tokens, heads, 2 * pairs, generator=generator, dtype=torch.float64)
+    angles = torch.randn(tokens, 1, pairs, generator=generator, dtype=torch.float64).repeat(1, 1, 2)
+    return x, angles.cos(), angles.sin()
+
+
+def neighbours(x):
+    """From features half a vector apart to neighbours: (a0 a1 ... b0 b1 ...) to (a0 b0 a1 b1 ...)."""
+    return torch.stack(x.chunk(2, -1), -1).flatten(-2)
+
+
+@given(size=sizes, seed=seeds, mode=modes)
+def test_no_angle_changes_nothing(size, seed, mode):
+    x, cos, _ = tensors(size, seed)
+    ones, zeros = torch.ones_like(cos), torch.zeros_like(cos)
+    assert torch.equal(impl.rotary_mul(x, ones, zeros, mode), x)
+    torch.testing.assert_close(neighbours(impl.interleave_rope(x, ones, zeros)), x, rtol=0, atol=0)
+
+
+@given(size=sizes, seed=seeds)
+def test_rotation_keeps_norms(size, seed):
+    x, cos, sin = tensors(size, seed)
+    for y in (
+        impl.rotary_mul(x, cos, sin),
+        impl.rotary_mul(x, neighbours(cos), neighbours(sin), "interleave"),
+        impl.interleave_rope(x, cos, sin),
+    ):
+        torch.testing.assert_close(y.norm(dim=-1), x.norm(dim=-1))
+
+
+@given(size=sizes, seed=seeds)
+def test_interleaved_is_half_after_a_permutation(size, seed):
+    x, cos, sin = tensors(size, seed)
+    y = impl.rotary_mul(x, cos, sin)
+    torch.testing.assert_close(
+        impl.rotary_mul(neighbours(x), neighbours(cos), neighbours(sin), "interleave"), neighbours(y)
+    )
+    torch.testing.assert_close(impl.interleave_rope(neighbours(x), cos, sin), y)
+
+
+@given(size=sizes, seed=seeds, mode=modes)
+def test_turning_back_is_the_gradient(size, seed, mode):
+    x, cos, sin = tensors(size, seed)
+    cos, sin = torch.rand_like(cos), torch.rand_like(sin)
+    grad = torch.rand_like(x)
+    signs = {"half": torch.cat, "interleave": lambda parts, dim: neighbours(torch.cat(parts, dim))}[mode]
+    wanted = [value.clone().requires_grad_() for value in (x, cos, sin)]
+    first, second = wanted[0].chunk(2, -1) if mode == "half" else (wanted[0][..., ::2], wanted[0][..., 1::2])
+    y = wanted[0] * wanted[1] + signs([-second, first], -1) * wanted[2]
+    torch.testing.assert_close(y.detach(), impl.rotary_mul(x, cos, sin, mode))
+    gradients = torch.autograd.grad(y, wanted, grad)
+    torch.testing.assert_close(impl.rotary_mul_backward(grad, x, cos, sin, mode), gradients)
+    torch.testing.assert_close(impl.rotary_mul_backward(grad, None, cos, sin, mode)[0], gradients[0])
+
+
+@given(size=sizes, seed=seeds, mode=modes)
+def test_references_know_both_modes(size, seed, mode):
+    x, cos, sin = tensors(size, seed)
+    check(expected.rotary_mul, [x, cos, sin, mode], {}, [impl.rotary_mul(x, cos, sin, mode)], seed)
+    gradients = impl.rotary_mul_backward(x, x, cos, sin, mode)
+    check(expected.rotary_mul_backward, [x, x, cos, sin, mode], {}, gradients, seed)
+
+
+@given(size=sizes, seed=seeds, neox=st.booleans(), more=st.integers(0, 3))
+def test_table_of_angles_stands_for_the_angles_of_each_token(size, seed, neox, more):
+    """Tokens out of order, and features past the table's, which stay."""
+    x, cos, sin = tensors(size, seed)
+    tokens, heads, pairs = size
+    order = torch.randperm(tokens, generator=torch.Generator().manual_seed(seed))
+    table = torch.cat([cos[:, 0, :pairs], sin[:, 0, :pairs]], -1)[order.argsort()]
+    wide = torch.cat([x, x.new_ones(tokens, heads, more)], -1)
+    arguments = [order, wide.clone(), wide[:, :1].clone(), table, 2 * pairs + more, 2 * pairs, neox]
+    pristine = [value.clone() if isinstance(value, torch.Tensor) else value for value in arguments]
+    query, key = impl.rotary_embedding(*arguments)
+    check(expected.rotary_embedding, pristine, {}, [query, key], seed)
+    if not neox:
+        cos, sin = neighbours(cos), neighbours(sin)
+    turned = impl.rotary_mul(x, cos, sin, "half" if neox else "interleave")
+    torch.testing.assert_close(query[..., : 2 * pairs], turned)
+    torch.testing.assert_close(key[..., : 2 * pairs], turned[:, :1])
+    assert torch.equal(query[..., 2 * pairs :], wide[..., 2 * pairs :])
+
+
+REFUSED = [
+    ("RotaryPositionEmbedding", "4,1,2,7;4,1,1,7;4,1,1,7", "4,1,2,7", SHAPES, "even number of features"),
+    ("RotaryPositionEmbedding", "4,1,2,8;4,1,1,6;4,1,1,6", "4,1,2,8", SHAPES, "even number of features"),
+    ("RotaryPositionEmbedding", "4,1,2,8;3,1,1,8;3,1,1,8", "4,1,2,8", SHAPES, "slot 1 (cos) does not broadcast"),
+    ("RotaryPositionEmbedding", "4,1,2,8;4,1,1,8;1,1,1,8", "4,1,2,8", SHAPES, "must have one shape"),
+    ("RotaryPositionEmbedding", HALF_TOKENS, "4,1,2,6", OUTPUT, "output 0 of RotaryPositionEmbedding is (4, 1, 2, 8)"),
+    ("InterleaveRope", "4,1,2,8;4,8;4,8", "4,1,2,8", SHAPES, "as many axes"),
+    ("ApplyRotaryPosEmb", HALF_TOKENS, "4,1,2,8;4,1,1,8", SHAPES, "3 tensors, where ApplyRotaryPosEmb takes 4"),
+    ("ApplyRotaryPosEmb", "4,8;4,8;4,8;4,8", "4,8;4,8", SHAPES, "slot 0 has 2 axes"),
+    ("RotaryPositionEmbeddingGrad", f"{HALF_TOKENS};4,1,1,8", "4,1,2,8;4,1,1,8;4,1,1,8", SHAPES, "slot 3 (x)"),
+    ("_triton_rope", "4,2,8;3,1,8;16,8", "4,2,8;3,1,8", SHAPES, "as many tokens"),
+    ("_triton_rope", "4,2,8;4,1,8;16,10", "4,2,8;4,1,8", SHAPES, "slot 2 must be a table"),
+    ("_triton_rope", "4,2,8;4,1,8;16,7", "4,2,8;4,1,8", SHAPES, "slot 2 must be a table"),
+    ("_triton_rope", "4,2,8;4,1,8;16,8;3", "4,2,8;4,1,8", SHAPES, "slot 3 holds the position of each token"),
+    (FUSED, "4,24;16,4", "4,16;4,8", OUTPUT, "do not make up the input (4, 24)"),
+    (FUSED, "4,32;16,12", "4,16;4,8", SHAPES, "slot 1 has angles for heads of 12 features"),
+    (FUSED, "4,32;16,3", "4,16;4,8", SHAPES, "slot 1 must be a table"),
+    (FUSED, "4,32;16,4", "4,16", OUTPUT, "output slot 1 is missing"),
+]
+
+
+@pytest.mark.parametrize(("kernel_type", "inputs", "outputs", "column", "words"), REFUSED)
+def test_contradiction_is_refused(kernel_type, inputs, outputs, column, words):
+    dtypes, result_dtypes = (";".join("FLOAT" for _ in cell.split(";")) for cell in (inputs, outputs))
+    if kernel_type == "_triton_rope" and inputs.count(";") == 3:
+        dtypes = "FLOAT;FLOAT;FLOAT;INT64"
+    assert_refused(kernel_type, f"{inputs} | {dtypes} -> {outputs} | {result_dtypes}", column, words)
+
+
+def test_meaningless_dtype_of_a_triton_kernel_is_refused():
+    row = "16,4,128;16,1,128;8192,128 | DT_BF16;FLOAT;DT_BF16 -> 16,4,128;16,1,128 | DT_BF16;DT_BF16"
+    assert_refused("_triton_rope", row, DTYPES, "slot 1 (key) must have the dtype of slot 0 (query)")
+
+
+def test_gradient_of_the_angles_is_not_asked_for_without_x():
+    """torch_npu's call would compute it all the same, and take longer than the row's kernel did."""
+    row = ROWS["RotaryPositionEmbeddingGrad"][1]
+    assert replay_row("RotaryPositionEmbeddingGrad", row).measurement.total_elements == 96 * 8 * 128
+
+
+#: Mistakes that are easy to make: kernel type, function, what takes its place.
+rotary_mul, rotary_mul_backward = impl.rotary_mul, impl.rotary_mul_backward
+interleave_rope, rotary_embedding, qkv = impl.interleave_rope, impl.rotary_embedding, impl.qkv_rmsnorm_rope
+MISTAKES = [
+    ("RotaryPositionEmbedding", "rotary_mul", lambda x, cos, sin: rotary_mul(x, cos, -sin)),
+    ("RotaryPositionEmbedding", "rotary_mul", lambda x, cos, sin: rotary_mul(x, cos, sin, "interleave")),
+    ("RotaryPositionEmbedding", "rotary_mul", lambda x, cos, sin: rotary_mul(x, sin, cos)),
+    ("RotaryPositionEmbeddingGrad", "rotary_mul_backward", lambda g, x, cos, sin: rotary_mul_backward(g, x, cos, -sin)),
+    (
+        "RotaryPositionEmbeddingGrad",
+        "rotary_mul_backward",
+        lambda g, x, cos, sin: (rotary_mul(g, cos, -sin), *rotary_mul_backward(g, x, cos, sin)[1:]),
+    ),
+    ("InterleaveRope", "interleave_rope", lambda x, cos, sin: rotary_mul(x, cos, sin, "interleave")),
+    ("InterleaveRope", "interleave_rope", lambda x, cos, sin: neighbours(interleave_rope(x, cos, sin))),
+    ("ApplyRotaryPosEmb", "apply_rotary_pos_emb", lambda q, k, cos, sin, layout: (q, rotary_mul(k, cos, sin))),
+    ("_triton_rope", "rotary_embedding", lambda positions, *rest: rotary_embedding(positions + 1, *rest)),
+    ("_triton_rope", "rotary_embedding", lambda *arguments: rotary_embedding(*arguments[:-1], False)),
+    (FUSED, "qkv_rmsnorm_rope", lambda x, table, p, q, k, *rest: qkv(x, table, p, k, q, *rest)),
+    (FUSED, "qkv_rmsnorm_rope", lambda x, table, p, *rest: qkv(x, table, p * 0, *rest)),
+    (FUSED, "qkv_rmsnorm_rope", lambda x, table, *rest: qkv(x.roll(1, -1), table, *rest)),
+]
+
+
+@pytest.mark.parametrize(("kernel_type", "name", "mistake"), MISTAKES)
+def test_mistake_is_caught(monkeypatch, kernel_type, name, mistake):
+    assert_mistake_is_caught(monkeypatch, name, mistake, kernel_type, ROWS[kernel_type][0])
