@@ -17,7 +17,7 @@ PROOFS = Path(__file__).with_suffix(".json")
 KINDS = {
     "torch": "the call is torch's own; torch computed the results' shapes and dtypes",
     "meta kernel": "torch_npu took the arguments and computed the results' shapes and dtypes",
-    "schema": "torch_npu's schema took the names and types of the arguments, and has as many results",
+    "schema": "the operator's schema took the names and types of the arguments, and has as many results",
     "custom schema": "as schema, with the one that the operator's own package publishes: torch_npu does not have it",
     "none": "there is no call on an NPU",
 }

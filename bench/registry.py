@@ -18,7 +18,13 @@ class ReplaySpec:
     Attributes:
         kernel_types: types of the profiler whose rows the function replays.
         npu: dotted name of the call that is timed on an NPU ("torch_npu.npu_rms_norm"); it takes
-            the arguments that the replay passes. None: the kernel has no call of its own there.
+            the arguments that the replay passes, by the same names, and returns as many results.
+            None: the kernel has no call of its own there.
+
+    The tests in tests/npu make each call with the real torch_npu, with the rows' tensors on device
+    "meta". These have no values, so a replay cannot read any: a number that the call takes comes from
+    `row.number`, not from `tensor.item()`. A row that only the NPU's call does not do is `Unsupported`
+    there.
     """
 
     kernel_types: tuple[str, ...]

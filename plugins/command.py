@@ -1,4 +1,4 @@
-"""The `opatlas` command: a thin front over `python -m database` and `pytest bench/`."""
+"""The `opatlas` command: a thin front over `python -m database`, `python -m bench` and `pytest bench/`."""
 
 from __future__ import annotations
 
@@ -39,6 +39,12 @@ def _database(name: str) -> Callable[[Sequence[str]], int]:
     return run
 
 
+def _kernels(arguments: Sequence[str]) -> int:
+    from bench.__main__ import main as bench_main
+
+    return bench_main(["kernels", *arguments])
+
+
 def _pytest(folder: str) -> Callable[[Sequence[str]], int]:
     def run(arguments: Sequence[str]) -> int:
         home = checkout()
@@ -54,6 +60,7 @@ COMMANDS = {
     "ingest": Command("python -m database ingest", "bring profiler captures into the database", _database("ingest")),
     "merge": Command("python -m database merge", "join databases that were measured apart", _database("merge")),
     "bench": Command("pytest bench/", "replay the rows of the database on the device at hand", _pytest("bench")),
+    "kernels": Command("python -m bench kernels", "list the kernel types that are replayed", _kernels),
 }
 
 

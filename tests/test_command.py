@@ -43,15 +43,20 @@ def test_version() -> None:
 def test_an_unknown_command_is_an_error() -> None:
     done = opatlas("benhc", "-x")
     assert done.returncode == 2
-    assert (
-        done.stderr == "error: there is no command 'benhc'; choose from ingest, merge, bench, or see opatlas --help\n"
-    )
+    choices = ", ".join(command.COMMANDS)
+    assert done.stderr == f"error: there is no command 'benhc'; choose from {choices}, or see opatlas --help\n"
 
 
 def test_no_command_is_an_error() -> None:
     done = opatlas()
     assert (done.returncode, done.stdout) == (2, "")
     assert "no command given" in done.stderr
+
+
+def test_kernels_is_that_of_the_replays() -> None:
+    done = opatlas("kernels")
+    assert done.returncode == 0, done.stderr
+    assert "torch_npu.npu_rms_norm" in done.stdout
 
 
 def test_ingest_is_that_of_the_database(tmp_path: Path) -> None:

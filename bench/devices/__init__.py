@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 _OPENERS = {"cpu": "bench.devices.cpu:CpuDevice"}
+#: What replays run on.
+KINDS = tuple(_OPENERS)
 
 
 class Device(Protocol):

@@ -16,8 +16,6 @@ def conv2d(image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
     if _through_float32(image):
         bias = None if bias is None else bias.float()
         return torch.conv2d(image.float(), weight.float(), bias, *arguments).to(image.dtype)
-    if bias is not None:
-        bias = bias.to(image.dtype)
     return torch.conv2d(image, weight, bias, *arguments)
 
 

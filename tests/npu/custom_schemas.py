@@ -7,36 +7,26 @@ from __future__ import annotations
 
 import torch
 
-#: By namespace.
+#: By namespace; a blank line between two.
 SCHEMAS = {
     # vllm-project/vllm-ascend, csrc/torch_binding.cpp, of 2026.
-    "_C_ascend": (
-        "npu_add_rms_norm_bias(Tensor x1, Tensor x2, Tensor gamma, Tensor? beta=None, float epsilon=1e-6)"
-        " -> (Tensor y, Tensor rstd, Tensor x)",
-        "npu_sparse_flash_attention(Tensor query, Tensor key, Tensor value, Tensor sparse_indices, float scale_value,"
-        " *, Tensor? block_table=None, Tensor? actual_seq_lengths_query=None, Tensor? actual_seq_lengths_kv=None,"
-        " Tensor? query_rope=None, Tensor? key_rope=None, int sparse_block_size=1, str layout_query='BSND',"
-        " str layout_kv='BSND', int sparse_mode=3, int pre_tokens=9223372036854775807,"
-        " int next_tokens=9223372036854775807, int attention_mode=2, bool return_softmax_lse=False)"
-        " -> (Tensor attention_out, Tensor softmax_max, Tensor softmax_sum)",
-        "npu_lightning_indexer(Tensor query, Tensor key, Tensor weights, *, Tensor? actual_seq_lengths_query=None,"
-        " Tensor? actual_seq_lengths_key=None, Tensor? block_table=None, str layout_query='BSND',"
-        " str layout_key='BSND', int sparse_count=2048, int sparse_mode=3, int pre_tokens=9223372036854775807,"
-        " int next_tokens=9223372036854775807, bool return_value=False)"
-        " -> (Tensor sparse_indices, Tensor sparse_values)",
-        "npu_apply_top_k_top_p(Tensor logits, Tensor? p=None, Tensor? k=None) -> Tensor",
-        "dispatch_ffn_combine(Tensor x, Tensor[] weight1, Tensor[] weight2, Tensor expert_idx, Tensor[] scale1,"
-        " Tensor[] scale2, Tensor[] bias1, Tensor[] bias2, Tensor probs, str group, int max_output_size,"
-        " Tensor(a!) out, Tensor(b!) expert_token_nums, Tensor? x_active_mask=None, float swiglu_limit=1000000.0)"
-        " -> (Tensor out, Tensor expert_token_nums)",
-    ),
-    # vllm-project/vllm-ascend, vllm_ascend/ops/triton/linearnorm/split_qkv_rmsnorm_rope.py: the schema
-    # that torch infers from the annotations of the function registered there.
-    "vllm": (
-        "qkv_rmsnorm_rope(Tensor input, Tensor cos_sin_cache, Tensor positions, Tensor q_weight, Tensor k_weight,"
-        " SymInt q_hidden_size, SymInt kv_hidden_size, SymInt head_dim, float eps, Tensor? q_bias=None,"
-        " Tensor? k_bias=None) -> (Tensor, Tensor, Tensor)",
-    ),
+    "_C_ascend": """
+        npu_add_rms_norm_bias(Tensor x1, Tensor x2, Tensor gamma, Tensor? beta=None, float epsilon=1e-6)
+            -> (Tensor y, Tensor rstd, Tensor x)
+    """,
+    # vllm-project/vllm-ascend, vllm_ascend/ops/triton/linearnorm/split_qkv_rmsnorm_rope.py and
+    # vllm_ascend/ops/{register_custom_ops,rotary_embedding}.py: what torch infers from the annotations
+    # of the functions that are registered there.
+    "vllm": """
+        qkv_rmsnorm_rope(Tensor input, Tensor cos_sin_cache, Tensor positions, Tensor q_weight,
+            Tensor k_weight, SymInt q_hidden_size, SymInt kv_hidden_size, SymInt head_dim, float eps,
+            Tensor? q_bias=None, Tensor? k_bias=None)
+            -> (Tensor, Tensor, Tensor)
+
+        npu_rotary_embedding(Tensor positions, Tensor query, Tensor key, Tensor cos_sin_cache,
+            SymInt head_size, SymInt rotary_dim, bool is_neox_style, Tensor? offsets=None)
+            -> (Tensor, Tensor)
+    """,
 }
 
 
@@ -45,8 +35,8 @@ def register() -> None:
     for namespace, schemas in SCHEMAS.items():
         library = torch.library.Library(namespace, "FRAGMENT")
         _KEPT.append(library)
-        for schema in schemas:
-            library.define(schema)
+        for schema in schemas.split("\n\n"):
+            library.define(" ".join(schema.split()))
 
 
 #: A library that is collected takes its operators along.

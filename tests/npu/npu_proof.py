@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import pkgutil
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import torch
 import torch_npu
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import bench.expected
 from bench.errors import InvalidRow, Unsupported
 from bench.formula import Comparison
 from bench.instruments import Samples
@@ -31,6 +34,7 @@ from bench.rows import ReplayRow
 from bench.runner import arguments_of
 
 META = torch.device("meta")
+_OF_TORCH = {"aten", "prim", "prims"}
 #: A longer message is a table of kernels and back-ends.
 _LONGEST_MESSAGE = 600
 
@@ -40,7 +44,7 @@ class Refused(Exception):
 
 
 class _Accepted(Exception):
-    """An operator without a meta kernel has taken its arguments: its schema is all there is to ask."""
+    """An operator that needs values has taken its arguments: its schema is all there is to ask."""
 
     def __init__(self, operator: torch._ops.OpOverload) -> None:
         super().__init__(str(operator))
@@ -56,9 +60,15 @@ class Dispatched(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.namespaces.add(func.namespace)
-        if func.namespace in ("aten", "prim", "prims") or _has_meta_kernel(func):
+        if func.namespace not in _OF_TORCH and not _has_meta_kernel(func):
+            raise _Accepted(func)
+        try:
             return func(*args, **(kwargs or {}))
-        raise _Accepted(func)
+        except NotImplementedError:
+            if func.namespace not in _OF_TORCH:
+                raise
+            # Its results' shapes depend on values.
+            raise _Accepted(func) from None
 
 
 def _has_meta_kernel(operator: torch._ops.OpOverload) -> bool:
@@ -99,7 +109,7 @@ class MetaDevice:
                 except Exception as error:
                     raise Refused(f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]) from error
                 else:
-                    self.proof = "meta kernel" if dispatched.namespaces - {"aten", "prim", "prims"} else "torch"
+                    self.proof = "meta kernel" if dispatched.namespaces - _OF_TORCH else "torch"
                     return result
             custom = operator.namespace in custom_schemas.SCHEMAS
             self.proof = "custom schema" if custom else "schema"
@@ -147,12 +157,22 @@ class Proof(Replay):
         self.reference = ""
 
     def __call__(self, impl: Callable[..., Any], *arguments: Any, expected: Any, **keywords: Any) -> None:
-        self.reference = expected.name
+        self.reference = _names_of_references().get(id(expected), expected.name)
         super().__call__(impl, *arguments, expected=Unchecked(expected.name), **keywords)
 
 
+@cache
+def _names_of_references() -> dict[int, str]:
+    """What `bench.expected` calls its formulas, by their identity."""
+    modules = [
+        importlib.import_module(f"{bench.expected.__name__}.{info.name}")
+        for info in pkgutil.iter_modules(bench.expected.__path__)
+    ]
+    return {id(getattr(module, name)): name for module in modules for name in module.__all__}
+
+
 def verdict(function_name: str, kernel_type: str, cells: dict[str, str]) -> dict[str, str]:
-    """What became of a row: "proof" and "reference", or "invalid" (why), or "refused" (what is wrong)."""
+    """What became of a row: "proof" and "reference", or "unsupported" or "invalid" (why), or "refused" (what by)."""
     module, _, name = function_name.rpartition(".")
     function = getattr(importlib.import_module(module), name)
     spec = replay_spec(function)
@@ -167,7 +187,9 @@ def verdict(function_name: str, kernel_type: str, cells: dict[str, str]) -> dict
 
     try:
         proof = run(spec)
-    except (InvalidRow, Unsupported) as error:
+    except Unsupported as error:
+        return {"unsupported": str(error)}
+    except InvalidRow as error:
         if not device.proof:
             return {"invalid": str(error)}
         try:

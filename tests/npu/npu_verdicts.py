@@ -45,11 +45,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a case: exactly one of proof, invalid and refused is set.
+    """What became of a case: exactly one of proof, unsupported, invalid and refused is set.
 
     Attributes:
         proof: what took the arguments.
         reference: name of the formula that the replay's results are checked with.
+        unsupported: why the replay does not do this row on an NPU.
         invalid: why the replay refuses the row.
         refused: what is wrong with the call.
     """
@@ -57,6 +58,7 @@ class Verdict:
     case: Case
     proof: str = ""
     reference: str = ""
+    unsupported: str = ""
     invalid: str = ""
     refused: str = ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from custom_schemas import SCHEMAS
 from npu_verdicts import proofs
 
 from bench.coverage import replays_of_bench
@@ -11,20 +12,24 @@ from bench.registry import replay_spec
 
 
 def described(verdicts):
-    return "\n\n".join(
+    """Kernel type, row, call and what was refused, of the first ones."""
+    lines = [
         f"{verdict.case}\n{replay_spec(replays_of_bench()[verdict.case.kernel_type]).npu}: "
         f"{verdict.refused or 'the replay refuses the row: ' + verdict.invalid}"
         for verdict in verdicts
-    )
+    ]
+    return "\n\n".join([f"{len(lines)} rows", *lines[:5]])
 
 
 @pytest.mark.parametrize("kernel_type", replays_of_bench())
 def test_call_is_accepted(verdicts_by_type, kernel_type):
     verdicts = verdicts_by_type[kernel_type]
-    assert any(verdict.case.is_sample for verdict in verdicts), "no row in tests/bench/sample_rows*.py"
     # A captured row may contradict itself; a sample may not.
     wrong = [verdict for verdict in verdicts if verdict.refused or (verdict.invalid and verdict.case.is_sample)]
     assert not wrong, described(wrong)
+    assert any(verdict.proof and verdict.case.is_sample for verdict in verdicts), (
+        "no row of tests/bench/sample_rows*.py is replayed on an NPU"
+    )
 
 
 def test_stored_proofs_are_up_to_date(request, verdicts_by_type):
@@ -32,3 +37,13 @@ def test_stored_proofs_are_up_to_date(request, verdicts_by_type):
     if request.config.getoption("--write-npu-proofs", default=False):
         write_proofs(found)
     assert read_proofs() == found, f"out of date: run `pytest tests/npu --write-npu-proofs`, then commit {PROOFS}"
+
+
+def test_every_custom_schema_is_that_of_a_replay():
+    calls = {replay_spec(function).npu for function in replays_of_bench().values()}
+    named = {
+        f"torch.ops.{namespace}.{schema.split('(')[0].strip()}"
+        for namespace, schemas in SCHEMAS.items()
+        for schema in schemas.split("\n\n")
+    }
+    assert named <= calls

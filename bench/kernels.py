@@ -1,0 +1,114 @@
+"""List the kernel types that are replayed: their NPU calls, what proves these, and their references.
+
+A replay measures a kernel's best form in torch on a CPU or a GPU; on an NPU it makes the NPU call. The
+tests make every such call with the real torch_npu, on tensors without values, and keep what they learned.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+
+from bench.coverage import replays_of_bench
+from bench.devices import KINDS as DEVICE_KINDS
+from bench.npu_proofs import KINDS, read_proofs
+from bench.registry import replay_spec
+
+_PAGE = """\
+# Kernels
+
+Which kernel types are replayed, and what is known of their calls on an NPU. Written by
+`python -m bench kernels --markdown`; the proofs come from `pytest tests/npu --write-npu-proofs`.
+
+Each result is checked against the reference, a formula in float64 (`bench/expected/`). On an NPU the
+NPU call takes the place of what is timed elsewhere. What proves that it takes the arguments that the
+replay passes:
+
+"""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What is known of a kernel type. Attributes are the columns of the table; empty where there is nothing."""
+
+    kernel_type: str
+    family: str
+    npu_call: str
+    proven_by: str
+    reference: str
+    devices: str
+
+
+HEADERS = ("kernel type", "family", "NPU call", "proven by", "reference", "devices")
+
+
+def kernels() -> list[Kernel]:
+    """By family, then by name."""
+    proofs = read_proofs()
+    found = []
+    for kernel_type, function in replays_of_bench().items():
+        spec, proof = replay_spec(function), proofs.get(kernel_type)
+        assert spec is not None
+        is_current = proof is not None and proof.call == spec.npu
+        found.append(
+            Kernel(
+                kernel_type,
+                function.__module__.removeprefix("bench.test_"),
+                spec.npu or "",
+                proof.proof if proof is not None and is_current else "not yet",
+                ", ".join(proof.references) if proof is not None else "",
+                ", ".join(kind for kind in DEVICE_KINDS if kind != "npu" or spec.npu),
+            )
+        )
+    return sorted(found, key=lambda kernel: (kernel.family, kernel.kernel_type))
+
+
+def as_text(kernels: Sequence[Kernel]) -> str:
+    rows = [HEADERS, *map(astuple, kernels)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    counts = Counter(kernel.proven_by for kernel in kernels)
+    proven = ", ".join(f"{kind} {count}" for kind, count in counts.most_common())
+    return "\n".join([*lines, "", f"{len(kernels)} kernel types, their NPU calls proven by: {proven}"])
+
+
+def as_page(kernels: Sequence[Kernel]) -> str:
+    """docs/kernels.md."""
+    meanings = "\n".join(f"- {kind}: {meaning}." for kind, meaning in KINDS.items())
+    return f"{_PAGE}{meanings}\n\n{_table(HEADERS, map(astuple, kernels))}"
+
+
+def as_summary(kernels: Sequence[Kernel]) -> str:
+    """The README's table: a line for each family, which leaves out the AiCore twins of kernels that it names."""
+    rows = []
+    for family in sorted({kernel.family for kernel in kernels}):
+        of_family = [kernel for kernel in kernels if kernel.family == family]
+        proofs = Counter(kernel.proven_by for kernel in of_family)
+        names = [kernel.kernel_type for kernel in of_family]
+        named = [name for name in names if not (name.endswith("AiCore") and name.removesuffix("AiCore") in names)]
+        rows.append((family, ", ".join(named), ", ".join(kind for kind in KINDS if proofs[kind])))
+    return _table(("family", "kernel types", "NPU calls proven by"), rows)
+
+
+def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (headers, ["---"] * len(headers), *rows))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
+        "--markdown",
+        action="store_true",
+        help="print docs/kernels.md, where this table is kept (default: columns for a terminal)",
+    )
+    form.add_argument(
+        "--summary", action="store_true", help="print the README's table, a line for each family (default: every type)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    form = as_page if arguments.markdown else as_summary if arguments.summary else as_text
+    print(form(kernels()).rstrip())
+    return 0

@@ -1,0 +1,49 @@
+"""The front of `python -m database` and `python -m bench`: commands that are modules."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+
+from database.errors import OpAtlasError
+
+
+def run_command(
+    prog: str, description: str, modules: Mapping[str, ModuleType], arguments: Sequence[str] | None = None
+) -> int:
+    """Runs the command that the arguments name; gives the exit status.
+
+    Args:
+        prog, description: for the help.
+        modules: by the command's name. Each documents it in its docstring, and has
+            `add_arguments(parser)` and `run(arguments)`, which gives the exit status.
+        arguments: default those of the process.
+    """
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, module in modules.items():
+        text = (module.__doc__ or "").strip()
+        command = commands.add_parser(name, help=text.partition("\n")[0], description=text)
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    parsed = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A path or a kernel type that the terminal has no letters for must not cost the summary.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        status: int = parsed.run(parsed)
+    except OpAtlasError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # `| head` has seen enough; Python flushes stdout once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: every CSV is whole, as it was before or as it was to be", file=sys.stderr)
+        return 130
+    return status

@@ -1,0 +1,67 @@
+"""Every kernel type that the project is to replay has a replay, or a reason why it has none."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+from bench.coverage import replays_of_bench
+
+#: What a user may expect: the kernels of LLM inference on NPUs, those of the tools that came before,
+#: and those of real captures of training and inference.
+REQUIRED = """
+    MatMulV2 MatMulV3 MatMulCommon QuantBatchMatmulV3 AscendQuantV2 DynamicQuant FusedInferAttentionScore
+    RmsNorm AddRmsNormBias InterleaveRope split_qkv_rmsnorm_rope_kernel ReshapeAndCacheNdKernel
+    KvRmsNormRopeCache SwiGlu SoftmaxV2 TensorMove Slice PadV3 Index GatherV2 MaskedFill Transpose Sort
+    ArgMaxV2 Add DispatchFFNCombine RINGMLAPrefillBF16Kernel
+
+    BatchMatMulV2 TransposeBatchMatMul GroupedMatmul GroupedMatmulSwigluQuant MoeTokenPermute
+    MoeTokenUnpermute MoeGatingTopK ScatterNdUpdate LightningIndexer SparseFlashAttention
+
+    AddAiCore Mul MulAiCore Muls Sub SubAiCore RealDiv FloorDiv FloorMod Equal NotEqual Greater
+    GreaterEqual Less LogicalAnd LogicalNot LogicalOr SelectV2 Neg Abs Log Cos Sin Pows Cast Fill ZerosLike
+    OnesLike Range ReduceSum Cumsum ConcatD BroadcastTo Tile AsStrided GatherElements GatherV3
+    IndexPutV2 ScatterElementsV2 NonZero LpNormV2 RmsNormGrad SwiGluGrad RotaryPositionEmbedding
+    RotaryPositionEmbeddingGrad FlashAttentionScore FlashAttentionScoreGrad EmbeddingDenseGradV2
+    ApplyAdamWV2 ApplyRotaryPosEmb AddRmsNorm AddRmsNormDynamicQuant SliceAiCore TransposeAiCore PadV3AiCore
+    Relu ReluGrad LogSoftmaxV2 LogSoftmaxGrad NLLLoss NLLLossGrad Conv2D Conv2DBackpropFilter
+    Conv2DBackpropInput MaxPoolWithArgmaxV1 MaxPoolGradWithArgmaxV1 AdaptiveAvgPool3d
+    AdaptiveAvgPool3dGrad TopKV2 Tril TransData ApplyTopKTopPCustom _triton_rope PagedCacheLoadNdKernel
+    DropOutDoMask ForeachAddList ForeachMulScalar
+
+    MemSet DSAGenBitMask DSAStatelessGenBitMask _narrow_copy_flat_kernel main_kernel
+    matmul_bias_activation_kernel
+"""
+
+#: Not there yet. It may only shrink.
+PENDING = """
+    ReshapeAndCacheNdKernel KvRmsNormRopeCache DispatchFFNCombine GroupedMatmul
+    GroupedMatmulSwigluQuant MoeTokenPermute MoeTokenUnpermute MoeGatingTopK ScatterNdUpdate
+    LightningIndexer SparseFlashAttention GatherElements GatherV3 IndexPutV2 ScatterElementsV2
+    SwiGluGrad EmbeddingDenseGradV2 ApplyAdamWV2 ReluGrad LogSoftmaxV2 LogSoftmaxGrad NLLLoss
+    NLLLossGrad PagedCacheLoadNdKernel DropOutDoMask ForeachAddList ForeachMulScalar MemSet
+    DSAGenBitMask DSAStatelessGenBitMask _narrow_copy_flat_kernel main_kernel
+    matmul_bias_activation_kernel
+"""
+
+
+def without_replay() -> dict[str, str]:
+    """Why, by kernel type."""
+    if importlib.util.find_spec("bench.without_replay") is None:
+        return {}
+    reasons: dict[str, str] = importlib.import_module("bench.without_replay").WITHOUT_REPLAY
+    return reasons
+
+
+def test_every_required_kernel_type_is_replayed_or_says_why_not():
+    missing = set(REQUIRED.split()) - set(replays_of_bench()) - set(without_replay())
+    assert sorted(missing - set(PENDING.split())) == []
+
+
+def test_pending_kernel_types_are_pending():
+    assert sorted(set(PENDING.split()) & (set(replays_of_bench()) | set(without_replay()))) == [], "take it off PENDING"
+    assert set(PENDING.split()) <= set(REQUIRED.split())
+
+
+def test_no_kernel_type_has_both_a_replay_and_a_reason_for_none():
+    assert sorted(set(replays_of_bench()) & set(without_replay())) == []

@@ -1,0 +1,55 @@
+"""`python -m bench kernels`, and what is written from it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.__main__ import main
+from bench.coverage import replays_of_bench
+from bench.kernels import as_page, as_summary, as_text, kernels
+from bench.npu_proofs import KINDS, read_proofs
+from bench.registry import replay_spec
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_every_replay_has_its_line():
+    lines = as_text(kernels()).splitlines()
+    assert lines[0].split() == ["kernel", "type", "family", "NPU", "call", "proven", "by", "reference", "devices"]
+    assert [line.split()[0] for line in lines[1 : 1 + len(kernels())]] == [known.kernel_type for known in kernels()]
+    assert {known.kernel_type for known in kernels()} == set(replays_of_bench())
+
+
+def test_a_line_says_what_is_known(capsys):
+    assert main(["kernels"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("RmsNorm "))
+    assert line.split() == ["RmsNorm", "norm", "torch_npu.npu_rms_norm", "meta", "kernel", "rms_norm", "cpu"]
+
+
+def test_it_does_not_wait_for_torch():
+    code = "import sys; from bench.__main__ import main; main(['kernels']); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True, capture_output=True)
+
+
+def test_every_call_is_proven():
+    """What tests/npu found, with the torch_npu that is not at hand everywhere."""
+    proofs = read_proofs()
+    assert set(proofs) == set(replays_of_bench()), "run `pytest tests/npu --write-npu-proofs`"
+    assert {name: proof.call for name, proof in proofs.items()} == {
+        name: replay_spec(function).npu for name, function in replays_of_bench().items()
+    }
+    assert {proof.proof for proof in proofs.values()} <= set(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("path", "form", "option"), [("docs/kernels.md", as_page, "--markdown"), ("README.md", as_summary, "--summary")]
+)
+def test_table_is_up_to_date(path, form, option):
+    text = (REPOSITORY / path).read_text(encoding="utf-8")
+    assert form(kernels()) in text, (
+        f"{path} is out of date: copy it from `python -m bench kernels {option}`"
+    )
