@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 Pair = tuple[int, int]
 
+BLOCKED = ("NC1HWC0", "FRACTAL_Z", "FRACTAL_NZ")
+
 #: `distinct_map` has no number twice in a window of this many places a side.
 DISTINCT = 16
 
@@ -179,7 +181,7 @@ def distinct_map(row: ReplayRow, slot: int, shape: Shape) -> torch.Tensor:
 
 def in_layout(row: ReplayRow, slot: Slot, tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in the slot's blocked format, on devices that have formats."""
-    return row.in_format(layout(slot), tensor) if layout(slot) in ("NC1HWC0", "FRACTAL_Z") else tensor
+    return row.in_format(layout(slot), tensor) if layout(slot) in BLOCKED else tensor
 
 
 def _kernels(weight: Slot, c: int, o: int) -> tuple[list[Pair], int]:

@@ -1,0 +1,124 @@
+"""Replays of kernels that lay data out anew, or that keep or find some of it by its place."""
+
+from __future__ import annotations
+
+import math
+
+from bench import expected, images, impl
+from bench.errors import Unsupported
+from bench.registry import replays
+from database.schema import INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
+
+#: Bytes in the last axis of a blocked layout.
+_BLOCK_BYTES = 32
+
+
+@replays("TransData", npu="torch_npu.npu_format_cast")
+def test_trans_data(row, replay):
+    """From a plain layout (NCHW, ND) to a blocked one, or back, into a tensor like the second argument.
+
+    On an NPU both tensors show the shape of the plain slot. Elsewhere a blocked one has its stored shape.
+    """
+    row.expect_inputs(1)
+    source, result = images.input_of(row, 0).slot, images.output_of(row, like=0).slot
+    packs = _blocked(source, result) == result.shape
+    if not packs and _blocked(result, source) != source.shape:
+        raise row.refuse(
+            OUTPUT_SHAPES,
+            f"{source.shape} ({source.format or 'no format'}) and {result.shape} ({result.format or 'no format'}) "
+            "are not the plain and a blocked layout of one tensor",
+            "correct one of the shapes or formats",
+        )
+    plain, blocked = (source, result) if packs else (result, source)
+    on_npu = row.device.type in ("npu", "meta")
+    x = row.tensor(0, shape=plain.shape if on_npu else None)
+    if row.device.type == "npu" and blocked.shape[-1] * x.element_size() != _BLOCK_BYTES:
+        raise Unsupported(
+            f"npu_format_cast makes blocks of {_BLOCK_BYTES} bytes; those of {blocked.shape[-1]} {blocked.dtype} "
+            "are made inside of poolings"
+        )
+    destination = x.new_zeros(plain.shape if on_npu else result.shape)
+    replay(
+        impl.format_cast,
+        images.in_layout(row, source, x),
+        images.in_layout(row, result, destination),
+        output_slots=[None] if on_npu else [0],
+        expected=expected.format_cast,
+    )
+
+
+def _blocked(plain, blocked):
+    """The shape that the tensor of a plain slot has in a blocked slot's layout; None where it has none."""
+    *batch, m, k = plain.shape if len(plain.shape) > 1 else (0, 0)
+    ranks = (len(plain.shape), len(blocked.shape))
+    format_of_ranks = {(4, 5): "NC1HWC0", (4, 4): "FRACTAL_Z"}.get(ranks, "FRACTAL_NZ")
+    block = blocked.shape[-1] if blocked.shape else 0
+    if not block or images.layout(plain) in images.BLOCKED:
+        return None
+    match images.layout(blocked) or format_of_ranks, plain.shape:
+        case "NC1HWC0", (n, c, h, w):
+            return n, images.blocks(c, block), h, w, block
+        case "FRACTAL_Z", (o, c, h, w):
+            return images.blocks(c, block) * h * w, images.blocks(o, 16), 16, block
+        case "FRACTAL_NZ", (_, _, *_):
+            return *batch, images.blocks(k, block), images.blocks(m, 16), 16, block
+    return None
+
+
+@replays("AsStrided", npu="torch_npu.npu_stride_copy")
+def test_as_strided(row, replay):
+    """Slot 0 is a storage, 1 and 2 list the view's sizes and strides, 3 its offset, which are not in a capture.
+
+    A view of a part of the storage is taken for the first columns of its last axis; one of all of
+    it for the transposition of its first two axes, as a contiguous view needs no copy.
+    """
+    row.expect_inputs(4)
+    sizes, count = row.output_shape(), row.tensor(0).numel()
+    for slot, what in ((1, "the sizes"), (2, "the strides")):
+        row.expect_list(slot, len(sizes), what)
+    row.expect_list(3, 1, "the offset")
+    viewed = math.prod(sizes)
+    if not viewed or count % viewed or len(sizes) < 2:
+        raise row.refuse(
+            OUTPUT_SHAPES,
+            f"it is neither a part of the last axis of a tensor of {count} numbers nor its transposition",
+            "correct one of the shapes",
+        )
+    transposed = count == viewed
+    stored = [*sizes[1::-1], *sizes[2:]] if transposed else [*sizes[:-1], count // viewed * sizes[-1]]
+    strides = [math.prod(stored[axis + 1 :]) for axis in range(len(stored))]
+    if transposed:
+        strides[:2] = strides[1::-1]
+    replay(impl.strided_copy, row.tensor(0), list(sizes), strides, 0, expected=expected.strided_copy)
+
+
+@replays("Tril", npu="torch.tril")
+def test_tril(row, replay):
+    """Which diagonal is not in a capture; it is the main one."""
+    row.expect_inputs(1)
+    if len(row.shape(0)) < 2:
+        raise row.refuse(INPUT_SHAPES, "a matrix has two axes", "correct the shape")
+    replay(impl.lower_triangle, row.tensor(0), 0, expected=expected.lower_triangle)
+
+
+@replays("NonZero", npu="torch.nonzero")
+def test_nonzero(row, replay):
+    """The output's size tells how many numbers are not 0, or at most are; they are spread evenly.
+
+    Profilers write its shape as (count, axes), (axes, count) or (count,).
+    """
+    row.expect_inputs(1)
+    x = row.tensor(0)
+    listed = math.prod(row.output_shape())
+    if not x.dim() or listed % x.dim() or listed // x.dim() > x.numel():
+        raise row.refuse(
+            OUTPUT_SHAPES,
+            f"it must hold {x.dim()} coordinates for each of up to {x.numel()} numbers",
+            "correct one of the shapes",
+        )
+    if row.output_dtype().is_floating_point or row.output_slots[0].dtype == "BOOL":
+        raise row.refuse(OUTPUT_DTYPES, "coordinates are integers", "correct the dtype")
+    count = listed // x.dim()
+    x = x.new_zeros(x.shape)
+    x.view(-1)[[i * x.numel() // count for i in range(count)]] = 1
+    replay(impl.nonzero, x, output_slots=[None], expected=expected.nonzero)

@@ -1,0 +1,81 @@
+"""Layouts: what is packed comes back unpacked; rows that contradict themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from replaying import replay_row
+
+from bench import expected, impl
+from bench.check import check
+from database.schema import Status
+
+SHAPES, OUTPUT, TYPES = "Input Shapes", "Output Shapes", "Output Data Types"
+SIZES = st.integers(1, 40)
+BLOCKS = st.sampled_from([8, 16, 32])
+
+
+def up(size, block):
+    return -(-size // block)
+
+
+@given(st.tuples(st.integers(1, 3), SIZES, st.integers(1, 5), st.integers(1, 5)), BLOCKS)
+def test_feature_maps_come_back(shape, block):
+    n, c, h, w = shape
+    come_back(torch.rand(shape), torch.empty(n, up(c, block), h, w, block))
+
+
+@given(st.tuples(SIZES, SIZES, st.integers(1, 5), st.integers(1, 5)), BLOCKS)
+def test_weights_come_back(shape, block):
+    o, c, h, w = shape
+    come_back(torch.rand(shape), torch.empty(up(c, block) * h * w, up(o, 16), 16, block))
+
+
+@given(st.lists(st.integers(1, 3), max_size=2), SIZES, SIZES, BLOCKS)
+def test_matrices_come_back(batch, m, k, block):
+    come_back(torch.rand(*batch, m, k), torch.empty(*batch, up(k, block), up(m, 16), 16, block))
+
+
+def come_back(plain, blocked):
+    packed = impl.format_cast(plain, blocked)
+    assert packed.shape == blocked.shape
+    assert packed.sum().item() == pytest.approx(plain.sum().item(), rel=1e-4)  # nothing but zeros is added
+    assert torch.equal(impl.format_cast(packed, plain), plain)
+    check(expected.format_cast, [plain, blocked], {}, [packed], seed=1)
+    check(expected.format_cast, [packed, plain], {}, [plain], seed=1)
+
+
+def test_a_weight_in_its_blocks():
+    """By hand: 1 x 1 kernels, so that block (c1, o1) is a matrix of 16 outputs by 8 channels."""
+    weight = torch.arange(32 * 16.0).reshape(32, 16, 1, 1)
+    stored = impl.format_cast(weight, torch.empty(2, 2, 16, 8))
+    assert torch.equal(stored[1, 0], weight[:16, 8:, 0, 0])
+    assert torch.equal(stored[0, 1], weight[16:, :8, 0, 0])
+
+
+CONTRADICTIONS = [
+    ("TransData", "3,13,5,7 | FLOAT | NCHW -> 3,3,5,7,8 | FLOAT | NC1HWC0", OUTPUT, "not the plain and a blocked"),
+    ("TransData", "3,13,5,7 | FLOAT | NCHW -> 3,13,5,7 | FLOAT | NCHW", OUTPUT, "not the plain and a blocked"),
+    ("TransData", "3,2,5,7,8 | FLOAT | NC1HWC0 -> 3,17,5,7 | FLOAT | NCHW", OUTPUT, "not the plain and a blocked"),
+    ("TransData", "20,40 | INT8 | ND -> 2,2,8,32 | INT8 | FRACTAL_NZ", OUTPUT, "not the plain and a blocked"),
+    ("TransData", "20,40 | INT8 | ND -> 2,2,16,32 | FLOAT | FRACTAL_NZ", TYPES, "output 0 of TransData is torch.int8"),
+    ("AsStrided", "360;3;3;1 | FLOAT;INT64;INT64;INT64 -> 5,4,7 | FLOAT", OUTPUT, "neither a part"),
+    ("AsStrided", "360;2;3;1 | FLOAT;INT64;INT64;INT64 -> 5,4,6 | FLOAT", SHAPES, "slot 1 lists the sizes"),
+    ("AsStrided", "360;3;3;1 | FLOAT;INT64;INT64;INT64 -> | ", OUTPUT, "output slot 0 is missing"),
+    ("AsStrided", "360;1;1;1 | FLOAT;INT64;INT64;INT64 -> 36 | FLOAT", OUTPUT, "neither a part"),
+    ("Tril", "7 | FLOAT -> 7 | FLOAT", SHAPES, "two axes"),
+    ("Tril", "4,7 | FLOAT -> 7,4 | FLOAT", OUTPUT, "output 0 of Tril is (4, 7)"),
+    ("NonZero", "6,9 | BOOL -> 17 | INT64", OUTPUT, "2 coordinates for each of up to 54"),
+    ("NonZero", "6,9 | BOOL -> 55,2 | INT64", OUTPUT, "2 coordinates for each of up to 54"),
+    ("NonZero", "6,9 | BOOL -> 17,2 | FLOAT", TYPES, "coordinates are integers"),
+]
+
+
+@pytest.mark.parametrize(("kernel_type", "row", "column", "words"), CONTRADICTIONS)
+def test_contradiction_is_refused(kernel_type, row, column, words):
+    outcome = replay_row(kernel_type, row)
+    assert outcome.status is Status.INVALID, outcome
+    assert words in outcome.reason
+    assert f"column '{column}'" in outcome.reason
