@@ -13,6 +13,7 @@ from sample_rows import ROWS
 import bench.runner
 from bench import impl
 from bench.formula import Picks, Rounded
+from bench.formula_parts import Part
 from bench.registry import replay_spec
 from bench.replay import Replay
 from database.schema import Status
@@ -58,8 +59,8 @@ def perturbed(function, how, mutates=()):
 
 
 def perturbed_value(value, how):
-    if isinstance(value, (Picks, Rounded)):
-        return dataclasses.replace(value, values=how(value.values))
+    if isinstance(value, (Part, Picks, Rounded)):
+        return dataclasses.replace(value, values=perturbed_value(value.values, how))
     return how(value)
 
 

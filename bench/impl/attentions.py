@@ -1,0 +1,266 @@
+"""Attention over sequences of different lengths, in pages or one behind the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
+
+__all__ = ["fused_infer_attention_score", "ring_mla"]
+
+#: Scores that are held at a time where no fused kernel computes them: 256 MiB in float32.
+_SCORES = 1 << 26
+#: Elements of the keys of sequences that are computed in one batch.
+_GATHERED = 1 << 26
+
+
+def fused_infer_attention_score(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    atten_mask: torch.Tensor | None = None,
+    actual_seq_lengths: Sequence[int] | None = None,
+    actual_seq_lengths_kv: Sequence[int],
+    block_table: torch.Tensor | None = None,
+    query_rope: torch.Tensor | None = None,
+    key_rope: torch.Tensor | None = None,
+    num_heads: int,
+    scale: float,
+    input_layout: str,
+    num_key_value_heads: int,
+    sparse_mode: int = 0,
+    block_size: int = 0,
+    softmax_lse_flag: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each sequence's attention; those of equal lengths are computed in one batch.
+
+    Shapes: queries (T, N, D), or (B, N, S, D) with results (N, B, S, D); keys and values (T, H, D),
+    or pages (blocks, block size, H x D) or (blocks, H, block size, D). The causal mask is the one
+    that `sparse_mode` 3 names, so the tensor is not read. Second result: the log-sum-exp in
+    float32, (T, N, 1) or (B, N, S, 1), empty unless asked for.
+    """
+    if query_rope is not None and key_rope is not None:
+        query = torch.cat([query, query_rope], dim=-1)
+    tokens = query if input_layout == "TND" else query.transpose(1, 2).flatten(0, 1)
+    ends = actual_seq_lengths or range(query.shape[-2], len(tokens) + 1, query.shape[-2])
+    own_kv = actual_seq_lengths_kv if block_table is not None else _differences(actual_seq_lengths_kv)
+    width = value.shape[-1] // (num_key_value_heads if value.dim() == 3 and block_table is not None else 1)
+    out = tokens.new_empty(len(tokens), num_heads, width)
+    lse = torch.empty(len(tokens) if softmax_lse_flag else 0, num_heads, 1, device=query.device)
+    for q_length, kv_length, members in _alike(_differences(ends), own_kv, num_key_value_heads * key.shape[-1]):
+        rows = _stretches([ends[i] - q_length for i in members], q_length, query.device)
+        q = tokens[rows].transpose(1, 2)
+        if block_table is not None:
+            table = block_table[members, : math.ceil(kv_length / block_size)].long()
+            stored = partial(pages, table=table, length=kv_length, heads=num_key_value_heads)
+        else:
+            places = _stretches([actual_seq_lengths_kv[i] - kv_length for i in members], kv_length, query.device)
+            stored = partial(_packed, places=places)
+        k = stored(key) if key_rope is None else torch.cat([stored(key), stored(key_rope)], dim=-1)
+        # Values that are the keys themselves, as in absorbed latent attention, are the first of their numbers.
+        v = k if value is key else stored(value)
+        if softmax_lse_flag:
+            result, sums = attend_with_lse(q, k, v, scale=scale, causal=sparse_mode == 3)
+            lse[rows] = sums.transpose(1, 2)[..., None]
+        else:
+            result = attend(q, k, v, scale=scale, causal=sparse_mode == 3)
+        out[rows] = result.transpose(1, 2)[..., :width]
+    if input_layout == "TND":
+        return out, lse if softmax_lse_flag else lse.reshape(0)
+    sequences, _, length = query.shape[:3]
+    lse = lse.view(sequences, length, num_heads, 1).transpose(1, 2).contiguous() if softmax_lse_flag else lse.reshape(0)
+    return out.view(sequences, length, num_heads, width).permute(2, 0, 1, 3).contiguous(), lse
+
+
+def ring_mla(
+    q_nope: torch.Tensor,
+    q_rope: torch.Tensor,
+    k_nope: torch.Tensor,
+    k_rope: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    seqlen: torch.Tensor,
+    head_num: int,
+    kv_head_num: int,
+    *,
+    pre_out: torch.Tensor | None = None,
+    prev_lse: torch.Tensor | None = None,
+    qk_scale: float,
+    kernel_type: str,
+    mask_type: str,
+    input_layout: str,
+    calc_type: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One step of ring attention over (T, heads, D) tokens: (T, N, Dv) and the log-sum-exp (N, T).
+
+    With `pre_out` and `prev_lse`, the step's attention is merged with theirs. `seqlen` is on the
+    host: (sequences,), or (2, sequences) where the keys' lengths differ.
+    """
+    lengths = seqlen.reshape(-1, seqlen.shape[-1]).tolist()
+    q, k = torch.cat([q_nope, q_rope], dim=-1), torch.cat([k_nope, k_rope], dim=-1)
+    outs, sums = [], []
+    pieces = zip(q.split(lengths[0]), k.split(lengths[-1]), value.split(lengths[-1]), strict=True)
+    for own_q, own_k, own_v in pieces:
+        batch = [tensor.transpose(0, 1)[None] for tensor in (own_q, own_k, own_v)]
+        out, lse = attend_with_lse(*batch, scale=qk_scale, causal=mask_type == "mask_type_triu")
+        outs.append(out[0].transpose(0, 1))
+        sums.append(lse[0])
+    out, lse = torch.cat(outs), torch.cat(sums, dim=-1)
+    if pre_out is None or prev_lse is None:
+        return out.contiguous(), lse
+    both = torch.logaddexp(lse, prev_lse)
+    old, new = ((part - both).exp().T[..., None] for part in (prev_lse, lse))
+    return (pre_out * old + out * new).to(pre_out.dtype), both
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, causal: bool) -> torch.Tensor:
+    """(B, N, S, D), (B, H, T, D) and (B, H, T, Dv) to (B, N, S, Dv); the last query sees all keys.
+
+    N is a multiple of H.
+    """
+    q, shape, causal = _folded(q, k, causal)
+    square = q.shape[2] == k.shape[2]
+    width = v.shape[-1]
+    if q.device.type == "cpu":
+        # The fused kernel there wants one width; for two, torch takes one that is three times slower.
+        v = _widened(v, q.shape[-1])
+    out = functional.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=_corner(q, k) if causal and not square else None,
+        is_causal=causal and square,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return out[..., :width].reshape(*shape, width)
+
+
+def attend_with_lse(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `attend`, and the log-sum-exp of the scores, (B, N, S) in float32.
+
+    torch's public function does not give the latter; the kernels behind it do.
+    """
+    q, shape, causal = _folded(q, k, causal)
+    square = q.shape[2] == k.shape[2]
+    width = v.shape[-1]
+    if q.device.type == "cpu":
+        mask = None
+        if causal and not square:
+            seen = _corner(q, k)
+            mask = torch.zeros(seen.shape, dtype=q.dtype).masked_fill_(~seen, -math.inf)
+        group = q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(group, 1) if group > 1 else x for x in (k, v))
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, _widened(v, q.shape[-1]), 0.0, causal and square, attn_mask=mask, scale=scale
+        )
+    elif _flash_takes(q) and (square or not causal):
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+            q, k, _widened(v, q.shape[-1]), 0.0, causal, scale=scale
+        )
+    else:
+        out, highest, total = plain_attention(q, k, v, scale=scale, causal=causal)
+        lse = highest + total.log()
+    return out[..., :width].reshape(*shape, width), lse.reshape(shape)
+
+
+def plain_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `attend`, cut to Dv, with the largest score and the sum of exp(score - largest), (B, N, S) in float32.
+
+    In torch's ordinary operators, for devices and shapes that no fused kernel takes.
+    """
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.float().repeat_interleave(group, 1) for x in (k, v))
+    offset = k.shape[2] - q.shape[2]
+    step = max(1, _SCORES // max(1, q.shape[0] * q.shape[1] * k.shape[2]))
+    outs, highs, totals = [], [], []
+    for first in range(0, q.shape[2], step):
+        piece = q[:, :, first : first + step].float()
+        seen = first + piece.shape[2] + offset if causal else k.shape[2]
+        scores = torch.matmul(piece, keys[:, :, :seen].mT).mul_(scale)
+        if causal:
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu_(first + offset + 1)
+            scores.masked_fill_(later, -math.inf)
+        highest = scores.amax(dim=-1)
+        powers = scores.sub_(highest[..., None]).exp_()
+        total = powers.sum(dim=-1)
+        outs.append((torch.matmul(powers, values[:, :, :seen]) / total[..., None]).to(q.dtype))
+        highs.append(highest)
+        totals.append(total)
+    return torch.cat(outs, 2), torch.cat(highs, 2), torch.cat(totals, 2)
+
+
+def pages(cache: torch.Tensor, table: torch.Tensor, length: int, heads: int) -> torch.Tensor:
+    """The first `length` tokens of each line of a block table: (sequences, heads, length, D).
+
+    Args:
+        cache: (blocks, block size, heads x D), or (blocks, heads, block size, D).
+        table: (sequences, blocks that hold the tokens).
+    """
+    found = cache[table]
+    if cache.dim() == 4:
+        return found.transpose(1, 2).flatten(2, 3)[:, :, :length]
+    tokens = found.flatten(1, 2)[:, :length]
+    return tokens.view(*tokens.shape[:2], heads, -1).transpose(1, 2)
+
+
+def _folded(q: torch.Tensor, k: torch.Tensor, causal: bool) -> tuple[torch.Tensor, tuple[int, ...], bool]:
+    """Queries of one token, whose heads share keys, as queries of as many tokens; their (B, N, S) before; causal."""
+    shape = tuple(q.shape[:3])
+    if q.shape[2] > 1:
+        return q, shape, causal
+    return q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1]), shape, False
+
+
+def _flash_takes(q: torch.Tensor) -> bool:
+    """What FlashAttention-2 in torch is compiled for."""
+    return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
+
+
+def _widened(v: torch.Tensor, width: int) -> torch.Tensor:
+    return v if v.shape[-1] == width else functional.pad(v, (0, width - v.shape[-1]))
+
+
+def _corner(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """The causal mask whose last query sees all keys. (On CUDA a type of torch's, which its flash kernel knows.)"""
+    if q.is_cuda:
+        return causal_lower_right(q.shape[2], k.shape[2])
+    return torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril_(k.shape[2] - q.shape[2])
+
+
+def _differences(ends: Sequence[int]) -> list[int]:
+    return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _packed(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """(T, heads, D) to (sequences, heads, length, D)."""
+    return tokens[places].transpose(1, 2)
+
+
+def _alike(q_lengths: Sequence[int], kv_lengths: Sequence[int], width: int) -> Iterator[tuple[int, int, list[int]]]:
+    """Sequences of equal lengths, no more at a time than `_GATHERED` allows.
+
+    Yields:
+        Their number of queries, their number of keys (of `width` elements each), and which they are.
+    """
+    found: dict[tuple[int, int], list[int]] = {}
+    for number, lengths in enumerate(zip(q_lengths, kv_lengths, strict=True)):
+        found.setdefault(lengths, []).append(number)
+    for (q_length, kv_length), members in found.items():
+        step = max(1, _GATHERED // (kv_length * width))
+        for first in range(0, len(members), step):
+            yield q_length, kv_length, members[first : first + step]
+
+
+def _stretches(starts: Sequence[int], length: int, device: torch.device) -> torch.Tensor:
+    """(starts, length): the numbers from each start on."""
+    return torch.tensor(starts, device=device)[:, None] + torch.arange(length, device=device)

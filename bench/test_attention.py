@@ -1,0 +1,96 @@
+"""Replays of attention in inference."""
+
+from __future__ import annotations
+
+import math
+
+from bench import attention_row, expected, impl
+from bench.attention_row import CAUSAL_MASK, KEY, KEY_ROPE, QUERY, QUERY_ROPE, VALUE, with_operator_shapes
+from bench.registry import replays
+from bench.sequences import expect_slots, given, lengths_tensor
+from database.schema import INPUT_SHAPES
+
+#: Queries and keys are uniform in -2 ... 2, so that scores have a standard deviation of 4 / 3: no
+#: key alone decides a result, and none can be left out unseen.
+RANGE = (-2.0, 2.0)
+
+#: The mask that stands for every causal one in npu_ring_mla.
+RING_MASK = (512, 512)
+
+
+@replays("FusedInferAttentionScore", npu="torch_npu.npu_fused_infer_attention_score")
+def test_fused_infer_attention_score(row, replay):
+    operator = with_operator_shapes(row)
+    call = attention_row.read_attention(operator)
+    key = operator.tensor(KEY, *RANGE)
+    # Absorbed latent attention reads one cache as keys and as values.
+    value = key if call.rope and call.table and operator.shape(VALUE) == operator.shape(KEY) else operator.tensor(VALUE)
+    replay(
+        impl.fused_infer_attention_score,
+        operator.tensor(QUERY, *RANGE),
+        key,
+        value,
+        atten_mask=row.upper_triangle(CAUSAL_MASK, call.mask_dtype) if call.mask_dtype else None,
+        actual_seq_lengths=call.query_lengths,
+        actual_seq_lengths_kv=call.kv_lengths,
+        block_table=operator.block_table(call.table, call.used_blocks, key.shape[0]) if call.table else None,
+        query_rope=operator.tensor(QUERY_ROPE, *RANGE) if call.rope else None,
+        key_rope=operator.tensor(KEY_ROPE, *RANGE) if call.rope else None,
+        num_heads=call.heads,
+        scale=call.scale,
+        input_layout=call.layout,
+        num_key_value_heads=call.kv_heads,
+        sparse_mode=call.sparse_mode,
+        block_size=call.block_size,
+        softmax_lse_flag=call.with_lse,
+        output_slots=[0, 1] if call.with_lse else [0],
+        expected=expected.fused_infer_attention_score,
+    )
+
+
+@replays("RINGMLAPrefillBF16Kernel", npu="torch_npu.atb.npu_ring_mla")
+def test_ring_mla(row, replay):
+    """Slots 0 to 5: queries, their rope part, keys, their rope part, values, mask; 13 and 14: an earlier step.
+
+    A capture does not have the sequences' lengths, which are on the host. There is one sequence.
+    """
+    expect_slots(row, range(5), (5, 13, 14))
+    q, q_rope, k, k_rope, v = (row.shape(slot) for slot in range(5))
+    if len(q) != 3 or len(k) != 3 or (q[:2], k[:2], k[:2], q[-1]) != (q_rope[:2], k_rope[:2], v[:2], k[-1]):
+        raise row.refuse(
+            INPUT_SHAPES,
+            "slots 0 and 1, and slots 2 to 4, must have the same tokens and heads, and slots 0 and 2 the same width",
+            "correct their shapes",
+        )
+    if not k[1] or q[1] % k[1] or q_rope[-1] != k_rope[-1]:
+        raise row.refuse(INPUT_SHAPES, "the heads or rope parts of queries and keys do not go together", "correct them")
+    later = given(row, 13)
+    if later != given(row, 14):
+        raise row.refuse(INPUT_SHAPES, "slots 13 and 14, of an earlier step, belong together", "restore the other")
+    if not later and q[0] != k[0]:
+        raise row.refuse(INPUT_SHAPES, "a first step is causal, and has as many queries as keys", "correct the shapes")
+    if later and (row.shape(13), row.shape(14)) != ((*q[:2], v[-1]), (q[1], q[0])):
+        raise row.refuse(INPUT_SHAPES, "slots 13, 14 must be (tokens, heads, D), (heads, tokens)", "correct the shapes")
+    row.assume("all tokens are one sequence")
+    dtype = row.input_slots[0].dtype
+    # In FLOAT16 the mask is added to the scores; in BF16 the kernel multiplies it by a large negative number itself.
+    mask = row.upper_triangle(RING_MASK, dtype, -math.inf if dtype == "FLOAT16" else 1)
+    # Sums of an earlier step that are about as large as this step's, so that both matter.
+    size = math.log(max(k[0], 1)) + 0.9
+    replay(
+        impl.ring_mla,
+        *(row.tensor(slot, *RANGE) for slot in range(4)),
+        row.tensor(4),
+        mask,
+        lengths_tensor(row, [[q[0]], [k[0]]] if later else [q[0]], host=True),
+        q[1],
+        k[1],
+        pre_out=row.tensor(13) if later else None,
+        prev_lse=row.tensor(14, size - 1, size + 1) if later else None,
+        qk_scale=1 / math.sqrt(q[-1] + q_rope[-1]),
+        kernel_type="kernel_type_high_precision",
+        mask_type="no_mask" if later else "mask_type_triu",
+        input_layout="type_bsnd",
+        calc_type="calc_type_default" if later else "calc_type_first_ring",
+        expected=expected.ring_mla,
+    )

@@ -1,0 +1,119 @@
+"""Replays of attention in training, forward and backward."""
+
+from __future__ import annotations
+
+import math
+
+from bench import expected, impl
+from bench.attention_row import CAUSAL_MASK
+from bench.registry import replays
+from bench.sequences import expect_slots, given
+from bench.test_attention import RANGE
+from database.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
+
+_DROPOUT = 4
+
+
+@replays("FlashAttentionScore", npu="torch_npu.npu_fusion_attention")
+def test_flash_attention(row, replay):
+    """Slots 0 to 2: queries, keys, values; 6: mask. Outputs: largest scores, their sums, nothing, result."""
+    if given(row, _DROPOUT):
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"slot {_DROPOUT} is a dropout mask: with what probability it drops is not recorded",
+            "capture the model without dropout",
+        )
+    expect_slots(row, range(3), (6,))
+    query, key, value = (row.tensor(slot, *RANGE) for slot in range(3))
+    replay(
+        impl.flash_attention,
+        query,
+        key,
+        value,
+        **_call(row, row.output_shape(0), 6 if given(row, 6) else None, "scale"),
+        output_slots=[3, 0, 1],
+        expected=expected.flash_attention,
+    )
+
+
+@replays("FlashAttentionScoreGrad", npu="torch_npu.npu_fusion_attention_grad")
+def test_flash_attention_grad(row, replay):
+    """Slots 0 to 3: queries, keys, values, gradient of the result; then, if there, a mask; then what the
+    forward kernel gave: largest scores, their sums, and, last, the result."""
+    expect_slots(row, range(4), range(4, len(row.input_slots)))
+    later = [slot for slot in range(4, len(row.input_slots)) if given(row, slot)]
+    *mask, highest, total, result = later if len(later) > 2 else [0, 0, 0]
+    if len(later) not in (3, 4) or row.shape(highest) != row.shape(total):
+        raise row.refuse(
+            INPUT_SHAPES,
+            "from slot 4 on, only a mask, the largest scores, their sums and the result are replayed",
+            "correct the slots, if they are wrong",
+        )
+    if not row.shape(result) == row.shape(3) == row.shape(0):
+        raise row.refuse(INPUT_SHAPES, f"slots 3 and {result} must have the shape of slot 0", "correct their shapes")
+    query, key, value = (row.tensor(slot, *RANGE) for slot in range(3))
+    call = _call(row, row.shape(highest), mask[0] if mask else None, "scale_value")
+    # Gradients mean something only of what the forward kernel really gave.
+    forward = {**call, "scale": call["scale_value"]}
+    del forward["scale_value"]
+    attention, softmax_max, softmax_sum = impl.flash_attention(query, key, value, **forward)
+    replay(
+        impl.flash_attention_grad,
+        query,
+        key,
+        value,
+        row.tensor(3),
+        **call,
+        softmax_max=softmax_max,
+        softmax_sum=softmax_sum,
+        attention_in=attention,
+        output_slots=[0, 1, 2],
+        expected=expected.flash_attention_grad,
+    )
+
+
+def _call(row, statistics, mask, scale_name):
+    """The arguments that are no tensors but the mask; the shape of the statistics, (B, N, S, 8), tells the layout."""
+    q, k, v = (row.shape(slot) for slot in range(3))
+    if len(statistics) != 4 or statistics[-1] != 8:
+        raise row.refuse(
+            OUTPUT_SHAPES, "largest scores and their sums are (batch, heads, queries, 8)", "correct the shape"
+        )
+    batch, heads, queries, _ = statistics
+    layouts = {
+        "SBH": (queries, batch, q[-1]),
+        "BSH": (batch, queries, q[-1]),
+        "BSND": (batch, queries, heads, q[-1]),
+        "BNSD": (batch, heads, queries, q[-1]),
+    }
+    layout = next((name for name, shape in layouts.items() if shape == q), None)
+    width = q[-1] if len(q) == 4 else q[-1] // max(heads, 1)
+    kv_heads = 0
+    if layout and len(k) == len(q) and k == v and width:
+        kv_heads = k[layout.index("N")] if "N" in layout else k[-1] // width
+    if layout is None or not kv_heads or heads % kv_heads or k[layout.index("B")] != batch:
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"slots 0 to 2 are not queries, keys and values of {batch} x {queries} tokens and {heads} heads in one of "
+            f"the layouts {', '.join(layouts)}",
+            "correct the shapes; TND is not replayed",
+        )
+    arguments = {"head_num": heads, "input_layout": layout, scale_name: 1 / math.sqrt(width)}
+    if mask is None:
+        return arguments
+    keys = k[layout.index("S")]
+    shape, dtype = row.shape(mask), row.input_slots[mask].dtype
+    if dtype not in ("BOOL", "UINT8"):
+        raise row.refuse(INPUT_DTYPES, f"slot {mask} (mask) is {dtype}, not BOOL or UINT8", "correct its dtype")
+    if queries != keys or (shape != CAUSAL_MASK and shape[-2:] != (queries, keys)):
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"slot {mask} is not the mask of as many queries as keys, {queries} x {keys}, nor 2048,2048, which stands "
+            "for a causal one",
+            "correct its shape",
+        )
+    # What a mask holds is not recorded: causal, as in training of language models.
+    if shape != CAUSAL_MASK:
+        row.assume("the mask is causal")
+    sparse_mode = 2 if shape == CAUSAL_MASK else 0
+    return {**arguments, "atten_mask": row.upper_triangle(shape, dtype), "sparse_mode": sparse_mode}
