@@ -7,7 +7,7 @@ those. Three kinds cover the kernels:
 - `per_row`: a row (everything but the last axis) comes from the same row of some inputs.
 - `per_element`: the formula itself takes the coordinates of the elements that are asked for.
 
-`each` puts several together, for a kernel whose results are not sampled alike.
+`each` puts several together, for a kernel whose results are not sampled alike; `on_lists` goes through lists.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def per_row(*rowwise: str) -> Callable[[Callable[..., Any]], Formula]:
     """`function` gets the named tensors as (rows, last axis), cut to the rows asked for.
 
     The other tensors come whole; all real numbers in float64. It returns, for each result, a
-    tensor that reshapes to (rows, rest).
+    tensor that reshapes to (rows, rest). A keyword parameter `rows` gets the numbers of the rows.
     """
 
     def decorate(function: Callable[..., Any]) -> Formula:
@@ -138,6 +138,11 @@ def each(*formulas: Formula) -> Formula:
     return _Each(formulas[0].name, formulas)
 
 
+def on_lists(formula: Formula) -> Formula:
+    """For a kernel on lists of tensors: result i comes from the i-th tensor of each list, by `formula`."""
+    return _OnLists(formula.name, (formula,))
+
+
 @dataclass(frozen=True)
 class _Pointwise:
     name: str
@@ -177,7 +182,8 @@ class _PerRow:
                 return value
             return to_float64(_as_rows(value, count)[rows] if name in self.rowwise else value)
 
-        expected = self.function(**{name: cut(name, value) for name, value in bound.items()})
+        numbers = {"rows": rows} if "rows" in _signature(self.function).parameters else {}
+        expected = self.function(**{name: cut(name, value) for name, value in bound.items()}, **numbers)
         return [
             Comparison(
                 _as_rows(result, count)[rows],
@@ -227,6 +233,26 @@ class _Each:
             comparison
             for formula, result in zip(self.formulas, results, strict=False)
             for comparison in formula.compare(arguments, keywords, [result], seed)
+        ]
+
+
+@dataclass(frozen=True)
+class _OnLists:
+    name: str
+    formulas: tuple[Formula, ...]
+
+    def compare(
+        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
+    ) -> list[Comparison]:
+        lists = [argument for argument in arguments if isinstance(argument, (list, tuple))]
+        if any(len(own) != len(results) for own in lists):
+            raise WrongResult(f"{len(results)} results of lists of {' and '.join(str(len(own)) for own in lists)}")
+        return [
+            comparison
+            for i, result in enumerate(results)
+            for comparison in self.formulas[0].compare(
+                [own[i] if isinstance(own, (list, tuple)) else own for own in arguments], keywords, [result], seed
+            )
         ]
 
 

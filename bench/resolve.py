@@ -60,6 +60,12 @@ def nz_matrix(stored: torch.Tensor) -> torch.Tensor:
     return stored.movedim(-4, -2).flatten(-4, -3).flatten(-2, -1)
 
 
+def nz_shape(stored: Shape) -> Shape:
+    """The shape of what `nz_matrix` makes of a tensor of this shape."""
+    *batch, a, b, c, d = stored
+    return (*batch, b * c, a * d)
+
+
 def permutation(source: Shape, result: Shape) -> tuple[int, ...] | None:
     """For each axis of `result` its axis in `source`; where several fit, one that moves the fewest.
 

@@ -132,9 +132,9 @@ class ReplayRow:
         self.expect_broadcast()
         return self.whole(0, *first), self.whole(1, *second) if len(self.input_slots) == 2 else SCALAR
 
-    def destination(self) -> torch.Tensor:
-        """Zeros in the shape and dtype of output slot 0, for a kernel that writes into a tensor."""
-        return torch.zeros(self.output_shape(), dtype=self.output_dtype(), device=self.device)
+    def destination(self, slot: int = 0) -> torch.Tensor:
+        """Zeros in the shape and dtype of an output slot, for a kernel that writes into a tensor."""
+        return torch.zeros(self.output_shape(slot), dtype=self.output_dtype(slot), device=self.device)
 
     def matrices(self, slot: int, *, rank: int | None = None, whole: int | None = None) -> torch.Tensor:
         """A random tensor of at least two axes, whose last two are a matrix.
@@ -174,14 +174,27 @@ class ReplayRow:
 
         return torch_npu.npu_format_cast(tensor, _ACL_FORMATS[name])  # type: ignore[no-any-return]
 
-    def indices(self, slot: int, below: int, *, distinct: bool = False, along: int | None = None) -> torch.Tensor:
+    def numbers(self, slot: int, values: Sequence[int]) -> torch.Tensor:
+        """These numbers in the input slot's dtype: lengths of sequences, for instance."""
+        return torch.tensor(values, dtype=self._torch_dtype(self._input(slot), INPUT_DTYPES)).to(self.device)
+
+    def indices(
+        self,
+        slot: int,
+        below: int,
+        *,
+        distinct: bool = False,
+        along: int | None = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> torch.Tensor:
         """Legal indices for an input slot: whole numbers in 0 ... below - 1.
 
         Args:
             distinct: no two are equal.
             along: no two along this axis are equal.
+            shape: instead of the slot's.
         """
-        shape = self.shape(slot)
+        shape = self.shape(slot) if shape is None else shape
         torch_dtype = self._torch_dtype(self._input(slot), INPUT_DTYPES)
         if torch_dtype.is_floating_point or torch_dtype is torch.bool:
             raise self.refuse(INPUT_DTYPES, f"slot {slot} holds indices, which are integers", "correct its dtype")

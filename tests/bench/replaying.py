@@ -45,7 +45,8 @@ def runner() -> Runner:
 
 
 def cells_of(row: str) -> dict[str, str]:
-    """The cells of a row written as `shapes | dtypes [| formats] -> shapes | dtypes [| formats]`."""
+    """The cells of a row written as `shapes | dtypes [| formats] -> shapes | dtypes [| formats] [@ column = cell]`."""
+    row, *more = row.split("@")
     inputs, outputs = row.split("->")
     shapes, dtypes, formats = [part.strip() for part in [*inputs.split("|"), ""][:3]]
     output_shapes, output_dtypes, output_formats = [part.strip() for part in [*outputs.split("|"), ""][:3]]
@@ -56,6 +57,7 @@ def cells_of(row: str) -> dict[str, str]:
         "Output Shapes": output_shapes,
         "Output Data Types": output_dtypes,
         "Output Formats": output_formats,
+        **{column.strip(): cell.strip() for column, _, cell in (word.partition("=") for word in more)},
     }
 
 

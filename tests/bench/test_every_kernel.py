@@ -36,10 +36,8 @@ REQUIRED = """
 #: Not there yet. It may only shrink.
 PENDING = """
     ScatterNdUpdate LightningIndexer SparseFlashAttention GatherElements GatherV3 IndexPutV2
-    ScatterElementsV2 SwiGluGrad EmbeddingDenseGradV2 ApplyAdamWV2 ReluGrad LogSoftmaxV2
-    LogSoftmaxGrad NLLLoss NLLLossGrad DropOutDoMask ForeachAddList ForeachMulScalar MemSet
-    DSAGenBitMask DSAStatelessGenBitMask _narrow_copy_flat_kernel main_kernel
-    matmul_bias_activation_kernel
+    ScatterElementsV2 MemSet DSAGenBitMask DSAStatelessGenBitMask _narrow_copy_flat_kernel
+    main_kernel matmul_bias_activation_kernel
 """
 
 

@@ -1,0 +1,27 @@
+"""The largest elements of rows, and what samplers keep of them."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["apply_top_k_top_p", "top_k"]
+
+top_k = torch.topk
+
+
+def apply_top_k_top_p(
+    logits: torch.Tensor, p: torch.Tensor | None = None, k: torch.Tensor | None = None
+) -> torch.Tensor:
+    """(B, V) with minus infinity for all but the k (B) largest, and of these all but a share p (B) at the top.
+
+    The sort, for which the NPU's call launches a kernel of its own, is timed too.
+    """
+    values, order = logits.float().sort(dim=-1, stable=True)
+    if k is not None:
+        least = values.gather(-1, (values.shape[-1] - k.long()).unsqueeze(-1))
+        values.masked_fill_(values < least, -torch.inf)
+    if p is not None:
+        below = values.softmax(dim=-1).cumsum_(dim=-1) <= 1 - p.float().unsqueeze(-1)
+        below[..., -1] = False
+        values.masked_fill_(below, -torch.inf)
+    return torch.empty_like(logits).scatter_(-1, order, values.to(logits.dtype))

@@ -1,0 +1,246 @@
+"""Replays of mixtures of experts: routing, grouped products, and whole layers."""
+
+from __future__ import annotations
+
+from bench import expected, impl, resolve
+from bench.errors import Unsupported
+from bench.registry import replays
+from bench.test_quantized import LARGEST, expect_int8, scale_range
+from database.schema import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
+
+#: A permutation does not record how many experts its indices are of.
+_ASSUMED_EXPERTS = 64
+#: Ranks of the group that DispatchFFNCombine runs in where its row does not say.
+_EP_SIZE = 16
+_MAX_OUTPUT_SIZE = 65536
+
+
+@replays("MoeGatingTopK", npu="torch_npu.npu_moe_gating_top_k")
+def test_moe_gating_top_k(row, replay):
+    """Logits (T, E) and perhaps a bias (E). How experts are chosen is not recorded.
+
+    With a bias as DeepSeek-V3 does: sigmoid, and of 256 experts in 8 groups those of the best 4;
+    without one as models with a softmax do.
+    """
+    row.expect_inputs(1, 2)
+    logits, (tokens, k) = row.shape(0), _pair(row.output_shape())
+    if len(logits) != 2 or tokens != logits[0] or not 1 <= k <= logits[1]:
+        raise row.refuse(
+            OUTPUT_SHAPES,
+            f"k of the {logits[-1:]} experts for each token of slot 0 have another",
+            "correct one of them",
+        )
+    how = {"norm_type": 0}
+    if len(row.input_slots) == 2:
+        if row.shape(1) != logits[1:]:
+            raise row.refuse(INPUT_SHAPES, f"slot 1 (bias) must have the shape {logits[1]}", "correct its shape")
+        # 0 or 1, and logits that differ: no two experts score so alike that rounding would choose.
+        how = {"norm_type": 1, "bias": row.whole(1, 0, 1)}
+        if logits[1] == 256 and k <= 128:
+            how |= {"k_group": 4, "group_count": 8, "group_select_mode": 1}
+    row.assume("DeepSeek-V3's choice of experts" if "bias" in how else "softmax over one group of experts")
+    drawn = row.tensor(0)
+    x = (drawn.float().argsort(-1) * (8 / max(logits[1] - 1, 1)) - 4).to(drawn.dtype)
+    out_flag = len(row.output_slots) == 3 and row.output_slots[2].shape == logits
+    replay(
+        impl.moe_gating_top_k,
+        x,
+        k,
+        **how,
+        out_flag=out_flag,
+        output_slots=range(3 if out_flag else 2),
+        expected=expected.moe_gating_top_k,
+    )
+
+
+@replays("MoeTokenPermute", npu="torch_npu.npu_moe_token_permute")
+def test_moe_token_permute(row, replay):
+    """Tokens (T, H) and their experts (T, k) or (T)."""
+    row.expect_inputs(2)
+    tokens, indices = row.shape(0), row.shape(1)
+    if len(tokens) != 2 or indices[:1] != tokens[:1]:
+        raise row.refuse(INPUT_SHAPES, "slots 0 and 1 must begin with the number of tokens", "correct their shapes")
+    experts = max(_ASSUMED_EXPERTS, *indices[1:], 1)
+    row.assume(f"{experts} experts, chosen equally often")
+    copies, kept = indices[0] * max(indices[1:], default=1), row.output_shape()[0] if row.output_shape() else 0
+    if kept > copies:
+        raise row.refuse(OUTPUT_SHAPES, f"{copies} copies of tokens cannot give more", "correct one of the shapes")
+    arguments = [row.tensor(0), row.expert_ids(1, experts), *([kept] if kept < copies else [])]
+    replay(impl.moe_token_permute, *arguments, expected=expected.moe_token_permute)
+
+
+@replays("MoeTokenUnpermute", npu="torch_npu.npu_moe_token_unpermute")
+def test_moe_token_unpermute(row, replay):
+    """Permuted tokens (T k, H), where each copy stands (T k), and perhaps their weights (T, k)."""
+    row.expect_inputs(2, 3)
+    permuted, places = row.shape(0), row.shape(1)
+    if len(permuted) != 2 or places != permuted[:1]:
+        raise row.refuse(INPUT_SHAPES, "slot 1 must have a place for each row of slot 0", "correct one of the shapes")
+    probs = [row.tensor(2, 0.1, 1.0)] if len(row.input_slots) == 3 else []
+    if probs and (probs[0].dim() != 2 or probs[0].numel() != permuted[0]):
+        raise row.refuse(
+            INPUT_SHAPES, f"slot 2 must have the shape (tokens, k), {permuted[0]} numbers in all", "correct its shape"
+        )
+    arguments = [row.tensor(0), row.indices(1, permuted[0], distinct=True), *probs]
+    replay(impl.moe_token_unpermute, *arguments, expected=expected.moe_token_unpermute)
+
+
+@replays("GroupedMatmul", npu="torch_npu.npu_grouped_matmul")
+def test_grouped_matmul(row, replay):
+    """Slots: 0 x (M, K), 1 weight (E, K, N), (E, N, K) or FRACTAL_NZ, 2 bias and 3 scale (E, N), 7 group_list (E),
+    8 scale per token (M). Those for offsets and for weights alone in integers (4 to 6) are not replayed.
+    """
+    row.expect_inputs(*range(2, 10))
+    transposed, (m, k), (experts, n) = _grouped(row)
+    if any(row.has(slot) for slot in (4, 5, 6)):
+        raise Unsupported("GroupedMatmul is replayed without offsets and without weights alone in integers (slots 4-6)")
+    if not row.has(7):
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"slot 7 (group_list), which tells which rows meet which of the {experts} matrices, is missing; a row of "
+            "a whole mixture of experts has none",
+            "restore it from the capture, or record such a row under the types of its own kernels",
+        )
+    quantized = row.input_slots[0].dtype == "INT8"
+    if quantized != (row.input_slots[1].dtype == "INT8"):
+        raise Unsupported("GroupedMatmul is replayed for operands of one kind, both INT8 or both real numbers")
+    _expect_shapes(row, {2: (experts, n), 3: (experts, n), 7: (experts,), 8: (m,)})
+    whole = LARGEST if quantized else None
+    weight = row.matrices(1, rank=3, whole=whole)
+    given = {"bias": [row.tensor(2, -8.0, 8.0)]} if row.has(2) else {}
+    if quantized:
+        if row.has(3):
+            given["scale"] = [row.scale(3, *scale_range(k))]
+        elif row.output_slots[0].dtype != "INT32":
+            row.assume("no scale slot: the scale is ones")
+            given["scale"] = [row.ones(experts, n)]
+        if row.has(8):
+            given["per_token_scale"] = [row.tensor(8, 0.5, 1.5)]
+        if row.output_slots[0].dtype != "INT8":
+            # INT8 is what the call gives unless told otherwise, and may not be told.
+            given["output_dtype"] = row.output_dtype()
+    replay(
+        impl.grouped_matmul,
+        [row.matrices(0, rank=2, whole=whole)],
+        [weight.mT if transposed else weight],
+        **given,
+        group_list=row.group_list(7, m),
+        split_item=2,
+        group_type=0,
+        group_list_type=0,
+        expected=expected.grouped_matmul,
+    )
+
+
+@replays("GroupedMatmulSwigluQuant", npu="torch_npu.npu_grouped_matmul_swiglu_quant")
+def test_grouped_matmul_swiglu_quant(row, replay):
+    """Slots: x (M, K), weight (E, K, N), bias and offset, which must be absent; the last three are the
+    weight's scale (E, N), the scale of x (M) and group_list (E). Outputs: (M, N / 2), and its scales (M).
+    """
+    row.expect_inputs(5, 6, 7)
+    expect_int8(row, 0, 1)
+    transposed, (m, k), (experts, n) = _grouped(row, halves=True)
+    last = len(row.input_slots)
+    if any(row.has(slot) for slot in range(2, last - 3)):
+        raise Unsupported("GroupedMatmulSwigluQuant is replayed without a bias and an offset, as its call takes none")
+    _expect_shapes(row, {last - 3: (experts, n), last - 2: (m,), last - 1: (experts,)})
+    weight = row.matrices(1, rank=3, whole=LARGEST)
+    replay(
+        impl.grouped_matmul_swiglu_quant,
+        row.matrices(0, rank=2, whole=LARGEST),
+        weight.mT if transposed else weight,
+        row.group_list(last - 1, m),
+        row.tensor(last - 3, *scale_range(k)),
+        row.tensor(last - 2, 0.02, 0.08),
+        output_slots=(0, 1),
+        expected=expected.grouped_matmul_swiglu_quant,
+    )
+
+
+@replays("DispatchFFNCombine", npu="torch.ops._C_ascend.dispatch_ffn_combine")
+def test_dispatch_ffn_combine(row, replay):
+    """Slots: x (M, H), w1 (E, H, N), w2 (E, N / 2, H), the experts (M, k), two scales, the weights (M, k).
+
+    Outputs: (M, H), and the number of tokens of each expert (E). The group of devices that it runs
+    in is not launched yet.
+    """
+    ranks = row.cells.get(EP_SIZE, "").strip() or str(_EP_SIZE)
+    if not ranks.isdecimal() or ranks == "0":
+        raise row.refuse(EP_SIZE, "it must be the number of devices that share the experts", "correct the cell")
+    if ranks != "1":
+        raise Unsupported(
+            f"DispatchFFNCombine runs on {ranks} devices at once, which are not launched: its row has "
+            f"{row.cells.get(EP_SIZE, '') or 'no'} {EP_SIZE!r}"
+        )
+    row.expect_inputs(7)
+    x, up, down, experts = (row.shape(slot) for slot in range(4))
+    up, down = (resolve.nz_shape(shape) if len(shape) == 5 else shape for shape in (up, down))
+    if not len(x) == len(experts) == 2 or not len(up) == len(down) == 3 or up[2] % 2:
+        raise row.refuse(
+            INPUT_SHAPES, "it takes x (M, H), w1 (E, H, N), w2 (E, N / 2, H) and experts (M, k)", "correct the shapes"
+        )
+    if up[1] != x[1] or down != (up[0], up[2] // 2, x[1]) or experts[0] != x[0] or row.shape(6) != experts:
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"x {x}, w1 {up}, w2 {down}, the experts {experts} and their weights {row.shape(6)} do not belong together",
+            "correct the shape that does not fit",
+        )
+    if row.output_shape(1) != up[:1]:
+        raise row.refuse(OUTPUT_SHAPES, f"output 1 counts the tokens of {up[0]} experts", "correct one of the shapes")
+    integers = row.input_slots[1].dtype == "INT8"
+    if integers != (row.input_slots[2].dtype == "INT8"):
+        raise row.refuse(INPUT_DTYPES, "w1 and w2 must have one dtype", "correct one of them")
+    scales = [row.tensor(slot, 1.0, 1.0) for slot in (4, 5)]
+    if integers:
+        row.assume("the scales of the weights are ones")
+        _expect_shapes(row, {4: (up[0], up[2]), 5: (up[0], x[1])})
+    reach = 0.1 if integers else 1.0
+    whole = 2 if integers else None
+    replay(
+        impl.dispatch_ffn_combine,
+        row.tensor(0, -reach, reach),
+        [row.matrices(1, rank=3, whole=whole)],
+        [row.matrices(2, rank=3, whole=whole)],
+        row.expert_ids(3, up[0]),
+        *([scale] for scale in scales),
+        [],
+        [],
+        row.tensor(6, 0.1, 1.0),
+        "",
+        _MAX_OUTPUT_SIZE,
+        row.destination(),
+        row.destination(1),
+        expected=expected.dispatch_ffn_combine,
+    )
+
+
+def _grouped(row, *, halves=False):
+    """Whether the weights are stored as (E, N, K); (M, K); (E, N). With `halves` the output has N / 2 columns."""
+    x, stored, y = row.shape(0), row.shape(1), row.output_shape()
+    weight = resolve.nz_shape(stored) if len(stored) == 5 else stored
+    if not len(x) == len(y) == 2 or len(weight) != 3:
+        raise row.refuse(
+            INPUT_SHAPES, "it takes x (M, K) and weights (E, K, N), or of five axes in FRACTAL_NZ", "correct the shapes"
+        )
+    wanted = (y[0], y[1] * 2 if halves else y[1])
+    fitting = resolve.matrix_product(x, weight[1:], wanted, transposed_b_first=False)
+    if fitting is None or fitting[0]:
+        whole_layer = x == y and x[1] in weight[1:]
+        raise row.refuse(
+            OUTPUT_SHAPES,
+            f"no product of {x} with one of the {weight[0]} matrices {weight[1:]} for each row has this shape"
+            + ("; one that has x's own is that of a whole mixture of experts, several kernels" if whole_layer else ""),
+            "record it under the types of its own kernels" if whole_layer else "correct one of the three shapes",
+        )
+    return fitting[1], x, (weight[0], wanted[1])
+
+
+def _expect_shapes(row, shapes):
+    """Refuses a row with another shape than these in a slot that is there."""
+    for slot, shape in shapes.items():
+        if row.has(slot) and row.shape(slot) != shape:
+            raise row.refuse(INPUT_SHAPES, f"slot {slot} must have the shape {shape}", "correct its shape")
+
+
+def _pair(shape):
+    return shape if len(shape) == 2 else (-1, -1)

@@ -1,0 +1,48 @@
+"""Replays of top-k, and of the samplers' top-k and top-p."""
+
+from __future__ import annotations
+
+from bench import expected, impl
+from bench.registry import replays
+from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
+
+#: The kernel takes no larger k.
+_LARGEST_K = 1024
+
+
+@replays("TopKV2", "TopKV2AiCore", npu="torch.topk")
+def test_top_k(row, replay):
+    """Slot 1, k, is a scalar; the output's last axis tells it."""
+    row.expect_inputs(1, 2)
+    x, values = row.tensor(0, -4.0, 4.0), row.output_shape()
+    if not x.dim() or len(values) != x.dim() or values[:-1] != x.shape[:-1] or values[-1] > x.shape[-1]:
+        raise row.refuse(
+            OUTPUT_SHAPES, f"the largest along the last axis of {tuple(x.shape)} have another", "correct one of them"
+        )
+    replay(impl.top_k, x, values[-1], -1, expected=expected.top_k)
+
+
+@replays("ApplyTopKTopPCustom", npu="torch.ops._C_ascend.npu_apply_top_k_top_p")
+def test_apply_top_k_top_p(row, replay):
+    """Slots: the sorted logits (B, V), where each was, p (B), k (B); p or k may be absent.
+
+    The call takes the logits as they are and sorts them itself, in a kernel of its own.
+    """
+    row.expect_inputs(3, 4)
+    logits = row.tensor(0, -4.0, 4.0)
+    if logits.dim() != 2 or row.shape(1) != logits.shape:
+        raise row.refuse(INPUT_SHAPES, "slots 0 and 1 must have one shape, of two axes", "correct their shapes")
+    given = {name: slot for name, slot in (("p", 2), ("k", 3)) if row.has(slot)}
+    if not given:
+        raise row.refuse(INPUT_SHAPES, "slots 2 (p) and 3 (k) are missing", "restore them from the capture")
+    for name, slot in given.items():
+        if row.shape(slot) != logits.shape[:1]:
+            raise row.refuse(
+                INPUT_SHAPES, f"slot {slot} ({name}) must have the shape {len(logits)}", "correct its shape"
+            )
+    limits = {}
+    if "p" in given:
+        limits["p"] = row.tensor(2, 0.5, 0.99)
+    if "k" in given:
+        limits["k"] = row.whole(3, 1, min(_LARGEST_K, logits.shape[1]))
+    replay(impl.apply_top_k_top_p, logits, **limits, expected=expected.apply_top_k_top_p)
