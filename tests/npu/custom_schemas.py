@@ -13,6 +13,14 @@ SCHEMAS = {
     "_C_ascend": """
         npu_add_rms_norm_bias(Tensor x1, Tensor x2, Tensor gamma, Tensor? beta=None, float epsilon=1e-6)
             -> (Tensor y, Tensor rstd, Tensor x)
+
+        npu_apply_top_k_top_p(Tensor logits, Tensor? p=None, Tensor? k=None) -> Tensor
+
+        dispatch_ffn_combine(Tensor x, Tensor[] weight1, Tensor[] weight2, Tensor expert_idx,
+            Tensor[] scale1, Tensor[] scale2, Tensor[] bias1, Tensor[] bias2, Tensor probs, str group,
+            int max_output_size, Tensor(a!) out, Tensor(b!) expert_token_nums, Tensor? x_active_mask=None,
+            float swiglu_limit=1000000.0)
+            -> (Tensor out, Tensor expert_token_nums)
     """,
     # vllm-project/vllm-ascend, vllm_ascend/ops/triton/linearnorm/split_qkv_rmsnorm_rope.py and
     # vllm_ascend/ops/{register_custom_ops,rotary_embedding}.py: what torch infers from the annotations

@@ -35,6 +35,10 @@ from bench.rows import ReplayRow
 from bench.runner import arguments_of
 
 META = torch.device("meta")
+#: Of ours, for operators that torch_npu has none for. A tensor in another format has the same shape.
+_META_KERNELS = dict.fromkeys(
+    ("npu::npu_format_cast", "npu::npu_format_cast.Tensor"), lambda x, *_, **__: torch.empty_like(x)
+)
 _OF_TORCH = {"aten", "prim", "prims"}
 #: A longer message is a table of kernels and back-ends.
 _LONGEST_MESSAGE = 600
@@ -62,9 +66,11 @@ class Dispatched(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.namespaces: set[str] = set()
+        self.is_ours = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.namespaces.add(func.namespace)
+        self.is_ours |= func.name() in _META_KERNELS
         if func.namespace not in _OF_TORCH and not _has_meta_kernel(func):
             raise _Accepted(func)
         try:
@@ -114,7 +120,10 @@ class MetaDevice:
                 except Exception as error:
                     raise Refused(f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE]) from error
                 else:
-                    self.proof = "meta kernel" if dispatched.namespaces - _OF_TORCH else "torch"
+                    if dispatched.is_ours:
+                        self.proof = "schema"
+                    else:
+                        self.proof = "meta kernel" if dispatched.namespaces - _OF_TORCH else "torch"
                     return result
             custom = operator.namespace in custom_schemas.SCHEMAS
             self.proof = "custom schema" if custom else "schema"
@@ -217,8 +226,8 @@ def verdict(function_name: str, kernel_type: str, cells: dict[str, str]) -> dict
 def _prepare() -> None:
     # Some meta kernels ask for the SoC, which is known once a device is open; the stand-in knows it already.
     torch_npu.op_plugin.meta._meta_registrations.get_soc_version = torch_npu._C._npu_get_soc_version
-    # The wheel has no meta kernel for it; a tensor in another format has the same shape.
-    torch.library.impl("npu::npu_format_cast", "Meta")(lambda x, *_, **__: torch.empty_like(x))
+    for name, kernel in _META_KERNELS.items():
+        torch.library.impl(name, "Meta")(kernel)
     custom_schemas.register()
 
 
