@@ -92,7 +92,7 @@ REPLAYS = {
     if replay_spec(function).kernel_types[0] in ROWS
 }
 #: Results of one value: rotated, they are the same.
-CONSTANT = {"test_zeros_like", "test_ones_like", "test_fill"}
+CONSTANT = {"test_zeros_like", "test_ones_like", "test_fill", "test_nll_loss"}
 PLANTED = [
     pytest.param(kernel_type, how, id=f"{name}-{how.__name__}")
     for name, kernel_type in REPLAYS.items()

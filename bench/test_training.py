@@ -1,0 +1,205 @@
+"""Replays of kernels of a training step: losses, gradients, dropout, the optimizer."""
+
+from __future__ import annotations
+
+import math
+
+from bench import expected, impl
+from bench.errors import Unsupported
+from bench.registry import replays
+from database.schema import INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
+
+#: What a captured optimizer had does not count; with these a mistake in any term shows.
+ADAMW = {"lr": 0.1, "beta1": 0.8, "beta2": 0.9, "weight_decay": 0.3, "eps": 1e-8, "amsgrad": False, "maximize": False}
+DROPPED = 0.5
+#: torch's number for a loss that is a mean.
+_MEAN = 1
+_IGNORE_NONE = -100
+
+
+@replays("SwiGluGrad", npu="torch_npu.npu_swiglu_backward")
+def test_swiglu_gradient(row, replay):
+    """Slot 0 is the gradient of the result, slot 1 the input."""
+    row.expect_inputs(2)
+    gradient, x = row.tensor(0), row.tensor(1, -4.0, 4.0)
+    if not x.dim() or gradient.shape != (*x.shape[:-1], x.shape[-1] / 2):
+        raise row.refuse(INPUT_SHAPES, "slot 0 must have half of the last axis of slot 1", "correct one of them")
+    replay(impl.swiglu_backward, gradient, x, -1, expected=expected.swiglu_backward)
+
+
+@replays("ReluGrad", npu="torch.ops.aten.threshold_backward")
+def test_relu_gradient(row, replay):
+    _expect_alike(row, 2)
+    replay(impl.threshold_backward, *row.inputs(), 0, expected=expected.threshold_backward)
+
+
+@replays("LogSoftmaxV2", npu="torch.log_softmax")
+def test_log_softmax(row, replay):
+    replay(impl.log_softmax, row.only_input(-4.0, 4.0), -1, expected=expected.log_softmax)
+
+
+@replays("LogSoftmaxGrad", npu="torch.ops.aten._log_softmax_backward_data")
+def test_log_softmax_gradient(row, replay):
+    """Slots: the gradient of the result, and the result."""
+    _expect_alike(row, 2)
+    gradient, result = row.tensor(0), impl.log_softmax(row.tensor(1, -4.0, 4.0), -1)
+    replay(impl.log_softmax_backward, gradient, result, -1, gradient.dtype, expected=expected.log_softmax_backward)
+
+
+@replays("NLLLoss", npu="torch.ops.aten.nll_loss_forward")
+def test_nll_loss(row, replay):
+    """Slots: logarithms of probabilities (N, C), targets (N,), a weight for each class (C,); the loss is their mean."""
+    row.expect_inputs(3)
+    _expect_loss_shapes(row, target=1, weight=2)
+    if row.output_shape(0):
+        raise Unsupported("NLLLoss is replayed with one loss for all, not one for each target")
+    row.assume("the loss is a mean")
+    replay(
+        impl.nll_loss,
+        row.tensor(0, -8.0, 0.0),
+        row.indices(1, row.shape(0)[1]),
+        row.tensor(2, 0.5, 2.0),
+        _MEAN,
+        _IGNORE_NONE,
+        expected=expected.nll_loss,
+    )
+
+
+@replays("NLLLossGrad", npu="torch.ops.aten.nll_loss_backward")
+def test_nll_loss_gradient(row, replay):
+    """Slots: as NLLLoss has them, the gradient of the loss after the first, and the sum of the weights at the end."""
+    row.expect_inputs(5)
+    _expect_loss_shapes(row, target=2, weight=3)
+    for slot in (1, 4):
+        row.expect_scalar(slot)
+    row.assume("the loss is a mean")
+    x, target, weight = row.tensor(0, -8.0, 0.0), row.indices(2, row.shape(0)[1]), row.tensor(3, 0.5, 2.0)
+    replay(
+        impl.nll_loss_backward,
+        row.tensor(1, 0.5, 2.0),
+        x,
+        target,
+        weight,
+        _MEAN,
+        _IGNORE_NONE,
+        weight[target.long()].sum(),
+        expected=expected.nll_loss_backward,
+    )
+
+
+@replays("EmbeddingDenseGradV2", npu="torch.ops.aten.embedding_dense_backward")
+def test_embedding_gradient(row, replay):
+    """Slot 0 is the gradient (..., D), slot 1 the indices in order, slot 2 where each stood; the call sorts them."""
+    row.expect_inputs(3)
+    *places, width = row.shape(0) or (1, 0)
+    table = row.output_shape()
+    if row.shape(1) != (math.prod(places),) or row.shape(2) != row.shape(1):
+        raise row.refuse(INPUT_SHAPES, f"slots 1 and 2 must list {math.prod(places)} numbers", "correct one of them")
+    if len(table) != 2 or table[1] != width:
+        raise row.refuse(OUTPUT_SHAPES, f"it must be a table of lines of {width}", "correct one of the shapes")
+    gradient, indices = row.tensor(0), row.indices(1, table[0]).reshape(places)
+    replay(impl.embedding_backward, gradient, indices, table[0], -1, False, expected=expected.embedding_backward)
+
+
+@replays("DropOutDoMask", npu="torch_npu.npu_dropout_backward")
+def test_dropout(row, replay):
+    """Slots: x, a bit for each of its numbers, padded to 128, and the share that is kept."""
+    row.expect_inputs(3)
+    x = row.tensor(0)
+    row.expect_dtype(1, "UINT8")
+    row.expect_list(1, -(-x.numel() // 128) * 16, "a bit for each number of slot 0, in groups of 128")
+    replay(impl.dropout_by_mask, x, row.whole(1, 0, 255), DROPPED, expected=expected.dropout_by_mask)
+
+
+@replays("ApplyAdamWV2", npu="torch._fused_adamw_")
+def test_adamw(row, replay):
+    """Slots: a parameter, its two moments, its gradient, the number of steps taken. Outputs are not in a capture."""
+    row.expect_inputs(5, 6)
+    if len(row.input_slots) == 6:
+        raise Unsupported("AdamW is replayed without AMSGrad (slot 5)")
+    if len({row.shape(slot) for slot in range(4)}) > 1 or row.shape(4) not in ((), (1,)):
+        raise row.refuse(
+            INPUT_SHAPES, "slots 0 to 3 must have one shape, and slot 4 a single number", "correct one of the shapes"
+        )
+    parameter, first, gradient = (row.tensor(slot) for slot in (0, 1, 3))
+    replay(
+        impl.adamw,
+        [parameter],
+        [gradient],
+        [first],
+        [row.tensor(2, 0.1, 1.0)],
+        [],
+        [row.tensor(4, 3.0, 4.0)],
+        **ADAMW,
+        mutates=[0, 2, 3],
+        output_slots=[None] * 3,
+        expected=expected.adamw,
+    )
+
+
+@replays("ForeachAddList", npu="torch._foreach_add")
+def test_foreach_add(row, replay):
+    """Slots: both lists of tensors, and what the second one is multiplied with."""
+    count = (len(row.input_slots) - 1) // 2
+    if len(row.input_slots) != 2 * count + 1 or any(row.shape(i) != row.shape(i + count) for i in range(count)):
+        raise row.refuse(
+            INPUT_SHAPES, "these are no two lists of tensors of the same shapes and a number", "restore the slots"
+        )
+    tensors = [row.tensor(slot) for slot in range(2 * count)]
+    _expect_flat_outputs(row, tensors[:count])
+    replay(
+        impl.foreach_add,
+        tensors[:count],
+        tensors[count:],
+        alpha=row.number(2 * count, -2.0, -0.5),
+        output_slots=[None] * count,
+        expected=expected.foreach_add,
+    )
+
+
+@replays("ForeachMulScalar", npu="torch._foreach_mul")
+def test_foreach_multiply(row, replay):
+    """Slots: a list of tensors, and a number."""
+    count = len(row.input_slots) - 1
+    tensors = [row.tensor(slot) for slot in range(count)]
+    _expect_flat_outputs(row, tensors)
+    replay(
+        impl.foreach_multiply,
+        tensors,
+        row.number(count, 0.5, 2.0),
+        output_slots=[None] * count,
+        expected=expected.foreach_multiply,
+    )
+
+
+def _expect_alike(row, count):
+    row.expect_inputs(count)
+    if len({slot.shape for slot in row.input_slots}) > 1:
+        raise row.refuse(INPUT_SHAPES, "both slots must have one shape", "correct one of them")
+
+
+def _expect_loss_shapes(row, target, weight):
+    shape = row.shape(0)
+    if len(shape) != 2 or row.shape(target) != shape[:1] or row.shape(weight) != shape[1:]:
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"for a slot 0 of (N, C) slot {target} must be (N,), the targets, and slot {weight} (C,), the weights",
+            "correct one of the shapes",
+        )
+
+
+def _expect_flat_outputs(row, results):
+    """Outputs are recorded with one axis, whatever the tensors have."""
+    for slot, result in enumerate(results):
+        if row.output_shape(slot) not in (tuple(result.shape), (result.numel(),)):
+            raise row.refuse(
+                OUTPUT_SHAPES, f"output {slot} of {row.kernel_type} has {result.numel()} numbers", "correct its shape"
+            )
+        if row.output_dtype(slot) != result.dtype:
+            raise row.refuse(
+                OUTPUT_DTYPES, f"output {slot} of {row.kernel_type} is {result.dtype}", "correct its dtype"
+            )
+    if not results or len(row.output_slots) != len(results):
+        raise row.refuse(
+            OUTPUT_SHAPES, f"{len(row.output_slots)} outputs of {len(results)} tensors", "restore the missing slots"
+        )

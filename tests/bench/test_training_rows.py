@@ -1,0 +1,131 @@
+"""Kernels of a training step: mistakes that are easy to make, rows that contradict themselves, derivatives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from replaying import replay_row
+from sample_rows import ROWS
+
+import bench.runner
+from bench import expected, impl
+from bench.check import check
+from bench.errors import WrongResult
+from bench.replay import Replay
+from database.schema import Status
+
+SHAPES, OUTPUT, TYPES = "Input Shapes", "Output Shapes", "Output Data Types"
+aten = torch.ops.aten
+
+
+def adam_with(**changes):
+    def wrong(*arguments, **options):
+        torch._fused_adamw_(*arguments[:5], [arguments[5][0].float()], **options | changes)
+
+    return wrong
+
+
+def never_corrected(*arguments, **options):
+    torch._fused_adamw_(*arguments[:5], [torch.tensor([1e6])], **options)
+
+
+def decay_in_the_gradient(*arguments, **options):
+    torch._fused_adam_(*arguments[:5], [arguments[5][0].float()], **options)
+
+
+MISTAKES = {
+    "halves exchanged": ("SwiGluGrad", lambda g, x, d: impl.swiglu_backward(g, x.roll(x.shape[-1] // 2, -1), d)),
+    "no derivative of the sigmoid": (
+        "SwiGluGrad",
+        lambda g, x, d: torch.cat([g * x.chunk(2, -1)[1], g * torch.nn.functional.silu(x.chunk(2, -1)[0])], -1),
+    ),
+    "threshold above 0": ("ReluGrad", lambda g, x, t: aten.threshold_backward(g, x, 0.1)),
+    "softmax without logarithm": ("LogSoftmaxV2", lambda x, d: torch.softmax(x, d)),
+    "gradient without the sum": ("LogSoftmaxGrad", lambda g, y, d, t: g - y.exp()),
+    "weights of all classes": ("NLLLoss", lambda x, t, w, r, i: aten.nll_loss_forward(x, t, torch.ones_like(w), r, i)),
+    "a sum, not a mean": ("NLLLoss", lambda x, t, w, r, i: aten.nll_loss_forward(x, t, w, 2, i)),
+    "gradient of a sum": ("NLLLossGrad", lambda g, x, t, w, r, *rest: aten.nll_loss_backward(g, x, t, w, 2, *rest)),
+    "by frequency": ("EmbeddingDenseGradV2", lambda g, i, n, p, s: aten.embedding_dense_backward(g, i, n, p, True)),
+    "other bits": ("DropOutDoMask", lambda x, m, p: impl.dropout_by_mask(x, m // 16 + m % 16 * 16, p)),
+    "not scaled": ("DropOutDoMask", lambda x, m, p: impl.dropout_by_mask(x, m, 0.0)),
+    "no bias correction": ("ApplyAdamWV2", never_corrected),
+    "decay in the gradient": ("ApplyAdamWV2", decay_in_the_gradient),
+    "no decay": ("ApplyAdamWV2", adam_with(weight_decay=0.0)),
+    "uphill": ("ApplyAdamWV2", adam_with(maximize=True)),
+    "betas exchanged": ("ApplyAdamWV2", adam_with(beta1=0.9, beta2=0.8)),
+    "not multiplied": ("ForeachAddList", lambda x, y, alpha: torch._foreach_add(x, y)),
+    "first tensor only": ("ForeachMulScalar", lambda x, s: [x[0] * s, *x[1:]]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_caught(monkeypatch, mistake):
+    kernel_type, wrong = MISTAKES[mistake]
+
+    class Mistaken(Replay):
+        def __call__(self, impl, *arguments, **keywords):
+            super().__call__(wrong, *arguments, **keywords)
+
+    monkeypatch.setattr(bench.runner, "Replay", Mistaken)
+    outcome = replay_row(kernel_type, ROWS[kernel_type][0])
+    assert outcome.status is Status.FAILED, outcome
+    assert "differs from the reference" in outcome.reason
+
+
+CONTRADICTIONS = [
+    ("SwiGluGrad", "4,3;4,8 | FLOAT;FLOAT -> 4,8 | FLOAT", SHAPES, "slot 0 must have half"),
+    ("SwiGluGrad", "4,4;4,8 | FLOAT;FLOAT -> 4,4 | FLOAT", OUTPUT, "output 0 of SwiGluGrad is (4, 8)"),
+    ("ReluGrad", "4;5 | FLOAT;FLOAT -> 4 | FLOAT", SHAPES, "both slots must have one shape"),
+    ("LogSoftmaxGrad", "4;5 | FLOAT;FLOAT -> 4 | FLOAT", SHAPES, "both slots must have one shape"),
+    ("NLLLoss", "4,5;4;4 | FLOAT;INT64;FLOAT -> ; | FLOAT;FLOAT", SHAPES, "slot 2 (C,), the weights"),
+    ("NLLLoss", "4,5;5;5 | FLOAT;INT64;FLOAT -> ; | FLOAT;FLOAT", SHAPES, "slot 1 must be (N,), the targets"),
+    ("NLLLossGrad", "4,5;4;4;5; | FLOAT;FLOAT;INT64;FLOAT;FLOAT -> 4,5 | FLOAT", SHAPES, "slot 1 must be a scalar"),
+    ("EmbeddingDenseGradV2", "2,4,9;7;7 | FLOAT;INT32;INT32 -> 33,9 | FLOAT", SHAPES, "must list 8 numbers"),
+    ("EmbeddingDenseGradV2", "2,4,9;8;8 | FLOAT;INT32;INT32 -> 33,8 | FLOAT", OUTPUT, "a table of lines of 9"),
+    (
+        "DropOutDoMask",
+        "9,71;79;1 | FLOAT;UINT8;FLOAT -> 9,71 | FLOAT",
+        SHAPES,
+        "groups of 128 and must have the shape 80",
+    ),
+    ("ApplyAdamWV2", "4;4;5;4;1 | FLOAT;FLOAT;FLOAT;FLOAT;INT64 -> N/A | N/A", SHAPES, "must have one shape"),
+    ("ApplyAdamWV2", "4;4;4;4;2 | FLOAT;FLOAT;FLOAT;FLOAT;INT64 -> N/A | N/A", SHAPES, "slot 4 a single number"),
+    ("ForeachAddList", "4;5;4; | FLOAT;FLOAT;FLOAT;FLOAT -> 4 | FLOAT", SHAPES, "no two lists of tensors"),
+    ("ForeachAddList", "4;5; | FLOAT;FLOAT;FLOAT -> 4 | FLOAT", SHAPES, "no two lists of tensors"),
+    ("ForeachAddList", "4;4;4 | FLOAT;FLOAT;FLOAT -> 4 | FLOAT", SHAPES, "slot 2 must be a scalar"),
+    ("ForeachMulScalar", "4;5; | FLOAT;FLOAT;FLOAT -> 4;6 | FLOAT;FLOAT", OUTPUT, "output 1 of ForeachMulScalar has 5"),
+    ("ForeachMulScalar", "4;5; | FLOAT;FLOAT;FLOAT -> 4;5 | FLOAT;INT32", TYPES, "output 1 of ForeachMulScalar is"),
+    ("ForeachMulScalar", "4; | FLOAT;FLOAT -> 4;4 | FLOAT;FLOAT", OUTPUT, "2 outputs of 1 tensors"),
+]
+
+
+@pytest.mark.parametrize(("kernel_type", "row", "column", "words"), CONTRADICTIONS)
+def test_contradiction_is_refused(kernel_type, row, column, words):
+    outcome = replay_row(kernel_type, row)
+    assert outcome.status is Status.INVALID, outcome
+    assert words in outcome.reason
+    assert f"column '{column}'" in outcome.reason
+
+
+def gradient_of(function, x, gradient):
+    x = x.clone().requires_grad_()
+    function(x).backward(gradient)
+    return x.grad
+
+
+def test_derivatives_are_those_of_the_forward_formulas():
+    """Neither side of the check is at work here: the references are differentiated by autograd."""
+    x, gradient = torch.randn(5, 8, dtype=torch.float64), torch.randn(5, 8, dtype=torch.float64)
+    swiglu = gradient_of(lambda x: expected.swiglu.function(x, -1), x, gradient[:, :4])
+    log_softmax = gradient_of(lambda x: expected.log_softmax.function(x, -1), x, gradient)
+    result = expected.log_softmax.function(x, -1)
+    assert torch.allclose(expected.swiglu_backward.function(gradient[:, :4], x, -1), swiglu)
+    assert torch.allclose(expected.log_softmax_backward.function(gradient, result, -1, x.dtype), log_softmax)
+
+
+def test_each_tensor_of_a_list_is_compared():
+    xs = [torch.rand(4), torch.rand(5, 2)]
+    check(expected.foreach_multiply, [xs, 2.0], {}, [2 * x for x in xs], seed=1)
+    for wrong in ([2 * xs[0], 3 * xs[1]], [3 * xs[0], 2 * xs[1]], [2 * xs[0]]):
+        with pytest.raises(WrongResult):
+            check(expected.foreach_multiply, [xs, 2.0], {}, wrong, seed=1)
