@@ -8,10 +8,8 @@ import os
 import pickle
 import secrets
 import shlex
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from functools import cached_property
@@ -30,6 +28,7 @@ from database.session_lock import SessionLock
 from database.store import Database
 from plugins.options import Settings, settings_of
 from plugins.plan import Plan, make_plan
+from plugins.shared_folder import SharedFolder
 
 _WORKER_INPUT = "opatlas"
 _STOP_FILE = "stop"
@@ -57,6 +56,7 @@ class BenchSession:
         self.run_id = handed.get("run_id") or f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
         self.started_at = time.time()
         self._shared_dir = Path(handed["shared_dir"]) if handed else None
+        self._shared_folder: SharedFolder | None = None
         self._plan: Plan | None = None
         self._lock: SessionLock | None = None
         self._executor: Executor | None = None
@@ -87,7 +87,8 @@ class BenchSession:
     def shared_dir(self) -> Path:
         """Where the processes of a session with several leave word for each other."""
         if self._shared_dir is None:
-            self._shared_dir = Path(tempfile.mkdtemp(prefix="opatlas-"))
+            self._shared_folder = SharedFolder()
+            self._shared_dir = self._shared_folder.path
         return self._shared_dir
 
     def plan(self) -> Plan:
@@ -192,8 +193,9 @@ class BenchSession:
             self._executor = None
         if self._lock is not None:
             self._lock.release()
-        if self._shared_dir is not None and not self.is_worker:
-            shutil.rmtree(self._shared_dir, ignore_errors=True)
+        if self._shared_folder is not None:
+            self._shared_folder.remove()
+            self._shared_folder = None
 
     @property
     def _plan_file(self) -> Path:
