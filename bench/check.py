@@ -11,6 +11,7 @@ import torch
 
 from bench.errors import WrongResult
 from bench.formula import Comparison, Formula, Picks, Rounded
+from bench.formula_parts import Largest
 
 #: How far an element may be off, relative to itself and to the root mean square of the result
 #: (which is what cancels in sums), by the result's dtype: two units in the last place for the
@@ -62,7 +63,10 @@ def check(
 def _compare(comparison: Comparison, what: str, reference: str) -> None:
     actual, expected = comparison.actual, comparison.expected
     rounded = expected if isinstance(expected, Rounded) else None
-    if isinstance(expected, Picks):
+    largest = expected if isinstance(expected, Largest) else None
+    if isinstance(expected, Largest):
+        actual, expected = expected.picked(actual, what, reference), expected.values
+    elif isinstance(expected, Picks):
         actual, expected = _picked(actual, expected, what, reference), expected.values
     elif isinstance(expected, Rounded):
         actual, expected = _unpacked(actual) if expected.packed else actual, expected.values
@@ -70,11 +74,11 @@ def _compare(comparison: Comparison, what: str, reference: str) -> None:
     if rounded:
         tolerance = torch.full((), 0.5 + rounded.slack, device=actual.device)
         wrong = ~((actual - expected).abs() <= tolerance)
-    elif comparison.exact or not comparison.actual.is_floating_point():
+    elif comparison.exact or not (largest or comparison.actual.is_floating_point()):
         tolerance = torch.zeros((), device=actual.device)
         wrong = actual != expected
     else:
-        relative = _RELATIVE_TOLERANCE[comparison.actual.dtype]
+        relative = largest.slack if largest else _RELATIVE_TOLERANCE[actual.dtype]
         expected = expected.to(torch.float64)
         actual = actual.to(torch.float64)
         # An infinite number allows no other: masked logits are minus infinity.

@@ -12,12 +12,41 @@ from typing import Any
 
 import torch
 
+from bench.errors import WrongResult
 from bench.formula import _READ_INPUTS, SAMPLED_ELEMENTS, Comparison, Formula, Picks, _paired, _sample
 
 #: However much a part costs, so many are checked.
 _LEAST_PARTS = 4
 
 Results = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Largest(Picks):
+    """Expected of a result that holds the indices of a row's largest numbers, in any order, each once.
+
+    -1 stands for none, where a row has fewer numbers than are asked for.
+
+    Attributes:
+        source: as in Picks; minus infinity where a row has no number.
+        values: in descending order, minus infinity where a row has no more.
+        slack: by how much of itself and of the root mean square a number may be off whose index is
+            taken for one of `values`: the kernel's numbers are not in float64.
+    """
+
+    slack: float = 1e-2
+
+    def picked(self, indices: torch.Tensor, what: str, reference: str) -> torch.Tensor:
+        """What stands at a result's indices, in descending order. Raises WrongResult for indices that cannot be."""
+        indices = indices.to(torch.int64)
+        size = self.source.shape[-1]
+        if bool(((indices < -1) | (indices >= size)).any()):
+            raise WrongResult(f"{what} holds an index outside 0 ... {size - 1}; the reference {reference} has none")
+        ordered = indices.sort(dim=-1).values
+        if bool(((ordered.diff(dim=-1) == 0) & (ordered[..., 1:] >= 0)).any()):
+            raise WrongResult(f"{what} holds an index twice; the reference {reference} has each once")
+        found = self.source.gather(-1, indices.clamp(min=0)).masked_fill(indices < 0, -torch.inf)
+        return found.sort(dim=-1, descending=True).values
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,23 @@ def lengths_tensor(row: ReplayRow, lengths: Sequence[int] | Sequence[Sequence[in
     return torch.tensor(lengths, dtype=torch.int32, device="cpu" if host else row.device)
 
 
+def spread_positions(row: ReplayRow, shape: tuple[int, ...], seen: Sequence[int]) -> torch.Tensor:
+    """Which of its sequence's tokens each query looks at: ascending ones of the first `seen[i]`, in int32.
+
+    They are spread over all of these, one at random in each stretch, and -1 after the last where
+    there are fewer than the last axis of `shape` (queries, ..., count) holds.
+    """
+    import torch
+
+    count = shape[-1]
+    drawn = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(row.seed))
+    visible = torch.tensor(seen, dtype=torch.int64).reshape(-1, *[1] * (len(shape) - 1))
+    place = torch.arange(count)
+    spread = ((place + drawn) * visible / count).floor().to(torch.int64)
+    few = torch.where(place < visible, place, -1)
+    return torch.where(visible > count, spread.minimum(visible - 1), few).to(torch.int32).to(row.device)
+
+
 def _number(row: ReplayRow, column: str) -> int | None:
     numbers = _numbers(row, column)
     if numbers and len(numbers) > 1:

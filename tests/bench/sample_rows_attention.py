@@ -123,9 +123,23 @@ _TRAINING = (
     {"q": "2,1,24", "k": "2,1,24", "stats": "1,3,2,8", "dtype": "FLOAT"},
 )
 
+_INDEXER = "{0};{0};{0};INT32;INT32;INT32"
+INDEXER = (
+    f"9,4,16;12,8,1,16;9,4;3;3;3,5 | {_INDEXER.format('DT_BF16')} -> 9,1,7 | INT32",
+    f"9,4,16;12,8,1,16;9,4;3;3;3,5 | {_INDEXER.format('DT_BF16')} -> 9,1,7;9,1,7 | INT32;DT_BF16",
+    f"11,2,16;2,8,1,16;11,2;1;1;1,2 | {_INDEXER.format('FLOAT16')} -> 11,1,64;0 | INT32;FLOAT16",
+    f"11,2,16;5,8,1,16;11,2;2;2;2,2 | {_INDEXER.format('FLOAT')} -> 11,1,14;11,1,14 | INT32;FLOAT",
+)
+_SPARSE = "{0};{0};{0};INT32;INT32;INT32;INT32;{0};{0}"
+SPARSE = (
+    f"9,4,16;12,8,1,16;12,8,1,16;9,1,7;3,5;3;3;9,4,8;12,8,1,8 | {_SPARSE.format('DT_BF16')} -> 9,4,16 | DT_BF16",
+    f"5,2,16;2,4,1,16;2,4,1,16;5,1,20;1,2;1;1;5,2,8;2,4,1,8 | {_SPARSE.format('FLOAT16')} -> 5,2,16 | FLOAT16",
+)
 ROWS: dict[str, tuple[str, ...]] = {
     "FusedInferAttentionScore": PAGED + LATENT + PACKED,
     "RINGMLAPrefillBF16Kernel": RING_MLA,
     "FlashAttentionScore": tuple(flash(**row) for row in _TRAINING),
     "FlashAttentionScoreGrad": tuple(flash_grad(**row) for row in _TRAINING),
+    "LightningIndexer": INDEXER,
+    "SparseFlashAttention": SPARSE,
 }

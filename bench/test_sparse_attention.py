@@ -1,0 +1,115 @@
+"""Replays of sparse attention: which tokens a query looks at, and its attention over these."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+
+from bench import expected, impl
+from bench.registry import replays
+from bench.sequences import dealt, even_pages, expect_slots, lengths_tensor, spread_positions
+from bench.test_attention import RANGE
+from database.schema import INPUT_SHAPES
+
+
+@replays("LightningIndexer", npu="torch_npu.npu_lightning_indexer")
+def test_lightning_indexer(row, replay):
+    """Slots: queries (T, N, D), keys in pages (blocks, block size, 1, D), weights (T, N), two lengths, block table."""
+    expect_slots(row, range(6))
+    query, cache, weights = (row.shape(slot) for slot in range(3))
+    if len(query) != 3 or weights != query[:2] or cache[2:] != (1, query[-1]):
+        raise row.refuse(
+            INPUT_SHAPES,
+            "slots 0 to 2 must be (tokens, heads, D), (blocks, block size, 1, D) and (tokens, heads)",
+            "correct their shapes; other layouts are not replayed",
+        )
+    queries, keys, table = _sequences(row, query, cache, table_slot=5, length_slots=(3, 4))
+    with_values = len(row.output_slots) > 1 and len(row.output_slots[1].shape) > 1
+    replay(
+        impl.lightning_indexer,
+        row.tensor(0, *RANGE),
+        row.tensor(1, *RANGE),
+        row.tensor(2),
+        actual_seq_lengths_query=lengths_tensor(row, list(accumulate(queries)), host=False),
+        actual_seq_lengths_key=lengths_tensor(row, keys, host=False),
+        block_table=table,
+        layout_query="TND",
+        layout_key="PA_BSND",
+        sparse_count=row.output_shape()[-1],
+        sparse_mode=3,
+        return_value=with_values,
+        output_slots=[0, 1] if with_values else [0],
+        expected=expected.lightning_indexer,
+    )
+
+
+@replays("SparseFlashAttention", npu="torch_npu.npu_sparse_flash_attention")
+def test_sparse_flash_attention(row, replay):
+    """Slots: queries (T, N, D), keys and values in pages (blocks, block size, 1, D), indices (T, 1, K), block table,
+    two lengths, and the rope parts of queries and keys."""
+    expect_slots(row, range(9))
+    query, cache, values, indices, _, _, _, query_rope, key_rope = (row.shape(slot) for slot in range(9))
+    if (
+        len(query) != 3
+        or (cache[2:], values) != ((1, query[-1]), cache)
+        or (len(indices), indices[:2]) != (3, (query[0], 1))
+        or (query_rope[:-1], key_rope[:-1], query_rope[-1]) != (query[:-1], cache[:-1], key_rope[-1])
+    ):
+        raise row.refuse(
+            INPUT_SHAPES,
+            "slots 0 to 3, 7 and 8 must be (tokens, heads, D), twice (blocks, block size, 1, D), (tokens, 1, K), and "
+            "rope parts like slots 0 and 1",
+            "correct their shapes; other layouts are not replayed",
+        )
+    queries, keys, table = _sequences(row, query, cache, table_slot=4, length_slots=(5, 6))
+    seen = [kv - own + i + 1 for own, kv in zip(queries, keys, strict=True) for i in range(own)]
+    # One cache is keys and values, as in absorbed latent attention.
+    key = row.tensor(1, *RANGE)
+    replay(
+        impl.sparse_flash_attention,
+        row.tensor(0, *RANGE),
+        key,
+        key,
+        spread_positions(row, indices, seen),
+        1 / math.sqrt(query[-1] + query_rope[-1]),
+        block_table=table,
+        actual_seq_lengths_query=lengths_tensor(row, list(accumulate(queries)), host=False),
+        actual_seq_lengths_kv=lengths_tensor(row, keys, host=False),
+        query_rope=row.tensor(7, *RANGE),
+        key_rope=row.tensor(8, *RANGE),
+        sparse_block_size=1,
+        layout_query="TND",
+        layout_kv="PA_BSND",
+        sparse_mode=3,
+        attention_mode=2,
+        output_slots=[0],
+        expected=expected.sparse_flash_attention,
+    )
+
+
+def _sequences(row, query, cache, *, table_slot, length_slots):
+    """Own lengths of queries and of keys, and the block table."""
+    table = row.shape(table_slot)
+    if len(table) != 2 or not table[0] or any(row.shape(slot) != table[:1] for slot in length_slots):
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"slot {table_slot} (block table) must be (sequences, blocks), and slots {length_slots[0]} and "
+            f"{length_slots[1]} (lengths) must have as many sequences",
+            "correct their shapes",
+        )
+    if query[0] < table[0] or not cache[0] or not cache[1]:
+        raise row.refuse(
+            INPUT_SHAPES, f"no {table[0]} sequences of queries in a cache fit slots 0 and 1", "correct them"
+        )
+    queries = dealt(query[0], table[0])
+    if table[0] > 1:
+        row.assume(f"{query[0]} queries are dealt out evenly to {table[0]} sequences")
+    keys = even_pages(row, table, cache[0], cache[1])
+    used = [math.ceil(length / cache[1]) for length in keys]
+    if len(keys) != table[0] or max(used) > table[1] or any(kv < own for own, kv in zip(queries, keys, strict=True)):
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"sequences of {min(keys)} keys or more do not go with {queries[0]} queries and slot {table_slot}",
+            "correct the shapes, or the recorded lengths",
+        )
+    return queries, keys, row.block_table(table, used, cache[0])
