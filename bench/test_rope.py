@@ -1,4 +1,4 @@
-"""Replays of rotary position embeddings. Which features make a pair is not in a capture: those half a head apart."""
+"""Replays of rotary position embeddings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from bench.errors import Unsupported
 from bench.registry import replays
 from database.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 
+#: Which features make a pair is not in a capture.
+_HALVES = "features half a head apart are turned together"
+
 #: Rows of a table of angles whose capture tells its width only.
 _LEAST_POSITIONS = 2048
 
@@ -17,6 +20,7 @@ _LEAST_POSITIONS = 2048
 def test_rotary_mul(row, replay):
     row.expect_inputs(3)
     _expect_angles(row, [0], 1, 2)
+    row.assume(_HALVES)
     replay(impl.rotary_mul, *row.inputs(), expected=expected.rotary_mul)
 
 
@@ -25,6 +29,7 @@ def test_rotary_mul_backward(row, replay):
     """Slots: the gradient of y, cos, sin and, where those have gradients too, x."""
     row.expect_inputs(3, 4)
     _expect_angles(row, [0], 1, 2)
+    row.assume(_HALVES)
     x = row.tensor(3) if len(row.input_slots) == 4 else None
     if x is None and row.device.type in ("npu", "meta"):
         raise Unsupported(
@@ -59,6 +64,7 @@ def test_apply_rotary_pos_emb(row, replay):
     axes = len(row.shape(0))
     if axes not in (3, 4):
         raise row.refuse(INPUT_SHAPES, f"slot 0 has {axes} axes instead of 3 (TND) or 4", "correct its shape")
+    row.assume(_HALVES)
     layout = "TND" if axes == 3 else "BSND" if row.shape(2)[2] == 1 else "BNSD"
     replay(
         impl.apply_rotary_pos_emb,
@@ -90,6 +96,7 @@ def test_triton_rope(row, replay):
             "slots 0 (query) and 1 (key) must be (tokens, heads, head size) with as many tokens of the same size",
             "correct one of the shapes",
         )
+    row.assume(_HALVES)
     table = row.tensor(2)
     rotary_size = _expect_table(row, 2, query[2])
     replay(
@@ -181,8 +188,9 @@ def _expect_table(row, slot, head_size):
 
 
 def _positions(row, slot, tokens, below):
-    """The tokens' positions: the slot's if the capture has it, else those of one prompt after the other."""
+    """The tokens' positions: any if the capture has their slot, else those of one prompt after the other."""
     if slot >= len(row.input_slots):
+        row.assume("positions count the tokens")
         return impl.arange(tokens, device=row.device) % below
     if row.shape(slot) != (tokens,):
         raise row.refuse(

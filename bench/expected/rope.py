@@ -52,14 +52,14 @@ def _features(x: Tensor, place: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
     return feature
 
 
-def _at_angles(at: At, angles: Tensor) -> Tensor:
+def at_angles(at: At, angles: Tensor) -> Tensor:
     """cos or sin at the place of an element that they broadcast to."""
     return to_float64(angles[tuple(i * (size != 1) for i, size in zip(at, angles.shape, strict=True))])
 
 
 def _turned(at: At, x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
     *place, j = at
-    angles = _at_angles(at, cos), _at_angles(at, sin)
+    angles = at_angles(at, cos), at_angles(at, sin)
     return rotation(_features(x, place), j, x.shape[-1], *angles, mode)
 
 
@@ -70,7 +70,7 @@ def rotary_mul(at: At, x: Tensor, cos: Tensor, sin: Tensor, rotary_mode: str = "
 
 @per_element()
 def interleave_rope(at: At, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return interleaved(at, x, _at_angles(at, cos), _at_angles(at, sin))
+    return interleaved(at, x, at_angles(at, cos), at_angles(at, sin))
 
 
 def interleaved(at: At, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def _towards_x(at: At, grad: Tensor, x: Tensor | None, cos: Tensor, sin: Tensor,
     *place, j = at
     k, sign = partner(j, grad.shape[-1], rotary_mode)
     opposite = (*place, k)
-    return to_float64(grad[at]) * _at_angles(at, cos) - sign * to_float64(grad[opposite]) * _at_angles(opposite, sin)
+    return to_float64(grad[at]) * at_angles(at, cos) - sign * to_float64(grad[opposite]) * at_angles(opposite, sin)
 
 
 def _summed(grad: Tensor, x: Tensor, cos: Tensor, *_: object, **__: object) -> int:

@@ -1,0 +1,148 @@
+"""Replays of kernels that write to and read from the paged caches of keys and values."""
+
+from __future__ import annotations
+
+from bench import expected, impl, resolve
+from bench.errors import Unsupported
+from bench.registry import replays
+from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
+
+
+@replays("ReshapeAndCacheNdKernel", npu="torch_npu._npu_reshape_and_cache")
+def test_reshape_and_cache(row, replay):
+    """Slots: key and value (tokens, heads, size), their caches (blocks, block size, heads, size), places."""
+    row.expect_inputs(5)
+    for new, cache in ((0, 2), (1, 3)):
+        if len(row.shape(new)) != 3 or row.shape(cache)[2:] != row.shape(new)[1:] or len(row.shape(cache)) != 4:
+            raise row.refuse(
+                INPUT_SHAPES,
+                f"slot {new} must be (tokens, heads, size), slot {cache} its cache (blocks, block size, heads, size)",
+                "correct one of the two shapes",
+            )
+    if not row.shape(0)[:1] == row.shape(1)[:1] == row.shape(4) or row.shape(2)[:2] != row.shape(3)[:2]:
+        raise row.refuse(
+            INPUT_SHAPES,
+            "slots 0 (key), 1 (value) and 4 (places) must have as many tokens, and both caches as many places",
+            "correct the shape that does not fit",
+        )
+    blocks, block_size = row.shape(2)[:2]
+    replay(
+        impl.reshape_and_cache,
+        *(row.tensor(slot) for slot in range(4)),
+        row.indices(4, blocks * block_size, distinct=True),
+        mutates=[2, 3],
+        expected=expected.reshape_and_cache,
+    )
+
+
+@replays("KvRmsNormRopeCache", npu="torch_npu.npu_kv_rmsnorm_rope_cache")
+def test_kv_rmsnorm_rope_cache(row, replay):
+    """Slots: kv (batch, 1, tokens, latent + rotary), gamma, cos, sin, places, cache of the turned, cache of the latent.
+
+    Outputs 2 and 3, what was written, are there where attention uses them at once (in prefill).
+    """
+    if len(row.input_slots) > 7:
+        raise Unsupported("caches that are quantized, and values of their own (slots 7 to 11), are not replayed")
+    row.expect_inputs(7)
+    kv, gamma, cos = (row.shape(slot) for slot in range(3))
+    if len(kv) != 4 or kv[1] != 1 or len(gamma) != 1 or gamma[0] >= kv[3] or (kv[3] - gamma[0]) % 2:
+        raise row.refuse(
+            INPUT_SHAPES,
+            "slot 0 (kv) must be (batch, 1, tokens, size), and slot 1 (gamma) the size of its normalized part; "
+            "the rest, which is turned, is an even number",
+            "correct one of the two shapes",
+        )
+    batch, _, tokens, size = kv
+    rotary = size - gamma[0]
+    angles = (batch, 1, tokens, rotary)
+    if cos != row.shape(3) or cos[-1:] != (rotary,) or resolve.broadcast([cos, angles]) != angles or len(cos) != 4:
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"slots 2 (cos) and 3 (sin) must be {angles}, or with 1 for an axis",
+            "correct their shapes, or those of slots 0 and 1",
+        )
+    places = row.shape(5)[:2]
+    if row.shape(5) != (*places, 1, rotary) or row.shape(6) != (*places, 1, gamma[0]):
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"slots 5 and 6 must be caches (blocks, block size, 1, {rotary}) and (blocks, block size, 1, {gamma[0]})",
+            "correct their shapes",
+        )
+    if row.shape(4) != (batch * tokens,):
+        raise row.refuse(
+            INPUT_SHAPES, f"slot 4 holds a place for each token and must have the shape {batch * tokens}", "correct it"
+        )
+    is_output_kv = len(row.output_slots) > 2 and bool(row.output_slots[2].shape)
+    replay(
+        impl.kv_rmsnorm_rope_cache,
+        *(row.tensor(slot) for slot in range(4)),
+        row.indices(4, places[0] * places[1], distinct=True),
+        row.tensor(5),
+        row.tensor(6),
+        epsilon=1e-5,
+        cache_mode="PA_BNSD",
+        is_output_kv=is_output_kv,
+        mutates=[5, 6],
+        output_slots=range(4 if is_output_kv else 2),
+        expected=expected.kv_rmsnorm_rope_cache,
+    )
+
+
+@replays("PagedCacheLoadNdKernel", npu="torch_npu.atb.npu_paged_cache_load")
+def test_paged_cache_load(row, replay):
+    """Slots: caches of keys and values, block table, lengths, what is written, where each sequence starts.
+
+    The sequences are of one length, or as near to it as can be; as many lengths as there are, and
+    one more, are sums. Those that start later end with the last block of their table.
+    """
+    row.expect_inputs(4, 6, 7)
+    row.expect_dtype(2, "INT32")
+    row.expect_dtype(3, "INT32")
+    caches, results = (row.shape(0), row.shape(1)), (row.output_shape(0), row.output_shape(1))
+    if any(len(cache) != 4 for cache in caches) or caches[0][:2] != caches[1][:2]:
+        raise row.refuse(
+            INPUT_SHAPES,
+            "slots 0 and 1 must be caches (blocks, block size, heads, size) of as many places",
+            "correct one of the two shapes",
+        )
+    tokens = results[0][:1]
+    if any(result != (*tokens, *cache[2:]) for result, cache in zip(results, caches, strict=True)):
+        raise row.refuse(
+            OUTPUT_SHAPES,
+            "outputs 0 and 1 must be (tokens, heads, size) as the caches (slots 0 and 1) have them",
+            "correct one of the shapes",
+        )
+    table, lengths = row.shape(2), row.shape(3)
+    if len(table) != 2 or not table[0] or lengths not in ((table[0],), (table[0] + 1,)):
+        raise row.refuse(
+            INPUT_SHAPES,
+            "slot 2 must be a block table (sequences, blocks), slot 3 as many lengths, or one more if they are sums",
+            "correct one of the two shapes",
+        )
+    (sequences, width), block_size = table, caches[0][1]
+    used = [tokens[0] // sequences + (i < tokens[0] % sequences) for i in range(sequences)]
+    blocks = [-(-length // block_size) for length in used]
+    if max(blocks) > width or caches[0][0] < 1:
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"slot 2 has {width} blocks of {block_size} for a sequence, where the longest of {tokens[0]} tokens "
+            f"needs {max(blocks)}",
+            "correct the block table, the cache, or the outputs",
+        )
+    row.assume("the sequences are of one length")
+    sums = lengths[0] > sequences
+    later = len(row.input_slots) == 7
+    starts = [(width - count) * block_size for count in blocks]
+    replay(
+        impl.paged_cache_load,
+        row.tensor(0),
+        row.tensor(1),
+        row.block_table(table, [width] * sequences if later else blocks, caches[0][0]),
+        row.numbers(3, [sum(used[:i]) for i in range(sequences + 1)] if sums else used),
+        seq_starts=row.numbers(6, starts) if later else None,
+        cumsum=sums,
+        # Written all over: their own values do not matter.
+        key=row.tensor(0, shape=results[0]),
+        value=row.tensor(1, shape=results[1]),
+        expected=expected.paged_cache_load,
+    )

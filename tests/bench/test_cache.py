@@ -1,0 +1,208 @@
+"""Paged caches: properties, rows that are refused, mistakes that are seen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from replaying import assert_mistake_is_caught, assert_refused, replay_row
+from sample_rows import ROWS
+
+from bench import expected, impl
+from bench.check import check
+from database.schema import Status
+
+SHAPES, DTYPES, OUTPUT = "Input Shapes", "Input Data Types", "Output Shapes"
+WRITE, FUSED, LOAD = "ReshapeAndCacheNdKernel", "KvRmsNormRopeCache", "PagedCacheLoadNdKernel"
+BLOCKS, BLOCK_SIZE = 5, 4
+PLACES = BLOCKS * BLOCK_SIZE
+
+places = st.lists(st.integers(0, PLACES - 1), unique=True, min_size=1, max_size=PLACES)
+lengths = st.lists(st.integers(0, 3 * BLOCK_SIZE), min_size=1, max_size=4)
+seeds = st.integers(0, 999)
+
+
+def cache(seed, *rest):
+    return torch.randn(BLOCKS, BLOCK_SIZE, *rest, generator=torch.Generator().manual_seed(seed))
+
+
+def load(cached, table, lengths, **keywords):
+    total = sum(lengths)
+    key, value = torch.empty(total, 2, 3), torch.empty(total, 2, 3)
+    keywords = {"seq_starts": None, "cumsum": False} | keywords
+    impl.paged_cache_load(cached, cached + 1, table, torch.tensor(lengths), key=key, value=value, **keywords)
+    assert torch.equal(value, key + 1)
+    return key
+
+
+def table_for(lengths, seed):
+    """Blocks of each sequence; sequences may share some."""
+    return torch.randint(BLOCKS, (len(lengths), 3), generator=torch.Generator().manual_seed(seed))
+
+
+@given(slots=places, seed=seeds)
+def test_caches_are_untouched_outside_the_slots(slots, seed):
+    caches = [cache(seed, 2, 3), cache(seed + 1, 2, 5)]
+    before = [value.clone() for value in caches]
+    new = [torch.ones(len(slots), 2, 3), torch.full((len(slots), 2, 5), 2.0)]
+    assert impl.reshape_and_cache(*new, *caches, torch.tensor(slots)) is None
+    outside = [place for place in range(PLACES) if place not in slots]
+    for value, was, rows in zip(caches, before, new, strict=True):
+        assert torch.equal(value.flatten(0, 1)[outside], was.flatten(0, 1)[outside])
+        assert torch.equal(value.flatten(0, 1)[slots], rows)
+    check(expected.reshape_and_cache, [*new, *before, torch.tensor(slots)], {}, caches, seed)
+
+
+@given(slots=places, seed=seeds)
+def test_fused_kernel_writes_what_it_returns_and_nothing_else(slots, seed):
+    generator = torch.Generator().manual_seed(seed)
+    kv, cos, sin = (torch.randn(len(slots), 1, 1, size, generator=generator) for size in (10, 4, 4))
+    gamma, caches = torch.rand(6, generator=generator), [cache(seed, 1, 4), cache(seed + 1, 1, 6)]
+    before = [value.clone() for value in caches]
+    options = {"epsilon": 1e-5, "cache_mode": "PA_BNSD", "is_output_kv": True}
+    results = impl.kv_rmsnorm_rope_cache(kv, gamma, cos, sin, torch.tensor(slots), *caches, **options)
+    outside = [place for place in range(PLACES) if place not in slots]
+    for value, was, written in zip(caches, before, results[2:], strict=True):
+        assert torch.equal(value.flatten(0, 1)[outside], was.flatten(0, 1)[outside])
+        assert torch.equal(value.flatten(0, 1)[slots], written[:, 0])
+    torch.testing.assert_close(results[2], impl.interleave_rope(kv[..., 6:], cos, sin))
+    torch.testing.assert_close(results[3], impl.rms_norm(kv[..., :6], gamma, epsilon=1e-5)[0])
+    check(expected.kv_rmsnorm_rope_cache, [kv, gamma, cos, sin, torch.tensor(slots), *before], options, results, seed)
+
+
+@given(slots=places, seed=seeds)
+def test_what_was_written_is_loaded(slots, seed):
+    """Through a table that finds the blocks of the slots in the order of the tokens, one token a sequence."""
+    cached, rows = cache(seed, 2, 3), cache(seed + 1, 2, 3).flatten(0, 1)[: len(slots)]
+    impl.reshape_and_cache(rows, rows, cached, cached.clone(), torch.tensor(slots))
+    table = torch.tensor([[slot // BLOCK_SIZE] for slot in slots])
+    starts = torch.tensor([slot % BLOCK_SIZE for slot in slots])
+    assert torch.equal(load(cached, table, [1] * len(slots), seq_starts=starts), rows)
+
+
+@given(lengths=lengths, seed=seeds)
+def test_pages_may_be_permuted(lengths, seed):
+    cached, table = cache(seed, 2, 3), table_for(lengths, seed)
+    order = torch.randperm(BLOCKS, generator=torch.Generator().manual_seed(seed))
+    permuted = torch.empty_like(cached)
+    permuted[order] = cached
+    assert torch.equal(load(cached, table, lengths), load(permuted, order[table], lengths))
+
+
+@given(lengths=lengths, seed=seeds)
+def test_sequences_may_come_in_any_order(lengths, seed):
+    cached, table = cache(seed, 2, 3), table_for(lengths, seed)
+    parts = load(cached, table, lengths).split(lengths)
+    assert torch.equal(load(cached, table.flip(0), lengths[::-1]), torch.cat(parts[::-1]))
+
+
+@given(lengths=lengths, seed=seeds, later=st.booleans(), cumsum=st.booleans())
+def test_reference_agrees_for_any_lengths(lengths, seed, later, cumsum):
+    cached, table, total = cache(seed, 2, 3), table_for(lengths, seed), sum(lengths)
+    starts = torch.tensor([3 * BLOCK_SIZE - length for length in lengths]) if later else None
+    counts = [sum(lengths[:i]) for i in range(len(lengths) + 1)] if cumsum else lengths
+    arguments = [cached, cached + 1, table, torch.tensor(counts)]
+    options = {
+        "seq_starts": starts,
+        "cumsum": cumsum,
+        "key": torch.empty(total, 2, 3),
+        "value": torch.empty(total, 2, 3),
+    }
+    results = impl.paged_cache_load(*arguments, **options)
+    assert torch.equal(results[0], load(cached, table, lengths, seq_starts=starts))
+    check(expected.paged_cache_load, arguments, options, results, seed)
+
+
+@pytest.mark.parametrize(("output", "total"), [("7,4,1,6;7,4,1,14;;", 560), ("7,4,1,6;7,4,1,14;5,1,3,6;5,1,3,14", 860)])
+def test_outputs_tell_whether_what_is_written_is_returned(output, total):
+    dtypes = ";".join(["FLOAT"] * 4)
+    outcome = replay_row(FUSED, ROWS[FUSED][0].partition("->")[0] + f"-> {output} | {dtypes}")
+    assert outcome.status is Status.MEASURED, outcome.reason
+    assert outcome.measurement.total_elements == total
+
+
+REFUSED = [
+    (
+        WRITE,
+        "5,2,6;5,2,6;7,4,2,6;7,4,2,6",
+        "7,4,2,6;7,4,2,6",
+        SHAPES,
+        "4 tensors, where ReshapeAndCacheNdKernel takes 5",
+    ),
+    (WRITE, "5,2,6;5,2,6;7,4,2,5;7,4,2,6;5", "7,4,2,6;7,4,2,6", SHAPES, "slot 2 its cache"),
+    (WRITE, "5,2,6;5,2,6;7,4,2,6;7,8,6;5", "7,4,2,6;7,4,2,6", SHAPES, "slot 3 its cache"),
+    (WRITE, "5,2,6;4,2,6;7,4,2,6;7,4,2,6;5", "7,4,2,6;7,4,2,6", SHAPES, "as many tokens"),
+    (WRITE, "5,2,6;5,2,6;7,4,2,6;7,4,2,6;4", "7,4,2,6;7,4,2,6", SHAPES, "as many tokens"),
+    (WRITE, "5,2,6;5,2,6;7,4,2,6;8,4,2,6;5", "7,4,2,6;8,4,2,6", SHAPES, "both caches as many places"),
+    (WRITE, "9,2,6;9,2,6;2,4,2,6;2,4,2,6;9", "2,4,2,6;2,4,2,6", SHAPES, "9 distinct indices below 8"),
+    (WRITE, "5,2,6;5,2,6;7,4,2,6;7,4,2,6;5", "5,2,6;5,2,6", OUTPUT, "output 0"),
+    (FUSED, "5,2,3,20;14;5,1,3,6;5,1,3,6;15;7,4,1,6;7,4,1,14", "7,4,1,6;7,4,1,14", SHAPES, "slot 0 (kv)"),
+    (FUSED, "5,1,3,20;20;5,1,3,6;5,1,3,6;15;7,4,1,6;7,4,1,14", "7,4,1,6;7,4,1,14", SHAPES, "slot 1 (gamma)"),
+    (FUSED, "5,1,3,20;13;5,1,3,7;5,1,3,7;15;7,4,1,7;7,4,1,13", "7,4,1,7;7,4,1,13", SHAPES, "an even number"),
+    (FUSED, "5,1,3,20;14;5,1,3,8;5,1,3,8;15;7,4,1,6;7,4,1,14", "7,4,1,6;7,4,1,14", SHAPES, "slots 2 (cos)"),
+    (FUSED, "5,1,3,20;14;5,1,3,6;5,1,1,6;15;7,4,1,6;7,4,1,14", "7,4,1,6;7,4,1,14", SHAPES, "slots 2 (cos)"),
+    (FUSED, "5,1,3,20;14;5,1,3,6;5,1,3,6;15;7,4,1,7;7,4,1,14", "7,4,1,6;7,4,1,14", SHAPES, "slots 5 and 6"),
+    (FUSED, "5,1,3,20;14;5,1,3,6;5,1,3,6;15;7,4,1,6;6,4,1,14", "7,4,1,6;7,4,1,14", SHAPES, "slots 5 and 6"),
+    (FUSED, "5,1,3,20;14;5,1,3,6;5,1,3,6;5;7,4,1,6;7,4,1,14", "7,4,1,6;7,4,1,14", SHAPES, "slot 4 holds a place"),
+    (LOAD, "7,4,2,6;6,4,2,5;3,4;3", "17,2,6;17,2,5", SHAPES, "slots 0 and 1 must be caches"),
+    (LOAD, "7,4,2,6;7,4,2,5;3,4;5", "17,2,6;17,2,5", SHAPES, "slot 2 must be a block table"),
+    (LOAD, "7,4,2,6;7,4,2,5;3,1;3", "17,2,6;17,2,5", SHAPES, "slot 2 has 1 blocks of 4"),
+    (LOAD, "7,4,2,6;7,4,2,5;3,4;3", "17,2,6;16,2,5", OUTPUT, "outputs 0 and 1 must be (tokens, heads, size)"),
+    (LOAD, "7,4,2,6;7,4,2,5;3,4;3", "17,2,6;17,2,6", OUTPUT, "outputs 0 and 1 must be (tokens, heads, size)"),
+]
+INTEGERS = {WRITE: {4: "INT32"}, FUSED: {4: "INT64"}, LOAD: {2: "INT32", 3: "INT32"}}
+
+
+@pytest.mark.parametrize(("kernel_type", "inputs", "outputs", "column", "words"), REFUSED)
+def test_contradiction_is_refused(kernel_type, inputs, outputs, column, words):
+    dtypes = ";".join(INTEGERS[kernel_type].get(slot, "FLOAT") for slot in range(inputs.count(";") + 1))
+    row = f"{inputs} | {dtypes} -> {outputs} | {';'.join(['FLOAT'] * (outputs.count(';') + 1))}"
+    assert_refused(kernel_type, row, column, words)
+
+
+def test_table_and_lengths_are_int32():
+    for dtypes in ("FLOAT;FLOAT;INT64;INT32", "FLOAT;FLOAT;INT32;INT64"):
+        row = f"7,4,2,6;7,4,2,5;3,4;3 | {dtypes} -> 17,2,6;17,2,5 | FLOAT;FLOAT"
+        assert_refused(LOAD, row, DTYPES, "must be INT32")
+
+
+def test_quantized_cache_is_unsupported():
+    row = "5,1,3,20;14;5,1,3,6;5,1,3,6;15;7,4,1,6;7,4,1,14;6 | FLOAT;FLOAT;FLOAT;FLOAT;INT64;INT8;INT8;FLOAT"
+    outcome = replay_row(FUSED, f"{row} -> 7,4,1,6;7,4,1,14 | INT8;INT8")
+    assert outcome.status is Status.UNSUPPORTED
+    assert "quantized" in outcome.reason
+
+
+#: Mistakes that are easy to make: kernel type, function, what takes its place.
+write, fused, loaded = impl.reshape_and_cache, impl.kv_rmsnorm_rope_cache, impl.paged_cache_load
+MISTAKES = [
+    (WRITE, "reshape_and_cache", lambda key, value, *rest: write(value, key, *rest)),
+    (WRITE, "reshape_and_cache", lambda *arguments: write(*arguments[:-1], arguments[-1].flip(0))),
+    (
+        WRITE,
+        "reshape_and_cache",
+        lambda key, value, keys, values, slots: write(key, value, keys, values.zero_(), slots),
+    ),
+    (
+        WRITE,
+        "reshape_and_cache",
+        lambda key, value, keys, values, slots: write(key, value, keys, values.clone(), slots),
+    ),
+    (FUSED, "kv_rmsnorm_rope_cache", lambda kv, *rest, **o: fused(kv.roll(6, -1), *rest, **o)),
+    (FUSED, "kv_rmsnorm_rope_cache", lambda kv, g, cos, sin, *rest, **o: fused(kv, g, cos, -sin, *rest, **o)),
+    (FUSED, "kv_rmsnorm_rope_cache", lambda *a, **o: fused(*a[:4], (a[4] + 1) % 28, *a[5:], **o)),
+    (
+        FUSED,
+        "kv_rmsnorm_rope_cache",
+        lambda *a, **o: [a[6] if i == 1 else x for i, x in enumerate(fused(*a[:6], a[6].clone(), **o))],
+    ),
+    (LOAD, "paged_cache_load", lambda keys, values, table, *rest, **o: loaded(keys, values, table.flip(1), *rest, **o)),
+    (LOAD, "paged_cache_load", lambda keys, values, table, *rest, **o: loaded(keys, values, table.flip(0), *rest, **o)),
+    (LOAD, "paged_cache_load", lambda keys, values, *rest, **o: loaded(keys, values.roll(1, 1), *rest, **o)),
+]
+
+
+@pytest.mark.parametrize(("kernel_type", "name", "mistake"), MISTAKES)
+def test_mistake_is_caught(monkeypatch, kernel_type, name, mistake):
+    assert_mistake_is_caught(monkeypatch, name, mistake, kernel_type, ROWS[kernel_type][0])
