@@ -35,7 +35,7 @@ REQUIRED = """
 
 #: Not there yet. It may only shrink.
 PENDING = """
-    ScatterNdUpdate LightningIndexer SparseFlashAttention GatherElements GatherV3 IndexPutV2
+    ScatterNdUpdate GatherElements GatherV3 IndexPutV2
     ScatterElementsV2 MemSet DSAGenBitMask DSAStatelessGenBitMask _narrow_copy_flat_kernel
     main_kernel matmul_bias_activation_kernel
 """
