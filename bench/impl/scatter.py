@@ -1,0 +1,18 @@
+"""Kernels that gather from, and scatter into, places that indices name."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["gather_elements", "index_put", "index_select", "scatter_elements", "scatter_nd_update", "stack"]
+
+gather_elements = torch.gather
+index_put = torch.ops.aten.index_put_.default
+index_select = torch.index_select
+scatter_elements = torch.Tensor.scatter_
+stack = torch.stack
+
+
+def scatter_nd_update(target: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
+    """Puts each of updates (..., rest) at the place of target (first k axes, rest) that indices (..., k) name."""
+    return target.index_put_(indices.unbind(-1), updates)

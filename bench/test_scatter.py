@@ -1,0 +1,159 @@
+"""Replays of kernels that gather from, and scatter into, places that indices name."""
+
+from __future__ import annotations
+
+from math import prod
+
+from bench import expected, impl, resolve
+from bench.errors import Unsupported
+from bench.registry import replays
+from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
+
+
+@replays("GatherV3", "Gather", npu="torch.index_select")
+def test_index_select(row, replay):
+    """Slots: a source, a list of indices and, in GatherV3, the axis, whose value is not in a capture."""
+    row.expect_inputs(2, 3)
+    source, indices = row.shape(0), row.shape(1)
+    if len(indices) != 1:
+        raise Unsupported(f"{row.kernel_type} is replayed for a list of indices only")
+    fitting = [
+        axis for axis in range(len(source)) if row.output_shape() == source[:axis] + indices + source[axis + 1 :]
+    ]
+    if not fitting:
+        raise row.refuse(
+            OUTPUT_SHAPES, f"no axis of {source}, indexed by {indices}, gives this shape", "correct one of the shapes"
+        )
+    replay(
+        impl.index_select,
+        row.tensor(0),
+        fitting[0],
+        row.indices(1, source[fitting[0]]),
+        expected=expected.index_select,
+    )
+
+
+@replays("GatherElements", "GatherElementsV2", npu="torch.gather")
+def test_gather_elements(row, replay):
+    row.expect_inputs(2)
+    axis = _axis(row, row.shape(0), row.shape(1))
+    indices = row.indices(1, row.shape(0)[axis])
+    replay(impl.gather_elements, row.tensor(0), axis, indices, expected=expected.gather_elements)
+
+
+@replays("ScatterElementsV2", npu="torch.Tensor.scatter_")
+def test_scatter_elements(row, replay):
+    """Slots: what is written into, indices along an axis, what is written: as many elements, or one number."""
+    row.expect_inputs(3)
+    target, indices = row.shape(0), row.shape(1)
+    if row.shape(2) and row.shape(2) != indices:
+        raise row.refuse(
+            INPUT_SHAPES, "slot 2 (what is written) must have the shape of slot 1 (indices)", "correct one of them"
+        )
+    axis = _axis(row, target, indices)
+    if indices[axis] > target[axis]:
+        raise Unsupported(_AMBIGUOUS)
+    replay(
+        impl.scatter_elements,
+        row.tensor(0),
+        axis,
+        row.indices(1, target[axis], along=axis),
+        row.tensor(2) if row.shape(2) else row.number(2),
+        mutates=[0],
+        expected=expected.scatter_elements,
+    )
+
+
+@replays("ScatterNdUpdate", "ScatterNdUpdateAiCore", npu="torch_npu.npu_scatter_nd_update_")
+def test_scatter_nd_update(row, replay):
+    """Slots: what is written into, places (..., k) along its first k axes, what is written (..., other axes)."""
+    row.expect_inputs(3)
+    target, places = row.shape(0), row.shape(1)
+    axes = places[-1] if places else 0
+    if not 1 <= axes <= len(target) or row.shape(2) != places[:-1] + target[axes:]:
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"slot 1 must be (..., k), where k is 1 to {len(target)}, and slot 2 (..., the axes of slot 0 from k on)",
+            "correct the shape that does not fit",
+        )
+    coordinates = _distinct(row, [1] * axes, [places[:-1]] * axes, target[:axes])
+    replay(
+        impl.scatter_nd_update,
+        row.tensor(0),
+        impl.stack(coordinates, -1),
+        row.tensor(2),
+        mutates=[0],
+        expected=expected.scatter_nd_update,
+    )
+
+
+@replays("IndexPutV2", "IndexPutV2AiCore", npu="torch.ops.aten.index_put_.default")
+def test_index_put(row, replay):
+    """Slots: what is written into, what is written, which axes are indexed, strides, an index tensor for each.
+
+    Slot 2 has an element for each axis up to the last that is indexed.
+    """
+    target, count = row.shape(0), max(len(row.input_slots) - 4, 1)
+    axes = row.shape(2)[0] if len(row.shape(2)) == 1 else 0
+    if not count <= axes <= len(target):
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"slot 2 must be a list with an element for each axis up to the last indexed one: {count} to {len(target)}",
+            "correct its shape, or restore the missing index tensors",
+        )
+    first = axes - count
+    shapes = [row.shape(4 + i) for i in range(count)]
+    place = resolve.broadcast(shapes)
+    if place is None:
+        raise row.refuse(INPUT_SHAPES, "the index tensors (slot 4 on) do not broadcast", "correct their shapes")
+    written = target[:first] + place + target[axes:]
+    if resolve.broadcast([row.shape(1), written]) != written:
+        raise row.refuse(
+            INPUT_SHAPES, f"slot 1 (what is written) does not broadcast to {written}", "correct one of the shapes"
+        )
+    row.assume("values are put, not added")
+    replay(
+        impl.index_put,
+        row.tensor(0),
+        [*[None] * first, *_distinct(row, range(4, 4 + count), shapes, target[first:axes])],
+        row.tensor(1),
+        mutates=[0],
+        expected=expected.index_put,
+    )
+
+
+_AMBIGUOUS = "an element is written more than once, and which value it keeps is not defined"
+
+
+def _axis(row, source, indices):
+    """The axis that indices run along: the one in which they differ from the source; otherwise the last."""
+    if len(indices) != len(source) or not source:
+        raise row.refuse(INPUT_SHAPES, "slots 0 and 1 (indices) must have as many axes", "correct one of them")
+    different = [axis for axis in range(len(source)) if indices[axis] != source[axis]]
+    larger = [axis for axis in different if indices[axis] > source[axis]]
+    if len(larger) > 1:
+        raise row.refuse(
+            INPUT_SHAPES, "slot 1 (indices) is larger than slot 0 along more than one axis", "correct one of the shapes"
+        )
+    axis = (larger or different or [len(source) - 1])[-1]
+    if len(different) != 1:
+        row.assume(f"indices run along axis {axis}")
+    return axis
+
+
+def _distinct(row, slots, shapes, sizes):
+    """Coordinates of places, none of them twice: an index tensor for each of the axes of these sizes."""
+    if len(set(shapes)) > 1:
+        # Broadcast to each other: different along the axes of each, they differ together.
+        for shape, size in zip(shapes, sizes, strict=True):
+            if prod(shape) > size:
+                raise Unsupported(_AMBIGUOUS)
+        return [row.indices(slot, size, distinct=True) for slot, size in zip(slots, sizes, strict=True)]
+    if prod(shapes[0]) > prod(sizes):
+        raise Unsupported(_AMBIGUOUS)
+    rest = row.indices(slots[0], prod(sizes), distinct=True, shape=shapes[0])
+    coordinates = []
+    for size in reversed(sizes):
+        coordinates.append(rest % size)
+        rest = rest // size
+    return coordinates[::-1]

@@ -1,0 +1,149 @@
+"""Gathers and scatters: properties, rows that are refused, mistakes that are seen."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from replaying import assert_mistake_is_caught, assert_refused, replay_row
+from sample_rows import ROWS
+
+from bench import expected, impl
+from bench.check import check
+from database.schema import Status
+
+SHAPES, OUTPUT = "Input Shapes", "Output Shapes"
+seeds = st.integers(0, 999)
+shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4)
+
+
+def drawn(shape, seed):
+    return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed))
+
+
+@given(shape=shapes, seed=seeds, data=st.data())
+def test_scattering_is_what_loops_do_and_touches_nothing_else(shape, seed, data):
+    """numpy's put_along_axis, and ScatterNd written as a loop."""
+    x, axis = drawn(shape, seed), data.draw(st.integers(0, len(shape) - 1))
+    count = data.draw(st.integers(1, shape[axis]))
+    indices = drawn(shape, seed + 1).argsort(axis).narrow(axis, 0, count)
+    updates = drawn(indices.shape, seed + 2)
+    wanted = x.numpy().copy()
+    numpy.put_along_axis(wanted, indices.numpy(), updates.numpy(), axis)
+    result = impl.scatter_elements(x.clone(), axis, indices, updates)
+    assert numpy.array_equal(result.numpy(), wanted)
+    check(expected.scatter_elements, [x, axis, indices, updates], {}, [torch.from_numpy(wanted)], seed)
+    assert torch.equal(impl.gather_elements(result, axis, indices), updates)
+    check(expected.gather_elements, [result, axis, indices], {}, [updates], seed)
+
+
+@given(shape=shapes, seed=seeds, data=st.data())
+def test_scatter_nd_is_what_a_loop_does_and_touches_nothing_else(shape, seed, data):
+    x, axes = drawn(shape, seed), data.draw(st.integers(1, len(shape)))
+    every = list(numpy.ndindex(*shape[:axes]))
+    named = data.draw(st.lists(st.sampled_from(every), unique=True, min_size=1))
+    updates = drawn((len(named), *shape[axes:]), seed + 1)
+    wanted = x.clone()
+    for place, row in zip(named, updates, strict=True):
+        wanted[place] = row
+    indices = torch.tensor(named)
+    assert torch.equal(impl.scatter_nd_update(x.clone(), indices, updates), wanted)
+    check(expected.scatter_nd_update, [x, indices, updates], {}, [wanted], seed)
+    if axes == 1:
+        check(expected.index_select, [wanted, 0, indices[:, 0]], {}, [updates], seed)
+
+
+@given(shape=st.lists(st.integers(1, 4), min_size=2, max_size=4), seed=seeds, data=st.data())
+def test_putting_at_indices_is_numpys(shape, seed, data):
+    """With axes before and after the indexed ones, and index tensors that broadcast to each other."""
+    x, first = drawn(shape, seed), data.draw(st.integers(0, len(shape) - 2))
+    sizes = shape[first : first + 2]
+    rows, columns = (torch.randperm(size)[: data.draw(st.integers(1, size))] for size in sizes)
+    rows = rows.unsqueeze(-1)
+    values = drawn((*shape[:first], len(rows), len(columns), *shape[first + 2 :]), seed + 1)
+    wanted = x.numpy().copy()
+    wanted[(*[slice(None)] * first, rows.numpy(), columns.numpy())] = values.numpy()
+    indices = [*[None] * first, rows, columns]
+    result = impl.index_put(x.clone(), indices, values)
+    assert numpy.array_equal(result.numpy(), wanted)
+    check(expected.index_put, [x, indices, values], {}, [torch.from_numpy(wanted)], seed)
+
+
+REFUSED = [
+    ("GatherV3", "16,8;3;1 | FLOAT;INT64;INT64 -> 4,8 | FLOAT", OUTPUT, "no axis of (16, 8)"),
+    ("GatherElements", "16,8;3 | FLOAT;INT64 -> 3 | FLOAT", SHAPES, "as many axes"),
+    ("GatherElements", "6,5;7,6 | FLOAT;INT64 -> 7,6 | FLOAT", SHAPES, "larger than slot 0 along more than one axis"),
+    ("GatherElements", "6,5;6,3 | FLOAT;INT64 -> 6,4 | FLOAT", OUTPUT, "output 0 of GatherElements is (6, 3)"),
+    ("ScatterElementsV2", "6,5;6,3;6,4 | FLOAT;INT64;FLOAT -> 6,5 | FLOAT", SHAPES, "slot 2 (what is written)"),
+    ("ScatterElementsV2", "6,5;6,3;6,3 | FLOAT;INT64;FLOAT -> 6,3 | FLOAT", OUTPUT, "is (6, 5)"),
+    ("ScatterNdUpdate", "6,5;3,3;3 | FLOAT;INT64;FLOAT -> 6,5 | FLOAT", SHAPES, "k is 1 to 2"),
+    ("ScatterNdUpdate", "6,5;3,1;3,4 | FLOAT;INT64;FLOAT -> 6,5 | FLOAT", SHAPES, "slot 2 (..., the axes of slot 0"),
+    ("IndexPutV2", "6,5;3,5;1;2 | FLOAT;FLOAT;INT64;INT64 -> 6,5 | FLOAT", SHAPES, "input slot 4 is missing"),
+    ("IndexPutV2", "6,5;3,5;3;2;3 | FLOAT;FLOAT;INT64;INT64;INT64 -> 6,5 | FLOAT", SHAPES, "slot 2 must be a list"),
+    ("IndexPutV2", "6,5;4,5;1;2;3 | FLOAT;FLOAT;INT64;INT64;INT64 -> 6,5 | FLOAT", SHAPES, "slot 1 (what is written)"),
+    ("IndexPutV2", "6,5;3;2;2;3;2 | FLOAT;FLOAT;INT64;INT64;INT64;INT64 -> 6,5 | FLOAT", SHAPES, "do not broadcast"),
+]
+
+
+@pytest.mark.parametrize(("kernel_type", "row", "column", "words"), REFUSED)
+def test_contradiction_is_refused(kernel_type, row, column, words):
+    assert_refused(kernel_type, row, column, words)
+
+
+@pytest.mark.parametrize(
+    ("kernel_type", "row"),
+    [
+        ("ScatterElementsV2", "6,5;6,7;6,7 | FLOAT;INT64;FLOAT -> 6,5 | FLOAT"),
+        ("ScatterNdUpdate", "6,5;7,1;7,5 | FLOAT;INT64;FLOAT -> 6,5 | FLOAT"),
+        ("IndexPutV2", "6,5;7,5;1;2;7 | FLOAT;FLOAT;INT64;INT64;INT64 -> 6,5 | FLOAT"),
+        ("IndexPutV2", "6,5;7,3;2;2;7,1;3 | FLOAT;FLOAT;INT64;INT64;INT64;INT64 -> 6,5 | FLOAT"),
+    ],
+)
+def test_element_that_is_written_twice_is_unsupported(kernel_type, row):
+    outcome = replay_row(kernel_type, row)
+    assert outcome.status is Status.UNSUPPORTED, outcome
+    assert "written more than once" in outcome.reason
+
+
+def test_what_a_row_does_not_tell_is_noted():
+    def assumptions(kernel_type, row):
+        return replay_row(kernel_type, row).measurement.assumptions
+
+    assert assumptions("GatherElements", ROWS["GatherElements"][0]) == ()
+    assert assumptions("GatherElements", ROWS["GatherElements"][1]) == ("indices run along axis 1",)
+    assert assumptions("IndexPutV2", ROWS["IndexPutV2"][0]) == ("values are put, not added",)
+
+
+#: Mistakes that are easy to make: kernel type, function, what takes its place.
+named, scattered, put = impl.scatter_nd_update, impl.scatter_elements, impl.index_put
+MISTAKES = [
+    ("GatherV3", "index_select", lambda x, axis, indices: torch.index_select(x, axis, indices.flip(0))),
+    ("GatherElements", "gather_elements", lambda x, axis, indices: torch.gather(x, axis, indices.flip(0))),
+    ("GatherElements", "gather_elements", lambda x, axis, indices: x.narrow(axis, 0, indices.shape[axis]).clone()),
+    ("ScatterElementsV2", "scatter_elements", lambda x, axis, indices, new: x.scatter_add_(axis, indices, new)),
+    ("ScatterElementsV2", "scatter_elements", lambda x, axis, indices, new: scattered(x, axis, indices, new.flip(0))),
+    ("ScatterElementsV2", "scatter_elements", lambda x, axis, indices, new: scattered(x.zero_(), axis, indices, new)),
+    ("ScatterNdUpdate", "scatter_nd_update", lambda x, indices, new: named(x, indices, new.flip(0))),
+    ("ScatterNdUpdate", "scatter_nd_update", lambda x, indices, new: x),
+    ("ScatterNdUpdate", "scatter_nd_update", lambda x, indices, new: named(x.zero_(), indices, new)),
+    ("IndexPutV2", "index_put", lambda x, indices, new: put(x, indices, new, True)),
+    ("IndexPutV2", "index_put", lambda x, indices, new: put(x, [index.flip(0) for index in indices], new)),
+]
+
+
+@pytest.mark.parametrize(("kernel_type", "name", "mistake"), MISTAKES)
+def test_mistake_is_caught(monkeypatch, kernel_type, name, mistake):
+    assert_mistake_is_caught(monkeypatch, name, mistake, kernel_type, ROWS[kernel_type][0])
+
+
+def test_a_row_of_a_large_table_that_is_not_written_is_found(monkeypatch):
+    """102 rows of 4096: among 4096 elements of the whole, hardly one of them."""
+
+    def all_but_one(x, indices, new):
+        return named(x, indices[:-1], new[:-1])
+
+    assert_mistake_is_caught(
+        monkeypatch, "scatter_nd_update", all_but_one, "ScatterNdUpdate", ROWS["ScatterNdUpdate"][1]
+    )
