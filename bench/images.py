@@ -49,6 +49,11 @@ class Windows:
     stride: Pair
     padding: Pair
 
+    def assume_in(self, row: ReplayRow) -> None:
+        """Tells in the row's record what its shapes were taken to mean."""
+        sizes = (f"{name} {h}x{w}" for name, (h, w) in vars(self).items())
+        row.assume(f"windows: {', '.join(sizes)}")
+
 
 @dataclass(frozen=True)
 class Convolution:
@@ -129,6 +134,7 @@ def convolution(row: ReplayRow, image: Place, weight: Place, result: Place, chan
             f"{(n, c, *size)} to {(n, o, *result_size)}",
             "correct one of the three shapes",
         )
+    fitting.assume_in(row)
     return Convolution(
         image=(n, c, *size),
         weight=(o, c // groups, *fitting.kernel),

@@ -89,6 +89,7 @@ def test_as_strided(row, replay):
     strides = [math.prod(stored[axis + 1 :]) for axis in range(len(stored))]
     if transposed:
         strides[:2] = strides[1::-1]
+    row.assume(f"strides {strides}, offset 0")
     replay(impl.strided_copy, row.tensor(0), list(sizes), strides, 0, expected=expected.strided_copy)
 
 
@@ -98,6 +99,7 @@ def test_tril(row, replay):
     row.expect_inputs(1)
     if len(row.shape(0)) < 2:
         raise row.refuse(INPUT_SHAPES, "a matrix has two axes", "correct the shape")
+    row.assume("the main diagonal")
     replay(impl.lower_triangle, row.tensor(0), 0, expected=expected.lower_triangle)
 
 
@@ -119,6 +121,7 @@ def test_nonzero(row, replay):
     if row.output_dtype().is_floating_point or row.output_slots[0].dtype == "BOOL":
         raise row.refuse(OUTPUT_DTYPES, "coordinates are integers", "correct the dtype")
     count = listed // x.dim()
+    row.assume(f"{count} numbers are not 0, spread evenly")
     x = x.new_zeros(x.shape)
     x.view(-1)[[i * x.numel() // count for i in range(count)]] = 1
     replay(impl.nonzero, x, output_slots=[None], expected=expected.nonzero)

@@ -115,4 +115,5 @@ def _windows(row, source, result, mask, column, name):
         )
     if max(windows.kernel) > images.DISTINCT:
         raise Unsupported(f"kernels of more than {images.DISTINCT} places a side are not replayed")
+    windows.assume_in(row)
     return windows

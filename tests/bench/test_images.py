@@ -119,6 +119,11 @@ def test_contradiction_is_refused(kernel_type, row, column, words):
     assert f"column '{column}'" in outcome.reason
 
 
+def test_the_record_tells_the_arguments():
+    outcome = replay_row("Conv2D", ROWS["Conv2D"][0])
+    assert outcome.measurement.assumptions == ("windows: kernel 3x3, stride 1x1, padding 1x1",)
+
+
 #: Mistakes in the arguments or in the order of axes, each in place of the right call.
 MISTAKES = {
     "another padding": ("Conv2D", lambda x, w, b, s, p, *rest: torch.conv2d(x.roll(1, 3), w, b, s, p, *rest)),
