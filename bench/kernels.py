@@ -82,6 +82,7 @@ def as_page(kernels: Sequence[Kernel]) -> str:
 
 def as_summary(kernels: Sequence[Kernel]) -> str:
     """The README's table: a line for each family, which leaves out the AiCore twins of kernels that it names."""
+    count = f"{len(kernels)} kernel types have a replay (the table leaves out `AiCore` twins):"
     rows = []
     for family in sorted({kernel.family for kernel in kernels}):
         of_family = [kernel for kernel in kernels if kernel.family == family]
@@ -89,7 +90,7 @@ def as_summary(kernels: Sequence[Kernel]) -> str:
         names = [kernel.kernel_type for kernel in of_family]
         named = [name for name in names if not (name.endswith("AiCore") and name.removesuffix("AiCore") in names)]
         rows.append((family, ", ".join(named), ", ".join(kind for kind in KINDS if proofs[kind])))
-    return _table(("family", "kernel types", "NPU calls proven by"), rows)
+    return f"{count}\n\n{_table(('family', 'kernel types', 'NPU calls proven by'), rows)}"
 
 
 def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
