@@ -195,9 +195,7 @@ class ReplayRow:
             shape: instead of the slot's.
         """
         shape = self.shape(slot) if shape is None else shape
-        torch_dtype = self._torch_dtype(self._input(slot), INPUT_DTYPES)
-        if torch_dtype.is_floating_point or torch_dtype is torch.bool:
-            raise self.refuse(INPUT_DTYPES, f"slot {slot} holds indices, which are integers", "correct its dtype")
+        torch_dtype = self._index_dtype(slot)
         if below < 1:
             raise self.refuse(
                 INPUT_SHAPES, f"slot {slot} indexes a dimension of size {below}", "correct the source's shape"
@@ -241,7 +239,7 @@ class ReplayRow:
         """Where each group of rows ends, as a grouped product takes it: `total` rows in groups that are balanced."""
         groups = math.prod(self.shape(slot))
         ends = torch.arange(1, groups + 1, device=self.device) * total // max(groups, 1)
-        return ends.to(self._torch_dtype(self._input(slot), INPUT_DTYPES)).reshape(self.shape(slot))
+        return ends.to(self._index_dtype(slot)).reshape(self.shape(slot))
 
     def expert_ids(self, slot: int, experts: int) -> torch.Tensor:
         """The experts of each token, (T,) or (T, k): all different for one token, and all equally often."""
@@ -255,7 +253,7 @@ class ReplayRow:
         # Token t takes the k experts from t k on; which one comes when is drawn.
         ids = torch.arange(math.prod(shape), device=self.device).reshape(shape) % experts
         order = torch.randperm(shape[0], generator=self._generator, device=self.device)
-        return ids[order].to(self._torch_dtype(self._input(slot), INPUT_DTYPES))
+        return ids[order].to(self._index_dtype(slot))
 
     def ones(self, *shape: int) -> torch.Tensor:
         """Float32, for a scale that the row does not have."""
@@ -393,6 +391,12 @@ class ReplayRow:
         if dtype.is_complex:
             raise Unsupported(f"column {column!r}: complex numbers are not replayed")
         return dtype
+
+    def _index_dtype(self, slot: int) -> torch.dtype:
+        torch_dtype = self._torch_dtype(self._input(slot), INPUT_DTYPES)
+        if torch_dtype.is_floating_point or torch_dtype is torch.bool:
+            raise self.refuse(INPUT_DTYPES, f"slot {slot} holds indices, which are integers", "correct its dtype")
+        return torch_dtype
 
     def _random(self, shape: tuple[int, ...], dtype: torch.dtype, low: float, high: float) -> torch.Tensor:
         if dtype.is_floating_point:

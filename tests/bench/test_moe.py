@@ -1,0 +1,273 @@
+"""Mixtures of experts: legal and balanced routing, refusals in words, and mistakes that are caught."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replaying import assert_mistake_is_caught, assert_refused, replay_row
+from sample_rows import ROWS
+
+from bench import expected, impl
+from bench.check import check
+from bench.rows import ReplayRow
+from database.schema import Status
+
+SHAPES, DTYPES, OUTPUT = "Input Shapes", "Input Data Types", "Output Shapes"
+GROUPED = "INT8;INT8;;FLOAT;;;;INT64;FLOAT"
+SWIGLU = "INT8;INT8;FLOAT;FLOAT;INT64"
+LAYER = "DT_BF16;DT_BF16;DT_BF16;INT32;FLOAT;FLOAT;FLOAT"
+LAYER_OUT = "11,40;6 | DT_BF16;INT32"
+
+relaxed = settings(deadline=None, max_examples=40)
+
+CONTRADICTIONS = [
+    ("MoeGatingTopK", "4,8;7 | FLOAT;FLOAT -> 4,2;4,2 | FLOAT;INT32", SHAPES, "slot 1 (bias)"),
+    ("MoeGatingTopK", "4,8;8 | FLOAT;FLOAT -> 4,9;4,9 | FLOAT;INT32", OUTPUT, "k of the (8,) experts"),
+    ("MoeGatingTopK", "4,8;8 | FLOAT;FLOAT -> 4 | FLOAT", OUTPUT, "k of the (8,) experts"),
+    ("MoeTokenPermute", "4,8;5,2 | FLOAT;INT32 -> 10,8;10 | FLOAT;INT32", SHAPES, "the number of tokens"),
+    ("MoeTokenPermute", "4,8;4,2 | FLOAT;INT32 -> 9,8;8 | FLOAT;INT32", OUTPUT, "8 copies of tokens"),
+    ("MoeTokenPermute", "4,8;4,2 | FLOAT;FLOAT -> 8,8;8 | FLOAT;INT32", DTYPES, "indices, which are integers"),
+    ("MoeTokenUnpermute", "8,8;7;4,2 | FLOAT;INT32;FLOAT -> 4,8 | FLOAT", SHAPES, "a place for each row"),
+    ("MoeTokenUnpermute", "8,8;8;4,3 | FLOAT;INT32;FLOAT -> 4,8 | FLOAT", SHAPES, "(tokens, k), 8 numbers"),
+    ("GroupedMatmul", "1,48;4,56,48 | INT8;INT8 -> 1,48 | DT_BF16", OUTPUT, "a whole mixture of experts"),
+    ("GroupedMatmul", "1,48;4,48,48 | INT8;INT8 -> 1,48 | DT_BF16", SHAPES, "slot 7 (group_list)"),
+    ("GroupedMatmul", "1,48;4,56,47 | INT8;INT8 -> 1,48 | DT_BF16", OUTPUT, "no product of (1, 48)"),
+    ("GroupedMatmul", "1,48;48,48 | INT8;INT8 -> 1,48 | DT_BF16", SHAPES, "weights (E, K, N)"),
+    (
+        "GroupedMatmul",
+        f"9,8;5,8,7;;5,6;;;;5;9 | {GROUPED} -> 9,7 | DT_BF16",
+        SHAPES,
+        "slot 3 must have the shape (5, 7)",
+    ),
+    ("GroupedMatmul", f"9,8;5,8,7;;5,7;;;;4;9 | {GROUPED} -> 9,7 | DT_BF16", SHAPES, "slot 7 must have the shape (5,)"),
+    ("GroupedMatmul", f"9,8;5,8,7;;5,7;;;;5;8 | {GROUPED} -> 9,7 | DT_BF16", SHAPES, "slot 8 must have the shape (9,)"),
+    ("GroupedMatmulSwigluQuant", f"9,8;5,8,6;5,6;9;5 | {SWIGLU} -> 9,4;9 | INT8;FLOAT", OUTPUT, "no product of (9, 8)"),
+    ("GroupedMatmulSwigluQuant", f"9,8;5,8,6;5,6;8;5 | {SWIGLU} -> 9,3;9 | INT8;FLOAT", SHAPES, "slot 3 must"),
+    ("TopKV2", "4,8; | FLOAT;INT32 -> 4,9;4,9 | FLOAT;INT32", OUTPUT, "the largest along the last axis of (4, 8)"),
+    ("ApplyTopKTopPCustom", "4,8;4,7;4;4 | FLOAT;INT32;FLOAT;INT32 -> 4,8 | FLOAT", SHAPES, "slots 0 and 1"),
+    ("ApplyTopKTopPCustom", "4,8;4,8;4;5 | FLOAT;INT32;FLOAT;INT32 -> 4,8 | FLOAT", SHAPES, "slot 3 (k)"),
+    (
+        "DispatchFFNCombine",
+        f"11,40;6,40,48;6,25,40;11,3;6,48;6,40;11,3 | {LAYER} -> {LAYER_OUT} @ EP Size = 1",
+        SHAPES,
+        "do not belong together",
+    ),
+    (
+        "DispatchFFNCombine",
+        f"11,40;6,40,48;6,24,40;11,3;6,48;6,40;11,3 | {LAYER} -> 11,40;5 | DT_BF16;INT32 @ EP Size = 1",
+        OUTPUT,
+        "output 1 counts the tokens of 6 experts",
+    ),
+    (
+        "DispatchFFNCombine",
+        f"11,40;6,40,48;6,24,40;11,7;6,48;6,40;11,7 | {LAYER} -> {LAYER_OUT} @ EP Size = 1",
+        SHAPES,
+        "slot 3 holds for each token the experts",
+    ),
+    (
+        "DispatchFFNCombine",
+        f"11,40;6,40,48;6,24,40;11,3;6,48;6,40 | {LAYER} -> {LAYER_OUT} @ EP Size = 1",
+        SHAPES,
+        "and their weights () do not belong together",
+    ),
+    (
+        "DispatchFFNCombine",
+        f"11,40;6,40,48;6,24,40;11,3;6,48;6,40;11,3 | {LAYER} -> {LAYER_OUT} @ EP Size = two",
+        "EP Size",
+        "the number of devices",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kernel_type", "row", "column", "words"), CONTRADICTIONS)
+def test_contradiction_is_refused(kernel_type, row, column, words):
+    assert_refused(kernel_type, row, column, words)
+
+
+@pytest.mark.parametrize(
+    ("kernel_type", "row", "words"),
+    [
+        ("GroupedMatmul", "9,8;5,8,7;;;;;;5 | FLOAT16;INT8;;;;;;INT64 -> 9,7 | FLOAT16", "operands of one kind"),
+        (
+            "GroupedMatmul",
+            "9,8;5,8,7;;;5,7;;;5 | INT8;INT8;;;FLOAT;;;INT64 -> 9,7 | INT8",
+            "without offsets",
+        ),
+        ("GroupedMatmulSwigluQuant", "9,8;5,8,6;5,6;9;5 | INT8;INT4;FLOAT;FLOAT;INT64 -> 9,3;9 | INT8;FLOAT", "INT8"),
+        *(
+            (
+                "DispatchFFNCombine",
+                f"11,40;6,40,48;6,24,40;11,3;6,48;6,40;11,3 | {LAYER} -> {LAYER_OUT}{ranks}",
+                f"runs on {number} devices at once",
+            )
+            for ranks, number in ((" @ EP Size = 8", 8), ("", 16))
+        ),
+    ],
+)
+def test_what_is_not_replayed_is_told(kernel_type, row, words):
+    outcome = replay_row(kernel_type, row)
+    assert outcome.status is Status.UNSUPPORTED, outcome
+    assert words in outcome.reason
+
+
+def row_of(shapes, dtypes="INT64"):
+    return ReplayRow("Any", {SHAPES: shapes, DTYPES: dtypes}, torch.device("cpu"))
+
+
+@relaxed
+@given(groups=st.integers(1, 40), total=st.integers(0, 200))
+def test_groups_are_balanced(groups, total):
+    ends = row_of(f"{groups}").group_list(0, total).tolist()
+    sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    assert ends[-1] == total
+    assert max(sizes) - min(sizes) <= 1
+
+
+@relaxed
+@given(tokens=st.integers(1, 30), k=st.integers(1, 8), more=st.integers(0, 30))
+def test_experts_are_legal_distinct_and_balanced(tokens, k, more):
+    experts = k + more
+    ids = row_of(f"{tokens},{k}").expert_ids(0, experts)
+    counts = torch.bincount(ids.flatten(), minlength=experts)
+    assert len(counts) == experts
+    assert all(len(set(chosen)) == k for chosen in ids.tolist())
+    assert counts.max() - counts.min() <= 1
+
+
+@relaxed
+@given(tokens=st.integers(1, 20), k=st.integers(1, 6), experts=st.integers(1, 9), seed=st.integers(0, 99))
+def test_unpermute_undoes_permute(tokens, k, experts, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(tokens, 5, generator=generator)
+    indices = torch.randint(experts, (tokens, k), generator=generator)
+    probs = torch.rand(tokens, k, generator=generator)
+    permuted, places = impl.moe_token_permute(x, indices)
+    check(expected.moe_token_permute, [x, indices], {}, [permuted, places], 0)
+    ids = indices.flatten().sort().values
+    assert torch.equal(permuted, x[torch.argsort(indices.flatten(), stable=True) // k])
+    assert torch.equal(ids[places.long()], indices.flatten())
+    torch.testing.assert_close(impl.moe_token_unpermute(permuted, places, probs), x * probs.sum(1, keepdim=True))
+
+
+@relaxed
+@given(data=st.data(), k=st.integers(1, 40), n=st.integers(1, 6))
+def test_grouped_product_is_a_product_for_each_group(data, k, n):
+    sizes = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=6))
+    generator = torch.Generator().manual_seed(k * 7 + n)
+    x = torch.randint(-128, 128, (sum(sizes), k), dtype=torch.int8, generator=generator)
+    weight = torch.randint(-128, 128, (len(sizes), k, n), dtype=torch.int8, generator=generator)
+    ends = torch.tensor(sizes).cumsum(0)
+    how = {"group_list": ends, "split_item": 2, "group_type": 0, "group_list_type": 0, "output_dtype": torch.int32}
+    (result,) = impl.grouped_matmul([x], [weight], **how)
+    parts = [part.long() @ own.long() for part, own in zip(x.split(sizes), weight, strict=True)]
+    assert torch.equal(result.long(), torch.cat(parts))
+    check(expected.grouped_matmul, [[x], [weight]], how, [result], 0)
+
+
+def test_order_of_tokens_does_not_matter_to_a_layer():
+    generator = torch.Generator().manual_seed(4)
+    x, up, down = (torch.rand(shape, generator=generator) - 0.5 for shape in ((9, 16), (5, 16, 24), (5, 12, 16)))
+    experts = torch.rand(9, 5, generator=generator).argsort(-1)[:, :3]
+    probs = torch.rand(9, 3, generator=generator)
+
+    def layer(order):
+        out, counts = torch.zeros(9, 16), torch.zeros(5, dtype=torch.int32)
+        return impl.dispatch_ffn_combine(
+            x[order], [up], [down], experts[order], [], [], [], [], probs[order], "", 0, out, counts
+        )
+
+    order = torch.randperm(9, generator=generator)
+    (whole, counts), (shuffled, same) = layer(torch.arange(9)), layer(order)
+    torch.testing.assert_close(whole[order], shuffled)
+    assert torch.equal(counts, same)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_gating_prefers_the_bias_but_does_not_weigh_with_it(bias):
+    x = torch.tensor([[3.0, 1.0, 0.0, -1.0]])
+    how = {"norm_type": 1, "bias": torch.tensor([0.0, 0.0, 1.0, 1.0])} if bias else {"norm_type": 0}
+    weights, experts, _ = impl.moe_gating_top_k(x, 2, **how)
+    assert experts.tolist() == ([[2, 3]] if bias else [[0, 1]])
+    if bias:
+        norm = [1 / (1 + math.exp(-value)) for value in (0.0, -1.0)]
+        torch.testing.assert_close(weights, torch.tensor([[part / sum(norm) for part in norm]]))
+
+
+def test_top_p_keeps_the_largest_alone_where_it_is_enough():
+    logits = torch.tensor([[0.0, 9.0, 1.0, -3.0]])
+    for p in (0.0, 0.9):
+        kept = impl.apply_top_k_top_p(logits, p=torch.tensor([p]))
+        assert kept.tolist() == [[-math.inf, 9.0, -math.inf, -math.inf]]
+    assert impl.apply_top_k_top_p(logits, k=torch.tensor([2])).tolist() == [[-math.inf, 9.0, 1.0, -math.inf]]
+
+
+right_gating, right_grouped, right_layer = impl.moe_gating_top_k, impl.grouped_matmul, impl.dispatch_ffn_combine
+
+
+def all_probabilities_one(*arguments):
+    arguments = list(arguments)
+    arguments[8] = torch.ones_like(arguments[8])
+    return right_layer(*arguments)
+
+
+#: Mistakes that are easy to make, each in place of the right implementation.
+MISTAKES = {
+    "groups by their largest": (
+        "moe_gating_top_k",
+        "MoeGatingTopK",
+        lambda x, k, **how: right_gating(x, k, **{**how, "group_select_mode": 0}),
+    ),
+    "groups ignored": (
+        "moe_gating_top_k",
+        "MoeGatingTopK",
+        lambda x, k, **how: right_gating(x, k, **{**how, "group_count": 1, "k_group": 1}),
+    ),
+    "bias ignored": (
+        "moe_gating_top_k",
+        "MoeGatingTopK",
+        lambda x, k, bias, **how: right_gating(x, k, **how),
+    ),
+    "by token, not by expert": (
+        "moe_token_permute",
+        "MoeTokenPermute",
+        lambda x, i: (x.repeat_interleave(i.shape[1], 0), torch.arange(i.numel(), dtype=torch.int32)),
+    ),
+    "order instead of places": (
+        "moe_token_permute",
+        "MoeTokenPermute",
+        lambda x, i: (
+            x[i.flatten().argsort(stable=True) // i.shape[1]],
+            i.flatten().argsort(stable=True).to(torch.int32),
+        ),
+    ),
+    "one group too late": (
+        "grouped_matmul",
+        "GroupedMatmul",
+        lambda x, w, **how: right_grouped(x, [w[0].roll(1, 0)], **how),
+    ),
+    "scale per token left out": (
+        "grouped_matmul",
+        "GroupedMatmul",
+        lambda x, w, per_token_scale, **how: right_grouped(x, w, **how),
+    ),
+    "weights of experts left out": ("dispatch_ffn_combine", "DispatchFFNCombine", all_probabilities_one),
+    "top-p left out": (
+        "apply_top_k_top_p",
+        "ApplyTopKTopPCustom",
+        lambda logits, p, k: logits.masked_fill(
+            logits < logits.sort().values.gather(1, logits.shape[1] - k.long()[:, None]), -math.inf
+        ),
+    ),
+    "top-k left out": ("apply_top_k_top_p", "ApplyTopKTopPCustom", lambda logits, p, k: logits),
+    "smallest": ("top_k", "TopKV2", lambda x, k, dim: torch.topk(x, k, dim, largest=False)),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_caught(monkeypatch, mistake):
+    name, kernel_type, wrong = MISTAKES[mistake]
+    assert_mistake_is_caught(monkeypatch, name, wrong, kernel_type, ROWS[kernel_type][0])

@@ -1,0 +1,158 @@
+"""Quantized kernels: exact where integers are, refused in words, and wrong where a mistake is planted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replaying import assert_mistake_is_caught, assert_refused, replay_row
+from sample_rows import ROWS
+
+from bench import expected, impl
+from bench.check import check
+from bench.impl.quantized import integer_matmul
+from bench.rows import ReplayRow
+from database.schema import Status
+
+SHAPES, DTYPES = "Input Shapes", "Input Data Types"
+OUTPUT, OUTPUT_TYPES = "Output Shapes", "Output Data Types"
+
+relaxed = settings(deadline=None, max_examples=40)
+
+CONTRADICTIONS = [
+    ("QuantBatchMatmulV3", "4,8;9,7 | INT8;INT8 -> 4,7 | DT_BF16", SHAPES, "no product of the shape (4, 7)"),
+    ("QuantBatchMatmulV3", "4,8;8,7;6 | INT8;INT8;FLOAT -> 4,7 | DT_BF16", SHAPES, "slot 2 (the scale)"),
+    ("QuantBatchMatmulV3", "4,8;8,7;7;5 | INT8;INT8;FLOAT;FLOAT -> 4,7 | DT_BF16", SHAPES, "slot 3 is neither"),
+    ("QuantBatchMatmulV3", "4,8 | INT8 -> 4,8 | DT_BF16", SHAPES, "1 tensors, where QuantBatchMatmulV3 takes 2"),
+    ("AscendQuantV2", "4,8;7 | FLOAT;FLOAT -> 4,8 | INT8", SHAPES, "slot 1 (the scales)"),
+    ("AscendQuantV2", "4,8;8;7 | FLOAT;FLOAT;FLOAT -> 4,8 | INT8", SHAPES, "slot 2 (the zero points)"),
+    ("AscendQuantV2", "4,8;8 | FLOAT;FLOAT -> 4,8 | FLOAT", OUTPUT_TYPES, "INT8, UINT8 or INT4"),
+    ("AscendQuantV2", "4,9;9 | FLOAT;FLOAT -> 4,9 | INT4", SHAPES, "a multiple of 8"),
+    ("AscendQuantV2", "4,8;8 | FLOAT;FLOAT -> 4,7 | INT8", OUTPUT, "output 0 of AscendQuantV2 is (4, 8)"),
+    ("DynamicQuant", "8 | FLOAT -> 8;1 | INT8;FLOAT", SHAPES, "two axes or more"),
+    ("DynamicQuant", "4,8;7 | FLOAT;FLOAT -> 4,8;4 | INT8;FLOAT", SHAPES, "slot 1 (the smooth scales)"),
+    ("DynamicQuant", "4,8 | FLOAT -> 4,8 | INT8", OUTPUT, "output slot 1 is missing"),
+    (
+        "AddRmsNormDynamicQuant",
+        "4,8;4,7;8 | FLOAT;FLOAT;FLOAT -> 4,8;;4,8;4 | INT8;;FLOAT;FLOAT",
+        SHAPES,
+        "must have one shape",
+    ),
+    (
+        "AddRmsNormDynamicQuant",
+        "4,8;4,8;8;;8 | FLOAT;FLOAT;FLOAT;;FLOAT -> 4,8;4,8;4,8;4;4 | INT8;INT8;FLOAT;FLOAT;FLOAT",
+        SHAPES,
+        "comes with a first (slot 3)",
+    ),
+    ("TransposeBatchMatMul", "2,5,64;2,64,128 | FLOAT;FLOAT -> 5,2,128 | FLOAT", SHAPES, "multiples of 128"),
+    ("TransposeBatchMatMul", "2,5,128;2,128,128 | FLOAT;FLOAT -> 2,4,128 | FLOAT", SHAPES, "no batch of products"),
+    ("TransposeBatchMatMul", "5,128;2,128,128 | FLOAT;FLOAT -> 2,5,128 | FLOAT", SHAPES, "three axes"),
+]
+
+
+@pytest.mark.parametrize(("kernel_type", "row", "column", "words"), CONTRADICTIONS)
+def test_contradiction_is_refused(kernel_type, row, column, words):
+    assert_refused(kernel_type, row, column, words)
+
+
+@pytest.mark.parametrize("dtypes", ["INT4;INT4", "INT32;INT32", "INT8;INT4"])
+def test_other_integers_are_unsupported(dtypes):
+    outcome = replay_row("QuantBatchMatmulV3", f"4,8;8,8 | {dtypes} -> 4,8 | DT_BF16")
+    assert outcome.status is Status.UNSUPPORTED
+    assert "INT8 operands only" in outcome.reason
+
+
+def test_a_scale_that_the_row_lacks_is_ones_and_noted():
+    outcome = replay_row("QuantBatchMatmulV3", "4,8;8,7 | INT8;INT8 -> 4,7 | DT_BF16")
+    assert outcome.measurement.assumptions == ("no scale slot: the scale is ones",)
+    outcome = replay_row("QuantBatchMatmulV3", "4,8;8,7;7 | INT8;INT8;FLOAT -> 4,7 | DT_BF16")
+    assert outcome.measurement.assumptions == ()
+
+
+@relaxed
+@given(
+    shape=st.tuples(st.integers(1, 9), st.integers(1, 2600), st.integers(1, 9)),
+    transposed=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_integer_products_are_exact(shape, transposed, seed):
+    (m, k, n), generator = shape, torch.Generator().manual_seed(seed)
+    a = torch.randint(-128, 128, (m, k), dtype=torch.int8, generator=generator)
+    b = torch.randint(-128, 128, (n, k) if transposed else (k, n), dtype=torch.int8, generator=generator)
+    b = b.T if transposed else b
+    assert torch.equal(integer_matmul(a, b).long(), a.long() @ b.long())
+
+
+@pytest.mark.parametrize("k", [1023, 1024, 1025, 7168])
+def test_integer_products_are_exact_at_their_largest(k):
+    """Sums of odd numbers beyond 2^24, which float32 does not hold."""
+    a, b = torch.full((16, k), -127, dtype=torch.int8), torch.full((2, k, 16), -127, dtype=torch.int8)
+    a[:, ::2] = -126
+    product = integer_matmul(a.expand(2, 16, k), b)
+    assert bool((product == 127 * (127 * (k // 2) + 126 * ((k + 1) // 2))).all())
+
+
+@relaxed
+@given(st.lists(st.integers(-8, 7), min_size=8, max_size=8), st.integers(1, 3))
+def test_four_bit_numbers_are_packed_in_order(numbers, rows):
+    x = torch.tensor([numbers] * rows, dtype=torch.float32)
+    arguments = [x, torch.ones(8), None, torch.quint4x2, -1, False]
+    packed = impl.quantize(*arguments)
+    assert packed.dtype is torch.int32
+    unpacked = [(int(packed[-1, 0]) >> 4 * i & 15 ^ 8) - 8 for i in range(8)]
+    assert unpacked == numbers
+    check(expected.quantize, arguments, {}, [packed], 0)
+
+
+def test_a_packed_scale_is_what_trans_quant_param_makes():
+    """The upper 19 bits of the float32, and bit 46."""
+    cells = {SHAPES: "64", DTYPES: "UINT64"}
+    packed = ReplayRow("Any", cells, torch.device("cpu")).scale(0, 0.5, 2.0)
+    assert packed.dtype is torch.int64
+    for number in packed.tolist():
+        assert number >> 32 == 1 << 14
+        assert number & 0x1FFF == 0
+    real = torch.tensor([number & 0xFFFFFFFF for number in packed.tolist()]).to(torch.int32).view(torch.float32)
+    assert bool(((real >= 0.499) & (real < 2.0)).all())
+
+
+def truncated(x, scales, zero_points, dtype, axis, div_mode):
+    return ((x.float() * scales) + zero_points).clamp(-128, 127).to(torch.int8)
+
+
+#: Mistakes that are easy to make, each in place of the right implementation.
+MISTAKES = {
+    "scale per token left out": (
+        "quant_matmul",
+        "QuantBatchMatmulV3",
+        lambda x1, x2, scale, *, pertoken_scale, output_dtype: (integer_matmul(x1, x2).float() * scale).to(
+            output_dtype
+        ),
+    ),
+    "truncated instead of rounded": ("quantize", "AscendQuantV2", truncated),
+    "quantized to one scale": (
+        "dynamic_quant",
+        "DynamicQuant",
+        lambda x: ((x / x.abs().max() * 127).round().to(torch.int8), (x.abs().max() / 127).float().expand(len(x))),
+    ),
+    "to 128": (
+        "dynamic_quant",
+        "DynamicQuant",
+        lambda x: (
+            (x.float() * (128 / x.abs().amax(-1, keepdim=True).float())).round().clamp(-128, 127).to(torch.int8),
+            x.abs().amax(-1).float() / 127,
+        ),
+    ),
+    "batch not transposed": (
+        "transpose_batch_matmul",
+        "TransposeBatchMatMul",
+        lambda x, w, **_: (x @ w).reshape(x.shape[1], x.shape[0], -1),
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_caught(monkeypatch, mistake):
+    name, kernel_type, wrong = MISTAKES[mistake]
+    assert_mistake_is_caught(monkeypatch, name, wrong, kernel_type, ROWS[kernel_type][0])
