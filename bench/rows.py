@@ -56,6 +56,11 @@ class ReplayRow:
         # Tensors on "meta" have shapes and dtypes but no values, and no generator: calls are proven on them.
         self._generator = None if device.type == "meta" else torch.Generator(device=device).manual_seed(self.seed)
 
+    @property
+    def on_npu(self) -> bool:
+        """Whether the NPU call is made with the row's tensors: on an NPU, and on "meta", where it is proven."""
+        return self.device.type in ("npu", "meta")
+
     @cached_property
     def input_slots(self) -> tuple[Slot, ...]:
         """Input slots in order, absent ones in between included. Raises InvalidRow."""
@@ -140,8 +145,7 @@ class ReplayRow:
         """A random tensor of at least two axes, whose last two are a matrix.
 
         A FRACTAL_NZ slot (..., a, b, c, d) gives the matrices (..., b * c, a * d) that it stands
-        for: on an NPU in that format; elsewhere, where there is no such format, as they are. (On
-        "meta" too: there the calls of an NPU are proven.)
+        for: on an NPU in that format; elsewhere, where there is no such format, as they are.
 
         Args:
             rank: the axes it must have; a slot with two more is FRACTAL_NZ, whether or not the
@@ -168,7 +172,7 @@ class ReplayRow:
 
     def in_format(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor in an NPU's format; as it is on other devices, which have none."""
-        if self.device.type not in ("npu", "meta"):
+        if not self.on_npu:
             return tensor
         import torch_npu
 

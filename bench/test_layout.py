@@ -30,19 +30,18 @@ def test_trans_data(row, replay):
             "correct one of the shapes or formats",
         )
     plain, blocked = (source, result) if packs else (result, source)
-    on_npu = row.device.type in ("npu", "meta")
-    x = row.tensor(0, shape=plain.shape if on_npu else None)
-    if row.device.type == "npu" and blocked.shape[-1] * x.element_size() != _BLOCK_BYTES:
+    x = row.tensor(0, shape=plain.shape if row.on_npu else None)
+    if row.on_npu and blocked.shape[-1] * x.element_size() != _BLOCK_BYTES:
         raise Unsupported(
             f"npu_format_cast makes blocks of {_BLOCK_BYTES} bytes; those of {blocked.shape[-1]} {blocked.dtype} "
             "are made inside of poolings"
         )
-    destination = x.new_zeros(plain.shape if on_npu else result.shape)
+    destination = x.new_zeros(plain.shape if row.on_npu else result.shape)
     replay(
         impl.format_cast,
         images.in_layout(row, source, x),
         images.in_layout(row, result, destination),
-        output_slots=[None] if on_npu else [0],
+        output_slots=[None] if row.on_npu else [0],
         expected=expected.format_cast,
     )
 
