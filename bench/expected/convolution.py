@@ -20,6 +20,9 @@ __all__ = ["conv2d", "conv2d_image_gradient", "conv2d_weight_gradient"]
 
 At = tuple[torch.Tensor, ...]
 
+#: So many products are held in float64 at once.
+_PIECE = 1 << 21
+
 
 def _taps(x: torch.Tensor, weight: torch.Tensor, *_: Any) -> int:
     return weight[0].numel()
@@ -38,14 +41,13 @@ def conv2d(
 ) -> torch.Tensor:
     """y[n, o, i, j] as above."""
     n, o, i, j = at
-    channels = _channels_of_group(o, weight, groups)
-    total = torch.zeros(len(n), dtype=torch.float64, device=x.device)
-    for u in range(weight.shape[2]):
-        for v in range(weight.shape[3]):
-            h, w = i * stride[0] - padding[0] + u, j * stride[1] - padding[1] + v
-            inside = (h >= 0) & (h < x.shape[2]) & (w >= 0) & (w < x.shape[3])
-            values = x[n[:, None], channels, (h * inside)[:, None], (w * inside)[:, None]]
-            total += (to_float64(values) * to_float64(weight[o, :, u, v])).sum(dim=-1) * inside
+    channels = (o // (weight.shape[0] // groups) * weight.shape[1])[:, None] + _range(weight.shape[1], x)
+    h = i[:, None] * stride[0] - padding[0] + _range(weight.shape[2], x)
+    w = j[:, None] * stride[1] - padding[1] + _range(weight.shape[3], x)
+    values = (
+        _at(x, n, channels, h, w) * _inside(h, x.shape[2])[:, None, :, None] * _inside(w, x.shape[3])[:, None, None]
+    )
+    total = (values * to_float64(weight[o])).sum(dim=(1, 2, 3))
     return total if bias is None else total + to_float64(bias[o])
 
 
@@ -70,20 +72,15 @@ def conv2d_image_gradient(
 ) -> torch.Tensor:
     """dx[n, c, h, w] = sum over o, u, v of dy[n, o, i, j] w[o, c, u, v], where i s = h + p - u and j s = w + p - v."""
     n, c, h, w = at
-    own = weight.shape[1]
-    per_group = weight.shape[0] // groups
-    outputs = (c // own * per_group)[:, None] + torch.arange(per_group, device=c.device)
-    total = torch.zeros(len(n), dtype=torch.float64, device=x.device)
-    for u in range(weight.shape[2]):
-        for v in range(weight.shape[3]):
-            steps_i, steps_j = h + padding[0] - u, w + padding[1] - v
-            i, j = steps_i // stride[0], steps_j // stride[1]
-            inside = (steps_i % stride[0] == 0) & (steps_j % stride[1] == 0)
-            inside &= (i >= 0) & (i < gradient.shape[2]) & (j >= 0) & (j < gradient.shape[3])
-            values = gradient[n[:, None], outputs, (i * inside)[:, None], (j * inside)[:, None]]
-            factors = weight[outputs, (c % own)[:, None], u, v]
-            total += (to_float64(values) * to_float64(factors)).sum(dim=-1) * inside
-    return total
+    per_group, own = weight.shape[0] // groups, weight.shape[1]
+    outputs = (c // own * per_group)[:, None] + _range(per_group, x)
+    steps_i = h[:, None] + padding[0] - _range(weight.shape[2], x)
+    steps_j = w[:, None] + padding[1] - _range(weight.shape[3], x)
+    i, j = steps_i // stride[0], steps_j // stride[1]
+    exists_i = _inside(i, gradient.shape[2]) & (steps_i % stride[0] == 0)
+    exists_j = _inside(j, gradient.shape[3]) & (steps_j % stride[1] == 0)
+    values = _at(gradient, n, outputs, i, j) * exists_i[:, None, :, None] * exists_j[:, None, None]
+    return (values * to_float64(weight[outputs, (c % own)[:, None]])).sum(dim=(1, 2, 3))
 
 
 def _places(gradient: torch.Tensor, *_: Any) -> int:
@@ -106,19 +103,28 @@ def conv2d_weight_gradient(
     output_mask: Sequence[bool],
 ) -> torch.Tensor:
     """dw[o, c, u, v] = sum over n, i, j of dy[n, o, i, j] x[n, g + c, i s - p + u, j s - p + v]."""
-    rows, columns = gradient.shape[2:]
+    per_group, own = weight.shape[0] // groups, weight.shape[1]
     totals = []
-    for o, c, u, v in torch.stack(at, dim=-1).tolist():
-        channel = o // (weight.shape[0] // groups) * weight.shape[1] + c
-        h = torch.arange(rows, device=x.device) * stride[0] - padding[0] + u
-        w = torch.arange(columns, device=x.device) * stride[1] - padding[1] + v
-        i, j = ((h >= 0) & (h < x.shape[2])).nonzero()[:, 0], ((w >= 0) & (w < x.shape[3])).nonzero()[:, 0]
-        values = x[:, channel][:, h[i]][:, :, w[j]]
-        totals.append((to_float64(values) * to_float64(gradient[:, o][:, i][:, :, j])).sum())
-    return torch.stack(totals)
+    # Some weights at a time: each needs a whole channel of all images.
+    for o, c, u, v in zip(*(index.split(max(1, _PIECE // _places(gradient))) for index in at), strict=True):
+        h = _range(gradient.shape[2], x) * stride[0] - padding[0] + u[:, None]
+        w = _range(gradient.shape[3], x) * stride[1] - padding[1] + v[:, None]
+        # (weights, images, lines, columns): a weight's channel is the "image" here, and the images its "channels".
+        values = _at(x.transpose(0, 1), o // per_group * own + c, _range(len(x), x).expand(len(o), -1), h, w)
+        values = values * _inside(h, x.shape[2])[:, None, :, None] * _inside(w, x.shape[3])[:, None, None]
+        totals.append((values * to_float64(gradient.transpose(0, 1)[o])).sum(dim=(1, 2, 3)))
+    return torch.cat(totals)
 
 
-def _channels_of_group(o: torch.Tensor, weight: torch.Tensor, groups: int) -> torch.Tensor:
-    """For each o the channels of x that it sees, (len(o), C / groups)."""
-    own = weight.shape[1]
-    return (o // (weight.shape[0] // groups) * own)[:, None] + torch.arange(own, device=o.device)
+def _at(x: torch.Tensor, n: torch.Tensor, c: torch.Tensor, h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """x[n[s], c[s, k], h[s, u], w[s, v]] for all s, k, u, v; some number where h or w are outside of x."""
+    h, w = h.clamp(0, x.shape[2] - 1), w.clamp(0, x.shape[3] - 1)
+    return to_float64(x[n[:, None, None, None], c[:, :, None, None], h[:, None, :, None], w[:, None, None]])
+
+
+def _inside(index: torch.Tensor, size: int) -> torch.Tensor:
+    return (index >= 0) & (index < size)
+
+
+def _range(size: int, like: torch.Tensor) -> torch.Tensor:
+    return torch.arange(size, device=like.device)

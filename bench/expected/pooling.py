@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -65,17 +65,15 @@ def max_pool2d_backward(
     indices: torch.Tensor,
 ) -> torch.Tensor:
     """dx[n, c, h, w] = the sum of dy over the windows whose largest number is x[n, c, h, w], found anew."""
-    n, c, h, w = at
-    total = torch.zeros(len(n), dtype=torch.float64, device=x.device)
-    for u, v in _places(kernel):
-        steps_i, steps_j = h + padding[0] - u, w + padding[1] - v
-        i, j = steps_i // stride[0], steps_j // stride[1]
-        exists = (steps_i % stride[0] == 0) & (steps_j % stride[1] == 0)
-        exists &= (i >= 0) & (i < gradient.shape[2]) & (j >= 0) & (j < gradient.shape[3])
-        window = (n, c, i * exists, j * exists)
-        chosen = _largest(window, x, kernel, stride, padding)[1] == h * x.shape[3] + w
-        total += to_float64(gradient[window]) * (exists & chosen)
-    return total
+    n, c, h, w = (index[:, None, None] for index in at)
+    steps_i, steps_j = h + padding[0] - _lines(kernel, x), w + padding[1] - _columns(kernel, x)
+    i, j = steps_i // stride[0], steps_j // stride[1]
+    exists = (steps_i % stride[0] == 0) & (i >= 0) & (i < gradient.shape[2])
+    exists = exists & (steps_j % stride[1] == 0) & (j >= 0) & (j < gradient.shape[3])
+    windows = torch.broadcast_tensors(n, c, i * exists, j * exists)
+    places = _largest(tuple(index.reshape(-1) for index in windows), x, kernel, stride, padding)[1]
+    chosen = exists & (places.reshape(exists.shape) == h * x.shape[3] + w)
+    return (to_float64(gradient[windows]) * chosen).sum(dim=(1, 2))
 
 
 def _volume(x: torch.Tensor, output_size: Sequence[int]) -> int:
@@ -108,20 +106,21 @@ def _largest(
     at: At, x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest number of the windows at (n, c, i, j), and where in its plane it lies."""
-    n, c, i, j = at
-    largest = torch.full((len(n),), -torch.inf, dtype=torch.float64, device=x.device)
-    where = torch.zeros_like(n)
-    for u, v in _places(kernel):
-        h, w = i * stride[0] - padding[0] + u, j * stride[1] - padding[1] + v
-        exists = (h >= 0) & (h < x.shape[2]) & (w >= 0) & (w < x.shape[3])
-        value = to_float64(x[n, c, h * exists, w * exists])
-        larger = exists & (value > largest)
-        largest, where = torch.where(larger, value, largest), torch.where(larger, h * x.shape[3] + w, where)
-    return largest, where
+    n, c, i, j = (index[:, None, None] for index in at)
+    h = i * stride[0] - padding[0] + _lines(kernel, x)
+    w = j * stride[1] - padding[1] + _columns(kernel, x)
+    exists = (h >= 0) & (h < x.shape[2]) & (w >= 0) & (w < x.shape[3])
+    values = to_float64(x[n, c, h * exists, w * exists]).masked_fill(~exists, -torch.inf)
+    largest, place = values.flatten(1).max(dim=1)
+    return largest, (h * x.shape[3] + w).flatten(1).gather(1, place[:, None])[:, 0]
 
 
-def _places(kernel: Sequence[int]) -> Iterator[tuple[int, int]]:
-    return ((u, v) for u in range(kernel[0]) for v in range(kernel[1]))
+def _lines(kernel: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+    return torch.arange(kernel[0], device=x.device)[:, None]
+
+
+def _columns(kernel: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+    return torch.arange(kernel[1], device=x.device)
 
 
 def _means(source: int, result: int, x: torch.Tensor) -> torch.Tensor:
