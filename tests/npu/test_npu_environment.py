@@ -17,7 +17,7 @@ def test_without_a_compiler(monkeypatch, tmp_path):
 
 def test_on_another_machine(monkeypatch, tmp_path):
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    with pytest.raises(Unavailable, match="no wheel for .* on riscv64"):
+    with pytest.raises(Unavailable, match="on riscv64"):
         python_with_torch_npu(tmp_path)
 
 
