@@ -67,8 +67,11 @@ def in_role(pid: int, role: Role) -> list[Process]:
     return [process for process in tree_of(pid) if process.role is role]
 
 
-def outlived(processes: Iterable[Process], seconds: float = 5) -> list[Process]:
-    """Those that are still there after some time."""
+def outlived(processes: Iterable[Process], seconds: float = 20) -> list[Process]:
+    """Those that are still there after some time.
+
+    Most end at once. A worker that still imports ends when it has, or when execnet ends it: after 15 s.
+    """
     left = list(processes)
     wait_for(lambda: not any(process.alive for process in left), seconds)
     return [process for process in left if process.alive]
