@@ -7,7 +7,7 @@ from bench.registry import replays
 from database.schema import INPUT_SHAPES
 
 
-@replays("SoftmaxV2", npu="torch.softmax")
+@replays("SoftmaxV2", "SoftmaxAiCore", npu="torch.softmax")
 def test_softmax(row, replay):
     replay(impl.softmax, row.only_input(-4.0, 4.0), -1, expected=expected.softmax)
 

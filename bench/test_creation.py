@@ -7,7 +7,7 @@ from bench.registry import replays
 from database.schema import OUTPUT_SHAPES
 
 
-@replays("Fill", npu="torch.Tensor.fill_")
+@replays("Fill", "FillAiCore", npu="torch.Tensor.fill_")
 def test_fill(row, replay):
     """Slot 0 lists the output's sizes, slot 1 is the value."""
     row.expect_inputs(2)
@@ -16,17 +16,17 @@ def test_fill(row, replay):
     replay(impl.fill, row.destination(), row.number(1, 0.5, 2.0), expected=expected.fill)
 
 
-@replays("ZerosLike", npu="torch.zeros_like")
+@replays("ZerosLike", "ZerosLikeAiCore", npu="torch.zeros_like")
 def test_zeros_like(row, replay):
     replay(impl.zeros_like, row.only_input(), expected=expected.zeros_like)
 
 
-@replays("OnesLike", npu="torch.ones_like")
+@replays("OnesLike", "OnesLikeAiCore", npu="torch.ones_like")
 def test_ones_like(row, replay):
     replay(impl.ones_like, row.only_input(), expected=expected.ones_like)
 
 
-@replays("Range", npu="torch.arange")
+@replays("Range", "ArangeAiCore", npu="torch.arange")
 def test_range(row, replay):
     """From 1 in steps of 1; the output tells how many."""
     row.expect_inputs(3)

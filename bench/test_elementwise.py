@@ -77,7 +77,7 @@ def test_cos(row, replay):
     replay(impl.cosine, row.only_input(-math.pi, math.pi), expected=expected.cosine)
 
 
-@replays("Cast", npu="torch.Tensor.to")
+@replays("Cast", "CastAiCore", npu="torch.Tensor.to")
 def test_cast(row, replay):
     dtype = row.output_dtype()
     if row.output_slots[0].dtype == "BOOL":

@@ -8,7 +8,7 @@ from bench.registry import replays
 from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
 
-@replays("GatherV2", npu="torch.embedding")
+@replays("GatherV2", "GatherV2AiCore", npu="torch.embedding")
 def test_gather(row, replay):
     """Rows of a table, as an embedding takes them."""
     row.expect_inputs(2, 3)
@@ -23,7 +23,7 @@ def test_gather(row, replay):
     replay(impl.gather_rows, row.tensor(0), row.indices(1, table[0]), expected=expected.gather_rows)
 
 
-@replays("Index", npu="torch.ops.aten.index.Tensor")
+@replays("Index", "IndexAiCore", npu="torch.ops.aten.index.Tensor")
 def test_index(row, replay):
     """Slot 1 has an element for each axis up to the last that is indexed, slot 2 one for each axis."""
     x, count = row.tensor(0), max(len(row.input_slots) - 3, 1)
@@ -42,7 +42,7 @@ def test_index(row, replay):
     replay(impl.index, x, [*[None] * first, *indices], expected=expected.index)
 
 
-@replays("MaskedFill", npu="torch.Tensor.masked_fill_")
+@replays("MaskedFill", "MaskedFillAiCore", npu="torch.Tensor.masked_fill_")
 def test_masked_fill(row, replay):
     row.expect_inputs(2, 3)
     row.expect_dtype(1, "BOOL")
@@ -54,13 +54,13 @@ def test_masked_fill(row, replay):
     replay(impl.masked_fill, x, mask, value, mutates=[0], expected=expected.masked_fill)
 
 
-@replays("Sort", npu="torch.sort")
+@replays("Sort", "SortAiCore", npu="torch.sort")
 def test_sort(row, replay):
     """The direction is not in a capture; samplers, which sort logits, sort them descending."""
     replay(impl.sort, row.only_input(), dim=-1, descending=True, expected=expected.sort)
 
 
-@replays("ArgMaxV2", npu="torch.argmax")
+@replays("ArgMaxV2", "ArgMaxV2AiCore", npu="torch.argmax")
 def test_argmax(row, replay):
     row.expect_inputs(1, 2)
     x = row.tensor(0)

@@ -64,7 +64,7 @@ def _blocked(plain, blocked):
     return None
 
 
-@replays("AsStrided", npu="torch_npu.npu_stride_copy")
+@replays("AsStrided", "AsStridedAiCore", npu="torch_npu.npu_stride_copy")
 def test_as_strided(row, replay):
     """Slot 0 is a storage, 1 and 2 list the view's sizes and strides, 3 its offset, which are not in a capture.
 
@@ -102,7 +102,7 @@ def test_tril(row, replay):
     replay(impl.lower_triangle, row.tensor(0), 0, expected=expected.lower_triangle)
 
 
-@replays("NonZero", npu="torch.nonzero")
+@replays("NonZero", "NonzeroAiCore", npu="torch.nonzero")
 def test_nonzero(row, replay):
     """The output's size tells how many numbers are not 0, or at most are; they are spread evenly.
 

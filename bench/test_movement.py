@@ -7,7 +7,7 @@ from bench.registry import replays
 from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
 
-@replays("TensorMove", npu="torch.Tensor.copy_")
+@replays("TensorMove", "TensorMoveAiCore", npu="torch.Tensor.copy_")
 def test_tensor_move(row, replay):
     source = row.only_input()
     row.expect_output_like(0)
@@ -53,7 +53,7 @@ def test_concat(row, replay):
     replay(impl.concatenate, parts, axis, expected=expected.concatenate)
 
 
-@replays("BroadcastTo", npu="torch_npu.npu_broadcast")
+@replays("BroadcastTo", "BroadcastToAiCore", npu="torch_npu.npu_broadcast")
 def test_broadcast_to(row, replay):
     row.expect_inputs(1, 2)
     x, shape = row.tensor(0), row.output_shape()
@@ -63,7 +63,7 @@ def test_broadcast_to(row, replay):
     replay(impl.broadcast_to, x, list(shape), expected=expected.broadcast_to)
 
 
-@replays("Tile", npu="torch.tile")
+@replays("Tile", "TileAiCore", npu="torch.tile")
 def test_tile(row, replay):
     row.expect_inputs(1, 2)
     x = row.tensor(0)

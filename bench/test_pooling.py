@@ -8,7 +8,7 @@ from bench.registry import replays
 from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
 
-@replays("MaxPoolWithArgmaxV1", npu="torch.ops.aten.max_pool2d_with_indices")
+@replays("MaxPoolWithArgmaxV1", "MaxPoolWithArgmaxV1AiCore", npu="torch.ops.aten.max_pool2d_with_indices")
 def test_max_pool(row, replay):
     """Output 1 is a mask, (N, C1, places of the kernel, results in sixteens and one more, 16): it tells the kernel.
 
@@ -31,7 +31,9 @@ def test_max_pool(row, replay):
     )
 
 
-@replays("MaxPoolGradWithArgmaxV1", npu="torch.ops.aten.max_pool2d_with_indices_backward")
+@replays(
+    "MaxPoolGradWithArgmaxV1", "MaxPoolGradWithArgmaxV1AiCore", npu="torch.ops.aten.max_pool2d_with_indices_backward"
+)
 def test_max_pool_gradient(row, replay):
     """Slot 0 is what was pooled, slot 1 the gradient of the result, slot 2 the mask (as in `test_max_pool`)."""
     row.expect_inputs(3)
@@ -52,7 +54,7 @@ def test_max_pool_gradient(row, replay):
     )
 
 
-@replays("AdaptiveAvgPool3d", npu="torch.ops.aten._adaptive_avg_pool3d")
+@replays("AdaptiveAvgPool3d", "AdaptiveAvgPool3dAiCore", npu="torch.ops.aten._adaptive_avg_pool3d")
 def test_adaptive_average_pool(row, replay):
     """Channels come last, (N, D, H, W, C), in the slot as in the output."""
     row.expect_inputs(1)
@@ -73,7 +75,7 @@ def test_adaptive_average_pool(row, replay):
     )
 
 
-@replays("AdaptiveAvgPool3dGrad", npu="torch.ops.aten._adaptive_avg_pool3d_backward")
+@replays("AdaptiveAvgPool3dGrad", "AdaptiveAvgPool3dGradAiCore", npu="torch.ops.aten._adaptive_avg_pool3d_backward")
 def test_adaptive_average_pool_gradient(row, replay):
     """Slot 0 is the gradient, (OD, OH, OW, N C), slot 1 what was pooled, (N, C, D, H, W); gives (D, H, W, N C)."""
     row.expect_inputs(2)

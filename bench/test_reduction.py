@@ -7,7 +7,7 @@ from bench.registry import replays
 from database.schema import OUTPUT_SHAPES
 
 
-@replays("ReduceSum", npu="torch.sum")
+@replays("ReduceSum", "ReduceSumOpAiCore", npu="torch.sum")
 def test_reduce_sum(row, replay):
     row.expect_inputs(1, 2)
     x = row.tensor(0)

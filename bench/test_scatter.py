@@ -10,7 +10,7 @@ from bench.registry import replays
 from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
 
-@replays("GatherV3", "Gather", npu="torch.index_select")
+@replays("GatherV3", "GatherV3AiCore", "Gather", npu="torch.index_select")
 def test_index_select(row, replay):
     """Slots: a source, a list of indices and, in GatherV3, the axis, whose value is not in a capture."""
     row.expect_inputs(2, 3)

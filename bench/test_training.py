@@ -33,7 +33,7 @@ def test_relu_gradient(row, replay):
     replay(impl.threshold_backward, *row.inputs(), 0, expected=expected.threshold_backward)
 
 
-@replays("LogSoftmaxV2", npu="torch.log_softmax")
+@replays("LogSoftmaxV2", "LogSoftmaxAiCore", npu="torch.log_softmax")
 def test_log_softmax(row, replay):
     replay(impl.log_softmax, row.only_input(-4.0, 4.0), -1, expected=expected.log_softmax)
 
@@ -46,7 +46,7 @@ def test_log_softmax_gradient(row, replay):
     replay(impl.log_softmax_backward, gradient, result, -1, gradient.dtype, expected=expected.log_softmax_backward)
 
 
-@replays("NLLLoss", npu="torch.ops.aten.nll_loss_forward")
+@replays("NLLLoss", "NLLLossAiCore", npu="torch.ops.aten.nll_loss_forward")
 def test_nll_loss(row, replay):
     """Slots: logarithms of probabilities (N, C), targets (N,), a weight for each class (C,); the loss is their mean."""
     row.expect_inputs(3)
@@ -65,7 +65,7 @@ def test_nll_loss(row, replay):
     )
 
 
-@replays("NLLLossGrad", npu="torch.ops.aten.nll_loss_backward")
+@replays("NLLLossGrad", "NLLLossGradAiCore", npu="torch.ops.aten.nll_loss_backward")
 def test_nll_loss_gradient(row, replay):
     """Slots: as NLLLoss has them, the gradient of the loss after the first, and the sum of the weights at the end."""
     row.expect_inputs(5)
@@ -101,7 +101,7 @@ def test_embedding_gradient(row, replay):
     replay(impl.embedding_backward, gradient, indices, table[0], -1, False, expected=expected.embedding_backward)
 
 
-@replays("DropOutDoMask", npu="torch_npu.npu_dropout_backward")
+@replays("DropOutDoMask", "DropoutDoMaskAiCore", npu="torch_npu.npu_dropout_backward")
 def test_dropout(row, replay):
     """Slots: x, a bit for each of its numbers, padded to 128, and the share that is kept."""
     row.expect_inputs(3)
