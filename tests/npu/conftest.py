@@ -18,10 +18,12 @@ def pytest_addoption(parser):
 
 
 @pytest.fixture(scope="session")
-def npu_python(request):
+def npu_python(request, tmp_path_factory):
     """The Python of an environment with the real torch_npu; it stays in pytest's cache folder."""
+    cache = getattr(request.config, "cache", None)
+    folder = cache.mkdir("npu") if cache is not None else tmp_path_factory.mktemp("npu")
     try:
-        return python_with_torch_npu(request.config.cache.mkdir("npu"))
+        return python_with_torch_npu(folder)
     except Unavailable as error:
         pytest.skip(str(error))
 
