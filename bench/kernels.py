@@ -15,6 +15,7 @@ from bench.coverage import replays_of_bench
 from bench.devices import KINDS as DEVICE_KINDS
 from bench.npu_proofs import KINDS, read_proofs
 from bench.registry import replay_spec
+from bench.without_replay import WITHOUT_REPLAY
 
 _PAGE = """\
 # Kernels
@@ -25,6 +26,14 @@ Which kernel types are replayed, and what is known of their calls on an NPU. Wri
 Each result is checked against the reference, a formula in float64 (`bench/expected/`). On an NPU the
 NPU call takes the place of what is timed elsewhere. What proves that it takes the arguments that the
 replay passes:
+
+"""
+
+
+_WITHOUT = """\
+## Without a replay
+
+Rows of these types stay in the database as they are; the summary of a session counts them.
 
 """
 
@@ -71,13 +80,16 @@ def as_text(kernels: Sequence[Kernel]) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     counts = Counter(kernel.proven_by for kernel in kernels)
     proven = ", ".join(f"{kind} {count}" for kind, count in counts.most_common())
-    return "\n".join([*lines, "", f"{len(kernels)} kernel types, their NPU calls proven by: {proven}"])
+    lines += ["", f"{len(kernels)} kernel types, their NPU calls proven by: {proven}", "", "without a replay:"]
+    width = max(map(len, WITHOUT_REPLAY))
+    return "\n".join([*lines, *(f"{name.ljust(width)}  {reason}" for name, reason in WITHOUT_REPLAY.items())])
 
 
 def as_page(kernels: Sequence[Kernel]) -> str:
     """docs/kernels.md."""
     meanings = "\n".join(f"- {kind}: {meaning}." for kind, meaning in KINDS.items())
-    return f"{_PAGE}{meanings}\n\n{_table(HEADERS, map(astuple, kernels))}"
+    reasons = _table(("kernel type", "why it has no replay"), WITHOUT_REPLAY.items())
+    return f"{_PAGE}{meanings}\n\n{_table(HEADERS, map(astuple, kernels))}\n{_WITHOUT}{reasons}"
 
 
 def as_summary(kernels: Sequence[Kernel]) -> str:
@@ -88,7 +100,7 @@ def as_summary(kernels: Sequence[Kernel]) -> str:
         of_family = [kernel for kernel in kernels if kernel.family == family]
         proofs = Counter(kernel.proven_by for kernel in of_family)
         names = [kernel.kernel_type for kernel in of_family]
-        named = [name for name in names if not (name.endswith("AiCore") and name.removesuffix("AiCore") in names)]
+        named = [name for name in names if not (name.lower().endswith("aicore") and name[: -len("aicore")] in names)]
         rows.append((family, ", ".join(named), ", ".join(kind for kind in KINDS if proofs[kind])))
     return f"{count}\n\n{_table(('family', 'kernel types', 'NPU calls proven by'), rows)}"
 

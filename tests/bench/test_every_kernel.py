@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-
 from bench.coverage import replays_of_bench
+from bench.without_replay import WITHOUT_REPLAY
 
 #: What a user may expect: the kernels of LLM inference on NPUs, those of the tools that came before,
 #: and those of real captures of training and inference.
@@ -33,27 +31,10 @@ REQUIRED = """
     matmul_bias_activation_kernel
 """
 
-#: Not there yet. It may only shrink.
-PENDING = ""
-
-
-def without_replay() -> dict[str, str]:
-    """Why, by kernel type."""
-    if importlib.util.find_spec("bench.without_replay") is None:
-        return {}
-    reasons: dict[str, str] = importlib.import_module("bench.without_replay").WITHOUT_REPLAY
-    return reasons
-
 
 def test_every_required_kernel_type_is_replayed_or_says_why_not():
-    missing = set(REQUIRED.split()) - set(replays_of_bench()) - set(without_replay())
-    assert sorted(missing - set(PENDING.split())) == []
-
-
-def test_pending_kernel_types_are_pending():
-    assert sorted(set(PENDING.split()) & (set(replays_of_bench()) | set(without_replay()))) == [], "take it off PENDING"
-    assert set(PENDING.split()) <= set(REQUIRED.split())
+    assert sorted(set(REQUIRED.split()) - set(replays_of_bench()) - set(WITHOUT_REPLAY)) == []
 
 
 def test_no_kernel_type_has_both_a_replay_and_a_reason_for_none():
-    assert sorted(set(replays_of_bench()) & set(without_replay())) == []
+    assert sorted(set(replays_of_bench()) & set(WITHOUT_REPLAY)) == []
