@@ -45,8 +45,10 @@ class Largest(Picks):
         ordered = indices.sort(dim=-1).values
         if bool(((ordered.diff(dim=-1) == 0) & (ordered[..., 1:] >= 0)).any()):
             raise WrongResult(f"{what} holds an index twice; the reference {reference} has each once")
-        found = self.source.gather(-1, indices.clamp(min=0)).masked_fill(indices < 0, -torch.inf)
-        return found.sort(dim=-1, descending=True).values
+        found = self.source.gather(-1, indices.clamp(min=0))
+        if bool(((found == -torch.inf) & (indices >= 0)).any()):
+            raise WrongResult(f"{what} holds an index at which the reference {reference} has no number")
+        return found.masked_fill(indices < 0, -torch.inf).sort(dim=-1, descending=True).values
 
 
 @dataclass(frozen=True)

@@ -73,13 +73,13 @@ def lengths_tensor(row: ReplayRow, lengths: Sequence[int] | Sequence[Sequence[in
 def spread_positions(row: ReplayRow, shape: tuple[int, ...], seen: Sequence[int]) -> torch.Tensor:
     """Which of its sequence's tokens each query looks at: ascending ones of the first `seen[i]`, in int32.
 
-    They are spread over all of these, one at random in each stretch, and -1 after the last where
-    there are fewer than the last axis of `shape` (queries, ..., count) holds.
+    They are spread over all of these at even distances, from a random one on; -1 stands after the
+    last where there are fewer than the last axis of `shape` (queries, ..., count) holds.
     """
     import torch
 
     count = shape[-1]
-    drawn = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(row.seed))
+    drawn = torch.rand((*shape[:-1], 1), dtype=torch.float64, generator=torch.Generator().manual_seed(row.seed))
     visible = torch.tensor(seen, dtype=torch.int64).reshape(-1, *[1] * (len(shape) - 1))
     place = torch.arange(count)
     spread = ((place + drawn) * visible / count).floor().to(torch.int64)

@@ -66,7 +66,7 @@ def fused_infer_attention_score(
         v = k if value is key else stored(value)
         if softmax_lse_flag:
             result, sums = attend_with_lse(q, k, v, scale=scale, causal=sparse_mode == 3)
-            lse[rows] = sums.transpose(1, 2)[..., None]
+            lse[rows] = sums.transpose(1, 2)[..., None].to(lse.dtype)
         else:
             result = attend(q, k, v, scale=scale, causal=sparse_mode == 3)
         out[rows] = result.transpose(1, 2)[..., :width]

@@ -1,0 +1,198 @@
+"""Attention kernels: mistakes that the check sees, and rows that are refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from replaying import assert_mistake_is_caught, assert_refused
+from sample_rows_attention import INDEXER, LATENT, PACKED, PAGED, RING_MLA, ROWS, SPARSE, flash, flash_grad
+
+from bench import impl
+from bench.check import check
+from bench.errors import WrongResult
+from bench.formula import Comparison
+from bench.formula_parts import Largest
+from bench.rows import ReplayRow
+from bench.sequences import spread_positions
+
+SHAPES, DTYPES, OUTPUT = "Input Shapes", "Input Data Types", "Output Shapes"
+
+
+class TestLargest:
+    source = torch.tensor([[1.0, 7.0, 5.0, -torch.inf]], dtype=torch.float64)
+    best = torch.tensor([[7.0, 5.0]], dtype=torch.float64)
+
+    def picked(self, indices, count=2):
+        values = torch.tensor([[7.0, 5.0, 1.0, -torch.inf]], dtype=torch.float64)[:, :count]
+        check(FormulaOf(Largest(self.source, values)), [], {}, [torch.tensor([indices])], 1)
+
+    @pytest.mark.parametrize("indices", [[1, 2], [2, 1]])
+    def test_any_order(self, indices):
+        self.picked(indices)
+
+    def test_none_where_there_are_no_more(self):
+        self.picked([2, 0, 1, -1], 4)
+
+    @pytest.mark.parametrize("indices", [[1, 0], [1, 1], [1, -1], [1, 3], [1, 4], [1, -2]])
+    def test_others_are_wrong(self, indices):
+        with pytest.raises(WrongResult):
+            self.picked(indices)
+
+    def test_index_where_there_is_no_number(self):
+        with pytest.raises(WrongResult):
+            self.picked([2, 0, 1, 3], 4)
+
+    def test_what_rounding_swaps_passes(self):
+        source = torch.tensor([[5.0, 7.0, 5.01]], dtype=torch.float64)
+        values = torch.tensor([[7.0, 5.01]], dtype=torch.float64)
+        check(FormulaOf(Largest(source, values)), [], {}, [torch.tensor([[1, 0]])], 1)
+
+
+@dataclass
+class FormulaOf:
+    """Expects the same of every result."""
+
+    values: object
+    name: str = "largest"
+
+    def compare(self, arguments, keywords, results, seed):
+        return [Comparison(result, self.values, exact=False) for result in results]
+
+
+def mistaken(name, **changes):
+    """The implementation with keyword arguments changed by functions of them."""
+    right = getattr(impl, name)
+
+    def wrong(*arguments, **keywords):
+        changed = {key: change(keywords[key]) for key, change in changes.items()}
+        return right(*arguments, **{**keywords, **changed})
+
+    return wrong
+
+
+def with_arguments(name, change):
+    right = getattr(impl, name)
+    return lambda *arguments, **keywords: right(*change(*arguments), **keywords)
+
+
+def one_less(lengths):
+    return [length - 1 for length in lengths]
+
+
+GRAD = ROWS["FlashAttentionScoreGrad"]
+
+MISTAKES = {
+    "no mask": ("fused_infer_attention_score", {"sparse_mode": lambda mode: 0}, PAGED[0]),
+    "no mask, packed": ("fused_infer_attention_score", {"sparse_mode": lambda mode: 0}, PACKED[0]),
+    "no scale": ("fused_infer_attention_score", {"scale": lambda scale: 1.0}, PAGED[0]),
+    "pages in their order": (
+        "fused_infer_attention_score",
+        {"block_table": lambda table: table.sort().values},
+        PAGED[0],
+    ),
+    "last key left out": ("fused_infer_attention_score", {"actual_seq_lengths_kv": one_less}, PAGED[1]),
+    "no rope part": (
+        "fused_infer_attention_score",
+        {"query_rope": torch.zeros_like},
+        LATENT[0],
+    ),
+    "mask of a first step": ("ring_mla", {"mask_type": lambda mask: "no_mask"}, RING_MLA[1]),
+    "earlier step forgotten": ("ring_mla", {"pre_out": lambda out: None}, RING_MLA[0]),
+    "training without its mask": ("flash_attention", {"atten_mask": lambda mask: None}, ROWS["FlashAttentionScore"][0]),
+    "gradient without its mask": (
+        "flash_attention_grad",
+        {"atten_mask": lambda m: None},
+        ROWS["FlashAttentionScoreGrad"][0],
+    ),
+    "gradient without scale": (
+        "flash_attention_grad",
+        {"scale_value": lambda scale: 1.0},
+        ROWS["FlashAttentionScoreGrad"][0],
+    ),
+    "result forgotten": (
+        "flash_attention_grad",
+        {"attention_in": torch.zeros_like},
+        ROWS["FlashAttentionScoreGrad"][0],
+    ),
+    "indexer's pages": ("lightning_indexer", {"block_table": lambda table: table.flip(0)}, INDEXER[0]),
+    "sparse rope part": ("sparse_flash_attention", {"key_rope": torch.zeros_like}, SPARSE[0]),
+    "sparse pages": ("sparse_flash_attention", {"block_table": lambda table: table.flip(0)}, SPARSE[0]),
+}
+TYPES = {
+    "fused_infer_attention_score": "FusedInferAttentionScore",
+    "ring_mla": "RINGMLAPrefillBF16Kernel",
+    "flash_attention": "FlashAttentionScore",
+    "flash_attention_grad": "FlashAttentionScoreGrad",
+    "lightning_indexer": "LightningIndexer",
+    "sparse_flash_attention": "SparseFlashAttention",
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake_is_caught(monkeypatch, name):
+    function, changes, row = MISTAKES[name]
+    assert_mistake_is_caught(monkeypatch, function, mistaken(function, **changes), TYPES[function], row)
+
+
+@pytest.mark.parametrize(
+    ("function", "change", "row"),
+    [
+        ("lightning_indexer", lambda q, k, w: (q, k, w.abs()), INDEXER[0]),
+        ("lightning_indexer", lambda q, k, w: (q, k, torch.ones_like(w)), INDEXER[0]),
+        ("lightning_indexer", lambda q, k, w: (-q, k, w), INDEXER[0]),
+        ("sparse_flash_attention", lambda q, k, v, at, s: (q, k, v, at.roll(1, 0), s), SPARSE[0]),
+    ],
+)
+def test_mistaken_tensor_is_caught(monkeypatch, function, change, row):
+    assert_mistake_is_caught(monkeypatch, function, with_arguments(function, change), TYPES[function], row)
+
+
+def test_positions_are_ascending_and_seen():
+    row = ReplayRow("SparseFlashAttention", {}, torch.device("cpu"))
+    seen = [1, 3, 8, 9, 500, 100_000]
+    positions = spread_positions(row, (len(seen), 1, 8), seen)
+    for line, count in zip(positions[:, 0].tolist(), seen, strict=True):
+        there = [position for position in line if position >= 0]
+        assert there == sorted(set(there))
+        assert len(there) == min(count, 8)
+        assert there[-1] < count
+        assert line == there + [-1] * (8 - len(there))
+
+
+TRAINED = flash("33,2,64", "33,2,32", "2,4,33,8")
+GRADIENT = flash_grad("33,2,64", "33,2,32", "2,4,33,8")
+MASKED_GRADIENT = flash_grad("33,2,64", "33,2,32", "2,4,33,8", "33,33")
+
+REFUSED = [
+    (RING_MLA[0].replace("13,4,8;", "13,3,8;"), "ring_mla", SHAPES, "must have the same tokens and heads"),
+    (RING_MLA[0].replace(";4,13 |", "; |", 1), "ring_mla", SHAPES, "belong together"),
+    (RING_MLA[0].replace("13,4,16;4,13 |", "13,4,16;13,4 |", 1), "ring_mla", SHAPES, "(heads, tokens)"),
+    (RING_MLA[1].replace("13,4,16;512", "13,4,24;512"), "ring_mla", OUTPUT, "output 0 of RINGMLAPrefillBF16Kernel"),
+    (RING_MLA[3].replace("5,2,", "7,2,"), "ring_mla", SHAPES, "as many queries as keys"),
+    (RING_MLA[3].replace("5,2,", "5,4,"), "ring_mla", SHAPES, "do not go together"),
+    (RING_MLA[3].replace("512,512", "512,512;1"), "ring_mla", DTYPES, "slot 6 has the shape 1"),
+    (TRAINED.replace(";;;;", ";;4224;;", 1), "flash_attention", SHAPES, "dropout mask"),
+    (TRAINED.replace(";;;;", ";1,1;;;", 1), "flash_attention", SHAPES, "slot 3 is used"),
+    (flash("33,2,64", "33,2,48", "2,4,33,8"), "flash_attention", SHAPES, "in one of the layouts SBH, BSH"),
+    (flash("33,2,64", "33,2,32", "3,4,33,8"), "flash_attention", SHAPES, "TND is not replayed"),
+    (flash("33,2,64", "33,2,32", "264,8"), "flash_attention", OUTPUT, "(batch, heads, queries, 8)"),
+    (flash("33,2,64", "21,2,32", "2,4,33,8", "2048,2048"), "flash_attention", SHAPES, "as many queries as keys"),
+    (flash("33,2,64", "33,2,32", "2,4,33,8", "33,21"), "flash_attention", SHAPES, "slot 6 is not the mask"),
+    (GRADIENT.replace(";;33,2,64", ";;33,2,63"), "flash_attention_grad", SHAPES, "the shape of slot 0"),
+    (GRADIENT.replace(";2,4,33,8;;", ";;;", 1), "flash_attention_grad", SHAPES, "from slot 4 on"),
+    (MASKED_GRADIENT.replace("BOOL", "FLOAT"), "flash_attention_grad", DTYPES, "slot 4 (mask) is FLOAT"),
+    (INDEXER[0].replace("9,4;", "9,3;"), "lightning_indexer", SHAPES, "other layouts are not replayed"),
+    (INDEXER[0].replace(";3;3;3,5", ";3;2;3,5"), "lightning_indexer", SHAPES, "slot 5 (block table)"),
+    (INDEXER[0].replace(";3;3;3,5", ";10;10;10,5"), "lightning_indexer", SHAPES, "no 10 sequences"),
+    (INDEXER[0].replace(";3;3;3,5", ";1;1;1,1"), "lightning_indexer", SHAPES, "do not go with 9 queries"),
+    (INDEXER[0].replace(";3;3;3,5", ";3;;3,5"), "lightning_indexer", SHAPES, "slot 4 is missing"),
+    (SPARSE[0].replace("9,1,7", "9,2,7"), "sparse_flash_attention", SHAPES, "other layouts are not replayed"),
+    (SPARSE[0].replace("9,4,8", "9,4,6"), "sparse_flash_attention", SHAPES, "rope parts like slots 0 and 1"),
+]
+
+
+@pytest.mark.parametrize(("row", "function", "column", "words"), REFUSED)
+def test_contradiction_is_refused(row, function, column, words):
+    assert_refused(TYPES[function], row, column, words)

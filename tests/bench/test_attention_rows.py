@@ -1,0 +1,224 @@
+"""What FusedInferAttentionScore rows and their Runtime columns become: a call, or a refusal in words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from replaying import assert_refused, cells_of, replay_of, runner
+from sample_rows_attention import FIA_SLOTS, LATENT, MASK, PACKED, PAGED, fia
+
+from bench.attention_row import read_attention, with_operator_shapes
+from bench.errors import InvalidRow
+from bench.job import Job
+from bench.rows import ReplayRow
+from database.schema import RUNTIME_PREFIX, Status
+
+FIA = "FusedInferAttentionScore"
+SHAPES, DTYPES = "Input Shapes", "Input Data Types"
+
+
+def call_of(row, **runtime):
+    return read_attention(operator_row(row, **runtime))
+
+
+def operator_row(row, **runtime):
+    cells = {**cells_of(row), **{RUNTIME_PREFIX + name: value for name, value in runtime.items()}}
+    return with_operator_shapes(ReplayRow(FIA, cells, torch.device("cpu")))
+
+
+def replayed(row, **runtime):
+    cells = {**cells_of(row), **{RUNTIME_PREFIX + name: value for name, value in runtime.items()}}
+    module, _, name = replay_of(FIA).rpartition(".")
+    return runner().run(Job(module, "", name, FIA, cells, timeout_s=60))
+
+
+DECODE = fia("3,4,16", query="3,4,16", key="9,8,16", mask=MASK, query_lengths="3", kv_lengths="3", table="3,4")
+
+
+def test_paged_row_of_a_capture():
+    call = call_of(
+        fia("9,4,16", query="9,4,16", key="11,8,32", mask=MASK, query_lengths="4", kv_lengths="4", table="4,5")
+    )
+    assert (call.layout, call.heads, call.kv_heads, call.block_size, call.sparse_mode) == ("TND", 4, 2, 8, 3)
+    assert call.query_lengths == [3, 5, 7, 9]  # added up, the first one gets one more
+    assert call.kv_lengths == [16] * 4  # each one's own: two of eleven blocks for each of four
+    assert call.used_blocks == [2] * 4
+    assert call.scale == 0.25
+    assert not call.with_lse
+
+
+def test_line_of_the_table_limits_a_share_of_the_cache():
+    call = call_of(
+        fia("2,4,16", query="2,4,16", key="50,8,16", mask=MASK, kv_lengths="2", query_lengths="2", table="2,3")
+    )
+    assert call.kv_lengths == [24, 24]
+
+
+def test_latent_row_of_a_capture():
+    call = call_of(LATENT[0])
+    assert (call.layout, call.heads, call.kv_heads, call.sparse_mode) == ("BNSD_NBSD", 4, 1, 0)
+    assert call.query_lengths is None
+    assert call.scale == pytest.approx((32 + 8) ** -0.5)
+
+
+def test_packed_row_of_a_capture():
+    call = call_of(PACKED[1])
+    assert call.query_lengths == [8, 16, 23]
+    assert call.kv_lengths == [11, 21, 31]
+    assert (call.table, call.block_size, call.sparse_mode) == (None, 0, 0)
+
+
+@pytest.mark.parametrize(("shape", "flag"), [("", False), ("0", False), ("1", False), ("3,4,1", True)])
+def test_second_output_tells_whether_sums_are_asked_for(shape, flag):
+    assert call_of(DECODE.replace("3,4,16; |", f"3,4,16;{shape} |")).with_lse is flag
+
+
+class TestRuntimeColumns:
+    def test_lengths(self):
+        call = call_of(DECODE, actual_seq_lengths_values="1,2,3", actual_seq_lengths_kv_values="[31, 7; 8]")
+        assert call.kv_lengths == [31, 7, 8]
+        assert call.used_blocks == [4, 1, 1]
+
+    def test_valid_blocks(self):
+        assert call_of(DECODE, block_table_valid_blocks="1,2,4").kv_lengths == [8, 16, 32]
+
+    @pytest.mark.parametrize("column", [RUNTIME_PREFIX + "avg_seq_len", "avg_seq_len"])
+    def test_average(self, column):
+        row = ReplayRow(FIA, {**cells_of(DECODE), column: "12.6"}, torch.device("cpu"))
+        assert read_attention(row).kv_lengths == [13] * 3
+        assert any("13 keys" in words for words in row.assumptions)
+
+    def test_average_of_another_tool_that_means_none(self):
+        row = ReplayRow(FIA, {**cells_of(DECODE), "avg_seq_len": "-1"}, torch.device("cpu"))
+        assert read_attention(row).kv_lengths == [24] * 3
+
+    def test_values_win_over_valid_blocks_and_average(self):
+        runtime = {"block_table_valid_blocks": "1,1,1", "avg_seq_len": "9"}
+        assert call_of(DECODE, actual_seq_lengths_kv_values="3,4,5", **runtime).kv_lengths == [3, 4, 5]
+        assert call_of(DECODE, **runtime).kv_lengths == [8, 8, 8]
+
+    def test_causal_mode_that_was_recorded_without_its_mask(self):
+        row = PACKED[1]
+        assert (call_of(row).sparse_mode, call_of(row).mask_dtype) == (0, "")
+        assert (call_of(row, sparse_mode="3").sparse_mode, call_of(row, sparse_mode="3").mask_dtype) == (3, "INT8")
+        assert replayed(row, sparse_mode="3").status is Status.MEASURED
+
+    def test_shapes_of_slots_that_a_capture_lost(self):
+        row = fia("3,4,16", query="3,4,16", key="9,8,16", mask=MASK)
+        call = call_of(row, block_table_shape="3,4", actual_seq_lengths_shape="3", actual_seq_lengths_kv_shape="3")
+        assert (call.table, call.kv_lengths) == ((3, 4), [24] * 3)
+
+    def test_what_agrees_is_accepted(self):
+        recorded = {"num_heads": "4", "num_key_value_heads": "1.0", "block_size": "8", "input_layout": "TND"}
+        assert call_of(DECODE, **recorded) == call_of(DECODE)
+
+    def test_operator_shapes_win(self):
+        """The profiler saw the tensors of another call, with a mask that this one has not."""
+        row = fia(
+            "16,2,1,32",
+            query="99,16,8",
+            key="99,16,8",
+            mask=MASK,
+            query_lengths="1",
+            kv_lengths="1",
+            table="2,3",
+            query_rope="99,16,4",
+            key_rope="99,16,4",
+        )
+        slots = [""] * 31
+        shapes = {"query": "2,16,1,32", "key": "7,1,8,32", "value": "7,1,8,32", "query_lengths": "2", "kv_lengths": "2"}
+        shapes |= {"table": "2,3", "query_rope": "2,16,1,8", "key_rope": "7,1,8,8"}
+        for name, shape in shapes.items():
+            slots[FIA_SLOTS[name]] = shape
+        raw = ";".join(slots)
+        call = call_of(row, operator_input_shapes_raw=raw)
+        assert (call.layout, call.heads, call.kv_lengths, call.sparse_mode) == ("BNSD_NBSD", 16, [24, 24], 0)
+        outcome = replayed(row, operator_input_shapes_raw=raw)
+        assert outcome.status is Status.MEASURED, outcome
+
+
+@pytest.mark.parametrize(
+    ("row", "runtime", "words"),
+    [
+        (DECODE, {"num_heads": "8"}, "slot 0 has 4 heads"),
+        (DECODE, {"num_key_value_heads": "4"}, "slot 1 has 1 heads"),
+        (DECODE, {"block_size": "128"}, "the blocks of slot 1 have 8 tokens"),
+        (DECODE, {"block_size": "8,8"}, "2 numbers instead of one"),
+        (DECODE, {"sparse_mode": "0"}, "slot 4 holds a causal mask"),
+        (DECODE, {"sparse_mode": "4"}, "only 0 (no mask) and 3 (causal)"),
+        (DECODE, {"sparse_mode": "causal"}, "not numbers"),
+        (DECODE, {"input_layout": "BSH"}, "only TND and BNSD_NBSD"),
+        (DECODE, {"actual_seq_lengths_values": "1,1,1"}, "end with the 3 tokens of slot 0"),
+        (DECODE, {"actual_seq_lengths_kv_values": "5,0,5"}, "without keys"),
+        (LATENT[1], {"actual_seq_lengths_values": "1,3"}, "every sequence of slot 0 has 3 queries"),
+        (PACKED[0], {"actual_seq_lengths_kv_values": "10,23,22"}, "end with the 23 tokens of slot 1"),
+    ],
+)
+def test_runtime_column_that_contradicts_the_row(row, runtime, words):
+    with pytest.raises(InvalidRow) as refusal:
+        call_of(row, **runtime)
+    ((name, value),) = runtime.items()
+    assert words in str(refusal.value)
+    assert f"column '{RUNTIME_PREFIX}{name}' is '{value}'" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "runtime", "words"),
+    [
+        (DECODE, {"actual_seq_lengths_kv_values": "5,33,5"}, "a sequence of 33 keys takes 5 blocks"),
+        (DECODE, {"actual_seq_lengths_kv_values": "5,5"}, "the number of sequences differs: 3 in slot 5"),
+        (DECODE, {"block_table_valid_blocks": "1,1"}, "lengths of 2 sequences are recorded, and there are 3"),
+        (PAGED[0], {"actual_seq_lengths_kv_values": "2,9,9,9"}, "more queries than keys"),
+        (DECODE, {"input_layout": "BNSD_NBSD"}, "a query of 3 axes is not BNSD_NBSD"),
+    ],
+)
+def test_runtime_column_that_does_not_go_with_the_shapes(row, runtime, words):
+    with pytest.raises(InvalidRow) as refusal:
+        call_of(row, **runtime)
+    assert words in str(refusal.value)
+    assert "column 'Input Shapes'" in str(refusal.value)
+
+
+def changed(row, shapes=(), dtypes=()):
+    """A row with other words in some input slots."""
+    inputs, outputs = row.split(" -> ")
+    cells = [cell.split(";") for cell in inputs.split(" | ")]
+    for cell, changes in zip(cells, (shapes, dtypes), strict=True):
+        for slot, word in changes:
+            cell[slot] = word
+    return f"{' | '.join(';'.join(cell) for cell in cells)} -> {outputs}"
+
+
+REFUSED = [
+    (changed(DECODE, [(3, "1,1")], [(3, "DT_BF16")]), SHAPES, "slot 3 (pse_shift) is used"),
+    (changed(DECODE, [(17, "16")], [(17, "FLOAT")]), SHAPES, "slot 17 (key_antiquant_scale) is used"),
+    (changed(DECODE, [(30, "1")], [(30, "INT64")]), SHAPES, "slot 30 (kv_start_idx) is used"),
+    (changed(DECODE, dtypes=[(1, "INT8"), (2, "INT8")]), DTYPES, "quantized ones are not replayed"),
+    (changed(DECODE, dtypes=[(4, "FLOAT")]), DTYPES, "slot 4 (atten_mask) is FLOAT"),
+    (changed(DECODE, [(1, "")]), SHAPES, "slot 1 (key) is missing"),
+    (changed(DECODE, [(4, "")]), SHAPES, "but no mask in slot 4"),
+    (changed(DECODE, [(4, "1,1,3,24")]), SHAPES, "must have the shape 2048,2048"),
+    (changed(DECODE, [(2, "8,8,16")]), SHAPES, "slots 1 and 2 (key, value) differ"),
+    (changed(DECODE, [(1, "9,8,24"), (2, "9,8,24")]), SHAPES, "heads of 16 numbers"),
+    (changed(DECODE, [(1, "9,8,48"), (2, "9,8,48")]), SHAPES, "4 query heads are no multiple of 3"),
+    (changed(DECODE, [(1, "9,8,2,1,16"), (2, "9,8,2,1,16")]), SHAPES, "slot 1 has 5 axes"),
+    (changed(DECODE, [(1, "0,8,16"), (2, "0,8,16")]), SHAPES, "a cache without blocks"),
+    (changed(DECODE, [(14, "3")]), SHAPES, "slot 14 (block_table) must have two axes"),
+    (changed(DECODE, [(14, "2,4")]), SHAPES, "the number of sequences differs"),
+    (changed(DECODE, [(0, "3,64")]), SHAPES, "a query of 2 axes"),
+    (changed(DECODE, [(0, "2,4,16")]), SHAPES, "the 2 tokens of slot 0 are no 3 sequences"),
+    (changed(DECODE, [(0, "99,4,16")]), SHAPES, "more queries than keys"),
+    (changed(LATENT[0], [(24, ""), (25, "")]), SHAPES, "queries BNSD are replayed with a rope part"),
+    (changed(LATENT[0], [(14, "")]), SHAPES, "queries BNSD are replayed with a rope part"),
+    (changed(LATENT[0], [(25, "")]), SHAPES, "for queries or keys only"),
+    (changed(LATENT[0], [(25, "7,1,16,4")]), SHAPES, "slots 24 and 25 (rope)"),
+    (changed(LATENT[0], [(4, MASK)], [(4, "INT8")]), SHAPES, "queries BNSD are replayed without a mask"),
+    (changed(PACKED[0], [(5, ""), (6, "")]), SHAPES, "nothing tells how many sequences"),
+    (changed(PACKED[0], [(1, "23,2,8"), (2, "23,2,8")]), SHAPES, "keys are (tokens, heads, 16)"),
+    (changed(PACKED[0], [(1, "20,2,16"), (2, "20,2,16")]), SHAPES, "more queries than keys"),
+]
+
+
+@pytest.mark.parametrize(("row", "column", "words"), REFUSED)
+def test_other_combinations_are_refused(row, column, words):
+    assert_refused(FIA, row, column, words)
