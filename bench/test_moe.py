@@ -97,8 +97,8 @@ def test_grouped_matmul(row, replay):
     if not row.has(7):
         raise row.refuse(
             INPUT_SHAPES,
-            f"slot 7 (group_list), which tells which rows meet which of the {experts} matrices, is missing; a row of "
-            "a whole mixture of experts has none",
+            f"slot 7 (group_list), which tells which rows meet which of the {experts} matrices, is missing; a row "
+            "that has none is that of a whole mixture of experts, several kernels",
             "restore it from the capture, or record such a row under the types of its own kernels",
         )
     quantized = row.input_slots[0].dtype == "INT8"
