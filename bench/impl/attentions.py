@@ -48,18 +48,18 @@ def fused_infer_attention_score(
         query = torch.cat([query, query_rope], dim=-1)
     tokens = query if input_layout == "TND" else query.transpose(1, 2).flatten(0, 1)
     ends = actual_seq_lengths or range(query.shape[-2], len(tokens) + 1, query.shape[-2])
-    own_kv = actual_seq_lengths_kv if block_table is not None else _differences(actual_seq_lengths_kv)
+    own_kv = actual_seq_lengths_kv if block_table is not None else differences(actual_seq_lengths_kv)
     width = value.shape[-1] // (num_key_value_heads if value.dim() == 3 and block_table is not None else 1)
     out = tokens.new_empty(len(tokens), num_heads, width)
     lse = torch.empty(len(tokens) if softmax_lse_flag else 0, num_heads, 1, device=query.device)
-    for q_length, kv_length, members in _alike(_differences(ends), own_kv, num_key_value_heads * key.shape[-1]):
-        rows = _stretches([ends[i] - q_length for i in members], q_length, query.device)
+    for q_length, kv_length, members in alike(differences(ends), own_kv, num_key_value_heads * key.shape[-1]):
+        rows = stretches([ends[i] - q_length for i in members], q_length, query.device)
         q = tokens[rows].transpose(1, 2)
         if block_table is not None:
             table = block_table[members, : math.ceil(kv_length / block_size)].long()
             stored = partial(pages, table=table, length=kv_length, heads=num_key_value_heads)
         else:
-            places = _stretches([actual_seq_lengths_kv[i] - kv_length for i in members], kv_length, query.device)
+            places = stretches([actual_seq_lengths_kv[i] - kv_length for i in members], kv_length, query.device)
             stored = partial(_packed, places=places)
         k = stored(key) if key_rope is None else torch.cat([stored(key), stored(key_rope)], dim=-1)
         # Values that are the keys themselves, as in absorbed latent attention, are the first of their numbers.
@@ -161,7 +161,7 @@ def attend_with_lse(
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, _widened(v, q.shape[-1]), 0.0, causal and square, attn_mask=mask, scale=scale
         )
-    elif _flash_takes(q) and (square or not causal):
+    elif flash_takes(q) and (square or not causal):
         out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
             q, k, _widened(v, q.shape[-1]), 0.0, causal, scale=scale
         )
@@ -221,7 +221,7 @@ def _folded(q: torch.Tensor, k: torch.Tensor, causal: bool) -> tuple[torch.Tenso
     return q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1]), shape, False
 
 
-def _flash_takes(q: torch.Tensor) -> bool:
+def flash_takes(q: torch.Tensor) -> bool:
     """What FlashAttention-2 in torch is compiled for."""
     return q.is_cuda and q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] <= 256 and q.shape[-1] % 8 == 0
 
@@ -237,7 +237,7 @@ def _corner(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril_(k.shape[2] - q.shape[2])
 
 
-def _differences(ends: Sequence[int]) -> list[int]:
+def differences(ends: Sequence[int]) -> list[int]:
     return [end - start for start, end in zip([0, *ends], ends, strict=False)]
 
 
@@ -246,7 +246,7 @@ def _packed(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     return tokens[places].transpose(1, 2)
 
 
-def _alike(q_lengths: Sequence[int], kv_lengths: Sequence[int], width: int) -> Iterator[tuple[int, int, list[int]]]:
+def alike(q_lengths: Sequence[int], kv_lengths: Sequence[int], width: int) -> Iterator[tuple[int, int, list[int]]]:
     """Sequences of equal lengths, no more at a time than `_GATHERED` allows.
 
     Yields:
@@ -261,6 +261,6 @@ def _alike(q_lengths: Sequence[int], kv_lengths: Sequence[int], width: int) -> I
             yield q_length, kv_length, members[first : first + step]
 
 
-def _stretches(starts: Sequence[int], length: int, device: torch.device) -> torch.Tensor:
+def stretches(starts: Sequence[int], length: int, device: torch.device) -> torch.Tensor:
     """(starts, length): the numbers from each start on."""
     return torch.tensor(starts, device=device)[:, None] + torch.arange(length, device=device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bench.impl.attentions import attend_with_lse
+from bench.impl.attentions import attend_with_lse, flash_takes
 
 __all__ = ["flash_attention", "flash_attention_grad"]
 
@@ -55,25 +55,24 @@ def flash_attention_grad(
     width = _width(query, head_num, input_layout)
     q, k, v, grad, out = (_by_heads(x, input_layout, width) for x in (query, key, value, dy, attention_in))
     lse = softmax_max[..., 0] + softmax_sum[..., 0].log()
-    heads, kv_heads = q.shape[1], k.shape[1]
-    if heads != kv_heads:
-        k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
     causal = atten_mask is not None
-    if q.device.type == "cpu":
-        # In half precision this kernel took 11 s where it took 0.9 s in float32.
-        grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad.float(), q.float(), k.float(), v.float(), out.float(), lse, 0.0, causal, scale=scale_value
+    if flash_takes(q):
+        # Not defined: lengths of sequences that are packed. Not read without dropout: the random state.
+        state = torch.empty(0, dtype=torch.uint64, device=q.device)
+        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, state, state, scale=scale_value
         )
     else:
-        grads = _plain_grad(grad, q, k, v, out, lse, scale_value, causal)
-    dq, dk, dv = grads
-    if heads != kv_heads:
-        dk, dv = (x.unflatten(1, (kv_heads, heads // kv_heads)).sum(2) for x in (dk, dv))
+        heads, kv_heads = q.shape[1], k.shape[1]
+        k, v = (x.repeat_interleave(heads // kv_heads, 1) if heads != kv_heads else x for x in (k, v))
+        dq, dk, dv = _unfused_grad(grad, q, k, v, out, lse, scale_value, causal)
+        if heads != kv_heads:
+            dk, dv = (x.unflatten(1, (kv_heads, heads // kv_heads)).sum(2) for x in (dk, dv))
     dq, dk, dv = (_as_before(x.to(query.dtype), input_layout) for x in (dq, dk, dv))
     return dq, dk, dv
 
 
-def _plain_grad(
+def _unfused_grad(
     grad: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -83,7 +82,15 @@ def _plain_grad(
     scale: float,
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """All (B, N, S, D), in torch's ordinary operators, some queries at a time."""
+    """All (B, N, S, D), the same heads in each: by the CPU's fused kernel, or some queries at a time."""
+    if q.device.type == "cpu":
+        # In half precision this kernel took 11 s where it took 0.9 s in float32.
+        fused: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = (
+            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                grad.float(), q.float(), k.float(), v.float(), out.float(), lse, 0.0, causal, scale=scale
+            )
+        )
+        return fused
     keys, values = k.float(), v.float()
     dq, dk, dv = (torch.zeros_like(x, dtype=torch.float32) for x in (q, k, v))
     delta = (grad.float() * out.float()).sum(dim=-1, keepdim=True)
