@@ -79,9 +79,7 @@ class SessionLock:
             self.stale = _read(self._holder_file)
             self._holder_file.write_text(json.dumps(asdict(self._holder)), encoding="utf-8")
         except Timeout:
-            raise OpAtlasError(
-                f"{self._database.path} is in use by {self._other()}: {self._remedy}"
-            ) from None
+            raise OpAtlasError(f"{self._database.path} is in use by {self._other()}: {self._remedy}") from None
         except OSError as error:
             raise OpAtlasError(not_writable(self._database.path, error)) from None
 

@@ -50,6 +50,4 @@ def test_every_call_is_proven():
 )
 def test_table_is_up_to_date(path, form, option):
     text = (REPOSITORY / path).read_text(encoding="utf-8")
-    assert form(kernels()) in text, (
-        f"{path} is out of date: copy it from `python -m bench kernels {option}`"
-    )
+    assert form(kernels()) in text, f"{path} is out of date: copy it from `python -m bench kernels {option}`"
