@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from npu_environment import REPOSITORY, environment_variables
+from real_rows import sources
 from replaying import cells_of
 from sample_rows import ROWS
 
 from bench.coverage import replays_of_bench
 from bench.npu_proofs import KINDS, KernelProof
 from bench.registry import replay_spec
-from database.schema import INPUT_SHAPES, INPUT_SLOTS, OUTPUT_SLOTS
 from database.signature import signature
 
-#: Where the captures lie beside a checkout that has them.
-CAPTURES = REPOSITORY.parent / "shared" / "data"
 _TIMEOUT_S = 300
 
 
@@ -66,25 +63,10 @@ class Verdict:
 def cases() -> list[Case]:
     """The sample rows of every kernel type that is replayed, and the captured ones at hand."""
     rows = [(name, cells_of(row), True) for name, rows in ROWS.items() for row in rows]
-    rows += [(name, cells, False) for name, cells in captured_rows()]
+    captured = {(row.kernel_type, row.signature): row.cells for source in sources() for row in source.rows}
+    rows += [(name, cells, False) for (name, _), cells in captured.items()]
     replays = {name: f"{function.__module__}.{function.__name__}" for name, function in replays_of_bench().items()}
     return [Case(*row, replays[row[0]]) for row in rows if row[0] in replays]
-
-
-def captured_rows() -> Iterator[tuple[str, dict[str, str]]]:
-    """Kernel type and cells of each row of the captures, once."""
-    seen = set()
-    for path in sorted(CAPTURES.rglob("*.csv")):
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            for row in csv.DictReader(file):
-                kernel_type = row.get("Type") or row.get("OP Type") or path.stem
-                if not row.get(INPUT_SHAPES) or row[INPUT_SHAPES] == "N/A":
-                    continue
-                cells = {column: row.get(column) or "" for column in (*INPUT_SLOTS, *OUTPUT_SLOTS)}
-                key = (kernel_type, signature(kernel_type, cells))
-                if key not in seen:
-                    seen.add(key)
-                    yield kernel_type, cells
 
 
 def verdicts(python: Path, folder: Path, cases: Sequence[Case]) -> list[Verdict]:
