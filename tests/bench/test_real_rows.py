@@ -13,7 +13,7 @@ from tests.bench.real_rows import sources
 
 LARGEST_BYTES = 16 << 20
 #: Of a grid of sizes that somebody measured, where the larger sizes tell nothing new.
-LARGEST_OF_GRID_BYTES = 4 << 20
+LARGEST_OF_GRID_BYTES = 2 << 20
 #: Kernel types whose rows are refused before any tensor is made, however large.
 REFUSED_AT_ONCE = ("GroupedMatmul", "_triton_rope")
 
