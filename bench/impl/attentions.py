@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 
 __all__ = ["fused_infer_attention_score", "ring_mla"]
 
@@ -233,6 +232,9 @@ def _widened(v: torch.Tensor, width: int) -> torch.Tensor:
 def _corner(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """The causal mask whose last query sees all keys. (On CUDA a type of torch's, which its flash kernel knows.)"""
     if q.is_cuda:
+        # Imported here: it brings torch's compiler, and every device process would wait a second for it.
+        from torch.nn.attention.bias import causal_lower_right
+
         return causal_lower_right(q.shape[2], k.shape[2])
     return torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril_(k.shape[2] - q.shape[2])
 
