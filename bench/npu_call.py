@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +18,7 @@ def npu_call(name: str) -> Callable[..., Any]:
     """
     package, *path = name.split(".")
     try:
-        found: Any = importlib.import_module(package)
-        for part in path:
-            found = getattr(found, part)
+        call: Callable[..., Any] = operator.attrgetter(".".join(path))(importlib.import_module(package))
     except (ModuleNotFoundError, AttributeError) as error:
         raise Unsupported(f"{name} is not there: {error}") from None
-    return found  # type: ignore[no-any-return]
+    return call

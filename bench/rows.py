@@ -176,7 +176,8 @@ class ReplayRow:
             return tensor
         import torch_npu
 
-        return torch_npu.npu_format_cast(tensor, _ACL_FORMATS[name])  # type: ignore[no-any-return]
+        cast: torch.Tensor = torch_npu.npu_format_cast(tensor, _ACL_FORMATS[name])
+        return cast
 
     def numbers(self, slot: int, values: Sequence[int]) -> torch.Tensor:
         """These numbers in the input slot's dtype: lengths of sequences, for instance."""

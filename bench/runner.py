@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import operator
 import re
 import sys
 import traceback
@@ -118,10 +119,8 @@ def outcome_of(error: BaseException) -> Outcome:
 def load_function(job: Job) -> Callable[..., Any]:
     """The replay function of a job, imported by name, or from its file."""
     module = sys.modules.get(job.module) or _import(job.module, Path(job.module_path))
-    function: Any = module
-    for name in job.function.split("."):
-        function = getattr(function, name)
-    return function  # type: ignore[no-any-return]
+    function: Callable[..., Any] = operator.attrgetter(job.function)(module)
+    return function
 
 
 def arguments_of(function: Callable[..., Any], **available: Any) -> dict[str, Any]:

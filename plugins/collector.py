@@ -11,7 +11,7 @@ from _pytest.mark.expression import Expression
 
 from bench.coverage import replays_of_bench
 from bench.registry import replay_spec
-from plugins.plan import Plan, TablePlan, case_id_in
+from plugins.plan import Plan, TablePlan
 from plugins.session import BenchSession
 from plugins.supervisor import row_of
 
@@ -23,7 +23,6 @@ class Collector:
         self._session = session
         #: Functions collected here, by the kernel types that they replay.
         self.replays: dict[str, Any] = {}
-        self._told = False
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pycollect_makeitem(self, collector: pytest.Module, name: str, obj: object) -> list[pytest.Item] | None:
@@ -89,19 +88,6 @@ class Collector:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.done_already(session.config):
             session.exitstatus = pytest.ExitCode.OK
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
-        """In xdist's controller, for each worker; the first one's collection is everybody's."""
-        plan = self._session.plan_if_made
-        terminal = node.config.pluginmanager.get_plugin("terminalreporter")
-        if plan is None or terminal is None or self._told:
-            return
-        self._told = True
-        selected = len(plan.case_ids().intersection(map(case_id_in, ids)))
-        terminal.ensure_newline()
-        for line in self.plan_lines(plan, selected):
-            terminal.write_line(line)
 
     def done_already(self, config: pytest.Config) -> int:
         """Rows that were selected, but that the update mode leaves out because they have a duration."""

@@ -34,8 +34,9 @@ class Ledger:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._collected.update(case_id_in(item.nodeid) for item in session.items if row_of(item) is not None)
 
-    @pytest.hookimpl(optionalhook=True)
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+        """In xdist's controller, for each worker; the first one's collection is everybody's."""
         plan = self._session.plan_if_made
         if plan is not None and not self._collected:
             self._collected.update(plan.case_ids().intersection(map(case_id_in, ids)))
@@ -66,6 +67,11 @@ class Ledger:
         if not_run:
             counts[NOT_RUN] = not_run
         return counts
+
+    @property
+    def collected(self) -> int:
+        """How many rows were collected."""
+        return len(self._collected)
 
     def kernel_types(self) -> set[str]:
         """The kernel types of the rows that were collected."""

@@ -58,6 +58,7 @@ class Report:
         self._last_at = 0.0
         self._paths: list[str] = []
         self._gaps: list[Gap] = []
+        self._plan_told = False
         self.problems: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -70,6 +71,18 @@ class Report:
         record = about["record"]
         if record["status"] != Status.MEASURED.value:
             self._errors[record["kernel_type"], f"{record['status']}: {_cause(record)}"] += 1
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any) -> None:
+        """What is known before rows run; where there is no controller, pytest asks the collector for it."""
+        plan = self._session.plan_if_made
+        terminal = node.config.pluginmanager.get_plugin("terminalreporter")
+        if plan is None or terminal is None or self._plan_told:
+            return
+        self._plan_told = True
+        terminal.ensure_newline()
+        for line in self._collector.plan_lines(plan, self._ledger.collected):
+            terminal.write_line(line)
 
     def write(self) -> None:
         """Writes the two files, once the records are merged and the rows accounted for."""

@@ -118,7 +118,9 @@ def _normalized_output(at: At, kv: Tensor, gamma: Tensor, *_: Any, epsilon: floa
 kv_rmsnorm_rope_cache = each(_turned_cache, _normalized_cache, _turned_output, _normalized_output)
 
 
-def _loaded(at: At, cache: Tensor, table: Tensor, lengths: Tensor, seq_starts: Tensor | None, cumsum: bool) -> Tensor:
+def _loaded(
+    at: At, cache: Tensor, table: Tensor, lengths: Tensor, *, seq_starts: Tensor | None, cumsum: bool, **_: Any
+) -> Tensor:
     """Token t belongs to the sequence within whose stretch of the result it stands."""
     token, *rest = at
     ends = (lengths[1:] if cumsum else lengths.cumsum(0)).to(torch.int64)
@@ -131,33 +133,13 @@ def _loaded(at: At, cache: Tensor, table: Tensor, lengths: Tensor, seq_starts: T
 
 
 @per_element(exact=True)
-def _loaded_key(
-    at: At,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    table: Tensor,
-    lengths: Tensor,
-    *,
-    seq_starts: Tensor | None,
-    cumsum: bool,
-    **_: Any,
-) -> Tensor:
-    return _loaded(at, key_cache, table, lengths, seq_starts, cumsum)
+def _loaded_key(at: At, key_cache: Tensor, value_cache: Tensor, *tables: Tensor, **options: Any) -> Tensor:
+    return _loaded(at, key_cache, *tables, **options)
 
 
 @per_element(exact=True)
-def _loaded_value(
-    at: At,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    table: Tensor,
-    lengths: Tensor,
-    *,
-    seq_starts: Tensor | None,
-    cumsum: bool,
-    **_: Any,
-) -> Tensor:
-    return _loaded(at, value_cache, table, lengths, seq_starts, cumsum)
+def _loaded_value(at: At, key_cache: Tensor, value_cache: Tensor, *tables: Tensor, **options: Any) -> Tensor:
+    return _loaded(at, value_cache, *tables, **options)
 
 
 paged_cache_load = each(_loaded_key, _loaded_value)

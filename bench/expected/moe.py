@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 import torch
 
+from bench.expected.activations import gated
 from bench.expected.quantized import dequantized
 from bench.formula import Picks, Rounded, each, per_element, per_row, to_float64
 
@@ -153,7 +154,7 @@ def grouped_matmul_swiglu_quant(
     groups = torch.searchsorted(group_list, rows, right=True).tolist()
     # Products of INT8 add up to less than 2^53: float64 is exact.
     sums = [row.to(torch.float64) @ weight[e].to(torch.float64) for row, e in zip(x, groups, strict=True)]
-    activated = _swiglu(torch.stack(sums) * weight_scale[groups] * x_scale)
+    activated = gated(torch.stack(sums) * weight_scale[groups] * x_scale)
     scale = activated.abs().amax(dim=-1, keepdim=True) / 127
     return Rounded(activated / scale), scale
 
@@ -183,10 +184,10 @@ def _layer(
         for p, e in zip(probs[t], experts, strict=True):
             up, down = weight1[0][e], weight2[0][e]
             if up.is_floating_point():
-                hidden = _swiglu(x[t] @ up.to(torch.float64))
+                hidden = gated(x[t] @ up.to(torch.float64))
                 total[t] += p * (hidden @ down.to(torch.float64))
             else:
-                hidden = _swiglu(_quantized(x[t]) @ up.to(torch.float64) * to_float64(scale1[0][e]))
+                hidden = gated(_quantized(x[t]) @ up.to(torch.float64) * to_float64(scale1[0][e]))
                 total[t] += p * (_quantized(hidden) @ down.to(torch.float64) * to_float64(scale2[0][e]))
     return total
 
@@ -204,9 +205,3 @@ def _quantized(x: torch.Tensor) -> torch.Tensor:
     """What an INT8 with a scale of its own keeps of a row."""
     scale = x.abs().max() / 127
     return (x / scale).round() * scale
-
-
-def _swiglu(x: torch.Tensor) -> torch.Tensor:
-    """a / (1 + exp(-a)) b, where a and b are the halves of the last axis."""
-    half = x.shape[-1] // 2
-    return x[..., :half] / (1 + (-x[..., :half]).exp()) * x[..., half:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -18,31 +19,15 @@ def _places_of_kernel(x: torch.Tensor, kernel: Sequence[int], *_: object) -> int
 
 
 @per_element(exact=True, terms=_places_of_kernel)
-def max_pool2d_values(
-    at: At,
-    x: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-) -> torch.Tensor:
+def max_pool2d_values(at: At, x: torch.Tensor, *windows: Any) -> torch.Tensor:
     """y[n, c, i, j] = the largest x[n, c, i s - p + u, j s - p + v] of those that exist."""
-    return _largest(at, x, kernel, stride, padding)[0].to(x.dtype)
+    return _largest(at, x, *windows)[0].to(x.dtype)
 
 
 @per_element(exact=True, terms=_places_of_kernel)
-def max_pool2d_places(
-    at: At,
-    x: torch.Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-) -> torch.Tensor:
+def max_pool2d_places(at: At, x: torch.Tensor, *windows: Any) -> torch.Tensor:
     """Where in its plane the largest lies, counted along the lines. (No window holds a number twice.)"""
-    return _largest(at, x, kernel, stride, padding)[1]
+    return _largest(at, x, *windows)[1]
 
 
 max_pool2d = each(max_pool2d_values, max_pool2d_places)
@@ -103,7 +88,7 @@ def adaptive_average_pool3d_backward(at: At, gradient: torch.Tensor, x: torch.Te
 
 
 def _largest(
-    at: At, x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+    at: At, x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], *_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest number of the windows at (n, c, i, j), and where in its plane it lies."""
     n, c, i, j = (index[:, None, None] for index in at)

@@ -15,7 +15,7 @@ _FEW_ROWS = 8
 
 def matmul(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """(M, K) and (N, K), perhaps plus (N,), to (M, N). Operands may be transposed views."""
-    if _through_float32(a) and not _few_dot_products(a, weight):
+    if through_float32(a) and not _few_dot_products(a, weight):
         bias = None if bias is None else bias.float()
         return functional.linear(a.float(), weight.float(), bias).to(a.dtype)
     return functional.linear(a, weight, bias)
@@ -23,7 +23,7 @@ def matmul(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
 def batch_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """(..., M, K) and (..., K, N) to (..., M, N), batches broadcast. Operands may be transposed views."""
-    if _through_float32(a):
+    if through_float32(a):
         return torch.matmul(a.float(), b.float()).to(a.dtype)
     return torch.matmul(a, b)
 
@@ -44,7 +44,7 @@ def transpose_batch_matmul(
     return product.contiguous()
 
 
-def _through_float32(a: torch.Tensor) -> bool:
+def through_float32(a: torch.Tensor) -> bool:
     """Whether to multiply in float32 and round the product.
 
     A CPU without bf16 or fp16 instructions multiplies these dtypes in a plain loop: a bf16

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch.nn import functional
 
+from bench.impl.activations import swiglu
 from bench.impl.matmuls import matmul
 from bench.impl.quantized import dequantized, dynamic_quant, integer_matmul
 
@@ -124,7 +124,7 @@ def grouped_matmul_swiglu_quant(
     scales = torch.empty_like(x_scale)
     for group, own in _groups(group_list):
         product = integer_matmul(x[own], weight[group])
-        activated = _swiglu(dequantized(product, weight_scale[group], None, x_scale[own], None, torch.float32))
+        activated = swiglu(dequantized(product, weight_scale[group], None, x_scale[own], None, torch.float32), -1)
         quantized[own], scales[own] = dynamic_quant(activated)
     return quantized, scales, x_scale.new_empty(0)
 
@@ -162,10 +162,10 @@ def dispatch_ffn_combine(
     for expert, own in _groups(counts.cumsum(0)):
         if up.is_floating_point():
             hidden = matmul(copies[own], up[expert].mT).float()
-            computed[own] = matmul(_swiglu(hidden).to(x.dtype), down[expert].mT)
+            computed[own] = matmul(swiglu(hidden, -1).to(x.dtype), down[expert].mT)
             continue
         hidden = _quantized_product(copies[own], up[expert], scale1[0][expert], torch.float32)
-        computed[own] = _quantized_product(_swiglu(hidden), down[expert], scale2[0][expert], x.dtype)
+        computed[own] = _quantized_product(swiglu(hidden, -1), down[expert], scale2[0][expert], x.dtype)
     out.copy_(moe_token_unpermute(computed, place, probs))
     return out, expert_token_nums
 
@@ -173,11 +173,6 @@ def dispatch_ffn_combine(
 def _quantized_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     quantized, token = dynamic_quant(x)
     return dequantized(integer_matmul(quantized, weight), scale, None, token, None, dtype)
-
-
-def _swiglu(x: torch.Tensor) -> torch.Tensor:
-    gate, up = x.chunk(2, dim=-1)
-    return functional.silu(gate).mul_(up)
 
 
 def _groups(ends: torch.Tensor) -> Iterator[tuple[int, slice]]:

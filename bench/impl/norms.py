@@ -16,7 +16,8 @@ def rms_norm(x: torch.Tensor, gamma: torch.Tensor, *, epsilon: float) -> tuple[t
     """(..., D) and (D,) to y of x's shape and the reciprocal root mean square, float32 (..., 1)."""
     if x.is_cuda and gamma.dtype == x.dtype and hasattr(torch.ops.aten, "_fused_rms_norm"):
         # One kernel for both results (torch 2.8); functional.rms_norm calls it and drops the second.
-        return torch.ops.aten._fused_rms_norm(x, gamma.shape, gamma, epsilon)  # type: ignore[no-any-return]
+        fused: tuple[torch.Tensor, torch.Tensor] = torch.ops.aten._fused_rms_norm(x, gamma.shape, gamma, epsilon)
+        return fused
     wide = x.float()
     rstd = _reciprocal_rms(wide, epsilon)
     return (wide * rstd).mul_(gamma).to(x.dtype), rstd
@@ -53,12 +54,14 @@ def add_rms_norm_bias(
 
 def vector_norm(x: torch.Tensor, order: int, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype) -> torch.Tensor:
     """The norm along `axes`, in `dtype`."""
+    norm: torch.Tensor
     if x.device.type != "cpu" or len(axes) != x.dim() or x.numel() <= _PIECE:
-        return torch.linalg.vector_norm(x, order, axes, keepdim, dtype=dtype)  # type: ignore[no-any-return]
+        norm = torch.linalg.vector_norm(x, order, axes, keepdim, dtype=dtype)
+        return norm
     # torch adds up a CPU's squares one after the other, also in float32: of 2e8 numbers the norm is 2 % off.
     flat, tail = x.flatten(), x.numel() % _PIECE
     pieces = [flat[: len(flat) - tail].view(-1, _PIECE), flat[len(flat) - tail :].unsqueeze(0)]
-    norm: torch.Tensor = torch.linalg.vector_norm(
+    norm = torch.linalg.vector_norm(
         torch.cat([torch.linalg.vector_norm(piece, order, -1, dtype=dtype) for piece in pieces]), order
     )
     return norm.view([1] * x.dim()) if keepdim else norm

@@ -20,7 +20,10 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 def pairs(x: torch.Tensor, mode: str) -> Pair:
     """Views (..., D/2) of the first and second features of all pairs: half a head apart, or neighbours."""
-    return x.chunk(2, -1) if mode == "half" else (x[..., ::2], x[..., 1::2])  # type: ignore[return-value]
+    if mode != "half":
+        return x[..., ::2], x[..., 1::2]
+    first, second = x.chunk(2, -1)
+    return first, second
 
 
 def turn(x: Pair, cos: Pair, sin: Pair, result: Pair) -> None:

@@ -43,14 +43,16 @@ def nll_loss(
     x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, reduction: int, ignore_index: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As aten's nll_loss_forward, with targets of any integer type."""
-    return torch.ops.aten.nll_loss_forward(x, target.long(), weight, reduction, ignore_index)  # type: ignore[no-any-return]
+    loss, total_weight = torch.ops.aten.nll_loss_forward(x, target.long(), weight, reduction, ignore_index)
+    return loss, total_weight
 
 
 def nll_loss_backward(
     gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, *arguments: Any
 ) -> torch.Tensor:
     """As aten's, with targets of any integer type."""
-    return torch.ops.aten.nll_loss_backward(gradient, x, target.long(), weight, *arguments)  # type: ignore[no-any-return]
+    result: torch.Tensor = torch.ops.aten.nll_loss_backward(gradient, x, target.long(), weight, *arguments)
+    return result
 
 
 def dropout_by_mask(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
