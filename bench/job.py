@@ -18,12 +18,15 @@ class MeasureSettings:
         cache: "cold" (last-level cache flushed before each sample) or "warm".
         time_limit_s: wall time after which the stop rule ends the sampling of a row.
         threads: CPU threads that torch may use; None: one for each core the process may use.
+        instrument: what takes the durations, by its name in `bench.instruments.OFFERED`; None: the best
+            that the device offers.
     """
 
     repeat_count: int | None = None
     cache: str = "cold"
     time_limit_s: float = 5.0
     threads: int | None = None
+    instrument: str | None = None
 
 
 @dataclass(frozen=True)

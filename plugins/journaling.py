@@ -67,6 +67,7 @@ def manifest_of(session: BenchSession, devices: Sequence[Mapping[str, Any]]) -> 
             "cache": settings.measure.cache,
             "time_limit_s": settings.measure.time_limit_s,
             "threads": settings.measure.threads,
+            "instrument": settings.measure.instrument,
             "case_timeout_s": settings.case_timeout_s,
             "in_process": settings.in_process,
         },

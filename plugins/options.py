@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.devices.at_hand import devices_at_hand
+from bench.instruments import OFFERED, choose
 from bench.job import DeviceSpec, MeasureSettings
 from database.layout import cpu_device_name, default_path, public_version
 from database.merge import UpdateMode
@@ -130,6 +131,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="cold: flush the last-level cache before each sample; warm: do not (default: %(default)s)",
     )
     group.addoption(
+        "--instrument",
+        metavar="NAME",
+        help=f"what takes the durations; {_instruments()} (default: the best that the device offers)",
+    )
+    group.addoption(
         "--time-limit",
         type=_positive_float,
         default=_DEFAULT_TIME_LIMIT_S,
@@ -180,7 +186,8 @@ def settings_of(config: pytest.Config) -> Settings:
     """The settings of a session.
 
     Raises:
-        OpAtlasError: a device that cannot be replayed on, or versions that cannot be detected.
+        OpAtlasError: a device that cannot be replayed on, an instrument that it does not offer, or versions
+            that cannot be detected.
         pytest.UsageError: options that contradict each other.
     """
     option = config.option
@@ -191,6 +198,8 @@ def settings_of(config: pytest.Config) -> Settings:
         raise pytest.UsageError("--in-process cannot end a row that hangs: leave out --case-timeout")
     if option.usepdb and not option.in_process:
         raise pytest.UsageError("--pdb cannot reach into the device process: add --in-process")
+    for kind in {device.kind for device in devices} & OFFERED.keys():
+        choose(kind, option.instrument)
     if option.database_path:
         database = Path(option.database_path)
     else:
@@ -210,12 +219,18 @@ def settings_of(config: pytest.Config) -> Settings:
             cache=option.cache,
             time_limit_s=option.time_limit,
             threads=option.threads,
+            instrument=option.instrument,
         ),
         case_timeout_s=option.case_timeout,
         wait_s=option.wait,
         in_process=option.in_process,
         collect_only=option.collectonly,
     )
+
+
+def _instruments() -> str:
+    """What each kind of device offers, the best one first."""
+    return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in OFFERED.items())
 
 
 def _expect_installed_torch(version: str | None, collect_only: bool) -> None:

@@ -35,7 +35,7 @@ class Device(Protocol):
         ...
 
     def instrument(self) -> Instrument:
-        """What takes the durations."""
+        """What takes the durations: the instrument of the settings, by default the best. Raises OpAtlasError."""
         ...
 
     def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:

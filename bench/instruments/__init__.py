@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Protocol
 
 from bench.stop_rule import StopRule
+from database.errors import OpAtlasError
+
+#: By kind of device, the best one first: what it is called, and "module:name" of what makes it.
+OFFERED: Mapping[str, Mapping[str, str]] = {
+    "cpu": {"wall-clock": "bench.instruments.wall_clock:WallClock"},
+}
 
 
 @dataclass(frozen=True)
@@ -38,3 +45,26 @@ class Instrument(Protocol):
             rule: fresh, for this row alone.
         """
         ...
+
+
+def choose(kind: str, name: str | None) -> str:
+    """The instrument to take on devices of a kind of `OFFERED`: the one asked for, by default the best.
+
+    Raises:
+        OpAtlasError: these devices do not offer it.
+    """
+    offered = OFFERED[kind]
+    if name is not None and name not in offered:
+        raise OpAtlasError(f"--instrument {name}: devices of kind {kind} offer {', '.join(offered)}")
+    return name or next(iter(offered))
+
+
+def open_instrument(kind: str, name: str | None) -> Instrument:
+    """The instrument that `choose` names, on the device that this process has opened. May import torch.
+
+    Raises:
+        OpAtlasError: see `choose`; or what it needs is not here.
+    """
+    module, _, maker = OFFERED[kind][choose(kind, name)].partition(":")
+    instrument: Instrument = getattr(import_module(module), maker)()
+    return instrument

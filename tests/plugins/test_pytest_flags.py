@@ -161,6 +161,14 @@ def test_numbers_that_make_no_sense_are_refused(sessions: Sessions) -> None:
     assert "MSMODELING_OP_REPLAY_REPEAT_COUNT='many'" in done
 
 
+def test_an_instrument_that_the_device_does_not_offer_is_refused_before_rows_run(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    done = sessions.run("--instrument=sundial")
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert "--instrument sundial: devices of kind cpu offer wall-clock" in done
+    assert sessions.statuses("Toy") == {1: ""}
+
+
 def test_the_older_variable_sets_the_repeat_count(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
     sessions.run(measure=("--cache=warm",), MSMODELING_OP_REPLAY_REPEAT_COUNT="7")

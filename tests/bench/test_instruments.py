@@ -1,0 +1,51 @@
+"""Which instruments there are to choose from, and what becomes of one that is not offered."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+from replaying import job_of
+
+from bench import instruments
+from bench.instruments import OFFERED, Samples, choose, open_instrument
+from bench.job import DeviceSpec, MeasureSettings
+from bench.runner import Runner
+from database.errors import OpAtlasError
+
+
+class Sundial:
+    """An instrument that is as good as no other."""
+
+    name = "sundial"
+
+    def sample(self, call, before_each, rule):
+        call()
+        return Samples((3.6e9,))
+
+
+@pytest.fixture
+def _sundials(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sundials", SimpleNamespace(Sundial=Sundial))
+    offered = {"cpu": {**OFFERED["cpu"], Sundial.name: "sundials:Sundial"}}
+    monkeypatch.setattr(instruments, "OFFERED", offered)
+
+
+def test_the_first_one_is_taken_by_default():
+    assert choose("cpu", None) == "wall-clock"
+    assert all(choose(kind, None) == next(iter(names)) for kind, names in OFFERED.items())
+
+
+def test_one_that_the_device_does_not_offer_is_refused_with_the_list():
+    with pytest.raises(OpAtlasError, match=r"--instrument sundial: devices of kind cpu offer wall-clock$"):
+        open_instrument("cpu", "sundial")
+
+
+@pytest.mark.usefixtures("_sundials")
+@pytest.mark.parametrize(("asked", "taken"), [(None, "wall-clock"), ("sundial", "sundial")])
+def test_a_row_is_measured_by_the_one_asked_for(asked, taken):
+    runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm", instrument=asked))
+    outcome = runner.run(job_of("Neg", "4 | FLOAT -> 4 | FLOAT"))
+    assert outcome.measurement is not None
+    assert outcome.measurement.instrument == taken
