@@ -45,6 +45,7 @@ LEGACY_PROFILING_MEDIAN = "Median Duration(us)"
 LEGACY_PROFILING_STD = "Std Duration(us)"
 LEGACY_COUNTER = re.compile(r"Average (?!Duration\(us\)$)(?P<counter>.+)")
 
+_MICROBENCH = "MicroBench "
 MICROBENCH_MEDIAN = "MicroBench Median Duration(us)"
 MICROBENCH_MIN = "MicroBench Min Duration(us)"
 MICROBENCH_STD = "MicroBench Std Duration(us)"
@@ -74,6 +75,9 @@ OWN = (
     CRASHES_IN_A_ROW,
     RUN_ID,
 )
+
+#: What became of the row the last time it ran.
+STATUS_GROUP = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW)
 
 EP_SIZE = "EP Size"
 
@@ -147,7 +151,12 @@ PIPE_UTILIZATION = (
 
 def microbench_counter(counter: str) -> str:
     """Column of a counter measured by a replay."""
-    return f"MicroBench {counter}"
+    return f"{_MICROBENCH}{counter}"
+
+
+def of_microbench(column: str) -> bool:
+    """Whether a column tells of a replay's duration: what it was, how it was taken, in which run."""
+    return column in (AVERAGE, CACHE_STATE, INSTRUMENT, RUN_ID) or column.startswith(_MICROBENCH)
 
 
 def profiling_counter(counter: str) -> str:
@@ -207,7 +216,7 @@ def in_contract_order(columns: Iterable[str]) -> list[str]:
             groups[6].append(name)
         elif name in PROFILING_DURATIONS:
             groups[2].append(name)
-        elif name.startswith("MicroBench "):
+        elif name.startswith(_MICROBENCH):
             groups[1].append(name)
         elif name.startswith("Profiling Average "):
             groups[3].append(name)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import csv
 import errno
+import itertools
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,6 +103,16 @@ class Database:
     def write(self, table: Table) -> None:
         """Replaces the file of `table` in one step; call it with the lock held."""
         write_frame(table.frame, table.path)
+
+    def free_report(self, name: str, at: float) -> Path:
+        """`reports/{name}_{time}.csv`, which is not there yet; those of the same second are numbered.
+
+        Args:
+            at: seconds since the epoch.
+        """
+        stem = f"{name}_{time.strftime('%Y%m%d_%H%M%S', time.localtime(at))}"
+        names = itertools.chain([stem], (f"{stem}_{number}" for number in itertools.count(2)))
+        return next(path for path in (self.reports_dir / f"{name}.csv" for name in names) if not path.exists())
 
     def sweep(self) -> None:
         """Removes what writers that were killed left half-written; call it with the lock held."""

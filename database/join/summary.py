@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -94,16 +92,9 @@ def write_conflicts(database: Database, conflicts: Sequence[Conflict], at: float
                 conflict.source,
             ]
         )
-    path = _free_path(database.reports_dir, at)
+    path = database.free_report("merge_conflicts", at)
     write_text(path, text.getvalue())
     return path
-
-
-def _free_path(folder: Path, at: float) -> Path:
-    """Joins of the same second are numbered."""
-    stem = f"merge_conflicts_{time.strftime('%Y%m%d_%H%M%S', time.localtime(at))}"
-    names = itertools.chain([stem], (f"{stem}_{number}" for number in itertools.count(2)))
-    return next(path for path in (folder / f"{name}.csv" for name in names) if not path.exists())
 
 
 def _sources(opened: Opened) -> str:

@@ -29,26 +29,24 @@ from database.editing import TableEdit
 from database.join.runs import Age
 from database.schema import (
     AVERAGE,
-    CACHE_STATE,
     CRASHES_IN_A_ROW,
     INPUT_SHAPES,
     INPUT_SLOTS,
-    INSTRUMENT,
     OUTPUT_SLOTS,
     PROFILING_AVERAGE,
     RUN_ID,
     STATUS,
+    STATUS_GROUP,
     STATUS_REASON,
     Status,
+    of_microbench,
     with_columns,
 )
 from database.signature import signatures
 from database.statistics import valid_duration
 
-_DURATION_GROUP = (AVERAGE, CACHE_STATE, INSTRUMENT, RUN_ID)
-_STATUS_GROUP = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW)
 _TEXT = pa.large_string()
-_MICROBENCH, _PROFILING = "MicroBench ", "Profiling "
+_PROFILING = "Profiling "
 #: Rows with equal signatures may spell their slots differently; either spelling is the row.
 _SLOTS = (*INPUT_SLOTS, *OUTPUT_SLOTS)
 #: Positions of a row of the target, and of the source's row of its signature.
@@ -228,7 +226,7 @@ class _Join:
         # Before anything moves: a failing run may stand in the Run ID that a new duration brings along.
         ours, theirs = _verdicts(self.rows), _verdicts(self._theirs)
         newer = self._newer_durations()
-        self._move([name for name in self._columns if _of_duration_group(name)], newer)
+        self._move([name for name in self._columns if of_microbench(name)], newer)
         self.tally.taken = len(newer)
         self._write_runs((at, ours[at]) for at, _ in newer)
         fresh = [(at, of) for at, of in self._pairs if self._weight(theirs[of]) > self._weight(ours[at])]
@@ -267,7 +265,7 @@ class _Join:
         return self._age(verdict.run), 2 if _measured(verdict.status) else bool(verdict.status)
 
     def _accounts(self, pairs: Sequence[Pair]) -> list[tuple[str, ...]]:
-        columns = [self.rows[name] for name in (*_STATUS_GROUP, RUN_ID)]
+        columns = [self.rows[name] for name in (*STATUS_GROUP, RUN_ID)]
         return [tuple([column[at] for column in columns]) for at, _ in pairs]
 
     def _write_runs(self, verdicts: Iterable[tuple[int, _Verdict | None]]) -> None:
@@ -308,7 +306,7 @@ class _Join:
     def others(self) -> None:
         """Fills cells of the other columns; tells of those that differ."""
         for name in map(str, self._source.columns):
-            if _of_duration_group(name) or name in _STATUS_GROUP or name.startswith(_PROFILING) or name in _SLOTS:
+            if of_microbench(name) or name in STATUS_GROUP or name.startswith(_PROFILING) or name in _SLOTS:
                 continue
             differing = self._differing([name])
             ours = _cells(self._target, [name], [at for at, _ in differing])
@@ -371,10 +369,6 @@ def _worth(group: Sequence[str], cells: Sequence[str]) -> int:
     """Greater is better to have: profiling columns with a valid average, with anything, with nothing."""
     average = cells[group.index(PROFILING_AVERAGE)] if PROFILING_AVERAGE in group else ""
     return 2 if valid_duration(average) is not None else any(cells)
-
-
-def _of_duration_group(name: str) -> bool:
-    return name in _DURATION_GROUP or name.startswith(_MICROBENCH)
 
 
 def _verdicts(rows: TableEdit) -> list[_Verdict | None]:
