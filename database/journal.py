@@ -25,9 +25,9 @@ from database.errors import OpAtlasError
 from database.record import Record
 from database.store import Database, not_writable, write_text
 
-VERSION = 2
-#: Version 1 had no crashes_in_a_row.
-_READABLE_VERSIONS = (1, VERSION)
+VERSION = 3
+#: Version 1 had no crashes_in_a_row, version 2 no ran_as.
+_READABLE_VERSIONS = (1, 2, VERSION)
 _SUFFIX = ".jsonl"
 #: Between two syncs. What a record costs when the power fails; a killed process loses nothing.
 _SYNC_PAUSE_S = 0.02

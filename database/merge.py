@@ -2,6 +2,10 @@
 
 Merging the same records twice gives the same files, so a merge that was cut off is simply done
 again.
+
+Samples of a sibling (database.matmul_family) are those of the row of the type that really ran: its
+CSV is where they are updated or appended. They fill the row that was asked for too, which says so in
+its Status Reason, and are never appended there.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from database.schema import (
     BASE,
     CACHE_STATE,
     CRASHES_IN_A_ROW,
+    INPUT_SHAPES,
     INSTRUMENT,
     MICROBENCH_DEVICE_KERNELS,
     MICROBENCH_MEDIAN,
@@ -96,7 +101,8 @@ def merge(
     """Merges records into the CSVs of a database, one file at a time, each replaced in one step.
 
     Args:
-        records: of any kernel types; of several about one row, the last counts.
+        records: of any kernel types; of several about one row, the last counts. A row that has none
+            of its own gets the samples that its siblings' records brought.
         mode: whether rows that are not there are appended (all) or reported (missing-only).
         prune: whether rows that these records are about, and that have no valid duration now, are
             moved to `pruned/`.
@@ -106,28 +112,58 @@ def merge(
         OpAtlasError: the database cannot be locked. A file that cannot be read or written is a
             problem of the result, and does not keep the records of other kernel types out.
     """
-    by_type: dict[str, dict[str, Record]] = {}
-    for record in records:
-        by_type.setdefault(record.kernel_type, {})[record.signature] = record
     result = MergeResult()
     with database.lock(), without_cycle_collection():
-        for kernel_type, latest in by_type.items():
+        for kernel_type, of_type in _by_type(records).items():
             try:
-                _merge_table(database, kernel_type, latest, mode, prune, keep_newer, result)
+                _merge_table(database, kernel_type, of_type, mode, prune, keep_newer, result)
             except OpAtlasError as error:
                 result.problems.append(str(error))
     return result
 
 
+@dataclass
+class _OfType:
+    """The records that count for the rows of a kernel type, by signature.
+
+    Attributes:
+        own: about the rows themselves.
+        brought: samples of rows that ran for a sibling's row, and that no record of their own tells of.
+    """
+
+    own: dict[str, Record] = field(default_factory=dict)
+    brought: dict[str, Record] = field(default_factory=dict)
+
+
+def _by_type(records: Iterable[Record]) -> dict[str, _OfType]:
+    by_type: dict[str, _OfType] = {}
+    for record in records:
+        by_type.setdefault(record.kernel_type, _OfType()).own[record.signature] = record
+    for asked in [record for of_type in by_type.values() for record in of_type.own.values()]:
+        brought = asked.of_what_ran()
+        if brought is None:
+            continue
+        of_type = by_type.setdefault(brought.kernel_type, _OfType())
+        own = of_type.own.get(brought.signature)
+        if own is not None and own.measurement is not None and own.measurement.ran_as is not None:
+            # It was filled by a sibling itself, and here are samples of its very own.
+            del of_type.own[brought.signature]
+            own = None
+        if own is None:
+            of_type.brought[brought.signature] = brought
+    return by_type
+
+
 def _merge_table(
     database: Database,
     kernel_type: str,
-    records: dict[str, Record],
+    of_type: _OfType,
     mode: UpdateMode,
     prune: bool,
     keep_newer: bool,
     result: MergeResult,
 ) -> None:
+    records = {**of_type.own, **of_type.brought}
     path = database.csv_path(kernel_type)
     if path.exists():
         table = database.read(kernel_type)
@@ -142,12 +178,23 @@ def _merge_table(
     for signature, record in records.items():
         if signature in positions:
             continue
-        if mode is UpdateMode.ALL and record.status is Status.MEASURED:
-            positions[signature] = [rows.append(record.cells)]
-            added += 1
+        if mode is UpdateMode.ALL and record.measurement is not None:
+            # Samples of a sibling are appended where they belong.
+            if record.measurement.ran_as is None:
+                positions[signature] = [rows.append(record.cells)]
+                added += 1
         else:
             unmatched.append(RowName(kernel_type, signature))
     matched = [(position, record) for signature, record in records.items() for position in positions.get(signature, ())]
+    if mode is UpdateMode.MISSING_ONLY:
+        # Nobody asked for these rows; a sample of theirs came by.
+        durations = [rows[column] for column in (AVERAGE, PROFILING_AVERAGE)]
+        matched = [
+            (position, record)
+            for position, record in matched
+            if record.signature not in of_type.brought
+            or not any(valid_duration(cells[position]) for cells in durations)
+        ]
     if keep_newer:
         # Run ids begin with the time at which the run started.
         runs = rows[RUN_ID]
@@ -157,7 +204,7 @@ def _merge_table(
     marked = {
         position for position, record in matched if record.measurement is None and _set_status(rows, position, record)
     }
-    pruned = _to_prune(rows, positions, records) if prune else []
+    pruned = _to_prune(rows, positions, of_type.own) if prune else []
     pruned_names: list[RowName] = []
     if updated or marked or pruned:
         frame = rows.frame()
@@ -203,6 +250,9 @@ def _set_column(column: list[str], positions: Sequence[int], cells: Sequence[str
 
 def _set_status(rows: TableEdit, position: int, record: Record) -> bool:
     """Marks a row that was not measured; its durations stay. Whether that changed anything."""
+    if record.status is Status.SKIPPED and Status.of_cell(rows[STATUS][position]) not in (None, Status.SKIPPED):
+        # It was not run: what earlier runs found out of it is still all there is to know.
+        return False
     cells = {STATUS: record.status.value, STATUS_REASON: record.reason, CRASHES_IN_A_ROW: _crashes(record)}
     if valid_duration(rows[AVERAGE][position]) is None:
         cells[RUN_ID] = record.run_id
@@ -245,10 +295,21 @@ def _measured_cells(record: Record) -> tuple[str, ...]:
         measurement.cache_state,
         measurement.instrument,
         Status.MEASURED.value,
-        "",
+        _remark(record),
         _crashes(record),
         record.run_id,
     )
+
+
+def _remark(record: Record) -> str:
+    """What the Status Reason of a measured row says: nothing, where its own call was measured."""
+    what_ran = record.of_what_ran()
+    if what_ran is None:
+        return record.reason
+    ran_as = f"ran as {what_ran.kernel_type}"
+    if what_ran.signature != record.signature:
+        ran_as += f" on {what_ran.cells.get(INPUT_SHAPES, '')}"
+    return "; ".join(text for text in (ran_as, record.reason) if text)
 
 
 def _crashes(record: Record) -> str:

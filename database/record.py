@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from sys import intern
 from typing import Any
 
 from database.errors import OpAtlasError
 from database.schema import Status
+from database.signature import signature
 from database.statistics import Summary, summarize
+
+
+@dataclass(frozen=True, slots=True)
+class RanAs:
+    """What a profiler saw run for a row, where that is another case than the row.
+
+    Attributes:
+        kernel_type: its type (database.matmul_family: a library chooses between siblings).
+        cells: its base columns; empty where they are the row's.
+    """
+
+    kernel_type: str
+    cells: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +33,15 @@ class Measurement:
     Attributes:
         samples_us: each sample's duration in microseconds, in the order taken.
         instrument: what took them ("wall-clock", "cupti", "msprof", ...).
-        cache_state: "cold" (last-level cache flushed before each sample) or "warm".
+        cache_state: "cold" (last-level cache flushed before each sample), "warm", or "unknown" where
+            whoever took the samples did not say.
         device_kernels: device kernels that one call launched; None where the instrument cannot tell.
         calls_per_sample: calls that one sample averages over (several for short warm calls).
         checked_elements, total_elements: output elements compared with the reference, and all.
         assumptions: what the row does not tell, and what was taken instead.
         counters: hardware counters of the call, by name.
+        ran_as: what really ran, where it was a sibling of the row's kernel type; None where it was the
+            row's own. The samples are then also, and first of all, those of the sibling's row.
     """
 
     samples_us: tuple[float, ...]
@@ -36,6 +53,7 @@ class Measurement:
     total_elements: int = 0
     assumptions: tuple[str, ...] = ()
     counters: Mapping[str, float] = field(default_factory=dict)
+    ran_as: RanAs | None = None
 
     @property
     def summary(self) -> Summary:
@@ -53,7 +71,8 @@ class Record:
     Attributes:
         kernel_type, signature: the row.
         cells: its identifying cells, to append it where it is missing.
-        status, reason: what happened; the reason is empty for a measured row.
+        status, reason: what happened; of a measured row the reason is mostly empty, else what a reader
+            of its duration should know.
         measurement: set if and only if the status is measured.
         run_id: the run, whose manifest tells device, versions and options.
         finished_at: seconds since the epoch.
@@ -74,6 +93,21 @@ class Record:
         if (self.measurement is not None) != (self.status is Status.MEASURED):
             raise ValueError(f"a record with status {self.status} and measurement {self.measurement}")
 
+    def of_what_ran(self) -> Record | None:
+        """The same samples as those of the row of what really ran; None where that was this row."""
+        if self.measurement is None or self.measurement.ran_as is None:
+            return None
+        ran_as = self.measurement.ran_as
+        cells = ran_as.cells or self.cells
+        return replace(
+            self,
+            kernel_type=ran_as.kernel_type,
+            signature=signature(ran_as.kernel_type, cells),
+            cells=cells,
+            reason="",
+            measurement=replace(self.measurement, ran_as=None),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, for the journal and for reports that travel between processes."""
         # By hand: dataclasses.asdict copies every sample, at ten times the cost.
@@ -93,6 +127,9 @@ class Record:
             values["measurement"]["samples_us"] = list(self.measurement.samples_us)
             values["measurement"]["assumptions"] = list(self.measurement.assumptions)
             values["measurement"]["counters"] = dict(self.measurement.counters)
+            ran_as = values["measurement"].pop("ran_as")
+            if ran_as is not None:
+                values["measurement"]["ran_as"] = {"kernel_type": ran_as.kernel_type, "cells": dict(ran_as.cells)}
         return values
 
     @classmethod
@@ -110,6 +147,8 @@ class Record:
                 measurement["assumptions"] = tuple(map(intern, measurement.get("assumptions", ())))
                 measurement["instrument"] = intern(measurement["instrument"])
                 measurement["cache_state"] = intern(measurement["cache_state"])
+                if "ran_as" in measurement:
+                    measurement["ran_as"] = RanAs(**measurement["ran_as"])
                 values["measurement"] = Measurement(**measurement)
             return cls(**values)
         except (KeyError, TypeError, ValueError) as error:

@@ -298,7 +298,7 @@ def test_journals_of_all_kinds_at_the_start(sessions: Sessions) -> None:
     later = first.with_name(f"3{first.name[1:]}")
     later.write_text((header + two + one[:100]).replace(first.stem, later.stem))
     strange = first.with_name(f"4{first.name[1:]}")
-    strange.write_text(header.replace('"version":2', '"version":99') + one)
+    strange.write_text(header.replace('"version":3', '"version":99') + one)
     of_strange = strange.read_bytes()
     sessions.go()
     done = sessions.run("--update-mode=missing-only", SIMULATED_DEVICES="1")

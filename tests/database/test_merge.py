@@ -19,6 +19,7 @@ from database.store import Database, Table
 
 COLUMNS = ("Input Shapes", "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats")
 UNMEASURED = [status for status in Status if status is not Status.MEASURED]
+RUN = [status for status in UNMEASURED if status is not Status.SKIPPED]
 
 
 def cells(size: int) -> dict[str, str]:
@@ -68,7 +69,7 @@ def test_a_measured_row_gets_statistics_and_where_they_came_from(database: Datab
     assert (result.updated.total(), result.marked.total()) == (1, 0)
 
 
-@pytest.mark.parametrize("status", UNMEASURED)
+@pytest.mark.parametrize("status", RUN)
 def test_a_failure_keeps_durations_and_the_run_that_took_them(database: Database, status: Status) -> None:
     write(database, [cells(1), cells(2)])
     merge(database, [record(1, 5.0, run="run-1")], UpdateMode.ALL, prune=False)
@@ -78,6 +79,21 @@ def test_a_failure_keeps_durations_and_the_run_that_took_them(database: Database
     assert after == {**before, "Status": status.value, "Status Reason": "because of 1 [run run-2]"}
     assert (never["Status"], never["Status Reason"], never["Run ID"]) == (status.value, "because of 2", "run-2")
     assert result.marked.total() == 2
+
+
+def test_a_row_that_was_not_run_keeps_what_earlier_runs_found_out(database: Database) -> None:
+    write(database, [cells(n) for n in (1, 2, 3)])
+    crashed = dataclasses.replace(record(2, status=Status.CRASHED), crashes_in_a_row=2)
+    merge(database, [record(1, 5.0), crashed], UpdateMode.ALL, prune=False)
+    measured, failed, _ = read(database)
+    skipped = [dataclasses.replace(record(n, status=Status.SKIPPED), reason="no device") for n in (1, 2, 3)]
+    result = merge(database, skipped, UpdateMode.ALL, prune=False)
+    assert read(database)[:2] == [measured, failed]
+    assert (failed["Status"], failed["Crashes In A Row"]) == ("crashed", "2")
+    assert (read(database)[2]["Status"], read(database)[2]["Status Reason"]) == ("skipped", "no device")
+    assert (result.marked.total(), result.unchanged.total()) == (1, 2)
+    merge(database, [dataclasses.replace(skipped[2], reason="no samples")], UpdateMode.ALL, prune=False)
+    assert read(database)[2]["Status Reason"] == "no samples"
 
 
 def test_modes_differ_in_what_becomes_of_a_sample_without_a_row(database: Database) -> None:

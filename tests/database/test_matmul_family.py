@@ -1,0 +1,215 @@
+"""Samples of a sibling: to the CSV of the type that ran, and into the row that was asked for."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+from test_merge import read
+from test_merge import write as write_rows
+
+from database import journal
+from database.__main__ import main as database_command
+from database.journal import Header
+from database.matmul_family import FAMILY, canonical_form, siblings
+from database.merge import RowName, UpdateMode, merge
+from database.record import Measurement, RanAs, Record
+from database.recover import merge_run, recover
+from database.schema import Status
+from database.signature import signature
+from database.store import Database
+
+COLUMNS = ("Input Shapes", "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats")
+V2, V3 = "MatMulV2", "MatMulV3"
+
+
+def cells(
+    shapes: str = "16,32;64,32", out: str = "16,64", dtype: str = "DT_BF16", formats: str = "ND;ND"
+) -> dict[str, str]:
+    dtypes = ";".join([dtype] * (shapes.count(";") + 1))
+    return dict(zip(COLUMNS, (shapes, dtypes, formats, out, dtype, "ND"), strict=True))
+
+
+def record(
+    asked: str = V2, ran_as: str = V3, us: float = 5.0, ran_cells: dict[str, str] | None = None, run: str = "run-1"
+) -> Record:
+    """Samples of a call that a row of `asked` was replayed with."""
+    ran = None if ran_as == asked else RanAs(ran_as, ran_cells or {})
+    measurement = Measurement((us, us + 2), "msprof", "cold", counters={"aic_mac_ratio": 0.5}, ran_as=ran)
+    return Record(asked, signature(asked, cells()), cells(), Status.MEASURED, "", run, 0.0, measurement)
+
+
+def failure(kernel_type: str) -> Record:
+    return Record(kernel_type, signature(kernel_type, cells()), cells(), Status.FAILED, "wrong", "run-1", 0.0)
+
+
+def write(database: Database, kernel_type: str, *rows: dict[str, str]) -> None:
+    write_rows(database, list(rows), kernel_type)
+
+
+def files(database: Database) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in database.path.glob("*.csv")}
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    return Database(tmp_path / "database")
+
+
+def test_a_sample_is_appended_to_the_type_that_ran_and_fills_the_row_that_was_asked_for(database: Database) -> None:
+    write(database, V2, cells())
+    write(database, V3, cells("8,8;8,8", "8,8"))
+    result = merge(database, [record()], UpdateMode.ALL, prune=False)
+    (asked,), (_, own) = read(database, V2), read(database, V3)
+    for row in (asked, own):
+        assert (row["Average Duration(us)"], row["MicroBench Samples"], row["Status"]) == ("6.0000", "2", "measured")
+        assert row["MicroBench aic_mac_ratio"] == "0.5"
+    assert (asked["Status Reason"], own.get("Status Reason", "")) == ("ran as MatMulV3", "")
+    assert own["Input Shapes"] == "16,32;64,32"
+    assert (result.updated, result.added) == ({V2: 1, V3: 0}, {V2: 0, V3: 1})
+
+
+def test_merging_twice_gives_the_same_files(database: Database) -> None:
+    for mode in UpdateMode:
+        write(database, V2, cells())
+        write(database, V3, cells("8,8;8,8", "8,8"))
+        merge(database, [record()], mode, prune=False)
+        once = files(database)
+        again = merge(database, [record()], mode, prune=False)
+        assert files(database) == once
+        assert (again.updated.total(), again.added.total(), again.marked.total()) == (0, 0, 0)
+
+
+def test_a_row_of_a_sibling_that_has_gone_is_never_appended(database: Database) -> None:
+    write(database, V2, cells("8,8;8,8", "8,8"))
+    result = merge(database, [record()], UpdateMode.ALL, prune=False)
+    assert len(read(database, V2)) == 1
+    assert [row["Average Duration(us)"] for row in read(database, V3)] == ["6.0000"]
+    assert result.unmatched == []
+
+
+def test_missing_only_reports_what_it_would_append_and_fills_only_rows_without_a_duration(database: Database) -> None:
+    write(database, V2, cells())
+    write(database, V3, {**cells(), "Average Duration(us)": "", "Profiling Average Duration(us)": "9"})
+    write(database, "MatMulCommon", {**cells(), "Average Duration(us)": ""})
+    merge(database, [record()], UpdateMode.MISSING_ONLY, prune=False)
+    assert read(database, V2)[0]["Average Duration(us)"] == "6.0000"
+    assert read(database, V3)[0]["Average Duration(us)"] == ""
+    merge(database, [record(ran_as="MatMulCommon")], UpdateMode.MISSING_ONLY, prune=False)
+    assert read(database, "MatMulCommon")[0]["Average Duration(us)"] == "6.0000"
+    (database.path / "MatMulV3.csv").unlink()
+    result = merge(database, [record()], UpdateMode.MISSING_ONLY, prune=False)
+    assert result.unmatched == [RowName(V3, signature(V3, cells()))]
+    assert not (database.path / "MatMulV3.csv").exists()
+
+
+def test_what_a_row_was_measured_itself_counts_before_what_a_sibling_brought(database: Database) -> None:
+    for order in itertools.permutations([record(V2, V3, 5.0), record(V3, V3, 100.0)]):
+        write(database, V2, cells())
+        write(database, V3, cells())
+        merge(database, order, UpdateMode.ALL, prune=False)
+        assert [read(database, name)[0]["Average Duration(us)"] for name in (V2, V3)] == ["6.0000", "101.0000"]
+    write(database, V2, cells())
+    write(database, V3, cells())
+    merge(database, [failure(V3), record(V2, V3)], UpdateMode.ALL, prune=False)
+    assert read(database, V3)[0]["Status"] == "failed", "it was run itself, and failed"
+    # Each ran as the other: both rows get the samples of their own type.
+    merge(database, [record(V2, V3, 5.0), record(V3, V2, 100.0)], UpdateMode.ALL, prune=False)
+    assert [read(database, name)[0]["Average Duration(us)"] for name in (V2, V3)] == ["101.0000", "6.0000"]
+    assert read(database, V2)[0]["Status Reason"] == ""
+
+
+def test_what_ran_on_other_shapes_goes_to_the_row_of_those(database: Database) -> None:
+    other = cells("16,32;32,64")
+    write(database, V2, cells())
+    merge(database, [record(ran_cells=other)], UpdateMode.ALL, prune=False)
+    assert read(database, V2)[0]["Status Reason"] == "ran as MatMulV3 on 16,32;32,64"
+    assert read(database, V3)[0]["Input Shapes"] == "16,32;32,64"
+
+
+def test_a_journal_brings_them_back_and_an_older_one_is_read(database: Database) -> None:
+    write(database, V2, cells())
+    journal.write(database.journal_dir / "run-0.jsonl", Header("run-0", "all", False), [record(run="run-0").to_json()])
+    assert recover(database, own_run="run-1")[0].statuses == {"measured": 1}
+    assert [read(database, name)[0]["Run ID"] for name in (V2, V3)] == ["run-0", "run-0"]
+    plain = record(V2, V2, run="run-1").to_json()
+    assert "ran_as" not in plain["measurement"]
+    journal.write(database.journal_dir / "run-1.jsonl", Header("run-1", "all", False, version=2), [plain])
+    assert merge_run(database, Header("run-1", "all", False)).problems == []
+    assert read(database, V2)[0]["Status Reason"] == ""
+
+
+def test_a_sample_that_has_no_row_any_more_is_kept(database: Database) -> None:
+    """In the mode that appends nothing, neither the asked row nor the sibling's is there."""
+    database.path.mkdir()
+    header = Header("run-1", "missing-only", False)
+    journal.write(database.journal_dir / "run-1.jsonl", header, [record().to_json()])
+    (problem,) = merge_run(database, header).problems
+    assert "1 measured rows are not in the CSVs any more" in problem
+    kept = database.reports_dir / "unmatched_run-1.jsonl"
+    assert journal.read(kept).records == (record(),)
+
+
+def test_a_journal_joins_as_its_session_would_have_merged_it(database: Database, tmp_path: Path) -> None:
+    write(database, V2, cells())
+    path = tmp_path / "run-1.jsonl"
+    journal.write(path, Header("run-1", "all", False), [record().to_json()])
+    for _ in range(2):
+        assert database_command(["merge", str(database.path), str(path)]) == 0
+        assert [read(database, name)[0]["Average Duration(us)"] for name in (V2, V3)] == ["6.0000", "6.0000"]
+        assert read(database, V2)[0]["Status Reason"] == "ran as MatMulV3"
+        assert [len(read(database, name)) for name in (V2, V3)] == [1, 1]
+
+
+@given(st.sampled_from(FAMILY), st.sampled_from(FAMILY), st.booleans())
+def test_a_record_survives_its_way_through_json(asked: str, ran_as: str, with_cells: bool) -> None:
+    original = record(asked, ran_as, ran_cells=cells("16,32;32,64") if with_cells else None)
+    assert Record.from_json(json.loads(json.dumps(original.to_json()))) == original
+
+
+def test_siblings() -> None:
+    assert siblings(V2) == ("MatMulV3", "MatMulCommon")
+    assert siblings("BatchMatMulV2") == ()
+
+
+SIZES = st.integers(1, 40)
+
+
+@given(SIZES, SIZES, SIZES, st.booleans(), st.booleans())
+def test_transposed_operands_have_one_canonical_form(m: int, k: int, n: int, left: bool, right: bool) -> None:
+    a = f"{k},{m}" if left else f"{m},{k}"
+    b = f"{k},{n}" if right else f"{n},{k}"
+    form = canonical_form(cells(f"{a};{b}", f"{m},{n}"))
+    assert form is not None
+    assert form == canonical_form(cells(f"{m},{k};{n},{k}", f"{m},{n}"))
+
+
+@pytest.mark.parametrize(
+    ("row", "other"),
+    [
+        (cells(), cells(dtype="FLOAT")),
+        (cells(), cells(formats="ND;FRACTAL_NZ")),
+        (cells(), cells("32,16;64,16", "32,64")),
+        (cells(formats="ND;ND;ND"), cells("16,32;64,32;64", formats="ND;ND;ND")),
+    ],
+)
+def test_other_products_have_other_forms(row: dict[str, str], other: dict[str, str]) -> None:
+    assert None not in (canonical_form(row), canonical_form(other))
+    assert canonical_form(row) != canonical_form(other)
+
+
+def test_the_form_of_fractal_nz_is_that_of_its_matrix() -> None:
+    blocked = cells("16,32;2,4,16,16", formats="ND;FRACTAL_NZ")
+    plain = cells("16,32;64,32", formats="ND;FRACTAL_NZ")
+    assert canonical_form(blocked) == canonical_form(plain) is not None
+
+
+@pytest.mark.parametrize(
+    ("shapes", "out"), [("16,32;64,33", "16,64"), ("16,32", "16,32"), ("2,16,32;64,32", "2,16,64"), ("7,9;9,5", "")]
+)
+def test_what_is_no_product_of_two_matrices_has_none(shapes: str, out: str) -> None:
+    assert canonical_form(cells(shapes, out)) is None
