@@ -30,6 +30,8 @@ SAMPLED_ELEMENTS = 4096
 #: read in all, which takes some 10 ms, but at least so many elements are checked.
 _READ_INPUTS = 1 << 20
 _LEAST_ELEMENTS = 64
+#: However wide a row is, so many are checked: the first and the last alone would miss what is wrong between them.
+_LEAST_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -92,18 +94,21 @@ def pointwise(function: Callable[..., Any]) -> Formula:
     return _Pointwise(function.__name__, function)
 
 
-def per_row(*rowwise: str) -> Callable[[Callable[..., Any]], Formula]:
+def per_row(*rowwise: str, least: int = _LEAST_ROWS) -> Callable[[Callable[..., Any]], Formula]:
     """`function` gets the named tensors as (rows, last axis), cut to the rows asked for.
 
     The other tensors come whole; all real numbers in float64. It returns, for each result, a
     tensor that reshapes to (rows, rest). A keyword parameter `rows` gets the numbers of the rows.
+
+    Args:
+        least: so many rows are checked of a large result, however wide they are.
     """
 
     def decorate(function: Callable[..., Any]) -> Formula:
         missing = set(rowwise) - set(inspect.signature(function).parameters)
         if missing or not rowwise:
             raise TypeError(f"{function.__name__} has no parameter {sorted(missing)}")
-        return _PerRow(function.__name__, function, rowwise)
+        return _PerRow(function.__name__, function, rowwise, least)
 
     return decorate
 
@@ -168,6 +173,7 @@ class _PerRow:
     name: str
     function: Callable[..., Any]
     rowwise: tuple[str, ...]
+    least: int
 
     def compare(
         self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
@@ -175,7 +181,7 @@ class _PerRow:
         bound = _signature(self.function).bind(*arguments, **keywords).arguments
         first = bound[self.rowwise[0]]
         count, width = first.shape[:-1].numel(), (first.shape[-1] if first.dim() else 1)
-        rows = _sample(count, max(2, SAMPLED_ELEMENTS // max(width, 1)), seed, first.device)
+        rows = _sample(count, max(self.least, SAMPLED_ELEMENTS // max(width, 1)), seed, first.device)
 
         def cut(name: str, value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -280,13 +286,18 @@ def _coordinates(shape: Sequence[int], wanted: int, seed: int, device: torch.dev
 
 
 def _sample(population: int, wanted: int, seed: int, device: torch.device) -> torch.Tensor:
-    """All of 0 ... population - 1, or `wanted` of them, the first and the last always among them."""
+    """All of 0 ... population - 1, or `wanted` of them: one of each of as many equal stretches.
+
+    So what is wrong in all of a sequence, a group or a tile is met wherever that lies, if it is no
+    shorter than two stretches. The first and the last are always among them.
+    """
     if population <= wanted:
         return torch.arange(population, device=device)
-    generator = torch.Generator(device=device).manual_seed(seed)
-    drawn = torch.randint(population, (wanted,), generator=generator, device=device)
-    drawn[0], drawn[-1] = 0, population - 1
-    return drawn
+    # Drawn on the host: not every device has float64, and float32 cannot tell the places of a large result.
+    drawn = torch.rand(wanted, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    places = ((drawn + torch.arange(wanted)) * (population / wanted)).to(torch.int64)
+    places[0], places[-1] = 0, population - 1
+    return places.to(device)
 
 
 def _paired(formula: Formula, results: Sequence[torch.Tensor], expected: Any) -> Iterator[tuple[torch.Tensor, Any]]:

@@ -15,8 +15,8 @@ import torch
 from bench.errors import WrongResult
 from bench.formula import _READ_INPUTS, SAMPLED_ELEMENTS, Comparison, Formula, Picks, _paired, _sample
 
-#: However much a part costs, so many are checked.
-_LEAST_PARTS = 4
+#: However much a part costs, so many are checked: with fewer, most sequences of a batch would not be.
+_LEAST_PARTS = 16
 
 Results = tuple[torch.Tensor, ...]
 
@@ -78,8 +78,8 @@ class Draw:
             terms: how many inputs a part needs.
         """
         affordable = max(_READ_INPUTS // max(terms, 1), _LEAST_PARTS)
-        wanted = min(max(SAMPLED_ELEMENTS // max(elements, 1), 2), affordable)
-        numbers: list[int] = _sample(count, wanted, self.seed, torch.device("cpu")).unique().tolist()
+        wanted = min(max(SAMPLED_ELEMENTS // max(elements, 1), _LEAST_PARTS), affordable)
+        numbers: list[int] = _sample(count, wanted, self.seed, torch.device("cpu")).tolist()
         return numbers
 
 

@@ -21,11 +21,11 @@ def attention_of(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(D,), (T, D) and (T, Dv) to o = sum_j e^(s_j) v_j / sum_j e^(s_j), and ln sum_j e^(s_j); s_j = scale q . k_j."""
-    scores = (keys.double() * q.double()).sum(dim=-1) * scale
+    scores = keys.double() @ q.double() * scale
     highest = scores.max()
     powers = (scores - highest).exp()
     total = powers.sum()
-    return (powers[:, None] * values.double()).sum(dim=0) / total, highest + total.log()
+    return powers @ values.double() / total, highest + total.log()
 
 
 @parts()

@@ -136,7 +136,7 @@ def grouped_matmul(
     return dequantized(total, scale_of, None, token, bias_of, output_dtype or x[0].dtype)
 
 
-@per_row("x", "x_scale")
+@per_row("x", "x_scale", least=3)
 def grouped_matmul_swiglu_quant(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -159,7 +159,7 @@ def grouped_matmul_swiglu_quant(
     return Rounded(activated / scale), scale
 
 
-@per_row("x", "expert_idx", "probs")
+@per_row("x", "expert_idx", "probs", least=3)
 def _layer(
     x: torch.Tensor,
     weight1: Sequence[torch.Tensor],

@@ -41,10 +41,7 @@ def lightning_indexer(
         b = bisect_right(ends, token)
         seen = lengths[b] - (ends[b] - token) + 1
         k = _stored(key, block_table[b], torch.arange(seen, device=query.device)).double()
-        for n, w in enumerate(weights[token].double()):
-            line[:seen] = line[:seen].nan_to_num(neginf=0.0) + w * (k * query[token, n].double()).sum(dim=-1).clamp(
-                min=0
-            )
+        line[:seen] = (k @ query[token].double().T).clamp(min=0) @ weights[token].double()
     best = scores.sort(dim=-1, descending=True).values[:, :sparse_count]
     missing = sparse_count - best.shape[-1]
     best = torch.nn.functional.pad(best, (0, missing), value=-torch.inf)

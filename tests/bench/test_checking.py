@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from bench import expected
 from bench.check import check
 from bench.errors import WrongResult
 from bench.formula import Picks, Rounded, each, per_element, per_row, pointwise
+from bench.formula_parts import Draw
 
 SEED = 5
 
@@ -111,6 +113,30 @@ def test_first_and_last_element_are_in_every_sample(case, small_sample):
     formula, x, result = case
     assert found(formula, x, wrong_at(result, 0))
     assert found(formula, x, wrong_at(result, result.numel() - 1))
+
+
+def test_what_is_wrong_in_a_stretch_is_found_wherever_it_lies(small_sample):
+    x = torch.rand(64, 16)
+    for start in range(0, 64 * 16 - 32, 5):
+        result = x.flip(0, 1)
+        result.view(-1)[start : start + 32] += 1
+        assert found(mirrored, x, result), start
+
+
+def test_wide_rows_are_checked_between_the_first_and_the_last():
+    x = torch.rand(64, 8192) + 0.5
+    right = x / x.sum(-1, keepdim=True)
+    for start in range(0, 64 - 16, 3):
+        result = right.clone()
+        result[start : start + 16] *= 2
+        assert found(shares, x, result), start
+
+
+def test_costly_parts_are_spread_over_all():
+    parts = Draw(SEED)(1000, elements=128, terms=1 << 30)
+    assert (parts[0], parts[-1]) == (0, 999)
+    assert max(second - first for first, second in pairwise(parts)) <= 2 * 1000 / len(parts)
+    assert len(parts) == 16
 
 
 def test_the_same_elements_are_sampled_again(case, small_sample):
