@@ -15,8 +15,10 @@ from database.schema import INPUT_SHAPES
 def test_matmul(row, replay):
     row.expect_inputs(2, 3)
     a, b = _factors(row, row.matrices(0, rank=2), row.matrices(1, rank=2), transposed_b_first=True)
+    # As large as a sum of K products, so that it shows.
+    reach = max(a.shape[-1], 1) ** 0.5
     # Beside half-precision matrices the kernel takes a FLOAT bias; the call takes one dtype, and casts it.
-    bias = [row.tensor(2).to(a.dtype)] if len(row.input_slots) == 3 else []
+    bias = [row.tensor(2, -reach, reach).to(a.dtype)] if len(row.input_slots) == 3 else []
     if bias and bias[0].shape != b.shape[-1:]:
         raise row.refuse(INPUT_SHAPES, f"the bias (slot 2) must have the shape {b.shape[-1]}", "correct its shape")
     replay(impl.matmul, a, b.mT, *bias, expected=expected.matmul)

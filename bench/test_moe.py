@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench import expected, impl, resolve
 from bench.errors import Unsupported
 from bench.registry import replays
-from bench.test_quantized import LARGEST, expect_int8, scale_range
+from bench.test_quantized import LARGEST, bias, expect_int8, scale_range
 from database.schema import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 
 #: A permutation does not record how many experts its indices are of.
@@ -107,7 +107,7 @@ def test_grouped_matmul(row, replay):
     _expect_shapes(row, {2: (experts, n), 3: (experts, n), 7: (experts,), 8: (m,)})
     whole = LARGEST if quantized else None
     weight = row.matrices(1, rank=3, whole=whole)
-    given = {"bias": [row.tensor(2, -8.0, 8.0)]} if row.has(2) else {}
+    given = {"bias": [bias(row, 2, k)]} if row.has(2) else {}
     if quantized:
         if row.has(3):
             given["scale"] = [row.scale(3, *scale_range(k))]

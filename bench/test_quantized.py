@@ -28,8 +28,11 @@ def test_quant_matmul(row, replay):
     else:
         row.assume("no scale slot: the scale is ones")
         scale = row.ones(n)
-    ranges = {"offset": (-8.0, 8.0), "pertoken_scale": (0.5, 1.5), "bias": (-8.0, 8.0)}
-    added = {name: row.tensor(slot, *ranges[name]) for name, slot in _added(row, m, n).items()}
+    ranges = {"offset": (-8.0, 8.0), "pertoken_scale": (0.5, 1.5)}
+    added = {
+        name: bias(row, slot, k) if name == "bias" else row.tensor(slot, *ranges[name])
+        for name, slot in _added(row, m, n).items()
+    }
     replay(impl.quant_matmul, x1, x2, scale, **added, output_dtype=row.output_dtype(), expected=expected.quant_matmul)
 
 
@@ -136,6 +139,14 @@ def expect_vector(row, slot, size, what):
     """One number for each of `size`, or one for all."""
     if row.shape(slot) not in ((size,), (1,)):
         raise row.refuse(INPUT_SHAPES, f"slot {slot} ({what}) must have the shape {size}, or 1", "correct its shape")
+
+
+def bias(row, slot, k):
+    """In integers, about as large as the sums of K products that it is added to; else as the scaled ones: it shows."""
+    if row.input_slots[slot].dtype != "INT32":
+        return row.tensor(slot, -8.0, 8.0)
+    reach = int(LARGEST**2 / 2 * max(k, 1) ** 0.5)
+    return row.whole(slot, -reach, reach)
 
 
 def scale_range(k):
