@@ -6,11 +6,13 @@ import sys
 from collections.abc import Sequence
 
 from database.commands import run_command
+from database.fill_runtime import command as fill_runtime
 from database.ingest import command as ingest
 from database.join import command as join
 
 COMMANDS = {
     "ingest": ingest,
+    "fill-runtime": fill_runtime,
     "merge": join,
 }
 

@@ -58,6 +58,11 @@ def _pytest(folder: str) -> Callable[[Sequence[str]], int]:
 
 COMMANDS = {
     "ingest": Command("python -m database ingest", "bring profiler captures into the database", _database("ingest")),
+    "fill-runtime": Command(
+        "python -m database fill-runtime",
+        "fill the lengths of attention rows from records of a serving process",
+        _database("fill-runtime"),
+    ),
     "merge": Command("python -m database merge", "join databases that were measured apart", _database("merge")),
     "bench": Command("pytest bench/", "replay the rows of the database on the device at hand", _pytest("bench")),
     "kernels": Command("python -m bench kernels", "list the kernel types that are replayed", _kernels),
@@ -101,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _help() -> str:
     lines = ["usage: opatlas COMMAND ...", "", "A versioned database of measured operator durations.", ""]
-    lines += [f"  {name:10} {command.about} (= {command.equivalent})" for name, command in COMMANDS.items()]
+    lines += [f"  {name:13} {command.about} (= {command.equivalent})" for name, command in COMMANDS.items()]
     lines += ["", "opatlas COMMAND --help tells the options of a command; --version the version."]
     return "\n".join(lines)
 

@@ -24,8 +24,8 @@ ORIGINAL = {
     "do-run bench-mode",
 }
 OWN = "Options that OpAtlas adds"
-#: Has no table of the original, and its options are those of a command of its own.
-MERGE = "Merge"
+#: Without a table of the original: commands of their own.
+COMMANDS = {"Merge": ("database", "merge"), "Fill runtime": ("database", "fill-runtime")}
 #: Sections whose rows have their options in `pytest bench/ --help`.
 OF_PYTEST = ("Replay", OWN)
 
@@ -63,11 +63,6 @@ def pytest_help() -> str:
 @pytest.fixture(scope="module")
 def ingest_help() -> str:
     return help_of("database", "ingest")
-
-
-@pytest.fixture(scope="module")
-def merge_help() -> str:
-    return help_of("database", "merge")
 
 
 def declared(text: str) -> set[str]:
@@ -112,8 +107,12 @@ def test_every_option_of_the_ingest_is_on_the_page(ingest_help: str) -> None:
     assert declared(ingest_help) - {"-h", "--help"} == options_here("Ingest")
 
 
-def test_the_options_of_the_merge_are_those_of_the_page(merge_help: str) -> None:
-    assert declared(merge_help) - {"-h", "--help"} == options_here(MERGE)
+@pytest.mark.parametrize("title", COMMANDS)
+def test_the_options_of_a_command_are_those_of_the_page(title: str) -> None:
+    text = help_of(*COMMANDS[title])
+    assert declared(text) - {"-h", "--help"} == options_here(title)
+    for _, default, _ in rows(title):
+        assert default in ("off", "required") or f"(default: {default})" in " ".join(text.split())
 
 
 def test_pytest_options_that_the_page_promises_exist(pytest_help: str) -> None:

@@ -1,0 +1,118 @@
+"""Fills the Runtime columns of attention rows from records of a serving process.
+
+A capture does not tell how long the sequences of a call were, which an attention kernel's duration
+depends on. Records do: one JSON object a line, as the recorder of docs/attention-runtime.md dumps them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Container, Sequence
+from pathlib import Path
+
+from database.errors import OpAtlasError
+from database.fill_runtime.apply import fill, keys_of_rows
+from database.fill_runtime.key import JoinKey
+from database.fill_runtime.records import Records
+from database.fill_runtime.summary import summary, without_partner, write_alone
+from database.progress import Progress
+from database.recover import recover
+from database.session_lock import SessionLock
+from database.store import Database
+from database.streaming import size_mb
+from database.terminal import problem_lines
+
+_USAGE = 2
+#: Lengths of a serving process differ from step to step, and each row takes as long to replay as another.
+_MAX_ROWS = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "exit status: 0 every record was read (those without a row are reported); 1 lines were left out because "
+        "of an error, or the database cannot be written; 2 nothing was done: wrong usage"
+    )
+    parser.add_argument(
+        "--jsonl",
+        type=Path,
+        nargs="+",
+        action="extend",
+        required=True,
+        metavar="F",
+        help="files of records, one a line; .jsonl, or .jsonl.gz",
+    )
+    parser.add_argument(
+        "--database-path", type=Path, required=True, metavar="DIR", help="the folder of {KernelType}.csv files"
+    )
+    parser.add_argument(
+        "--max-rows",
+        type=_count,
+        default=_MAX_ROWS,
+        metavar="N",
+        help="distinct records that a captured row may become as many rows of; of more, N are drawn, the same "
+        "ones again for the same records; 0: any number (default: %(default)s)",
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Fills; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
+    database, limit, files = Database(arguments.database_path), arguments.max_rows, list(dict.fromkeys(arguments.jsonl))
+    try:
+        if not database.path.is_dir():
+            raise OpAtlasError(f"{database.path}: no such folder: `python -m database ingest` makes a database")
+        total_mb = sum(map(size_mb, files))
+    except OpAtlasError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return _USAGE
+    # Sessions write rows back by their signatures, which change here.
+    lock = SessionLock(database, run_id="fill-runtime", command="python -m database fill-runtime")
+    lock.acquire(0, print)
+    try:
+        recovered = recover(database, own_run="") if database.journal_dir.is_dir() else []
+        keys = list(keys_of_rows(database))
+        records = _read(files, total_mb, {key for key, _ in keys}, limit)
+        outcome = fill(database, records.matched, limit)
+        alone = without_partner(records, outcome, keys)
+        problems = [*(problem for found in recovered for problem in found.problems), *outcome.problems]
+        report = None
+        try:
+            report = write_alone(database, alone, time.time())
+        except OpAtlasError as error:
+            problems.append(str(error))
+    finally:
+        lock.release()
+    for found in recovered:
+        if found.statuses:
+            print(f"merged {found.statuses.total():,} records that session {found.run_id} left behind")
+    print(summary(database.path, len(files), records, outcome, alone, limit))
+    if report is not None:
+        print(f"without a partner:\n  {report}")
+    problems = [*records.malformed, *records.problems, *problems]
+    if len(records.malformed) < records.malformed_count:
+        problems.append(f"{records.malformed_count:,} malformed lines in all; the first ones are named above")
+    if problems:
+        print(problem_lines(problems), file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _read(files: Sequence[Path], total_mb: float, wanted: Container[JoinKey], limit: int) -> Records:
+    records = Records()
+    with Progress(total_mb, "MB", label="read") as progress:
+
+        def on_step(read_mb: float) -> None:
+            progress.advance(read_mb, f"{records.count:,} records")
+
+        for path in files:
+            try:
+                records.add_file(path, wanted, limit, on_step)
+            except OpAtlasError as error:
+                records.problems.append(str(error))
+    return records

@@ -1,0 +1,286 @@
+"""Records of attention calls, as a serving process dumps them: one JSON object a line.
+
+query_shape, key_shape, value_shape, atten_mask_shape, block_table_shape    lists of dimensions
+actual_seq_lengths, actual_seq_lengths_kv                                   lists, as the call took them
+block_table_valid_blocks                                                    blocks in use: of each sequence, or a number
+num_heads, num_key_value_heads, sparse_mode, input_layout, block_size       arguments of the call
+
+Any may be null or missing; other fields are not looked at.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import IO, Any
+
+from database.fill_runtime.key import JoinKey, Shape
+from database.schema import RUNTIME_IN_SIGNATURE, RUNTIME_PREFIX
+from database.statistics import cell
+from database.streaming import BROKEN_GZIP, open_stream
+
+#: A record of a few thousand sequences takes some 50 kB.
+_LONGEST_LINE = 1 << 24
+_MALFORMED_NAMED = 20
+#: Progress is told, and Ctrl-C is noticed, this often.
+_LINES_PER_STEP = 2000
+
+SHAPES = tuple(
+    RUNTIME_PREFIX + name for name in ("actual_seq_lengths_shape", "actual_seq_lengths_kv_shape", "block_table_shape")
+)
+AVG_SEQ_LEN = RUNTIME_PREFIX + "avg_seq_len"
+VALID_BLOCKS = RUNTIME_PREFIX + "block_table_valid_blocks"
+Q_VALUES, KV_VALUES = RUNTIME_IN_SIGNATURE[:2]
+_LAYOUT = RUNTIME_PREFIX + "input_layout"
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a record tells beside its key, as cells.
+
+    Attributes:
+        case: those of RUNTIME_IN_SIGNATURE, in its order; records with equal ones are the same case.
+        average: mean number of keys of a sequence.
+        valid_blocks: blocks in use, of each sequence.
+        shapes: of SHAPES.
+    """
+
+    case: tuple[str, ...]
+    average: str
+    valid_blocks: str
+    shapes: tuple[str, ...]
+
+    def cells(self) -> dict[str, str]:
+        return {
+            **dict(zip(RUNTIME_IN_SIGNATURE, self.case, strict=True)),
+            AVG_SEQ_LEN: self.average,
+            VALID_BLOCKS: self.valid_blocks,
+            **dict(zip(SHAPES, self.shapes, strict=True)),
+        }
+
+
+class Chosen:
+    """The distinct records of a key; of too many, those with the smallest digests.
+
+    So a choice is fair, takes bounded memory, and is the same again for the same records in any order.
+    """
+
+    def __init__(self, limit: int, first: str) -> None:
+        """
+        Args:
+            limit: how many are kept at most; 0 for all.
+            first: `file:line` of the first one.
+        """
+        self.first = first
+        self._limit = limit
+        self._by_digest: dict[int, Values] = {}
+        self._largest: list[int] = []
+        self.records = 0
+        self.left_out = 0
+
+    def add(self, values: Values) -> None:
+        self.records += 1
+        digest = int.from_bytes(blake2b("|".join(values.case).encode(), digest_size=8).digest(), "big")
+        if digest in self._by_digest:
+            return
+        if not self._limit:
+            self._by_digest[digest] = values
+        elif len(self._by_digest) < self._limit:
+            heapq.heappush(self._largest, -digest)
+            self._by_digest[digest] = values
+        else:
+            self.left_out += 1
+            if digest < -self._largest[0]:
+                del self._by_digest[-heapq.heapreplace(self._largest, -digest)]
+                self._by_digest[digest] = values
+
+    def values(self) -> list[Values]:
+        """In the order in which they came."""
+        return list(self._by_digest.values())
+
+
+@dataclass
+class Unmatched:
+    """Records of a key that no row has: how many, and `file:line` of the first."""
+
+    first: str
+    count: int = 0
+
+
+@dataclass
+class Records:
+    """What was read.
+
+    Attributes:
+        count: records, without malformed lines.
+        matched: by key, where a row has it.
+        unmatched: by key, where none has.
+        malformed: the first malformed lines, each as `file:line: why`.
+        malformed_count: all of them.
+        problems: files that could not be read to their end.
+    """
+
+    count: int = 0
+    matched: dict[JoinKey, Chosen] = field(default_factory=dict)
+    unmatched: dict[JoinKey, Unmatched] = field(default_factory=dict)
+    malformed: list[str] = field(default_factory=list)
+    malformed_count: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def add_file(self, path: Path, wanted: Container[JoinKey], limit: int, on_step: Callable[[float], None]) -> None:
+        """Reads the records of a file; memory grows with the number of distinct keys, not of records.
+
+        Args:
+            wanted: the keys that rows have.
+            limit: how many distinct records of a key are kept; 0 for all.
+            on_step: told now and then how many MB of the file were read since.
+
+        Raises:
+            OpAtlasError: the file cannot be opened.
+        """
+        read_mb = 0.0
+
+        def on_bytes(size: int) -> None:
+            nonlocal read_mb
+            read_mb += size / 1e6
+
+        with open_stream(path, on_bytes) as file:
+            # Every layer of a model makes the same call, so lines repeat.
+            last, last_add = b"", None
+            for number, line in self._lines(path, file):
+                if number % _LINES_PER_STEP == 0:
+                    on_step(read_mb)
+                    read_mb = 0.0
+                if line == last and last_add is not None:
+                    last_add()
+                    self.count += 1
+                    continue
+                last, last_add = line, None
+                if not line.strip():
+                    continue
+                try:
+                    key, values = parse_record(line)
+                except ValueError as error:
+                    self._reject(f"{path}:{number}: {error}")
+                    continue
+                last_add = self._adder(key, values, wanted, limit, f"{path}:{number}")
+                last_add()
+                self.count += 1
+        on_step(read_mb)
+
+    def _lines(self, path: Path, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+        number = 0
+        try:
+            while line := file.readline(_LONGEST_LINE):
+                number += 1
+                if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
+                    self._reject(f"{path}:{number}: longer than {_LONGEST_LINE >> 20} MB")
+                    while line and not line.endswith(b"\n"):
+                        line = file.readline(_LONGEST_LINE)
+                    continue
+                yield number, line
+        except BROKEN_GZIP as error:
+            self.problems.append(f"{path}: ends early after line {number} ({error}): what came before is in")
+        except OSError as error:
+            self.problems.append(f"{path}: cannot be read after line {number} ({error.strerror or error})")
+
+    def _adder(
+        self, key: JoinKey, values: Values, wanted: Container[JoinKey], limit: int, place: str
+    ) -> Callable[[], None]:
+        if key in wanted:
+            chosen = self.matched.setdefault(key, Chosen(limit, place))
+            return lambda: chosen.add(values)
+        unmatched = self.unmatched.setdefault(key, Unmatched(place))
+
+        def count() -> None:
+            unmatched.count += 1
+
+        return count
+
+    def _reject(self, problem: str) -> None:
+        self.malformed_count += 1
+        if len(self.malformed) < _MALFORMED_NAMED:
+            self.malformed.append(problem)
+
+
+def parse_record(line: bytes) -> tuple[JoinKey, Values]:
+    """Key and values of a line. Raises ValueError, which says what is wrong."""
+    try:
+        record = json.loads(line.strip())
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
+    except RecursionError:
+        raise ValueError("not a record (nested too deep)") from None
+    if not isinstance(record, dict):
+        raise ValueError("not a JSON object")
+    query, key, value, mask, table = (
+        _numbers(record, f"{name}_shape") for name in ("query", "key", "value", "atten_mask", "block_table")
+    )
+    q_lengths, kv_lengths = _numbers(record, "actual_seq_lengths"), _numbers(record, "actual_seq_lengths_kv")
+    layout = record.get("input_layout")
+    if layout is not None and not (isinstance(layout, str) and layout.isascii() and layout.isprintable()):
+        raise ValueError(f"input_layout is {layout!r}, not a word")
+    heads = _number(record, "num_heads")
+    case = (
+        _cell(q_lengths),
+        _cell(kv_lengths),
+        _cell(heads),
+        # The operator takes 0 for "as many as there are query heads".
+        _cell(_number(record, "num_key_value_heads") or heads),
+        _cell(_number(record, "sparse_mode")),
+        layout or "",
+        _cell(_number(record, "block_size")),
+    )
+    blocks = record.get("block_table_valid_blocks")
+    valid_blocks = _cell((_number if isinstance(blocks, int) else _numbers)(record, "block_table_valid_blocks"))
+    sequences = None if kv_lengths is None else len(kv_lengths)
+    shapes = ("" if q_lengths is None else str(len(q_lengths)), _cell(sequences), _cell(table))
+    average = _average(kv_lengths, cumulative=layout == "TND" and table is None)
+    return JoinKey(query, key, value, sequences, mask, table), Values(case, average, valid_blocks, shapes)
+
+
+def is_complete(cells: dict[str, str]) -> bool:
+    """Whether a row's Runtime cells tell everything that its kernel's work depends on."""
+    # Queries of other layouts have one length, which is in their shape.
+    needed = [name for name in RUNTIME_IN_SIGNATURE if name != Q_VALUES or cells[_LAYOUT] == "TND"]
+    return all(cells[name] for name in needed)
+
+
+def _average(kv_lengths: Shape | None, *, cumulative: bool) -> str:
+    """Keys of a sequence, on average. Without a block table the lengths of TND add up along the sequences."""
+    if not kv_lengths:
+        return ""
+    return cell((kv_lengths[-1] if cumulative else sum(kv_lengths)) / len(kv_lengths))
+
+
+def _numbers(record: dict[str, Any], name: str) -> Shape | None:
+    numbers = record.get(name)
+    if numbers is None:
+        return None
+    if not isinstance(numbers, list) or not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"{name} is {_shown(numbers)}, not a list of whole numbers of at least 0")
+    return tuple(numbers)
+
+
+def _number(record: dict[str, Any], name: str) -> int | None:
+    number = record.get(name)
+    if number is not None and (type(number) is not int or number < 0):
+        raise ValueError(f"{name} is {_shown(number)}, not a whole number of at least 0")
+    return number
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:38] + ".."
+
+
+def _cell(value: int | Sequence[int] | None) -> str:
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, int) else ",".join(map(str, value))

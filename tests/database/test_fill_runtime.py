@@ -1,0 +1,437 @@
+"""`python -m database fill-runtime`: records of calls into the Runtime columns of attention rows."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from captures import KERNEL_DETAILS, table, write_capture
+from hypothesis import given
+from hypothesis import strategies as st
+from test_ingest_attention import ATTENTION, attention
+
+from database.__main__ import main
+from database.fill_runtime.key import JoinKey, Nearest, key_of_row
+from database.fill_runtime.records import Chosen, Values, parse_record
+from database.ingest.attention import SOURCE_PROFILE
+from database.schema import INPUT_SHAPES, RUNTIME_PREFIX
+from database.session_lock import SessionLock
+from database.signature import signatures
+from database.store import Database, Table
+
+#: Queries TND, keys in pages; the operator takes 31 inputs.
+DECODE = ";".join(["3,4,128", "99,128,128", "99,128,128", "", "2048,2048", "3", "3", *[""] * 7, "3,16", *[""] * 16])
+PACKED = ";".join(["23,4,128", "31,4,128", "31,4,128", "", "", "2", "2", *[""] * 24])
+VALUE_COLUMNS = ("actual_seq_lengths_values", "actual_seq_lengths_kv_values")
+
+
+def decode(kv=(300, 128, 7), **changes):
+    """A record of a call of DECODE's shapes."""
+    record = {
+        "query_shape": [3, 4, 128],
+        "key_shape": [99, 128, 128],
+        "value_shape": [99, 128, 128],
+        "atten_mask_shape": [2048, 2048],
+        "block_table_shape": [3, 16],
+        "actual_seq_lengths": [1, 2, 3],
+        "actual_seq_lengths_kv": None if kv is None else list(kv),
+        "block_table_valid_blocks": None if kv is None else [-(-length // 128) for length in kv],
+        "num_heads": 4,
+        "num_key_value_heads": 1,
+        "sparse_mode": 3,
+        "input_layout": "TND",
+        "block_size": 128,
+    }
+    return {**record, **changes}
+
+
+def packed(**changes):
+    record = {
+        "query_shape": [23, 4, 128],
+        "key_shape": [31, 4, 128],
+        "value_shape": [31, 4, 128],
+        "atten_mask_shape": None,
+        "block_table_shape": None,
+        "actual_seq_lengths": [11, 23],
+        "actual_seq_lengths_kv": [10, 31],
+        "block_table_valid_blocks": None,
+        "num_heads": 4,
+        "num_key_value_heads": 0,
+        "sparse_mode": 0,
+        "input_layout": "TND",
+        "block_size": 0,
+    }
+    return {**record, **changes}
+
+
+@pytest.fixture
+def database(tmp_path):
+    """Two captured attention rows: DECODE with a mean of 20 us, PACKED with 30 us."""
+    launches = [attention(shapes=DECODE, duration="15"), attention(shapes=DECODE, duration="25")]
+    launches.append(attention(shapes=PACKED, duration="30"))
+    capture = write_capture(tmp_path / "capture/kernel_details.csv", launches, KERNEL_DETAILS)
+    database = Database(tmp_path / "database")
+    assert main(["ingest", "--profiling-path", str(capture), "--database-path", str(database.path)]) == 0
+    return database
+
+
+@pytest.fixture
+def fill(database, tmp_path, capsys):
+    """Runs the command on records (texts are taken as lines); gives status, stdout and stderr."""
+    capsys.readouterr()
+
+    def run(*records, options: Sequence[str] = (), path: Path | None = None):
+        path = path or tmp_path / "calls.jsonl"
+        lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
+        path.write_text("".join(line + "\n" for line in lines))
+        status = main(["fill-runtime", "--jsonl", str(path), "--database-path", str(database.path), *options])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def counts(out):
+    """The first lines of a summary: `filled   3   ...`."""
+    return {line.split()[0]: int(line.split()[1].replace(",", "")) for line in out.splitlines()[:8]}
+
+
+def rows(database):
+    return table(database.csv_path(ATTENTION))
+
+
+def runtime(row, *names):
+    return [row[RUNTIME_PREFIX + name] for name in names]
+
+
+def edit(database, **columns):
+    """Sets columns of the first row."""
+    stored = database.read(ATTENTION)
+    for name, text in columns.items():
+        if name not in stored.frame.columns:
+            stored.frame[name] = ""
+        stored.frame.loc[0, name] = text
+    database.write(stored)
+
+
+def test_values_of_a_record(fill, database):
+    status, out, err = fill(decode())
+    assert (status, err) == (0, "")
+    row, other = rows(database)
+    filled = {name.removeprefix(RUNTIME_PREFIX): text for name, text in row.items() if name.startswith(RUNTIME_PREFIX)}
+    assert filled == {
+        "source_profile": "capture/kernel_details.csv",
+        "actual_seq_lengths_shape": "3",
+        "actual_seq_lengths_values": "1,2,3",
+        "actual_seq_lengths_kv_shape": "3",
+        "actual_seq_lengths_kv_values": "300,128,7",
+        "avg_seq_len": "145",
+        "block_table_shape": "3,16",
+        "block_table_valid_blocks": "3,1,1",
+        "num_heads": "4",
+        "num_key_value_heads": "1",
+        "sparse_mode": "3",
+        "input_layout": "TND",
+        "block_size": "128",
+        "attn_state": "",
+        "kv_cache_mode": "",
+        "operator_input_shapes_raw": "",
+        "metadata_completeness": "complete",
+    }
+    assert row["Profiling Average Duration(us)"] == "20"
+    assert runtime(other, *VALUE_COLUMNS, "metadata_completeness") == ["", "", "shapes-only"]
+    assert counts(out) == {
+        **dict.fromkeys(("files", "records", "filled", "without"), 1),
+        **dict.fromkeys(("unmatched", "added", "unchanged"), 0),
+        "rows": 2,
+    }
+
+
+def test_lengths_that_add_up_are_not_averaged_as_they_are(fill, database):
+    fill(packed())
+    row = rows(database)[1]
+    assert runtime(row, "avg_seq_len", "actual_seq_lengths_kv_values") == ["15.5", "10,31"]
+    # 0 stands for the number of query heads.
+    assert runtime(row, "num_heads", "num_key_value_heads") == ["4", "4"]
+
+
+def test_distinct_records_make_several_rows(fill, database):
+    status, out, _ = fill(decode((300, 128, 7)), decode((5, 5, 5)), decode((300, 128, 7)), decode((1, 2, 3)))
+    assert status == 0
+    first, packed_row, *added = rows(database)
+    assert runtime(first, "actual_seq_lengths_kv_values") == ["300,128,7"]
+    assert [runtime(row, "actual_seq_lengths_kv_values") for row in added] == [["5,5,5"], ["1,2,3"]]
+    assert packed_row[INPUT_SHAPES] == PACKED
+    # The capture does not tell them apart: all have what it says of them together.
+    assert {row["Profiling Average Duration(us)"] for row in (first, *added)} == {"20"}
+    assert {row["Profiling Samples"] for row in (first, *added)} == {"2"}
+    assert {row[SOURCE_PROFILE] for row in (first, *added)} == {"capture/kernel_details.csv"}
+    frame = database.read(ATTENTION).frame
+    assert len(set(signatures(ATTENTION, frame))) == len(frame) == 4
+    assert "the average over all calls" in out
+
+
+def test_a_second_run_changes_nothing(fill, database):
+    calls = [decode((300, 128, 7)), decode((5, 5, 5)), packed()]
+    fill(*calls)
+    before = database.csv_path(ATTENTION).read_bytes()
+    status, out, _ = fill(*reversed(calls))
+    assert status == 0
+    assert database.csv_path(ATTENTION).read_bytes() == before
+    assert (counts(out)["unchanged"], counts(out)["filled"]) == (3, 0)
+
+
+def test_further_records_come_later(fill, database):
+    fill(decode((300, 128, 7)))
+    fill(decode((5, 5, 5)))
+    kv = [row[RUNTIME_PREFIX + "actual_seq_lengths_kv_values"] for row in rows(database)]
+    assert kv == ["300,128,7", "", "5,5,5"]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7])
+def test_a_captured_row_becomes_so_many_rows_at_most(fill, database, limit):
+    calls = [decode((n, 1, 1)) for n in range(1, 12)]
+    options = ["--max-rows", str(limit)]
+    _, out, _ = fill(*calls, options=options)
+    assert len(rows(database)) == 1 + limit
+    assert f"a captured row becomes {limit} rows at most" in out
+    before = sorted(map(str, rows(database)))
+    random.Random(0).shuffle(calls)
+    fill(*calls, options=options)
+    assert sorted(map(str, rows(database))) == before
+
+
+def test_any_number_of_rows(fill, database):
+    fill(*[decode((n, 1, 1)) for n in range(1, 131)], options=["--max-rows", "0"])
+    assert len(rows(database)) == 131
+
+
+def test_records_that_no_row_has(fill, database, tmp_path):
+    status, out, _ = fill(
+        decode(),
+        *[decode(key_shape=[98, 128, 128], value_shape=[98, 128, 128])] * 3,
+        decode((1, 2), block_table_shape=[2, 16], query_shape=[2, 4, 128]),
+        decode(query_shape=None),
+        {"query_shape": [1], "key_shape": [2], "value_shape": [3]},
+    )
+    assert status == 0
+    calls = tmp_path / "calls.jsonl"
+    nearest = f"    nearest {ATTENTION}.csv:2: "
+    assert f"  {calls}:2 (and 2 more)\n" in out
+    assert f"{nearest}key 98,128,128 (there 99,128,128), value 98,128,128 (there 99,128,128)\n" in out
+    assert "query 2,4,128 (there 3,4,128), kv sequences 2 (there 3), block table 2,16 (there 3,16)" in out
+    assert "    it has no shape of query\n" in out
+    assert "    no row has any of its shapes\n" in out
+    (report,) = database.reports_dir.glob("fill_runtime_*.csv")
+    with open(report, newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [(line["What"], line["Count"]) for line in found] == [("record", n) for n in "3111"] + [("row", "1")]
+
+
+def test_rows_that_no_record_has(fill, tmp_path):
+    _, out, _ = fill(packed(actual_seq_lengths_kv=[5, 6, 20, 31]))
+    assert "rows that no record matches:\n" in out
+    assert f"    nearest {tmp_path / 'calls.jsonl'}:1: kv sequences 2 (there 4)" in out
+    # Nothing of DECODE's is in that record.
+    assert f"  {ATTENTION}.csv:2\n" in out
+    assert "    no record has any of its shapes" in out
+
+
+def test_malformed_lines_are_named_and_left_out(fill, database, tmp_path):
+    torn = json.dumps(decode())[:50]
+    status, out, err = fill(decode(), "nonsense", "", "[1]", json.dumps(packed(num_heads="4")), packed(), torn)
+    assert status == 1
+    calls = tmp_path / "calls.jsonl"
+    assert err.splitlines() == [
+        f"error: {calls}:2: not JSON (Expecting value at column 1)",
+        f"error: {calls}:4: not a JSON object",
+        f'error: {calls}:5: num_heads is "4", not a whole number of at least 0',
+        f"error: {calls}:7: not JSON (Expecting ',' delimiter at column 51)",
+    ]
+    assert counts(out)["records"] == 2
+    assert "   4 malformed lines" in out
+    assert all(runtime(row, "metadata_completeness") == ["complete"] for row in rows(database))
+
+
+def test_many_malformed_lines_are_counted(fill):
+    _, _, err = fill(*["{"] * 100)
+    lines = err.splitlines()
+    assert len(lines) == 21
+    assert lines[-1].endswith("and 1 more")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"\xff\xfe{", "not UTF-8"),
+        (b'{"query_shape": [1, -2]}', "query_shape is [1, -2], not a list"),
+        (b'{"query_shape": [1.5]}', "query_shape is [1.5], not a list"),
+        (b'{"actual_seq_lengths_kv": 7}', "actual_seq_lengths_kv is 7, not a list"),
+        (b'{"sparse_mode": true}', "sparse_mode is true, not a whole number"),
+        (b'{"block_table_valid_blocks": ["1"]}', "block_table_valid_blocks is"),
+        (b'{"input_layout": 3}', "input_layout is 3, not a word"),
+        (b"[" * 100_000, "nested too deep"),
+    ],
+)
+def test_what_is_wrong_with_a_line(line, words):
+    with pytest.raises(ValueError) as error:
+        parse_record(line)
+    assert words in str(error.value)
+
+
+@given(st.binary() | st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists).map(json.dumps))
+def test_no_line_does_harm(line):
+    with suppress(ValueError):
+        parse_record(line if isinstance(line, bytes) else line.encode())
+
+
+def test_blocks_in_use_may_be_one_number():
+    assert parse_record(json.dumps(decode(block_table_valid_blocks=7)).encode())[1].valid_blocks == "7"
+
+
+def test_a_measurement_of_assumed_lengths_is_kept_apart(fill, database):
+    edit(database, **{"Average Duration(us)": "17.5", "MicroBench Samples": "9", "Status": "measured", "Run ID": "r"})
+    _, out, _ = fill(decode(), decode((5, 5, 5)))
+    for row in (rows(database)[0], rows(database)[2]):
+        assert (row["Average Duration(us)"], row["MicroBench Samples"], row["Status"], row["Run ID"]) == ("",) * 4
+    (pruned,) = table(database.pruned_dir / f"{ATTENTION}.csv")
+    assert (pruned["Average Duration(us)"], pruned["Run ID"]) == ("17.5", "r")
+    assert "assumed lengths" in pruned["Pruned Reason"]
+    assert "1 measurements of assumed lengths moved to pruned/" in out
+
+
+def test_a_measurement_of_the_same_lengths_stays(fill, database):
+    fill(decode())
+    edit(database, **{"Average Duration(us)": "17.5", "Status": "measured", RUNTIME_PREFIX + "avg_seq_len": ""})
+    fill(decode())
+    row = rows(database)[0]
+    assert (row["Average Duration(us)"], *runtime(row, "avg_seq_len")) == ("17.5", "145")
+    assert not database.pruned_dir.exists()
+
+
+def test_values_in_another_spelling_are_the_same(fill, database):
+    spelled = {"actual_seq_lengths_kv_values": "[300, 128, 7]", "num_heads": "4.0"}
+    edit(database, **{RUNTIME_PREFIX + name: text for name, text in spelled.items()})
+    fill(decode())
+    assert len(rows(database)) == 2
+    assert runtime(rows(database)[0], *spelled, "block_size") == ["[300, 128, 7]", "4.0", "128"]
+
+
+def test_values_that_a_record_contradicts_stay(fill, database):
+    edit(database, **{RUNTIME_PREFIX + "sparse_mode": "0"})
+    fill(decode())
+    first, _, added = rows(database)
+    assert runtime(first, "sparse_mode", "actual_seq_lengths_kv_values") == ["0", ""]
+    assert runtime(added, "sparse_mode", "actual_seq_lengths_kv_values") == ["3", "300,128,7"]
+
+
+def test_rows_that_stand_twice_are_filled_twice(fill, database):
+    stored = database.read(ATTENTION)
+    database.write(Table(ATTENTION, stored.path, pd.concat([stored.frame, stored.frame[:1]], ignore_index=True)))
+    fill(decode())
+    kv = [row[RUNTIME_PREFIX + "actual_seq_lengths_kv_values"] for row in rows(database)]
+    assert kv == ["300,128,7", "", "300,128,7"]
+
+
+def test_a_call_without_lengths_is_incomplete(fill, database):
+    edit(database, **{INPUT_SHAPES: DECODE.replace(";3;3;", ";;;"), RUNTIME_PREFIX + "actual_seq_lengths_kv_shape": ""})
+    fill(decode(None, actual_seq_lengths=None))
+    assert runtime(rows(database)[0], "num_heads", "metadata_completeness") == ["4", "partial"]
+
+
+def test_other_columns_survive(fill, database):
+    edit(database, Note="mine", **{RUNTIME_PREFIX + "attn_state": "DecodeOnly"})
+    fill(decode(), decode((5, 5, 5)))
+    first, _, added = rows(database)
+    assert (first["Note"], added["Note"]) == ("mine", "mine")
+    assert (*runtime(first, "attn_state"), *runtime(added, "attn_state")) == ("DecodeOnly", "")
+
+
+def test_several_files_one_of_them_packed(fill, database, tmp_path):
+    packed_file = tmp_path / "more.jsonl.gz"
+    packed_file.write_bytes(gzip.compress(json.dumps(packed()).encode() + b"\n"))
+    _, out, _ = fill(decode(), options=["--jsonl", str(packed_file)])
+    assert counts(out)["files"] == 2
+    assert all(runtime(row, "metadata_completeness") == ["complete"] for row in rows(database))
+
+
+def test_a_packed_file_that_ends_early(fill, tmp_path):
+    whole = gzip.compress(b"".join(json.dumps(decode((n, 1, 1))).encode() + b"\n" for n in range(2000)))
+    cut = tmp_path / "cut.jsonl.gz"
+    cut.write_bytes(whole[: len(whole) // 2])
+    status, out, err = fill(decode(), options=["--jsonl", str(cut)])
+    assert status == 1
+    assert f"error: {cut}: ends early after line " in err
+    assert counts(out)["records"] > 1
+
+
+def test_wrong_usage(fill, database, tmp_path, capsys):
+    status = main(["fill-runtime", "--jsonl", str(tmp_path / "nowhere"), "--database-path", str(database.path)])
+    assert (status, capsys.readouterr().err) == (2, f"error: {tmp_path / 'nowhere'}: no such file: check the path\n")
+    status = main(["fill-runtime", "--jsonl", __file__, "--database-path", str(tmp_path / "nowhere")])
+    assert status == 2
+    assert "no such folder" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        fill(decode(), options=["--max-rows", "-1"])
+
+
+def test_a_database_in_use_is_left_alone(fill, database):
+    before = database.csv_path(ATTENTION).read_bytes()
+    lock = SessionLock(database, run_id="other", command="pytest bench/")
+    lock.acquire(0, print)
+    try:
+        status, _, err = fill(decode())
+    finally:
+        lock.release()
+    assert status == 1
+    assert "is in use by session other" in err
+    assert database.csv_path(ATTENTION).read_bytes() == before
+
+
+def test_a_database_without_attention(fill, database):
+    database.csv_path(ATTENTION).unlink()
+    status, out, _ = fill(decode())
+    assert status == 0
+    assert "no row has any of its shapes" in out
+
+
+def test_the_shapes_that_the_operator_saw_count():
+    cells = {INPUT_SHAPES: "1,1;1,1;1,1", RUNTIME_PREFIX + "operator_input_shapes_raw": f'"{DECODE}"'}
+    key = key_of_row(cells)
+    assert key == JoinKey((3, 4, 128), (99, 128, 128), (99, 128, 128), 3, (2048, 2048), (3, 16))
+    assert key_of_row({INPUT_SHAPES: "a,b;1;1"}) is None
+
+
+KEYS = st.builds(JoinKey, *[st.none() | st.tuples(st.integers(1, 3))] * 3, *[st.none() | st.integers(1, 3)] * 3)
+
+
+@given(st.lists(KEYS, min_size=1, max_size=6), KEYS)
+def test_the_nearest_agrees_in_the_most_components(keys, wanted):
+    def agreeing(key):
+        return sum(a == b for a, b in zip(key, wanted, strict=True) if (a, b) != (None, None))
+
+    found = Nearest(enumerate_keys := [(key, at) for at, key in enumerate(keys)]).to(wanted)
+    if all(key == wanted for key in keys):
+        return
+    if found is None:
+        assert not any(agreeing(key) for key in keys if key != wanted)
+    else:
+        assert found in enumerate_keys
+
+
+@given(st.lists(st.integers(0, 40), max_size=80), st.integers(1, 10))
+def test_a_choice_does_not_depend_on_the_order(numbers, limit):
+    def chosen(order):
+        choice = Chosen(limit, "")
+        for number in order:
+            choice.add(Values((str(number),), "", "", ()))
+        return {values.case for values in choice.values()}
+
+    assert chosen(numbers) == chosen(sorted(numbers))
+    assert len(chosen(numbers)) == min(limit, len(set(numbers)))
