@@ -7,7 +7,7 @@ input shapes into the output shape, or answers None where there is none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise, permutations, product
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -67,36 +67,38 @@ def nz_shape(stored: Shape) -> Shape:
 
 
 def permutation(source: Shape, result: Shape) -> tuple[int, ...] | None:
-    """For each axis of `result` its axis in `source`; where several fit, one that moves the fewest.
+    """For each axis of `result` its axis in `source`; where several fit, the first that moves the fewest.
 
-    An axis that keeps its place among those that are not moved is not moved itself, so the axes
-    that stay are a longest common subsequence of both shapes. The others are taken in order.
+    No kernel is launched where axes of size 1 alone change places: an order that leaves the others as
+    they are is taken only where no other fits.
     """
     if sorted(source) != sorted(result):
         return None
-    rank = len(source)
-    # common[i][j]: length of the longest common subsequence of source[i:] and result[j:].
-    common = [[0] * (rank + 1) for _ in range(rank + 1)]
-    for i in reversed(range(rank)):
-        for j in reversed(range(rank)):
-            longest = max(common[i + 1][j], common[i][j + 1])
-            common[i][j] = max(longest, 1 + common[i + 1][j + 1]) if source[i] == result[j] else longest
-    found: dict[int, int] = {}
-    i = j = 0
-    while i < rank and j < rank:
-        if source[i] == result[j] and common[i][j] == 1 + common[i + 1][j + 1]:
-            found[j] = i
-            i, j = i + 1, j + 1
-        elif common[i][j] == common[i][j + 1]:
-            j += 1
-        else:
-            i += 1
-    moved = [axis for axis in range(rank) if axis not in found.values()]
-    for j in range(rank):
-        if j not in found:
-            found[j] = next(axis for axis in moved if source[axis] == result[j])
-            moved.remove(found[j])
-    return tuple(found[j] for j in range(rank))
+    axes = {size: [axis for axis, own in enumerate(source) if own == size] for size in source}
+    fitting = []
+    for chosen in product(*map(permutations, axes.values())):
+        of_size = dict(zip(axes, map(iter, chosen), strict=True))
+        fitting.append(tuple(next(of_size[size]) for size in result))
+    launching = [order for order in fitting if not _ascends([axis for axis in order if source[axis] > 1])]
+    return min(launching or fitting, key=lambda order: (_moved_axes(order), order))
+
+
+def _moved_axes(order: Sequence[int]) -> int:
+    """How many axes a permutation moves: all but its longest ascending subsequence, which stays as it was."""
+    longest = [1] * len(order)
+    for i, axis in enumerate(order):
+        longest[i] += max((longest[j] for j in range(i) if order[j] < axis), default=0)
+    return len(order) - max(longest, default=0)
+
+
+def _ascends(numbers: Sequence[int]) -> bool:
+    return all(first < second for first, second in pairwise(numbers))
+
+
+def permutation_is_unique(source: Shape) -> bool:
+    """Whether the shape that a permutation leads to tells which it is: where axes of size 1 stand does not matter."""
+    sizes = [size for size in source if size > 1]
+    return len(set(sizes)) == len(sizes)
 
 
 def concatenation(parts: Sequence[Shape], result: Shape) -> int | None:

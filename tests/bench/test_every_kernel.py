@@ -18,7 +18,7 @@ REQUIRED = """
 
     AddAiCore Mul MulAiCore Muls Sub SubAiCore RealDiv FloorDiv FloorMod Equal NotEqual Greater
     GreaterEqual Less LogicalAnd LogicalNot LogicalOr SelectV2 Neg Abs Log Cos Sin Pows Cast Fill ZerosLike
-    OnesLike Range ReduceSum Cumsum ConcatD BroadcastTo Tile AsStrided GatherElements GatherV3
+    OnesLike Range ReduceSum Cumsum ConcatD BroadcastTo Tile AsStrided Gather GatherElements GatherV3
     IndexPutV2 ScatterElementsV2 NonZero LpNormV2 RmsNormGrad SwiGluGrad RotaryPositionEmbedding
     RotaryPositionEmbeddingGrad FlashAttentionScore FlashAttentionScoreGrad EmbeddingDenseGradV2
     ApplyAdamWV2 ApplyRotaryPosEmb AddRmsNorm AddRmsNormDynamicQuant SliceAiCore TransposeAiCore PadV3AiCore

@@ -58,6 +58,12 @@ CONTRADICTIONS = [
     ),
     (
         "DispatchFFNCombine",
+        f"11,40;6,40,48;6,25,40;11,3;6,48;6,40;11,3 | {LAYER} -> {LAYER_OUT} @ EP Size = 16",
+        SHAPES,
+        "do not belong together",
+    ),
+    (
+        "DispatchFFNCombine",
         f"11,40;6,40,48;6,24,40;11,3;6,48;6,40;11,3 | {LAYER} -> 11,40;5 | DT_BF16;INT32 @ EP Size = 1",
         OUTPUT,
         "output 1 counts the tokens of 6 experts",
