@@ -1,7 +1,7 @@
 """The device process, from inside: imports torch, owns one device, runs one job after another.
 
-Run as `python -m bench.device_main FD`, where FD is its end of a socket pair. It ends when the
-other end is closed, and with its parent.
+Run as `python -m bench.device_main FD [--under-launcher]`, where FD is its end of a socket pair. It
+ends when the other end is closed, and with its parent, unless that is a launcher such as msprof.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 
-from bench.device_process import NotReady, Ready, Start, Started, Waiting
+from bench.device_process import UNDER_LAUNCHER, NotReady, Ready, Start, Started, Waiting
 from bench.errors import DeviceSick
 from bench.job import Job
 from bench.parent import die_with_parent
@@ -21,9 +21,12 @@ from database.errors import OpAtlasError
 from database.schema import Status
 
 
-def main(fd: int) -> None:
+def main(fd: int, *, under_launcher: bool) -> None:
     """Serves the jobs that come over `fd` until it is closed."""
-    die_with_parent()
+    if not under_launcher:
+        # A launcher may start it from a thread of its own, whose end would count as its parent's. The
+        # keeper ends the whole group in any case.
+        die_with_parent()
     # What a kernel starts must not hold the connection open when this process has died.
     os.set_inheritable(fd, False)
     # The Python stack of a segfault goes to stderr, into the report of the row that caused it.
@@ -38,7 +41,7 @@ def main(fd: int) -> None:
 
             runner = Runner(start.spec, start.settings)
             runner.probe()
-            connection.send(Ready(runner.describe()))
+            connection.send(Ready(runner.describe(), os.getpid()))
         except (OpAtlasError, ImportError) as error:
             connection.send(NotReady(f"{type(error).__name__}: {error}", sick=isinstance(error, DeviceSick)))
             return
@@ -61,4 +64,4 @@ def main(fd: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), under_launcher=UNDER_LAUNCHER in sys.argv[2:])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bench.errors import DeviceGone
-from bench.executor import Executor
+from bench.executor import BatchExecutor, Executor
 from bench.job import DeviceDescription, DeviceSpec, Job, Outcome
 
 _T = TypeVar("_T")
@@ -41,7 +41,7 @@ class LeftOut:
 
 
 class DevicePool:
-    """An Executor that stays on its first device until that is gone, then moves on to the others.
+    """A BatchExecutor that stays on its first device until that is gone, then moves on to the others.
 
     Where two processes of a session share a device then, their rows take turns.
     """
@@ -66,6 +66,13 @@ class DevicePool:
     def run(self, job: Job) -> Outcome:
         # An executor that raises DeviceGone has not run the job.
         return self._on_a_device(lambda executor: executor.run(job))
+
+    def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> list[Outcome]:
+        return self._on_a_device(
+            lambda executor: (
+                executor.run_all(jobs, enough) if isinstance(executor, BatchExecutor) else [executor.run(jobs[0])]
+            )
+        )
 
     def close(self) -> None:
         if self._current is not None:

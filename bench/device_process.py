@@ -15,10 +15,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Protocol
 
+from bench.devices.visible import environment_of
 from bench.errors import DeviceGone
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from database.schema import Status
@@ -33,6 +36,8 @@ _LAST_WORDS_S = 0.2
 _PAUSES_S = (1.0, 4.0)
 _TRIES = len(_PAUSES_S) + 1
 _ROOT = Path(__file__).parent.parent
+#: Last word on the command line of a device process whose parent is not its keeper.
+UNDER_LAUNCHER = "--under-launcher"
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class Ready:
     """Its answer, once a known-good operation gave the right result on the device."""
 
     device: DeviceDescription
+    pid: int
 
 
 @dataclass(frozen=True)
@@ -74,14 +80,32 @@ class Started:
     """Sent after that, when the body begins; its deadline runs from here."""
 
 
+class Launcher(Protocol):
+    """A program that a device process runs under, such as a profiler.
+
+    Attributes:
+        patience_s: how long it may take to end when the process has ended.
+    """
+
+    patience_s: float
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """The command that runs `words` under it, asked for at each start. Raises DeviceGone."""
+        ...
+
+
 class DeviceProcess:
     """An Executor whose jobs run in a process of their own, started on first use."""
 
-    def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
+    def __init__(self, spec: DeviceSpec, settings: MeasureSettings, launcher: Launcher | None = None) -> None:
+        self._launcher = launcher
+        #: How long a process group that ends by itself may take to do so.
+        self._patience_s = launcher.patience_s if launcher else _LAST_WORDS_S
         self._start_message = Start(spec, settings, tuple(sys.path))
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        #: Readable when the process has ended, where the system has such files.
+        #: Readable when the process has ended, where the system has such files. Its end is not always
+        #: seen on the connection: what a kernel has forked, or a launcher, holds that open.
         self._end: int | None = None
         self._device: DeviceDescription | None = None
         self._memory_kills = 0
@@ -101,17 +125,19 @@ class DeviceProcess:
                 outcome = self._await(connection, job)
             except (BrokenPipeError, ConnectionResetError):
                 # The process died before it took the job: the row is not to blame.
-                code = self._kill()
+                code = self._kill(self._patience_s)
                 continue
             except (EOFError, OSError):
-                return Outcome(Status.CRASHED, f"the device process died: {self._how_it_ended(self._kill())}")
+                code = self._kill(self._patience_s)
+                return Outcome(Status.CRASHED, f"the device process died: {self._how_it_ended(code)}")
             except KeyboardInterrupt:
                 # Nobody waits for this row any more, and it may have minutes to go.
                 self._kill()
                 raise
             if outcome.status is Status.DEVICE_ERROR:
                 # Every later call in that process would fail.
-                self._kill()
+                connection.close()
+                self._kill(self._patience_s)
             return outcome
         raise DeviceGone(f"its process died before it took a row, {_TRIES} times ({self._how_it_ended(code)})")
 
@@ -121,7 +147,7 @@ class DeviceProcess:
             return
         self._connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_TIMEOUT_S)
+            self._process.wait(max(_END_TIMEOUT_S, self._patience_s))
         self._kill()
 
     def _await(self, connection: Connection, job: Job) -> Outcome:
@@ -137,11 +163,10 @@ class DeviceProcess:
             limit_s = None if isinstance(answer, Waiting) else job.timeout_s
 
     def _expect_alive(self) -> None:
-        """Raises BrokenPipeError where the process has ended.
-
-        Its end is not always seen on the connection: what a kernel has forked holds that open.
-        """
+        """Raises BrokenPipeError where the process has ended."""
         if self._process is not None and self._process.poll() is not None:
+            raise BrokenPipeError
+        if self._end is not None and wait([self._end], 0):
             raise BrokenPipeError
 
     def _message_comes(self, limit_s: float | None) -> bool:
@@ -178,40 +203,54 @@ class DeviceProcess:
         ours, theirs = socket.socketpair()
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), environment.get("PYTHONPATH"))))
-        if self._start_message.spec.pinned:
-            variable, value = self._start_message.spec.pinned
-            environment[variable] = value
+        environment |= environment_of(self._start_message.spec)
         self._memory_kills = memory_kills()
         with theirs:
             fd = str(theirs.fileno())
             keeper = [sys.executable, "-m", "bench.keeper", str(os.getpid()), fd]
+            words = [sys.executable, "-m", "bench.device_main", fd]
+            command = self._launcher.command([*words, UNDER_LAUNCHER]) if self._launcher else words
             # Output is inherited, so that it lands where pytest's capture wants it, or on the terminal with -s.
             self._process = subprocess.Popen(
-                [*keeper, sys.executable, "-m", "bench.device_main", fd],
+                [*keeper, *command],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 start_new_session=True,
             )
-        with contextlib.suppress(AttributeError, OSError):
-            # Not Linux, or an old one.
-            self._end = os.pidfd_open(self._process.pid)
+        self._watch(self._process.pid)
         self._connection = Connection(ours.detach())
         try:
             self._connection.send(self._start_message)
             if self._message_comes(_START_TIMEOUT_S):
                 answer: Ready | NotReady = self._connection.recv()
+                if self._launcher and isinstance(answer, Ready):
+                    # A profiler goes on after the end of what it has started.
+                    self._watch(answer.pid)
                 return answer
             return NotReady(f"it was not ready after {_START_TIMEOUT_S:g} s", sick=False)
         except (EOFError, OSError):
             return None
 
-    def _kill(self) -> int:
-        """Ends the whole process group, waits for it, and gives the exit code of the process."""
+    def _watch(self, pid: int) -> None:
+        """From now on this process's end is the end."""
+        if self._end is not None:
+            os.close(self._end)
+            self._end = None
+        with contextlib.suppress(AttributeError, OSError):
+            # Not Linux, or an old one.
+            self._end = os.pidfd_open(pid)
+
+    def _kill(self, patience_s: float = _LAST_WORDS_S) -> int:
+        """Ends the whole process group, waits for it, and gives the exit code of the process.
+
+        Args:
+            patience_s: how long one that is ending by itself may take: its code says more, and a
+                profiler has yet to write what it recorded.
+        """
         assert self._process is not None
         try:
-            # An answer may still come from a process that is ending by itself: its code says more.
-            code = self._process.wait(_LAST_WORDS_S)
+            code = self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
             code = None
         with contextlib.suppress(ProcessLookupError):

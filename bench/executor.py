@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
+from bench.devices.visible import environment_of
 from bench.errors import DeviceGone
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from database.errors import OpAtlasError
@@ -27,15 +29,27 @@ class Executor(Protocol):
         ...
 
 
+@runtime_checkable
+class BatchExecutor(Executor, Protocol):
+    """One whose instrument tells durations only of many rows at once."""
+
+    def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> list[Outcome]:
+        """Runs jobs in their order; gives the outcomes of those that were run, at least one. Raises DeviceGone.
+
+        Args:
+            enough: told what became of each job, before its samples are known (`Outcome.launched`);
+                whether no further job is to be run.
+        """
+        ...
+
+
 class InProcess:
     """Runs bodies in this process, for debuggers and profilers; failures come through as raised."""
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
+        os.environ.update(environment_of(spec))
         from bench.runner import Runner
 
-        if spec.pinned:
-            variable, value = spec.pinned
-            os.environ[variable] = value
         try:
             self._runner = Runner(spec, settings)
         except OpAtlasError as error:

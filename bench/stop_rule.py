@@ -20,6 +20,9 @@ _SETTLED = 0.10
 _WINDOW = 10
 #: A kernel of a few microseconds settles long before; this bounds a row that never does.
 _MOST_SAMPLES = 200
+#: Where durations are known only later, and with them their noise.
+_UNSEEN_SAMPLES = 20
+_LEAST_UNSEEN_SAMPLES = 3
 
 
 class StopRule:
@@ -58,6 +61,14 @@ class StopRule:
         if self._count < _LEAST_SAMPLES:
             return False
         return self._noise[-1] < _QUIET or self._settled()
+
+    def enough_unseen(self, count: int) -> bool:
+        """The same for samples whose durations are not known yet, of which there are `count`."""
+        if self._deadline is None:
+            self._deadline = self._clock() + self._time_limit_s
+        if self._repeat_count is not None:
+            return count >= self._repeat_count
+        return count >= _UNSEEN_SAMPLES or (count >= _LEAST_UNSEEN_SAMPLES and self._clock() >= self._deadline)
 
     def _add(self, sample: float) -> None:
         """Welford's update of mean and squared deviations."""

@@ -77,6 +77,8 @@ class Database:
         self.runs_dir = self.path / "runs"
         self.reports_dir = self.path / "reports"
         self.pruned_dir = self.path / "pruned"
+        #: What profilers have written of rows that are not in the CSVs.
+        self.profiles_dir = self.path / "profiles"
 
     def kernel_types(self) -> list[str]:
         """Kernel types that have a file, sorted; collectives (`hcom_*`) have another schema, and hidden files none."""

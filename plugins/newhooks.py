@@ -17,3 +17,10 @@ def pytest_opatlas_devices(config: pytest.Config) -> Sequence[DeviceSpec] | None
     to leave the choice to OpAtlas. It is called before and after pytest is configured, in every
     process of a session, and must give the same devices each time. Do not import torch here.
     """
+
+
+def pytest_opatlas_launched(launched: int, of: int) -> None:
+    """Called in the process that runs rows, where an instrument gives durations only of many rows at once.
+
+    `launched` of the rows that are run together have been run; their samples are not known yet.
+    """

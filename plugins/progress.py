@@ -45,22 +45,31 @@ class ReplayProgress:
         # No letter for the line of dots, but a word for pytest's short summary.
         return category, "", _WORDS[category]
 
+    @pytest.hookimpl
+    def pytest_opatlas_launched(self, launched: int, of: int) -> None:
+        if not self._silent:
+            self._started().advance(0, f"{launched} of {of} launched" if launched < of else "waiting for the profile")
+
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if about_row(report) is None or self._silent:
             return
-        if self._progress is None:
-            self._take_the_line()
-            self._terminal.ensure_newline()
-            self._progress = Progress(self._total, "rows", stream=self._terminal._tw._file)
+        progress = self._started()
         if report.when == "call" or not report.passed:
             self._failed += report.failed
-            self._progress.advance(1, f"{self._failed} failed" if self._failed else "")
+            progress.advance(1, f"{self._failed} failed" if self._failed else "")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
         if self._progress is not None:
             self._progress.close()
+
+    def _started(self) -> Progress:
+        if self._progress is None:
+            self._take_the_line()
+            self._terminal.ensure_newline()
+            self._progress = Progress(self._total, "rows", stream=self._terminal._tw._file)
+        return self._progress
 
     def _take_the_line(self) -> None:
         """pytest's file names and percentages would interrupt it."""

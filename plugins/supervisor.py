@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from bench.errors import DeviceGone
+from bench.executor import BatchExecutor
 from bench.job import DeviceDescription, Job, Outcome
 from bench.registry import replay_spec
 from database.record import Record
 from database.schema import Status
 from plugins.journaling import Journaling
+from plugins.look_ahead import LookAhead
 from plugins.plan import CaseRow
 from plugins.session import BenchSession
 
@@ -33,6 +35,7 @@ class Supervisor:
         self._session = session
         self._journaling = journaling
         self._device_told: DeviceDescription | None = None
+        self._look_ahead: LookAhead | None = None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool, bool]:
@@ -48,7 +51,7 @@ class Supervisor:
             return None
         row = pyfuncitem.funcargs["row"]
         assert isinstance(row, CaseRow)
-        outcome = pyfuncitem.stash[_OUTCOME] = self._run(pyfuncitem, row)
+        outcome = pyfuncitem.stash[_OUTCOME] = self._run(pyfuncitem)
         _give_verdict(outcome, row.place)
         return True
 
@@ -82,9 +85,32 @@ class Supervisor:
             setattr(report, REPORT_ATTRIBUTE, about)
         return report
 
-    def _run(self, item: pytest.Function, row: CaseRow) -> Outcome:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
+        """What was measured of rows whose turn never came is kept all the same, before journals are closed."""
+        left_over = self._look_ahead.left_over() if self._look_ahead is not None else {}
+        for item in session.items if left_over else ():
+            row = row_of(item)
+            if row is not None and item.nodeid in left_over:
+                self._journaling.keep(self._record(row, left_over[item.nodeid]).to_json(), self._device_told)
+        return (yield)
+
+    def _run(self, item: pytest.Function) -> Outcome:
+        executor, at_once = self._session.executor(), self._session.settings.rows_at_once
+        try:
+            if at_once == 1 or not isinstance(executor, BatchExecutor):
+                return executor.run(self._job(item))
+            if self._look_ahead is None:
+                self._look_ahead = LookAhead(at_once)
+            return self._look_ahead.outcome(item, executor, self._job, lambda: bool(self._session.stop_reason))
+        except DeviceGone as error:
+            self._session.end_without_device(str(error), pytest.ExitCode.TESTS_FAILED)
+
+    def _job(self, item: pytest.Function) -> Job:
+        row = row_of(item)
+        assert row is not None
         function = item.function
-        job = Job(
+        return Job(
             module=function.__module__,
             module_path=str(Path(function.__code__.co_filename)),
             function=function.__qualname__,
@@ -92,10 +118,6 @@ class Supervisor:
             cells=row.cells,
             timeout_s=self._session.settings.timeout_s(first_run=row.first_run),
         )
-        try:
-            return self._session.executor().run(job)
-        except DeviceGone as error:
-            self._session.end_without_device(str(error), pytest.ExitCode.TESTS_FAILED)
 
     def _record(self, row: CaseRow, outcome: Outcome) -> Record:
         return Record(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,16 @@ class Controller:
             return (yield)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """xdist's hook: who gets which rows. None leaves it to xdist."""
+        at_once = self._session.settings.rows_at_once
+        if at_once == 1 or not replays_are_asked_for(config):
+            return None
+        from plugins.batch_scheduling import BatchScheduling
+
+        return BatchScheduling(config, log, at_once)
 
 
 def replays_are_asked_for(config: pytest.Config) -> bool:

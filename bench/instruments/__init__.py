@@ -7,12 +7,19 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
+from bench.attribution import Launched, NoSamples, ProfiledSamples
 from bench.stop_rule import StopRule
 from database.errors import OpAtlasError
 
+#: Measures in sessions of many rows (bench/msprof).
+MSPROF = "msprof"
 #: By kind of device, the best one first: what it is called, and "module:name" of what makes it.
 OFFERED: Mapping[str, Mapping[str, str]] = {
     "cpu": {"wall-clock": "bench.instruments.wall_clock:WallClock"},
+    "npu": {
+        MSPROF: "bench.instruments.marked_launches:msprof",
+        "npu-events": "bench.instruments.device_events:npu_events",
+    },
 }
 
 
@@ -23,11 +30,15 @@ class Samples:
     Attributes:
         device_kernels: device kernels that one call launched; None where the instrument cannot tell.
         calls_per_sample: calls that one sample averages over.
+        launched: of an instrument that reads a profile: what to look for there.
+        profiled: what it found there; None where the profile is read later, by somebody else.
     """
 
     durations_us: tuple[float, ...]
     device_kernels: int | None = None
     calls_per_sample: int = 1
+    launched: Launched | None = None
+    profiled: ProfiledSamples | NoSamples | None = None
 
 
 class Instrument(Protocol):

@@ -105,11 +105,17 @@ CONFTEST = """
 import os
 
 import simulated
+from bench.devices.visible import VISIBLE, pinned
+from bench.job import DeviceSpec
 
 pytest_plugins = ("plugins.options", "plugins.workers", "plugins.wiring", "bench.conftest")
 
 
 def pytest_opatlas_devices():
+    npus = int(os.environ.get("STAND_IN_NPUS", "0"))
+    if npus:
+        spec = DeviceSpec("npu", opener="stand_in_npu:StandInNpu")
+        return pinned(spec, VISIBLE["npu"], [str(index) for index in range(npus)])
     present = int(os.environ.get("SIMULATED_DEVICES", "0"))
     return simulated.devices(present) if present else None
 """
@@ -164,7 +170,7 @@ class Sessions:
         self.database.mkdir()
         (folder / "pytest.ini").write_text("[pytest]\n")
         (folder / "conftest.py").write_text(CONFTEST)
-        for name in ("simulated.py", "simulated_device.py"):
+        for name in ("simulated.py", "simulated_device.py", "stand_in_npu.py", "stand_in_msprof.py"):
             shutil.copy(Path(__file__).with_name(name), folder)
         (folder / "test_toys.py").write_text(TOY_REPLAYS)
         self._started = 0

@@ -1,0 +1,196 @@
+"""Which kernels of a profile are whose samples: by marks (bench/marks.py), else by order and count.
+
+Plain values in and out: no device, no profiler, no files.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from bench.marks import BEGIN, END, KERNEL_TYPE, dimensions_of, row_of_mark
+from database.launches import Launch
+from database.schema import BASE
+from database.signature import normalized_kernel_type, signature
+
+_BEGIN, _END = dimensions_of(BEGIN), dimensions_of(END)
+#: Of a counter whose values of several kernels add up; others (ratios, rates) are averaged by time.
+_ADDITIVE = ("(us)", "(KB)", "cycles", "_fops", "_hit", "_allocate")
+BY_ORDER = "the profile holds no marks: samples are told from warm-up by their order and number"
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a process knows of a row that it ran under a profiler.
+
+    Attributes:
+        number: of the row in the profile, as its mark says.
+        samples: how often the kernel was launched between marks.
+        calls: how often in all, warm-up first; 0 where whoever launched the samples does not know.
+    """
+
+    number: int
+    samples: int
+    calls: int = 0
+
+
+@dataclass(frozen=True)
+class ProfiledRow:
+    """A row whose samples are looked for."""
+
+    kernel_type: str
+    cells: Mapping[str, str]
+    launched: Launched
+
+
+@dataclass(frozen=True)
+class ProfiledSamples:
+    """What a profile says of a row.
+
+    Attributes:
+        durations_us: of each sample, all kernels of the call together.
+        kernels: that one call launched, in their order.
+        counters: means over the same samples, by name.
+        assumption: what had to be taken for granted; "" where marks tell.
+    """
+
+    durations_us: tuple[float, ...]
+    kernels: tuple[Launch, ...]
+    counters: Mapping[str, float] = field(default_factory=dict)
+    assumption: str = ""
+
+
+@dataclass(frozen=True)
+class NoSamples:
+    """Why a profile says nothing of a row that can be relied on."""
+
+    reason: str
+
+
+Calls = Sequence[Sequence[Launch]]
+
+
+def attribute(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:
+    """The samples of each row.
+
+    Args:
+        launches: of one process, in the order of their start.
+        rows: that this process ran, in that order.
+    """
+    windows = _windows(launches)
+    if windows or not launches:
+        return [_checked(row, windows.get(row.launched.number)) for row in rows]
+    return _by_order(launches, rows)
+
+
+def _windows(launches: Iterable[Launch]) -> dict[int, list[list[Launch]] | NoSamples]:
+    """What ran between the marks of each sample, by the row's number."""
+    rows: dict[int, list[list[Launch]] | NoSamples] = {}
+    devices: dict[str, list[Launch]] = defaultdict(list)
+    for launch in launches:
+        devices[launch.device].append(launch)
+    for of_device in devices.values():
+        rows.update(_windows_of_device(of_device))
+    return rows
+
+
+def _windows_of_device(launches: Iterable[Launch]) -> dict[int, list[list[Launch]] | NoSamples]:
+    rows: dict[int, list[list[Launch]] | NoSamples] = {}
+    number: int | None = None
+    window: list[Launch] | None = None
+    for launch in launches:
+        mark = launch.dimensions if launch.kernel_type == KERNEL_TYPE else ""
+        began = row_of_mark(mark) if mark else None
+        if began is not None:
+            number, window = began, None
+            rows[number] = []
+        elif number is None:
+            continue
+        elif mark in (_BEGIN, _END):
+            found = rows[number]
+            if isinstance(found, NoSamples):
+                continue
+            if (mark == _BEGIN) != (window is None):
+                rows[number] = NoSamples(f"marks are missing after sample {len(found)}")
+            elif mark == _BEGIN:
+                window = []
+            elif window is not None:
+                found.append(window)
+                window = None
+        elif window is not None:
+            window.append(launch)
+    return rows
+
+
+def _checked(row: ProfiledRow, found: list[list[Launch]] | NoSamples | None) -> ProfiledSamples | NoSamples:
+    """A profile that holds something else than what was launched is not to be averaged."""
+    if found is None:
+        return NoSamples("the profile holds nothing of the row")
+    if isinstance(found, NoSamples):
+        return found
+    if len(found) != row.launched.samples:
+        return NoSamples(f"the profile holds {len(found)} samples, and {row.launched.samples} were taken")
+    kinds = {tuple(launch.kernel_type for launch in call) for call in found}
+    if () in kinds:
+        return NoSamples("the profile holds no kernel of some of the samples")
+    if len(kinds) > 1:
+        several = " and ".join(sorted("+".join(kind) for kind in kinds))
+        return NoSamples(f"samples of the same call launched different kernels: {several}")
+    return _samples(found)
+
+
+def _by_order(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:
+    """Where a kernel of the row's own signature ran as often as the process called it."""
+    alike: dict[tuple[str, str], list[Launch]] = defaultdict(list)
+    types = {row.kernel_type for row in rows}
+    for launch in launches:
+        kernel_type = normalized_kernel_type(launch.kernel_type)
+        if kernel_type in types:
+            alike[kernel_type, signature(kernel_type, launch.cells)].append(launch)
+    # No profile holds run-time values.
+    base = [{column: row.cells.get(column, "") for column in BASE} for row in rows]
+    keys = [(row.kernel_type, signature(row.kernel_type, cells)) for row, cells in zip(rows, base, strict=True)]
+    wanted: dict[tuple[str, str], int] = defaultdict(int)
+    for key, row in zip(keys, rows, strict=True):
+        wanted[key] += row.launched.calls
+    results: list[ProfiledSamples | NoSamples] = []
+    for key, row in zip(keys, rows, strict=True):
+        own, calls = alike[key], row.launched.calls
+        if len(own) != wanted[key]:
+            results.append(
+                NoSamples(f"the profile has no marks, and {len(own)} kernels like it for {wanted[key]} calls")
+            )
+            continue
+        # Rows that differ in their run-time values only follow each other.
+        before = sum(r.launched.calls for k, r in zip(keys, rows[: len(results)], strict=False) if k == key)
+        mine = own[before : before + calls][-row.launched.samples :]
+        results.append(_samples([[launch] for launch in mine], BY_ORDER))
+    return results
+
+
+def _samples(calls: Calls, assumption: str = "") -> ProfiledSamples:
+    per_call = [_counters(call) for call in calls]
+    names = dict.fromkeys(name for counters in per_call for name in counters)
+    return ProfiledSamples(
+        durations_us=tuple(sum(launch.duration_us for launch in call) for call in calls),
+        kernels=tuple(calls[0]),
+        counters={name: fmean(c[name] for c in per_call if name in c) for name in names},
+        assumption=assumption,
+    )
+
+
+def _counters(call: Sequence[Launch]) -> dict[str, float]:
+    """Of one call, all its kernels together."""
+    names = dict.fromkeys(name for launch in call for name in launch.counters)
+    return {name: _together(name, [launch for launch in call if name in launch.counters]) for name in names}
+
+
+def _together(name: str, launches: Sequence[Launch]) -> float:
+    values = [launch.counters[name] for launch in launches]
+    if name.endswith(_ADDITIVE):
+        return sum(values)
+    weights = [launch.duration_us for launch in launches]
+    total = sum(weights)
+    return sum(v * w for v, w in zip(values, weights, strict=True)) / total if total else fmean(values)

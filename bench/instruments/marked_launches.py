@@ -1,0 +1,61 @@
+"""Launches a kernel between marks, for whoever reads the profile of this process (bench/attribution.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from bench.attribution import Launched
+from bench.instruments import MSPROF, Samples
+from bench.marks import BEGIN, END, row_mark
+from bench.stop_rule import StopRule
+
+
+class MarkedLaunches:
+    """An instrument whose durations are in a profile that is read when this process has ended."""
+
+    def __init__(self, name: str, device: torch.device, synchronize: Callable[[], None]) -> None:
+        """
+        Args:
+            name: of the profiler.
+            device: where marks are launched.
+            synchronize: waits for all that was launched there.
+        """
+        self.name = name
+        self._device = device
+        self._synchronize = synchronize
+        self._rows = 0
+        self._begin, self._end = self._mark(BEGIN), self._mark(END)
+
+    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: StopRule) -> Samples:
+        """As in `Instrument`, but how long the samples took is not known yet.
+
+        Raises:
+            ValueError: more rows than marks can tell apart (bench.marks.MOST_ROWS).
+        """
+        number = self._rows
+        mark = self._mark(row_mark(number))
+        self._rows += 1
+        mark()
+        taken = 0
+        while not rule.enough_unseen(taken):
+            if before_each:
+                before_each()
+            self._begin()
+            call()
+            self._end()
+            # A queue of launches would let the time limit pass unseen.
+            self._synchronize()
+            taken += 1
+        return Samples((), launched=Launched(number, taken))
+
+    def _mark(self, shape: tuple[int, ...]) -> Callable[[], object]:
+        source = torch.zeros(shape, device=self._device)
+        target = torch.zeros_like(source)
+        return lambda: torch.neg(source, out=target)
+
+
+def msprof() -> MarkedLaunches:
+    """For a process that msprof has started, on its NPU."""
+    return MarkedLaunches(MSPROF, torch.device("npu"), torch.npu.synchronize)  # type: ignore[attr-defined]

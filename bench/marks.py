@@ -1,0 +1,41 @@
+"""Marks: how samples are found again in a profile of many rows.
+
+A profile is a list of kernels in the order in which the device ran them: those that were asked for,
+and those of set-up, warm-up, cache flush and check. Around each sample the process that measures
+launches a negation of a tensor whose shape no model has; in the profile its shape tells that a row,
+or a sample, begins or ends there. Marks are on the device's own clock and in the same file as the
+kernels, whichever profiler wrote it and whatever its options; range markers of the host (mstx) are not.
+"""
+
+from __future__ import annotations
+
+#: The profiler's type of a mark.
+KERNEL_TYPE = "Neg"
+#: A mark moves 44 to 52 KB: nothing to a cache of megabytes that a flush has emptied.
+BEGIN = (11, 1009)
+END = (13, 1009)
+_ROW = 103
+_BASE = 32
+#: Rows that marks can tell apart in one profile.
+MOST_ROWS = _BASE * _BASE
+
+
+def row_mark(number: int) -> tuple[int, int, int]:
+    """The mark before all that is done for row `number` of a profile, from 0 to MOST_ROWS - 1."""
+    if not 0 <= number < MOST_ROWS:
+        raise ValueError(f"a profile has rows 0 to {MOST_ROWS - 1}, not {number}")
+    return _ROW, 1 + number // _BASE, 1 + number % _BASE
+
+
+def row_of_mark(dimensions: str) -> int | None:
+    """The row that a mark stands for; None where the dimensions are those of something else."""
+    sizes = dimensions.split(",")
+    if len(sizes) != 3 or sizes[0] != str(_ROW) or not all(size.isdecimal() for size in sizes[1:]):
+        return None
+    high, low = int(sizes[1]) - 1, int(sizes[2]) - 1
+    return high * _BASE + low if 0 <= high < _BASE and 0 <= low < _BASE else None
+
+
+def dimensions_of(shape: tuple[int, ...]) -> str:
+    """A shape as profilers write it."""
+    return ",".join(map(str, shape))

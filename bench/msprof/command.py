@@ -1,0 +1,82 @@
+"""The command line of msprof, and how a device process is started with it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.errors import DeviceGone
+
+#: Metric groups of `--aic-metrics`; a run takes one.
+METRICS = (
+    "PipeUtilization",
+    "ArithmeticUtilization",
+    "Memory",
+    "MemoryL0",
+    "MemoryUB",
+    "ResourceConflictRatio",
+    "L2Cache",
+    "MemoryAccess",
+)
+#: Parsing a profile takes seconds to minutes, by the number of its kernels.
+PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True)
+class MsprofOptions:
+    """How rows are profiled.
+
+    Attributes:
+        metrics: the group of counters, of METRICS.
+        folder: where msprof writes while it runs.
+    """
+
+    metrics: str
+    folder: Path
+
+
+def msprof_executable() -> str:
+    """Raises DeviceGone where there is none."""
+    found = shutil.which("msprof")
+    if found is None:
+        raise DeviceGone(
+            "msprof is not on PATH: source CANN's set_env.sh (such as /usr/local/Ascend/ascend-toolkit/set_env.sh), "
+            "or take another --instrument"
+        )
+    return found
+
+
+def profiled(words: Sequence[str], output: Path, metrics: str) -> list[str]:
+    """The command that runs `words` under msprof; what it writes goes below `output`."""
+    return [
+        msprof_executable(),
+        f"--output={output}",
+        "--ai-core=on",
+        "--aic-mode=task-based",
+        f"--aic-metrics={metrics}",
+        # l0 and off leave out shapes and counters.
+        "--task-time=l1",
+        "--type=text",
+        # msprof takes the first word that does not begin with -- for the application.
+        *words,
+    ]
+
+
+def export(profile: Path) -> str:
+    """Has msprof write the summaries of a PROF_* folder; gives what went wrong, "" where nothing did.
+
+    Raises:
+        DeviceGone: there is no msprof.
+    """
+    command = [msprof_executable(), "--export=on", f"--output={profile}", "--type=text"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"`msprof --export` took more than {PATIENCE_S:g} s"
+    if done.returncode:
+        words = (done.stderr or done.stdout).strip().splitlines()
+        return f"`msprof --export` ended with exit code {done.returncode}: {words[-1] if words else 'no message'}"
+    return ""

@@ -1,0 +1,138 @@
+"""A profiling session: a device process under msprof, the rows that it ran, and what msprof says of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from bench.attribution import NoSamples, ProfiledRow, ProfiledSamples, attribute
+from bench.device_process import DeviceProcess
+from bench.errors import DeviceGone
+from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
+from bench.msprof.command import PATIENCE_S, MsprofOptions, export, profiled
+from bench.profiled import with_samples
+from database.errors import TableError
+from database.launches import Launch, read_launches
+from database.profiles import op_summaries, profile_folders
+
+#: Of what went wrong with a profile, so much is told with each row.
+_PROBLEMS_TOLD = 2
+
+
+@dataclass(frozen=True)
+class SessionResult:
+    """What became of the jobs of a session.
+
+    Attributes:
+        outcomes: of the jobs that were run, in their order.
+        missing: positions of those that were launched, but whose samples are in no summary.
+    """
+
+    outcomes: list[Outcome]
+    missing: list[int]
+
+
+class MsprofSession:
+    """Lives from the start of its device process to the reading of what msprof wrote.
+
+    A process that a row has killed is replaced within the session, under an msprof of its own, which
+    writes to a folder of its own.
+    """
+
+    patience_s = PATIENCE_S
+    _numbers = count(1)
+
+    def __init__(self, spec: DeviceSpec, settings: MeasureSettings, options: MsprofOptions) -> None:
+        self._options = options
+        self._process = DeviceProcess(spec, settings, launcher=self)
+        self._outputs: list[Path] = []
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """Starts `words` under msprof. Raises DeviceGone where there is no msprof."""
+        output = self._options.folder / f"{next(self._numbers):04d}"
+        command = profiled(words, output, self._options.metrics)
+        output.mkdir(parents=True)
+        self._outputs.append(output)
+        return command
+
+    def describe(self) -> DeviceDescription:
+        return self._process.describe()
+
+    def run(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> SessionResult:
+        """Runs jobs, ends the process, and reads what msprof wrote. Raises DeviceGone where none could be run.
+
+        Args:
+            enough: told of each outcome; whether no further job is to be run.
+        """
+        outcomes: list[Outcome] = []
+        launched: dict[Path, list[int]] = defaultdict(list)
+        try:
+            for job in jobs:
+                outcome = self._process.run(job)
+                if outcome.launched:
+                    launched[self._outputs[-1]].append(len(outcomes))
+                outcomes.append(outcome)
+                if enough(outcome):
+                    break
+        except DeviceGone:
+            if not outcomes:
+                raise
+        finally:
+            self._process.close()
+        missing: list[int] = []
+        for output, positions in launched.items():
+            rows = [_profiled_row(jobs[position], outcomes[position]) for position in positions]
+            for position, found in zip(positions, _found(output, rows), strict=True):
+                outcomes[position] = with_samples(outcomes[position], jobs[position].kernel_type, found)
+                if isinstance(found, NoSamples):
+                    missing.append(position)
+        self._remove_outputs(keep=bool(missing))
+        return SessionResult(outcomes, missing)
+
+    def close(self) -> None:
+        """Ends a session in which nothing was run."""
+        self._process.close()
+        self._remove_outputs(keep=False)
+
+    def _remove_outputs(self, keep: bool) -> None:
+        if not keep:
+            for output in self._outputs:
+                shutil.rmtree(output, ignore_errors=True)
+
+
+def _profiled_row(job: Job, outcome: Outcome) -> ProfiledRow:
+    assert outcome.launched is not None
+    return ProfiledRow(job.kernel_type, job.cells, outcome.launched)
+
+
+def _found(output: Path, rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:
+    """What msprof wrote of the rows of one process."""
+    launches: list[Launch] = []
+    problems: list[str] = []
+    profiles = profile_folders(output)
+    for profile in profiles:
+        summaries = op_summaries(profile)
+        if not summaries:
+            # Its process was killed, or msprof was before it had parsed what it recorded.
+            problems += filter(None, [export(profile)])
+            summaries = op_summaries(profile)
+        if not summaries:
+            problems.append(f"{profile.name} has no op_summary")
+        for path in summaries:
+            try:
+                read = read_launches(path)
+            except TableError as error:
+                problems.append(str(error))
+                continue
+            launches += read.launches
+            problems += read.problems
+    if not profiles:
+        problems.append("msprof wrote no PROF_ folder")
+    found = attribute(sorted(launches, key=lambda launch: launch.start_ns), rows)
+    why = "".join(f"; {problem}" for problem in problems[:_PROBLEMS_TOLD])
+    kept = f"; msprof's output is kept in {output}"
+    return [NoSamples(f"{f.reason}{why}{kept}") if isinstance(f, NoSamples) else f for f in found]

@@ -1,0 +1,121 @@
+"""One profiler file launch by launch, in the order in which the device ran them.
+
+Ingest (database/ingest) groups the launches of large captures; here a short profile is read whole,
+for whoever knows which launches came when.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from database.errors import TableError
+from database.ingest.capture import TYPE, read_capture_header
+from database.schema import BASE, INPUT_SHAPES
+
+_START = ("Task Start Time(us)", "Start Time(us)")
+_DEVICE = "Device_id"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel, launched once.
+
+    Attributes:
+        device: as the profiler numbers it; "" where the file does not say.
+        start_ns: on the profiler's clock.
+        duration_us: on the device.
+        kernel_type: the profiler's type.
+        cells: the base columns, by name, as they are in the file.
+        counters: those that hold a number, by name.
+    """
+
+    device: str
+    start_ns: int
+    duration_us: float
+    kernel_type: str
+    cells: Mapping[str, str]
+    counters: Mapping[str, float]
+
+    @property
+    def dimensions(self) -> str:
+        """The dimensions of the inputs, without the profiler's quotes."""
+        return self.cells[INPUT_SHAPES].replace('"', "").strip()
+
+
+@dataclass(frozen=True)
+class Launches:
+    """What a file held.
+
+    Attributes:
+        launches: in the order of their start.
+        problems: lines that could not be read, each with its place.
+    """
+
+    launches: tuple[Launch, ...]
+    problems: tuple[str, ...]
+
+
+def read_launches(path: Path) -> Launches:
+    """Reads kernel_details*.csv of torch_npu, or op_summary*.csv of msprof.
+
+    A line that is cut off, or whose numbers are none, is a problem of the result: what else the file
+    holds was measured all the same.
+
+    Raises:
+        TableError: the file cannot be read, is no capture, was taken at level 0, or has no start times.
+    """
+    header = read_capture_header(path)
+    start = next((name for name in _START if name in header.names), None)
+    if start is None:
+        raise TableError(path, f"no column {_START[0]!r}", "Take the profile again with --task-time=l1", line=1)
+    place = {name: index for index, name in enumerate(header.names)}
+    base = [(column, place[header.text[column]]) for column in BASE if column in header.text]
+    counters = [(name, place[name]) for name in header.counters]
+    kernel_type, duration = place[header.text[TYPE]], place[header.duration]
+    device = place.get(_DEVICE)
+    launches: list[Launch] = []
+    problems: list[str] = []
+    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+        lines = csv.reader(file)
+        next(lines)
+        for cells in lines:
+            if not cells:
+                continue
+            if len(cells) != len(header.names):
+                problems.append(f"{path}:{lines.line_num}: {len(cells)} of {len(header.names)} columns: left out")
+                continue
+            try:
+                launches.append(
+                    Launch(
+                        device="" if device is None else cells[device].strip(),
+                        start_ns=_nanoseconds(cells[place[start]]),
+                        duration_us=float(cells[duration]),
+                        kernel_type=cells[kernel_type].strip(),
+                        cells={column: cells[index] for column, index in base},
+                        counters={
+                            name: value for name, index in counters if (value := _number(cells[index])) is not None
+                        },
+                    )
+                )
+            except ValueError as error:
+                problems.append(f"{path}:{lines.line_num}: {error}: left out")
+    launches.sort(key=lambda launch: launch.start_ns)
+    return Launches(tuple(launches), tuple(problems))
+
+
+def _nanoseconds(cell: str) -> int:
+    """`1791629758426053.770\\t`: more digits than a float holds. Raises ValueError."""
+    whole, _, fraction = cell.strip().partition(".")
+    return int(whole) * 1000 + int((fraction + "000")[:3])
+
+
+def _number(cell: str) -> float | None:
+    try:
+        value = float(cell)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,95 @@
+"""Rows that run before their turn, for instruments that give durations only of many rows at once.
+
+msprof tells what it measured when its process has ended. So, when the first row of a batch is to be
+run, the others run with it, and each gets its verdict at its own turn. A batch is the same in every
+process of a session, and xdist gives it to one worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice, takewhile
+
+import pytest
+
+from bench.executor import BatchExecutor
+from bench.job import Job, Outcome
+from plugins.plan import CaseRow
+
+
+class LookAhead:
+    """Outcomes of rows whose turn has not come yet."""
+
+    def __init__(self, size: int) -> None:
+        """`size` is the most rows of a batch."""
+        self._size = size
+        #: By node id.
+        self._ready: dict[str, Outcome] = {}
+        self._places: dict[str, int] = {}
+
+    def outcome(
+        self,
+        item: pytest.Function,
+        executor: BatchExecutor,
+        job_of: Callable[[pytest.Function], Job],
+        stops: Callable[[], bool],
+    ) -> Outcome:
+        """What became of a row, run now or before. Raises DeviceGone.
+
+        Args:
+            job_of: the job of an item.
+            stops: whether no further row is to be begun.
+        """
+        if item.nodeid not in self._ready:
+            self._run(self._batch(item), executor, job_of, stops)
+        return self._ready.pop(item.nodeid)
+
+    def left_over(self) -> dict[str, Outcome]:
+        """Outcomes of rows whose turn never came, by node id."""
+        return self._ready
+
+    def _run(
+        self,
+        items: Sequence[pytest.Function],
+        executor: BatchExecutor,
+        job_of: Callable[[pytest.Function], Job],
+        stops: Callable[[], bool],
+    ) -> None:
+        config = items[0].config
+        launched = 0
+
+        def enough(outcome: Outcome) -> bool:
+            nonlocal launched
+            launched += 1
+            config.hook.pytest_opatlas_launched(launched=launched, of=len(items))
+            # Where pytest stops after some failures, rows after the next failure may never be wanted.
+            return stops() or (bool(config.option.maxfail) and outcome.launched is None)
+
+        outcomes = executor.run_all([job_of(item) for item in items], enough)
+        self._ready.update((item.nodeid, outcome) for item, outcome in zip(items, outcomes, strict=False))
+
+    def _batch(self, item: pytest.Function) -> Sequence[pytest.Function]:
+        """The rows from `item` to the end of its batch that are to be run."""
+        items = item.session.items
+        if not self._places:
+            self._places = batches([other.nodeid for other in items], self._size)
+        batch = self._places[item.nodeid]
+        following = islice(items, items.index(item), None)
+        return [
+            other
+            for other in takewhile(lambda other: self._places.get(other.nodeid) == batch, following)
+            if isinstance(other, pytest.Function) and (other is item or _is_to_be_run(other))
+        ]
+
+
+def batches(nodeids: Iterable[str], size: int) -> dict[str, int]:
+    """Number of each item's batch, by node id: `size` items in a row."""
+    return {nodeid: place // size for place, nodeid in enumerate(nodeids)}
+
+
+def _is_to_be_run(item: pytest.Function) -> bool:
+    """Whether a row's turn will run it, unless one of its fixtures refuses."""
+    row = item.callspec.params.get("row")
+    if not isinstance(row, CaseRow) or item.get_closest_marker("skip"):
+        return False
+    return all(mark.kwargs.get("run", True) for mark in item.iter_markers("xfail"))

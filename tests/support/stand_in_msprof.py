@@ -1,0 +1,129 @@
+"""Stands in for msprof: runs a program, and writes a PROF_ folder in msprof's layout of what it launched.
+
+What the program launched it learns from stand_in_npu.py. It fails in the ways that STAND_IN_FAULTS
+names: `{"1": "cut"}` cuts the summary of the first profile of the session short.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+FAULTS = "STAND_IN_FAULTS"
+LAUNCHES = "STAND_IN_LAUNCHES"
+BASE = (
+    *("Input Shapes", "Input Data Types", "Input Formats"),
+    *("Output Shapes", "Output Data Types", "Output Formats"),
+)
+COUNTERS = ("aicore_time(us)", "aic_total_cycles", "aic_mac_ratio")
+
+
+def main(words: list[str]) -> int:
+    options = dict(word.removeprefix("--").split("=", 1) for word in words if word.startswith("--") and "=" in word)
+    print("[INFO] Start profiling....")
+    if options.get("export") == "on":
+        profile = Path(options["output"])
+        number = int(profile.parent.name)
+        if fault_of(number) == "no-export":
+            print("[ERROR] export failed", file=sys.stderr)
+            return 1
+        write_summary(profile, "", options)
+        return 0
+    first = next(place for place, word in enumerate(words) if not word.startswith("--"))
+    output = Path(options["output"])
+    number = int(output.name)
+    fault = fault_of(number)
+    if fault == "no-start":
+        print("[ERROR] msprof cannot start", file=sys.stderr)
+        return 1
+    profile = output / f"PROF_{number:06d}_20261121203158123_ABCDEFGH"
+    (profile / "host").mkdir(parents=True)
+    launches = profile / "host" / "launches.jsonl"
+    # As msprof does: descriptors stay open, and the caller's environment is handed on.
+    code = subprocess.run(words[first:], env={**os.environ, LAUNCHES: str(launches)}, close_fds=False).returncode
+    if fault == "hang":
+        time.sleep(1000)
+    if fault not in ("exit-1", "no-export"):
+        write_summary(profile, fault, options)
+    return 1 if fault in ("exit-1", "exit-1-with-summary", "no-export") else code
+
+
+def fault_of(number: int) -> str:
+    faults = json.loads(os.environ.get(FAULTS, "{}"))
+    return faults.get(str(number), faults.get("all", ""))
+
+
+def write_summary(profile: Path, fault: str, options: dict[str, str]) -> None:
+    folder = profile / "mindstudio_profiler_output"
+    folder.mkdir()
+    path = profile / "host" / "launches.jsonl"
+    launches = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    older = fault == "older-header"
+    first = ("Model ID",) if older else ("Device_id", "Model ID")
+    blocks = ("Block Dim", "Mix Block Dim") if older else ("Block Num", "Mix Block Num")
+    header = [*first, "Task ID", "Stream ID", "Op Name", "OP Type", "OP State", "Task Type", "Task Start Time(us)"]
+    header += ["Task Duration(us)", "Task Wait Time(us)", *blocks, "HF32 Eligible", *BASE, "Context ID", *COUNTERS]
+    rows = []
+    for number, launch in enumerate(launches):
+        shapes = launch["cells"].get("Input Shapes", "")
+        if fault == "no-marks" and launch["type"] == "Neg":
+            continue
+        if fault == "lost" and shapes.startswith("7;"):
+            continue
+        cells = {name: launch["cells"].get(name, "N/A") for name in BASE}
+        cells["Input Shapes"] = f'"{shapes}"' if shapes else "N/A"
+        rows.append(
+            cells
+            | {
+                **({} if older else {"Device_id": "0"}),
+                "Model ID": "4294967295",
+                "Task ID": str(number),
+                "Stream ID": "2",
+                "OP Type": launch["type"],
+                "Op Name": f"aclnn{launch['type']}_{launch['type']}",
+                "OP State": "dynamic",
+                "Task Type": "AI_VECTOR_CORE",
+                # msprof ends this cell with a tab.
+                "Task Start Time(us)": f"{1791629758426053 + 10 * number}.{number % 1000:03d}\t",
+                "Task Duration(us)": f"{launch['us']:.3f}",
+                "Task Wait Time(us)": "0",
+                blocks[0]: "20",
+                blocks[1]: "0",
+                "HF32 Eligible": "NO",
+                "Context ID": "N/A",
+                "aicore_time(us)": "N/A" if launch["us"] == 1.4 else f"{launch['us'] / 2:.3f}",
+                "aic_total_cycles": f"{launch['us'] * 1800:.0f}",
+                "aic_mac_ratio": "0.5",
+            }
+        )
+    stamp = "20261121203200"
+    parts = {f"op_summary_{stamp}.csv": rows}
+    if fault == "slices":
+        third = len(rows) // 3
+        parts = {
+            f"op_summary_slice_{n}_{stamp}.csv": part
+            for n, part in enumerate((rows[2 * third :], rows[:third], rows[third : 2 * third]))
+        }
+    if fault == "two-devices":
+        others = [{**row, "Device_id": "1", "Task Duration(us)": "77777"} for row in rows if row["OP Type"] != "Neg"]
+        parts[f"op_summary_1_{stamp}.csv"] = others
+    if fault == "no-summary":
+        return
+    for name, part in parts.items():
+        with open(folder / name, "w", newline="") as file:
+            writer = csv.DictWriter(file, header)
+            writer.writeheader()
+            writer.writerows(part)
+    if fault == "cut":
+        path = folder / f"op_summary_{stamp}.csv"
+        text = path.read_text()
+        path.write_text(text[: int(len(text) * 0.6)])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

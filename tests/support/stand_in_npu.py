@@ -1,0 +1,121 @@
+"""Stands in for an NPU under msprof: computes on the CPU, and tells the stand-in msprof what an NPU would launch.
+
+Every operator that runs here becomes a kernel of the profile, as on a device: fills, copies, flushes,
+marks, and what the check computes. The call of a row becomes the kernels that the test chose. Copied,
+with stand_in_msprof.py, beside the replays of a test's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bench.devices.cpu import CpuDevice
+from bench.devices.turn import Turn
+from bench.instruments.marked_launches import MarkedLaunches
+from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings
+from bench.runner import Runner
+
+#: Where the stand-in msprof wants to read what was launched.
+LAUNCHES = "STAND_IN_LAUNCHES"
+#: By kernel type: the kernels that a call of it launches, where it is not that type alone.
+KERNELS = "STAND_IN_KERNELS"
+WARM_UP_US = 9000.0
+NOISE_US = 1.4
+_DTYPES = {torch.float32: "FLOAT", torch.bfloat16: "DT_BF16", torch.float16: "FLOAT16", torch.int64: "INT64"}
+
+
+class StandInNpu(CpuDevice):
+    """One NPU, which runs one process's rows."""
+
+    def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
+        super().__init__(spec, settings)
+        self._turn = Turn(Path(__file__).with_name(f"turn-{spec.index}"))
+        self._log = _Log(Path(os.environ[LAUNCHES])) if LAUNCHES in os.environ else None
+        self._job: Job | None = None
+        self._calls = 0
+        if self._log is not None:
+            # For the life of the process.
+            self._log.__enter__()
+        self._learn_of_rows()
+
+    def describe(self) -> DeviceDescription:
+        return DeviceDescription("Stand-in NPU", {"visible": os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "")})
+
+    def instrument(self) -> MarkedLaunches:
+        return MarkedLaunches("msprof", self.torch_device, self.synchronize)
+
+    def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            if self._log is None:
+                return impl(*arguments, **keywords)
+            with self._log.silent():
+                result = impl(*arguments, **keywords)
+            assert self._job is not None
+            self._log.row(self._job, self._calls)
+            self._calls += 1
+            return result
+
+        return call
+
+    def _learn_of_rows(self) -> None:
+        """A real device need not know which row it runs: it has kernels of its own."""
+        run_raising = Runner.run_raising
+
+        def run(runner: Runner, job: Job) -> Any:
+            self._job, self._calls = job, 0
+            return run_raising(runner, job)
+
+        Runner.run_raising = run  # type: ignore[method-assign]
+
+
+class _Log(TorchDispatchMode):
+    """Writes a line for each kernel, at once: the process may be killed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        # For the life of the process.
+        self._file = open(path, "a")  # noqa: SIM115
+        self._silent = False
+        self._kernels: dict[str, list[str]] = json.loads(os.environ.get(KERNELS, "{}"))
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if not self._silent:
+            tensors = [value for value in args if isinstance(value, torch.Tensor)]
+            name = function.overloadpacket.__name__.strip("_").title().replace("_", "")
+            shapes = ";".join(",".join(map(str, tensor.shape)) for tensor in tensors)
+            dtypes = ";".join(_DTYPES.get(tensor.dtype, "INT32") for tensor in tensors)
+            self._line(name, NOISE_US, {"Input Shapes": shapes, "Input Data Types": dtypes})
+        return result
+
+    @contextmanager
+    def silent(self):
+        self._silent = True
+        try:
+            yield
+        finally:
+            self._silent = False
+
+    def row(self, job: Job, call: int) -> None:
+        """The kernels of a call: warm-up is slow, and samples take what `duration_us` says."""
+        size = int(job.cells["Input Shapes"].strip('"').partition(";")[0].partition(",")[0] or 1)
+        for kernel_type in self._kernels.get(job.kernel_type, [job.kernel_type]):
+            duration = WARM_UP_US if call < 3 else duration_us(size, call - 3)
+            self._line(kernel_type, duration, {k: v for k, v in job.cells.items() if v})
+
+    def _line(self, kernel_type: str, duration: float, cells: dict[str, str]) -> None:
+        self._file.write(json.dumps({"type": kernel_type, "us": duration, "cells": cells}) + "\n")
+        self._file.flush()
+
+
+def duration_us(size: int, sample: int) -> float:
+    """What a sample of a row takes whose first dimension is `size`."""
+    return size + sample * 0.25
