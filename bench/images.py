@@ -76,7 +76,7 @@ def input_of(row: ReplayRow, slot: int) -> Place:
 def output_of(row: ReplayRow, like: int) -> Place:
     """Output slot 0. Raises InvalidRow where it is missing, or not of the dtype of input slot `like`."""
     row.output_shape()
-    dtype = row.tensor(like, shape=()).dtype
+    dtype = row.input_dtype(like)
     if row.output_dtype() != dtype:
         raise row.refuse(
             OUTPUT_DTYPES, f"output 0 of {row.kernel_type} is {dtype} for these inputs", "correct one of the dtypes"
@@ -180,7 +180,7 @@ def distinct_map(row: ReplayRow, slot: int, shape: Shape) -> torch.Tensor:
     """
     n, c, h, w = shape
     order = row.tensor(slot, shape=(n, c, DISTINCT**2)).argsort(dim=-1)
-    tile = (order / (DISTINCT**2 / 2) - 1).to(row.tensor(slot, shape=()).dtype)
+    tile = (order / (DISTINCT**2 / 2) - 1).to(row.input_dtype(slot))
     plane = tile.reshape(n, c, DISTINCT, DISTINCT).repeat(1, 1, blocks(h, DISTINCT), blocks(w, DISTINCT))
     return in_layout(row, row.input_slots[slot], plane[:, :, :h, :w].contiguous())
 

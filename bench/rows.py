@@ -6,26 +6,14 @@ import hashlib
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
 
 import torch
 
 from bench import resolve
-from bench.errors import InvalidRow, Unsupported
-from database.dtypes import Dtype, known_dtype
-from database.errors import CellError
-from database.schema import (
-    INPUT_DTYPES,
-    INPUT_FORMATS,
-    INPUT_SHAPES,
-    INPUT_SLOTS,
-    OUTPUT_DTYPES,
-    OUTPUT_SHAPES,
-    OUTPUT_SLOTS,
-)
+from bench.row_slots import RowSlots
+from database.schema import INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
 from database.signature import signature
-from database.slots import Slot, parse_slots
+from database.slots import Slot
 
 #: The second operand of an elementwise kernel whose row has one tensor: a capture does not record
 #: scalars, and no kernel's duration depends on this one.
@@ -37,7 +25,7 @@ _ACL_FORMATS = {"NCHW": 0, "ND": 2, "NC1HWC0": 3, "FRACTAL_Z": 4, "FRACTAL_NZ": 
 _UNSIGNED = (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
-class ReplayRow:
+class ReplayRow(RowSlots):
     """One row of the database, on the device that replays it.
 
     The tensors it makes are born on the device, from a seed that is the row's own: the same row
@@ -45,10 +33,8 @@ class ReplayRow:
     """
 
     def __init__(self, kernel_type: str, cells: Mapping[str, str], device: torch.device) -> None:
-        self.kernel_type = kernel_type
-        self.cells = cells
+        super().__init__(kernel_type, cells)
         self.device = device
-        self.assumptions: list[str] = []
         # From the signature: a row that has been measured, and holds its duration now, is the same row.
         text = f"{kernel_type}|{signature(kernel_type, cells)}"
         seed = hashlib.blake2b(text.encode(), digest_size=7).digest()
@@ -60,16 +46,6 @@ class ReplayRow:
     def on_npu(self) -> bool:
         """Whether the NPU call is made with the row's tensors: on an NPU, and on "meta", where it is proven."""
         return self.device.type in ("npu", "meta")
-
-    @cached_property
-    def input_slots(self) -> tuple[Slot, ...]:
-        """Input slots in order, absent ones in between included. Raises InvalidRow."""
-        return self._slots(INPUT_SLOTS)
-
-    @cached_property
-    def output_slots(self) -> tuple[Slot, ...]:
-        """Output slots in order. Raises InvalidRow."""
-        return self._slots(OUTPUT_SLOTS)
 
     def inputs(self, low: float = -1.0, high: float = 1.0) -> list[torch.Tensor]:
         """Random tensors for all input slots that are there; see `tensor`."""
@@ -86,7 +62,7 @@ class ReplayRow:
         Args:
             shape: instead of the slot's, which may be that of a blocked layout.
         """
-        torch_dtype = self._torch_dtype(self._input(slot), INPUT_DTYPES)
+        torch_dtype = self.input_dtype(slot)
         return self._random(self.shape(slot) if shape is None else shape, torch_dtype, low, high)
 
     def whole(self, slot: int, low: int, high: int) -> torch.Tensor:
@@ -94,14 +70,14 @@ class ReplayRow:
 
         Unsigned dtypes start at 0; booleans are true or false with equal odds.
         """
-        torch_dtype = self._torch_dtype(self._input(slot), INPUT_DTYPES)
+        torch_dtype = self.input_dtype(slot)
         if torch_dtype is torch.bool:
             return self.tensor(slot)
         return self._integers(self.shape(slot), torch_dtype, max(low, 0) if torch_dtype in _UNSIGNED else low, high + 1)
 
     def number(self, slot: int, low: float = -1.0, high: float = 1.0) -> float:
         """A Python number, of the values that `tensor` has, for a scalar that a call takes as an argument."""
-        torch_dtype = self._torch_dtype(self._input(slot), INPUT_DTYPES)
+        torch_dtype = self.input_dtype(slot)
         self.expect_scalar(slot)
         # Of the host: a call's arguments are there before the device has computed anything.
         drawn = random.Random(self.seed)
@@ -152,7 +128,7 @@ class ReplayRow:
                 capture has formats. None: any number, and only its format tells.
             whole: the values are whole numbers in -whole ... whole; default: those of `tensor`.
         """
-        stored = self._input(slot)
+        stored = self.input_slot(slot)
         blocked = stored.format == "FRACTAL_NZ" if rank is None else len(stored.shape) == rank + 2
         if blocked and stored.format not in ("", "FRACTAL_NZ"):
             raise self.refuse(
@@ -181,7 +157,7 @@ class ReplayRow:
 
     def numbers(self, slot: int, values: Sequence[int]) -> torch.Tensor:
         """These numbers in the input slot's dtype: lengths of sequences, for instance."""
-        return torch.tensor(values, dtype=self._torch_dtype(self._input(slot), INPUT_DTYPES)).to(self.device)
+        return torch.tensor(values, dtype=self.input_dtype(slot)).to(self.device)
 
     def indices(
         self,
@@ -200,7 +176,7 @@ class ReplayRow:
             shape: instead of the slot's.
         """
         shape = self.shape(slot) if shape is None else shape
-        torch_dtype = self._index_dtype(slot)
+        torch_dtype = self.index_dtype(slot)
         if below < 1:
             raise self.refuse(
                 INPUT_SHAPES, f"slot {slot} indexes a dimension of size {below}", "correct the source's shape"
@@ -222,7 +198,7 @@ class ReplayRow:
 
     def upper_triangle(self, shape: tuple[int, ...], dtype: str, value: float = 1) -> torch.Tensor:
         """`value` above the diagonal, 0 elsewhere: the mask of causal attention, in a dtype of the profiler."""
-        torch_dtype = self._torch_dtype(Slot((), dtype, ""), INPUT_DTYPES)
+        torch_dtype = self.torch_dtype(Slot((), dtype, ""), INPUT_DTYPES)
         upper = torch.ones(shape, dtype=torch.bool, device=self.device).triu_(1)
         return torch.zeros(shape, dtype=torch_dtype, device=self.device).masked_fill_(upper, value)
 
@@ -244,7 +220,7 @@ class ReplayRow:
         """Where each group of rows ends, as a grouped product takes it: `total` rows in groups that are balanced."""
         groups = math.prod(self.shape(slot))
         ends = torch.arange(1, groups + 1, device=self.device) * total // max(groups, 1)
-        return ends.to(self._index_dtype(slot)).reshape(self.shape(slot))
+        return ends.to(self.index_dtype(slot)).reshape(self.shape(slot))
 
     def expert_ids(self, slot: int, experts: int) -> torch.Tensor:
         """The experts of each token, (T,) or (T, k): all different for one token, and all equally often."""
@@ -258,7 +234,7 @@ class ReplayRow:
         # Token t takes the k experts from t k on; which one comes when is drawn.
         ids = torch.arange(math.prod(shape), device=self.device).reshape(shape) % experts
         order = torch.randperm(shape[0], generator=self._generator, device=self.device)
-        return ids[order].to(self._index_dtype(slot))
+        return ids[order].to(self.index_dtype(slot))
 
     def ones(self, *shape: int) -> torch.Tensor:
         """Float32, for a scale that the row does not have."""
@@ -269,139 +245,10 @@ class ReplayRow:
 
         That is the upper 19 bits of a float32, and bit 46 (aclnnTransQuantParamV2). The calls take INT64 only.
         """
-        if self._torch_dtype(self._input(slot), INPUT_DTYPES) not in (torch.int64, torch.uint64):
+        if self.input_dtype(slot) not in (torch.int64, torch.uint64):
             return self.tensor(slot, low, high)
         real = self._random(self.shape(slot), torch.float32, low, high)
         return real.view(torch.int32).to(torch.int64) & 0xFFFFE000 | 1 << 46
-
-    def has(self, slot: int) -> bool:
-        """Whether the row has an input slot."""
-        return slot < len(self.input_slots) and not self.input_slots[slot].absent
-
-    def assume(self, what: str) -> None:
-        """Notes in the measurement what the row does not tell, and what was taken instead."""
-        self.assumptions.append(what)
-
-    def shape(self, slot: int) -> tuple[int, ...]:
-        """Shape of an input slot. Raises InvalidRow where the row has no such slot."""
-        return self._input(slot).shape
-
-    def output_shape(self, slot: int = 0) -> tuple[int, ...]:
-        """Shape of an output slot. Raises InvalidRow where the row has no such slot."""
-        return self._output(slot).shape
-
-    def output_dtype(self, slot: int = 0) -> torch.dtype:
-        """torch's dtype of an output slot. Raises InvalidRow."""
-        return self._torch_dtype(self._output(slot), OUTPUT_DTYPES)
-
-    def expect_inputs(self, *counts: int) -> None:
-        """Refuses a row whose number of input slots is not one of `counts`."""
-        if len(self.input_slots) not in counts:
-            wanted = " or ".join(map(str, counts))
-            raise self.refuse(
-                INPUT_SHAPES,
-                f"{len(self.input_slots)} tensors, where {self.kernel_type} takes {wanted}",
-                "restore the missing slots from the capture",
-            )
-
-    def expect_scalar(self, slot: int) -> None:
-        """Refuses a row whose input slot has dimensions."""
-        if self.shape(slot):
-            raise self.refuse(INPUT_SHAPES, f"slot {slot} must be a scalar (no dimensions)", "correct its shape")
-
-    def expect_dtype(self, slot: int, name: str) -> None:
-        """Refuses a row whose input slot has another dtype."""
-        if self._input(slot).dtype != name:
-            raise self.refuse(INPUT_DTYPES, f"slot {slot} must be {name}", "correct its dtype")
-
-    def expect_output_like(self, slot: int) -> None:
-        """Refuses a row whose output differs in shape or dtype from an input slot."""
-        if self.output_shape() != self.shape(slot):
-            raise self.refuse(
-                OUTPUT_SHAPES, f"the output must have the shape of input slot {slot}", "correct one of the shapes"
-            )
-        if self.output_dtype() != self._torch_dtype(self._input(slot), INPUT_DTYPES):
-            raise self.refuse(
-                OUTPUT_DTYPES, f"the output must have the dtype of input slot {slot}", "correct one of the dtypes"
-            )
-
-    def expect_list(self, slot: int, length: int, what: str) -> None:
-        """Refuses a row whose input slot, if it is there, is not a list of `length` numbers.
-
-        Lists of sizes and axes describe a call; their values are not in a capture, their length is.
-        """
-        if slot < len(self.input_slots) and self.shape(slot) != (length,):
-            raise self.refuse(
-                INPUT_SHAPES, f"slot {slot} lists {what} and must have the shape {length}", "correct one of the shapes"
-            )
-
-    def expect_broadcast(self) -> None:
-        """Refuses a row whose inputs do not broadcast to its output."""
-        inputs = [slot.shape for slot in self.input_slots]
-        common = resolve.broadcast(inputs)
-        if common is None:
-            raise self.refuse(INPUT_SHAPES, "the shapes do not broadcast to a common one", "correct one of them")
-        if common != self.output_shape():
-            raise self.refuse(
-                OUTPUT_SHAPES,
-                f"the inputs broadcast to {_cell(common)}",
-                "correct this cell or the inputs' shapes",
-            )
-
-    def refuse(self, column: str, problem: str, remedy: str) -> InvalidRow:
-        """The error that says which cell keeps the row from being replayed; raise what it returns."""
-        return InvalidRow(f"column {column!r} is {self.cells.get(column, '')!r}: {problem}; {remedy}")
-
-    def bytes(self) -> int:
-        """Bytes of all input and output tensors."""
-        total = 0
-        for slots, column in ((self.input_slots, INPUT_DTYPES), (self.output_slots, OUTPUT_DTYPES)):
-            for slot in slots:
-                if not slot.absent:
-                    total += math.prod(slot.shape) * self._dtype(slot, column).bytes
-        return total
-
-    def _slots(self, columns: tuple[str, str, str]) -> tuple[Slot, ...]:
-        try:
-            shapes, dtypes, formats = (self.cells.get(column, "") for column in columns)
-            return parse_slots(shapes, dtypes, formats, columns)
-        except CellError as error:
-            raise InvalidRow(f"{error}; correct the cell, or ingest the capture again") from None
-
-    def _input(self, slot: int) -> Slot:
-        if slot >= len(self.input_slots) or self.input_slots[slot].absent:
-            raise self.refuse(INPUT_SHAPES, f"input slot {slot} is missing", "restore it from the capture")
-        return self.input_slots[slot]
-
-    def _output(self, slot: int) -> Slot:
-        if slot >= len(self.output_slots) or self.output_slots[slot].absent:
-            raise self.refuse(OUTPUT_SHAPES, f"output slot {slot} is missing", "restore it from the capture")
-        found = self.output_slots[slot]
-        if found.dtype != "INT4" or not found.shape:
-            return found
-        # torch has no such numbers: the calls put eight of them into an INT32.
-        return replace(found, shape=(*found.shape[:-1], found.shape[-1] // 8), dtype="INT32")
-
-    def _dtype(self, slot: Slot, column: str) -> Dtype:
-        dtype = known_dtype(slot.dtype)
-        if dtype is None:
-            raise self.refuse(column, f"{slot.dtype!r} is not a dtype that can be replayed", "correct the cell")
-        return dtype
-
-    def _torch_dtype(self, slot: Slot, column: str) -> torch.dtype:
-        name = self._dtype(slot, column).torch_name
-        if name == "int4":
-            raise Unsupported(f"column {column!r}: tensors of INT4 are not replayed")
-        dtype: torch.dtype = getattr(torch, name)
-        if dtype.is_complex:
-            raise Unsupported(f"column {column!r}: complex numbers are not replayed")
-        return dtype
-
-    def _index_dtype(self, slot: int) -> torch.dtype:
-        torch_dtype = self._torch_dtype(self._input(slot), INPUT_DTYPES)
-        if torch_dtype.is_floating_point or torch_dtype is torch.bool:
-            raise self.refuse(INPUT_DTYPES, f"slot {slot} holds indices, which are integers", "correct its dtype")
-        return torch_dtype
 
     def _random(self, shape: tuple[int, ...], dtype: torch.dtype, low: float, high: float) -> torch.Tensor:
         if dtype.is_floating_point:
@@ -415,8 +262,3 @@ class ReplayRow:
         drawn = torch.int64 if dtype in (torch.uint16, torch.uint32, torch.uint64) else dtype
         values = torch.randint(low, high, shape, dtype=drawn, device=self.device, generator=self._generator)
         return values.to(dtype)
-
-
-def _cell(shape: tuple[int, ...]) -> str:
-    """A shape as its cell has it."""
-    return ",".join(map(str, shape)) or "a scalar"
