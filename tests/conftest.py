@@ -1,12 +1,16 @@
-"""The fixture of tests that run real sessions."""
+"""The fixture of tests that run real sessions; property tests may take any time on a busy machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from sessions import Sessions
+
+hypothesis.settings.register_profile("unhurried", deadline=None)
+hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.fixture

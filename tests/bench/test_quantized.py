@@ -24,7 +24,7 @@ CONTRADICTIONS = [
     ("QuantBatchMatmulV3", "4,8;9,7 | INT8;INT8 -> 4,7 | DT_BF16", SHAPES, "no product of the shape (4, 7)"),
     ("QuantBatchMatmulV3", "4,8;8,7;6 | INT8;INT8;FLOAT -> 4,7 | DT_BF16", SHAPES, "slot 2 (the scale)"),
     ("QuantBatchMatmulV3", "4,8;8,7;7;5 | INT8;INT8;FLOAT;FLOAT -> 4,7 | DT_BF16", SHAPES, "slot 3 is neither"),
-    ("QuantBatchMatmulV3", "4,8 | INT8 -> 4,8 | DT_BF16", SHAPES, "1 tensor, where QuantBatchMatmulV3 takes 2, 3, 4, 5 or 6"),
+    ("QuantBatchMatmulV3", "4,8 | INT8 -> 4,8 | DT_BF16", SHAPES, "1 tensor, where QuantBatchMatmulV3 takes 2, 3"),
     ("AscendQuantV2", "4,8;7 | FLOAT;FLOAT -> 4,8 | INT8", SHAPES, "slot 1 (the scales)"),
     ("AscendQuantV2", "4,8;8;7 | FLOAT;FLOAT;FLOAT -> 4,8 | INT8", SHAPES, "slot 2 (the zero points)"),
     ("AscendQuantV2", "4,8;8 | FLOAT;FLOAT -> 4,8 | FLOAT", OUTPUT_TYPES, "INT8, UINT8 or INT4"),
