@@ -115,6 +115,7 @@ def read_attention(row: ReplayRow) -> AttentionCall:
 
 
 _RAW = RUNTIME_PREFIX + "operator_input_shapes_raw"
+_VALID_BLOCKS = RUNTIME_PREFIX + "block_table_valid_blocks"
 
 
 class _Reader:
@@ -313,11 +314,13 @@ class _Reader:
             if recorded is None:
                 return self.shares(key[0], count, KEY)
             return self.differences(recorded, key[0], column, KEY)
-        lengths = even_pages(self.row, table, key[0], block_size) if recorded is None else recorded
+        lengths = recorded
+        if lengths is None:
+            lengths, column = even_pages(self.row, table, key[0], block_size), _VALID_BLOCKS
         if len(lengths) != count:
-            raise self.refuse(f"lengths of {len(lengths)} sequences are recorded, and there are {count}")
+            raise self.row.refuse(column, f"it tells {len(lengths)} sequences, and there are {count}", "correct it")
         if min(lengths) < 1:
-            raise self.row.refuse(column, "a sequence without keys has no attention", "correct the lengths")
+            raise self.row.refuse(column, "a sequence without keys has no attention", "correct the cell")
         return lengths
 
     def shares(self, tokens: int, count: int, slot: int) -> list[int]:

@@ -150,6 +150,8 @@ class TestRuntimeColumns:
         (DECODE, {"input_layout": "BSH"}, "only TND and BNSD_NBSD"),
         (DECODE, {"actual_seq_lengths_values": "1,1,1"}, "end with the 3 tokens of slot 0"),
         (DECODE, {"actual_seq_lengths_kv_values": "5,0,5"}, "without keys"),
+        (DECODE, {"block_table_valid_blocks": "1,1"}, "it tells 2 sequences, and there are 3"),
+        (DECODE, {"block_table_valid_blocks": "1,0,1"}, "without keys"),
         (LATENT[1], {"actual_seq_lengths_values": "1,3"}, "every sequence of slot 0 has 3 queries"),
         (PACKED[0], {"actual_seq_lengths_kv_values": "10,23,22"}, "end with the 23 tokens of slot 1"),
     ],
@@ -167,7 +169,6 @@ def test_runtime_column_that_contradicts_the_row(row, runtime, words):
     [
         (DECODE, {"actual_seq_lengths_kv_values": "5,33,5"}, "a sequence of 33 keys takes 5 blocks"),
         (DECODE, {"actual_seq_lengths_kv_values": "5,5"}, "the number of sequences differs: 3 in slot 5"),
-        (DECODE, {"block_table_valid_blocks": "1,1"}, "lengths of 2 sequences are recorded, and there are 3"),
         (PAGED[0], {"actual_seq_lengths_kv_values": "2,9,9,9"}, "more queries than keys"),
         (DECODE, {"input_layout": "BNSD_NBSD"}, "a query of 3 axes is not BNSD_NBSD"),
     ],
