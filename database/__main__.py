@@ -9,11 +9,13 @@ from database.commands import run_command
 from database.fill_runtime import command as fill_runtime
 from database.ingest import command as ingest
 from database.join import command as join
+from database.trace import command as trace
 
 COMMANDS = {
     "ingest": ingest,
     "fill-runtime": fill_runtime,
     "merge": join,
+    "trace-to-csv": trace,
 }
 
 

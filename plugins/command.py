@@ -64,6 +64,9 @@ COMMANDS = {
         _database("fill-runtime"),
     ),
     "merge": Command("python -m database merge", "join databases that were measured apart", _database("merge")),
+    "trace-to-csv": Command(
+        "python -m database trace-to-csv", "flatten a profiler's Chrome trace into CSV", _database("trace-to-csv")
+    ),
     "bench": Command("pytest bench/", "replay the rows of the database on the device at hand", _pytest("bench")),
     "kernels": Command("python -m bench kernels", "list the kernel types that are replayed", _kernels),
 }

@@ -25,7 +25,11 @@ ORIGINAL = {
 }
 OWN = "Options that OpAtlas adds"
 #: Without a table of the original: commands of their own.
-COMMANDS = {"Merge": ("database", "merge"), "Fill runtime": ("database", "fill-runtime")}
+COMMANDS = {
+    "Merge": ("database", "merge"),
+    "Fill runtime": ("database", "fill-runtime"),
+    "Trace to CSV": ("database", "trace-to-csv"),
+}
 #: Sections whose rows have their options in `pytest bench/ --help`.
 OF_PYTEST = ("Replay", OWN)
 

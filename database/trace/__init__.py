@@ -1,0 +1,1 @@
+"""Chrome traces (of torch.profiler, of torch_npu.profiler) as tables."""

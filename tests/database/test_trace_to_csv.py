@@ -1,0 +1,210 @@
+"""`python -m database trace-to-csv`: a profiler's Chrome trace as a table."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from captures import table
+from hypothesis import given
+from hypothesis import strategies as st
+
+from database.__main__ import main
+from database.trace.table import _MOST_COLUMNS, COLUMNS, TableWriter
+
+
+def event(name="aclnnAdd_AddAiCore_Add", dur=2.5, ph="X", args=None, **more):
+    """A complete event, as profilers write it."""
+    return {"ph": ph, "name": name, "ts": "1764246877073569.640", "dur": dur, "pid": 7, "tid": 2, **more} | (
+        {} if args is None else {"args": args}
+    )
+
+
+@pytest.fixture
+def flatten(tmp_path, capsys):
+    """Runs the command on a trace (bytes, or what becomes JSON); gives status, rows, stdout and stderr."""
+
+    def run(trace, *options, name="trace_view.json"):
+        path = tmp_path / name
+        path.write_bytes(trace if isinstance(trace, bytes) else json.dumps(trace).encode())
+        status = main(["trace-to-csv", "--trace", str(path), *options])
+        output = tmp_path / "trace_view.csv"
+        return status, table(output) if output.exists() else None, *capsys.readouterr()
+
+    return run
+
+
+def test_a_trace_of_an_npu(flatten):
+    args = {"Model Id": 4294967295, "Task Type": "AI_VECTOR_CORE", "Stream Id": 2}
+    status, rows, out, err = flatten(
+        [
+            {"ph": "M", "name": "process_name", "args": {"name": "Ascend Hardware"}},
+            event(args=args),
+            event("hcom_allReduce__170_1_1", dur="12.25", args={"Stream Id": 5, "size(Byte)": 64}),
+            {"ph": "s", "name": "HostToDevice"},
+            event("aten::add", dur=0, cat="cpu_op"),
+        ]
+    )
+    assert (status, err) == (0, "")
+    assert rows[0] == {
+        "op_name": "aclnnAdd_AddAiCore_Add",
+        "kernel_type": "Add",
+        "dur_us": "2.5",
+        "shapes": "",
+        "ts_us": "1764246877073569.640",
+        "pid": "7",
+        "tid": "2",
+        "category": "",
+        "Model Id": "4294967295",
+        "Task Type": "AI_VECTOR_CORE",
+        "Stream Id": "2",
+        "size(Byte)": "",
+    }
+    assert [(row["kernel_type"], row["dur_us"], row["Stream Id"], row["size(Byte)"]) for row in rows[1:]] == [
+        ("", "12.25", "5", "64"),
+        ("", "0", "", ""),
+    ]
+    assert rows[2]["category"] == "cpu_op"
+    assert "other events             2   by phase: 1 M, 1 s" in out
+
+
+def test_a_trace_of_torch(flatten):
+    kernel = event(
+        "gemm", args={"Input Dims": [[2, 3], [], [[4], [5, 6]], [3, 4]], "External id": 9, "a": [1, {"b": 2.5}]}
+    )
+    status, rows, _, _ = flatten({"schemaVersion": 1, "deviceProperties": [{"id": 0}], "traceEvents": [kernel], "z": 1})
+    assert status == 0
+    (row,) = rows
+    assert row["shapes"] == "2,3;;4;5,6;3,4"
+    assert row["Input Dims"] == "[[2, 3], [], [[4], [5, 6]], [3, 4]]"
+    assert (row["External id"], row["a"]) == ("9", '[1, {"b": 2.5}]')
+
+
+def test_types_and_shapes_that_are_told(flatten):
+    _, rows, _, _ = flatten([event(args={"OP Type": "MatMulV3", "Input Shapes": '"16,32;64,32"'})])
+    assert (rows[0]["kernel_type"], rows[0]["shapes"]) == ("MatMulV3", "16,32;64,32")
+
+
+def test_numbers_are_written_as_they_stand_there(flatten):
+    _, rows, _, _ = flatten(
+        b'[{"ph":"X","name":"a","ts":1764246877073569.640,"dur":0.10,"args":{"n":12345678901234567890}}]'
+    )
+    assert (rows[0]["ts_us"], rows[0]["dur_us"], rows[0]["n"]) == (
+        "1764246877073569.640",
+        "0.10",
+        "12345678901234567890",
+    )
+
+
+def test_an_arg_that_is_called_as_a_column(flatten):
+    _, rows, _, _ = flatten([event(args={"pid": 1, "shapes": "2,2", "more_args": 3})])
+    assert [rows[0][name] for name in ("pid", "args.pid", "shapes", "args.shapes", "args.more_args")] == [
+        *("7", "1", "2,2", "2,2", "3")
+    ]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_trace_that_was_cut_off(flatten, tmp_path, packed):
+    whole = json.dumps({"traceEvents": [event(args={"n": n}) for n in range(3000)]}).encode()
+    cut = gzip.compress(whole)[:-2000] if packed else whole[: len(whole) // 2]
+    name = "trace_view.json.gz" if packed else "trace_view.json"
+    status, rows, out, err = flatten(cut, name=name)
+    assert status == 1
+    assert err.startswith(f"error: {tmp_path / name}: ")
+    assert ("ends early" if packed else "ends in the middle of an event") in err
+    assert f"after {len(rows):,} events: these are kept" in err
+    assert [row["n"] for row in rows] == [str(n) for n in range(len(rows))]
+    assert len(rows) > 1000
+    assert f"{len(rows):,}   complete events" in out
+
+
+def test_a_trace_that_is_broken_in_the_middle(flatten):
+    whole = json.dumps([event()] * 2000).encode()
+    status, rows, _, err = flatten(whole.replace(b'"dur": 2.5', b'"dur": NaN', 1)[:-5])
+    assert status == 1
+    assert "is not JSON from there on (lexical error" in err
+    assert len(rows) < 2000
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_whole_traces_of_any_form(flatten, packed):
+    trace = b"\xef\xbb\xbf \n" + json.dumps([event()] * 3).encode()
+    name = "trace_view.json.gz" if packed else "trace_view.json"
+    status, rows, _, err = flatten(gzip.compress(trace) if packed else trace, name=name)
+    assert (status, len(rows), err) == (0, 3, "")
+
+
+def test_events_that_should_be_rows(flatten, tmp_path):
+    events = [event(dur=None), event(dur="long"), event(dur=-1), 17, event(), *[event(dur="inf")] * 100]
+    status, rows, _, err = flatten(events)
+    assert (status, len(rows)) == (1, 1)
+    path = tmp_path / "trace_view.json"
+    assert err.splitlines()[:4] == [
+        f"error: {path}: event 1: a complete event without dur",
+        f"error: {path}: event 2: dur is 'long', not a number of microseconds, 0 or more",
+        f"error: {path}: event 3: dur is '-1', not a number of microseconds, 0 or more",
+        f"error: {path}: event 4: not a JSON object",
+    ]
+    assert len(err.splitlines()) == 21
+
+
+@pytest.mark.parametrize(
+    ("trace", "words"),
+    [(b"", "begins neither"), (b"ph,name\n", "begins neither"), (b"{}", "no events"), (b"[]", "no events")],
+)
+def test_what_is_no_trace(flatten, trace, words):
+    status, rows, _, err = flatten(trace)
+    assert (status, rows) == (1, None)
+    assert words in err
+
+
+def test_the_table_may_be_elsewhere(flatten, tmp_path):
+    status, rows, _, _ = flatten([event()], "--output", str(tmp_path / "other.csv"))
+    assert (status, rows) == (0, None)
+    assert len(table(tmp_path / "other.csv")) == 1
+
+
+def test_the_trace_is_never_written_over(flatten, tmp_path):
+    status, _, _, err = flatten([event()], "--output", str(tmp_path / "trace_view.json"))
+    assert (status, err) == (
+        2,
+        f"error: {tmp_path / 'trace_view.json'}: is the trace itself: name another file with --output\n",
+    )
+    assert main(["trace-to-csv", "--trace", str(tmp_path / "nowhere.json")]) == 2
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_more_args_than_columns(flatten):
+    args = {f"arg {n}": n for n in range(_MOST_COLUMNS)}
+    _, rows, _, _ = flatten([event(args=args), event()])
+    kept = _MOST_COLUMNS - len(COLUMNS)
+    assert rows[0][f"arg {kept - 1}"] == str(kept - 1)
+    assert json.loads(rows[0]["more_args"]) == {f"arg {n}": n for n in range(kept, _MOST_COLUMNS)}
+    assert rows[1]["more_args"] == ""
+
+
+TEXTS = st.text(st.characters(exclude_characters="\r\0") | st.sampled_from('"\n,\ud800'), max_size=6)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abcdefgh"), TEXTS, max_size=4), max_size=8))
+def test_cells_survive_whatever_they_hold(tmp_path_factory, all_args):
+    folder: Path = tmp_path_factory.getbasetemp()
+    with open(folder / "scratch", "wb+") as scratch, open(folder / "target", "wb") as target:
+        writer = TableWriter(scratch)
+        writer.add([event(args=args) for args in all_args])
+        writer.finish(target)
+    with open(folder / "target", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = dict.fromkeys(name for args in all_args for name in args)
+    assert writer.account.columns == [*COLUMNS, *names]
+    assert [{name: row[name] for name in names} for row in rows] == [
+        {name: args.get(name, "").encode(errors="backslashreplace").decode() for name in names} for args in all_args
+    ]
+
+
+def test_line_ends_are_one_character(flatten):
+    _, rows, _, _ = flatten([event(args={"a": "1\r\n2\r3\0"})])
+    assert rows[0]["a"] == "1\n2\n3\\0"
