@@ -13,6 +13,7 @@ import pytest
 
 from bench.errors import DeviceGone
 from bench.executor import Executor
+from bench.job import DeviceDescription
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +33,22 @@ def device(request: pytest.FixtureRequest) -> Iterator[Executor]:
 def replay(device: Executor) -> Executor:
     """Called by the body of a replay with the kernel, its arguments and its reference; see bench/replay.py."""
     return device
+
+
+@pytest.fixture(scope="session")
+def npu(device: Executor) -> DeviceDescription:
+    """The NPU that rows are replayed on, open, and what it says of itself; skips where it is another device."""
+    description = device.describe()
+    if description.kind != "npu":
+        pytest.skip(f"needs an NPU, and rows are replayed on {description.name}")
+    return description
+
+
+@pytest.fixture(scope="session")
+def custom_opp(device: Executor) -> None:
+    """For replays of custom operators: skips them, with what to do, on an NPU where nothing can register these.
+
+    Where something may, the row is what tries (bench/custom_opp.py). Other devices need no custom operators.
+    """
+    if reason := device.describe().no_custom_operators:
+        pytest.skip(reason)

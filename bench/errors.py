@@ -28,6 +28,12 @@ class Unsupported(ReplayError):
     status = Status.UNSUPPORTED
 
 
+class MissingPrecondition(ReplayError):
+    """Something that the row needs is not set up on this machine; the message says what to do."""
+
+    status = Status.SKIPPED
+
+
 class OutOfMemory(ReplayError):
     """The row does not fit into the device's memory."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from database.record import Measurement
 from database.schema import Status
@@ -40,12 +40,14 @@ class DeviceSpec:
             None where there is nothing to choose from.
         opener: "module:name" of what opens it, called with the spec and the settings; "" for the kinds
             that OpAtlas knows.
+        name: of the device's database folder; "" where it is not known.
     """
 
     kind: str
     index: int = 0
     pinned: tuple[str, str] | None = None
     opener: str = ""
+    name: str = ""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.index}"
@@ -92,7 +94,13 @@ class DeviceDescription:
     Attributes:
         name: what the device calls itself.
         facts: memory, cache sizes, threads, versions: whatever bears on a duration.
+        kind: as in its spec.
+        state: what changes by itself (temperature, power, use), as it was when the device was opened.
+        no_custom_operators: why the operators that vllm-ascend brings cannot be there; "" where they can.
     """
 
     name: str
     facts: Mapping[str, str | int | float]
+    kind: str = "cpu"
+    state: Mapping[str, str | int | float] = field(default_factory=dict, compare=False)
+    no_custom_operators: str = ""

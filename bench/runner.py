@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from bench.custom_opp import missing_kernel
 from bench.device_errors import is_out_of_memory, poisoned_by, text_of
 from bench.devices import Device, open_device
 from bench.errors import DeviceSick, ReplayError
@@ -30,6 +31,8 @@ from database.schema import Status
 
 #: What torch says where an operator lacks a dtype; some operators raise a plain RuntimeError for it.
 _NOT_IMPLEMENTED = re.compile(r"not implemented for '|bool.* not supported|not support bool", re.IGNORECASE)
+#: Fixtures without a value for the body of a replay.
+_OF_PYTEST = ("custom_opp", "npu")
 
 
 def _nothing() -> None:
@@ -111,6 +114,8 @@ def outcome_of(error: BaseException) -> Outcome:
     detail = "".join(traceback.format_exception(error))
     if poison := poisoned_by(text):
         return Outcome(Status.DEVICE_ERROR, f"{poison}: {reason}", detail)
+    if lacking := missing_kernel(text):
+        return Outcome(lacking.status, str(lacking), detail)
     if isinstance(error, NotImplementedError) or _NOT_IMPLEMENTED.search(reason):
         return Outcome(Status.UNSUPPORTED, reason, detail)
     return Outcome(Status.FAILED, reason, detail)
@@ -124,8 +129,12 @@ def load_function(job: Job) -> Callable[..., Any]:
 
 
 def arguments_of(function: Callable[..., Any], **available: Any) -> dict[str, Any]:
-    """Those of `available` that `function` names. Raises TypeError for any other parameter."""
+    """Those of `available` that `function` names. Raises TypeError for any other parameter.
+
+    Fixtures that only see to it, in pytest, that a row can run (bench/conftest.py), are None here.
+    """
     names = _parameters(function)
+    available = {**dict.fromkeys(_OF_PYTEST), **available}
     unknown = [name for name in names if name not in available]
     if unknown:
         raise TypeError(

@@ -40,7 +40,7 @@ def test_add_rms_norm(row, replay):
 
 
 @replays("AddRmsNormBias", npu="torch.ops._C_ascend.npu_add_rms_norm_bias")
-def test_add_rms_norm_bias(row, replay):
+def test_add_rms_norm_bias(row, replay, custom_opp):
     """A custom operator: torch_npu's own npu_add_rms_norm launches another kernel."""
     row.expect_inputs(3, 4)
     _expect_sum(row)

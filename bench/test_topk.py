@@ -23,7 +23,7 @@ def test_top_k(row, replay):
 
 
 @replays("ApplyTopKTopPCustom", npu="torch.ops._C_ascend.npu_apply_top_k_top_p")
-def test_apply_top_k_top_p(row, replay):
+def test_apply_top_k_top_p(row, replay, custom_opp):
     """Slots: the sorted logits (B, V), where each was, p (B), k (B); p or k may be absent.
 
     The call takes the logits as they are and sorts them itself, in a kernel of its own.

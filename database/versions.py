@@ -25,6 +25,9 @@ CANN = Component("cann", "CANN", "--cann-version")
 CUDA = Component("cuda", "CUDA (of torch)", "")
 
 
+_VERSION = re.compile(r"v?(\d+(?:\.\d+)*)(?:[.\-_]?(alpha|beta|dev|rc|a|b)[.\-_]?(\d+(?:\.\d+)*)?)?")
+
+
 @dataclass(frozen=True)
 class Versions:
     """Versions as the software states them; None where it is not installed or does not say.
@@ -50,6 +53,22 @@ def detect(vllm: str | None = None, torch: str | None = None, cann: str | None =
         cann=cann or cann_version(),
         cuda=_cuda_version(),
     )
+
+
+def version_key(version: str) -> tuple[tuple[int, ...], bool, tuple[int, ...]]:
+    """A version, to be compared as numbers: 10.0 is after 8.5, which is 8.5.0, and after its candidate 8.5.0.RC1.
+
+    Its numbers without zeros at the end; whether it is a release; which candidate it is otherwise.
+    """
+    found = _VERSION.match(version.strip().lower())
+    if found is None:
+        return (), False, ()
+    numbers, candidate, which = found.groups()
+    return _numbers(re.sub(r"(\.0+)+$", "", numbers)), candidate is None, _numbers(which if candidate else "")
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text or "")))
 
 
 def cann_version(environment: Mapping[str, str] = os.environ, root: Path = Path("/usr/local/Ascend")) -> str | None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.devices.at_hand import devices_at_hand
+from bench.devices.at_hand import database_name, devices_at_hand
 from bench.instruments import OFFERED, choose
 from bench.job import DeviceSpec, MeasureSettings
-from database.layout import cpu_device_name, default_path, public_version
+from database.layout import default_path
 from database.merge import UpdateMode
-from database.versions import detect
+from database.versions import CANN, TORCH, VLLM, Versions, detect, version_key
 from plugins import newhooks
 from plugins.plan import GIVEN_UP_AFTER, Shard
 
@@ -85,7 +85,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--device",
         metavar="NAME",
-        help="device to replay on, by the name of its database folder, or 'cpu' (default: the device at hand)",
+        help="device to replay on, by the name of its database folder, or 'npu' or 'cpu' "
+        "(default: the device at hand: NPUs, else the CPU)",
     )
     group.addoption(
         "--vllm-version",
@@ -203,9 +204,10 @@ def settings_of(config: pytest.Config) -> Settings:
     if option.database_path:
         database = Path(option.database_path)
     else:
-        _expect_installed_torch(option.torch_version, option.collectonly)
         versions = detect(vllm=option.vllm_version, torch=option.torch_version, cann=option.cann_version)
-        database = default_path(cpu_device_name(), versions)
+        if not option.collectonly:
+            _expect_installed(versions)
+        database = default_path(database_name(devices), versions)
     return Settings(
         database=database.absolute(),
         devices=tuple(devices),
@@ -233,14 +235,16 @@ def _instruments() -> str:
     return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in OFFERED.items())
 
 
-def _expect_installed_torch(version: str | None, collect_only: bool) -> None:
-    """What the installed torch measures must not be filed under another version."""
-    installed = detect().torch
-    if version and installed and public_version(version) != public_version(installed) and not collect_only:
-        raise pytest.UsageError(
-            f"--torch-version {version}: rows would be measured with the installed torch {installed}; leave it out, "
-            f"or name a database with --database-path"
-        )
+def _expect_installed(versions: Versions) -> None:
+    """What the installed software measures must not be filed under another version."""
+    installed = detect()
+    for component in (VLLM, TORCH, CANN):
+        given, here = getattr(versions, component.field), getattr(installed, component.field)
+        if given and here and version_key(given) != version_key(here):
+            raise pytest.UsageError(
+                f"{component.option} {given}: rows would be measured with the installed {component.name} {here}; "
+                f"leave it out, or name a database with --database-path"
+            )
 
 
 def is_distributed(config: pytest.Config) -> bool:

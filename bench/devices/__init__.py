@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bench.instruments import Instrument
 
 
-_OPENERS = {"cpu": "bench.devices.cpu:CpuDevice"}
+_OPENERS = {"npu": "bench.devices.npu:NpuDevice", "cpu": "bench.devices.cpu:CpuDevice"}
 #: What replays run on.
 KINDS = tuple(_OPENERS)
 

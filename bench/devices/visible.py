@@ -37,3 +37,10 @@ def visible_ids(variable: str, present: int, environment: Mapping[str, str] = os
 def pinned(device: DeviceSpec, variable: str, ids: list[str]) -> list[DeviceSpec]:
     """One spec for each visible device; its process sees that device alone."""
     return [replace(device, index=index, pinned=(variable, name)) for index, name in enumerate(ids)]
+
+
+def environment_of(device: DeviceSpec) -> dict[str, str]:
+    """What a process that is to own a device must have in its environment before it imports torch."""
+    # torch would import torch_npu and the like by itself, and fail where what these stand on is not there:
+    # a device imports its own, and says what is wrong.
+    return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **dict([device.pinned] if device.pinned else [])}

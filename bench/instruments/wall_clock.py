@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from time import perf_counter_ns
 
 from bench.instruments import Samples
+from bench.instruments.collector import without_collections
 from bench.stop_rule import StopRule
 
 #: Reading the clock takes some 50 ns, so a sample of this length is off by less than 0.1 %.
@@ -25,9 +25,7 @@ class WallClock:
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: StopRule) -> Samples:
         calls = 1 if before_each else _calls_per_sample(call)
         durations_us: list[float] = []
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
+        with without_collections():
             while not rule.enough(durations_us):
                 if before_each:
                     before_each()
@@ -36,9 +34,6 @@ class WallClock:
                     call()
                 stop = perf_counter_ns()
                 durations_us.append((stop - start) / calls / 1000)
-        finally:
-            if collecting:
-                gc.enable()
         return Samples(tuple(durations_us), device_kernels=None, calls_per_sample=calls)
 
 

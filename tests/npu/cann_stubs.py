@@ -12,6 +12,10 @@ as long as tensors are on device "meta". What is missing is asked of the wheel i
 
 The libraries go to the folder that the wheel's own RPATH searches, `torch_npu.libs`, beside the
 package. They would hide a real CANN there, so they belong in an environment of their own.
+
+There is no device, unless the environment variable NPU_STUB_DEVICES says how many there are: then a
+device can be set (unless NPU_STUB_FAILS is set), asked for its name and memory, and given events. It
+still computes nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +32,29 @@ _ERROR = 507899
 
 #: Those that must say something else, and C for what they do with their arguments a0 ... a3.
 _ANSWERS = {
-    # No device: torch.npu.device_count() is 0.
-    "aclrtGetDeviceCount": "*(uint32_t *)a0 = 0; return 0;",
+    "aclrtGetDeviceCount": "*(uint32_t *)a0 = devices(); return 0;",
+    # What torch_npu asks when it opens a device, and of an open one: 60 of 64 GiB are free.
+    "aclInit": "return devices() ? 0 : ERROR;",
+    "aclrtSetDevice": 'return a0 < devices() && !getenv("NPU_STUB_FAILS") ? 0 : ERROR;',
+    "aclrtGetDevice": "*(int32_t *)a0 = 0; return devices() ? 0 : ERROR;",
+    "aclrtGetMemInfo": "*(size_t *)a1 = 60L << 30; *(size_t *)a2 = 64L << 30; return devices() ? 0 : ERROR;",
+    "aclrtGetCurrentContext": "*(void **)a0 = &devices; return devices() ? 0 : ERROR;",
+    "aclGetDeviceCapability": "*(int64_t *)a2 = 24; return devices() ? 0 : ERROR;",
+    "HcclSetConfig": "return 0;",
+    "aclrtSynchronizeDevice": "return devices() ? 0 : ERROR;",
+    # Its memory is the host's, and what is launched there ends at once: an event is the time of its record.
+    "aclrtMalloc": "*(void **)a0 = malloc(a1); return devices() ? 0 : ERROR;",
+    "aclrtFree": "free((void *)a0); return 0;",
+    "aclrtCreateStreamWithConfig": "*(void **)a0 = &devices; return devices() ? 0 : ERROR;",
+    "aclrtSynchronizeStream": "return devices() ? 0 : ERROR;",
+    "aclrtSynchronizeStreamWithTimeout": "return devices() ? 0 : ERROR;",
+    "aclrtCreateEventExWithFlag": "*(void **)a0 = calloc(1, sizeof(struct timespec)); return 0;",
+    "aclrtRecordEvent": "return clock_gettime(CLOCK_MONOTONIC, (struct timespec *)a0) ? ERROR : 0;",
+    "aclrtSynchronizeEvent": "return 0;",
+    "aclrtEventElapsedTime": "*(float *)a0 = 1e3f * seconds(a1, a2); return 0;",
+    "aclrtDestroyEvent": "free((void *)a0); return 0;",
+    "aclGetCompileoptSize": 'return sizeof "disable";',
+    "aclGetCompileopt": 'strncpy((char *)a1, "disable", a2); return 0;',
     # Both return char *, where a number would be taken for an address.
     "aclrtGetSocName": 'return (long)"Ascend910B2";',
     "aclGetRecentErrMsg": 'return (long)"this is a stand-in for CANN";',
@@ -37,10 +62,27 @@ _ANSWERS = {
     "aclAppLog": "return 0;",
     "aclFinalize": "return 0;",
     # torch_npu looks these up by name, so no linker lists them. The struct begins with char version[128].
+    "aclrtSetDeviceSatMode": "return 0;",
+    "aclrtSetOpExecuteTimeOut": "return 0;",
+    "aclrtCreateEventWithFlag": "*(void **)a0 = calloc(1, sizeof(struct timespec)); return 0;",
+    "aclSetCompileopt": "return 0;",
+    "aclrtGetSysParamOpt": "*(int64_t *)a1 = 0; return 0;",
     "aclsysGetCANNVersion": 'strcpy((char *)a1, "9.0.0"); return 0;',
     "aclsysGetVersionStr": 'strcpy((char *)a1, "9.0.0"); return 0;',
 }
 
+_PROLOGUE = f"""\
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#define ERROR {_ERROR}
+#include <time.h>
+static long devices(void) {{ char *count = getenv("NPU_STUB_DEVICES"); return count ? atol(count) : 0; }}
+static double seconds(long from, long to) {{
+    struct timespec *a = (struct timespec *)from, *b = (struct timespec *)to;
+    return b->tv_sec - a->tv_sec + 1e-9 * (b->tv_nsec - a->tv_nsec);
+}}
+"""
 _FUNCTION = """\
 long f{i}(long a0, long a1, long a2, long a3) __asm__("{name}");
 long f{i}(long a0, long a1, long a2, long a3) {{ {body} }}
@@ -61,13 +103,13 @@ def build(packages: Path, torch_libraries: Path) -> list[str]:
         subprocess.CalledProcessError: gcc or binutils failed.
     """
     libraries, symbols = _missing(packages / "torch_npu", torch_libraries)
-    bodies = dict.fromkeys(symbols, f"return {_ERROR};") | _ANSWERS
+    bodies = dict.fromkeys(symbols, "return ERROR;") | _ANSWERS
     functions = [_FUNCTION.format(i=i, name=name, body=body) for i, (name, body) in enumerate(bodies.items())]
     folder = packages / "torch_npu.libs"
     folder.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         source, code = Path(temporary) / "stubs.c", Path(temporary) / "stubs.o"
-        source.write_text("#include <stdint.h>\n#include <string.h>\n" + "".join(functions))
+        source.write_text(_PROLOGUE + "".join(functions))
         _run("gcc", "-fPIC", "-c", source, "-o", code)
         for name in libraries:
             _run("gcc", "-shared", f"-Wl,-soname,{name}", code, "-o", folder / name)

@@ -1,0 +1,65 @@
+"""Runs in the environment of torch_npu: opens the NPU that stands in, and prints as JSON what it says and does.
+
+    python open_npu.py
+
+What cannot be opened is printed as the error's type and message.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict
+
+from bench.devices import open_device
+from bench.devices.visible import VISIBLE
+from bench.errors import ReplayError
+from bench.instruments import OFFERED, open_instrument
+from bench.job import DeviceSpec, MeasureSettings
+from bench.stop_rule import StopRule
+from database.errors import OpAtlasError
+
+SPEC = DeviceSpec("npu", 3, pinned=(VISIBLE["npu"], "3"), name="ATLAS_800_A3_752T_128G_DIE")
+CALLS = (
+    None,
+    "torch.add",
+    "torch_npu.npu_swiglu",
+    "torch_npu.npu_swiglu_of_tomorrow",
+    "torch.ops._C_ascend.npu_add_rms_norm_bias",
+)
+
+
+def found(device, call):
+    """What the name of an NPU call comes to."""
+    try:
+        return repr(device.kernel(lambda: None, call))
+    except ReplayError as error:
+        return f"{error.status}: {error}"
+
+
+def main() -> None:
+    try:
+        device = open_device(SPEC, MeasureSettings(instrument="npu-events"))
+    except OpAtlasError as error:
+        print(json.dumps({"error": type(error).__name__, "message": str(error)}))
+        return
+    events = device.instrument()
+    samples = events.sample(lambda: time.sleep(0.01), device.synchronize, StopRule(repeat_count=3, time_limit_s=60))
+    in_a_row = open_instrument("npu", "npu-events").sample(
+        lambda: time.sleep(0.0002), None, StopRule(repeat_count=2, time_limit_s=60)
+    )
+    device.release_memory()
+    said = {
+        "description": asdict(device.describe()),
+        "available_bytes": device.available_bytes(),
+        "instrument": events.name,
+        "durations_us": samples.durations_us,
+        "calls_in_a_row": in_a_row.calls_per_sample,
+        "kernels": {str(call): found(device, call) for call in CALLS},
+        "offered": list(OFFERED["npu"]),
+    }
+    print(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""The real torch_npu, opened as a device as far as stand-ins for CANN let it; and each way in which it cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from fake_npu_smi import A3, fake_npu_smi
+from npu_environment import REPOSITORY, TORCH_NPU, environment_variables
+
+from bench.devices.torch_npu import NoTorchNpu, import_torch_npu
+
+HERE = Path(__file__).parent
+
+
+def opened(python: Path, *path: Path, **environment: str):
+    """What open_npu.py prints; `path` goes before all packages."""
+    done = subprocess.run(
+        [python, HERE / "open_npu.py"],
+        env=environment_variables()
+        | {"PYTHONPATH": os.pathsep.join(map(str, (*path, REPOSITORY))), "PYTHONWARNINGS": "ignore"}
+        | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    assert lines, done.stdout + done.stderr
+    return json.loads(lines[-1])
+
+
+@pytest.fixture(scope="module")
+def an_npu(npu_python, tmp_path_factory):
+    smi = fake_npu_smi(tmp_path_factory.mktemp("smi"), A3)
+    variables = {"NPU_STUB_DEVICES": "1", "ASCEND_CUSTOM_OPP_PATH": "/opp/vendors/one"}
+    return opened(npu_python, PATH=f"{smi.folder}:{os.environ['PATH']}", **variables)
+
+
+def test_facts_of_an_open_npu(an_npu):
+    description = an_npu["description"]
+    assert (description["name"], description["kind"]) == ("ATLAS_800_A3_752T_128G_DIE", "npu")
+    assert description["facts"] == description["facts"] | {
+        "torch_npu": TORCH_NPU,
+        "cann": "9.0.0",
+        "driver": "25.2.1",
+        "firmware": "7.7.0.6.236",
+        "soc": "Ascend910B2",
+        "memory_bytes": 64 << 30,
+        "l2_cache_bytes": 192 << 20,
+        "l2_cache_bytes_are": "assumed",
+        "visible_as": "ASCEND_RT_VISIBLE_DEVICES=3",
+        "chip_place": "1.1 (davinci3)",
+        "npu_smi Serial Number": "033ABC10P8000011",
+        "custom_opp_path": "/opp/vendors/one",
+    }
+
+
+def test_what_changes_by_itself_is_apart_from_the_facts(an_npu):
+    state = an_npu["description"]["state"]
+    assert (state["Temperature(C)"], state["NPU Real-time Power(W)"], state["HBM Capacity(MB)"]) == (36, 178.5, 65536)
+    assert not any("Temperature" in name for name in an_npu["description"]["facts"])
+
+
+def test_memory_is_what_the_runtime_has_free(an_npu):
+    assert an_npu["available_bytes"] == 60 << 30
+
+
+def test_events_measure_what_lies_between_them(an_npu):
+    assert an_npu["instrument"] == "npu-events"
+    assert len(an_npu["durations_us"]) == 3
+    assert all(duration > 10_000 for duration in an_npu["durations_us"])
+    # 0.2 ms each: several of them to a sample of a millisecond.
+    assert 2 <= an_npu["calls_in_a_row"] <= 6
+
+
+def test_calls_are_found_by_their_names(an_npu):
+    kernels = an_npu["kernels"]
+    assert kernels["None"] == "unsupported: the kernel has no call of its own on an NPU"
+    assert "add" in kernels["torch.add"]
+    assert "npu_swiglu" in kernels["torch_npu.npu_swiglu"]
+    assert kernels["torch_npu.npu_swiglu_of_tomorrow"].startswith("unsupported: torch_npu.npu_swiglu_of_tomorrow")
+
+
+def test_a_custom_operator_that_nothing_registers_is_skipped_with_the_exports(an_npu):
+    said = an_npu["kernels"]["torch.ops._C_ascend.npu_add_rms_norm_bias"]
+    assert said.startswith("skipped: torch.ops._C_ascend.npu_add_rms_norm_bias is not registered")
+    assert "export ASCEND_CUSTOM_OPP_PATH=" in said
+    assert "vllm-ascend, which brings them, is not installed" in an_npu["description"]["no_custom_operators"]
+
+
+def test_without_a_device(npu_python):
+    said = opened(npu_python, NPU_STUB_DEVICES="0")
+    assert said["error"] == "OpAtlasError"
+    assert "there is no NPU here (no /dev/davinci0)" in said["message"]
+
+
+def test_a_device_that_cannot_be_set(npu_python, tmp_path):
+    # CANN counts a device, and fails to set it: the driver's own words say why.
+    said = opened(npu_python, NPU_STUB_DEVICES="1", NPU_STUB_FAILS="1")
+    assert said["error"] == "DeviceSick"
+    assert "npu 3 cannot be opened: " in said["message"]
+    assert "error code is 507899" in said["message"]
+    assert "An internal error occurs in the Driver module" in said["message"]
+
+
+@pytest.fixture(scope="module")
+def without_cann(npu_python):
+    """The wheel at a place where no stand-ins are."""
+    home = npu_python.parents[1]
+    packages = next(home.glob("lib/python*/site-packages"))
+    folder = home / "without-cann"
+    if not (folder / "torch_npu").is_dir():
+        shutil.copytree(packages / "torch_npu", folder / "torch_npu.new", copy_function=os.link)
+        (folder / "torch_npu.new").rename(folder / "torch_npu")
+    return folder
+
+
+def test_without_cann(npu_python, without_cann):
+    said = opened(npu_python, without_cann)
+    assert said["error"] == "NoTorchNpu"
+    assert said["message"].startswith("CANN is not there (lib")
+    assert "source /usr/local/Ascend/ascend-toolkit/set_env.sh" in said["message"]
+
+
+def test_cann_that_is_installed_and_not_set_up(npu_python, without_cann, tmp_path):
+    (tmp_path / "set_env.sh").touch()
+    said = opened(npu_python, without_cann, ASCEND_TOOLKIT_HOME=str(tmp_path))
+    assert f"though CANN is installed: run: source {tmp_path}/set_env.sh" in said["message"]
+
+
+@pytest.mark.skipif(find_spec("torch_npu") is not None, reason="torch_npu is installed in this Python")
+def test_without_the_package():
+    torch = metadata.version("torch").partition("+")[0]
+    with pytest.raises(NoTorchNpu, match=f"torch_npu is not installed in this Python: pip install torch_npu=={torch},"):
+        import_torch_npu()
+
+
+@pytest.mark.parametrize(
+    ("raised", "version", "said"),
+    [
+        (
+            'ImportError("/x/libtorch_npu.so: undefined symbol: _ZN3c1010TensorImpl17set_autograd_metaEv")',
+            "2.1.0",
+            r"torch_npu 2\.1\.0 is not for torch .*undefined symbol.*pip install torch_npu==",
+        ),
+        (
+            'ImportError("/x/libtorch_npu.so: undefined symbol: aclrtGetStreamAttribute")',
+            None,
+            "torch_npu .* and the CANN that was found do not belong together .*release notes",
+        ),
+        (
+            'ImportError("libascend_hal.so: cannot open shared object file: No such file or directory")',
+            None,
+            r"the NPU driver's libascend_hal\.so is not found: install driver and firmware, or, in a container, mount",
+        ),
+        (
+            'ImportError("libatb.so: cannot open shared object file: No such file or directory")',
+            None,
+            r"libatb\.so is not found: install CANN's NNAL package and run: source /usr/local/Ascend/nnal/atb/set_env",
+        ),
+        (
+            'ModuleNotFoundError("No module named \'yaml\'", name="yaml")',
+            None,
+            "torch_npu needs the package yaml, which is not installed: pip install pyyaml",
+        ),
+        (
+            'RuntimeError("Two accelerators cannot be used at the same time in PyTorch: npu and cuda.")',
+            None,
+            "torch was built for a GPU, and torch_npu refuses that .*: install torch's CPU build",
+        ),
+        ('OSError("Permission denied")', None, "torch_npu cannot be imported: Permission denied"),
+    ],
+)
+def test_what_the_words_of_a_failed_import_mean(monkeypatch, tmp_path, raised, version, said):
+    """The words are those of the loader and of torch_npu, raised by a package that stands in for it."""
+    package = tmp_path / "torch_npu"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"raise {raised}\n")
+    info = tmp_path / "torch_npu-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Name: torch_npu\nVersion: {version or metadata.version('torch')}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
+    with pytest.raises(NoTorchNpu, match=said):
+        import_torch_npu()

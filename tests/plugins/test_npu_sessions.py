@@ -1,0 +1,84 @@
+"""Rows of custom operators on an NPU that lacks them (one that is played by the CPU here) are skipped, others go on."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import pytest
+from fake_npu_smi import A3, fake_npu_smi
+from sessions import Sessions, row
+
+CONFTEST = """
+from bench.job import DeviceSpec
+
+pytest_plugins = ("plugins.options", "plugins.workers", "plugins.wiring", "bench.conftest")
+
+
+def pytest_opatlas_devices():
+    return [DeviceSpec("stand-in", opener="stand_in:NpuStandIn")]
+"""
+
+DEVICE = """
+from dataclasses import replace
+
+from bench import custom_opp
+from bench.devices.cpu import CpuDevice
+
+
+class NpuStandIn(CpuDevice):
+    def describe(self):
+        return replace(super().describe(), kind="npu", no_custom_operators=custom_opp.cannot_be_registered())
+
+    def kernel(self, impl, npu):
+        return custom_opp.call_of(npu)
+"""
+
+REPLAYS = """
+from bench import expected, impl
+from bench.registry import replays
+
+
+@replays("Custom", npu="torch.ops._C_ascend.npu_toy")
+def test_custom(row, replay, custom_opp):
+    raise AssertionError("its row is not to be sent to the device")
+
+
+@replays("Unaware", npu="torch.ops._C_ascend.npu_toy")
+def test_unaware(row, replay):
+    replay(impl.add, *row.inputs(), expected=expected.add)
+
+
+@replays("Plain", npu="torch.add")
+def test_plain(row, replay, npu):
+    assert npu is None
+    replay(impl.add, *row.inputs(), expected=expected.add)
+"""
+
+
+@pytest.mark.skipif(find_spec("vllm_ascend") is not None, reason="vllm-ascend is installed in this Python")
+def test_rows_of_custom_operators_are_skipped_with_the_exports_and_others_go_on(sessions: Sessions) -> None:
+    (sessions.folder / "test_toys.py").write_text(REPLAYS)
+    (sessions.folder / "conftest.py").write_text(CONFTEST)
+    (sessions.folder / "stand_in.py").write_text(DEVICE)
+    for name in ("Custom", "Unaware", "Plain"):
+        sessions.write(name, [row(1), row(2)])
+    done = sessions.run("-rs", ASCEND_CUSTOM_OPP_PATH="", LD_LIBRARY_PATH="")
+    assert (done.code, done.outcomes()) == (0, {"passed": 2, "skipped": 4})
+    assert sessions.statuses("Plain") == {1: "measured", 2: "measured"}
+    for name in ("Custom", "Unaware"):
+        for cells in sessions.read(name):
+            assert cells["Status"] == "skipped"
+            for variable in ("ASCEND_CUSTOM_OPP_PATH", "LD_LIBRARY_PATH"):
+                assert f"export {variable}=<vllm_ascend>/_cann_ops_custom/vendors/" in cells["Status Reason"]
+
+
+@pytest.mark.skipif(find_spec("torch_npu") is not None, reason="torch_npu is installed in this Python")
+def test_an_npu_without_torch_npu_ends_the_session_and_says_what_to_install(sessions: Sessions, tmp_path) -> None:
+    smi = fake_npu_smi(tmp_path / "smi", A3)
+    sessions.write("Toy", [row(1)])
+    path = f"{smi.folder}:{os.environ['PATH']}"
+    done = sessions.run("--device=npu", "--instrument=npu-events", PATH=path, ASCEND_RT_VISIBLE_DEVICES="2")
+    assert done.code != 0
+    assert "torch_npu is not installed in this Python: pip install torch_npu==" in done
+    assert sessions.statuses("Toy") == {1: ""}
