@@ -1,0 +1,83 @@
+"""torchrun's elastic agent, in a process of its own: starts the ranks of this node and tells how they ended.
+
+Run as `python -m bench.groups.agent FD` under a keeper. Each rank runs under a keeper too, because the
+launcher gives it a session of its own: with the agent goes each rank, and whatever its kernels have started.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from bench.groups.messages import Launch, NotLaunched, RanksEnded
+from bench.groups.spec import GroupSpec
+from bench.parent import die_with_parent
+
+#: How many seconds the launcher lets ranks end by themselves; a keeper that is told to end has no more to do.
+_SHUTDOWN = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}
+
+
+def main(fd: int) -> None:
+    """Launches the group that the first message over `fd` describes, and stays until its ranks have ended."""
+    die_with_parent()
+    os.set_inheritable(fd, False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.update(_SHUTDOWN)
+    with Connection(fd) as connection:
+        launch: Launch = connection.recv()
+        connection.send(_run(launch))
+
+
+def _run(launch: Launch) -> RanksEnded | NotLaunched:
+    from torch.distributed import DistError
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.launcher.api import elastic_launch
+
+    # The rank inherits its keeper's standard input, which is none.
+    keeper = ("-m", "bench.keeper", str(os.getpid()), str(sys.stdin.fileno()))
+    rank = (sys.executable, "-m", "bench.groups.rank_main", launch.address)
+    try:
+        elastic_launch(_config(launch), sys.executable)(*keeper, *rank)
+    except ChildFailedError as error:
+        return RanksEnded({failure.local_rank: failure.exitcode for failure in error.failures.values()})
+    except (DistError, RendezvousError, OSError, RuntimeError) as error:
+        return NotLaunched(_in_words(error, launch.spec))
+    return RanksEnded(dict.fromkeys(range(launch.spec.local_ranks), 0))
+
+
+def _config(launch: Launch) -> Any:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig
+
+    spec = launch.spec
+    # As torchrun does: --standalone where nothing is said, the static rendezvous where the port is.
+    standalone = spec.nnodes == 1 and spec.master_port is None
+    return LaunchConfig(
+        min_nodes=spec.nnodes,
+        max_nodes=spec.nnodes,
+        nproc_per_node=spec.local_ranks,
+        run_id="opatlas",
+        rdzv_backend="c10d" if standalone else "static",
+        rdzv_endpoint=f"{spec.master_addr}:{spec.master_port or 0}",
+        rdzv_configs={"rank": spec.node_rank, "timeout": int(launch.join_timeout_s)},
+        max_restarts=0,
+        local_addr=spec.master_addr if spec.nnodes == 1 else None,
+        logs_specs=DefaultLogsSpecs(log_dir=str(Path(launch.folder) / "elastic")),
+    )
+
+
+def _in_words(error: Exception, spec: GroupSpec) -> str:
+    text = " ".join(str(error).split()) or "no message"
+    cause = f"{error.__cause__}" if error.__cause__ else ""
+    if any("EADDRINUSE" in words or "address already in use" in words for words in (text, cause)):
+        return f"port {spec.master_port} of {spec.master_addr} is in use: name another, or leave it out on one node"
+    return f"{type(error).__name__}: {text}"
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

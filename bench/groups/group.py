@@ -1,0 +1,148 @@
+"""A group of ranks as the body of a replay sees it, and what keeps its ranks in step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from bench.instruments import Instrument, Samples
+    from bench.stop_rule import StopRule
+
+#: What carries tensors of a device from rank to rank; anything else is carried by the host.
+_BACKENDS = {"cuda": "nccl", "npu": "hccl"}
+
+
+def _nothing(step: int, what: str) -> None:
+    pass
+
+
+@dataclass
+class Group:
+    """One rank's view of its group.
+
+    Attributes:
+        rank, size: this rank's number, from 0, and how many there are.
+        name: by which a kernel that communicates finds the group; "" where there is one rank, not launched.
+    """
+
+    rank: int
+    size: int
+    name: str = ""
+    _report: Callable[[int, str], None] = _nothing
+    _step: int = 0
+
+    def agree(self, value: bool) -> bool:
+        """What rank 0 says. Ranks that decide alike make equally many calls."""
+        if self.size == 1:
+            return value
+        import torch
+        from torch import distributed
+
+        decision = torch.tensor([value])
+        distributed.broadcast(decision, src=0)
+        return bool(decision)
+
+    def together(self) -> None:
+        """Waits, on the host, until every rank is here."""
+        if self.size > 1:
+            import torch
+            from torch import distributed
+
+            # Of a tensor on the host, so that nothing is launched on a device.
+            distributed.all_reduce(torch.zeros(1))
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """The values of every rank, in order; each must give equally many."""
+        if self.size == 1:
+            return [list(values)]
+        import torch
+        from torch import distributed
+
+        own = torch.tensor(values, dtype=torch.float64)
+        everybody = [torch.empty_like(own) for _ in range(self.size)]
+        distributed.all_gather(everybody, own)
+        return [part.tolist() for part in everybody]
+
+    def reached(self, what: str) -> None:
+        """Tells how far this rank has come, so that the one that hangs can be named."""
+        self._step += 1
+        self._report(self._step, what)
+
+
+#: Of a process that is in no group.
+ALONE = Group(0, 1)
+
+
+class InStep:
+    """An Instrument that lets ranks begin each sample together, and take equally many."""
+
+    def __init__(self, instrument: Instrument, group: Group) -> None:
+        self.name = instrument.name
+        self._instrument = instrument
+        self._group = group
+
+    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: StopRule) -> Samples:
+        def together() -> None:
+            if before_each is not None:
+                before_each()
+            self._group.reached("in a timed call")
+            self._group.together()
+
+        self._group.reached("between calls")
+        # Never without `before_each`, which would let each rank find out by itself how many calls a sample takes.
+        return self._instrument.sample(call, together, _AgreedRule(rule, self._group))  # type: ignore[arg-type]
+
+
+class _AgreedRule:
+    """Rank 0's stop rule, for all."""
+
+    def __init__(self, rule: StopRule, group: Group) -> None:
+        self._rule = rule
+        self._group = group
+
+    def enough(self, samples_us: Sequence[float]) -> bool:
+        return self._group.agree(self._rule.enough(samples_us))
+
+    def enough_unseen(self, count: int) -> bool:
+        return self._group.agree(self._rule.enough_unseen(count))
+
+
+def spread_us(samples_us: Sequence[Sequence[float]]) -> float:
+    """How far the medians of the ranks lie apart, in microseconds."""
+    medians = [median(samples) for samples in samples_us]
+    return max(medians) - min(medians)
+
+
+def join(rank: int, size: int, device: torch.device, report: Callable[[int, str], None]) -> Group:
+    """Joins the group that the launcher's variables describe, with the device that this process has opened.
+
+    Raises:
+        RuntimeError and others, as torch.distributed does: the group did not come together.
+    """
+    import datetime
+
+    import torch
+    from torch import distributed
+
+    backends = {"cpu": "gloo", **{kind: name for kind, name in _BACKENDS.items() if kind == device.type}}
+    distributed.init_process_group(
+        ",".join(f"{kind}:{name}" for kind, name in backends.items()),
+        # Rows have deadlines of their own, which name the rank that is late.
+        timeout=datetime.timedelta(days=1),
+    )
+    world = distributed.group.WORLD
+    assert world is not None
+    if device.type == "npu":
+        # The name that HCCL gives its communicator; torch has none for it. As vllm_ascend asks for it.
+        backend: Any = world._get_backend(torch.device("npu"))
+        name: str = backend.get_hccl_comm_name(rank)
+    else:
+        name = world.group_name
+    group = Group(rank, size, name, report)
+    group.together()
+    return group

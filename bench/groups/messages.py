@@ -1,0 +1,74 @@
+"""What the processes of a group tell each other, besides jobs and their outcomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.groups.spec import GroupSpec
+from bench.job import DeviceDescription
+
+
+@dataclass(frozen=True)
+class Launch:
+    """First message to the agent.
+
+    Attributes:
+        spec: the group.
+        address: socket on which pytest waits for the ranks of this node.
+        folder: for what the launcher writes; it is pytest's to remove.
+        join_timeout_s: how long a node waits for the others.
+    """
+
+    spec: GroupSpec
+    address: str
+    folder: str
+    join_timeout_s: float
+
+
+@dataclass(frozen=True)
+class RanksEnded:
+    """The agent's last word once ranks have ended by themselves: their exit codes, by local rank."""
+
+    exit_codes: dict[int, int]
+
+
+@dataclass(frozen=True)
+class NotLaunched:
+    """The agent's last word where the ranks could not be started: why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Hello:
+    """First message of a rank.
+
+    Attributes:
+        local_rank: its number on this node, which tells the device it is to own.
+        pid: of its process.
+        process_group: of it and its keeper.
+    """
+
+    local_rank: int
+    pid: int
+    process_group: int
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Sent by a rank while a job runs.
+
+    Attributes:
+        step: counts up; the rank with the lowest is the one that the others wait for.
+        what: the step in words ("in its first call").
+    """
+
+    step: int
+    what: str
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A rank's answer to its Start, once its device computes what it should and the group has come together."""
+
+    device: DeviceDescription

@@ -1,0 +1,133 @@
+"""One rank of a group: owns one device, joins the others, runs the same jobs as they do.
+
+Run as `python -m bench.groups.rank_main ADDRESS` by torchrun's launcher (agent.py), which sets the
+variables below; ADDRESS is the socket on which pytest waits for it. It ends when that is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+from bench.device_process import NotReady, Start, Started, Waiting
+from bench.errors import DeviceSick
+from bench.groups.messages import Hello, Joined, Reached
+from bench.job import Job, Outcome
+from bench.parent import die_with_parent
+from database.schema import Status
+
+if TYPE_CHECKING:
+    from bench.groups.group import Group
+    from bench.runner import Runner
+
+#: What torchrun tells a rank. It sets more, which nobody here reads.
+_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+#: Of a measurement's counters: how far the medians of the ranks lie apart.
+RANK_SPREAD = "Rank Spread(us)"
+
+
+def main(address: str) -> None:
+    """Serves the jobs that come from `address`."""
+    die_with_parent()
+    # The stacks of a rank that hangs, when pytest asks for them, and that of one that crashes.
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pytest_end = socket.socket(socket.AF_UNIX)
+    pytest_end.connect(address)
+    with Connection(pytest_end.detach()) as connection:
+        missing = [name for name in _VARIABLES if not os.environ.get(name, "").strip()]
+        if missing:
+            connection.send(
+                NotReady(
+                    f"{', '.join(missing)}: not set, which torchrun sets for each rank; bench/groups/agent.py "
+                    "starts ranks through it",
+                    sick=False,
+                )
+            )
+            return
+        rank, local_rank, size = (int(os.environ[name]) for name in _VARIABLES[:3])
+        connection.send(Hello(local_rank, os.getpid(), os.getpgrp()))
+        start: Start = connection.recv()
+        sys.path[:] = dict.fromkeys((*sys.path, *start.sys_path))
+        if start.spec.pinned:
+            # Before torch, or what it loads, looks for devices.
+            variable, value = start.spec.pinned
+            os.environ[variable] = value
+        try:
+            from bench.groups.group import join
+            from bench.runner import Runner
+
+            runner = Runner(start.spec, start.settings)
+            runner.probe()
+            group = join(rank, size, runner.torch_device, lambda step, what: connection.send(Reached(step, what)))
+            runner.join(group)
+            connection.send(Joined(runner.describe()))
+        except Exception as error:
+            connection.send(NotReady(f"{type(error).__name__}: {error}", sick=isinstance(error, DeviceSick)))
+            return
+        _serve(connection, runner, group, takes_turn=local_rank == 0 or start.spec.kind != "cpu")
+
+
+def _serve(connection: Connection, runner: Runner, group: Group, *, takes_turn: bool) -> None:
+    """Args: takes_turn: False where another rank of the same device takes it for both."""
+    while True:
+        try:
+            job: Job = connection.recv()
+        except EOFError:
+            _leave()
+            return
+        with _turn(connection, runner, group, takes_turn):
+            outcome = runner.run(job)
+            if outcome.status is Status.MEASURED:
+                outcome = slowest(outcome, group)
+        for stream in (sys.stdout, sys.stderr):
+            # As in the device process: what was printed belongs to the report of this row.
+            with contextlib.suppress(OSError):
+                stream.flush()
+        connection.send(outcome)
+
+
+@contextlib.contextmanager
+def _turn(connection: Connection, runner: Runner, group: Group, takes_turn: bool) -> Iterator[None]:
+    """Holds the devices of all ranks, taken one after the other: two groups cannot each hold what the other needs."""
+    with contextlib.ExitStack() as held:
+        for rank in range(group.size):
+            if rank == group.rank and takes_turn:
+                held.enter_context(runner.turn(lambda: connection.send(Waiting()), lambda: connection.send(Started())))
+            group.together()
+        yield
+
+
+def slowest(outcome: Outcome, group: Group) -> Outcome:
+    """A row takes as long as its slowest rank: each sample the longest of the ranks', the same on every rank."""
+    assert outcome.measurement is not None
+    samples_us = group.gather(outcome.measurement.samples_us)
+    from bench.groups.group import spread_us
+
+    measurement = replace(
+        outcome.measurement,
+        samples_us=tuple(map(max, zip(*samples_us, strict=True))),
+        counters={**outcome.measurement.counters, RANK_SPREAD: spread_us(samples_us)},
+    )
+    return replace(outcome, measurement=measurement)
+
+
+def _leave() -> None:
+    from torch import distributed
+
+    # The others may be gone already.
+    with contextlib.suppress(Exception):
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
