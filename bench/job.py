@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from bench.attribution import Launched
+from bench.groups.spec import GroupSpec
 from database.record import Measurement
 from database.schema import Status
 
@@ -61,6 +63,7 @@ class Job:
         module, module_path, function: the replay function, importable by name or else by path.
         kernel_type, cells: the row.
         timeout_s: how long it may take, from its start to its outcome.
+        group: the group of devices that it needs at once; None: one device.
     """
 
     module: str
@@ -69,6 +72,7 @@ class Job:
     kernel_type: str
     cells: Mapping[str, str]
     timeout_s: float
+    group: GroupSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -79,12 +83,15 @@ class Outcome:
         status, reason: as in a record; `reason` is one line.
         detail: what a person needs to mend it (a traceback); empty where the reason says all.
         measurement: set if and only if the status is measured.
+        launched: where the samples of the measurement are to be looked for in a profile (bench/profiled.py);
+            None once they are in it.
     """
 
     status: Status
     reason: str = ""
     detail: str = ""
     measurement: Measurement | None = None
+    launched: Launched | None = None
 
 
 @dataclass(frozen=True)

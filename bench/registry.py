@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from bench.groups.spec import GroupSpec
 
 _ATTRIBUTE = "opatlas_replays"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+#: Gives the group that a row needs, from its cells and pytest's options. Raises ReplayError.
+GroupOf = Callable[[Mapping[str, str], Any], GroupSpec]
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,8 @@ class ReplaySpec:
         npu: dotted name of the call that is timed on an NPU ("torch_npu.npu_rms_norm"); it takes
             the arguments that the replay passes, by the same names, and returns as many results.
             None: the kernel has no call of its own there.
+        group: what tells the group of devices that a row needs at once; its body runs on each rank of
+            the group, and may ask for `group` (bench/groups/group.py). None: rows need one device.
 
     The tests in tests/npu make each call with the real torch_npu, with the rows' tensors on device
     "meta". These have no values, so a replay cannot read any: a number that the call takes comes from
@@ -29,15 +35,16 @@ class ReplaySpec:
 
     kernel_types: tuple[str, ...]
     npu: str | None
+    group: GroupOf | None = None
 
 
-def replays(*kernel_types: str, npu: str | None) -> Callable[[Function], Function]:
+def replays(*kernel_types: str, npu: str | None, group: GroupOf | None = None) -> Callable[[Function], Function]:
     """Marks a test function as the replay of the rows of `kernel_types`."""
     if not kernel_types or not all(isinstance(name, str) for name in kernel_types):
         raise TypeError(f"@replays takes the kernel types as strings, got {kernel_types!r}")
 
     def mark(function: Function) -> Function:
-        setattr(function, _ATTRIBUTE, ReplaySpec(kernel_types, npu))
+        setattr(function, _ATTRIBUTE, ReplaySpec(kernel_types, npu, group))
         return function
 
     return mark

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -12,13 +13,15 @@ from bench.check import check
 from bench.devices import Device
 from bench.errors import OutOfMemory
 from bench.formula import Formula
+from bench.groups.group import ALONE, Group
 from bench.instruments import Instrument
-from bench.job import MeasureSettings
+from bench.job import MeasureSettings, Outcome
+from bench.profiled import with_samples
 from bench.registry import ReplaySpec
 from bench.rows import ReplayRow
 from bench.stop_rule import StopRule
 from database.record import Measurement
-from database.schema import OUTPUT_DTYPES, OUTPUT_SHAPES
+from database.schema import OUTPUT_DTYPES, OUTPUT_SHAPES, Status
 
 #: A row needs its tensors, and about as much again for clones, the check and a kernel's workspace.
 _MEMORY_FACTOR = 2.0
@@ -31,17 +34,24 @@ _WARM_UP_S = 0.2
 
 
 class Replay:
-    """Bound to one row. Calling it measures the kernel and leaves the result in `measurement`."""
+    """Bound to one row. Calling it measures the kernel and leaves the result in `outcome`."""
 
     def __init__(
-        self, row: ReplayRow, spec: ReplaySpec, device: Device, instrument: Instrument, settings: MeasureSettings
+        self,
+        row: ReplayRow,
+        spec: ReplaySpec,
+        device: Device,
+        instrument: Instrument,
+        settings: MeasureSettings,
+        group: Group = ALONE,
     ) -> None:
-        self.measurement: Measurement | None = None
+        self.outcome: Outcome | None = None
         self._row = row
         self._spec = spec
         self._device = device
         self._instrument = instrument
         self._settings = settings
+        self._group = group
 
     def __call__(
         self,
@@ -72,9 +82,11 @@ class Replay:
         pristine = {i: _clone(arguments[i]) for i in mutates}
 
         latest: Any = None
+        calls = 0
 
         def call() -> None:
-            nonlocal latest
+            nonlocal latest, calls
+            calls += 1
             latest = kernel(*arguments, **keywords)
 
         def results() -> tuple[torch.Tensor, ...]:
@@ -87,10 +99,11 @@ class Replay:
                     changed.copy_(original)
 
         warm_until = monotonic() + _WARM_UP_S
+        self._group.reached("in its first call")
         call()
         self._expect_outputs(results(), range(len(results())) if output_slots is None else output_slots)
         for _ in range(_WARM_UP_CALLS - 1):
-            if monotonic() < warm_until:
+            if self._group.agree(monotonic() < warm_until):
                 restore()
                 call()
         cold = self._settings.cache == "cold"
@@ -106,7 +119,7 @@ class Replay:
         self._device.synchronize()
         original = [pristine.get(i, value) for i, value in enumerate(arguments)]
         checked = check(expected, original, keywords, results(), self._row.seed)
-        self.measurement = Measurement(
+        measurement = Measurement(
             samples_us=samples.durations_us,
             instrument=self._instrument.name,
             cache_state=self._settings.cache,
@@ -116,6 +129,10 @@ class Replay:
             total_elements=checked.total,
             assumptions=tuple(self._row.assumptions),
         )
+        launched = replace(samples.launched, calls=calls) if samples.launched else None
+        self.outcome = Outcome(Status.MEASURED, measurement=measurement, launched=launched)
+        if samples.profiled is not None:
+            self.outcome = with_samples(self.outcome, self._row.kernel_type, samples.profiled)
 
     def expect_memory(self) -> None:
         """Refuses a row that the device cannot hold, before anything is allocated. Raises OutOfMemory."""

@@ -23,6 +23,7 @@ from bench.custom_opp import missing_kernel
 from bench.device_errors import is_out_of_memory, poisoned_by, text_of
 from bench.devices import Device, open_device
 from bench.errors import DeviceSick, ReplayError
+from bench.groups.group import ALONE, Group, InStep
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.registry import replay_spec
 from bench.replay import Replay
@@ -47,6 +48,17 @@ class Runner:
         self._device: Device = open_device(spec, settings)
         self._instrument = self._device.instrument()
         self._settings = settings
+        self._group = ALONE
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where the tensors of rows are born."""
+        return self._device.torch_device
+
+    def join(self, group: Group) -> None:
+        """From now on this process is a rank of a group, which runs each job together with the others."""
+        self._group = group
+        self._instrument = InStep(self._instrument, group)
 
     def describe(self) -> DeviceDescription:
         return self._device.describe()
@@ -92,13 +104,13 @@ class Runner:
         if spec is None:
             raise TypeError(f"{job.module}.{job.function} is not marked with @replays")
         row = ReplayRow(job.kernel_type, job.cells, self._device.torch_device)
-        replay = Replay(row, spec, self._device, self._instrument, self._settings)
+        replay = Replay(row, spec, self._device, self._instrument, self._settings, self._group)
         replay.expect_memory()
         with torch.no_grad():
-            function(**arguments_of(function, row=row, replay=replay))
-        if replay.measurement is None:
+            function(**arguments_of(function, row=row, replay=replay, group=self._group))
+        if replay.outcome is None:
             raise ReplayError(f"{job.function} returned without having called replay(...)")
-        return Outcome(Status.MEASURED, measurement=replay.measurement)
+        return replay.outcome
 
 
 def outcome_of(error: BaseException) -> Outcome:
