@@ -23,6 +23,9 @@ _RELATIVE_TOLERANCE = {
     torch.float64: 1e-9,
 }
 
+#: Where the references can be computed: an NPU has no float64 for most of what they do, products of matrices included.
+_HAVE_FLOAT64 = ("cpu", "cuda")
+
 #: What stands in for the wider unsigned dtypes where results are compared.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
@@ -40,6 +43,8 @@ def check(
 ) -> Checked:
     """Compares the results of a kernel with its reference.
 
+    On the device where they are, if it computes in float64; else they are copied to the host.
+
     Args:
         formula: the reference.
         arguments, keywords: what the kernel was called with, before it ran (clones of what it changes).
@@ -53,8 +58,8 @@ def check(
     total = sum(result.numel() for result in results)
     if not total:
         return Checked(0, 0)
-    keywords = {name: _signed(value) for name, value in keywords.items()}
-    comparisons = formula.compare(_signed(arguments), keywords, _signed(results), seed)
+    keywords = {name: _comparable(value) for name, value in keywords.items()}
+    comparisons = formula.compare(_comparable(arguments), keywords, _comparable(results), seed)
     for number, comparison in enumerate(comparisons):
         _compare(comparison, f"result {number}" if len(results) > 1 else "the result", formula.name)
     return Checked(min(sum(c.actual.numel() for c in comparisons), total), total)
@@ -109,14 +114,18 @@ def _unpacked(packed: torch.Tensor) -> torch.Tensor:
     return (((packed.unsqueeze(-1) >> shifts) & 15 ^ 8) - 8).flatten(-2)
 
 
-def _signed(value: Any) -> Any:
-    """The wider unsigned dtypes, which torch cannot index on CUDA nor compare with others, as signed ones.
+def _comparable(value: Any) -> Any:
+    """Tensors, also in lists, where references can be computed, and of dtypes that torch indexes and compares.
 
-    The numbers stay the same: rows are replayed on small ones.
+    It does neither on CUDA with the wider unsigned dtypes, which become signed ones. The numbers stay
+    the same: rows are replayed on small ones.
     """
     if isinstance(value, (list, tuple)):
-        return [_signed(item) for item in value]
-    return value.view(_SIGNED[value.dtype]) if isinstance(value, torch.Tensor) and value.dtype in _SIGNED else value
+        return [_comparable(item) for item in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    tensor = value if value.device.type in _HAVE_FLOAT64 else value.cpu()
+    return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
 
 
 def _picked(indices: torch.Tensor, picks: Picks, what: str, reference: str) -> torch.Tensor:

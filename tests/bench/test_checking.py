@@ -362,3 +362,35 @@ class TestAFormulaForEachResult:
     def test_more_results(self):
         with pytest.raises(WrongResult, match="3 results"):
             self.check(3 * self.x, self.x / self.x.sum(-1, keepdim=True), self.x)
+
+
+class Elsewhere(torch.Tensor):
+    """Stands for a tensor of an NPU, which is not at hand: on a device that does not compute in float64."""
+
+    @property
+    def device(self):
+        return torch.device("privateuseone", 0)
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+
+
+def test_what_is_on_a_device_without_float64_is_checked_on_the_host():
+    seen = []
+
+    @pointwise
+    def doubled(x, *, more):
+        seen.extend([x, *more])
+        return 2 * x
+
+    x = torch.rand(64)
+    more = [torch.ones(3).as_subclass(Elsewhere)]
+    for factor, right in ((2.0, True), (2.1, False)):
+        result = (factor * x).as_subclass(Elsewhere)
+        try:
+            check(doubled, [x.as_subclass(Elsewhere)], {"more": more}, [result], SEED)
+        except WrongResult:
+            assert not right
+        else:
+            assert right
+    assert {type(tensor) for tensor in seen} == {torch.Tensor}
