@@ -66,14 +66,16 @@ class NpuDevice:
         self._turn = Turn(Path(tempfile.gettempdir()) / f"opatlas-npu{place}-{os.getuid()}.lock")
 
     def describe(self) -> DeviceDescription:
-        board = npu_smi.board(self._chip) if self._chip else {}
+        said = npu_smi.said_of(self._chip)
         facts: dict[str, str | int | float | None] = {
             "torch": str(torch.__version__),
             "torch_npu": str(self._torch_npu.__version__),
             "vllm_ascend": _version("vllm-ascend"),
-            "cann": _cann(self._npu),
-            "driver": board.get("Software Version") or _module_version(self._npu, "DRIVER"),
-            "firmware": board.get("Firmware Version"),
+            # That which runs, and that whose files name the database's folder; they should be one.
+            "cann": _module_version(self._npu, "CANN"),
+            "cann_toolkit": cann_version(),
+            "driver": said.board.get("Software Version") or _module_version(self._npu, "DRIVER"),
+            "firmware": said.board.get("Firmware Version"),
             "soc": self._properties.name,
             "ai_cores": getattr(self._properties, "cube_core_num", None),
             "vector_cores": getattr(self._properties, "vector_core_num", None),
@@ -85,14 +87,13 @@ class NpuDevice:
             "chip": self._chip.name if self._chip else None,
             "chip_place": f"{self._chip.npu}.{self._chip.chip} (davinci{self._chip.physical})" if self._chip else None,
             "npu_smi": "asked" if self._chip else "not on PATH, or it does not show this device",
-            **{f"npu_smi {name}": value for name, value in npu_smi.as_numbers(board).items()},
+            **{f"npu_smi {name}": value for name, value in said.board.items()},
         }
-        state = npu_smi.as_numbers({**npu_smi.common(self._chip), **npu_smi.usages(self._chip)}) if self._chip else {}
         return DeviceDescription(
             name=self._spec.name or str(self._properties.name),
             facts={name: fact for name, fact in facts.items() if fact is not None},
             kind="npu",
-            state=state,
+            state=said.state,
             no_custom_operators=custom_opp.cannot_be_registered(),
         )
 
@@ -155,11 +156,6 @@ def _chip_of(spec: DeviceSpec) -> Chip | None:
     """What npu-smi calls the device; None where it does not show it."""
     logic = spec.pinned[1] if spec.pinned else str(spec.index)
     return next((chip for chip in npu_smi.chips() if str(chip.logic) == logic), None)
-
-
-def _cann(npu: Any) -> str | None:
-    """The version that runs, as torch_npu sees it, or that of the toolkit's files."""
-    return _module_version(npu, "CANN") or cann_version()
 
 
 def _module_version(npu: Any, module: str) -> str | None:

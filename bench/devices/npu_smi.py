@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 
@@ -43,9 +44,27 @@ def chips() -> tuple[Chip, ...]:
     return parse_chips(_ask("-m"))
 
 
-def board(chip: Chip) -> dict[str, str]:
-    """Product, serial number, versions of driver ("Software Version") and firmware, and the chip's own names."""
-    return {**parse_fields(_ask("-t", "board", "-i", str(chip.npu))), **_of_chip(chip, "board")}
+@dataclass(frozen=True)
+class Said:
+    """All that npu-smi says of a chip, by the names that it uses, with numbers as numbers.
+
+    Attributes:
+        board: what stays: product, serial number, versions of driver ("Software Version") and firmware.
+        state: what changes: temperature, power, frequency and use.
+    """
+
+    board: Mapping[str, str | int | float]
+    state: Mapping[str, str | int | float]
+
+
+def said_of(chip: Chip | None) -> Said:
+    """Nothing of a chip that npu-smi does not show."""
+    if chip is None:
+        return Said({}, {})
+    # At once: each question takes it a second or so.
+    with ThreadPoolExecutor() as pool:
+        card, die, *state = pool.map(lambda ask: ask(chip), (_card, _die, common, usages))
+    return Said(_as_numbers({**card, **die}), _as_numbers({**state[0], **state[1]}))
 
 
 def common(chip: Chip) -> dict[str, str]:
@@ -56,6 +75,14 @@ def common(chip: Chip) -> dict[str, str]:
 def usages(chip: Chip) -> dict[str, str]:
     """Capacity of the memory, and how much of memory and cores is in use."""
     return _of_chip(chip, "usages")
+
+
+def _card(chip: Chip) -> dict[str, str]:
+    return parse_fields(_ask("-t", "board", "-i", str(chip.npu)))
+
+
+def _die(chip: Chip) -> dict[str, str]:
+    return _of_chip(chip, "board")
 
 
 def parse_chips(text: str) -> tuple[Chip, ...]:
@@ -119,8 +146,7 @@ def _run(executable: str, arguments: Sequence[str]) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def as_numbers(fields: Mapping[str, str]) -> dict[str, str | int | float]:
-    """The fields, with numbers as numbers."""
+def _as_numbers(fields: Mapping[str, str]) -> dict[str, str | int | float]:
     return {name: _as_number(value) for name, value in fields.items()}
 
 

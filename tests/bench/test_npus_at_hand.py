@@ -146,15 +146,15 @@ def test_what_a_microcontroller_says_is_not_the_chips(machine):
 
 def test_fields_without_a_value_are_left_out_and_numbers_are_numbers(machine):
     machine(A3)
-    board = npu_smi.board(npu_smi.chips()[3])
-    assert "Model" not in board
-    assert board["Firmware Version"] == "7.7.0.6.236"
-    facts = npu_smi.as_numbers({**board, **npu_smi.common(npu_smi.chips()[3])})
-    assert (facts["Chip Count"], facts["NPU Real-time Power(W)"], facts["Serial Number"]) == (
-        2,
-        178.5,
-        "033ABC10P8000011",
-    )
+    said = npu_smi.said_of(npu_smi.chips()[3])
+    assert "Model" not in said.board
+    assert said.board["Firmware Version"] == "7.7.0.6.236"
+    assert (said.board["Chip Count"], said.state["NPU Real-time Power(W)"]) == (2, 178.5)
+    assert (said.board["Serial Number"], said.board["NPU Name"]) == ("033ABC10P8000011", 9392)
+
+
+def test_a_chip_that_npu_smi_does_not_show_says_nothing():
+    assert npu_smi.said_of(None) == npu_smi.Said({}, {})
 
 
 def test_npu_smi_is_asked_once_in_a_process(machine):

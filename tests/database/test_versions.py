@@ -97,3 +97,25 @@ def test_cuda_of_torch_is_read_and_not_imported(tmp_path, monkeypatch, line, cud
 def test_detection_does_not_import_torch():
     code = "import sys; from database import versions; versions.detect(); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ("8.5", "10.0"),
+        ("8.5.0.RC1", "8.5"),
+        ("8.3.rc1", "8.3.rc2"),
+        ("8.3.RC2", "8.5"),
+        ("9.0.0-beta.1", "9.0.0"),
+        ("", "1"),
+    ],
+)
+def test_versions_are_compared_as_numbers(older, newer):
+    assert versions.version_key(older) < versions.version_key(newer)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("8.5", "8.5.0"), ("2.13.0+cpu", "2.13.0"), ("8.5.0.RC1", "8.5.rc1"), ("10", "10.0")]
+)
+def test_spellings_of_one_version(one, other):
+    assert versions.version_key(one) == versions.version_key(other)

@@ -1,13 +1,16 @@
-"""Rows of custom operators on an NPU that lacks them (one that is played by the CPU here) are skipped, others go on."""
+"""Sessions on NPUs that are not there: npu-smi is a stand-in, and where rows run, the CPU plays the NPU."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from importlib import metadata
 from importlib.util import find_spec
 
 import pytest
 from fake_npu_smi import A3, fake_npu_smi
-from sessions import Sessions, row
+from sessions import ROOT, Sessions, row
 
 CONFTEST = """
 from bench.job import DeviceSpec
@@ -82,3 +85,39 @@ def test_an_npu_without_torch_npu_ends_the_session_and_says_what_to_install(sess
     assert done.code != 0
     assert "torch_npu is not installed in this Python: pip install torch_npu==" in done
     assert sessions.statuses("Toy") == {1: ""}
+
+
+@pytest.fixture
+def collected(tmp_path):
+    """What `pytest bench/` says on a machine with an A3 and CANN 8.5, and no other software than here."""
+    smi = fake_npu_smi(tmp_path / "smi", A3)
+    (tmp_path / "cann").mkdir()
+    (tmp_path / "cann" / "version.info").write_text("Version=8.5.0\n")
+    environment = {"PATH": f"{smi.folder}:{os.environ['PATH']}", "ASCEND_HOME_PATH": str(tmp_path / "cann")}
+
+    def run(*options: str) -> str:
+        command = [sys.executable, "-m", "pytest", "bench/test_norm.py", "-p", "no:cacheprovider", *options]
+        done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True)
+        return done.stdout + done.stderr
+
+    return run
+
+
+def test_what_an_npu_measures_is_filed_under_it_and_its_software(collected) -> None:
+    torch = metadata.version("torch").partition("+")[0]
+    said = collected("--co", "--vllm-version=0.18.0")
+    assert f"/ATLAS_800_A3_752T_128G_DIE/vllm_ascend/vllm0.18.0_torch{torch}_cann8.5\n" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--device=ATLAS_800_A2_376T_64G"], "npu-smi shows Ascend910, whose durations do not belong there"),
+        (["--cann-version=10.0"], "--cann-version 10.0: rows would be measured with the installed CANN 8.5.0"),
+        (["--instrument=wall-clock"], "--instrument wall-clock: devices of kind npu offer msprof,"),
+    ],
+)
+def test_what_does_not_fit_the_machine_is_refused(collected, options, said) -> None:
+    output = collected("--vllm-version=0.18.0", *options)
+    assert said in output
+    assert "Traceback" not in output
