@@ -1,0 +1,344 @@
+"""The recorder of attention calls, around a stand-in for torch_npu. (tests/npu has the real one.)"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bench import attention_recorder
+from bench.attention_recorder import ENVIRONMENT, record_attention
+
+REPOSITORY = Path(__file__).parents[2]
+_ARGUMENTS = (
+    "(Tensor query, Tensor key, Tensor value, *, Tensor? atten_mask=None, SymInt[]? {q}=None, SymInt[]? {kv}=None, "
+    "Tensor? block_table=None, int {heads}=1, str input_layout='BSH', int num_key_value_heads=0, int sparse_mode=0, "
+    "int block_size=0{out}) -> {result}"
+)
+V1 = {"q": "actual_seq_lengths", "kv": "actual_seq_lengths_kv", "heads": "num_heads"}
+V2 = {"q": "actual_seq_qlen", "kv": "actual_seq_kvlen", "heads": "num_query_heads"}
+NAMES = {"npu_fused_infer_attention_score": V1, "npu_fused_infer_attention_score_v2": V2}
+
+
+@pytest.fixture(scope="module")
+def operators():
+    """Operators with the arguments of torch_npu's that count here; they give back the query."""
+    library = torch.library.Library("opatlas_recorder", "DEF")
+
+    def out_form(query, key, value, *, out, **keywords):
+        if len(query) == 13:
+            raise RuntimeError("thirteen queries")
+        return out.copy_(query)
+
+    for name, names in NAMES.items():
+        library.define(name + _ARGUMENTS.format(**names, out="", result="Tensor"))
+        library.define(f"{name}.out" + _ARGUMENTS.format(**names, out=", Tensor(a!) out", result="Tensor(a!)"))
+        library.impl(name, lambda query, *_, **__: query.clone(), "CompositeExplicitAutograd")
+        library.impl(f"{name}.out", out_form, "CompositeExplicitAutograd")
+    yield torch.ops.opatlas_recorder
+    library._destroy()
+
+
+@pytest.fixture
+def torch_npu(operators, monkeypatch):
+    module = types.SimpleNamespace(**{name: getattr(operators, name) for name in NAMES})
+    monkeypatch.setitem(sys.modules, "torch_npu", module)
+    return module
+
+
+@pytest.fixture
+def recorder(tmp_path, torch_npu):
+    recorder = record_attention(tmp_path / "calls.jsonl")
+    yield recorder
+    recorder.stop()
+
+
+def lines(folder):
+    return [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+def arguments(kv=(300, 128, 7), tokens=3):
+    tensors = [torch.zeros(tokens, 4, 16), torch.zeros(9, 128, 16), torch.zeros(9, 128, 16)]
+    keywords = {
+        "atten_mask": torch.zeros(2048, 2048, dtype=torch.int8),
+        "actual_seq_lengths": [1, 2, 3],
+        "actual_seq_lengths_kv": kv,
+        "block_table": torch.zeros(3, 16, dtype=torch.int32),
+        "num_heads": 4,
+        "num_key_value_heads": 1,
+        "input_layout": "TND",
+        "sparse_mode": 3,
+        "block_size": 128,
+    }
+    return tensors, keywords
+
+
+RECORD = {
+    "query_shape": [3, 4, 16],
+    "key_shape": [9, 128, 16],
+    "value_shape": [9, 128, 16],
+    "atten_mask_shape": [2048, 2048],
+    "block_table_shape": [3, 16],
+    "actual_seq_lengths": [1, 2, 3],
+    "actual_seq_lengths_kv": [300, 128, 7],
+    "block_table_valid_blocks": [3, 1, 1],
+    "num_heads": 4,
+    "num_key_value_heads": 1,
+    "sparse_mode": 3,
+    "input_layout": "TND",
+    "block_size": 128,
+}
+
+
+def call(operator, *values, **changes):
+    tensors, keywords = arguments(*values)
+    return operator(*tensors, **{**keywords, **changes})
+
+
+def test_a_call(recorder, torch_npu, tmp_path):
+    with recorder:
+        result = call(torch_npu.npu_fused_infer_attention_score)
+    assert result.shape == (3, 4, 16)
+    assert lines(tmp_path) == [RECORD]
+    assert [path.name for path in tmp_path.iterdir()] == [f"calls.{os.getpid()}.jsonl"]
+
+
+def test_the_second_version_calls_its_arguments_otherwise(recorder, torch_npu, tmp_path):
+    tensors, keywords = arguments()
+    renamed = {V1[word]: V2[word] for word in V1}
+    with recorder:
+        torch_npu.npu_fused_infer_attention_score_v2(
+            *tensors, **{renamed.get(name, name): value for name, value in keywords.items()}
+        )
+    assert lines(tmp_path) == [RECORD]
+
+
+def test_the_out_form_by_names_and_one_that_was_fetched_before(recorder, torch_npu, tmp_path):
+    fetched, default = torch_npu.npu_fused_infer_attention_score.out, torch_npu.npu_fused_infer_attention_score.default
+    (query, key, value), keywords = arguments()
+    with recorder:
+        fetched(query=query, key=key, value=value, **keywords, out=torch.empty_like(query))
+        call(default, [1, 1, 1])
+    assert lines(tmp_path)[0] == RECORD
+    assert lines(tmp_path)[1]["actual_seq_lengths_kv"] == [1, 1, 1]
+
+
+def test_a_call_without_anything(recorder, torch_npu, tmp_path):
+    with recorder:
+        torch_npu.npu_fused_infer_attention_score(torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4, 3))
+    (record,) = lines(tmp_path)
+    assert record == {
+        **dict.fromkeys(RECORD),
+        "query_shape": [2, 3],
+        "key_shape": [4, 3],
+        "value_shape": [4, 3],
+        "num_heads": 1,
+        "num_key_value_heads": 0,
+        "sparse_mode": 0,
+        "input_layout": "BSH",
+        "block_size": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("lengths", "recorded"),
+    [
+        (torch.tensor([5, 6]), [5, 6]),
+        (np.array([5, 6]), [5, 6]),
+        ([np.int64(5), 6], [5, 6]),
+        ((), []),
+        # Its values would have to be fetched from a device.
+        (torch.zeros(2, dtype=torch.int64, device="meta"), None),
+        ([torch.tensor(5), torch.tensor(6)], None),
+    ],
+)
+def test_lengths_of_any_kind(lengths, recorded):
+    found = attention_recorder._lengths(lengths)
+    assert (None if found is None else list(found)) == recorded
+
+
+def test_equal_calls_are_one_record(recorder, torch_npu, tmp_path, monkeypatch):
+    monkeypatch.setattr(attention_recorder, "_REMEMBERED", 3)
+    with recorder:
+        for kv in (1, 2, 1, 2, 3, 4, 5, 1):
+            call(torch_npu.npu_fused_infer_attention_score, [kv, 1, 1])
+    # After so many others the first one is forgotten.
+    assert [record["actual_seq_lengths_kv"][0] for record in lines(tmp_path)] == [1, 2, 3, 4, 5, 1]
+
+
+def test_off_means_that_nothing_is_installed(torch_npu, recorder):
+    packet = torch_npu.npu_fused_infer_attention_score
+    forms = [packet, packet.default, packet.out]
+    originals, hashes, table = [form._op for form in forms], [*map(hash, forms)], dict.fromkeys(forms, 1)
+    with recorder:
+        assert all(isinstance(form._op, attention_recorder._Hook) for form in forms)
+        # Tables of torch, torch_npu and compilers have operators as keys.
+        assert [*map(hash, forms)] == hashes
+        assert all(form in table for form in forms)
+    assert all(form._op is original for form, original in zip(forms, originals, strict=True))
+
+
+def test_nothing_starts_without_the_variable(monkeypatch, torch_npu):
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    before = torch_npu.npu_fused_infer_attention_score._op
+    attention_recorder.start_from_environment()
+    assert torch_npu.npu_fused_infer_attention_score._op is before
+    assert not any(isinstance(finder, attention_recorder._AfterImport) for finder in sys.meta_path)
+
+
+def test_recorders_in_any_order(torch_npu, tmp_path):
+    original = torch_npu.npu_fused_infer_attention_score._op
+    first, second = record_attention(tmp_path / "first.jsonl"), record_attention(tmp_path / "second.jsonl")
+    first.start()
+    second.start()
+    first.stop()
+    call(torch_npu.npu_fused_infer_attention_score)
+    second.stop()
+    call(torch_npu.npu_fused_infer_attention_score, [1, 1, 1])
+    assert [path.stat().st_size > 0 for path in sorted(tmp_path.iterdir())] == [False, True]
+    assert len(lines(tmp_path)) == 1
+    assert torch_npu.npu_fused_infer_attention_score._op is original
+
+
+def test_a_call_that_fails_is_the_callers(recorder, torch_npu, tmp_path, caplog):
+    (query, *rest), keywords = arguments(tokens=13)
+    with recorder, pytest.raises(RuntimeError, match="thirteen queries"):
+        torch_npu.npu_fused_infer_attention_score.out(query, *rest, **keywords, out=torch.empty_like(query))
+    assert (lines(tmp_path), caplog.records) == ([], [])
+
+
+def test_an_error_of_the_recorder_is_logged_once(recorder, torch_npu, tmp_path, caplog, monkeypatch):
+    def broken(*_):
+        raise ValueError("a mistake")
+
+    monkeypatch.setattr(attention_recorder, "_record_of", broken)
+    original = torch_npu.npu_fused_infer_attention_score._op
+    with recorder:
+        for kv in range(1, 4):
+            assert call(torch_npu.npu_fused_infer_attention_score, [kv, 1, 1]).shape == (3, 4, 16)
+        assert torch_npu.npu_fused_infer_attention_score._op is original
+    assert [record.getMessage() for record in caplog.records] == [
+        "attention calls are not recorded any more (ValueError: a mistake)"
+    ]
+
+
+@pytest.mark.parametrize(
+    "module", [types.SimpleNamespace(), types.SimpleNamespace(npu_fused_infer_attention_score=len)]
+)
+def test_another_torch_npu_does_no_harm(monkeypatch, tmp_path, caplog, module):
+    monkeypatch.setitem(sys.modules, "torch_npu", module)
+    with record_attention(tmp_path / "calls.jsonl") as recorder:
+        assert not recorder.recording
+    assert "not recorded any more (AttributeError: " in caplog.text
+
+
+def test_a_file_that_cannot_be_written(torch_npu, tmp_path, caplog):
+    with record_attention(tmp_path / "nowhere" / "calls.jsonl") as recorder:
+        assert not recorder.recording
+        call(torch_npu.npu_fused_infer_attention_score)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "FileNotFoundError" in record.getMessage()
+
+
+def test_a_file_grows_so_far(torch_npu, tmp_path, caplog):
+    with record_attention(tmp_path / "calls.jsonl", most_bytes=1000) as recorder:
+        for kv in range(1, 40):
+            call(torch_npu.npu_fused_infer_attention_score, [kv, 1, 1])
+        assert not recorder.recording
+    assert len(lines(tmp_path)) == 1000 // len(json.dumps(RECORD, separators=(",", ":")))
+    assert "which is enough" in caplog.text
+
+
+def test_threads(recorder, torch_npu, tmp_path):
+    def work(thread):
+        for kv in range(1, 60):
+            call(torch_npu.npu_fused_infer_attention_score, [thread * 1000 + kv, 1, 1])
+
+    with recorder:
+        threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len({record["actual_seq_lengths_kv"][0] for record in lines(tmp_path)}) == len(lines(tmp_path)) == 236
+
+
+def test_a_compiled_call_is_recorded_when_it_runs(recorder, torch_npu, tmp_path):
+    tensors, _ = arguments()
+    operator = torch_npu.npu_fused_infer_attention_score
+
+    def attend(query, key, value, lengths):
+        return operator(query, key, value, actual_seq_lengths_kv=lengths, num_heads=4) + 1
+
+    with recorder:
+        compiled = torch.compile(attend, backend="eager", fullgraph=True)
+        assert lines(tmp_path) == []
+        for lengths in ([3, 4], [5, 6]):
+            assert compiled(*tensors, lengths).eq(1).all()
+    assert [record["actual_seq_lengths_kv"] for record in lines(tmp_path)] == [[3, 4], [5, 6]]
+
+
+#: A package that is imported after the recorder was started, and what a serving process does with it.
+_TORCH_NPU = """
+import torch
+_library = torch.library.Library("late", "DEF")
+_library.define("npu_fused_infer_attention_score{schema}")
+_library.impl("npu_fused_infer_attention_score", lambda query, *_, **__: query.clone(), "CompositeExplicitAutograd")
+npu_fused_infer_attention_score = torch.ops.late.npu_fused_infer_attention_score
+"""
+_SERVE = """
+import os, sys
+from bench.attention_recorder import start_from_environment
+for _ in range(2):
+    start_from_environment()
+assert not {"torch", "torch_npu", "pytest"} & set(sys.modules), "the recorder imports nothing"
+import torch, torch_npu
+
+def serve(kv):
+    torch_npu.npu_fused_infer_attention_score(*[torch.zeros(2, 3)] * 3, actual_seq_lengths_kv=[kv])
+
+serve(1)
+child = os.fork()
+serve(2 if child else 3)
+if child:
+    os.waitpid(child, 0)
+    print(os.getpid(), child)
+os._exit(0)
+"""
+
+
+def test_the_variable_before_the_import_and_a_file_for_each_process(tmp_path):
+    package = tmp_path / "packages" / "torch_npu"
+    package.mkdir(parents=True)
+    package.joinpath("__init__.py").write_text(
+        _TORCH_NPU.format(schema=_ARGUMENTS.format(**V1, out="", result="Tensor"))
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{REPOSITORY}:{package.parent}",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        ENVIRONMENT: str(tmp_path / "calls.jsonl"),
+    }
+    done = subprocess.run([sys.executable, "-c", _SERVE], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lengths = {}
+    for name, pid in zip(("parent", "child"), done.stdout.split(), strict=True):
+        text = (tmp_path / f"calls.{pid}.jsonl").read_text()
+        lengths[name] = [json.loads(line)["actual_seq_lengths_kv"] for line in text.splitlines()]
+    assert lengths == {"parent": [[1], [2]], "child": [[3]]}
+
+
+def test_vllm_finds_it():
+    project = (REPOSITORY / "pyproject.toml").read_text()
+    assert '[project.entry-points."vllm.general_plugins"]' in project
+    assert 'opatlas_record_attention = "bench.attention_recorder:start_from_environment"' in project
