@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.msprof.launched import journal_left_behind
 from database.errors import OpAtlasError
 from database.merge import UpdateMode, has_duration
 from database.recover import Recovered, recover
@@ -223,6 +224,8 @@ def make_plan(
     """
     plan = Plan()
     database = Database(path)
+    if write and database.profiles_dir.is_dir():
+        plan.problems += journal_left_behind(database)
     if write and database.journal_dir.is_dir():
         plan.recovered = recover(database, own_run=run_id)
         with database.lock():

@@ -8,6 +8,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from sessions import Sessions
+from stand_in_npus import StandInNpus
 
 hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
@@ -18,3 +19,8 @@ def sessions(tmp_path: Path) -> Iterator[Sessions]:
     running = Sessions(tmp_path)
     yield running
     running.kill_all()
+
+
+@pytest.fixture
+def npus(sessions: Sessions) -> StandInNpus:
+    return StandInNpus(sessions)

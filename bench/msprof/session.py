@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -9,18 +10,14 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from bench.attribution import NoSamples, ProfiledRow, ProfiledSamples, attribute
+from bench.attribution import NoSamples, ProfiledRow
 from bench.device_process import DeviceProcess
 from bench.errors import DeviceGone
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
-from bench.msprof.command import PATIENCE_S, MsprofOptions, export, profiled
+from bench.msprof.command import PATIENCE_S, MsprofOptions, profiled
+from bench.msprof.launched import forget_launched, note_launched
+from bench.msprof.output import samples_of
 from bench.profiled import with_samples
-from database.errors import TableError
-from database.launches import Launch, read_launches
-from database.profiles import op_summaries, profile_folders
-
-#: Of what went wrong with a profile, so much is told with each row.
-_PROBLEMS_TOLD = 2
 
 
 @dataclass(frozen=True)
@@ -75,6 +72,9 @@ class MsprofSession:
                 outcome = self._process.run(job)
                 if outcome.launched:
                     launched[self._outputs[-1]].append(len(outcomes))
+                    # Without room for it a killed session could not be read later; this one can.
+                    with contextlib.suppress(OSError):
+                        note_launched(self._outputs[-1], job, outcome)
                 outcomes.append(outcome)
                 if enough(outcome):
                     break
@@ -86,10 +86,11 @@ class MsprofSession:
         missing: list[int] = []
         for output, positions in launched.items():
             rows = [_profiled_row(jobs[position], outcomes[position]) for position in positions]
-            for position, found in zip(positions, _found(output, rows), strict=True):
+            for position, found in zip(positions, samples_of(output, rows), strict=True):
                 outcomes[position] = with_samples(outcomes[position], jobs[position].kernel_type, found)
                 if isinstance(found, NoSamples):
                     missing.append(position)
+            forget_launched(output)
         self._remove_outputs(keep=bool(missing))
         return SessionResult(outcomes, missing)
 
@@ -99,40 +100,16 @@ class MsprofSession:
         self._remove_outputs(keep=False)
 
     def _remove_outputs(self, keep: bool) -> None:
-        if not keep:
-            for output in self._outputs:
-                shutil.rmtree(output, ignore_errors=True)
+        if keep:
+            return
+        for output in self._outputs:
+            shutil.rmtree(output, ignore_errors=True)
+        for folder in (self._options.folder, *self._options.folder.parents[:2]):
+            # Not where another session, or a worker of this one, still needs it.
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def _profiled_row(job: Job, outcome: Outcome) -> ProfiledRow:
     assert outcome.launched is not None
     return ProfiledRow(job.kernel_type, job.cells, outcome.launched)
-
-
-def _found(output: Path, rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:
-    """What msprof wrote of the rows of one process."""
-    launches: list[Launch] = []
-    problems: list[str] = []
-    profiles = profile_folders(output)
-    for profile in profiles:
-        summaries = op_summaries(profile)
-        if not summaries:
-            # Its process was killed, or msprof was before it had parsed what it recorded.
-            problems += filter(None, [export(profile)])
-            summaries = op_summaries(profile)
-        if not summaries:
-            problems.append(f"{profile.name} has no op_summary")
-        for path in summaries:
-            try:
-                read = read_launches(path)
-            except TableError as error:
-                problems.append(str(error))
-                continue
-            launches += read.launches
-            problems += read.problems
-    if not profiles:
-        problems.append("msprof wrote no PROF_ folder")
-    found = attribute(sorted(launches, key=lambda launch: launch.start_ns), rows)
-    why = "".join(f"; {problem}" for problem in problems[:_PROBLEMS_TOLD])
-    kept = f"; msprof's output is kept in {output}"
-    return [NoSamples(f"{f.reason}{why}{kept}") if isinstance(f, NoSamples) else f for f in found]

@@ -7,54 +7,17 @@ known here: each sample of a row must be in that row, and nothing else.
 from __future__ import annotations
 
 import json
-import stat
-import sys
 
 import pytest
-from sessions import Finished, Sessions, row
-from stand_in_msprof import FAULTS
-
-#: As stand_in_npu.duration_us, whose module needs torch.
-SAMPLES = 4
+from sessions import Sessions, row
+from stand_in_npus import SAMPLES, StandInNpus, durations, mean_us
 
 
-def mean_us(size: int) -> float:
-    return size + 0.25 * (SAMPLES - 1) / 2
-
-
-@pytest.fixture
-def npu(sessions: Sessions, monkeypatch: pytest.MonkeyPatch):
-    """Runs sessions on stand-in NPUs, with the stand-in msprof on PATH."""
-    folder = sessions.folder / "bin"
-    folder.mkdir()
-    msprof = folder / "msprof"
-    msprof.write_text(f'#!/bin/sh\nexec {sys.executable} {sessions.folder / "stand_in_msprof.py"} "$@"\n')
-    msprof.chmod(msprof.stat().st_mode | stat.S_IXUSR)
-
-    def run(*options: str, faults: dict[str, str] | None = None, npus: int = 1, **environment: str) -> Finished:
-        return sessions.run(
-            *options,
-            measure=(f"--repeat-count={SAMPLES}", "--cache=cold"),
-            PATH=f"{folder}:/usr/bin:/bin",
-            STAND_IN_NPUS=str(npus),
-            **{FAULTS: json.dumps(faults or {})},
-            **environment,
-        )
-
-    return run
-
-
-def durations(sessions: Sessions, kernel_type: str = "Toy") -> dict[int, float]:
-    return {
-        int(r["Input Shapes"].partition(";")[0]): float(r["Average Duration(us)"])
-        for r in sessions.read(kernel_type)
-        if r.get("Average Duration(us)")
-    }
-
-
-def test_the_database_holds_the_durations_of_the_profile_and_nothing_else(sessions: Sessions, npu) -> None:
+def test_the_database_holds_the_durations_of_the_profile_and_nothing_else(
+    sessions: Sessions, npus: StandInNpus
+) -> None:
     sessions.write("Toy", [row(size) for size in (1, 2, 7, 300)])
-    done = npu()
+    done = npus.run()
     assert done.code == 0, done.output
     assert done.ledger() == {"measured": 4}
     assert durations(sessions) == {size: mean_us(size) for size in (1, 2, 7, 300)}
@@ -67,44 +30,43 @@ def test_the_database_holds_the_durations_of_the_profile_and_nothing_else(sessio
     assert not (sessions.database / "profiles").exists()
 
 
-def test_sessions_are_bounded(sessions: Sessions, npu) -> None:
+def test_sessions_are_bounded(sessions: Sessions, npus: StandInNpus) -> None:
     sessions.write("Toy", [row(size) for size in range(1, 8)])
-    done = npu("--msprof-rows=3", "-s")
+    done = npus.run("--msprof-rows=3", "-s")
     assert done.ledger() == {"measured": 7}
     assert done.output.count("Start profiling") == 3
     assert durations(sessions) == {size: mean_us(size) for size in range(1, 8)}
 
 
-@pytest.mark.parametrize("fault", ["slices", "older-header", "two-devices", "exit-1", "exit-1-with-summary"])
-def test_what_msprof_leaves_is_used(sessions: Sessions, npu, fault: str) -> None:
-    sessions.write("Toy", [row(size) for size in (1, 2, 7)])
-    done = npu("-s", faults={"1": fault})
-    assert done.ledger() == {"measured": 3}, done.output
-    assert durations(sessions) == {size: mean_us(size) for size in (1, 2, 7)}
+def test_what_msprof_leaves_is_used(sessions: Sessions, npus: StandInNpus) -> None:
+    faults = ("slices", "older-header", "two-devices", "exit-1", "exit-1-with-summary", "no-marks")
+    sizes = range(1, 1 + len(faults))
+    sessions.write("Toy", [row(size) for size in sizes])
+    by_session = {str(number): fault for number, fault in enumerate(faults, start=1)}
+    done = npus.run("-s", "--msprof-rows=1", faults=by_session)
+    assert done.ledger() == {"measured": len(faults)}, done.output
+    assert durations(sessions) == {size: mean_us(size) for size in sizes}
     # A summary that msprof had not written yet was asked for, and no row was run again.
-    assert done.output.count("body of (7,)") == 1
+    assert [done.output.count(f"body of ({size},)") for size in sizes] == [1] * len(faults)
 
 
-def test_without_marks_order_and_number_tell(sessions: Sessions, npu) -> None:
+@pytest.mark.parametrize("fault", ["cut", "lost", "no-export"])
+def test_rows_whose_samples_are_missing_are_run_again_in_a_smaller_session(
+    sessions: Sessions, npus: StandInNpus, fault: str
+) -> None:
     sessions.write("Toy", [row(size) for size in (1, 2, 7)])
-    done = npu("-s", faults={"all": "no-marks"})
-    assert done.ledger() == {"measured": 3}
-    assert durations(sessions) == {size: mean_us(size) for size in (1, 2, 7)}
-
-
-@pytest.mark.parametrize("fault", ["cut", "lost", "no-export", "no-summary"])
-def test_rows_whose_samples_are_missing_are_run_again_in_a_smaller_session(sessions: Sessions, npu, fault: str) -> None:
-    sessions.write("Toy", [row(size) for size in (1, 2, 7)])
-    done = npu("-s", faults={"1": fault})
+    done = npus.run("-s", faults={"1": fault})
     assert done.ledger() == {"measured": 3}, done.output
     assert durations(sessions) == {size: mean_us(size) for size in (1, 2, 7)}
     assert done.output.count("body of (7,)") == 2
-    assert done.output.count("body of (1,)") == (2 if fault.startswith("no") else 1)
+    assert done.output.count("body of (1,)") == (2 if fault == "no-export" else 1)
 
 
-def test_rows_whose_samples_stay_missing_fail_once_and_their_profile_is_kept(sessions: Sessions, npu) -> None:
+def test_rows_whose_samples_stay_missing_fail_once_and_their_profile_is_kept(
+    sessions: Sessions, npus: StandInNpus
+) -> None:
     sessions.write("Toy", [row(size) for size in (1, 2, 7)])
-    done = npu("--junitxml=junit.xml", faults={"all": "lost"})
+    done = npus.run("--junitxml=junit.xml", faults={"all": "lost"})
     assert done.code == pytest.ExitCode.TESTS_FAILED
     assert done.ledger() == {"measured": 2, "failed": 1}
     assert durations(sessions) == {1: mean_us(1), 2: mean_us(2)}
@@ -113,57 +75,57 @@ def test_rows_whose_samples_stay_missing_fail_once_and_their_profile_is_kept(ses
     assert (sessions.folder / "junit.xml").read_text().count("<testcase") == 3
 
 
-def test_a_row_that_kills_the_process_costs_itself_alone(sessions: Sessions, npu) -> None:
+def test_a_row_that_kills_the_process_costs_itself_alone(sessions: Sessions, npus: StandInNpus) -> None:
     sessions.write("Moody", [row(size) for size in (1, 11, 2, 15, 3)])
-    done = npu()
+    done = npus.run()
     assert done.ledger() == {"measured": 3, "crashed": 1, "failed": 1}
     assert durations(sessions, "Moody") == {size: mean_us(size) for size in (1, 2, 3)}
 
 
-def test_a_row_that_hangs_costs_itself_alone(sessions: Sessions, npu) -> None:
+def test_a_row_that_hangs_costs_itself_alone(sessions: Sessions, npus: StandInNpus) -> None:
     sessions.write("Moody", [row(size) for size in (1, 14, 2)])
-    done = npu("--case-timeout=4")
+    done = npus.run("--case-timeout=4")
     assert done.ledger() == {"measured": 2, "timeout": 1}
     assert durations(sessions, "Moody") == {1: mean_us(1), 2: mean_us(2)}
     assert sessions.left_behind() == []
 
 
-def test_several_kernels_of_a_call_add_up(sessions: Sessions, npu) -> None:
+def test_several_kernels_of_a_call_add_up(sessions: Sessions, npus: StandInNpus) -> None:
     sessions.write("Toy", [row(3)])
-    npu(STAND_IN_KERNELS=json.dumps({"Toy": ["TransData", "Toy"]}))
+    npus.run(STAND_IN_KERNELS=json.dumps({"Toy": ["TransData", "Toy"]}))
     (only,) = sessions.read("Toy")
     assert float(only["Average Duration(us)"]) == 2 * mean_us(3)
     assert only["MicroBench Device Kernels"] == "2"
     assert float(only["MicroBench aic_mac_ratio"]) == 0.5
 
 
-def test_another_kernels_duration_is_not_the_rows(sessions: Sessions, npu) -> None:
+def test_another_kernels_duration_is_not_the_rows(sessions: Sessions, npus: StandInNpus) -> None:
     sessions.write("Toy", [row(3)])
-    done = npu(STAND_IN_KERNELS=json.dumps({"Toy": ["ToyFallback"]}))
+    done = npus.run(STAND_IN_KERNELS=json.dumps({"Toy": ["ToyFallback"]}))
     assert done.ledger() == {"unsupported": 1}
     (only,) = sessions.read("Toy")
     assert only["Status Reason"] == "the call launches ToyFallback here, whose duration is not that of Toy"
     assert not only.get("Average Duration(us)")
 
 
-def test_fail_fast_stops_a_session_at_the_failure(sessions: Sessions, npu) -> None:
+def test_fail_fast_stops_a_session_at_the_failure(sessions: Sessions, npus: StandInNpus) -> None:
     sessions.write("Moody", [row(1), row(15), row(2)])
-    done = npu("-x")
+    done = npus.run("-x")
     assert done.ledger() == {"measured": 1, "failed": 1, "not run": 1}
     assert durations(sessions, "Moody") == {1: mean_us(1)}
 
 
-def test_missing_only_runs_what_is_missing(sessions: Sessions, npu) -> None:
+def test_missing_only_runs_what_is_missing(sessions: Sessions, npus: StandInNpus) -> None:
     sessions.write("Toy", [row(1), row(2)])
-    npu("-k", "Toy-1_1")
-    done = npu("--update-mode=missing-only", "-s")
+    npus.run("-k", "Toy-1_1")
+    done = npus.run("--update-mode=missing-only", "-s")
     assert "body of (1,)" not in done
     assert durations(sessions) == {1: mean_us(1), 2: mean_us(2)}
 
 
-def test_several_npus_share_the_batches(sessions: Sessions, npu) -> None:
+def test_several_npus_share_the_batches(sessions: Sessions, npus: StandInNpus) -> None:
     sessions.write("Toy", [row(size) for size in range(1, 12)])
-    done = npu("--msprof-rows=2", npus=2)
+    done = npus.run("--msprof-rows=2", npus=2)
     assert done.code == 0, done.output
     assert done.ledger() == {"measured": 11}
     assert durations(sessions) == {size: mean_us(size) for size in range(1, 12)}
@@ -176,9 +138,9 @@ def test_without_msprof_the_remedy_is_named(sessions: Sessions) -> None:
     assert "msprof is not on PATH: source CANN's set_env.sh" in done
 
 
-def test_msprof_that_does_not_start_ends_the_session(sessions: Sessions, npu) -> None:
+def test_msprof_that_does_not_start_ends_the_session(sessions: Sessions, npus: StandInNpus) -> None:
     sessions.write("Toy", [row(1)])
-    done = npu(faults={"all": "no-start"})
+    done = npus.run(faults={"all": "no-start"})
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert "did not start" in done
     assert "exit code 1" in done

@@ -1,0 +1,101 @@
+"""What a process launched, on disk: so that its profile can be read by a later session.
+
+Beside msprof's output of a process there is a line for each row that it ran and found right. Once the
+rows have their verdict, the file goes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.attribution import Launched, NoSamples, ProfiledRow
+from bench.errors import DeviceGone
+from bench.job import Job, Outcome
+from bench.msprof.output import samples_of
+from bench.profiled import with_samples
+from database import journal
+from database.errors import OpAtlasError
+from database.journal import Header
+from database.merge import UpdateMode
+from database.record import Measurement, Record
+from database.schema import Status
+from database.signature import signature
+from database.store import Database
+
+_FILE = "launched.jsonl"
+
+
+def note_launched(output: Path, job: Job, outcome: Outcome) -> None:
+    """Notes a row that was launched; nothing of a later line is needed to read it. Raises OSError."""
+    assert outcome.launched is not None
+    assert outcome.measurement is not None
+    values = {
+        "kernel_type": job.kernel_type,
+        "cells": dict(job.cells),
+        "launched": asdict(outcome.launched),
+        "instrument": outcome.measurement.instrument,
+        "cache_state": outcome.measurement.cache_state,
+        "checked_elements": outcome.measurement.checked_elements,
+        "total_elements": outcome.measurement.total_elements,
+        "assumptions": outcome.measurement.assumptions,
+    }
+    with open(output / _FILE, "a", encoding="utf-8") as file:
+        file.write(json.dumps(values) + "\n")
+
+
+def forget_launched(output: Path) -> None:
+    """To be called once the rows have their verdict."""
+    (output / _FILE).unlink(missing_ok=True)
+
+
+def journal_left_behind(database: Database) -> list[str]:
+    """Reads the profiles of killed sessions, and leaves what they measured as journals to be recovered.
+
+    The caller has the database to itself. A profile that holds the samples of some rows only is done
+    with then: the others have no verdict, and are run again.
+
+    Returns:
+        Why profiles could not be read; they stay for a later session.
+    """
+    problems: list[str] = []
+    for noted in sorted(database.profiles_dir.rglob(_FILE)):
+        output = noted.parent
+        run, *rest = output.relative_to(database.profiles_dir).parts
+        try:
+            records = list(_records(noted, run))
+            if records:
+                path = database.journal_dir / f"{'-'.join((run, *rest))}-profile.jsonl"
+                journal.write(path, Header(run, UpdateMode.ALL.value, False), [r.to_json() for r in records])
+            shutil.rmtree(output)
+        except (OpAtlasError, DeviceGone, OSError) as error:
+            problems.append(f"the profile {output} that session {run} left behind cannot be read yet: {error}")
+    return problems
+
+
+def _records(noted: Path, run: str) -> Iterator[Record]:
+    jobs = [json.loads(line) for line in noted.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    rows = [ProfiledRow(values["kernel_type"], values["cells"], Launched(**values["launched"])) for values in jobs]
+    for values, found in zip(jobs, samples_of(noted.parent, rows), strict=True):
+        measurement = Measurement(
+            samples_us=(),
+            **{name: values[name] for name in ("instrument", "cache_state", "checked_elements", "total_elements")},
+            assumptions=tuple(values["assumptions"]),
+        )
+        pending = Outcome(Status.MEASURED, measurement=measurement)
+        outcome = pending if isinstance(found, NoSamples) else with_samples(pending, values["kernel_type"], found)
+        if outcome is pending or outcome.measurement is None:
+            continue
+        yield Record(
+            kernel_type=values["kernel_type"],
+            signature=signature(values["kernel_type"], values["cells"]),
+            cells=values["cells"],
+            status=Status.MEASURED,
+            reason="",
+            run_id=run,
+            finished_at=noted.stat().st_mtime,
+            measurement=outcome.measurement,
+        )
