@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from bench.devices.at_hand import database_name, devices_at_hand
-from bench.instruments import OFFERED, choose
+from bench.instruments import MSPROF, OFFERED, choose
 from bench.job import DeviceSpec, MeasureSettings
+from bench.marks import MOST_ROWS
+from bench.msprof.command import METRICS
 from database.layout import default_path
 from database.merge import UpdateMode
 from database.versions import CANN, TORCH, VLLM, Versions, detect, version_key
@@ -26,6 +28,8 @@ _DEFAULT_TIME_LIMIT_S = 5.0
 _CASE_TIMEOUT_S = 300.0
 #: A kernel may be compiled when it is first called with a shape, and caches keep the result.
 _FIRST_CASE_TIMEOUT_S = 900.0
+#: A profile of so many rows is parsed in seconds; starting the next process costs some twenty.
+_MSPROF_ROWS = 200
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class Settings:
         measure: how a row is measured.
         case_timeout_s: deadline of a row in the device process; None: by whether it ran before.
         wait_s: how long to wait for another session that has the database.
+        msprof_rows: the most rows of one msprof session; None where msprof is not the instrument.
+        aic_metrics: the group of counters that msprof reads.
         in_process: run the bodies of replays in pytest itself.
         collect_only: nothing is to be written.
     """
@@ -56,8 +62,15 @@ class Settings:
     measure: MeasureSettings
     case_timeout_s: float | None
     wait_s: float
+    msprof_rows: int | None
+    aic_metrics: str
     in_process: bool
     collect_only: bool
+
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows the instrument measures before it tells any duration."""
+        return self.msprof_rows or 1
 
     def timeout_s(self, *, first_run: bool) -> float:
         """The deadline of a row."""
@@ -137,6 +150,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help=f"what takes the durations; {_instruments()} (default: the best that the device offers)",
     )
     group.addoption(
+        "--msprof-rows",
+        type=_positive_int,
+        default=_MSPROF_ROWS,
+        metavar="N",
+        help="with --instrument msprof: rows of one profiling session, whose durations are known at its end "
+        "(default: %(default)s)",
+    )
+    group.addoption(
+        "--aic-metrics",
+        choices=METRICS,
+        default=METRICS[0],
+        help="with --instrument msprof: the group of hardware counters to record (default: %(default)s)",
+    )
+    group.addoption(
         "--time-limit",
         type=_positive_float,
         default=_DEFAULT_TIME_LIMIT_S,
@@ -199,8 +226,11 @@ def settings_of(config: pytest.Config) -> Settings:
         raise pytest.UsageError("--in-process cannot end a row that hangs: leave out --case-timeout")
     if option.usepdb and not option.in_process:
         raise pytest.UsageError("--pdb cannot reach into the device process: add --in-process")
-    for kind in {device.kind for device in devices} & OFFERED.keys():
-        choose(kind, option.instrument)
+    instruments = {choose(kind, option.instrument) for kind in {device.kind for device in devices} & OFFERED.keys()}
+    if MSPROF in instruments and option.in_process:
+        raise pytest.UsageError("--in-process cannot run under msprof: choose another --instrument")
+    if option.msprof_rows > MOST_ROWS:
+        raise pytest.UsageError(f"--msprof-rows {option.msprof_rows}: a profile tells at most {MOST_ROWS} rows apart")
     if option.database_path:
         database = Path(option.database_path)
     else:
@@ -225,6 +255,8 @@ def settings_of(config: pytest.Config) -> Settings:
         ),
         case_timeout_s=option.case_timeout,
         wait_s=option.wait,
+        msprof_rows=option.msprof_rows if MSPROF in instruments else None,
+        aic_metrics=option.aic_metrics,
         in_process=option.in_process,
         collect_only=option.collectonly,
     )
