@@ -158,7 +158,7 @@ def test_grouped_matmul_swiglu_quant(row, replay):
 
 
 @replays("DispatchFFNCombine", npu="torch.ops._C_ascend.dispatch_ffn_combine")
-def test_dispatch_ffn_combine(row, replay):
+def test_dispatch_ffn_combine(row, replay, custom_opp):
     """Slots: x (M, H), w1 (E, H, N), w2 (E, N / 2, H), the experts (M, k), two scales, the weights (M, k).
 
     Outputs: (M, H), and the number of tokens of each expert (E). The group of devices that it runs
