@@ -1,0 +1,94 @@
+"""From calls of the real torch_npu to measured rows: recorded, filled in, replayed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from npu_environment import REPOSITORY, environment_variables
+from replaying import cells_of, replay_of, runner
+from sample_rows_attention import MASK, fia
+
+from bench.attention_row import read_attention, with_operator_shapes
+from bench.job import Job
+from bench.rows import ReplayRow
+from database.__main__ import main
+from database.merge import UpdateMode
+from database.schema import BASE, RUNTIME_PREFIX, Status
+from database.store import Database, Table
+from plugins.plan import make_plan
+
+ATTENTION = "FusedInferAttentionScore"
+#: As a capture has the calls of serving.py, and one that it does not make.
+CAPTURED = (
+    fia("7,4,16", query="7,4,16", key="12,16,32", mask=MASK, query_lengths="3", kv_lengths="3", table="3,4"),
+    fia("23,4,16", query="23,4,16", key="31,1,16", query_lengths="2", kv_lengths="2"),
+    fia(
+        "4,3,1,32",
+        query="3,4,1,32",
+        key="7,1,16,32",
+        kv_lengths="3",
+        table="3,6",
+        query_rope="3,4,1,8",
+        key_rope="7,1,16,8",
+    ),
+    fia("2,4,16", query="2,4,16", key="12,16,32", mask=MASK, query_lengths="2", kv_lengths="2", table="2,4"),
+)
+
+
+@pytest.fixture(scope="module")
+def records(npu_python, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("records")
+    environment = environment_variables() | {"PYTHONPATH": str(REPOSITORY)}
+    command = [npu_python, Path(__file__).with_name("serving.py"), folder / "calls.jsonl"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    (path,) = folder.iterdir()
+    return path
+
+
+def test_what_was_recorded(records):
+    calls = [json.loads(line) for line in records.read_text().splitlines()]
+    assert [call["actual_seq_lengths_kv"] for call in calls] == [[40, 9, 2], [17, 33, 64], [11, 31], [20, 1, 16]]
+    assert [call["actual_seq_lengths"] for call in calls] == [[2, 6, 7], [2, 6, 7], [5, 23], None]
+    assert [call["block_table_valid_blocks"] for call in calls] == [[3, 1, 1], [2, 3, 4], None, [2, 1, 1]]
+    assert [call["input_layout"] for call in calls] == ["TND", "TND", "TND", "BNSD_NBSD"]
+
+
+@pytest.fixture
+def database(records, tmp_path) -> Database:
+    """The captured rows, filled in."""
+    database = Database(tmp_path / "database")
+    frame = pd.DataFrame([cells_of(row) for row in CAPTURED]).reindex(columns=BASE, fill_value="").astype(str)
+    database.write(Table(ATTENTION, database.csv_path(ATTENTION), frame))
+    assert main(["fill-runtime", "--jsonl", str(records), "--database-path", str(database.path)]) == 0
+    return database
+
+
+def test_recorded_calls_become_cases_with_their_lengths(database):
+    plan = make_plan(
+        database.path, UpdateMode.ALL, frozenset(), shard=None, retry_failed=False, run_id="", write=False, starter=len
+    )
+    (table,) = plan.tables.values()
+    cases = [ReplayRow(ATTENTION, row.cells, torch.device("cpu")) for _, row, _ in table.rows()]
+    calls = [read_attention(with_operator_shapes(case)) for case in cases]
+    assert [call.kv_lengths for call in calls[:3]] == [[40, 9, 2], [11, 31], [20, 1, 16]]
+    assert calls[4].kv_lengths == [17, 33, 64]
+    assert [call.query_lengths for call in (calls[0], calls[1], calls[4])] == [[2, 6, 7], [5, 23], [2, 6, 7]]
+    # Nothing is left to assume, but for the row that was never called.
+    assert [bool(case.assumptions) for case in cases] == [False, False, False, True, False]
+    assert [case.cells[RUNTIME_PREFIX + "metadata_completeness"] for case in cases] == ["complete"] * 3 + [
+        "",
+        "complete",
+    ]
+
+
+def test_such_rows_are_replayed(database):
+    module, _, name = replay_of(ATTENTION).rpartition(".")
+    for cells in database.read(ATTENTION).frame.to_dict("records"):
+        outcome = runner().run(Job(module, "", name, ATTENTION, cells, timeout_s=60))
+        assert outcome.status is Status.MEASURED, outcome.reason
