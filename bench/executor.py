@@ -62,6 +62,8 @@ class InProcess:
     def run(self, job: Job) -> Outcome:
         from bench.runner import outcome_of
 
+        if job.group is not None:
+            return Outcome(Status.SKIPPED, f"needs a {job.group}, and --in-process is one process: leave it out")
         try:
             with self._runner.turn():
                 return self._runner.run_raising(job)

@@ -14,6 +14,7 @@ import pytest
 
 from bench.executor import BatchExecutor
 from bench.job import Job, Outcome
+from plugins.exclusive import needs_group
 from plugins.plan import CaseRow
 
 
@@ -90,6 +91,6 @@ def batches(nodeids: Iterable[str], size: int) -> dict[str, int]:
 def _is_to_be_run(item: pytest.Function) -> bool:
     """Whether a row's turn will run it, unless one of its fixtures refuses."""
     row = item.callspec.params.get("row")
-    if not isinstance(row, CaseRow) or item.get_closest_marker("skip"):
+    if not isinstance(row, CaseRow) or item.get_closest_marker("skip") or needs_group(item):
         return False
     return all(mark.kwargs.get("run", True) for mark in item.iter_markers("xfail"))

@@ -21,6 +21,8 @@ import pytest
 from bench.device_pool import DevicePool, LeftOut
 from bench.device_process import DeviceProcess
 from bench.executor import Executor, InProcess
+from bench.groups.exclusive import OneAtATime
+from bench.groups.pool import GroupPool
 from bench.parent import die_with_parent, parent_of
 from database.errors import OpAtlasError
 from database.journal import Header
@@ -109,12 +111,13 @@ class BenchSession:
             if settings.in_process:
                 self._executor = InProcess(settings.devices[0], settings.measure)
             else:
-                first = self._place % len(settings.devices)
-                self._executor = DevicePool(
+                first, left_out = self._place % len(settings.devices), LeftOut(self._shared_dir)
+                single = DevicePool(
                     settings.devices[first:] + settings.devices[:first],
                     lambda spec: DeviceProcess(spec, settings.measure),
-                    LeftOut(self._shared_dir),
+                    left_out,
                 )
+                self._executor = OneAtATime(single, GroupPool(settings.devices, settings.measure, left_out))
         return self._executor
 
     def stop(self, reason: str) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from bench.errors import DeviceGone
+from bench.errors import DeviceGone, ReplayError
 from bench.executor import BatchExecutor
 from bench.job import DeviceDescription, Job, Outcome
 from bench.registry import replay_spec
 from database.record import Record
 from database.schema import Status
+from plugins.exclusive import needs_group
 from plugins.journaling import Journaling
 from plugins.look_ahead import LookAhead
 from plugins.plan import CaseRow
@@ -98,11 +99,14 @@ class Supervisor:
     def _run(self, item: pytest.Function) -> Outcome:
         executor, at_once = self._session.executor(), self._session.settings.rows_at_once
         try:
-            if at_once == 1 or not isinstance(executor, BatchExecutor):
+            if at_once == 1 or not isinstance(executor, BatchExecutor) or needs_group(item):
                 return executor.run(self._job(item))
             if self._look_ahead is None:
                 self._look_ahead = LookAhead(at_once)
             return self._look_ahead.outcome(item, executor, self._job, lambda: bool(self._session.stop_reason))
+        except ReplayError as error:
+            # Of a cell that was to tell the group.
+            return Outcome(error.status, str(error))
         except DeviceGone as error:
             self._session.end_without_device(str(error), pytest.ExitCode.TESTS_FAILED)
 
@@ -110,6 +114,8 @@ class Supervisor:
         row = row_of(item)
         assert row is not None
         function = item.function
+        spec = replay_spec(function)
+        assert spec is not None
         return Job(
             module=function.__module__,
             module_path=str(Path(function.__code__.co_filename)),
@@ -117,6 +123,7 @@ class Supervisor:
             kernel_type=row.kernel_type,
             cells=row.cells,
             timeout_s=self._session.settings.timeout_s(first_run=row.first_run),
+            group=spec.group(row.cells, item.config.option) if spec.group else None,
         )
 
     def _record(self, row: CaseRow, outcome: Outcome) -> Record:

@@ -7,6 +7,7 @@ import pytest
 from plugins.benchmark_feed import benchmark_feed
 from plugins.collector import Collector
 from plugins.ending import Ending, WorkerEnding
+from plugins.exclusive import ExclusiveLast
 from plugins.interrupt import Interrupts, ignore_interrupts
 from plugins.journaling import Journaling
 from plugins.ledger import Ledger
@@ -29,6 +30,7 @@ def pytest_configure(config: pytest.Config) -> None:
     register = config.pluginmanager.register
     register(session, SESSION)
     register(collector, "opatlas-collector")
+    register(ExclusiveLast(session), "opatlas-exclusive")
     journaling = Journaling(session)
     register(Supervisor(session, journaling), "opatlas-supervisor")
     if session.is_worker:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.device_process import NotReady, Start, Started, Waiting, how_it_ended
+from bench.devices.visible import environment_of
 from bench.errors import DeviceGone
 from bench.groups.messages import Hello, Joined, Launch, NotLaunched, RanksEnded, Reached
 from bench.groups.spec import GroupSpec
@@ -255,6 +256,8 @@ class GroupProcess:
         ours, theirs = socket.socketpair()
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), environment.get("PYTHONPATH"))))
+        # Each rank is shown its own device by what it is told to own (rank_main.py).
+        environment |= environment_of(replace(self._starts[0].spec, pinned=None))
         with theirs:
             fd = str(theirs.fileno())
             keeper = [sys.executable, "-m", "bench.keeper", str(os.getpid()), fd]

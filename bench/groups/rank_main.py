@@ -18,9 +18,10 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from bench.device_process import NotReady, Start, Started, Waiting
+from bench.devices.visible import environment_of
 from bench.errors import DeviceSick
 from bench.groups.messages import Hello, Joined, Reached
-from bench.job import Job, Outcome
+from bench.job import Job, MeasureSettings, Outcome
 from bench.parent import die_with_parent
 from database.schema import Status
 
@@ -58,15 +59,13 @@ def main(address: str) -> None:
         connection.send(Hello(local_rank, os.getpid(), os.getpgrp()))
         start: Start = connection.recv()
         sys.path[:] = dict.fromkeys((*sys.path, *start.sys_path))
-        if start.spec.pinned:
-            # Before torch, or what it loads, looks for devices.
-            variable, value = start.spec.pinned
-            os.environ[variable] = value
+        # Before torch, or what it loads, looks for devices.
+        os.environ.update(environment_of(start.spec))
         try:
             from bench.groups.group import join
             from bench.runner import Runner
 
-            runner = Runner(start.spec, start.settings)
+            runner = Runner(start.spec, _shared(start.settings) if start.spec.kind == "cpu" else start.settings)
             runner.probe()
             group = join(rank, size, runner.torch_device, lambda step, what: connection.send(Reached(step, what)))
             runner.join(group)
@@ -75,6 +74,14 @@ def main(address: str) -> None:
             connection.send(NotReady(f"{type(error).__name__}: {error}", sick=isinstance(error, DeviceSick)))
             return
         _serve(connection, runner, group, takes_turn=local_rank == 0 or start.spec.kind != "cpu")
+
+
+def _shared(settings: MeasureSettings) -> MeasureSettings:
+    """The ranks of a CPU share its cores."""
+    from bench.devices.cpu import available_cores
+
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return replace(settings, threads=settings.threads or max(available_cores() // ranks, 1))
 
 
 def _serve(connection: Connection, runner: Runner, group: Group, *, takes_turn: bool) -> None:

@@ -1,0 +1,81 @@
+"""Groups as one executor: launched for the rows that need them, one group at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from bench.device_pool import LeftOut
+from bench.executor import Executor
+from bench.groups.process import GroupProcess
+from bench.groups.spec import GroupSpec
+from bench.instruments import MSPROF, OFFERED, choose
+from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
+
+#: Ranks that share a CPU, where nothing else is said: enough to try a kernel that communicates.
+_CPU_RANKS = 2
+
+
+class GroupPool:
+    """An Executor of jobs that name their group. Rows of one group follow each other in it."""
+
+    def __init__(
+        self,
+        devices: Sequence[DeviceSpec],
+        settings: MeasureSettings,
+        left_out: LeftOut,
+        executor_of: Callable[[GroupSpec, Sequence[DeviceSpec], MeasureSettings], Executor] = GroupProcess,
+    ) -> None:
+        """
+        Args:
+            devices: of this node.
+            left_out: those of them that the session does without.
+        """
+        self._devices = devices
+        self._settings = settings
+        self._left_out = left_out
+        self._executor_of = executor_of
+        self._current: tuple[GroupSpec, Executor] | None = None
+
+    def describe(self) -> DeviceDescription:
+        if self._current is None:
+            raise RuntimeError("no group has been launched")
+        return self._current[1].describe()
+
+    def run(self, job: Job) -> Outcome:
+        spec = job.group
+        assert spec is not None
+        if self._current is None or self._current[0] != spec:
+            self.close()
+            devices = self._devices_for(spec)[: spec.local_ranks]
+            self._current = spec, self._executor_of(spec, devices, self._settings_for(devices[0].kind))
+        return self._current[1].run(job)
+
+    def too_few_for(self, spec: GroupSpec) -> str:
+        """Why a group cannot have a device for each of its ranks; "" where it can."""
+        if spec.ranks % spec.nnodes:
+            return f"needs {spec.ranks} devices, which cannot be shared out evenly to {spec.nnodes} nodes"
+        available = len(self._devices_for(spec))
+        if spec.local_ranks <= available:
+            return ""
+        nodes = f" on each of {spec.nnodes} nodes" if spec.nnodes > 1 else ""
+        limit = f" (no more than {spec.nproc_per_node} may be used)" if spec.nproc_per_node == available else ""
+        return f"needs {spec.local_ranks} devices{nodes}, {available} {'is' if available == 1 else 'are'} there{limit}"
+
+    def close(self) -> None:
+        if self._current is not None:
+            self._current[1].close()
+            self._current = None
+
+    def _devices_for(self, spec: GroupSpec) -> Sequence[DeviceSpec]:
+        """The devices of this node that ranks may have, one each; the cores of a CPU are shared."""
+        devices = [device for device in self._devices if self._left_out.reason(device) is None]
+        if devices and devices[0].kind == "cpu":
+            return devices[:1] * (spec.nproc_per_node or _CPU_RANKS)
+        return devices[: spec.nproc_per_node]
+
+    def _settings_for(self, kind: str) -> MeasureSettings:
+        """msprof, which wraps a process, does not wrap those of a group: the next best instrument it is."""
+        if kind in OFFERED and choose(kind, self._settings.instrument) == MSPROF:
+            return replace(self._settings, instrument=next(name for name in OFFERED[kind] if name != MSPROF))
+        return self._settings

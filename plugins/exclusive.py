@@ -1,0 +1,61 @@
+"""Rows that need several devices at once run last, when nobody else holds a device.
+
+In a session of one process they stand at the end of the collection. Under xdist one worker runs them,
+after the others have ended, and their device processes with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bench.registry import replay_spec
+
+if TYPE_CHECKING:
+    from xdist.scheduler import Scheduling
+
+    from plugins.session import BenchSession
+
+#: In the folder of a session with workers: how many items stand at the end of the collection.
+_COUNT_FILE = "exclusive"
+
+
+def needs_group(item: pytest.Item) -> bool:
+    """Whether an item is a row that needs several devices at once."""
+    spec = replay_spec(getattr(item, "function", None))
+    return spec is not None and spec.group is not None
+
+
+class ExclusiveLast:
+    """Puts such rows at the end: of the collection, in every process that collects, and of what xdist deals out."""
+
+    def __init__(self, session: BenchSession) -> None:
+        self._session = session
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, None, None]:
+        """Outermost: other plugins have put theirs in order (--ff) by then."""
+        yield
+        items.sort(key=needs_group)
+        if self._session.is_worker and items and needs_group(items[-1]):
+            # All workers have the same collection; the controller has none.
+            unfinished = self._session.shared_dir / f"{_COUNT_FILE}.{self._session.worker}"
+            unfinished.write_text(str(sum(map(needs_group, items))))
+            unfinished.rename(self._session.shared_dir / _COUNT_FILE)
+
+    @pytest.hookimpl(wrapper=True, optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config) -> Generator[None, Scheduling, Scheduling]:
+        inner = yield
+        if config.getoption("dist", None) == "each":
+            # Every worker runs everything.
+            return inner
+        from plugins.exclusive_scheduling import ExclusiveScheduling
+
+        return ExclusiveScheduling(inner, self._count)
+
+    def _count(self) -> int:
+        """How many items stand at the end of the collection; known when a worker has collected."""
+        file = self._session.shared_dir / _COUNT_FILE
+        return int(file.read_text()) if file.exists() else 0
