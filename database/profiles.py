@@ -6,7 +6,11 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-_SUMMARY = re.compile(r"op_summary(?:_\w*?)??_?(\d{14,})?\.csv", re.IGNORECASE)
+from database.ingest.capture import files_below
+
+#: `op_summary_20240102030405.csv`, `op_summary_slice_0_20240102030405.csv`, and what users rename them to.
+_SUMMARY = re.compile(r"(?P<what>.*op_summary.*?)(?:_(?P<exported>\d{14,}))?\.csv", re.IGNORECASE)
+_OUTPUT = "mindstudio_profiler_output"
 
 
 def profile_folders(folder: Path) -> list[Path]:
@@ -16,13 +20,26 @@ def profile_folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("PROF_*") if path.is_dir())
 
 
-def op_summaries(profile: Path) -> list[Path]:
-    """The op_summary files of a PROF_* folder, all slices of them.
+def op_summaries(folder: Path) -> list[Path]:
+    """The op_summary files at any depth of a PROF_* folder, or of one that holds some: all slices, each once.
 
-    Each export writes files of its own, and an earlier one's are still there: the last export counts.
+    Each export writes files of its own beside those of earlier ones: of files that differ in the time
+    of their export alone, msprof's own rule, the last counts. Where a PROF_* folder has the output
+    folder of today's msprof, what older ones left elsewhere in it (device_0/summary) is the same again.
+
+    Raises:
+        OpAtlasError: a folder cannot be read.
     """
-    exports: dict[Path, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
-    for path in sorted(profile.rglob("op_summary*.csv")):
-        match = _SUMMARY.fullmatch(path.name)
-        exports[path.parent][match[1] or "" if match else ""].append(path)
-    return [path for by_time in exports.values() for path in by_time[max(by_time)]]
+    exports: dict[tuple[Path, str], dict[str, Path]] = defaultdict(dict)
+    found = sorted(files_below(folder, lambda name: _SUMMARY.fullmatch(name) is not None))
+    in_output = {_profile_of(path) for path in found if path.parent.name == _OUTPUT}
+    for path in found:
+        if path.parent.name == _OUTPUT or _profile_of(path) not in in_output:
+            match = _SUMMARY.fullmatch(path.name)
+            assert match is not None
+            exports[path.parent, match["what"]][match["exported"] or ""] = path
+    return sorted(by_time[max(by_time)] for by_time in exports.values())
+
+
+def _profile_of(path: Path) -> Path | None:
+    return next((folder for folder in path.parents if folder.name.startswith("PROF_")), None)

@@ -94,14 +94,29 @@ class Collector:
         plan = self._session.plan_if_made
         if plan is None:
             return 0
+        asked_for = self.asked_for(config)
+        return sum(
+            asked_for(kernel_type, case_id) for kernel_type, table in plan.tables.items() for case_id in table.left_out
+        )
+
+    def asked_for(self, config: pytest.Config) -> Callable[[str, str], bool]:
+        """Whether a row that never became an item, given its kernel type and id, is among what the user asked for.
+
+        Rows are where the files named on the command line replay their kernel type, and -k selects them.
+        """
         selected = _keyword_filter(config.option.keyword)
         functions = self.known_replays()
-        count = 0
-        for kernel_type, table in plan.tables.items():
+        # A file, or a function of it, instead of a folder.
+        partial = any("::" in argument or argument.endswith(".py") for argument in config.args)
+
+        def is_asked_for(kernel_type: str, case_id: str) -> bool:
+            if partial and kernel_type not in self.replays:
+                return False
             function = functions.get(kernel_type)
             name = f"{function.__module__} {function.__name__}" if function else ""
-            count += sum(selected(f"{case_id} {name}") for case_id in table.left_out)
-        return count
+            return selected(f"{case_id} {name}")
+
+        return is_asked_for
 
     def known_replays(self) -> dict[str, Any]:
         """All replays of bench/, whether or not they were collected here, and those collected elsewhere."""

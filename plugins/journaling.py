@@ -70,6 +70,7 @@ def manifest_of(session: BenchSession, devices: Sequence[Mapping[str, Any]]) -> 
             "instrument": settings.measure.instrument,
             "case_timeout_s": settings.case_timeout_s,
             "in_process": settings.in_process,
+            "prof_path": settings.prof_path.name if settings.prof_path else None,
         },
         code=code_digest(_CODE),
     )

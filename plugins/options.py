@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.devices.at_hand import database_name, devices_at_hand
+from bench.devices.at_hand import database_name, devices_at_hand, npus_present
 from bench.instruments import MSPROF, OFFERED, choose
 from bench.job import DeviceSpec, MeasureSettings
 from bench.marks import MOST_ROWS
 from bench.msprof.command import METRICS
-from database.layout import default_path
+from database.layout import DEFAULT_NPU_DEVICE, default_path, kind_of
 from database.merge import UpdateMode
 from database.versions import CANN, TORCH, VLLM, Versions, detect, version_key
 from plugins import newhooks
@@ -38,11 +38,12 @@ class Settings:
 
     Attributes:
         database: directory of the CSVs.
-        devices: the devices that rows are replayed on.
+        devices: the devices that rows are replayed on; with prof_path, the one that was profiled.
         mode, prune: how durations are written back.
         ops: the only kernel types to run; empty: all.
         shard: the part of the rows to run, and of how many; None: all of them.
         retry_failed: run rows again that crashed or timed out in two sessions in a row.
+        prof_path: profiles that rows are looked up in instead of being run; None: they are run.
         measure: how a row is measured.
         case_timeout_s: deadline of a row in the device process; None: by whether it ran before.
         wait_s: how long to wait for another session that has the database.
@@ -59,6 +60,7 @@ class Settings:
     ops: frozenset[str]
     shard: Shard | None
     retry_failed: bool
+    prof_path: Path | None
     measure: MeasureSettings
     case_timeout_s: float | None
     wait_s: float
@@ -111,6 +113,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--cann-version",
         metavar="V",
         help="CANN version of an NPU's database; a CPU's has none (default: the installed one)",
+    )
+    group.addoption(
+        "--prof-path",
+        type=Path,
+        metavar="PATH",
+        help="start nothing, and take the samples from profiles that are there: an op_summary*.csv file, a PROF_* "
+        "folder of msprof, or a folder of them (default: rows are run)",
     )
     group.addoption(
         "--ops",
@@ -219,14 +228,19 @@ def settings_of(config: pytest.Config) -> Settings:
         pytest.UsageError: options that contradict each other.
     """
     option = config.option
-    devices = config.hook.pytest_opatlas_devices(config=config)
+    if option.prof_path is not None:
+        _expect_nothing_to_run(config)
+        devices = _profiled_devices(option.device, option.database_path)
+    else:
+        devices = config.hook.pytest_opatlas_devices(config=config)
     if option.in_process and is_distributed(config):
         raise pytest.UsageError("--in-process runs rows in one process: leave out -n")
     if option.in_process and option.case_timeout:
         raise pytest.UsageError("--in-process cannot end a row that hangs: leave out --case-timeout")
     if option.usepdb and not option.in_process:
         raise pytest.UsageError("--pdb cannot reach into the device process: add --in-process")
-    instruments = {choose(kind, option.instrument) for kind in {device.kind for device in devices} & OFFERED.keys()}
+    kinds = {device.kind for device in devices} if option.prof_path is None else set()
+    instruments = {choose(kind, option.instrument) for kind in kinds & OFFERED.keys()}
     if MSPROF in instruments and option.in_process:
         raise pytest.UsageError("--in-process cannot run under msprof: choose another --instrument")
     if option.msprof_rows > MOST_ROWS:
@@ -235,7 +249,7 @@ def settings_of(config: pytest.Config) -> Settings:
         database = Path(option.database_path)
     else:
         versions = detect(vllm=option.vllm_version, torch=option.torch_version, cann=option.cann_version)
-        if not option.collectonly:
+        if not option.collectonly and option.prof_path is None:
             _expect_installed(versions)
         database = default_path(database_name(devices), versions)
     return Settings(
@@ -245,7 +259,9 @@ def settings_of(config: pytest.Config) -> Settings:
         prune=option.prune_empty_duration_rows,
         ops=frozenset(name.strip() for name in option.ops.split(",") if name.strip()),
         shard=option.shard,
-        retry_failed=option.retry_failed,
+        # What crashed on a device costs nothing to look up.
+        retry_failed=option.retry_failed or option.prof_path is not None,
+        prof_path=option.prof_path.absolute() if option.prof_path is not None else None,
         measure=MeasureSettings(
             repeat_count=option.repeat_count or _repeat_count_of_environment(),
             cache=option.cache,
@@ -265,6 +281,42 @@ def settings_of(config: pytest.Config) -> Settings:
 def _instruments() -> str:
     """What each kind of device offers, the best one first."""
     return "; ".join(f"{kind}: {', '.join(names)}" for kind, names in OFFERED.items())
+
+
+def _expect_nothing_to_run(config: pytest.Config) -> None:
+    """--prof-path takes samples as they are: what says how rows are to be run has no meaning."""
+    option = config.option
+    given = {
+        "-n": is_distributed(config),
+        "--in-process": option.in_process,
+        "--instrument": option.instrument is not None,
+        "--repeat-count": option.repeat_count is not None,
+        "--cache": option.cache != "cold",
+        "--time-limit": option.time_limit != _DEFAULT_TIME_LIMIT_S,
+        "--case-timeout": option.case_timeout is not None,
+        "--threads": option.threads is not None,
+        "--msprof-rows": option.msprof_rows != _MSPROF_ROWS,
+        "--aic-metrics": option.aic_metrics != METRICS[0],
+    }
+    useless = [name for name, is_given in given.items() if is_given]
+    if useless:
+        raise pytest.UsageError(f"--prof-path runs no row: leave out {', '.join(useless)}")
+
+
+def _profiled_devices(name: str | None, database: str | None) -> list[DeviceSpec]:
+    """The NPU whose profiles --prof-path names; it need not be at hand. msprof profiles nothing else."""
+    if name not in (None, "npu"):
+        if kind_of(name) != "npu":
+            raise pytest.UsageError(f"--prof-path reads profiles of an NPU, and --device {name} is none")
+        return [DeviceSpec("npu", name=name)]
+    if npus_present():
+        return devices_at_hand("npu")
+    if not database:
+        raise pytest.UsageError(
+            f"--prof-path: name the NPU that was profiled with --device ({DEFAULT_NPU_DEVICE}, ...), "
+            f"or its database with --database-path"
+        )
+    return [DeviceSpec("npu")]
 
 
 def _expect_installed(versions: Versions) -> None:

@@ -118,6 +118,7 @@ class TablePlan:
         unresolved: statuses of the rows that an earlier session ran and did not measure, by id.
         duplicates: positions of rows whose signature an earlier row has.
         no_durations: duration cells that hold something else, as "line: text".
+        measured: positions of rows that have a replayed duration.
     """
 
     kernel_type: str
@@ -131,6 +132,7 @@ class TablePlan:
     unresolved: dict[str, str] = field(default_factory=dict)
     duplicates: list[int] = field(default_factory=list)
     no_durations: list[str] = field(default_factory=list)
+    measured: set[int] = field(default_factory=set)
 
     def status(self, position: int) -> Status | None:
         """What became of a row the last time it was run; None if it never was."""
@@ -206,6 +208,7 @@ def make_plan(
     run_id: str,
     write: bool,
     starter: Callable[[Database], int],
+    sampled: Container[str] = (),
 ) -> Plan:
     """Reads a database and decides which of its rows are cases.
 
@@ -218,6 +221,7 @@ def make_plan(
         run_id: of this session, whose own journal is left alone.
         write: whether what earlier sessions left behind may be merged, and a starter made.
         starter: fills a database that has no CSV.
+        sampled: kernel types that have samples already, so that they may be wanted and have no rows.
 
     Raises:
         OpAtlasError: a database that cannot be written, or a kernel type that it lacks.
@@ -233,7 +237,7 @@ def make_plan(
     if write and not database.kernel_types():
         plan.starter_rows = starter(database)
     names = database.kernel_types()
-    unknown = sorted(ops.difference(names))
+    unknown = sorted(name for name in ops.difference(names) if name not in sampled)
     if unknown:
         raise OpAtlasError(
             f"--ops {','.join(unknown)}: no such kernel type in {path}; it has {', '.join(names) or 'none'}"
@@ -277,6 +281,8 @@ def _plan_table(table: Table, mode: UpdateMode, shard: Shard | None, retry_faile
             if row.get(name, "").strip("0. ") and valid_duration(row[name]) is None:
                 planned.no_durations.append(f"line {position + 2}, {name!r} = {row[name]!r}")
         status = planned.status(position)
+        if valid_duration(row.get(AVERAGE, "")) is not None:
+            planned.measured.add(position)
         fails = status is not None and status.expected_to_fail
         if fails:
             planned.unresolved[case_id] = str(status)

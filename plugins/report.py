@@ -86,10 +86,11 @@ class Report:
 
     def write(self) -> None:
         """Writes the two files, once the records are merged and the rows accounted for."""
-        if self._written.merged is None or not self._outcomes:
+        merged = self._written.merged
+        if merged is None or not (self._outcomes or merged.added.total() or merged.unmatched):
             return
         database = self._session.database
-        kernel_types = sorted({*self._written.merged.updated, *self._written.merged.added})
+        kernel_types = sorted({*merged.updated, *merged.added})
         self._gaps, self.problems = find_gaps(database, kernel_types)
         report, gaps = free_paths(database.reports_dir, self._session.started_at)
         try:
@@ -128,7 +129,8 @@ class Report:
         yield self._ledger.line()
         rows = sum(facts.statuses.values())
         if rows:
-            yield f"{rows} rows run in {seconds:.1f} s ({rows / seconds:.1f} rows/s)"
+            run = "run" if self._session.settings.prof_path is None else "looked up"
+            yield f"{rows} rows {run} in {seconds:.1f} s ({rows / seconds:.1f} rows/s)"
         if self._session.stop_reason:
             yield f"stopped: {self._session.stop_reason}"
         yield from self._earlier_lines()
@@ -137,7 +139,7 @@ class Report:
             updated, added, marked = (counts.total() for counts in (merged.updated, merged.added, merged.marked))
             yield f"written back: {updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
             if merged.unmatched:
-                yield f"{len(merged.unmatched)} records match no row of the database any more and were not added"
+                yield f"{len(merged.unmatched)} records match no row of the database and were not added"
         yield from self._not_replayable_lines()
         duplicates = sum(facts.duplicates.values())
         if duplicates:

@@ -12,12 +12,14 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
+from bench.captured import Captured
 from bench.device_pool import DevicePool, LeftOut
 from bench.device_process import DeviceProcess
 from bench.executor import Executor, InProcess
@@ -25,6 +27,7 @@ from bench.groups.exclusive import OneAtATime
 from bench.groups.pool import GroupPool
 from bench.parent import die_with_parent, parent_of
 from database.errors import OpAtlasError
+from database.ingest.samples import KnownRows, Profile, SamplesOfRows, read_profile
 from database.journal import Header
 from database.session_lock import SessionLock
 from database.store import Database
@@ -62,6 +65,8 @@ class BenchSession:
         self._plan: Plan | None = None
         self._lock: SessionLock | None = None
         self._executor: Executor | None = None
+        self._profile: Profile | None = None
+        self._samples: SamplesOfRows | None = None
         self._stop_reason = ""
         #: In the controller: which of the devices each worker is to prefer.
         self._places: dict[Any, int] = {}
@@ -104,11 +109,21 @@ class BenchSession:
         """The plan, unless this process has not needed one: no replay was collected."""
         return self._plan
 
+    def samples(self) -> SamplesOfRows:
+        """What the profiles of --prof-path have for the rows of the plan."""
+        if self._samples is None:
+            rows = {name: KnownRows(t.columns, frozenset(t.measured)) for name, t in self.plan().tables.items()}
+            assert self._profile is not None
+            self._samples = SamplesOfRows(self._profile, rows)
+        return self._samples
+
     def executor(self) -> Executor:
         """Where the bodies of replays run; its device is opened when it is first asked for something."""
         if self._executor is None:
             settings = self.settings
-            if settings.in_process:
+            if settings.prof_path is not None:
+                self._executor = Captured(self.samples(), settings.devices[0].name)
+            elif settings.in_process:
                 self._executor = InProcess(settings.devices[0], settings.measure)
             else:
                 first, left_out = self._place % len(settings.devices), LeftOut(self._shared_dir)
@@ -218,6 +233,9 @@ class BenchSession:
                     f"--database-path {settings.database}: no such directory; name one that holds "
                     f"{{KernelType}}.csv files, or an empty one for a starter database"
                 )
+            if settings.prof_path is not None:
+                with self._past_capture():
+                    self._profile = read_profile(settings.prof_path)
             if not settings.collect_only:
                 self._take_database()
             plan = make_plan(
@@ -228,10 +246,13 @@ class BenchSession:
                 retry_failed=settings.retry_failed,
                 run_id=self.run_id,
                 write=not settings.collect_only,
-                starter=_make_starter,
+                starter=_make_starter if self._profile is None else lambda database: 0,
+                sampled=() if self._profile is None else self._profile.cases.keys(),
             )
         except (OpAtlasError, pytest.UsageError) as error:
             return Plan(error=str(error))
+        if self._profile is not None:
+            plan.problems += self._profile.problems
         if self._lock is not None and self._lock.stale is not None:
             plan.taken_over = str(self._lock.stale)
         return plan
@@ -244,10 +265,13 @@ class BenchSession:
         self._lock.acquire(self.settings.wait_s, self._tell)
 
     def _tell(self, text: str) -> None:
-        """Past pytest's capture, which would keep it until modules are collected."""
-        capture = self._config.pluginmanager.get_plugin("capturemanager")
-        with capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext():
+        with self._past_capture():
             print(f"\nopatlas: {text}", file=sys.stderr, flush=True)
+
+    def _past_capture(self) -> AbstractContextManager[None]:
+        """pytest's capture would keep what is printed until modules are collected."""
+        capture = self._config.pluginmanager.get_plugin("capturemanager")
+        return capture.global_and_fixture_disabled() if capture is not None else contextlib.nullcontext()
 
 
 def _make_starter(database: Database) -> int:

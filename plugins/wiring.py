@@ -11,6 +11,7 @@ from plugins.exclusive import ExclusiveLast
 from plugins.interrupt import Interrupts, ignore_interrupts
 from plugins.journaling import Journaling
 from plugins.ledger import Ledger
+from plugins.prof_path import ProfPath
 from plugins.progress import ReplayProgress
 from plugins.report import Report
 from plugins.session import BenchSession
@@ -41,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if session.is_controller:
         register(Controller(session), "opatlas-controller")
     interrupts, write_back, ledger = Interrupts(session), WriteBack(session, journaling), Ledger(session)
+    if config.option.prof_path is not None:
+        register(ProfPath(session, collector, write_back), "opatlas-prof-path")
     report = Report(session, collector, interrupts, write_back, ledger, config.option.keyword)
     register(interrupts, "opatlas-interrupts")
     register(write_back, "opatlas-write-back")

@@ -23,7 +23,13 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if getattr(option, "numprocesses", 0) is not None or option.tx or hasattr(config, "workerinput"):
         # There is no xdist, or the user has chosen, or this is a worker.
         return
-    if option.in_process or option.usepdb or option.collectonly or not replays_are_asked_for(config):
+    if (
+        option.in_process
+        or option.usepdb
+        or option.collectonly
+        or option.prof_path
+        or not replays_are_asked_for(config)
+    ):
         return
     try:
         devices = config.hook.pytest_opatlas_devices(config=config)

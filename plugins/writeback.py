@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.job import DeviceDescription
 from database.errors import OpAtlasError
-from database.merge import MergeResult
+from database.merge import MergeResult, RowName
 from database.record import Record
 from database.recover import merge_run
 from plugins.journaling import Journaling, manifest_of
@@ -23,6 +25,7 @@ class WriteBack:
     """Lives in the only process of a session, or in xdist's controller.
 
     Attributes:
+        reported_only: samples without a row that the update mode does not append, for the report.
         merged: what became of the rows, once the records are in the CSVs.
         statuses: records by status.
         problems: why records could not be kept or merged; they make the session fail.
@@ -33,6 +36,7 @@ class WriteBack:
         self._journaling = journaling
         self._devices: list[Mapping[str, Any]] = []
         self._unsaved: list[Mapping[str, Any]] = []
+        self.reported_only: list[RowName] = []
         self.merged: MergeResult | None = None
         self.statuses: Counter[str] = Counter()
         self.problems: list[str] = []
@@ -58,6 +62,14 @@ class WriteBack:
             self._devices.append(device)
         self.statuses[record["status"]] += 1
 
+    def add(self, record: Record, device: DeviceDescription) -> None:
+        """Keeps a record that no report tells of."""
+        values = record.to_json()
+        if self._journaling.keep(values, device):
+            self._unsaved.append(values)
+        if asdict(device) not in self._devices:
+            self._devices.append(asdict(device))
+
     def finish(self) -> Sequence[Record]:
         """Merges the records of the session, all of which it gives, and completes the manifest."""
         self.close_journal()
@@ -67,6 +79,7 @@ class WriteBack:
         self.merged = done.result
         self.problems += done.problems
         if done.result is not None:
+            done.result.unmatched += self.reported_only
             self.problems += [
                 f"{path} was removed while rows ran: it was made anew from what was measured"
                 for path in removed

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ import pyarrow as pa
 from database.dtypes import known_dtype
 from database.errors import CellError, TableError
 from database.ingest.capture import TYPE, Capture, Chunk, NotNumeric, read_capture_header
+from database.progress import Progress
 from database.schema import (
     ACCELERATOR_CORE,
     BASE,
@@ -65,7 +66,7 @@ class ProfiledCase:
 
     Attributes:
         cells: the base columns of the first launch, quotes dropped.
-        durations: of all launches.
+        durations_us: of all launches, in the order read.
         counters: mean over the launches that have the counter, by name; None where none has it.
         sources: the capture files, in the order read.
     """
@@ -73,9 +74,14 @@ class ProfiledCase:
     kernel_type: str
     signature: str
     cells: Mapping[str, str]
-    durations: Summary
+    durations_us: tuple[float, ...]
     counters: Mapping[str, float | None]
     sources: tuple[Path, ...]
+
+    @cached_property
+    def durations(self) -> Summary:
+        """Statistics of all launches."""
+        return summarize(self.durations_us)
 
 
 @dataclass
@@ -95,13 +101,38 @@ class Account:
 
 
 class Aggregate:
-    """The cases of any number of captures."""
+    """The cases of any number of captures.
+
+    Attributes:
+        account: where their rows went.
+        files: the captures that were read.
+        problems: rows that were left out because something is wrong with them.
+    """
 
     def __init__(self) -> None:
+        self.files: list[Path] = []
         self.account = Account()
         self.problems: list[str] = []
         #: By kernel type and signature.
         self._cases: dict[str, dict[str, list[_Part]]] = {}
+
+    def add_files(self, captures: Sequence[Path]) -> list[str]:
+        """Adds captures, with a progress line on stderr; gives what is wrong with those that cannot be read."""
+        errors = []
+        sizes_mb = [capture.stat().st_size / 1e6 for capture in captures]
+        with Progress(sum(sizes_mb), "MB", label="ingest") as progress:
+            for capture, size_mb in zip(captures, sizes_mb, strict=True):
+                end_mb = progress.done + size_mb
+
+                def on_block(size: int, end_mb: float = end_mb) -> None:
+                    progress.advance(min(size / 1e6, end_mb - progress.done))
+
+                try:
+                    self.add_file(capture, on_block)
+                except TableError as error:
+                    errors.append(str(error))
+                progress.advance(end_mb - progress.done)
+        return errors
 
     def add_file(self, path: Path, on_block: Callable[[int], None] = lambda size: None) -> None:
         """Adds the launches of a capture, all of them or none.
@@ -116,6 +147,7 @@ class Aggregate:
             launches = _FileLaunches(Capture(path, header, numbers_as_text=True), on_block)
         if not launches.account.rows:
             raise TableError(path, "a header and no rows", "Take the capture again, or leave the file out")
+        self.files.append(path)
         self.account.add(launches.account)
         self.problems += launches.problems
         for number, variant in launches.accepted():
@@ -138,17 +170,31 @@ class CasesOfType:
         return len(self._parts)
 
     def __iter__(self) -> Iterator[ProfiledCase]:
+        return map(self.__getitem__, self._parts)
+
+    def __contains__(self, text: object) -> bool:
+        return text in self._parts
+
+    def __getitem__(self, text: str) -> ProfiledCase:
+        """The case of a signature. Raises KeyError."""
+        parts = self._parts[text]
+        durations_us = np.concatenate([launches.durations_of(number) for launches, number in parts])
+        first, number = parts[0]
+        return ProfiledCase(
+            kernel_type=self._kernel_type,
+            signature=text,
+            cells=first.cells_of(number),
+            durations_us=tuple(durations_us.tolist()),
+            counters=_mean_counters(parts),
+            sources=tuple(dict.fromkeys(launches.path for launches, _ in parts)),
+        )
+
+    @property
+    def cells(self) -> Iterator[tuple[str, Mapping[str, str], int]]:
+        """Signature, cells and number of launches of each case, without its durations."""
         for text, parts in self._parts.items():
-            durations_us = np.concatenate([launches.durations_of(number) for launches, number in parts])
             first, number = parts[0]
-            yield ProfiledCase(
-                kernel_type=self._kernel_type,
-                signature=text,
-                cells=first.cells_of(number),
-                durations=summarize(durations_us.tolist()),
-                counters=_mean_counters(parts),
-                sources=tuple(dict.fromkeys(launches.path for launches, _ in parts)),
-            )
+            yield text, first.cells_of(number), sum(len(launches.durations_of(n)) for launches, n in parts)
 
 
 def _mean_counters(parts: Sequence[_Part]) -> dict[str, float | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -77,6 +77,11 @@ class Header:
     duration: str
     counters: tuple[str, ...]
 
+    @property
+    def of_msprof(self) -> bool:
+        """Whether the file is an op_summary, and no kernel_details."""
+        return self.duration == _SYNONYMS[DURATION]
+
 
 @dataclass(frozen=True)
 class MalformedRow:
@@ -139,7 +144,7 @@ def find_captures(path: Path) -> list[Path]:
             f"{path}: cannot be read ({error.strerror}): check --profiling-path, and who may look there"
         ) from None
     if path.is_dir():
-        found = sorted(_captures_below(path))
+        found = sorted(files_below(path, _is_capture_name))
         if not found:
             raise OpAtlasError(
                 f"{path}: no CSV file named *kernel_details* in this folder or below it: "
@@ -149,8 +154,12 @@ def find_captures(path: Path) -> list[Path]:
     return [path]
 
 
-def _captures_below(folder: Path) -> Iterator[Path]:
-    """Links to folders are followed, each folder once."""
+def files_below(folder: Path, wanted: Callable[[str], bool]) -> Iterator[Path]:
+    """Files at any depth whose name is wanted; links to folders are followed, each folder once.
+
+    Raises:
+        OpAtlasError: a folder cannot be read.
+    """
 
     def stop(error: OSError) -> NoReturn:
         raise OpAtlasError(
@@ -164,7 +173,7 @@ def _captures_below(folder: Path) -> Iterator[Path]:
             folders.clear()
             continue
         seen.add(real)
-        yield from (Path(name, file) for file in files if _is_capture_name(file))
+        yield from (Path(name, file) for file in files if wanted(file))
 
 
 def _is_capture_name(name: str) -> bool:

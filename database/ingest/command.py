@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from database import layout, versions
-from database.errors import OpAtlasError, TableError
+from database.errors import OpAtlasError
 from database.ingest.aggregate import Aggregate
 from database.ingest.apply import Outcome, apply_cases
 from database.ingest.attention import bundles, runtime_cells
 from database.ingest.capture import find_captures
 from database.ingest.summary import summary
-from database.progress import Progress
 from database.store import Database
 from database.terminal import problem_lines
 
@@ -61,9 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _USAGE
     # Everything is read before anything is written.
     aggregate = Aggregate()
-    errors = _read(captures, aggregate)
-    files = len(captures) - len(errors)
-    errors += aggregate.problems
+    errors = [*aggregate.add_files(captures), *aggregate.problems]
     cases = aggregate.cases()
     try:
         outcome = apply_cases(database, cases, lambda case: runtime_cells(case, root)) if cases else Outcome()
@@ -71,30 +67,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(problem_lines([*errors, str(error)]), file=sys.stderr)
         return 1
     errors += outcome.problems
-    if files:
-        print(summary(database.path, files, aggregate.account, outcome, bundles(cases)))
+    if aggregate.files:
+        print(summary(database.path, len(aggregate.files), aggregate.account, outcome, bundles(cases)))
     if errors:
         print(problem_lines(errors), file=sys.stderr)
     return 1 if errors else 0
-
-
-def _read(captures: Sequence[Path], aggregate: Aggregate) -> list[str]:
-    """Adds the captures to `aggregate`; gives what is wrong with those that cannot be read."""
-    errors = []
-    sizes_mb = [capture.stat().st_size / 1e6 for capture in captures]
-    with Progress(sum(sizes_mb), "MB", label="ingest") as progress:
-        for capture, size_mb in zip(captures, sizes_mb, strict=True):
-            end_mb = progress.done + size_mb
-
-            def on_block(size: int, end_mb: float = end_mb) -> None:
-                progress.advance(min(size / 1e6, end_mb - progress.done))
-
-            try:
-                aggregate.add_file(capture, on_block)
-            except TableError as error:
-                errors.append(str(error))
-            progress.advance(end_mb - progress.done)
-    return errors
 
 
 def _default_database(arguments: argparse.Namespace) -> Path:

@@ -35,6 +35,9 @@ OP_SUMMARY = {
     "Mix Block Dim": "Mix Block Num",
 }
 
+#: The same in an older generation of headers, which has no device either.
+OLDER_OP_SUMMARY = {**OP_SUMMARY, "OP State": "Op State", "Block Dim": "Block Dim", "Mix Block Dim": "Mix Block Dim"}
+
 _LAUNCH = {
     "Step Id": "13",
     "Device_id": "0",
@@ -85,6 +88,30 @@ def launch(cells: Mapping[str, str] | None = None, **by_word: str) -> dict[str, 
     return row
 
 
+def cells(shapes: str = "16,32;64,32", out: str = "16,64", dtype: str = "DT_BF16", **more: str) -> dict[str, str]:
+    """A row whose tensors all have one dtype and the format ND."""
+    count = shapes.count(";") + 1
+    return {
+        "Input Shapes": shapes,
+        "Input Data Types": ";".join([dtype] * count),
+        "Input Formats": ";".join(["ND"] * count),
+        "Output Shapes": out,
+        "Output Data Types": dtype,
+        "Output Formats": "ND",
+        **more,
+    }
+
+
+def launched(kernel_type: str, us: float, row: dict[str, str] | None = None, **counters: str) -> dict[str, str]:
+    """A launch of that row."""
+    row = row or cells()
+    return launch(
+        {"Type": kernel_type, "Duration(us)": str(us), **row, **counters},
+        shapes=row["Input Shapes"],
+        out=row["Output Shapes"],
+    )
+
+
 def capture_text(launches: Sequence[Mapping[str, str]], columns: Sequence[str] = KERNEL_DETAILS) -> str:
     """A kernel_details file."""
     text = io.StringIO()
@@ -97,6 +124,20 @@ def capture_text(launches: Sequence[Mapping[str, str]], columns: Sequence[str] =
 def write_capture(path: Path, launches: Sequence[Mapping[str, str]], columns: Sequence[str] = KERNEL_DETAILS) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(capture_text(launches, columns), encoding="utf-8")
+    return path
+
+
+def summary_text(launches: Sequence[Mapping[str, str]], *, older: bool = False) -> str:
+    """An op_summary file."""
+    columns = [column for column in KERNEL_DETAILS if not (older and column == "Device_id") and column != "Step Id"]
+    header, _, rows = capture_text(launches, columns).partition("\n")
+    names = OLDER_OP_SUMMARY if older else OP_SUMMARY
+    return ",".join(names.get(name, name) for name in header.split(",")) + "\n" + rows
+
+
+def write_summary(path: Path, launches: Sequence[Mapping[str, str]], *, older: bool = False) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(summary_text(launches, older=older), encoding="utf-8")
     return path
 
 

@@ -1,0 +1,255 @@
+"""Samples of rows out of profiles that somebody else took: PROF_* folders of msprof.
+
+Launches are grouped by signature, as ingest groups them. A row has the samples of its signature. One
+that has none gets those of a sibling of the MatMul family, or of a product of the family that differs
+in what is transposed alone, if it was never measured itself. What a capture cannot tell (sequence
+lengths, EP Size) has no part in the comparison, as long as there is only one row that may be meant.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from database.errors import OpAtlasError, TableError
+from database.ingest.aggregate import Account, Aggregate, CasesOfType, ProfiledCase
+from database.ingest.attention import runtime_cells
+from database.ingest.capture import read_capture_header
+from database.matmul_family import FAMILY, canonical_form, siblings
+from database.profiles import op_summaries, profile_folders
+from database.record import Measurement, RanAs
+from database.schema import BASE, EP_SIZE
+from database.signature import signature, signatures
+
+#: Nobody recorded whether the cache was flushed between the launches of a foreign program.
+CACHE_UNKNOWN = "unknown"
+MSPROF = "msprof"
+_FOREIGN = "warm-up and set-up launches of the profiled program count as samples"
+_BY_TENSORS = "matched by its tensors: the summary tells no run-time values"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What the summaries at a path hold.
+
+    Attributes:
+        root: the path, absolute.
+        files: the op_summary files that were read.
+        cases: by kernel type.
+        account: where their lines went.
+        problems: lines, files and folders that could not be read, each with the remedy.
+    """
+
+    root: Path
+    files: tuple[Path, ...]
+    cases: Mapping[str, CasesOfType]
+    account: Account
+    problems: tuple[str, ...]
+
+
+def read_profile(path: Path) -> Profile:
+    """Reads an op_summary file, or all those of the PROF_* folders at or below a folder.
+
+    Raises:
+        OpAtlasError: there is nothing that can be read.
+    """
+    files, problems = _summaries(path)
+    aggregate = Aggregate()
+    problems += aggregate.add_files([file for file in files if _is_summary(file, problems)])
+    if not aggregate.files:
+        raise OpAtlasError("\n".join(problems))
+    problems += aggregate.problems
+    return Profile(path.absolute(), tuple(aggregate.files), aggregate.cases(), aggregate.account, tuple(problems))
+
+
+def _summaries(path: Path) -> tuple[list[Path], list[str]]:
+    """The files to read, and profiles that have none. Raises OpAtlasError where there is no file at all."""
+    if not path.exists():
+        raise OpAtlasError(f"--prof-path {path}: no such file or folder: check the path")
+    if not path.is_dir():
+        return [path], []
+    files = op_summaries(path)
+    profiles = profile_folders(path)
+    # The folder that was named may be a profile under another name.
+    if not profiles and (path / "host").is_dir():
+        profiles = [path]
+    problems = [
+        f"{profile}: a profile that was not parsed (no op_summary*.csv in it): "
+        f"`{shlex.join(['msprof', '--export=on', f'--output={profile}'])}` does so, where CANN is installed"
+        for profile in profiles
+        if not any(profile in file.parents for file in files)
+    ]
+    if not files:
+        nothing = f"--prof-path {path}: no PROF_* folder and no op_summary*.csv in this folder or below it"
+        raise OpAtlasError("\n".join(problems) or f"{nothing}: name the folder that msprof wrote")
+    return files, problems
+
+
+def _is_summary(file: Path, problems: list[str]) -> bool:
+    """Whether a file is an op_summary; if not, why, added to `problems`."""
+    try:
+        if read_capture_header(file).of_msprof:
+            return True
+        problems.append(
+            f"{file}: a kernel_details file of torch_npu.profiler, and no op_summary of msprof: "
+            f"`python -m database ingest --profiling-path` reads it, into the profiling columns"
+        )
+    except TableError as error:
+        problems.append(str(error))
+    return False
+
+
+@dataclass(frozen=True)
+class KnownRows:
+    """The rows that a database has of a kernel type.
+
+    Attributes:
+        cells: those that identify the rows and their calls, by column.
+        measured: positions of the rows that have a replayed duration.
+    """
+
+    cells: Mapping[str, Sequence[str]]
+    measured: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class RowSamples:
+    """What a profile has for a row.
+
+    Attributes:
+        remark: how they were matched, where it was not by the row's own signature.
+    """
+
+    measurement: Measurement
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class UnmatchedSamples:
+    """Samples that match no row.
+
+    Attributes:
+        cells: of the row that they would make.
+    """
+
+    kernel_type: str
+    signature: str
+    cells: Mapping[str, str]
+    measurement: Measurement
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Rows of a kernel type, by signature.
+
+    Attributes:
+        exact: their signatures.
+        measured: of these, the ones with a replayed duration.
+        by_tensors: how many of them have the same tensors, by the signature of the tensors alone.
+    """
+
+    exact: frozenset[str] = frozenset()
+    measured: frozenset[str] = frozenset()
+    by_tensors: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, kernel_type: str, rows: KnownRows) -> _Table:
+        frame = pd.DataFrame(dict(rows.cells), dtype=str)
+        exact = signatures(kernel_type, frame)
+        tensors = signatures(kernel_type, frame[[column for column in BASE if column in frame.columns]])
+        distinct = dict(zip(exact, tensors, strict=True))
+        return cls(
+            frozenset(exact), frozenset(exact[position] for position in rows.measured), Counter(distinct.values())
+        )
+
+
+class SamplesOfRows:
+    """Which samples of a profile are whose."""
+
+    def __init__(self, profile: Profile, rows: Mapping[str, KnownRows]) -> None:
+        """
+        Args:
+            rows: of the database, by kernel type.
+        """
+        self.profile = profile
+        self._tables = {kernel_type: _Table.of(kernel_type, known) for kernel_type, known in rows.items()}
+
+    def of_row(self, kernel_type: str, cells: Mapping[str, str]) -> RowSamples | str:
+        """The samples of a row, or why it has none."""
+        row_signature = signature(kernel_type, cells)
+        table = self._tables.get(kernel_type, _Table())
+        own = self.profile.cases.get(kernel_type, _NONE)
+        if row_signature in own:
+            return RowSamples(_measurement(own[row_signature]))
+        tensors = signature(kernel_type, {column: cells.get(column, "") for column in BASE})
+        if tensors in own:
+            if cells.get(EP_SIZE):
+                return f"samples in {self.profile.root.name} with its tensors, and no summary tells their {EP_SIZE}"
+            if table.by_tensors[tensors] > 1:
+                return (
+                    f"samples in {self.profile.root.name} with its tensors, which {table.by_tensors[tensors]} rows "
+                    f"have: no summary tells their run-time values"
+                )
+            return RowSamples(_measurement(own[tensors]), _BY_TENSORS)
+        borrowed = self._of_family(kernel_type, row_signature, cells)
+        if borrowed is None:
+            return f"no sample in {self.profile.root.name}"
+        if row_signature in table.measured:
+            return f"no sample of {kernel_type} in {self.profile.root.name}; it was measured before"
+        return borrowed
+
+    def unmatched(self) -> Iterator[UnmatchedSamples]:
+        """Samples that no row of the database is the case of."""
+        for kernel_type, cases in self.profile.cases.items():
+            table = self._tables.get(kernel_type, _Table())
+            for text, _, _ in cases.cells:
+                if text not in table.by_tensors:
+                    case = cases[text]
+                    row = {**case.cells, **runtime_cells(case, self.profile.root)}
+                    yield UnmatchedSamples(kernel_type, text, row, _measurement(case))
+
+    def _of_family(self, kernel_type: str, row_signature: str, cells: Mapping[str, str]) -> RowSamples | None:
+        for sibling in siblings(kernel_type):
+            cases = self.profile.cases.get(sibling, _NONE)
+            if row_signature in cases:
+                return RowSamples(_measurement(cases[row_signature], sibling))
+        form = canonical_form(cells) if kernel_type in FAMILY else None
+        if form is None or form not in self._by_form:
+            return None
+        # The row's own type before siblings, then what was launched most.
+        ran_as, text, _ = max(self._by_form[form], key=lambda case: (case[0] == kernel_type, case[2]))
+        remark = "of the same canonical form (M,K; N,K -> M,N)"
+        return RowSamples(_measurement(self.profile.cases[ran_as][text], ran_as), remark)
+
+    @cached_property
+    def _by_form(self) -> dict[str, list[tuple[str, str, int]]]:
+        """Type, signature and number of launches of products that match no row of the family, by canonical form."""
+        tables = [self._tables[name] for name in FAMILY if name in self._tables]
+        found: dict[str, list[tuple[str, str, int]]] = {}
+        for kernel_type in FAMILY:
+            for text, cells, launches in self.profile.cases.get(kernel_type, _NONE).cells:
+                form = canonical_form(cells)
+                if form is not None and not any(text in table.exact for table in tables):
+                    found.setdefault(form, []).append((kernel_type, text, launches))
+        return found
+
+
+_NONE = CasesOfType("", {})
+
+
+def _measurement(case: ProfiledCase, ran_as: str = "") -> Measurement:
+    """`ran_as`: the case's kernel type, where the row it is for is another case."""
+    return Measurement(
+        samples_us=case.durations_us,
+        instrument=MSPROF,
+        cache_state=CACHE_UNKNOWN,
+        assumptions=(_FOREIGN,),
+        counters={name: mean for name, mean in case.counters.items() if mean is not None},
+        ran_as=RanAs(ran_as, case.cells) if ran_as else None,
+    )

@@ -1,0 +1,138 @@
+"""--prof-path: samples that no collected row took, and what the user is told of all of them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from bench.executor import Executor
+from database.ingest.samples import RowSamples, SamplesOfRows
+from database.merge import RowName, UpdateMode
+from database.record import Measurement, Record
+from database.schema import Status
+from database.signature import digest
+from plugins.collector import Collector
+from plugins.plan import Plan, case_id_of
+from plugins.session import BenchSession
+from plugins.writeback import WriteBack
+
+_SHOWN = 5
+
+
+class ProfPath:
+    """Registered where --prof-path was given."""
+
+    def __init__(self, session: BenchSession, collector: Collector, write_back: WriteBack) -> None:
+        self._session = session
+        self._collector = collector
+        self._write_back = write_back
+        self._without_replay: Counter[str] = Counter()
+        self._unmatched: Counter[str] = Counter()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Before records are merged, adds those of rows that have no replay, and of samples without a row."""
+        plan = self._session.plan_if_made
+        if plan is None or plan.error or self._session.settings.collect_only:
+            return
+        ended = session.exitstatus in (
+            pytest.ExitCode.OK,
+            pytest.ExitCode.TESTS_FAILED,
+            pytest.ExitCode.NO_TESTS_COLLECTED,
+        )
+        if not ended or session.shouldfail or session.shouldstop:
+            return
+        samples, executor = self._session.samples(), self._session.executor()
+        self._take_rows_without_replay(session.config, plan, samples, executor)
+        self._take_unmatched(session.config, plan, samples, executor)
+        if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and (self._without_replay or self._unmatched):
+            session.exitstatus = pytest.ExitCode.OK
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Registered before the report, whose lines come first then."""
+        plan = self._session.plan_if_made
+        if plan is not None and not plan.error and not self._session.settings.collect_only:
+            for line in self._lines():
+                terminalreporter.write_line(line)
+
+    def _take_rows_without_replay(
+        self, config: pytest.Config, plan: Plan, samples: SamplesOfRows, executor: Executor
+    ) -> None:
+        known = self._collector.known_replays()
+        asked_for = self._collector.asked_for(config)
+        for kernel_type, table in plan.tables.items():
+            if kernel_type in known:
+                continue
+            for case_id, row, _ in table.rows():
+                found = samples.of_row(kernel_type, row.cells)
+                if isinstance(found, RowSamples) and asked_for(kernel_type, case_id):
+                    self._without_replay[kernel_type] += 1
+                    self._add(kernel_type, row.signature, row.cells, found.measurement, found.remark, executor)
+
+    def _take_unmatched(self, config: pytest.Config, plan: Plan, samples: SamplesOfRows, executor: Executor) -> None:
+        settings, database = self._session.settings, self._session.database
+        asked_for = self._collector.asked_for(config)
+        for sample in samples.unmatched():
+            kernel_type, row_digest = sample.kernel_type, digest(sample.kernel_type, sample.signature)
+            if settings.ops and kernel_type not in settings.ops:
+                continue
+            if kernel_type not in plan.tables and database.csv_path(kernel_type).exists():
+                # A file that cannot be read: who knows what rows it has.
+                continue
+            if settings.shard is not None and not settings.shard.holds(row_digest):
+                continue
+            if not asked_for(kernel_type, case_id_of(kernel_type, sample.signature, row_digest)):
+                continue
+            self._unmatched[kernel_type] += 1
+            if settings.mode is UpdateMode.ALL:
+                self._add(kernel_type, sample.signature, sample.cells, sample.measurement, "", executor)
+            else:
+                self._write_back.reported_only.append(RowName(kernel_type, sample.signature))
+
+    def _add(
+        self,
+        kernel_type: str,
+        signature: str,
+        cells: Mapping[str, str],
+        measurement: Measurement,
+        remark: str,
+        executor: Executor,
+    ) -> None:
+        record = Record(
+            kernel_type=kernel_type,
+            signature=signature,
+            cells=cells,
+            status=Status.MEASURED,
+            reason=remark,
+            run_id=self._session.run_id,
+            finished_at=time.time(),
+            measurement=measurement,
+        )
+        self._write_back.add(record, executor.describe())
+
+    def _lines(self) -> Iterator[str]:
+        profile = self._session.samples().profile
+        account = profile.account
+        signatures = sum(map(len, profile.cases.values()))
+        yield (
+            f"samples: {account.ingested:,} launches of {signatures:,} signatures in {len(profile.files):,} summaries, "
+            f"{account.left_out.total():,} launches left out"
+        )
+        yield from (f"  {count:5,}  {reason.value}" for reason, count in account.left_out.most_common() if count)
+        yield "warm-up and set-up launches of the profiled programs cannot be told from others: they count as samples"
+        if self._without_replay:
+            yield f"rows without a replay that have samples, written back too: {_listed(self._without_replay)}"
+        if self._unmatched:
+            added = self._session.settings.mode is UpdateMode.ALL
+            fate = "added" if added else "not added (--update-mode=all adds them)"
+            yield f"signatures that match no row, {fate}: {_listed(self._unmatched)}"
+
+
+def _listed(counts: Counter[str]) -> str:
+    shown = ", ".join(f"{name} {count}" for name, count in counts.most_common(_SHOWN))
+    more = f" and {len(counts) - _SHOWN} more kernel types" if len(counts) > _SHOWN else ""
+    return f"{counts.total()} ({shown}{more})"

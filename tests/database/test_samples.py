@@ -1,0 +1,201 @@
+"""Profiles that somebody else took: which files are read, and whose samples they hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from captures import COLLECTIVE, cells, launch, launched, summary_text, write_capture, write_summary
+
+from database.errors import OpAtlasError
+from database.ingest.aggregate import LeftOut
+from database.ingest.samples import KnownRows, RowSamples, SamplesOfRows, read_profile
+
+PROFILE = "PROF_000001_20240102030405678_ABCDEF"
+OUTPUT = f"{PROFILE}/mindstudio_profiler_output"
+V2, V3 = "MatMulV2", "MatMulV3"
+
+
+def samples(tmp_path: Path, launches: list[dict[str, str]], **rows: list[dict[str, str]]) -> SamplesOfRows:
+    """Of a profile with those launches, for a database with those rows by kernel type; `measured` is a row's flag."""
+    profile = read_profile(write_summary(tmp_path / "op_summary_1.csv", launches))
+    known = {}
+    for kernel_type, of_type in rows.items():
+        columns = dict.fromkeys(column for row in of_type for column in row if column != "measured")
+        known[kernel_type] = KnownRows(
+            {column: [row.get(column, "") for row in of_type] for column in columns},
+            frozenset(position for position, row in enumerate(of_type) if "measured" in row),
+        )
+    return SamplesOfRows(profile, known)
+
+
+def durations(found: RowSamples | str) -> tuple[float, ...]:
+    assert isinstance(found, RowSamples), found
+    return found.measurement.samples_us
+
+
+def test_slices_devices_and_header_generations_are_one_profile(tmp_path: Path) -> None:
+    write_summary(tmp_path / OUTPUT / "op_summary_slice_0_20240102030406.csv", [launched(V3, 1.0), launched(V3, 2.0)])
+    write_summary(tmp_path / OUTPUT / "op_summary_slice_1_20240102030407.csv", [launched(V3, 3.0) | {"Device_id": "1"}])
+    write_summary(tmp_path / "two/PROF_2/device_0/summary/op_summary_0_1.csv", [launched(V3, 4.0)], older=True)
+    (tmp_path / OUTPUT / "op_statistic_20240102030406.csv").write_text("nothing of ours\n")
+    profile = read_profile(tmp_path)
+    (case,) = profile.cases[V3]
+    assert sorted(case.durations_us) == [1.0, 2.0, 3.0, 4.0]
+    assert (len(profile.files), profile.problems) == (3, ())
+    assert read_profile(tmp_path / PROFILE).account.ingested == 3
+
+
+def test_of_several_exports_the_last_counts_and_copies_elsewhere_do_not(tmp_path: Path) -> None:
+    for exported, us in (("20240102030406", 1.0), ("20250102030406", 5.0)):
+        write_summary(tmp_path / OUTPUT / f"op_summary_{exported}.csv", [launched(V3, us)])
+    write_summary(tmp_path / PROFILE / "device_0/summary/op_summary_0_1_20240102030406.csv", [launched(V3, 1.0)])
+    assert [case.durations_us for case in read_profile(tmp_path).cases[V3]] == [(5.0,)]
+
+
+def test_cells_as_profilers_write_them(tmp_path: Path) -> None:
+    no_counters = {"aicore_time(us)": "N/A", "aic_mac_ratio": "N/A"}
+    lines = [launched(V3, 1.0, **no_counters), launched(V3, 2.0), launched(V3, 3.0) | {"Duration(us)": "3.0\t"}]
+    in_quotes = launched(V3, 4.0) | {"Input Shapes": '"16,32;64,32"'}
+    no_shapes = launch({"Type": "MemSet"}, shapes="N/A", out="N/A")
+    profile = read_profile(write_summary(tmp_path / "op_summary.csv", [*lines, in_quotes, COLLECTIVE, no_shapes]))
+    (case,) = profile.cases[V3]
+    assert case.durations_us == (1.0, 2.0, 3.0, 4.0)
+    assert case.counters == {"aicore_time(us)": 8.0, "aic_mac_ratio": 0.5}
+    assert +profile.account.left_out == {LeftOut.COLLECTIVE: 1, LeftOut.NO_INPUT_SHAPES: 1}
+
+
+def test_a_summary_that_was_cut_short_gives_what_it_holds(tmp_path: Path) -> None:
+    text = summary_text([launched(V3, 1.0), launched(V3, 2.0), launched(V3, 3.0)])
+    path = tmp_path / "op_summary_1.csv"
+    path.write_text(text[: text.rindex("DT_BF16")])
+    profile = read_profile(path)
+    assert [case.durations_us for case in profile.cases[V3]] == [(1.0, 2.0)]
+    (problem,) = profile.problems
+    assert f"{path}:4: " in problem
+    assert "left out" in problem
+
+
+def test_profiles_that_were_not_parsed_are_told_of_with_the_command_that_does_it(tmp_path: Path) -> None:
+    (tmp_path / PROFILE / "device_0/data").mkdir(parents=True)
+    command = f"msprof --export=on --output={tmp_path / PROFILE}"
+    for path in (tmp_path, tmp_path / PROFILE):
+        with pytest.raises(OpAtlasError, match=command):
+            read_profile(path)
+    write_summary(tmp_path / "PROF_2/mindstudio_profiler_output/op_summary_20240102030406.csv", [launched(V3, 1.0)])
+    (problem,) = read_profile(tmp_path).problems
+    assert command in problem
+    renamed = tmp_path / "renamed"
+    (renamed / "host").mkdir(parents=True)
+    with pytest.raises(OpAtlasError, match="msprof --export=on"):
+        read_profile(renamed)
+
+
+def test_paths_that_hold_no_samples_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(OpAtlasError, match="no such file or folder"):
+        read_profile(tmp_path / "nowhere")
+    with pytest.raises(OpAtlasError, match="no PROF_\\* folder and no op_summary"):
+        read_profile(tmp_path)
+    kernel_details = write_capture(tmp_path / "kernel_details.csv", [launch()])
+    with pytest.raises(OpAtlasError, match="python -m database ingest"):
+        read_profile(kernel_details)
+    other = tmp_path / "op_summary.csv"
+    other.write_text("Device_id,OP Type,Count\n0,MatMulV3,3\n")
+    with pytest.raises(OpAtlasError, match="neither a kernel_details nor an op_summary file"):
+        read_profile(other)
+    other.write_text(summary_text([]))
+    with pytest.raises(OpAtlasError, match="a header and no rows"):
+        read_profile(other)
+
+
+def test_a_row_has_the_samples_of_its_signature_and_nothing_is_guessed_of_them(tmp_path: Path) -> None:
+    bf16, fp32 = cells(), cells(dtype="FLOAT")
+    found = samples(
+        tmp_path, [launched(V3, 1.0, bf16), launched(V3, 2.0, bf16), launched(V3, 9.0, fp32)], **{V3: [bf16]}
+    )
+    row = found.of_row(V3, bf16)
+    assert isinstance(row, RowSamples)
+    assert (row.remark, row.measurement.samples_us) == ("", (1.0, 2.0))
+    assert (row.measurement.instrument, row.measurement.cache_state) == ("msprof", "unknown")
+    assert row.measurement.device_kernels is None
+    assert row.measurement.counters == {"aicore_time(us)": 8.0, "aic_mac_ratio": 0.5}
+    assert "warm-up" in row.measurement.assumptions[0]
+    (unmatched,) = found.unmatched()
+    assert (unmatched.kernel_type, unmatched.measurement.samples_us) == (V3, (9.0,))
+    assert unmatched.cells["Input Data Types"] == "FLOAT;FLOAT"
+    assert found.of_row("Add", cells("16;16", "16")) == "no sample in op_summary_1.csv"
+
+
+def test_a_sibling_fills_a_row_that_was_never_measured(tmp_path: Path) -> None:
+    row, measured = cells(), cells("8,32;64,32", "8,64", measured="yes")
+    launches = [launched(V3, 1.0), launched(V3, 2.0, cells("8,32;64,32", "8,64"))]
+    found = samples(tmp_path, launches, MatMulV2=[row, measured])
+    filled = found.of_row(V2, row)
+    assert durations(filled) == (1.0,)
+    assert isinstance(filled, RowSamples)
+    ran_as = filled.measurement.ran_as
+    assert ran_as is not None
+    assert (ran_as.kernel_type, ran_as.cells["Input Shapes"]) == (V3, "16,32;64,32")
+    assert "it was measured before" in str(found.of_row(V2, measured))
+    assert {sample.kernel_type for sample in found.unmatched()} == {V3}, "they go to the type that ran"
+    assert found.of_row("BatchMatMulV2", row) == "no sample in op_summary_1.csv"
+
+
+def test_the_canonical_form_serves_only_where_nothing_matches_exactly(tmp_path: Path) -> None:
+    row, transposed = cells(), cells("16,32;32,64")
+    launches = [launched(V3, 1.0, transposed)]
+    found = samples(tmp_path, launches, MatMulV2=[row]).of_row(V2, row)
+    assert durations(found) == (1.0,)
+    assert isinstance(found, RowSamples)
+    assert "canonical form" in found.remark
+    ran_as = found.measurement.ran_as
+    assert ran_as is not None
+    assert (ran_as.kernel_type, ran_as.cells["Input Shapes"]) == (V3, "16,32;32,64")
+    # Samples of the row's own type come first, then those of which there are more.
+    launches += [launched(V2, 5.0, cells("32,16;32,64"))]
+    assert durations(samples(tmp_path, launches, MatMulV2=[row]).of_row(V2, row)) == (5.0,)
+    # The transposed product is a row of its own: its samples are no other row's.
+    assert samples(tmp_path, launches[:1], MatMulV2=[row], MatMulCommon=[transposed]).of_row(V2, row) == (
+        "no sample in op_summary_1.csv"
+    )
+    exact = [*launches, launched(V3, 7.0)]
+    assert durations(samples(tmp_path, exact, MatMulV2=[row]).of_row(V2, row)) == (7.0,)
+
+
+def test_slices_differ_in_their_output_and_index_in_the_rows_it_takes(tmp_path: Path) -> None:
+    small, large = cells("64,128;2;2", "32,128"), cells("64,128;2;2", "48,128")
+    other_offsets = cells("64,128;1;1", "32,128")
+    launches = [launched("Slice", 1.0, other_offsets), launched("Slice", 2.0, large)]
+    found = samples(tmp_path, launches, Slice=[small, large])
+    assert (durations(found.of_row("Slice", small)), durations(found.of_row("Slice", large))) == ((1.0,), (2.0,))
+    taken = {"Input Data Types": "FLOAT;INT64", "Output Data Types": "FLOAT"}
+    index, more = cells("100,8;5", "5,8") | taken, cells("100,8;6", "6,8") | taken
+    launches = [launched("Index", 3.0, index), launched("Index", 4.0, more)]
+    found = samples(tmp_path, launches, Index=[index])
+    assert durations(found.of_row("Index", index)) == (3.0,)
+    assert [sample.measurement.samples_us for sample in found.unmatched()] == [(4.0,)]
+
+
+def test_run_time_values_count_where_both_sides_have_them(tmp_path: Path) -> None:
+    kernel_type = "FusedInferAttentionScore"
+    tensors, others = cells("4,8,16;4,8,16;4,8,16", "4,8,16"), cells("2,8,16;2,8,16;2,8,16", "2,8,16")
+    alone = tensors | {"Runtime num_heads": "8", "Runtime actual_seq_lengths_kv_values": "1,2,3,4"}
+    twins = [others | {"Runtime actual_seq_lengths_kv_values": values} for values in ("1,1", "9,9")]
+    launches = [launched(kernel_type, 1.0, tensors), launched(kernel_type, 2.0, others)]
+    found = samples(tmp_path, launches, FusedInferAttentionScore=[alone, *twins])
+    row = found.of_row(kernel_type, alone)
+    assert durations(row) == (1.0,)
+    assert isinstance(row, RowSamples)
+    assert "run-time values" in row.remark
+    for twin in twins:
+        assert "which 2 rows have: no summary tells their run-time values" in str(found.of_row(kernel_type, twin))
+    assert list(found.unmatched()) == [], "they are of rows that are there"
+    (new,) = samples(tmp_path, launches, FusedInferAttentionScore=[alone]).unmatched()
+    assert new.cells["Runtime source_profile"].endswith("op_summary_1.csv")
+
+
+def test_no_summary_tells_an_ep_size(tmp_path: Path) -> None:
+    row = cells() | {"EP Size": "16"}
+    found = samples(tmp_path, [launched("DispatchFFNCombine", 1.0)], DispatchFFNCombine=[row])
+    assert "no summary tells their EP Size" in str(found.of_row("DispatchFFNCombine", row))
+    assert list(found.unmatched()) == []

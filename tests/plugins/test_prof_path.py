@@ -1,0 +1,275 @@
+"""`pytest bench/ --prof-path`: samples of profiles that are there already go to the right rows, and nothing runs."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from captures import cells, launched, summary_text, table, write_summary
+from sessions import ROOT, Finished
+
+from database.layout import DEFAULT_NPU_DEVICE
+
+REAL = ROOT.parent / "shared/data/ascend_profiler/op_summary"
+OUTPUT = "PROF_000001_20240102030405678_ABCDEF/mindstudio_profiler_output"
+ATTENTION = "FusedInferAttentionScore"
+V2, V3 = "MatMulV2", "MatMulV3"
+#: Tells at the end what a session has done that it should not do.
+WITNESS = """
+import sys
+from pathlib import Path
+
+EVENTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"}
+# pytest-benchmark and Python's platform ask these for facts of the machine and of the commit.
+KNOWN = {"file", "git", "hg", "uname"}
+started = []
+
+
+def watch(event, arguments):
+    if event in EVENTS and arguments[:1] not in [(name,) for name in KNOWN]:
+        started.append((event, arguments))
+
+
+sys.addaudithook(watch)
+
+
+def pytest_unconfigure():
+    Path(__file__).with_name("witness.txt").write_text(f"torch: {'torch' in sys.modules}, started: {started}")
+"""
+
+
+class Bench:
+    """A database and a folder of profiles, and a way to run `pytest bench/` on them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.database = folder / "database"
+        self.database.mkdir()
+        self.profiles = folder / "profiles"
+        (folder / "witness.py").write_text(WITNESS)
+
+    def write(self, kernel_type: str, *rows: dict[str, str]) -> None:
+        columns = dict.fromkeys(column for row in rows for column in row)
+        with open(self.database / f"{kernel_type}.csv", "w", newline="") as file:
+            writer = csv.DictWriter(file, list(columns), restval="", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def durations(self, kernel_type: str) -> dict[str, str]:
+        """By input and output shapes."""
+        rows = table(self.database / f"{kernel_type}.csv")
+        return {f"{r['Input Shapes']}->{r['Output Shapes']}": r.get("Average Duration(us)", "") for r in rows}
+
+    def run(self, *options: str, database: bool = True, profiles: Path | None = None) -> Finished:
+        command = [sys.executable, "-m", "pytest", "bench/", "-p", "no:cacheprovider", "-p", "witness"]
+        command.append(f"--prof-path={profiles or self.profiles}")
+        if database:
+            command.append(f"--database-path={self.database}")
+        done = subprocess.run(
+            [*command, *options],
+            cwd=ROOT,
+            env={"PYTHONPATH": f"{ROOT}:{self.folder}", "PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        return Finished(done.returncode, done.stderr + done.stdout)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_every_row_that_has_samples_gets_exactly_those_and_nothing_is_started(bench: Bench) -> None:
+    small, large = cells("64,128;2;2", "32,128"), cells("64,128;2;2", "48,128")
+    product, other, transposed = cells(), cells("8,32;64,32", "8,64"), cells("16,48;48,64", "16,64")
+    attention = cells("4,8,16;4,8,16;4,8,16", "4,8,16") | {"Runtime num_heads": "8"}
+    bench.write(V2, product, other, cells("16,48;64,48"), cells("32,32;32,32", "32,32", mine="kept"))
+    bench.write("Slice", small, large)
+    bench.write("Index", cells("100,8;5", "5,8"))
+    bench.write(ATTENTION, attention)
+    bench.write("SomebodysKernel", cells("7,7", "7,7"))
+    bench.write("Add", cells("3;3", "3", Status="crashed", **{"Crashes In A Row": "2"}), cells("5;5", "5"))
+    slices = [
+        [launched(V2, 10.0), launched(V2, 12.0, aic_mac_ratio="0.7"), launched("Slice", 1.0, small)],
+        [launched(V2, 14.0, aic_mac_ratio="N/A") | {"Device_id": "1"}, launched("Slice", 2.0, large)],
+    ]
+    for number, launches in enumerate(slices):
+        write_summary(bench.profiles / OUTPUT / f"op_summary_slice_{number}_20240102030406.csv", launches)
+    write_summary(bench.profiles / OUTPUT / "op_summary_slice_0_20230102030406.csv", [launched(V2, 999.0)])
+    launches = [
+        *(launched(V3, us, other) for us in (3.0, 4.0, 8.0)),
+        launched(V3, 6.0, transposed),
+        launched("Index", 7.0, cells("100,8;1,5", "5,8")),
+        launched(ATTENTION, 9.0, {name: cell for name, cell in attention.items() if "Runtime" not in name}),
+        launched("SomebodysKernel", 11.0, cells("7,7", "7,7")),
+        launched("Add", 0.5, cells("3;3", "3")),
+        launched("Mul", 13.0, cells("9;9", "9")),
+    ]
+    write_summary(bench.profiles / "again/PROF_2/device_0/summary/op_summary_0_1.csv", launches, older=True)
+    xml = bench.folder / "junit.xml"
+    done = bench.run(f"--junitxml={xml}")
+    assert done.code == 0, done.output
+    assert (bench.folder / "witness.txt").read_text() == "torch: False, started: []"
+    assert done.ledger() == {"measured": 8, "skipped": 2}
+    assert bench.durations(V2) == {
+        "16,32;64,32->16,64": "12.0000",
+        "8,32;64,32->8,64": "5.0000",
+        "16,48;64,48->16,64": "6.0000",
+        "32,32;32,32->32,32": "",
+    }
+    assert bench.durations(V3) == {"8,32;64,32->8,64": "5.0000", "16,48;48,64->16,64": "6.0000"}
+    assert bench.durations("Slice") == {"64,128;2;2->32,128": "1.0000", "64,128;2;2->48,128": "2.0000"}
+    assert [*bench.durations("Index").values(), *bench.durations(ATTENTION).values()] == ["7.0000", "9.0000"]
+    assert [*bench.durations("SomebodysKernel").values(), *bench.durations("Mul").values()] == ["11.0000", "13.0000"]
+    assert bench.durations("Add") == {"3;3->3": "0.5000", "5;5->5": ""}
+    row, sibling, canonical, without = table(bench.database / f"{V2}.csv")
+    assert (row["MicroBench Median Duration(us)"], row["MicroBench Min Duration(us)"]) == ("12.0000", "10.0000")
+    assert (row["MicroBench Std Duration(us)"], row["MicroBench Samples"]) == ("2.0000", "3")
+    assert (row["Instrument"], row["Cache State"], row["Status"], row["Status Reason"]) == (
+        "msprof",
+        "unknown",
+        "measured",
+        "",
+    )
+    assert float(row["MicroBench aic_mac_ratio"]) == pytest.approx(0.6), "over the samples that have it"
+    assert not row.get("MicroBench Device Kernels")
+    assert sibling["Status Reason"] == "ran as MatMulV3"
+    assert canonical["Status Reason"].startswith("ran as MatMulV3 on 16,48;48,64; of the same canonical form")
+    assert (without["Status"], without["Status Reason"], without["mine"]) == (
+        "skipped",
+        "no sample in profiles",
+        "kept",
+    )
+    assert table(bench.database / "Add.csv")[0]["Status"] == "measured", "what crashed on a device can be looked up"
+    assert "SomebodysKernel 1" in done
+    assert "signatures that match no row, added: 3 (MatMulV3 2, Mul 1)" in done
+    assert "warm-up and set-up launches" in done
+    properties = {
+        (p.get("name"), p.get("value"))
+        for case in ElementTree.parse(xml).iter("testcase")
+        for p in case.iter("property")
+    }
+    assert {("instrument", "msprof"), ("cache_state", "unknown"), ("samples", "3")} <= properties
+    assert not list((bench.database / "journal").glob("*.jsonl"))
+    (report,) = (bench.database / "reports").glob("replay_report_*.md")
+    assert "skipped" in report.read_text()
+
+    before = {path.name: path.read_text() for path in bench.database.glob("*.csv")}
+    again = bench.run()
+    assert again.code == 0
+    runs = sorted(path.stem for path in (bench.database / "runs").glob("*.json"))
+    after = {path.name: path.read_text() for path in bench.database.glob("*.csv")}
+    assert {name: text.replace(runs[1], runs[0]) for name, text in after.items()} == before
+    assert "match no row" not in again
+
+
+def test_missing_only_reports_what_it_does_not_add(bench: Bench) -> None:
+    profiled = {"Profiling Average Duration(us)": "3.0"}
+    bench.write(V3, cells(), cells("8,32;64,32", "8,64") | profiled)
+    launches = [launched(V3, us, row) for us, row in ((1.0, cells()), (2.0, cells("8,32;64,32", "8,64")))]
+    launches += [launched(V3, 3.0, cells("9,32;64,32", "9,64")), launched("Mul", 4.0, cells("9;9", "9"))]
+    write_summary(bench.profiles / OUTPUT / "op_summary_20240102030406.csv", launches)
+    done = bench.run("--update-mode=missing-only")
+    assert done.code == 0, done.output
+    assert bench.durations(V3) == {"16,32;64,32->16,64": "1.0000", "8,32;64,32->8,64": ""}
+    assert not (bench.database / "Mul.csv").exists()
+    assert "signatures that match no row, not added (--update-mode=all adds them): 2 (MatMulV3 1, Mul 1)" in done
+    (report,) = (bench.database / "reports").glob("replay_report_*.md")
+    assert "| missing (sample without a row, reported only) | 2 |" in report.read_text()
+    again = bench.run("--update-mode=missing-only")
+    assert again.code == 0
+    assert "nothing to do: 2 rows have a duration already" in again
+
+
+def test_what_is_left_out_by_the_command_line_is_neither_filled_nor_added(bench: Bench) -> None:
+    summary = bench.profiles / "op_summary_1.csv"
+    new = cells("9,32;64,32", "9,64")
+    bench.write(V3, cells())
+    bench.write(
+        "Mul", cells("9;9", "9"), cells("5;5", "5"), cells("6;6", "6", **{"Profiling Average Duration(us)": "1"})
+    )
+    launches = [launched(V3, 1.0), launched(V3, 2.0, new), launched("Mul", 4.0, cells("9;9", "9"))]
+    write_summary(summary, [*launches, launched("Sub", 5.0, cells("9;9", "9"))])
+    done = bench.run("-k", "Mul-9", profiles=summary)
+    assert done.ledger() == {"measured": 1}
+    assert bench.durations("Mul")["9;9->9"] == "4.0000"
+    assert bench.durations(V3) == {"16,32;64,32->16,64": ""}
+    assert not (bench.database / "Sub.csv").exists()
+    bench.run("--ops=Mul", "--prune-empty-duration-rows")
+    assert list(bench.durations("Mul")) == ["9;9->9", "6;6->6"]
+    assert "no sample in profiles" in (bench.database / "pruned/Mul.csv").read_text()
+    assert bench.durations(V3) == {"16,32;64,32->16,64": ""}
+    done = bench.run(f"--ops=Sub,{V3}")
+    assert done.code == 0, done.output
+    assert bench.durations(V3) == {"16,32;64,32->16,64": "1.0000", "9,32;64,32->9,64": "2.0000"}
+    assert bench.durations("Sub") == {"9;9->9": "5.0000"}
+
+
+def test_an_empty_database_is_made_of_samples_and_not_of_theory_rows(bench: Bench) -> None:
+    write_summary(bench.profiles / OUTPUT / "op_summary_20240102030406.csv", [launched(V3, 1.0)])
+    done = bench.run()
+    assert done.code == 0, done.output
+    assert [path.name for path in bench.database.glob("*.csv")] == ["MatMulV3.csv"]
+    assert bench.durations(V3) == {"16,32;64,32->16,64": "1.0000"}
+    (manifest,) = (bench.database / "runs").glob("*.json")
+    assert '"profile": "profiles"' in manifest.read_text()
+
+
+def test_what_could_not_be_read_makes_the_session_fail_and_the_rest_is_used(bench: Bench) -> None:
+    bench.write(V3, cells())
+    text = summary_text([launched(V3, 1.0), launched(V3, 2.0), launched(V3, 3.0)])
+    path = bench.profiles / OUTPUT / "op_summary_20240102030406.csv"
+    path.parent.mkdir(parents=True)
+    path.write_text(text[: text.rindex("DT_BF16")])
+    unparsed = bench.profiles / "PROF_2"
+    (unparsed / "host").mkdir(parents=True)
+    done = bench.run()
+    assert done.code == pytest.ExitCode.TESTS_FAILED
+    assert bench.durations(V3) == {"16,32;64,32->16,64": "1.5000"}
+    assert f"{path}:4: " in done
+    assert f"msprof --export=on --output={unparsed}" in done
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--database-path=DATABASE",), "no PROF_* folder and no op_summary*.csv"),
+        ((), "name the NPU that was profiled with --device"),
+        (("--device=cpu",), "--prof-path reads profiles of an NPU, and --device cpu is none"),
+        (("--database-path=DATABASE", "--repeat-count=3", "-n2"), "runs no row: leave out -n, --repeat-count"),
+    ],
+)
+def test_wrong_usage_is_told_before_anything_else(bench: Bench, options: tuple[str, ...], message: str) -> None:
+    bench.profiles.mkdir()
+    done = bench.run(*(option.replace("DATABASE", str(bench.database)) for option in options), database=False)
+    assert done.code == pytest.ExitCode.USAGE_ERROR, done.output
+    assert message in done
+    assert not list(bench.database.glob("*.csv"))
+
+
+def test_device_and_versions_name_the_database_of_an_npu_that_is_not_at_hand(bench: Bench) -> None:
+    write_summary(bench.profiles / OUTPUT / "op_summary_20240102030406.csv", [launched(V3, 1.0)])
+    versions = ("--vllm-version=0.18.0", "--torch-version=2.9.0", "--cann-version=8.5.0")
+    done = bench.run(f"--device={DEFAULT_NPU_DEVICE}", *versions, "--collect-only", database=False)
+    assert f"{DEFAULT_NPU_DEVICE}/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5" in done
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="no op_summary files beside the checkout")
+def test_real_summaries(bench: Bench) -> None:
+    bench.write("Cast", cells("384,384", "384,384", "FLOAT") | {"Output Data Types": "FLOAT16"})
+    done = bench.run(profiles=REAL)
+    assert done.code == 0, done.output
+    assert bench.durations("Cast")["384,384->384,384"] == "7.0500"
+    (row, *_) = table(bench.database / "Cast.csv")
+    assert (row["MicroBench Samples"], row["Instrument"]) == ("2", "msprof")
+    kernels = table(bench.database / "matmul_bias_activation_kernel.csv")
+    assert {row["Input Shapes"]: row["MicroBench Samples"] for row in kernels} == {
+        "2048,2048;2048,2048;2048": "4",
+        "384,384;384,384;384": "3",
+    }
