@@ -158,7 +158,7 @@ def _by_order(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[P
     results: list[ProfiledSamples | NoSamples] = []
     for key, row in zip(keys, rows, strict=True):
         own, calls = alike[key], row.launched.calls
-        if len(own) != wanted[key]:
+        if not calls or len(own) != wanted[key]:
             results.append(
                 NoSamples(f"the profile has no marks, and {len(own)} kernels like it for {wanted[key]} calls")
             )

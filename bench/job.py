@@ -22,6 +22,7 @@ class MeasureSettings:
         threads: CPU threads that torch may use; None: one for each core the process may use.
         instrument: what takes the durations, by its name in `bench.instruments.OFFERED`; None: the best
             that the device offers.
+        aic_metrics: the group of hardware counters that Ascend's profilers record.
     """
 
     repeat_count: int | None = None
@@ -29,6 +30,7 @@ class MeasureSettings:
     time_limit_s: float = 5.0
     threads: int | None = None
     instrument: str | None = None
+    aic_metrics: str = "PipeUtilization"
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,8 @@ def manifest_of(session: BenchSession, devices: Sequence[Mapping[str, Any]]) -> 
             "time_limit_s": settings.measure.time_limit_s,
             "threads": settings.measure.threads,
             "instrument": settings.measure.instrument,
+            "aic_metrics": settings.measure.aic_metrics,
+            "msprof_rows": settings.msprof_rows,
             "case_timeout_s": settings.case_timeout_s,
             "in_process": settings.in_process,
             "prof_path": settings.prof_path.name if settings.prof_path else None,

@@ -48,7 +48,6 @@ class Settings:
         case_timeout_s: deadline of a row in the device process; None: by whether it ran before.
         wait_s: how long to wait for another session that has the database.
         msprof_rows: the most rows of one msprof session; None where msprof is not the instrument.
-        aic_metrics: the group of counters that msprof reads.
         in_process: run the bodies of replays in pytest itself.
         collect_only: nothing is to be written.
     """
@@ -65,7 +64,6 @@ class Settings:
     case_timeout_s: float | None
     wait_s: float
     msprof_rows: int | None
-    aic_metrics: str
     in_process: bool
     collect_only: bool
 
@@ -170,7 +168,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--aic-metrics",
         choices=METRICS,
         default=METRICS[0],
-        help="with --instrument msprof: the group of hardware counters to record (default: %(default)s)",
+        help="the group of hardware counters that an NPU's profilers record (default: %(default)s)",
     )
     group.addoption(
         "--time-limit",
@@ -268,11 +266,11 @@ def settings_of(config: pytest.Config) -> Settings:
             time_limit_s=option.time_limit,
             threads=option.threads,
             instrument=option.instrument,
+            aic_metrics=option.aic_metrics,
         ),
         case_timeout_s=option.case_timeout,
         wait_s=option.wait,
         msprof_rows=option.msprof_rows if MSPROF in instruments else None,
-        aic_metrics=option.aic_metrics,
         in_process=option.in_process,
         collect_only=option.collectonly,
     )

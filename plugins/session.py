@@ -25,6 +25,8 @@ from bench.device_process import DeviceProcess
 from bench.executor import Executor, InProcess
 from bench.groups.exclusive import OneAtATime
 from bench.groups.pool import GroupPool
+from bench.job import DeviceSpec
+from bench.msprof.device import MsprofDevice
 from bench.parent import die_with_parent, parent_of
 from database.errors import OpAtlasError
 from database.ingest.samples import KnownRows, Profile, SamplesOfRows, read_profile
@@ -127,13 +129,16 @@ class BenchSession:
                 self._executor = InProcess(settings.devices[0], settings.measure)
             else:
                 first, left_out = self._place % len(settings.devices), LeftOut(self._shared_dir)
-                single = DevicePool(
-                    settings.devices[first:] + settings.devices[:first],
-                    lambda spec: DeviceProcess(spec, settings.measure),
-                    left_out,
-                )
+                single = DevicePool(settings.devices[first:] + settings.devices[:first], self._executor_of, left_out)
                 self._executor = OneAtATime(single, GroupPool(settings.devices, settings.measure, left_out))
         return self._executor
+
+    def _executor_of(self, spec: DeviceSpec) -> Executor:
+        settings = self.settings
+        if settings.msprof_rows is None:
+            return DeviceProcess(spec, settings.measure)
+        folder = self.database.profiles_dir / self.run_id / self.worker
+        return MsprofDevice(spec, settings.measure, folder)
 
     def stop(self, reason: str) -> None:
         """Asks every process of the session to stop after its running row. The first reason counts."""

@@ -32,7 +32,7 @@ class CpuDevice:
         torch.set_num_threads(self._threads)
         self.torch_device = torch.device("cpu")
         self._llc_bytes = last_level_cache_bytes() or _ASSUMED_LLC_BYTES
-        self._instrument = settings.instrument
+        self._settings = settings
         self._flush_buffer: torch.Tensor | None = None
         # One for all sessions of the user: two rows measured at once would slow each other down. By
         # number, because a container's user need not have a name.
@@ -51,7 +51,7 @@ class CpuDevice:
         )
 
     def instrument(self) -> Instrument:
-        return open_instrument("cpu", self._instrument)
+        return open_instrument("cpu", self._settings)
 
     def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
         return impl

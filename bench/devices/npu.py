@@ -55,7 +55,7 @@ class NpuDevice:
             self._properties = self._npu.get_device_properties(self.torch_device)
         except RuntimeError as error:
             raise DeviceSick(f"{spec} cannot be opened: {_essence(error)}") from error
-        self._instrument = settings.instrument
+        self._settings = settings
         self._spec = spec
         self._chip = _chip_of(spec)
         told = int(getattr(self._properties, "L2_cache_size", 0) or 0)
@@ -98,7 +98,7 @@ class NpuDevice:
         )
 
     def instrument(self) -> Instrument:
-        return open_instrument("npu", self._instrument)
+        return open_instrument("npu", self._settings)
 
     def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
         if npu is None:

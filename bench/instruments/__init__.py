@@ -8,17 +8,20 @@ from importlib import import_module
 from typing import Protocol
 
 from bench.attribution import Launched, NoSamples, ProfiledSamples
+from bench.job import MeasureSettings
 from bench.stop_rule import StopRule
 from database.errors import OpAtlasError
 
 #: Measures in sessions of many rows (bench/msprof).
 MSPROF = "msprof"
-#: By kind of device, the best one first: what it is called, and "module:name" of what makes it.
+#: By kind of device, the best one first: what it is called, and "module:function" of what makes it from
+#: the settings.
 OFFERED: Mapping[str, Mapping[str, str]] = {
-    "cpu": {"wall-clock": "bench.instruments.wall_clock:WallClock"},
+    "cpu": {"wall-clock": "bench.instruments.wall_clock:of"},
     "npu": {
-        MSPROF: "bench.instruments.marked_launches:msprof",
-        "npu-events": "bench.instruments.device_events:npu_events",
+        MSPROF: "bench.instruments.marked_launches:of_msprof",
+        "torch-npu-profiler": "bench.instruments.torch_npu_profiler:of",
+        "npu-events": "bench.instruments.device_events:of_npu",
     },
 }
 
@@ -70,12 +73,12 @@ def choose(kind: str, name: str | None) -> str:
     return name or next(iter(offered))
 
 
-def open_instrument(kind: str, name: str | None) -> Instrument:
+def open_instrument(kind: str, settings: MeasureSettings) -> Instrument:
     """The instrument that `choose` names, on the device that this process has opened. May import torch.
 
     Raises:
         OpAtlasError: see `choose`; or what it needs is not here.
     """
-    module, _, maker = OFFERED[kind][choose(kind, name)].partition(":")
-    instrument: Instrument = getattr(import_module(module), maker)()
+    module, _, maker = OFFERED[kind][choose(kind, settings.instrument)].partition(":")
+    instrument: Instrument = getattr(import_module(module), maker)(settings)
     return instrument

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from bench.instruments import Samples
 from bench.instruments.collector import without_collections
+from bench.job import MeasureSettings
 from bench.stop_rule import StopRule
 
 #: Of several calls in a row only the first waits for the host, where kernels take longer than their launch; and
@@ -72,7 +73,7 @@ class DeviceEvents:
             calls = min(_MOST_CALLS_PER_SAMPLE, wanted)
 
 
-def npu_events() -> DeviceEvents:
+def of_npu(settings: MeasureSettings) -> DeviceEvents:
     """On the NPU that this process has opened."""
     import torch
 

@@ -8,6 +8,7 @@ import torch
 
 from bench.attribution import Launched
 from bench.instruments import MSPROF, Samples
+from bench.job import MeasureSettings
 from bench.marks import BEGIN, END, row_mark
 from bench.stop_rule import StopRule
 
@@ -56,6 +57,6 @@ class MarkedLaunches:
         return lambda: torch.neg(source, out=target)
 
 
-def msprof() -> MarkedLaunches:
+def of_msprof(settings: MeasureSettings) -> MarkedLaunches:
     """For a process that msprof has started, on its NPU."""
     return MarkedLaunches(MSPROF, torch.device("npu"), torch.npu.synchronize)  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ from time import perf_counter_ns
 
 from bench.instruments import Samples
 from bench.instruments.collector import without_collections
+from bench.job import MeasureSettings
 from bench.stop_rule import StopRule
 
 #: Reading the clock takes some 50 ns, so a sample of this length is off by less than 0.1 %.
@@ -48,3 +49,7 @@ def _calls_per_sample(call: Callable[[], object]) -> int:
         if elapsed >= _SHORTEST_SAMPLE_NS or calls >= _MOST_CALLS_PER_SAMPLE:
             return calls
         calls = min(_MOST_CALLS_PER_SAMPLE, calls * 2 if elapsed <= 0 else -(-calls * _SHORTEST_SAMPLE_NS // elapsed))
+
+
+def of(settings: MeasureSettings) -> WallClock:
+    return WallClock()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.errors import DeviceGone
@@ -23,19 +22,6 @@ METRICS = (
 )
 #: Parsing a profile takes seconds to minutes, by the number of its kernels.
 PATIENCE_S = 600.0
-
-
-@dataclass(frozen=True)
-class MsprofOptions:
-    """How rows are profiled.
-
-    Attributes:
-        metrics: the group of counters, of METRICS.
-        folder: where msprof writes while it runs.
-    """
-
-    metrics: str
-    folder: Path
 
 
 def msprof_executable() -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from bench.errors import DeviceGone
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
-from bench.msprof.command import MsprofOptions
 from bench.msprof.session import MsprofSession
 
 #: A row whose samples are missing is tried once more, in a session of at most this part of the first one's rows.
@@ -17,10 +17,11 @@ _SMALLER = 4
 class MsprofDevice:
     """A BatchExecutor: what msprof measured is known when its process has ended."""
 
-    def __init__(self, spec: DeviceSpec, settings: MeasureSettings, options: MsprofOptions) -> None:
+    def __init__(self, spec: DeviceSpec, settings: MeasureSettings, folder: Path) -> None:
+        """`folder` is where msprof writes while it runs."""
         self._spec = spec
         self._settings = settings
-        self._options = options
+        self._folder = folder
         #: Started to describe the device, and not used yet.
         self._session: MsprofSession | None = None
         self._description: DeviceDescription | None = None
@@ -54,7 +55,7 @@ class MsprofDevice:
             self._session = None
 
     def _new_session(self) -> MsprofSession:
-        return MsprofSession(self._spec, self._settings, self._options)
+        return MsprofSession(self._spec, self._settings, self._folder)
 
 
 def _smaller(missing: Sequence[int], jobs: Sequence[Job]) -> Iterator[Sequence[int]]:

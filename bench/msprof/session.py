@@ -14,7 +14,7 @@ from bench.attribution import NoSamples, ProfiledRow
 from bench.device_process import DeviceProcess
 from bench.errors import DeviceGone
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
-from bench.msprof.command import PATIENCE_S, MsprofOptions, profiled
+from bench.msprof.command import PATIENCE_S, profiled
 from bench.msprof.launched import forget_launched, note_launched
 from bench.msprof.output import samples_of
 from bench.profiled import with_samples
@@ -43,15 +43,16 @@ class MsprofSession:
     patience_s = PATIENCE_S
     _numbers = count(1)
 
-    def __init__(self, spec: DeviceSpec, settings: MeasureSettings, options: MsprofOptions) -> None:
-        self._options = options
+    def __init__(self, spec: DeviceSpec, settings: MeasureSettings, folder: Path) -> None:
+        self._settings = settings
+        self._folder = folder
         self._process = DeviceProcess(spec, settings, launcher=self)
         self._outputs: list[Path] = []
 
     def command(self, words: Sequence[str]) -> list[str]:
         """Starts `words` under msprof. Raises DeviceGone where there is no msprof."""
-        output = self._options.folder / f"{next(self._numbers):04d}"
-        command = profiled(words, output, self._options.metrics)
+        output = self._folder / f"{next(self._numbers):04d}"
+        command = profiled(words, output, self._settings.aic_metrics)
         output.mkdir(parents=True)
         self._outputs.append(output)
         return command
@@ -104,7 +105,7 @@ class MsprofSession:
             return
         for output in self._outputs:
             shutil.rmtree(output, ignore_errors=True)
-        for folder in (self._options.folder, *self._options.folder.parents[:2]):
+        for folder in (self._folder, *self._folder.parents[:2]):
             # Not where another session, or a worker of this one, still needs it.
             with contextlib.suppress(OSError):
                 folder.rmdir()

@@ -27,8 +27,8 @@ class Sundial:
 
 @pytest.fixture
 def _sundials(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sundials", SimpleNamespace(Sundial=Sundial))
-    offered = {"cpu": {**OFFERED["cpu"], Sundial.name: "sundials:Sundial"}}
+    monkeypatch.setitem(sys.modules, "sundials", SimpleNamespace(of=lambda settings: Sundial()))
+    offered = {"cpu": {**OFFERED["cpu"], Sundial.name: "sundials:of"}}
     monkeypatch.setattr(instruments, "OFFERED", offered)
 
 
@@ -39,7 +39,7 @@ def test_the_first_one_is_taken_by_default():
 
 def test_one_that_the_device_does_not_offer_is_refused_with_the_list():
     with pytest.raises(OpAtlasError, match=r"--instrument sundial: devices of kind cpu offer wall-clock$"):
-        open_instrument("cpu", "sundial")
+        open_instrument("cpu", MeasureSettings(instrument="sundial"))
 
 
 @pytest.mark.usefixtures("_sundials")

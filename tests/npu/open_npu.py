@@ -45,7 +45,7 @@ def main() -> None:
         return
     events = device.instrument()
     samples = events.sample(lambda: time.sleep(0.01), device.synchronize, StopRule(repeat_count=3, time_limit_s=60))
-    in_a_row = open_instrument("npu", "npu-events").sample(
+    in_a_row = open_instrument("npu", MeasureSettings(instrument="npu-events")).sample(
         lambda: time.sleep(0.0002), None, StopRule(repeat_count=2, time_limit_s=60)
     )
     device.release_memory()

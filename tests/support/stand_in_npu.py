@@ -27,7 +27,6 @@ from bench.runner import Runner
 LAUNCHES = "STAND_IN_LAUNCHES"
 #: By kernel type: the kernels that a call of it launches, where it is not that type alone.
 KERNELS = "STAND_IN_KERNELS"
-WARM_UP_US = 9000.0
 NOISE_US = 1.4
 _DTYPES = {torch.float32: "FLOAT", torch.bfloat16: "DT_BF16", torch.float16: "FLOAT16", torch.int64: "INT64"}
 
@@ -105,17 +104,16 @@ class _Log(TorchDispatchMode):
             self._silent = False
 
     def row(self, job: Job, call: int) -> None:
-        """The kernels of a call: warm-up is slow, and samples take what `duration_us` says."""
+        """The kernels of a call, which take what `duration_us` says."""
         size = int(job.cells["Input Shapes"].strip('"').partition(";")[0].partition(",")[0] or 1)
         for kernel_type in self._kernels.get(job.kernel_type, [job.kernel_type]):
-            duration = WARM_UP_US if call < 3 else duration_us(size, call - 3)
-            self._line(kernel_type, duration, {k: v for k, v in job.cells.items() if v})
+            self._line(kernel_type, duration_us(size, call), {k: v for k, v in job.cells.items() if v})
 
     def _line(self, kernel_type: str, duration: float, cells: dict[str, str]) -> None:
         self._file.write(json.dumps({"type": kernel_type, "us": duration, "cells": cells}) + "\n")
         self._file.flush()
 
 
-def duration_us(size: int, sample: int) -> float:
-    """What a sample of a row takes whose first dimension is `size`."""
-    return size + sample * 0.25
+def duration_us(size: int, call: int) -> float:
+    """What a row's calls take, warm-up first, by the row's first dimension: each has a duration of its own."""
+    return size + call * 0.25

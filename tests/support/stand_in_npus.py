@@ -11,9 +11,9 @@ from stand_in_msprof import FAULTS
 SAMPLES = 4
 
 
-def mean_us(size: int) -> float:
-    """What a row takes whose first dimension is `size`: the mean of stand_in_npu.duration_us."""
-    return size + 0.25 * (SAMPLES - 1) / 2
+def is_mean_us(mean_us: float, size: int, samples: int = SAMPLES) -> bool:
+    """Whether it is the mean of a row's last calls (stand_in_npu.duration_us), one to three of which were warm-up."""
+    return any(mean_us == round(size + 0.25 * (warm_up + (samples - 1) / 2), 4) for warm_up in (1, 2, 3))
 
 
 class StandInNpus:
@@ -48,10 +48,12 @@ class StandInNpus:
         )
 
 
-def durations(sessions: Sessions, kernel_type: str = "Toy") -> dict[int, float]:
-    """Average durations by the size of the row, of rows that have one."""
-    return {
-        int(r["Input Shapes"].partition(";")[0]): float(r["Average Duration(us)"])
-        for r in sessions.read(kernel_type)
-        if r.get("Average Duration(us)")
-    }
+def measured_right(sessions: Sessions, kernel_type: str = "Toy") -> set[int]:
+    """The sizes of rows that have a duration, which is that of their samples alone."""
+    sizes = set()
+    for r in sessions.read(kernel_type):
+        if r.get("Average Duration(us)"):
+            size = int(r["Input Shapes"].partition(";")[0])
+            assert is_mean_us(float(r["Average Duration(us)"]), size), r
+            sizes.add(size)
+    return sizes

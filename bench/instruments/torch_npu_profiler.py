@@ -1,0 +1,75 @@
+"""torch_npu's own profiler around the samples of one row: needs no msprof, and costs seconds a row."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.attribution import NoSamples, ProfiledRow, ProfiledSamples, attribute
+from bench.instruments import Samples
+from bench.instruments.marked_launches import MarkedLaunches
+from bench.job import MeasureSettings
+from bench.stop_rule import StopRule
+from database.errors import TableError
+from database.launches import read_launches
+
+NAME = "torch-npu-profiler"
+
+
+class TorchNpuProfiler:
+    """A profiling session for each row, whose kernel_details.csv tells the durations and counters."""
+
+    name = NAME
+
+    def __init__(self, metrics: str) -> None:
+        """`metrics` is the group of counters, as in `--aic-metrics`."""
+        self._metrics = metrics
+
+    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: StopRule) -> Samples:
+        npu: Any = torch.npu  # type: ignore[attr-defined]
+        marked = MarkedLaunches(NAME, torch.device("npu"), npu.synchronize)
+        with tempfile.TemporaryDirectory(prefix="opatlas-profile-") as folder:
+            with profiling(folder, self._metrics):
+                samples = marked.sample(call, before_each, rule)
+            return replace(samples, profiled=_found(Path(folder), samples))
+
+
+def profiling(folder: str, metrics: str) -> AbstractContextManager[object]:
+    """A session of torch_npu's profiler that leaves `kernel_details.csv` somewhere below `folder`."""
+    import torch_npu
+
+    profiler = torch_npu.profiler
+    session: AbstractContextManager[object] = profiler.profile(
+        activities=[profiler.ProfilerActivity.NPU],
+        on_trace_ready=profiler.tensorboard_trace_handler(folder),
+        experimental_config=profiler._ExperimentalConfig(
+            # Level 0 records neither shapes nor counters.
+            profiler_level=profiler.ProfilerLevel.Level1,
+            aic_metrics=getattr(profiler.AiCMetrics, metrics),
+        ),
+    )
+    return session
+
+
+def _found(folder: Path, samples: Samples) -> ProfiledSamples | NoSamples:
+    assert samples.launched is not None
+    files = sorted(folder.rglob("kernel_details.csv"))
+    if len(files) != 1:
+        return NoSamples(f"torch_npu.profiler wrote {len(files)} files kernel_details.csv: its messages say why")
+    try:
+        read = read_launches(files[0])
+    except TableError as error:
+        return NoSamples(str(error))
+    # The only row of the profile: marks tell its samples, whatever its kernels are called.
+    (found,) = attribute(read.launches, [ProfiledRow("", {}, samples.launched)])
+    return found
+
+
+def of(settings: MeasureSettings) -> TorchNpuProfiler:
+    return TorchNpuProfiler(settings.aic_metrics)

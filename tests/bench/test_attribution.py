@@ -1,0 +1,157 @@
+"""Samples found again in a profile: by marks, else by order and number."""
+
+from __future__ import annotations
+
+import random
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from bench.attribution import BY_ORDER, Launched, NoSamples, ProfiledRow, ProfiledSamples, attribute
+from bench.marks import BEGIN, END, KERNEL_TYPE, MOST_ROWS, dimensions_of, row_mark, row_of_mark
+from database.launches import Launch
+from database.schema import BASE, INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
+
+
+class Profile:
+    """Writes launches one after the other, 10 us apart."""
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+
+    def kernel(self, kernel_type: str, shapes: str, us: float = 1.0, device: str = "0", **counters: float) -> None:
+        cells = {**dict.fromkeys(BASE, ""), INPUT_SHAPES: f'"{shapes}"', INPUT_DTYPES: "FLOAT", INPUT_FORMATS: "ND"}
+        at = 10_000 * len(self.launches)
+        self.launches.append(Launch(device, at, us, kernel_type, cells, counters))
+
+    def mark(self, shape: tuple[int, ...]) -> None:
+        self.kernel(KERNEL_TYPE, dimensions_of(shape))
+
+    def row(self, number: int, samples: list[list[float]], noise: random.Random | None = None) -> None:
+        """A row as the device runs it: warm-up and set-up, then samples of some kernels each, then the check."""
+        self.kernel("Add", str(number), 999.0)
+        self.mark(row_mark(number))
+        for kernels in samples:
+            for _ in range(noise.randrange(3) if noise else 1):
+                self.kernel("ZerosLike", "50331648", 40.0)
+            self.mark(BEGIN)
+            for us in kernels:
+                self.kernel("Add", str(number), us)
+            self.mark(END)
+        self.kernel("Cast", str(number), 777.0)
+
+
+def asked(number: int, samples: int) -> ProfiledRow:
+    cells = {INPUT_SHAPES: str(number), INPUT_DTYPES: "FLOAT", INPUT_FORMATS: "ND"}
+    return ProfiledRow("Add", cells, Launched(number, samples, samples + 1))
+
+
+durations = st.lists(st.lists(st.floats(0.1, 1e6), min_size=2, max_size=2), min_size=1, max_size=4)
+
+
+@given(st.lists(durations, min_size=1, max_size=5), st.randoms(use_true_random=False))
+def test_each_row_gets_its_own_samples_and_nothing_else(rows: list[list[list[float]]], noise: random.Random) -> None:
+    profile = Profile()
+    for number, samples in enumerate(rows):
+        profile.row(number, samples, noise)
+    found = attribute(profile.launches, [asked(number, len(samples)) for number, samples in enumerate(rows)])
+    for samples, row in zip(rows, found, strict=True):
+        assert isinstance(row, ProfiledSamples)
+        assert row.durations_us == tuple(sum(kernels) for kernels in samples)
+        assert [launch.kernel_type for launch in row.kernels] == ["Add", "Add"]
+
+
+@given(st.data())
+def test_a_profile_that_lost_lines_never_gives_a_wrong_duration(data: st.DataObject) -> None:
+    profile = Profile()
+    rows = [[[1.0], [1.0], [1.0]], [[2.0], [2.0]], [[3.0], [3.0]]]
+    for number, samples in enumerate(rows):
+        profile.row(number, samples)
+    lost = data.draw(st.sets(st.integers(0, len(profile.launches) - 1), max_size=4))
+    kept = [launch for place, launch in enumerate(profile.launches) if place not in lost]
+    for number, row in enumerate(attribute(kept, [asked(number, len(s)) for number, s in enumerate(rows)])):
+        if isinstance(row, ProfiledSamples):
+            assert row.durations_us == tuple(sum(kernels) for kernels in rows[number])
+
+
+def test_another_devices_kernels_do_not_come_between() -> None:
+    profile = Profile()
+    profile.row(0, [[5.0], [6.0]])
+    ours = list(profile.launches)
+    for launch in ours:
+        profile.kernel("Add", "0", 500.0, device="1")
+        profile.launches[-1] = Launch("1", launch.start_ns + 1, 500.0, "Add", launch.cells, {})
+    profile.launches.sort(key=lambda launch: launch.start_ns)
+    (found,) = attribute(profile.launches, [asked(0, 2)])
+    assert isinstance(found, ProfiledSamples)
+    assert found.durations_us == (5.0, 6.0)
+
+
+def reason(profile: Profile, *rows: ProfiledRow) -> str:
+    found = attribute(profile.launches, rows)[-1]
+    assert isinstance(found, NoSamples)
+    return found.reason
+
+
+def test_what_does_not_add_up_is_no_measurement() -> None:
+    profile = Profile()
+    profile.row(0, [[1.0], [1.0]])
+    assert reason(profile, asked(0, 3)) == "the profile holds 2 samples, and 3 were taken"
+    assert reason(profile, asked(1, 2)) == "the profile holds nothing of the row"
+    profile.row(1, [[1.0], []])
+    assert reason(profile, asked(1, 2)) == "the profile holds no kernel of some of the samples"
+    profile.row(2, [[1.0], [1.0, 1.0]])
+    assert reason(profile, asked(2, 2)) == "samples of the same call launched different kernels: Add and Add+Add"
+    assert reason(Profile(), asked(0, 1)) == "the profile holds nothing of the row"
+
+
+def without_marks(profile: Profile) -> list[Launch]:
+    return [launch for launch in profile.launches if launch.kernel_type != KERNEL_TYPE]
+
+
+def test_without_marks_the_last_calls_count_where_their_number_is_right() -> None:
+    profile = Profile()
+    profile.row(0, [[5.0], [6.0]])
+    profile.row(1, [[7.0]])
+    first, second = attribute(without_marks(profile), [asked(0, 2), asked(1, 1)])
+    assert isinstance(first, ProfiledSamples)
+    assert isinstance(second, ProfiledSamples)
+    assert (first.durations_us, second.durations_us) == ((5.0, 6.0), (7.0,))
+    assert first.assumption == BY_ORDER
+    (wrong,) = attribute(without_marks(profile), [asked(0, 3)])
+    assert isinstance(wrong, NoSamples)
+    assert "no marks, and 3 kernels like it for 4 calls" in wrong.reason
+
+
+def test_without_marks_rows_of_one_signature_are_told_apart_by_their_order() -> None:
+    profile = Profile()
+    for us in (5.0, 8.0):
+        profile.kernel("Add", "4", 999.0)
+        profile.kernel("Add", "4", us)
+    rows = [ProfiledRow("Add", asked(4, 1).cells, Launched(number, 1, 2)) for number in (0, 1)]
+    found = attribute(profile.launches, rows)
+    assert [row.durations_us for row in found if isinstance(row, ProfiledSamples)] == [(5.0,), (8.0,)]
+
+
+def test_counters_of_several_kernels_add_up_or_are_averaged_by_time() -> None:
+    profile = Profile()
+    profile.mark(row_mark(0))
+    for _ in range(2):
+        profile.mark(BEGIN)
+        profile.kernel("Add", "1", 3.0, **{"aic_mac_time(us)": 1.0, "aic_mac_ratio": 0.5, "aic_total_cycles": 100.0})
+        profile.kernel("Add", "1", 1.0, **{"aic_mac_time(us)": 2.0, "aic_mac_ratio": 0.1})
+        profile.mark(END)
+    (found,) = attribute(profile.launches, [asked(0, 2)])
+    assert isinstance(found, ProfiledSamples)
+    assert found.counters == pytest.approx({"aic_mac_time(us)": 3.0, "aic_mac_ratio": 0.4, "aic_total_cycles": 100.0})
+
+
+def test_marks_tell_rows_apart() -> None:
+    marks = [row_mark(number) for number in range(MOST_ROWS)]
+    assert len(set(marks)) == MOST_ROWS
+    assert [row_of_mark(dimensions_of(mark)) for mark in marks] == list(range(MOST_ROWS))
+    assert {row_of_mark(dimensions_of(shape)) for shape in (BEGIN, END)} == {None}
+    assert [row_of_mark(text) for text in ("", "103", "103,0,1", "103,33,1", "103,1,x", "104,1,1")] == [None] * 6
+    with pytest.raises(ValueError, match=f"rows 0 to {MOST_ROWS - 1}"):
+        row_mark(MOST_ROWS)
