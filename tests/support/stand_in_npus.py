@@ -26,6 +26,8 @@ class StandInNpus:
         msprof = self._bin / "msprof"
         msprof.write_text(f'#!/bin/sh\nexec {sys.executable} {sessions.folder / "stand_in_msprof.py"} "$@"\n')
         msprof.chmod(0o755)
+        #: With which msprof is found.
+        self.environment = {"PATH": f"{self._bin}:/usr/bin:/bin"}
 
     def run(self, *options: str, faults: dict[str, str] | None = None, npus: int = 1, **environment: str) -> Finished:
         """A session, to its end.
@@ -40,7 +42,7 @@ class StandInNpus:
             *options,
             measure=(f"--repeat-count={SAMPLES}", "--cache=cold"),
             **{
-                "PATH": f"{self._bin}:/usr/bin:/bin",
+                **self.environment,
                 "STAND_IN_NPUS": str(npus),
                 FAULTS: json.dumps(faults or {}),
                 **environment,
