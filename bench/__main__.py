@@ -1,4 +1,4 @@
-"""`python -m bench COMMAND`: what the replays know of themselves. (`pytest bench/` runs them.)"""
+"""`python -m bench COMMAND`: what is known of replays and of this machine. (`pytest bench/` runs them.)"""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import sys
 from collections.abc import Sequence
 
 from bench import kernels
+from bench.doctor import command as doctor
 from database.commands import run_command
 
 COMMANDS = {
+    "doctor": doctor,
     "kernels": kernels,
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; gives the exit status."""
-    return run_command("python -m bench", "What is known of the replays.", COMMANDS, arguments)
+    return run_command("python -m bench", "What is known of the replays and of this machine.", COMMANDS, arguments)
 
 
 if __name__ == "__main__":

@@ -39,10 +39,13 @@ def _database(name: str) -> Callable[[Sequence[str]], int]:
     return run
 
 
-def _kernels(arguments: Sequence[str]) -> int:
-    from bench.__main__ import main as bench_main
+def _of_bench(name: str) -> Callable[[Sequence[str]], int]:
+    def run(arguments: Sequence[str]) -> int:
+        from bench.__main__ import main as bench_main
 
-    return bench_main(["kernels", *arguments])
+        return bench_main([name, *arguments])
+
+    return run
 
 
 def _pytest(folder: str) -> Callable[[Sequence[str]], int]:
@@ -68,7 +71,10 @@ COMMANDS = {
         "python -m database trace-to-csv", "flatten a profiler's Chrome trace into CSV", _database("trace-to-csv")
     ),
     "bench": Command("pytest bench/", "replay the rows of the database on the device at hand", _pytest("bench")),
-    "kernels": Command("python -m bench kernels", "list the kernel types that are replayed", _kernels),
+    "kernels": Command("python -m bench kernels", "list the kernel types that are replayed", _of_bench("kernels")),
+    "doctor": Command(
+        "python -m bench doctor", "look at what this machine offers, stage by stage", _of_bench("doctor")
+    ),
 }
 
 

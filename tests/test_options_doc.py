@@ -29,6 +29,7 @@ COMMANDS = {
     "Merge": ("database", "merge"),
     "Fill runtime": ("database", "fill-runtime"),
     "Trace to CSV": ("database", "trace-to-csv"),
+    "Doctor": ("bench", "doctor"),
 }
 #: Sections whose rows have their options in `pytest bench/ --help`.
 OF_PYTEST = ("Replay", OWN)

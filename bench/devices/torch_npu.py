@@ -78,7 +78,7 @@ def _without(library: str) -> str:
         )
     if _ATB_LIBRARIES.match(library):
         return f"{library} is not found: install CANN's NNAL package and run: source {_ASCEND}/nnal/atb/set_env.sh"
-    scripts = [path for path in _set_env_scripts() if path.is_file()]
+    scripts = [path for path in set_env_scripts() if path.is_file()]
     if scripts:
         return f"CANN's {library} is not found, though CANN is installed: run: source {scripts[0]}"
     return (
@@ -87,7 +87,8 @@ def _without(library: str) -> str:
     )
 
 
-def _set_env_scripts() -> list[Path]:
+def set_env_scripts() -> list[Path]:
+    """Where CANN's environment script may be, the likeliest first."""
     homes = [Path(home) for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME") if (home := os.environ.get(name))]
     return [home / "set_env.sh" for home in (*homes, _ASCEND / "ascend-toolkit", _ASCEND / "cann")]
 

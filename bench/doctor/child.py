@@ -1,0 +1,34 @@
+"""Runs one probe, in the process that bench/doctor/isolation.py starts for it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from dataclasses import asdict, replace
+from importlib import import_module
+from pathlib import Path
+
+from bench.doctor.verdict import Target, failed
+from bench.parent import die_with_parent
+from database.errors import OpAtlasError
+
+
+def main(module: str, name: str, target: str, verdict_file: str) -> None:
+    die_with_parent()
+    values = json.loads(target)
+    wanted = Target(**{**values, "database": Path(values["database"]) if values["database"] else None})
+    try:
+        verdict = getattr(import_module(module), name)(wanted)
+    except OpAtlasError as error:
+        # Its message ends with the remedy.
+        verdict = failed(str(error))
+    except Exception as error:  # whatever a library raises is what was to be found out
+        lines = str(error).strip().splitlines()
+        verdict = failed(f"{type(error).__name__}: {lines[0] if lines else 'no message'}")
+        verdict = replace(verdict, facts={"traceback": traceback.format_exc()})
+    Path(verdict_file).write_text(json.dumps(asdict(verdict)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

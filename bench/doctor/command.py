@@ -1,0 +1,134 @@
+"""Look at what this machine offers for measuring: a probe per stage, each with pass, fail or skip, and what to do.
+
+Each probe runs in a process of its own with a deadline, so that one that hangs or dies is a finding too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import textwrap
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from bench.doctor.ascend import signs_of_ascend
+from bench.doctor.isolation import Result, run_probe
+from bench.doctor.probes import PROBES, Probe
+from bench.doctor.verdict import State, Target, skipped
+from database.errors import OpAtlasError
+from database.store import write_text
+
+_FORMAT = 1
+#: Variables that change what devices, their libraries and OpAtlas do, by the beginning of their names.
+_VARIABLES = (
+    *("ASCEND", "ATB_", "CANN", "CUDA", "HCCL", "LD_", "MKL_", "MSMODELING", "NPU_", "NVIDIA", "OMP_", "OPATLAS"),
+    *("OPP_", "PATH", "PROFILING", "PYTEST", "PYTHON", "RANK_", "TASK_QUEUE", "TMPDIR", "TORCH", "VLLM", "WORLD_SIZE"),
+)
+#: What may hold a password, whatever it begins with.
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL")
+_COLUMNS = 100
+_INDENT = " " * 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "exit status: 0 everything that the device needs passes; 1 something that it needs fails, or the JSON file "
+        "cannot be written"
+    )
+    parser.add_argument(
+        "--device", default="", metavar="NAME", help="npu, cpu, or a device's name (default: the device at hand)"
+    )
+    parser.add_argument(
+        "--database-path", type=Path, metavar="DIR", help="the folder of the CSVs (default: that of the device)"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write all that was found, to send to us (default: not written)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the findings; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
+    kind = arguments.device if arguments.device in ("npu", "cpu") else ""
+    target = Target(device=arguments.device, kind=kind, database=arguments.database_path)
+    signs = signs_of_ascend()
+    results: dict[str, Result] = {}
+    for probe in PROBES.values():
+        if probe.of_ascend and not signs and target.kind != "npu":
+            results[probe.name] = Result(skipped("nothing points to an Ascend NPU here"), 0.0, "")
+        else:
+            results[probe.name] = run_probe(probe, target)
+        found = results[probe.name].verdict
+        if probe.name == "device" and found.facts.get("kind"):
+            target = replace(target, kind=str(found.facts["kind"]))
+        print(_lines(probe, results[probe.name], target), flush=True)
+    failing = [probe.name for probe in PROBES.values() if _fails(probe, results[probe.name], target)]
+    what = f"the {target.kind or 'device'} needs"
+    print(f"\n{', '.join(failing)}: fail, and {what} them" if failing else f"\neverything that {what} passes")
+    if arguments.json is not None:
+        _write(arguments.json, target, signs, results)
+    return 1 if failing else 0
+
+
+def _fails(probe: Probe, result: Result, target: Target) -> bool:
+    """Whether a failure stands in the way of the device; of one that is not known, whatever any of them needs."""
+    needed = target.kind in probe.needed_by if target.kind else len(probe.needed_by) > 1
+    return result.verdict.state is State.FAIL and needed
+
+
+def _lines(probe: Probe, result: Result, target: Target) -> str:
+    verdict = result.verdict
+    detail = verdict.detail
+    if verdict.state is State.FAIL and not _fails(probe, result, target):
+        detail += f" (not needed by the {target.kind or 'device'})"
+    first = f"{verdict.state:5} {probe.name:13} "
+    lines = textwrap.wrap(detail, _COLUMNS, initial_indent=first, subsequent_indent=_INDENT, break_long_words=False)
+    if verdict.remedy and verdict.state is not State.PASS:
+        lines += textwrap.wrap(
+            verdict.remedy,
+            _COLUMNS,
+            initial_indent=f"{_INDENT}-> ",
+            subsequent_indent=f"{_INDENT}   ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines)
+
+
+def _write(path: Path, target: Target, signs: list[str], results: Mapping[str, Result]) -> None:
+    variables = {
+        name: "(left out)" if any(word in name.upper() for word in _SECRET) else value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_VARIABLES)
+    }
+    found = {
+        "format": _FORMAT,
+        "at": time.time(),
+        "host": platform.node(),
+        "device": target.device,
+        "kind": target.kind,
+        "signs_of_ascend": signs,
+        "environment": variables,
+        "probes": [
+            {"name": name, "needed": target.kind in PROBES[name].needed_by, "seconds": result.took_s}
+            | asdict(result.verdict)
+            | {"output": result.output}
+            for name, result in results.items()
+        ],
+    }
+    try:
+        write_text(path, json.dumps(found, indent=1) + "\n")
+    except OSError as error:
+        raise OpAtlasError(f"{path} was not written ({error.strerror}): name another file with --json") from None
+    left_out = [name for name, value in variables.items() if value == "(left out)"]
+    contents = (
+        f"{path} holds: the name of this host; the findings above with paths, serial numbers where npu-smi tells "
+        f"them, and the end of what each probe printed; the names and versions of all installed Python packages; "
+        f"{len(variables)} environment variables ({', '.join(variables)})"
+        + (f", without the values of {', '.join(left_out)}" if left_out else "")
+        + ". Look through it before you send it."
+    )
+    print("\n" + textwrap.fill(contents, _COLUMNS, break_long_words=False, break_on_hyphens=False))

@@ -1,0 +1,83 @@
+"""Probes in processes of their own: one that hangs or dies of what it touches is a finding."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.device_process import how_it_ended
+from bench.doctor.probes import Probe
+from bench.doctor.verdict import State, Target, Verdict, failed
+
+#: What a process has printed last tells most.
+_OUTPUT_KEPT = 8000
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a probe.
+
+    Attributes:
+        took_s: wall time.
+        output: the end of what its process printed.
+    """
+
+    verdict: Verdict
+    took_s: float
+    output: str
+
+
+def run_probe(probe: Probe, target: Target) -> Result:
+    """Runs a probe in a child process, which is ended at the probe's deadline with all that it has started."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="opatlas-") as folder, tempfile.TemporaryFile() as output:
+        verdict_file = Path(folder) / "verdict.json"
+        values = {**asdict(target), "database": str(target.database) if target.database else None}
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "bench.doctor.child",
+                probe.function.__module__,
+                probe.name,
+                json.dumps(values),
+                verdict_file,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONFAULTHANDLER": "1"},
+            start_new_session=True,
+        )
+        try:
+            process.wait(probe.deadline_s)
+            ended = f"ended: {how_it_ended(process.returncode)}"
+        except subprocess.TimeoutExpired:
+            ended = f"did not end within {probe.deadline_s:g} s"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(max(output.seek(0, os.SEEK_END) - _OUTPUT_KEPT, 0))
+        printed = output.read().decode(errors="replace")
+        verdict = _read(verdict_file) or failed(
+            f"the probe's process {ended}", "send us the JSON file, which has what it printed"
+        )
+    return Result(verdict, time.monotonic() - started, printed)
+
+
+def _read(path: Path) -> Verdict | None:
+    """None where the process has not come to write it."""
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return Verdict(State(values["state"]), values["detail"], values["remedy"], values["facts"])

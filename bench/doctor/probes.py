@@ -1,0 +1,68 @@
+"""The probes in their order: each stands on those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench.devices.at_hand import devices_at_hand
+from bench.doctor import ascend, machine, storage
+from bench.doctor.verdict import Target, Verdict, passed
+
+#: An import of torch from a disk that is cold and far away.
+_IMPORTS_S = 180.0
+_PRINTS_S = 60.0
+
+
+def device(target: Target) -> Verdict:
+    """What `pytest bench/` would replay on."""
+    found = devices_at_hand(target.device or None)
+    names = ", ".join(sorted({spec.name or spec.kind for spec in found}))
+    return passed(f"{len(found)} x {found[0].kind} ({names})", kind=found[0].kind)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """
+    Attributes:
+        function: looks; what it raises is a failure.
+        deadline_s: after which its process is ended.
+        needed_by: kinds of devices that do not work without; (): none.
+        of_ascend: whether it has something to say only where something points to an NPU.
+    """
+
+    function: Callable[[Target], Verdict]
+    deadline_s: float = _PRINTS_S
+    needed_by: tuple[str, ...] = ("cpu", "cuda", "npu")
+    of_ascend: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+
+_NPU = ("npu",)
+
+PROBES = {
+    probe.name: probe
+    for probe in (
+        Probe(device, 2 * _PRINTS_S),
+        Probe(machine.python),
+        Probe(machine.packages),
+        Probe(machine.torch, _IMPORTS_S),
+        Probe(machine.cpu, _IMPORTS_S),
+        Probe(machine.cuda, _IMPORTS_S, ("cuda",)),
+        Probe(ascend.npu_devices, needed_by=_NPU, of_ascend=True),
+        Probe(ascend.npu_smi, needed_by=(), of_ascend=True),
+        Probe(ascend.npu_driver, needed_by=(), of_ascend=True),
+        Probe(ascend.cann, needed_by=_NPU, of_ascend=True),
+        Probe(ascend.torch_npu, _IMPORTS_S, _NPU, of_ascend=True),
+        Probe(ascend.npu, 2 * _IMPORTS_S, _NPU, of_ascend=True),
+        Probe(ascend.msprof, needed_by=_NPU, of_ascend=True),
+        Probe(ascend.vllm_ascend, needed_by=(), of_ascend=True),
+        Probe(ascend.custom_opp, needed_by=(), of_ascend=True),
+        Probe(storage.database),
+        Probe(storage.disk),
+        Probe(storage.temporary),
+    )
+}

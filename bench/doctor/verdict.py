@@ -1,0 +1,64 @@
+"""What a probe found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+Fact = str | int | float | bool | None | list[str] | dict[str, str]
+
+
+class State(str, Enum):
+    """How a probe ended."""
+
+    PASS = "pass"
+    FAIL = "fail"
+    SKIP = "skip"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of a probe.
+
+    Attributes:
+        detail: what was found, in a line.
+        remedy: what to do about it; "" where there is nothing to do.
+        facts: what was found, for the JSON file.
+    """
+
+    state: State
+    detail: str
+    remedy: str = ""
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+
+
+def passed(detail: str, /, **facts: Fact) -> Verdict:
+    return Verdict(State.PASS, detail, "", facts)
+
+
+def failed(detail: str, remedy: str = "", /, **facts: Fact) -> Verdict:
+    return Verdict(State.FAIL, detail, remedy, facts)
+
+
+def skipped(detail: str, remedy: str = "", /) -> Verdict:
+    return Verdict(State.SKIP, detail, remedy)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the machine is looked at for.
+
+    Attributes:
+        device: as `pytest bench/ --device` has it; "" for the device at hand.
+        kind: of that device; "" before it is known.
+        database: a folder; None for the default of the device.
+    """
+
+    device: str = ""
+    kind: str = ""
+    database: Path | None = None

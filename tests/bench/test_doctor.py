@@ -1,0 +1,326 @@
+"""`python -m bench doctor`: each probe, what it says of each way to fail, and that none can hurt another."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from bench.__main__ import main
+from bench.devices import torch_npu as torch_npu_module
+from bench.doctor import ascend, command, machine, probes, storage
+from bench.doctor.isolation import Result, run_probe
+from bench.doctor.probes import PROBES, Probe
+from bench.doctor.verdict import State, Target, failed, passed
+from database.session_lock import SessionLock
+from database.store import Database
+
+REPOSITORY = Path(__file__).parents[2]
+#: What a library may do to the process that touches it.
+_BAD_PROBES = """
+import ctypes, os, subprocess, sys, time
+from bench.doctor.verdict import passed
+from database.errors import OpAtlasError
+
+def dies(target):
+    print("last words", flush=True)
+    ctypes.string_at(0)
+
+def exits(target):
+    os._exit(7)
+
+def hangs(target):
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)", target.device])
+    ctypes.PyDLL(None).sleep(300)
+
+def raises(target):
+    raise RuntimeError("no device\\nand a long story")
+
+def says(target):
+    raise OpAtlasError("no such thing: do that")
+
+def good(target):
+    return passed(f"{target.device} {target.kind} {target.database}", number=7)
+"""
+
+
+@pytest.fixture
+def bad(tmp_path, monkeypatch):
+    """Gives a probe by its name."""
+    tmp_path.joinpath("bad_probes.py").write_text(_BAD_PROBES)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{REPOSITORY}")
+    monkeypatch.syspath_prepend(tmp_path)
+    import bad_probes
+
+    yield lambda name: Probe(getattr(bad_probes, name), deadline_s=60)
+    del sys.modules["bad_probes"]
+
+
+def test_a_probe_that_dies_is_a_finding(bad):
+    result = run_probe(bad("dies"), Target())
+    assert result.verdict.state is State.FAIL
+    assert result.verdict.detail == "the probe's process ended: SIGSEGV (signal 11)"
+    assert "last words" in result.output
+    assert "in dies" in result.output
+    assert run_probe(bad("exits"), Target()).verdict.detail == "the probe's process ended: exit code 7"
+
+
+def test_a_probe_that_hangs_is_ended_with_what_it_started(bad, tmp_path):
+    mark = f"mark-of-{tmp_path.name}-{os.getpid()}"
+    result = run_probe(Probe(bad("hangs").function, deadline_s=3), Target(device=mark))
+    assert result.verdict.detail == "the probe's process did not end within 3 s"
+    processes = subprocess.run(["ps", "-eo", "stat,args"], capture_output=True, text=True, check=True).stdout
+    assert not [line for line in processes.splitlines() if mark in line and not line.startswith("Z")]
+
+
+def test_what_a_probe_raises_is_a_finding(bad):
+    verdict = run_probe(bad("raises"), Target()).verdict
+    assert (verdict.state, verdict.detail) == (State.FAIL, "RuntimeError: no device")
+    assert "and a long story" in verdict.facts["traceback"]
+    assert run_probe(bad("says"), Target()).verdict.detail == "no such thing: do that"
+
+
+def test_what_a_probe_is_told_and_tells(bad, tmp_path):
+    verdict = run_probe(bad("good"), Target("ATLAS", "npu", tmp_path)).verdict
+    assert (verdict.state, verdict.detail, verdict.facts) == (State.PASS, f"ATLAS npu {tmp_path}", {"number": 7})
+
+
+def test_a_cpu(tmp_path):
+    """All of it, as a user runs it."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OPATLAS_API_KEY": "very secret"}
+    words = ["--device", "cpu", "--database-path", tmp_path / "db", "--json", tmp_path / "found.json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "doctor", *words], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "pass  cpu           " in done.stdout
+    assert f"{tmp_path / 'db'} is not there yet, and can be made" in " ".join(done.stdout.split())
+    assert "everything that the cpu needs passes" in done.stdout
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [probe["name"] for probe in found["probes"]] == list(PROBES)
+    assert found["probes"][2]["facts"]["installed"]["pytest"] == metadata.version("pytest")
+    # What is in the file is told, and what is not.
+    assert found["environment"]["OPATLAS_API_KEY"] == "(left out)"
+    assert "very secret" not in (tmp_path / "found.json").read_text()
+    told = " ".join(done.stdout.split())
+    assert "without the values of OPATLAS_API_KEY" in told
+    assert all(name in told for name in found["environment"])
+
+
+@pytest.fixture
+def doctor(monkeypatch, capsys):
+    """The command, with verdicts of the test's own; gives status and stdout."""
+
+    def run(*arguments, signs=(), kind="cpu", **verdicts):
+        def run_probe(probe, target):
+            found = passed("1", kind=kind) if probe.name == "device" and kind else passed("fine")
+            return Result(verdicts.get(probe.name, found), 0.0, "")
+
+        monkeypatch.setattr(command, "run_probe", run_probe)
+        monkeypatch.setattr(command, "signs_of_ascend", lambda: list(signs))
+        status = main(["doctor", *arguments])
+        return status, capsys.readouterr().out
+
+    return run
+
+
+def test_what_the_device_does_not_need_may_fail(doctor):
+    status, out = doctor(signs=["torch_npu"], torch_npu=failed("no CANN", "install it"))
+    assert status == 0
+    assert "fail  torch_npu     no CANN (not needed by the cpu)\n                    -> install it\n" in out
+    status, out = doctor(kind="npu", signs=["torch_npu"], torch_npu=failed("no CANN", "install it"))
+    assert status == 1
+    assert "fail  torch_npu     no CANN\n" in out
+    assert "torch_npu: fail, and the npu needs them" in out
+
+
+def test_a_device_that_is_not_known(doctor):
+    status, out = doctor(kind="", device=failed("two of them"))
+    assert status == 1
+    assert "device: fail, and the device needs them" in out
+
+
+def test_without_a_sign_of_ascend_its_probes_do_not_run(doctor):
+    _, out = doctor(torch_npu=failed("would be wrong"))
+    assert "skip  torch_npu     nothing points to an Ascend NPU here" in out
+    _, out = doctor("--device", "npu", kind="", torch_npu=failed("no CANN"))
+    assert "fail  torch_npu     no CANN\n" in out
+
+
+def test_a_json_file_that_cannot_be_written(doctor, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    status, _ = doctor("--json", str(tmp_path / "file" / "found.json"))
+    assert status == 1
+
+
+@pytest.fixture
+def machine_of(tmp_path, monkeypatch):
+    """An empty machine: no devices, no tools on PATH, no CANN. Gives its folder."""
+    for name in ("dev", "Ascend", "bin"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(ascend, "_DEVICE_FILES", tmp_path / "dev")
+    monkeypatch.setattr(ascend, "_ASCEND", tmp_path / "Ascend")
+    monkeypatch.setattr(torch_npu_module, "_ASCEND", tmp_path / "Ascend")
+    monkeypatch.setattr(ascend, "cann_version", lambda: None)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "LD_LIBRARY_PATH", "ASCEND_CUSTOM_OPP_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def tool(folder, name, script):
+    path = folder / "bin" / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def says(probe, state, words):
+    verdict = probe(Target(kind="npu"))
+    assert verdict.state is state, verdict
+    assert words in f"{verdict.detail} -> {verdict.remedy}"
+
+
+def test_device_files(machine_of, monkeypatch):
+    says(ascend.npu_devices, State.FAIL, "davinci0 is missing -> install the NPU driver; in a container, pass it on")
+    for name in ("davinci10", "davinci2", "davinci_manager", "hisi_hdc"):
+        (machine_of / "dev" / name).touch()
+    says(ascend.npu_devices, State.FAIL, f"{machine_of / 'dev' / 'devmm_svm'} missing -> in a container")
+    (machine_of / "dev" / "devmm_svm").touch()
+    says(ascend.npu_devices, State.PASS, "2 (davinci2, davinci10), with")
+    monkeypatch.setattr(os, "access", lambda path, _: path.name != "davinci2")
+    says(ascend.npu_devices, State.FAIL, "davinci2 cannot be read and written")
+
+
+def test_npu_smi(machine_of, monkeypatch):
+    says(ascend.npu_smi, State.FAIL, "not on PATH -> install the NPU driver")
+    tool(machine_of, "npu-smi", "echo 'dcmi module initialize failed. ret is -8005'; exit 3")
+    says(ascend.npu_smi, State.FAIL, "ends with exit code 3: dcmi module initialize failed")
+    tool(machine_of, "npu-smi", "echo fine")
+    monkeypatch.setattr(ascend, "chips", tuple)
+    says(ascend.npu_smi, State.FAIL, "shows no chip")
+
+
+def test_driver(machine_of):
+    says(ascend.npu_driver, State.FAIL, "version.info is missing -> install the NPU driver")
+    (machine_of / "Ascend" / "driver").mkdir()
+    (machine_of / "Ascend" / "driver" / "version.info").write_text("Version=25.0.rc1\nascendhal_version=7.35\n")
+    says(ascend.npu_driver, State.PASS, "25.0.rc1 (")
+
+
+def test_cann(machine_of, monkeypatch):
+    says(ascend.cann, State.FAIL, "no CANN toolkit below")
+    monkeypatch.setattr(ascend, "cann_version", lambda: "8.5.0")
+    home = machine_of / "Ascend" / "ascend-toolkit"
+    says(
+        ascend.cann,
+        State.FAIL,
+        f"its environment is not set (ASCEND_HOME_PATH and ASCEND_TOOLKIT_HOME are empty) -> source {home}",
+    )
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(home))
+    says(ascend.cann, State.FAIL, f"ASCEND_HOME_PATH={home} is no folder")
+    home.mkdir()
+    (home / "set_env.sh").touch()
+    says(ascend.cann, State.FAIL, f"LD_LIBRARY_PATH has no folder of it -> source {home / 'set_env.sh'}")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/usr/lib:{home / 'lib64'}")
+    says(ascend.cann, State.PASS, f"8.5.0, {home}")
+
+
+def test_msprof(machine_of):
+    tool(machine_of, "msprof", "echo 'error while loading shared libraries: libmsprofiler.so' >&2; exit 127")
+    says(ascend.msprof, State.FAIL, "does not tell its options (exit code 127): error while loading")
+    path = tool(machine_of, "msprof", "echo '  --output=DIR'")
+    says(ascend.msprof, State.PASS, str(path))
+
+
+def test_custom_operators(machine_of, monkeypatch):
+    says(ascend.custom_opp, State.SKIP, "is not set: rows that need custom operators are skipped -> ")
+    opp = machine_of / "opp"
+    monkeypatch.setenv("ASCEND_CUSTOM_OPP_PATH", str(opp))
+    says(ascend.custom_opp, State.FAIL, "and no such folder, or its libraries are not found")
+    opp.mkdir()
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(opp / "op_api" / "lib"))
+    says(ascend.custom_opp, State.PASS, str(opp))
+
+
+def test_signs_of_an_npu(machine_of, monkeypatch):
+    (machine_of / "Ascend").rmdir()
+    monkeypatch.setattr(ascend, "find_spec", lambda name: None)
+    assert ascend.signs_of_ascend() == []
+    (machine_of / "dev" / "davinci_manager").touch()
+    tool(machine_of, "msprof", "")
+    monkeypatch.setenv("ASCEND_HOME_PATH", "/nowhere")
+    assert ascend.signs_of_ascend() == [str(machine_of / "dev" / "davinci_manager"), "ASCEND_HOME_PATH", "msprof"]
+
+
+def test_a_gpu_whose_driver_does_not_run(machine_of):
+    assert machine.cuda(Target()).state is State.SKIP
+    tool(machine_of, "nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
+    says(machine.cuda, State.FAIL, "nvidia-smi ends with exit code 9: NVIDIA-SMI has failed")
+
+
+def test_python_that_is_too_old(monkeypatch):
+    monkeypatch.setattr(machine, "_OLDEST", (3, 99))
+    says(machine.python, State.FAIL, "use Python 3.99 to")
+
+
+def test_packages_that_do_not_fit(monkeypatch):
+    requires = ["torch>=99", "no-such-package>=1", "ruff>=99; extra == 'test'", "pytest>=8"]
+    monkeypatch.setattr(metadata, "requires", lambda name: requires)
+    verdict = machine.packages(Target())
+    assert verdict.state is State.FAIL
+    assert verdict.detail == f"torch {metadata.version('torch')} is not >=99; no-such-package is not installed"
+
+
+def test_databases(tmp_path):
+    database = Database(tmp_path / "db")
+    target = Target(database=database.path)
+    assert "can be made" in storage.database(target).detail
+    database.journal_dir.mkdir(parents=True)
+    (database.journal_dir / "20261121T163006-1f0c9a.jsonl").write_text("{}\n")
+    (database.path / "Add.csv").write_text("Input Shapes\n")
+    verdict = storage.database(target)
+    assert (verdict.state, verdict.facts["journals"]) == (State.PASS, [str(next(database.journal_dir.glob("*.jsonl")))])
+    assert "1 kernel types, writable, not in use; 1 journals of killed sessions" in verdict.detail
+    (database.path / "Mul.csv").write_text("")
+    assert "Mul.csv: an empty file" in storage.database(target).detail
+    (tmp_path / "file").touch()
+    assert "is no folder" in storage.database(Target(database=tmp_path / "file")).detail
+
+
+def test_a_database_in_use(tmp_path):
+    database = Database(tmp_path)
+    lock = SessionLock(database, run_id="other", command="pytest bench/")
+    lock.acquire(0, print)
+    try:
+        verdict = run_probe(PROBES["database"], Target(database=tmp_path)).verdict
+    finally:
+        lock.release()
+    assert verdict.state is State.FAIL
+    assert "is in use by session other" in verdict.detail
+
+
+def test_a_database_that_cannot_be_written(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(storage.tempfile, "TemporaryFile", refuse)
+    verdict = storage.database(Target(database=tmp_path / "a" / "b"))
+    assert "cannot be made (Permission denied) -> name one" in f"{verdict.detail} -> {verdict.remedy}"
+
+
+def test_a_disk_without_room(tmp_path, monkeypatch):
+    assert storage.disk(Target(database=tmp_path / "a")).state is State.PASS
+    monkeypatch.setattr(storage, "_LEAST_FREE", 1 << 60)
+    assert "make room" in storage.disk(Target(database=tmp_path / "a")).remedy
+    assert "TMPDIR" in storage.temporary(Target()).remedy
+
+
+def test_every_probe_can_be_found_by_a_child():
+    for probe in probes.PROBES.values():
+        assert getattr(sys.modules[probe.function.__module__], probe.name) is probe.function
