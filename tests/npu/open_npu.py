@@ -15,7 +15,9 @@ from bench.devices import open_device
 from bench.devices.visible import VISIBLE
 from bench.errors import ReplayError
 from bench.instruments import OFFERED, open_instrument
+from bench.instruments.torch_npu_profiler import profiling
 from bench.job import DeviceSpec, MeasureSettings
+from bench.msprof.command import METRICS
 from bench.stop_rule import StopRule
 from database.errors import OpAtlasError
 
@@ -57,6 +59,8 @@ def main() -> None:
         "calls_in_a_row": in_a_row.calls_per_sample,
         "kernels": {str(call): found(device, call) for call in CALLS},
         "offered": list(OFFERED["npu"]),
+        # The real profiler takes these arguments; it cannot start without CANN.
+        "profilers": [type(profiling("unused", metrics)).__name__ for metrics in METRICS],
     }
     print(json.dumps(said))
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,21 +17,25 @@ from fake_npu_smi import A3, fake_npu_smi
 from npu_environment import REPOSITORY, TORCH_NPU, environment_variables
 
 from bench.devices.torch_npu import NoTorchNpu, import_torch_npu
+from bench.msprof.command import METRICS
 
 HERE = Path(__file__).parent
 
 
 def opened(python: Path, *path: Path, **environment: str):
     """What open_npu.py prints; `path` goes before all packages."""
-    done = subprocess.run(
-        [python, HERE / "open_npu.py"],
-        env=environment_variables()
-        | {"PYTHONPATH": os.pathsep.join(map(str, (*path, REPOSITORY))), "PYTHONWARNINGS": "ignore"}
-        | environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        # torch_npu's profiler leaves a file where it is.
+        done = subprocess.run(
+            [python, HERE / "open_npu.py"],
+            cwd=folder,
+            env=environment_variables()
+            | {"PYTHONPATH": os.pathsep.join(map(str, (*path, REPOSITORY))), "PYTHONWARNINGS": "ignore"}
+            | environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert lines, done.stdout + done.stderr
     return json.loads(lines[-1])
@@ -70,6 +75,10 @@ def test_what_changes_by_itself_is_apart_from_the_facts(an_npu):
 
 def test_memory_is_what_the_runtime_has_free(an_npu):
     assert an_npu["available_bytes"] == 60 << 30
+
+
+def test_the_profiler_takes_what_its_instrument_gives_it(an_npu):
+    assert an_npu["profilers"] == ["profile"] * len(METRICS)
 
 
 def test_events_measure_what_lies_between_them(an_npu):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,7 +37,7 @@ class StandInNpu(CpuDevice):
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
         super().__init__(spec, settings)
-        self._turn = Turn(Path(__file__).with_name(f"turn-{spec.index}"))
+        self._turn = Turn(Path(tempfile.gettempdir()) / f"opatlas-stand-in-{os.getuid()}-{spec.index}.lock")
         self._log = _Log(Path(os.environ[LAUNCHES])) if LAUNCHES in os.environ else None
         self._job: Job | None = None
         self._calls = 0

@@ -1,0 +1,87 @@
+"""The instrument of torch_npu's profiler. The profiler stands in: it writes what its test says was launched.
+
+That the real one takes the arguments it gets here is tested in tests/npu.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from captures import launch, write_capture
+
+from bench.attribution import NoSamples, ProfiledSamples
+from bench.instruments import open_instrument, torch_npu_profiler
+from bench.job import MeasureSettings
+from bench.marks import BEGIN, END, dimensions_of
+from bench.stop_rule import StopRule
+
+COUNTER = {"aicore_time(us)": "0.5"}
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """What a device has launched, in order: (kernel type, shapes, microseconds)."""
+    kernels: list[tuple[str, str, float]] = []
+
+    @contextmanager
+    def profile(*, activities, on_trace_ready, experimental_config):
+        assert experimental_config == {"profiler_level": 1, "aic_metrics": "memory"}
+        yield
+        on_trace_ready(
+            [
+                launch({"Start Time(us)": f"{place}.000\t", **COUNTER}, type=name, shapes=shapes, duration=str(us))
+                for place, (name, shapes, us) in enumerate(kernels)
+            ]
+        )
+
+    profiler = SimpleNamespace(
+        profile=profile,
+        ProfilerActivity=SimpleNamespace(NPU="npu"),
+        ProfilerLevel=SimpleNamespace(Level1=1),
+        AiCMetrics=SimpleNamespace(Memory="memory"),
+        _ExperimentalConfig=lambda **options: options,
+        tensorboard_trace_handler=lambda folder: (
+            lambda rows: write_capture(
+                Path(folder, "vm_1_ascend_pt", "ASCEND_PROFILER_OUTPUT", "kernel_details.csv"), rows
+            )
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(profiler=profiler))
+    npu = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(torch_npu_profiler, "torch", SimpleNamespace(npu=npu, device=lambda name: torch.device("cpu")))
+    negate = torch.neg
+
+    def mark(source, out):
+        kernels.append(("Neg", dimensions_of(tuple(source.shape)), 2.0))
+        return negate(source, out=out)
+
+    monkeypatch.setattr(torch, "neg", mark)
+    return kernels
+
+
+def test_a_rows_samples_are_read_from_its_own_profile(launched):
+    durations = iter([7.0, 8.0, 9.0])
+    instrument = open_instrument("npu", MeasureSettings(instrument="torch-npu-profiler", aic_metrics="Memory"))
+    samples = instrument.sample(
+        lambda: launched.append(("RmsNorm", "16,32", next(durations))),
+        lambda: launched.append(("ReduceSum", "50331648", 40.0)),
+        StopRule(repeat_count=3, time_limit_s=5),
+    )
+    assert isinstance(samples.profiled, ProfiledSamples)
+    assert samples.profiled.durations_us == (7.0, 8.0, 9.0)
+    assert samples.profiled.counters["aicore_time(us)"] == 0.5
+    assert [name for name, *_ in launched][:5] == ["Neg", "ReduceSum", "Neg", "RmsNorm", "Neg"]
+    assert [shape for name, shape, _ in launched[1:5] if name == "Neg"] == [dimensions_of(BEGIN), dimensions_of(END)]
+
+
+def test_a_profiler_that_writes_nothing_is_no_measurement(launched, monkeypatch):
+    profiler = sys.modules["torch_npu"].profiler
+    monkeypatch.setattr(profiler, "tensorboard_trace_handler", lambda folder: lambda rows: None)
+    instrument = open_instrument("npu", MeasureSettings(instrument="torch-npu-profiler", aic_metrics="Memory"))
+    samples = instrument.sample(lambda: None, None, StopRule(repeat_count=1, time_limit_s=5))
+    assert samples.profiled == NoSamples("torch_npu.profiler wrote 0 files kernel_details.csv: its messages say why")
