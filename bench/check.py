@@ -84,7 +84,7 @@ def _compare(comparison: Comparison, what: str, reference: str) -> None:
         tolerance = torch.zeros((), device=actual.device)
         wrong = actual != expected
     else:
-        relative = largest.slack if largest else _RELATIVE_TOLERANCE[actual.dtype]
+        relative = largest.slack if largest else comparison.steps * _RELATIVE_TOLERANCE[actual.dtype]
         expected = expected.to(torch.float64)
         actual = actual.to(torch.float64)
         # An infinite number allows no other: masked logits are minus infinity.

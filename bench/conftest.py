@@ -11,9 +11,15 @@ from typing import Any
 
 import pytest
 
+from bench import dispatch_ffn_combine
 from bench.errors import DeviceGone
 from bench.executor import Executor
 from bench.job import DeviceDescription
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options that belong to one operator are defined with it."""
+    dispatch_ffn_combine.add_options(parser)
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +58,12 @@ def custom_opp(device: Executor) -> None:
     """
     if reason := device.describe().no_custom_operators:
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def group(device: Executor) -> Executor:
+    """The group of devices that a row needs (`@replays(..., group=...)`); its ranks get their own view of it.
+
+    Which group that is, and that there are enough devices for it, is found out row by row (bench/groups/).
+    """
+    return device

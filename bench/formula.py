@@ -69,11 +69,16 @@ class Rounded:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Elements of one result and what they should be, both of the same shape."""
+    """Elements of one result and what they should be, both of the same shape.
+
+    Attributes:
+        steps: how many products, each of the one before in the result's dtype, a kernel goes through.
+    """
 
     actual: torch.Tensor
     expected: torch.Tensor | Picks | Rounded
     exact: bool
+    steps: int = 1
 
 
 class Formula(Protocol):
@@ -94,7 +99,7 @@ def pointwise(function: Callable[..., Any]) -> Formula:
     return _Pointwise(function.__name__, function)
 
 
-def per_row(*rowwise: str, least: int = _LEAST_ROWS) -> Callable[[Callable[..., Any]], Formula]:
+def per_row(*rowwise: str, least: int = _LEAST_ROWS, steps: int = 1) -> Callable[[Callable[..., Any]], Formula]:
     """`function` gets the named tensors as (rows, last axis), cut to the rows asked for.
 
     The other tensors come whole; all real numbers in float64. It returns, for each result, a
@@ -102,13 +107,14 @@ def per_row(*rowwise: str, least: int = _LEAST_ROWS) -> Callable[[Callable[..., 
 
     Args:
         least: so many rows are checked of a large result, however wide they are.
+        steps: see Comparison.
     """
 
     def decorate(function: Callable[..., Any]) -> Formula:
         missing = set(rowwise) - set(inspect.signature(function).parameters)
         if missing or not rowwise:
             raise TypeError(f"{function.__name__} has no parameter {sorted(missing)}")
-        return _PerRow(function.__name__, function, rowwise, least)
+        return _PerRow(function.__name__, function, rowwise, least, steps)
 
     return decorate
 
@@ -138,7 +144,7 @@ def per_element(
     return decorate
 
 
-def each(*formulas: Formula) -> Formula:
+def each(*formulas: Formula) -> _Each:
     """A formula for each result, in order; a call may have fewer results."""
     return _Each(formulas[0].name, formulas)
 
@@ -174,6 +180,7 @@ class _PerRow:
     function: Callable[..., Any]
     rowwise: tuple[str, ...]
     least: int
+    steps: int
 
     def compare(
         self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
@@ -195,6 +202,7 @@ class _PerRow:
                 _as_rows(result, count)[rows],
                 _as_rows(value, len(rows)) if isinstance(value, torch.Tensor) else value,
                 exact=False,
+                steps=self.steps,
             )
             for result, value in _paired(self, results, expected)
         ]
@@ -230,6 +238,13 @@ class _Each:
     name: str
     formulas: tuple[Formula, ...]
 
+    def given(self, **keywords: Any) -> Formula:
+        """This formula with arguments besides, or instead of, those that the kernel was called with by name.
+
+        A rank of a group computes with what the others send it; its reference is given that.
+        """
+        return _Given(self.name, (self,), keywords)
+
     def compare(
         self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
     ) -> list[Comparison]:
@@ -240,6 +255,18 @@ class _Each:
             for formula, result in zip(self.formulas, results, strict=False)
             for comparison in formula.compare(arguments, keywords, [result], seed)
         ]
+
+
+@dataclass(frozen=True)
+class _Given:
+    name: str
+    formulas: tuple[Formula]
+    keywords: dict[str, Any]
+
+    def compare(
+        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
+    ) -> list[Comparison]:
+        return self.formulas[0].compare(arguments, {**keywords, **self.keywords}, results, seed)
 
 
 @dataclass(frozen=True)

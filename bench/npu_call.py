@@ -7,6 +7,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from bench.errors import Unsupported
 
 
@@ -21,4 +23,27 @@ def npu_call(name: str) -> Callable[..., Any]:
         call: Callable[..., Any] = operator.attrgetter(".".join(path))(importlib.import_module(package))
     except (ModuleNotFoundError, AttributeError) as error:
         raise Unsupported(f"{name} is not there: {error}") from None
+    return _fitted(name, call) if isinstance(call, torch._ops.OpOverloadPacket) else call
+
+
+def _fitted(name: str, operator: Any) -> Callable[..., Any]:
+    """A custom operator, called as the installed version of it can be.
+
+    Later versions take more, which replays pass by name; where there is nothing in it (no bias), an
+    earlier one is called without.
+    """
+    schemas = [getattr(operator, overload)._schema for overload in operator.overloads()]
+    known = {argument.name for schema in schemas for argument in schema.arguments}
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        unknown = keywords.keys() - known
+        wanted = sorted(word for word in unknown if keywords[word] is not None and not _is_empty_list(keywords[word]))
+        if wanted:
+            raise Unsupported(f"the installed {name} takes no {' and no '.join(wanted)}")
+        return operator(*arguments, **{word: value for word, value in keywords.items() if word in known})
+
     return call
+
+
+def _is_empty_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and not value

@@ -32,15 +32,20 @@ class ReplayRow(RowSlots):
     gets the same values again.
     """
 
-    def __init__(self, kernel_type: str, cells: Mapping[str, str], device: torch.device) -> None:
+    def __init__(self, kernel_type: str, cells: Mapping[str, str], device: torch.device, rank: int = 0) -> None:
+        """`rank` is that of a group, each of which gets values of its own; see `of_rank`."""
         super().__init__(kernel_type, cells)
         self.device = device
         # From the signature: a row that has been measured, and holds its duration now, is the same row.
-        text = f"{kernel_type}|{signature(kernel_type, cells)}"
+        text = f"{kernel_type}|{signature(kernel_type, cells)}" + (f"|{rank}" if rank else "")
         seed = hashlib.blake2b(text.encode(), digest_size=7).digest()
         self.seed = int.from_bytes(seed, "little")
         # Tensors on "meta" have shapes and dtypes but no values, and no generator: calls are proven on them.
         self._generator = None if device.type == "meta" else torch.Generator(device=device).manual_seed(self.seed)
+
+    def of_rank(self, rank: int) -> ReplayRow:
+        """The same row as a rank of a group has it: the same values again, whoever asks for them."""
+        return ReplayRow(self.kernel_type, self.cells, self.device, rank)
 
     @property
     def on_npu(self) -> bool:
@@ -222,8 +227,12 @@ class ReplayRow(RowSlots):
         ends = torch.arange(1, groups + 1, device=self.device) * total // max(groups, 1)
         return ends.to(self.index_dtype(slot)).reshape(self.shape(slot))
 
-    def expert_ids(self, slot: int, experts: int) -> torch.Tensor:
-        """The experts of each token, (T,) or (T, k): all different for one token, and all equally often."""
+    def expert_ids(self, slot: int, experts: int, first: int = 0) -> torch.Tensor:
+        """The experts of each token, (T,) or (T, k): all different for one token, and all equally often.
+
+        Args:
+            first: how many choices others have made, whose experts come first.
+        """
         shape = self.shape(slot)
         if len(shape) not in (1, 2) or shape[1:] > (experts,):
             raise self.refuse(
@@ -232,7 +241,7 @@ class ReplayRow(RowSlots):
                 "correct its shape",
             )
         # Token t takes the k experts from t k on; which one comes when is drawn.
-        ids = torch.arange(math.prod(shape), device=self.device).reshape(shape) % experts
+        ids = torch.arange(first, first + math.prod(shape), device=self.device).reshape(shape) % experts
         order = torch.randperm(shape[0], generator=self._generator, device=self.device)
         return ids[order].to(self.index_dtype(slot))
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+
 from bench import expected, impl, resolve
+from bench.dispatch_ffn_combine import Experts, ep_size, group_of
 from bench.errors import Unsupported
 from bench.registry import replays
 from bench.test_quantized import LARGEST, bias, expect_int8, scale_range
@@ -10,8 +14,6 @@ from database.schema import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 
 #: A permutation does not record how many experts its indices are of.
 _ASSUMED_EXPERTS = 64
-#: Ranks of the group that DispatchFFNCombine runs in where its row does not say.
-_EP_SIZE = 16
 _MAX_OUTPUT_SIZE = 65536
 
 
@@ -157,27 +159,24 @@ def test_grouped_matmul_swiglu_quant(row, replay):
     )
 
 
-@replays("DispatchFFNCombine", npu="torch.ops._C_ascend.dispatch_ffn_combine")
-def test_dispatch_ffn_combine(row, replay, custom_opp):
+@replays("DispatchFFNCombine", npu="torch.ops._C_ascend.dispatch_ffn_combine", group=group_of)
+def test_dispatch_ffn_combine(row, replay, group, custom_opp):
     """Slots: x (M, H), w1 (E, H, N), w2 (E, N / 2, H), the experts (M, k), two scales, the weights (M, k).
 
-    Outputs: (M, H), and the number of tokens of each expert (E). The group of devices that it runs
-    in is not launched yet.
+    Outputs: (M, H), and the number of tokens of each expert (E). These are of one rank, and alike on
+    all of them; each has E experts of its own, and tokens go to those of all ranks, equally often.
     """
-    ranks = row.cells.get(EP_SIZE, "").strip() or str(_EP_SIZE)
-    if not ranks.isdecimal() or ranks == "0":
-        raise row.refuse(EP_SIZE, "it must be the number of devices that share the experts", "correct the cell")
     row.expect_inputs(7)
-    x, up, down, experts = (row.shape(slot) for slot in range(4))
+    x, up, down, chosen = (row.shape(slot) for slot in range(4))
     up, down = (resolve.nz_shape(shape) if len(shape) == 5 else shape for shape in (up, down))
-    if not len(x) == len(experts) == 2 or not len(up) == len(down) == 3 or up[2] % 2:
+    if not len(x) == len(chosen) == 2 or not len(up) == len(down) == 3 or up[2] % 2:
         raise row.refuse(
             INPUT_SHAPES, "it takes x (M, H), w1 (E, H, N), w2 (E, N / 2, H) and experts (M, k)", "correct the shapes"
         )
-    if up[1] != x[1] or down != (up[0], up[2] // 2, x[1]) or experts[0] != x[0] or row.shape(6) != experts:
+    if up[1] != x[1] or down != (up[0], up[2] // 2, x[1]) or chosen[0] != x[0] or row.shape(6) != chosen:
         raise row.refuse(
             INPUT_SHAPES,
-            f"x {x}, w1 {up}, w2 {down}, the experts {experts} and their weights {row.shape(6)} do not belong together",
+            f"x {x}, w1 {up}, w2 {down}, the experts {chosen} and their weights {row.shape(6)} do not belong together",
             "correct the shape that does not fit",
         )
     if row.output_shape(1) != up[:1]:
@@ -189,28 +188,41 @@ def test_dispatch_ffn_combine(row, replay, custom_opp):
     if integers:
         row.assume("the scales of the weights are ones")
         _expect_shapes(row, {4: (up[0], up[2]), 5: (up[0], x[1])})
-    if ranks != "1":
-        raise Unsupported(
-            f"DispatchFFNCombine runs on {ranks} devices at once, which are not launched: its row has "
-            f"{row.cells.get(EP_SIZE, '') or 'no'} {EP_SIZE!r}"
-        )
-    reach = 0.1 if integers else 1.0
-    whole = 2 if integers else None
+    if ep_size(row.cells, group.size) != group.size:
+        raise Unsupported(f"DispatchFFNCombine of this row runs on {row.cells[EP_SIZE]} devices at once")
+    whole, reach = (2, 0.1) if integers else (None, 1.0)
+
+    @lru_cache(maxsize=1)
+    def weights_of(rank):
+        drawn = row.of_rank(rank)
+        return own if rank == group.rank else [drawn.matrices(slot, rank=3, whole=whole) for slot in (1, 2)]
+
+    def ids_of(rank):
+        return row.of_rank(rank).expert_ids(3, up[0] * group.size, first=rank * math.prod(chosen))
+
+    drawn = row.of_rank(group.rank)
+    own = [drawn.matrices(slot, rank=3, whole=whole) for slot in (1, 2)]
+    of_all = {
+        f"weight{which + 1}": [Experts(weights_of, which, per_rank=up[0], ranks=group.size)] for which in range(2)
+    } | {f"scale{i}": [scale.repeat(group.size, 1)] for i, scale in enumerate(scales, 1) if integers}
     replay(
         impl.dispatch_ffn_combine,
-        row.tensor(0, -reach, reach),
-        [row.matrices(1, rank=3, whole=whole)],
-        [row.matrices(2, rank=3, whole=whole)],
-        row.expert_ids(3, up[0]),
-        *([scale] for scale in scales),
-        [],
-        [],
-        row.tensor(6, 0.1, 1.0),
-        "",
-        _MAX_OUTPUT_SIZE,
-        row.destination(),
-        row.destination(1),
-        expected=expected.dispatch_ffn_combine,
+        x=drawn.tensor(0, -reach, reach),
+        weight1=own[:1],
+        weight2=own[1:],
+        expert_idx=ids_of(group.rank),
+        scale1=scales[:1],
+        scale2=scales[1:],
+        bias1=[],
+        bias2=[],
+        probs=drawn.tensor(6, 0.1, 1.0),
+        group=group.name,
+        max_output_size=_MAX_OUTPUT_SIZE,
+        out=row.destination(),
+        expert_token_nums=row.destination(1),
+        expected=expected.dispatch_ffn_combine.given(
+            **of_all, arriving=[ids_of(rank) - group.rank * up[0] for rank in range(group.size)]
+        ),
     )
 
 

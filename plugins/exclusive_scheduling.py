@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from xdist.scheduler import Scheduling
-
 if TYPE_CHECKING:
+    from xdist.scheduler import Scheduling
     from xdist.workermanage import WorkerController
 
 
@@ -31,8 +30,8 @@ class _Worker:
         return getattr(self.worker, name)
 
 
-class ExclusiveScheduling(Scheduling):
-    """Leaves the collection to another scheduler, except its last items.
+class ExclusiveScheduling:
+    """An xdist scheduler (its Protocol) that leaves the collection to another one, except its last items.
 
     A worker runs its last item only when it knows of a next one, or that there is none. So workers
     are told to end as the inner scheduler has nothing left for them, all but the last one. That one
@@ -57,16 +56,16 @@ class ExclusiveScheduling(Scheduling):
 
     @property
     def collection_is_completed(self) -> bool:
-        return self._inner.collection_is_completed
+        return bool(self._inner.collection_is_completed)
 
     @property
     def tests_finished(self) -> bool:
         # As in xdist: the last item of a worker runs when it is told to end.
-        return self._inner.tests_finished and not self._left and len(self._given) < 2
+        return bool(self._inner.tests_finished) and not self._left and len(self._given) < 2
 
     @property
     def has_pending(self) -> bool:
-        return self._inner.has_pending or bool(self._left or self._given)
+        return bool(self._inner.has_pending or self._left or self._given)
 
     def add_node(self, node: WorkerController) -> None:
         self._workers[node] = _Worker(node, self._told_to_end)

@@ -133,3 +133,8 @@ def test_defaults_of_our_own_options_are_those_of_the_help(pytest_help: str) -> 
         text = " ".join(next(text for text in texts if text.startswith(cell.strip("`"))).split())
         # Switches, off by default, say what happens without them.
         assert f"(default: {default})" in text or default == "off", cell
+
+
+def test_options_of_an_operator_are_on_the_page(pytest_help: str) -> None:
+    text = re.split(r"\n\n?(?=\S)", pytest_help.partition("\nDispatchFFNCombine:")[2])[0]
+    assert declared(text) == {name for name in options_here("Replay") if name.startswith("--dispatch-ffn-combine-")}

@@ -159,25 +159,27 @@ def grouped_matmul_swiglu_quant(
     return Rounded(activated / scale), scale
 
 
-@per_row("x", "expert_idx", "probs", least=3)
-def _layer(
+@per_row("x", "expert_idx", "probs", least=3, steps=2)
+def dispatch_ffn_combine(
     x: torch.Tensor,
     weight1: Sequence[torch.Tensor],
     weight2: Sequence[torch.Tensor],
     expert_idx: torch.Tensor,
     scale1: Sequence[torch.Tensor],
     scale2: Sequence[torch.Tensor],
-    bias1: Sequence[torch.Tensor],
-    bias2: Sequence[torch.Tensor],
     probs: torch.Tensor,
     group: str,
     max_output_size: int,
     out: torch.Tensor,
     expert_token_nums: torch.Tensor,
+    bias1: Sequence[torch.Tensor] = (),
+    bias2: Sequence[torch.Tensor] = (),
+    arriving: Sequence[torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """y = sum over a token's experts e of p swiglu(x w1[e]) w2[e].
 
-    With INT8 weights both products take their left side quantized to its largest, and scale.
+    With INT8 weights both products take their left side quantized to its largest, and scale. In a
+    group the weights are those of all ranks' experts.
     """
     total = torch.zeros_like(x)
     for t, experts in enumerate(expert_idx.tolist()):
@@ -193,12 +195,15 @@ def _layer(
 
 
 @per_element(exact=True)
-def _tokens_of_experts(at: At, x: torch.Tensor, weight1: Any, weight2: Any, expert_idx: torch.Tensor, *_: Any) -> Any:
-    """How many tokens chose expert e."""
-    return torch.stack([(expert_idx == e).sum() for e in at[0]])
+def _tokens_of_experts(
+    at: At, *, expert_idx: torch.Tensor, arriving: Sequence[torch.Tensor] | None = None, **_: Any
+) -> Any:
+    """How many tokens chose expert e; in a group, how many of all ranks' did (`arriving`, in this rank's numbers)."""
+    chosen = torch.cat([ids.flatten() for ids in ([expert_idx] if arriving is None else arriving)])
+    return torch.stack([(chosen == e).sum() for e in at[0]])
 
 
-dispatch_ffn_combine = each(_layer, _tokens_of_experts)
+dispatch_ffn_combine = each(dispatch_ffn_combine, _tokens_of_experts)
 
 
 def _quantized(x: torch.Tensor) -> torch.Tensor:

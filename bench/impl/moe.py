@@ -1,10 +1,11 @@
-"""Mixtures of experts: routing, grouped products, and a whole layer of one device."""
+"""Mixtures of experts: routing, grouped products, and a whole layer, on one device or shared out among ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import distributed
 
 from bench.impl.activations import swiglu
 from bench.impl.matmuls import matmul
@@ -136,38 +137,90 @@ def dispatch_ffn_combine(
     expert_idx: torch.Tensor,
     scale1: Sequence[torch.Tensor],
     scale2: Sequence[torch.Tensor],
-    bias1: Sequence[torch.Tensor],
-    bias2: Sequence[torch.Tensor],
     probs: torch.Tensor,
     group: str,
     max_output_size: int,
     out: torch.Tensor,
     expert_token_nums: torch.Tensor,
+    bias1: Sequence[torch.Tensor] = (),
+    bias2: Sequence[torch.Tensor] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """A whole layer of experts on one device; out and expert_token_nums are written and returned.
+    """A whole layer of experts, shared out among the ranks of a group; out and expert_token_nums are written.
 
     Args:
-        x: (M, H).
-        weight1, weight2: (E, H, N) and (E, N / 2, H); where they are INT8, x and what SwiGLU gives
-            are quantized dynamically.
-        expert_idx, probs: (M, k).
+        x: (M, H), this rank's tokens.
+        weight1, weight2: (E, H, N) and (E, N / 2, H), of this rank's experts; where they are INT8, x and
+            what SwiGLU gives are quantized dynamically.
+        expert_idx, probs: (M, k), experts by their number in the group: rank r has those from r E on.
         scale1, scale2: (E, N) and (E, H), of INT8 weights.
-        expert_token_nums: (E), INT32.
+        group: name of the process group; "" where this rank has all experts.
+        expert_token_nums: (E), INT32: tokens of all ranks that this rank's experts get.
     """
-    (up,), (down,) = weight1, weight2
     copies, place = moe_token_permute(x, expert_idx)
-    counts = torch.bincount(expert_idx.flatten(), minlength=len(up))
+    experts = len(weight1[0])
+    if group:
+        computed = _computed_by_owners(copies, expert_idx, weight1, weight2, scale1, scale2, expert_token_nums)
+    else:
+        counts = torch.bincount(expert_idx.flatten(), minlength=experts)
+        expert_token_nums.copy_(counts)
+        computed = _experts(copies, counts, weight1, weight2, scale1, scale2)
+    out.copy_(moe_token_unpermute(computed, place, probs))
+    return out, expert_token_nums
+
+
+def _computed_by_owners(
+    copies: torch.Tensor,
+    expert_idx: torch.Tensor,
+    weight1: Sequence[torch.Tensor],
+    weight2: Sequence[torch.Tensor],
+    scale1: Sequence[torch.Tensor],
+    scale2: Sequence[torch.Tensor],
+    expert_token_nums: torch.Tensor,
+) -> torch.Tensor:
+    """Sends each token, by expert, to the rank that has the expert, which sends back what it computes."""
+    experts, ranks = len(weight1[0]), distributed.get_world_size()
+    sent = torch.bincount(expert_idx.flatten(), minlength=experts * ranks).reshape(ranks, experts)
+    received = torch.empty_like(sent)
+    distributed.all_to_all_single(received, sent)
+    there, back = sent.sum(1).tolist(), received.sum(1).tolist()
+    arrived = copies.new_empty(sum(back), copies.shape[1])
+    _all_to_all(arrived, copies, back, there)
+    # They come by rank, and by expert from each.
+    expert = torch.arange(experts, device=copies.device).repeat(ranks).repeat_interleave(received.flatten())
+    order = expert.argsort(stable=True)
+    counts = received.sum(0)
     expert_token_nums.copy_(counts)
+    computed = torch.empty_like(arrived)
+    computed[order] = _experts(arrived[order], counts, weight1, weight2, scale1, scale2)
+    returned = torch.empty_like(copies)
+    _all_to_all(returned, computed, there, back)
+    return returned
+
+
+def _all_to_all(received: torch.Tensor, sent: torch.Tensor, received_rows: list[int], sent_rows: list[int]) -> None:
+    # As bytes: not every backend knows every dtype.
+    distributed.all_to_all_single(received.view(torch.uint8), sent.view(torch.uint8), received_rows, sent_rows)
+
+
+def _experts(
+    copies: torch.Tensor,
+    counts: torch.Tensor,
+    weight1: Sequence[torch.Tensor],
+    weight2: Sequence[torch.Tensor],
+    scale1: Sequence[torch.Tensor],
+    scale2: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """What experts make of tokens that stand in their order, `counts` for each."""
+    (up,), (down,) = weight1, weight2
     computed = torch.empty_like(copies)
     for expert, own in _groups(counts.cumsum(0)):
         if up.is_floating_point():
             hidden = matmul(copies[own], up[expert].mT).float()
-            computed[own] = matmul(swiglu(hidden, -1).to(x.dtype), down[expert].mT)
+            computed[own] = matmul(swiglu(hidden, -1).to(copies.dtype), down[expert].mT)
             continue
         hidden = _quantized_product(copies[own], up[expert], scale1[0][expert], torch.float32)
-        computed[own] = _quantized_product(swiglu(hidden, -1), down[expert], scale2[0][expert], x.dtype)
-    out.copy_(moe_token_unpermute(computed, place, probs))
-    return out, expert_token_nums
+        computed[own] = _quantized_product(swiglu(hidden, -1), down[expert], scale2[0][expert], copies.dtype)
+    return computed
 
 
 def _quantized_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

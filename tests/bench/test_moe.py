@@ -104,13 +104,10 @@ def test_contradiction_is_refused(kernel_type, row, column, words):
             "without offsets",
         ),
         ("GroupedMatmulSwigluQuant", "9,8;5,8,6;5,6;9;5 | INT8;INT4;FLOAT;FLOAT;INT64 -> 9,3;9 | INT8;FLOAT", "INT8"),
-        *(
-            (
-                "DispatchFFNCombine",
-                f"11,40;6,40,48;6,24,40;11,3;6,48;6,40;11,3 | {LAYER} -> {LAYER_OUT}{ranks}",
-                f"runs on {number} devices at once",
-            )
-            for ranks, number in ((" @ EP Size = 8", 8), ("", 16))
+        (
+            "DispatchFFNCombine",
+            f"11,40;6,40,48;6,24,40;11,3;6,48;6,40;11,3 | {LAYER} -> {LAYER_OUT} @ EP Size = 8",
+            "runs on 8 devices at once",
         ),
     ],
 )
@@ -183,7 +180,7 @@ def test_order_of_tokens_does_not_matter_to_a_layer():
     def layer(order):
         out, counts = torch.zeros(9, 16), torch.zeros(5, dtype=torch.int32)
         return impl.dispatch_ffn_combine(
-            x[order], [up], [down], experts[order], [], [], [], [], probs[order], "", 0, out, counts
+            x[order], [up], [down], experts[order], [], [], probs[order], "", 0, out, counts
         )
 
     order = torch.randperm(9, generator=generator)
@@ -214,10 +211,8 @@ def test_top_p_keeps_the_largest_alone_where_it_is_enough():
 right_gating, right_grouped, right_layer = impl.moe_gating_top_k, impl.grouped_matmul, impl.dispatch_ffn_combine
 
 
-def all_probabilities_one(*arguments):
-    arguments = list(arguments)
-    arguments[8] = torch.ones_like(arguments[8])
-    return right_layer(*arguments)
+def all_probabilities_one(**arguments):
+    return right_layer(**{**arguments, "probs": torch.ones_like(arguments["probs"])})
 
 
 #: Mistakes that are easy to make, each in place of the right implementation.

@@ -5,6 +5,8 @@ They are what these operators' own packages register or publish; the source stan
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 #: By namespace; a blank line between two.
@@ -37,14 +39,29 @@ SCHEMAS = {
     """,
 }
 
+#: Earlier versions, by name; each is instead of the schema of its operator.
+EARLIER = {
+    # vllm-project/vllm-ascend, csrc/torch_binding.cpp, of early 2026.
+    "without biases": """dispatch_ffn_combine(Tensor x, Tensor[] weight1, Tensor[] weight2, Tensor expert_idx,
+        Tensor[] scale1, Tensor[] scale2, Tensor probs, str group, int max_output_size, Tensor(a!) out,
+        Tensor(b!) expert_token_nums) -> (Tensor out, Tensor expert_token_nums)""",
+    # The same, of 2025.
+    "without counts": """dispatch_ffn_combine(Tensor x, Tensor[] weight1, Tensor[] weight2, Tensor expert_idx,
+        Tensor[] scale1, Tensor[] scale2, Tensor probs, str group, int max_output_size, Tensor(a!) out) -> Tensor""",
+}
+#: Environment variable that names one of them.
+EARLIER_VARIABLE = "OPATLAS_EARLIER_SCHEMA"
+
 
 def register() -> None:
     """Lets torch parse the arguments of these operators; none of them computes."""
+    earlier = EARLIER.get(os.environ.get(EARLIER_VARIABLE, ""), "")
     for namespace, schemas in SCHEMAS.items():
         library = torch.library.Library(namespace, "FRAGMENT")
         _KEPT.append(library)
         for schema in schemas.split("\n\n"):
-            library.define(" ".join(schema.split()))
+            same = schema.split("(")[0].strip() == earlier.split("(")[0]
+            library.define(" ".join((earlier if same else schema).split()))
 
 
 #: A library that is collected takes its operators along.

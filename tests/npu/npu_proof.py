@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bench.expected
 from bench.errors import InvalidRow, Unsupported
 from bench.formula import Comparison
+from bench.groups.group import Group
 from bench.instruments import Samples
 from bench.job import MeasureSettings
 from bench.npu_call import npu_call
@@ -33,6 +34,7 @@ from bench.registry import ReplaySpec, replay_spec
 from bench.replay import Replay
 from bench.rows import ReplayRow
 from bench.runner import arguments_of
+from database.schema import EP_SIZE
 
 META = torch.device("meta")
 #: Of ours, for operators that torch_npu has none for. A tensor in another format has the same shape.
@@ -200,7 +202,7 @@ def verdict(function_name: str, kernel_type: str, cells: dict[str, str]) -> dict
         row = ReplayRow(kernel_type, cells, META)
         proof = Proof(row, spec, device)
         with torch.no_grad():
-            function(**arguments_of(function, row=row, replay=proof))
+            function(**arguments_of(function, row=row, replay=proof, group=_group_of(cells)))
         return proof
 
     try:
@@ -221,6 +223,11 @@ def verdict(function_name: str, kernel_type: str, cells: dict[str, str]) -> dict
     except Exception as error:
         return {"refused": f"{type(error).__name__} in the replay itself: {error}"[:_LONGEST_MESSAGE]}
     return {"proof": device.proof or "none", "reference": proof.reference}
+
+
+def _group_of(cells: dict[str, str]) -> Group:
+    """That of a row, as its first rank sees it, and without a name: nobody is there to communicate with."""
+    return Group(0, int(cells.get(EP_SIZE) or 1))
 
 
 def _prepare() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from custom_schemas import SCHEMAS
-from npu_verdicts import proofs
+from custom_schemas import EARLIER, EARLIER_VARIABLE, SCHEMAS
+from npu_verdicts import Case, proofs, verdicts
+from replaying import cells_of
+from sample_rows_moe import LAYER_INT8, ROWS
 
 from bench.coverage import replays_of_bench
 from bench.npu_proofs import PROOFS, read_proofs, write_proofs
@@ -47,3 +49,21 @@ def test_every_custom_schema_is_that_of_a_replay():
         for schema in schemas.split("\n\n")
     }
     assert named <= calls
+
+
+#: Eight ranks, each with 6 of 48 experts.
+OF_A_GROUP = f"9,256;6,256,320;6,160,256;9,8;6,320;6,256;9,8 | {LAYER_INT8} -> 9,256;6 | DT_BF16;INT32 @ EP Size = 8"
+
+
+@pytest.mark.parametrize("version", ["", *EARLIER])
+def test_versions_of_dispatch_ffn_combine(npu_python, tmp_path, monkeypatch, version):
+    monkeypatch.setenv(EARLIER_VARIABLE, version)
+    rows = [*ROWS["DispatchFFNCombine"], OF_A_GROUP]
+    cases = [
+        Case("DispatchFFNCombine", cells_of(row), True, "bench.test_moe.test_dispatch_ffn_combine") for row in rows
+    ]
+    for verdict in verdicts(npu_python, tmp_path, cases):
+        if version == "without counts":
+            assert "takes no expert_token_nums" in verdict.refused, verdict
+        else:
+            assert verdict.proof == "custom schema", verdict

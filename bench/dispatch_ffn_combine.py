@@ -1,0 +1,124 @@
+"""DispatchFFNCombine's group: the options that describe it, which group a row needs, and its ranks' experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from bench.errors import InvalidRow
+from bench.groups.spec import GroupSpec
+from database.schema import EP_SIZE
+
+_PREFIX = "--dispatch-ffn-combine"
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """The options of `pytest bench/` that are this operator's."""
+    group = parser.getgroup("dispatch-ffn-combine", "DispatchFFNCombine: the group of devices that its rows need")
+    group.addoption(
+        f"{_PREFIX}-ep-size",
+        type=_at_least(1),
+        default=16,
+        metavar="N",
+        help=f"devices that share the experts, for rows whose {EP_SIZE!r} is empty (default: %(default)s)",
+    )
+    group.addoption(
+        f"{_PREFIX}-nproc-per-node",
+        type=_at_least(1),
+        metavar="N",
+        help="the most ranks on a node (default: one for each of its devices, and 2 on a CPU)",
+    )
+    group.addoption(
+        f"{_PREFIX}-nnodes",
+        type=_at_least(1),
+        default=1,
+        metavar="N",
+        help="nodes; the same command runs on each of them (default: %(default)s)",
+    )
+    group.addoption(
+        f"{_PREFIX}-node-rank",
+        type=_at_least(0),
+        default=0,
+        metavar="I",
+        help="which of the nodes this is, from 0 (default: %(default)s)",
+    )
+    group.addoption(
+        f"{_PREFIX}-master-addr",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="where node 0 is reached (default: %(default)s)",
+    )
+    group.addoption(
+        f"{_PREFIX}-master-port",
+        type=_at_least(1),
+        metavar="PORT",
+        help="the port there, needed with several nodes (default: a free one)",
+    )
+
+
+def group_of(cells: Mapping[str, str], options: Any) -> GroupSpec:
+    """The group that a row needs. Raises InvalidRow, pytest.UsageError."""
+    ranks = ep_size(cells, options.dispatch_ffn_combine_ep_size)
+    spec = GroupSpec(
+        ranks,
+        nnodes=options.dispatch_ffn_combine_nnodes,
+        node_rank=options.dispatch_ffn_combine_node_rank,
+        master_addr=options.dispatch_ffn_combine_master_addr,
+        master_port=options.dispatch_ffn_combine_master_port,
+        nproc_per_node=options.dispatch_ffn_combine_nproc_per_node,
+    )
+    if spec.node_rank >= spec.nnodes:
+        raise pytest.UsageError(f"{_PREFIX}-node-rank {spec.node_rank}: there are {spec.nnodes} nodes, from 0 on")
+    if spec.nnodes > 1 and spec.master_port is None:
+        raise pytest.UsageError(f"{_PREFIX}-nnodes {spec.nnodes}: name a port of node 0 with {_PREFIX}-master-port")
+    return spec
+
+
+def ep_size(cells: Mapping[str, str], default: int) -> int:
+    """How many devices share the experts of a row. Raises InvalidRow."""
+    text = cells.get(EP_SIZE, "").strip()
+    if text and not (text.isdecimal() and int(text) > 0):
+        raise InvalidRow(
+            f"column {EP_SIZE!r}: {text!r} is not the number of devices that share the experts; correct the cell"
+        )
+    return int(text) if text else default
+
+
+class Experts(Sequence[Any]):
+    """One weight of every expert of a group, by the expert's number in the group.
+
+    A rank has those of its own experts; those of the others are drawn again, which a row's seed
+    makes possible, where the check asks for them.
+    """
+
+    def __init__(self, weights_of: Callable[[int], Sequence[Any]], which: int, per_rank: int, ranks: int) -> None:
+        """
+        Args:
+            weights_of: a rank's weights, each (experts of a rank, ...).
+            which: of them.
+        """
+        self._weights_of = weights_of
+        self._which = which
+        self._per_rank = per_rank
+        self._ranks = ranks
+
+    def __getitem__(self, expert: Any) -> Any:
+        rank, local = divmod(int(expert), self._per_rank)
+        if rank >= self._ranks:
+            raise IndexError(expert)
+        return self._weights_of(rank)[self._which][local]
+
+    def __len__(self) -> int:
+        return self._per_rank * self._ranks
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not (text.isdecimal() and int(text) >= least):
+            raise ValueError(text)
+        return int(text)
+
+    number.__name__ = f"whole number from {least} on"
+    return number
