@@ -1,0 +1,46 @@
+"""What the doctor says of the real torch_npu, over stand-ins for CANN."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+from npu_environment import REPOSITORY, environment_variables
+
+from bench.doctor.probes import PROBES
+
+
+@pytest.fixture
+def verdict_of(npu_python, tmp_path):
+    """Runs a probe in the environment of torch_npu, in its child process."""
+
+    def run(name, **environment):
+        path = tmp_path / "verdict.json"
+        target = json.dumps({"device": "npu", "kind": "npu", "database": None})
+        command = [npu_python, "-m", "bench.doctor.child", PROBES[name].function.__module__, name, target, path]
+        variables = environment_variables() | {"PYTHONPATH": str(REPOSITORY)} | environment
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(path.read_text())
+
+    return run
+
+
+def test_torch_npu_without_a_device(verdict_of):
+    verdict = verdict_of("torch_npu", ASCEND_RT_VISIBLE_DEVICES="")
+    assert verdict["state"] == "fail"
+    assert verdict["detail"] == "2.13.0 is imported and sees no device (ASCEND_RT_VISIBLE_DEVICES is '')"
+    assert verdict["facts"]["version"] == "2.13.0"
+
+
+def test_an_npu_that_is_not_there(verdict_of):
+    verdict = verdict_of("npu")
+    assert verdict["state"] == "fail"
+    assert verdict["detail"].startswith("--device npu: there is no NPU here (/dev/davinci0 is missing")
+
+
+def test_torch_npu_with_a_device(verdict_of):
+    # Computing on it would wait for minutes, and then end the process.
+    verdict = verdict_of("torch_npu", NPU_STUB_DEVICES="1")
+    assert (verdict["state"], verdict["detail"]) == ("pass", "2.13.0, sees 1 devices")
