@@ -15,6 +15,7 @@ from pathlib import Path
 from database.errors import TableError
 from database.ingest.capture import TYPE, read_capture_header
 from database.schema import BASE, INPUT_SHAPES
+from database.slots import unwrapped
 
 _START = ("Task Start Time(us)", "Start Time(us)")
 _DEVICE = "Device_id"
@@ -29,7 +30,7 @@ class Launch:
         start_ns: on the profiler's clock.
         duration_us: on the device.
         kernel_type: the profiler's type.
-        cells: the base columns, by name, as they are in the file.
+        cells: the base columns, by name, without the profiler's quotes.
         counters: those that hold a number, by name.
     """
 
@@ -43,7 +44,7 @@ class Launch:
     @property
     def dimensions(self) -> str:
         """The dimensions of the inputs, without the profiler's quotes."""
-        return self.cells[INPUT_SHAPES].replace('"', "").strip()
+        return unwrapped(self.cells[INPUT_SHAPES])
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def read_launches(path: Path) -> Launches:
                         start_ns=_nanoseconds(cells[place[start]]),
                         duration_us=float(cells[duration]),
                         kernel_type=cells[kernel_type].strip(),
-                        cells={column: cells[index] for column, index in base},
+                        cells={column: unwrapped(cells[index]) for column, index in base},
                         counters={
                             name: value for name, index in counters if (value := _number(cells[index])) is not None
                         },

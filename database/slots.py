@@ -38,6 +38,11 @@ class Slot:
         return not self.shape and not self.dtype
 
 
+def unwrapped(cell: str) -> str:
+    """A profiler's cell without the tabs, blanks and quotes that it puts around the text, inside the CSV's own."""
+    return cell.strip().strip('"').strip()
+
+
 def split_cell(cell: str) -> list[str]:
     """The slots of a cell as upper-case words without quotes, brackets and blanks.
 

@@ -38,7 +38,7 @@ from database.schema import (
     OUTPUT_SLOTS,
 )
 from database.signature import normalized_kernel_type, signature
-from database.slots import EMPTY_WORDS, slot_words, split_cell
+from database.slots import EMPTY_WORDS, slot_words, split_cell, unwrapped
 from database.statistics import Summary, summarize
 from database.store import is_file_name
 
@@ -308,8 +308,7 @@ class _FileLaunches:
 
     def _variant(self, key: tuple[str, ...], state: str, line: int) -> _Variant:
         named = dict(zip(_KEY, key, strict=True))
-        # Tabs and blanks around a cell, and the quotes that profilers put inside the CSV's own.
-        cells = {column: (state if column == OP_STATE else named[column]).strip().strip('"').strip() for column in BASE}
+        cells = {column: unwrapped(state if column == OP_STATE else named[column]) for column in BASE}
         kernel_type = normalized_kernel_type(named[TYPE])
         reason = _reason_to_leave_out(kernel_type, cells)
         if reason is None and not is_file_name(kernel_type):

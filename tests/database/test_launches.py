@@ -33,6 +33,7 @@ def test_launches_come_in_the_order_of_their_start(tmp_path: Path) -> None:
     assert [launch.start_ns % 1000 for launch in read.launches] == [0, 770, 771]
     first = read.launches[0]
     assert (first.kernel_type, first.duration_us, first.dimensions, first.device) == ("Add", 2.5, "4,2;4,2", "0")
+    assert first.cells["Output Shapes"] == "4,2", "as a row of the database has it"
     assert first.counters == {"aicore_time(us)": 1.5, "aic_mac_ratio": 0.25}
     assert read.problems == ()
 
