@@ -10,7 +10,6 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from bench import custom_opp as opp
 from bench.devices.npu_smi import chips
 from bench.devices.torch_npu import import_torch_npu, set_env_scripts
 from bench.doctor.machine import measured
@@ -163,6 +162,9 @@ def vllm_ascend(target: Target) -> Verdict:
 
 
 def custom_opp(target: Target) -> Verdict:
+    # Imports torch, which may be what fails.
+    from bench import custom_opp as opp
+
     said = os.environ.get(opp.PATH_VARIABLE, "")
     if opp.is_set_up():
         return passed(f"{opp.PATH_VARIABLE}={said}")

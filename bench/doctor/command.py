@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from bench.devices import KINDS
 from bench.doctor.ascend import signs_of_ascend
 from bench.doctor.isolation import Result, run_probe
 from bench.doctor.probes import PROBES, Probe
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the findings; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
-    kind = arguments.device if arguments.device in ("npu", "cpu") else ""
+    kind = arguments.device if arguments.device in KINDS else ""
     target = Target(device=arguments.device, kind=kind, database=arguments.database_path)
     signs = signs_of_ascend()
     results: dict[str, Result] = {}
@@ -87,14 +88,8 @@ def _lines(probe: Probe, result: Result, target: Target) -> str:
     first = f"{verdict.state:5} {probe.name:13} "
     lines = textwrap.wrap(detail, _COLUMNS, initial_indent=first, subsequent_indent=_INDENT, break_long_words=False)
     if verdict.remedy and verdict.state is not State.PASS:
-        lines += textwrap.wrap(
-            verdict.remedy,
-            _COLUMNS,
-            initial_indent=f"{_INDENT}-> ",
-            subsequent_indent=f"{_INDENT}   ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        # In one line, since it may be one to copy.
+        lines.append(f"{_INDENT}-> {verdict.remedy}")
     return "\n".join(lines)
 
 

@@ -324,3 +324,9 @@ def test_a_disk_without_room(tmp_path, monkeypatch):
 def test_every_probe_can_be_found_by_a_child():
     for probe in probes.PROBES.values():
         assert getattr(sys.modules[probe.function.__module__], probe.name) is probe.function
+
+
+def test_the_doctor_itself_needs_no_torch():
+    """It is there to tell why torch does not come up."""
+    script = "import sys, bench.__main__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=False).returncode == 0
