@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -179,16 +178,17 @@ class GroupProcess:
         running = {rank: reached[rank] for rank in sorted(self._ranks) if rank not in outcomes}
         least = min(step.step for step in running.values())
         late = [rank for rank, step in running.items() if step.step == least]
-        places = Counter(running[rank].what for rank in late)
-        where = ", ".join(places)
-        who = " and ".join(map(self._name, late)) if len(late) < len(self._ranks) else f"all {len(late)} ranks"
+        if len(late) == len(self._ranks):
+            who, others = f"all {len(late)} ranks", ""
+        else:
+            who, others = " and ".join(map(self._name, late)), "; the others wait"
+        where = " or ".join(dict.fromkeys(running[rank].what for rank in late))
         self._write_stacks(running)
         self._kill()
         return Outcome(
             Status.TIMEOUT,
-            f"still running after {job.timeout_s:g} s, {who} {where}"
-            + ("; the others wait" if len(late) < len(self._ranks) else "")
-            + "; the group was ended (its stacks are in the output)",
+            f"still running after {job.timeout_s:g} s, {who} {where}{others}; the group was ended (their stacks are in "
+            "the output)",
         )
 
     def _write_stacks(self, local_ranks: Iterable[int]) -> None:

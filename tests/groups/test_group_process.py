@@ -1,0 +1,189 @@
+"""Groups of two ranks, launched by torchrun's elastic launcher over gloo: what becomes of a row, and of the others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import group_replays
+import pytest
+from replaying import cells_of
+from sample_rows_moe import LAYER, LAYER_INT8
+from sessions import wait_for
+
+from bench.device_process import NotReady
+from bench.errors import DeviceGone
+from bench.groups import process as module
+from bench.groups.process import GroupProcess
+from bench.groups.rank_main import RANK_SPREAD
+from bench.groups.spec import GroupSpec
+from bench.job import DeviceSpec, Job, MeasureSettings
+from database.schema import Status
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")
+SETTINGS = MeasureSettings(repeat_count=3, cache="warm", threads=1)
+MARK = "OPATLAS_TEST_GROUP"
+TWO = GroupSpec(2)
+
+
+def group_of(spec: GroupSpec, opener: str = "") -> GroupProcess:
+    return GroupProcess(spec, [DeviceSpec("cpu", opener=opener)] * spec.local_ranks, SETTINGS)
+
+
+def job(size: int, spec: GroupSpec = TWO, timeout_s: float = 60) -> Job:
+    cells = cells_of(f"{size};{size} | FLOAT;FLOAT -> {size} | FLOAT")
+    return Job("group_replays", group_replays.__file__, "test_sum", "Sum", cells, timeout_s, spec)
+
+
+def marked(mark: str) -> list[str]:
+    """Command lines of the processes that inherited a mark."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if int(directory.name) != os.getpid() and mark.encode() in (directory / "environ").read_bytes():
+                found.append((directory / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return found
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[GroupProcess]:
+    """One group for the whole module, launched anew whenever a row has cost it its ranks."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(MARK, str(os.getpid()))
+        group = group_of(TWO)
+        yield group
+        group.close()
+        assert wait_for(lambda: not marked(f"{MARK}={os.getpid()}"), seconds=10), marked(f"{MARK}={os.getpid()}")
+
+
+def test_rows_follow_each_other_in_one_group(group: GroupProcess) -> None:
+    first = group.run(job(group_replays.GOOD))
+    ranks = {line for line in marked(f"{MARK}={os.getpid()}") if "rank_main" in line and "keeper" not in line}
+    assert (group.describe().facts["ranks"], group.describe().facts["threads"], len(ranks)) == (2, 1, 1)
+    again = group.run(job(group_replays.OTHER_GOOD))
+    assert [outcome.status for outcome in (first, again)] == [Status.MEASURED] * 2
+    assert first.measurement is not None
+    assert len(first.measurement.samples_us) == 3
+    assert first.measurement.counters[RANK_SPREAD] >= 0
+    # Both ranks have checked all of their own results.
+    assert first.measurement.checked_elements == 2 * group_replays.GOOD
+    assert {line for line in marked(f"{MARK}={os.getpid()}") if "rank_main" in line and "keeper" not in line} == ranks
+
+
+@pytest.mark.parametrize(
+    ("mood", "status", "words"),
+    [
+        (group_replays.REFUSED, Status.INVALID, "a bad size for every rank"),
+        (group_replays.KILLED, Status.CRASHED, "rank 1 of 2 died: SIGKILL (signal 9)"),
+        (group_replays.HANGS, Status.TIMEOUT, "rank 1 of 2 before its first call; the others wait"),
+        (group_replays.RAISES, Status.FAILED, "rank 1 of 2: ValueError: rank 1 has its own mind"),
+        (group_replays.EXITS, Status.CRASHED, "rank 1 of 2 died: exit code 0"),
+        (group_replays.FORKS, Status.CRASHED, "rank 1 of 2 died: SIGSEGV (signal 11)"),
+    ],
+)
+def test_a_rank_costs_its_row_and_no_other(group: GroupProcess, capfd, mood: int, status: Status, words: str) -> None:
+    outcome = group.run(job(mood, timeout_s=10 if mood == group_replays.HANGS else 60))
+    assert (outcome.status, outcome.measurement) == (status, None)
+    assert words in outcome.reason
+    if mood == group_replays.HANGS:
+        # The stack of the rank that hangs, with the GIL held, and of the one that waits for it.
+        shown = capfd.readouterr().err
+        assert "in misbehave" in shown
+        assert "in sum_of_shares" in shown
+    if status is not Status.INVALID:
+        assert not marked(f"{MARK}={os.getpid()}")
+    assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        f"11,40;3,40,48;3,24,40;11,3;3,48;3,40;11,3 | {LAYER} -> 11,40;3 | DT_BF16;INT32 @ EP Size = 2",
+        f"1,40;3,40,48;3,24,40;1,4;3,48;3,40;1,4 | {LAYER} -> 1,40;3 | DT_BF16;INT32 @ EP Size = 2",
+        f"5,256;3,256,320;3,160,256;5,6;3,320;3,256;5,6 | {LAYER_INT8} -> 5,256;3 | DT_BF16;INT32 @ EP Size = 2",
+        f"9,256;3,8,16,16,32;3,8,8,16,32;9,3;3,256;3,256;9,3 | {LAYER_INT8} -> 9,256;3 | DT_BF16;INT32 @ EP Size = 2",
+    ],
+)
+def test_experts_are_shared_out_and_tokens_find_them(group: GroupProcess, row: str) -> None:
+    """Checked on each rank against the experts of both, whose numbers run to 6, by the float64 reference."""
+    replay = job(0)
+    outcome = group.run(
+        replace(
+            replay,
+            module="bench.test_moe",
+            function="test_dispatch_ffn_combine",
+            kernel_type="DispatchFFNCombine",
+            cells=cells_of(row),
+        )
+    )
+    assert outcome.status is Status.MEASURED, outcome
+    assert outcome.measurement is not None
+    assert outcome.measurement.checked_elements == outcome.measurement.total_elements
+
+
+def test_a_port_in_use_is_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(DeviceGone, match=f"port {port} of 127.0.0.1 is in use"):
+            group_of(GroupSpec(2, master_port=port)).describe()
+
+
+@pytest.mark.parametrize(
+    ("opener", "words"),
+    [
+        ("broken_ranks:second_is_missing", "rank 1 of 2: OpAtlasError: no second device"),
+        ("broken_ranks:second_dies", "rank 1 of 2 died: SIGKILL .signal 9. before it had joined"),
+        ("broken_ranks:second_hangs", "rank 1 of 2 did not join within 15 s"),
+    ],
+)
+def test_a_rank_that_never_joins_is_named(monkeypatch: pytest.MonkeyPatch, opener: str, words: str) -> None:
+    monkeypatch.setattr(module, "_START_TIMEOUT_S", 15.0)
+    monkeypatch.setenv(MARK, "joining")
+    with pytest.raises(DeviceGone, match=words):
+        group_of(TWO, opener).describe()
+    assert wait_for(lambda: not marked(f"{MARK}=joining"), seconds=10)
+
+
+def test_a_rank_without_torchruns_variables_says_which(tmp_path: Path) -> None:
+    address = str(tmp_path / "ranks")
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "MASTER_PORT")}
+    environment |= {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        rank = subprocess.Popen([sys.executable, "-m", "bench.groups.rank_main", address], env=environment)
+        with Connection(listener.accept()[0].detach()) as connection:
+            answer = connection.recv()
+    assert rank.wait(60) == 0
+    assert isinstance(answer, NotReady)
+    assert answer.reason.startswith("RANK, MASTER_PORT: not set")
+
+
+def test_nodes_meet_at_the_port_of_the_first() -> None:
+    """Two launchers on one machine; each has one rank of the group, and both tell the same."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    specs = [GroupSpec(2, nnodes=2, node_rank=node, master_port=port) for node in range(2)]
+    # Of one machine, whose ranks would wait for each other's turn.
+    groups = [group_of(spec, "broken_ranks:without_turns") for spec in specs]
+    with ThreadPoolExecutor() as nodes:
+        try:
+            outcomes = list(nodes.map(lambda own: own.run(job(group_replays.GOOD, own.spec)), groups))
+        finally:
+            list(nodes.map(lambda own: own.close(), groups))
+    assert [outcome.status for outcome in outcomes] == [Status.MEASURED] * 2, outcomes
+    first, second = (outcome.measurement for outcome in outcomes)
+    assert first is not None
+    assert second is not None
+    assert first.samples_us == second.samples_us
