@@ -1,0 +1,156 @@
+"""Rows that need several devices run last, and alone: in one process, and under xdist."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from types import SimpleNamespace
+
+import group_replays
+import pytest
+from sessions import Sessions, row
+
+from plugins.exclusive_scheduling import ExclusiveScheduling
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")
+
+
+@pytest.fixture
+def with_groups(sessions: Sessions) -> Sessions:
+    """Also collects replays of groups, which fail where a process of one device is still there."""
+    # By its name it is collected first.
+    shutil.copy(group_replays.__file__, sessions.folder / "test_groups.py")
+    return sessions
+
+
+def of_group(size: int, ranks: str = "") -> dict[str, str]:
+    return {**row(size), "EP Size": ranks}
+
+
+def test_one_process_runs_them_last(with_groups: Sessions) -> None:
+    with_groups.write("Sum", [of_group(group_replays.GOOD), of_group(group_replays.OTHER_GOOD, "16")])
+    with_groups.write("Moody", [row(1), row(2)])
+    done = with_groups.run("-v")
+    assert (done.code, done.ledger()) == (0, {"measured": 3, "skipped": 1}), done.output
+    lines = [line for line in done.output.splitlines() if "::test_" in line and "%]" in line]
+    assert ["test_moody" in line for line in lines] == [True, True, False, False]
+    assert with_groups.statuses("Sum") == {group_replays.GOOD: "measured", group_replays.OTHER_GOOD: "skipped"}
+    (skipped,) = (r for r in with_groups.read("Sum") if r["EP Size"])
+    assert "needs 16 devices, 2 are there" in skipped["Status Reason"]
+    (manifest,) = (with_groups.database / "runs").glob("*.json")
+    assert json.loads(manifest.read_text())["other_devices"][0]["facts"]["ranks"] == 2
+    assert not with_groups.left_behind()
+
+
+def test_a_dead_rank_is_one_row_of_the_session(with_groups: Sessions) -> None:
+    moods = [group_replays.GOOD, group_replays.KILLED, group_replays.OTHER_GOOD]
+    with_groups.write("Sum", [of_group(mood) for mood in moods])
+    done = with_groups.run()
+    assert (done.code, done.ledger()) == (1, {"measured": 2, "crashed": 1}), done.output
+    assert "rank 1 of 2 died: SIGKILL (signal 9)" in done
+    assert not with_groups.left_behind()
+
+
+def test_workers_have_ended_before_they_run(with_groups: Sessions) -> None:
+    with_groups.write("Sum", [of_group(group_replays.GOOD), of_group(group_replays.OTHER_GOOD)])
+    with_groups.write("Moody", [row(n) for n in range(101, 110)])
+    done = with_groups.run(SIMULATED_DEVICES="2", SIMULATED_VISIBLE_DEVICES="0,1")
+    assert "created: 2/2 workers" in done
+    assert (done.code, done.ledger()) == (0, {"measured": 11}), done.output
+    assert not with_groups.left_behind()
+
+
+def test_nothing_but_such_rows(with_groups: Sessions) -> None:
+    with_groups.write("Sum", [of_group(group_replays.GOOD)])
+    done = with_groups.run(SIMULATED_DEVICES="2", SIMULATED_VISIBLE_DEVICES="0,1")
+    assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
+
+
+class Worker:
+    """What a scheduler sees of a worker: it notes what it is sent."""
+
+    def __init__(self, name: str) -> None:
+        self.gateway = SimpleNamespace(id=name)
+        self.sent: list[int] = []
+        self.shutting_down = False
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        assert not self.shutting_down
+        self.sent += indices
+
+    def shutdown(self) -> None:
+        self.shutting_down = True
+
+
+def scheduling(pytestconfig: pytest.Config, kind: str, ordinary: int, exclusive: int):
+    """One of two workers, which have collected the same, and the workers."""
+    import xdist.scheduler
+
+    config = SimpleNamespace(
+        getoption=lambda name: {"maxschedchunk": None}.get(name),
+        getvalue=lambda name: ["2*popen"],
+        option=SimpleNamespace(loadscopereorder=False, maxschedchunk=None),
+        hook=pytestconfig.hook,
+    )
+    inner = getattr(xdist.scheduler, kind)(config)
+    inner.numnodes = 2
+    scheduler = ExclusiveScheduling(inner, lambda: exclusive)
+    workers = [Worker("gw0"), Worker("gw1")]
+    for worker in workers:
+        scheduler.add_node(worker)
+    for worker in workers:
+        scheduler.add_node_collection(worker, [f"test_{i}.py::test" for i in range(ordinary + exclusive)])
+    scheduler.schedule()
+    return scheduler, workers
+
+
+def run(scheduler, worker: Worker, upto: int | None = None) -> list[int]:
+    """What a worker runs of what it was sent: all, or all but the last while it might be sent more."""
+    done = []
+    while worker.sent and (len(worker.sent) > 1 or worker.shutting_down) and (upto is None or len(done) < upto):
+        item = worker.sent.pop(0)
+        done.append(item)
+        scheduler.mark_test_complete(worker, item, 0.01)
+    return done
+
+
+KINDS = ["LoadScheduling", "LoadScopeScheduling"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ordinary", [0, 1, 2, 5, 20])
+def test_the_last_worker_gets_the_rest_when_the_other_is_gone(pytestconfig, kind: str, ordinary: int) -> None:
+    scheduler, workers = scheduling(pytestconfig, kind, ordinary, exclusive=3)
+    done: list[int] = []
+    for _ in range(2 * (ordinary + 3)):
+        for worker in [worker for worker in workers if worker in scheduler.nodes]:
+            ran = run(scheduler, worker, upto=1)
+            done += ran
+            # An exclusive one only where there is no other worker.
+            assert not ran or ran[0] < ordinary or scheduler.nodes == [worker]
+            if worker.shutting_down and not worker.sent:
+                assert scheduler.remove_node(worker) is None
+    assert sorted(done) == list(range(ordinary + 3))
+    assert done[-3:] == [ordinary, ordinary + 1, ordinary + 2]
+    assert scheduler.tests_finished
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_last_worker_leaves_when_it_dies_goes_to_the_one_in_its_place(pytestconfig, kind: str) -> None:
+    scheduler, (first, second) = scheduling(pytestconfig, kind, ordinary=4, exclusive=3)
+    for _ in range(4):
+        for worker in (first, second):
+            run(scheduler, worker)
+    gone, last = (first, second) if first.shutting_down and not first.sent else (second, first)
+    scheduler.remove_node(gone)
+    assert run(scheduler, last, upto=2)
+    crashed = scheduler.remove_node(last)
+    assert crashed == "test_5.py::test"
+    assert not scheduler.tests_finished
+    third = Worker("gw2")
+    scheduler.add_node(third)
+    scheduler.add_node_collection(third, [f"test_{i}.py::test" for i in range(7)])
+    scheduler.schedule()
+    assert run(scheduler, third) == [6]
+    assert scheduler.tests_finished
