@@ -104,7 +104,7 @@ class Collector:
 
         Rows are where the files named on the command line replay their kernel type, and -k selects them.
         """
-        selected = _keyword_filter(config.option.keyword)
+        selected = keyword_filter(config.option.keyword)
         functions = self.known_replays()
         # A file, or a function of it, instead of a folder.
         partial = any("::" in argument or argument.endswith(".py") for argument in config.args)
@@ -160,7 +160,7 @@ class Collector:
         return (tables[name] for name in spec.kernel_types if name in tables)
 
 
-def _keyword_filter(expression: str) -> Callable[[str], bool]:
+def keyword_filter(expression: str) -> Callable[[str], bool]:
     """`-k` for text that never became an item. pytest has refused a malformed expression by now."""
     if not expression:
         return lambda text: True

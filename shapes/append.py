@@ -2,42 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pandas as pd
 
-from database.schema import AVERAGE, BASE
+from database.schema import AVERAGE, BASE, with_columns
 from database.signature import signatures
 from database.store import Database, Table
-from shapes.rows import TheoryRow
+from shapes.catalog import Kernel
+from shapes.plan import KernelPlan, Request, plan_kernel
 
 
-def append_rows(database: Database, rows: Iterable[TheoryRow]) -> int:
-    """Appends the rows whose signature is not there yet, their durations empty; gives their number.
-
-    Raises:
-        OpAtlasError: a file that cannot be read or written. Each file is replaced in one step, so
-            those before it are complete and those after it are as they were.
-    """
-    by_type: dict[str, dict[str, TheoryRow]] = {}
-    for row in rows:
-        by_type.setdefault(row.kernel_type, {}).setdefault(row.signature(), row)
-    appended = 0
-    with database.lock():
-        for kernel_type, candidates in by_type.items():
-            appended += _append(database, kernel_type, candidates)
-    return appended
-
-
-def _append(database: Database, kernel_type: str, candidates: dict[str, TheoryRow]) -> int:
+def table_of(database: Database, kernel_type: str) -> Table:
+    """The rows of a kernel type; none where there is no file. Raises OpAtlasError."""
     path = database.csv_path(kernel_type)
     if path.exists():
-        table = database.read(kernel_type)
-    else:
-        table = Table(kernel_type, path, pd.DataFrame({column: pd.Series(dtype=str) for column in (*BASE, AVERAGE)}))
-    known = set(signatures(kernel_type, table.frame))
-    new = [row.cells() for signature, row in candidates.items() if signature not in known]
-    if new:
-        frame = pd.concat([table.frame, pd.DataFrame(new, dtype=str)], ignore_index=True).fillna("")
-        database.write(Table(kernel_type, path, frame))
-    return len(new)
+        return database.read(kernel_type)
+    return Table(kernel_type, path, pd.DataFrame({column: pd.Series(dtype=str) for column in (*BASE, AVERAGE)}))
+
+
+def add_theory_rows(
+    database: Database, kernel: Kernel, request: Request, *, forms_of_database: bool = True
+) -> KernelPlan:
+    """Appends what a run asks for and the database does not have; gives what was appended.
+
+    The file is replaced in one step. Rows that somebody else adds while these are chosen are not added twice.
+
+    Args:
+        forms_of_database: rows take the dtypes and formats of those that are there.
+
+    Raises:
+        OpAtlasError: a file that cannot be read or written; it is as it was.
+    """
+    table = table_of(database, kernel.kernel_type)
+    stamp = _stamp(table)
+    plan = plan_kernel(kernel, table, request, forms_of_database=forms_of_database)
+    if not plan.signatures:
+        return plan
+    with database.lock():
+        if _stamp(table) != stamp:
+            table = table_of(database, kernel.kernel_type)
+            known = set(signatures(kernel.kernel_type, table.frame))
+            plan = plan.without(known)
+        if plan.signatures:
+            database.write(Table(kernel.kernel_type, table.path, _joined(table.frame, plan.frame)))
+    return plan
+
+
+def _joined(frame: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+    """Both, no column moved, and new ones where their group is."""
+    columns = with_columns([str(name) for name in frame.columns], [str(name) for name in new.columns])
+    if frame.empty:
+        frame = new.iloc[:0]
+    parts = [part.reindex(columns=columns, fill_value="") for part in (frame, new)]
+    joined: pd.DataFrame = pd.concat(parts, ignore_index=True)
+    return joined
+
+
+def _stamp(table: Table) -> tuple[int, int, int] | None:
+    """What tells one state of a file from another; None where there is no file."""
+    if not table.path.exists():
+        return None
+    status = table.path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns

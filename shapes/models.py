@@ -1,13 +1,22 @@
-"""What theory rows need to know of a model."""
+"""What theory rows need to know of a model: its weights, and how a serving engine cuts them up."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+#: Rows of the LM head are a multiple of this before they are cut (vLLM's VocabParallelEmbedding).
+_VOCAB_MULTIPLE = 64
+#: A model's sizes of tensor and of expert parallelism where nobody says other ones; those that its
+#: heads and experts can be divided by are taken.
+TP_SIZES = (1, 2, 4, 8, 16)
+EP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A weight of (n, k): `n` output features, `k` input features."""
+    """A weight of (n, k) on one device: `n` output features, `k` input features."""
 
     name: str
     n: int
@@ -15,15 +24,85 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class Weight:
+    """A weight of the whole model.
+
+    Attributes:
+        role: "qkv", "o_proj", "gate_up" ...
+        parts: output features; of several matrices that engines fuse into one, each one's.
+        k: input features.
+        cut: what tensor parallelism divides: the output features, the input features, or nothing.
+        least: output features that no part gets less of: those of a head that several devices share.
+    """
+
+    role: str
+    parts: tuple[int, ...]
+    k: int
+    cut: Literal["outputs", "inputs", "nothing"]
+    least: int = 1
+
+    def on_device(self, tp: int) -> Linear | None:
+        """What one of `tp` devices holds; None where it cannot be divided so."""
+        n = sum(self.parts)
+        if self.cut == "inputs":
+            return None if self.k % tp else Linear(self.role, n, self.k // tp)
+        if self.cut == "nothing" or tp == 1:
+            return Linear(self.role, n, self.k)
+        if any(part % tp and part > self.least * tp for part in self.parts):
+            return None
+        return Linear(self.role, sum(max(part // tp, self.least) for part in self.parts), self.k)
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention: ranks of the compressed queries and keys, and a head's features.
+
+    Attributes:
+        q_lora: 0 where queries are not compressed.
+        nope, rope: features of a query or key without and with a rotary embedding.
+        value: features of a value.
+    """
+
+    q_lora: int
+    kv_lora: int
+    nope: int
+    rope: int
+    value: int
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """Sparse attention's choice of `top_k` keys, by heads of its own."""
+
+    heads: int
+    head_dim: int
+    top_k: int
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Routed experts of `width` each, `top_k` of which see a token; `shared` is the width of those that all see."""
+
+    count: int
+    width: int
+    top_k: int
+    shared: int = 0
+
+
+@dataclass(frozen=True)
 class ModelFacts:
-    """A dense transformer with grouped-query attention and a gated feed-forward network.
+    """An architecture.
 
     Attributes:
         name: as its publisher calls it.
-        hidden, intermediate: widths of the residual stream and of the feed-forward network.
+        hidden, intermediate: widths of the residual stream and of the dense feed-forward network; the
+            latter 0 where there is none.
         heads, kv_heads: attention heads of queries, and of keys and values.
         head_dim: width of one head; `heads * head_dim` need not be `hidden`.
         vocab: rows of the embedding table, and outputs of the LM head.
+        head_norms: queries and keys are normalized head by head.
+        latent, indexer, experts: None where the model has no such thing.
+        weights: all matrices of its linear layers, each kind once, but those of routed experts.
     """
 
     name: str
@@ -33,21 +112,209 @@ class ModelFacts:
     kv_heads: int
     head_dim: int
     vocab: int
+    weights: tuple[Weight, ...]
+    head_norms: bool = False
+    latent: Latent | None = None
+    indexer: Indexer | None = None
+    experts: Experts | None = None
 
-    def layer_linears(self) -> tuple[Linear, ...]:
-        """The matrix products of one layer on one device, fused as serving engines fuse them."""
-        return (
-            Linear("qkv", (self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden),
-            Linear("o_proj", self.hidden, self.heads * self.head_dim),
-            Linear("gate_up", 2 * self.intermediate, self.hidden),
-            Linear("down", self.hidden, self.intermediate),
+    def tp_sizes(self, wanted: Sequence[int] = TP_SIZES) -> tuple[int, ...]:
+        """Those of the wanted sizes that the heads, and all weights, can be divided by."""
+        return tuple(
+            tp for tp in wanted if self.heads % tp == 0 and all(weight.on_device(tp) for weight in self.weights)
         )
 
-    def lm_head(self) -> Linear:
-        return Linear("lm_head", self.vocab, self.hidden)
+    def ep_sizes(self, wanted: Sequence[int] = EP_SIZES) -> tuple[int, ...]:
+        """Those of the wanted sizes that the experts can be divided by."""
+        return tuple(ep for ep in wanted if self.experts is not None and self.experts.count % ep == 0)
+
+    def linears(self, tp: int) -> tuple[Linear, ...]:
+        """The matrices that one of `tp` devices multiplies with, without those of routed experts."""
+        return tuple(linear for weight in self.weights if (linear := weight.on_device(tp)) is not None)
+
+    def kv_heads_on_device(self, tp: int) -> int:
+        """Several devices share a head of keys where there are more devices than such heads."""
+        return max(1, self.kv_heads // tp)
+
+    def expert_shares(self, tp_sizes: Sequence[int], ep_sizes: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
+        """(experts, their width, ep) on one device: expert parallelism divides their number, tensor parallelism
+        their width; an engine does one or the other."""
+        if self.experts is None:
+            return ()
+        count, width = self.experts.count, self.experts.width
+        shares = {(count // ep, width): ep for ep in self.ep_sizes(ep_sizes)}
+        for tp in self.tp_sizes(tp_sizes):
+            if width % tp == 0:
+                shares.setdefault((count, width // tp), 1)
+        return tuple((*share, ep) for share, ep in shares.items())
 
 
-#: From the model's config.json.
-QWEN3_0_6B = ModelFacts(
-    name="Qwen/Qwen3-0.6B", hidden=1024, intermediate=3072, heads=16, kv_heads=8, head_dim=128, vocab=151936
+def lm_head(vocab: int, hidden: int) -> Weight:
+    return Weight("lm_head", (-(-vocab // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE,), hidden, "outputs")
+
+
+def feed_forward(hidden: int, width: int, prefix: str = "") -> tuple[Weight, ...]:
+    """Gate and up, fused, and down."""
+    return (
+        Weight(f"{prefix}gate_up", (width, width), hidden, "outputs"),
+        Weight(f"{prefix}down", (hidden,), width, "inputs"),
+    )
+
+
+def grouped_query_attention(hidden: int, heads: int, kv_heads: int, head_dim: int) -> tuple[Weight, ...]:
+    """Queries, keys and values, fused, and the output projection."""
+    kv = kv_heads * head_dim
+    return (
+        Weight("qkv", (heads * head_dim, kv, kv), hidden, "outputs", least=head_dim),
+        Weight("o_proj", (hidden,), heads * head_dim, "inputs"),
+    )
+
+
+def latent_attention(hidden: int, heads: int, latent: Latent) -> tuple[Weight, ...]:
+    """The compressions are on every device; engines multiply with both at once, or one after the other."""
+    down = latent.kv_lora + latent.rope
+    return (
+        Weight("q_a", (latent.q_lora,), hidden, "nothing"),
+        Weight("kv_a", (down,), hidden, "nothing"),
+        Weight("q_kv_a", (latent.q_lora, down), hidden, "nothing"),
+        Weight("q_b", (heads * (latent.nope + latent.rope),), latent.q_lora, "outputs"),
+        Weight("kv_b", (heads * (latent.nope + latent.value),), latent.kv_lora, "outputs"),
+        Weight("o_proj", (hidden,), heads * latent.value, "inputs"),
+    )
+
+
+def _dense(
+    name: str,
+    *,
+    hidden: int,
+    intermediate: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    vocab: int,
+    head_norms: bool = False,
+) -> ModelFacts:
+    weights = (
+        *grouped_query_attention(hidden, heads, kv_heads, head_dim),
+        *feed_forward(hidden, intermediate),
+        lm_head(vocab, hidden),
+    )
+    return ModelFacts(name, hidden, intermediate, heads, kv_heads, head_dim, vocab, weights, head_norms)
+
+
+def _latent_experts(
+    name: str,
+    *,
+    hidden: int,
+    intermediate: int,
+    heads: int,
+    vocab: int,
+    latent: Latent,
+    experts: Experts,
+    indexer: Indexer | None = None,
+) -> ModelFacts:
+    of_indexer = (
+        ()
+        if indexer is None
+        else (
+            Weight("indexer_q", (indexer.heads * indexer.head_dim,), latent.q_lora, "nothing"),
+            Weight("indexer_k", (indexer.head_dim,), hidden, "nothing"),
+            Weight("indexer_weights", (indexer.heads,), hidden, "nothing"),
+        )
+    )
+    weights = (
+        *latent_attention(hidden, heads, latent),
+        *of_indexer,
+        *feed_forward(hidden, intermediate),
+        *feed_forward(hidden, experts.shared, "shared_"),
+        Weight("router", (experts.count,), hidden, "nothing"),
+        lm_head(vocab, hidden),
+    )
+    return ModelFacts(
+        name,
+        hidden,
+        intermediate,
+        heads,
+        heads,
+        latent.nope + latent.rope,
+        vocab,
+        weights,
+        latent=latent,
+        indexer=indexer,
+        experts=experts,
+    )
+
+
+#: The numbers are those of each model's config.json.
+DEEPSEEK_V3 = _latent_experts(
+    "deepseek-ai/DeepSeek-V3",
+    hidden=7168,
+    intermediate=18432,
+    heads=128,
+    vocab=129280,
+    latent=Latent(q_lora=1536, kv_lora=512, nope=128, rope=64, value=128),
+    experts=Experts(256, 2048, 8, shared=2048),
 )
+QWEN3_32B = _dense(
+    "Qwen/Qwen3-32B",
+    hidden=5120,
+    intermediate=25600,
+    heads=64,
+    kv_heads=8,
+    head_dim=128,
+    vocab=151936,
+    head_norms=True,
+)
+LLAMA_3_70B = _dense(
+    "meta-llama/Meta-Llama-3-70B",
+    hidden=8192,
+    intermediate=28672,
+    heads=64,
+    kv_heads=8,
+    head_dim=128,
+    vocab=128256,
+)
+
+
+def _glm_5(name: str) -> ModelFacts:
+    return _latent_experts(
+        name,
+        hidden=6144,
+        intermediate=12288,
+        heads=64,
+        vocab=154880,
+        latent=Latent(q_lora=2048, kv_lora=512, nope=192, rope=64, value=256),
+        experts=Experts(256, 2048, 8, shared=2048),
+        indexer=Indexer(heads=32, head_dim=128, top_k=2048),
+    )
+
+
+GLM_5_1 = _glm_5("zai-org/GLM-5.1")
+GLM_5_2 = _glm_5("zai-org/GLM-5.2")
+#: The model of the starter database: the smallest of its kind.
+QWEN3_0_6B = _dense(
+    "Qwen/Qwen3-0.6B",
+    hidden=1024,
+    intermediate=3072,
+    heads=16,
+    kv_heads=8,
+    head_dim=128,
+    vocab=151936,
+    head_norms=True,
+)
+
+#: Whose shapes are taken where no model is asked for.
+BUILT_IN = (DEEPSEEK_V3, QWEN3_32B, LLAMA_3_70B, GLM_5_1, GLM_5_2)
+
+#: Short names, in lower case.
+ALIASES = {
+    "dsv3": DEEPSEEK_V3,
+    "deepseek-v3": DEEPSEEK_V3,
+    "qwen3-32b": QWEN3_32B,
+    "qwen3-0.6b": QWEN3_0_6B,
+    "llama-70b": LLAMA_3_70B,
+    "llama-3-70b": LLAMA_3_70B,
+    "glm-5.1": GLM_5_1,
+    "glm-5.2": GLM_5_2,
+    "glm-5": GLM_5_1,
+}

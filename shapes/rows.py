@@ -1,8 +1,14 @@
-"""A theory row: a kernel call that no profiler has seen yet."""
+"""Theory rows: kernel calls that no profiler has seen yet, one by one or thousands at once."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from database.schema import (
     ACCELERATOR_CORE,
@@ -16,9 +22,12 @@ from database.schema import (
 )
 from database.signature import signature
 from database.slots import Slot
+from shapes.expression import Ints
+from shapes.patterns import Form
 
 #: Dtypes that profilers write with a prefix; `FLOAT` and the integers have none.
 _PREFIXED = frozenset({"BF16"})
+_TEXT = pa.large_string()
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,7 @@ class TheoryRow:
         inputs, outputs: tensor slots in the kernel's order.
         op_state, core: as in the rows of the profiler that this row stands beside; empty where
             there are none.
+        more: further columns and their cells: what an attention kernel's shapes do not tell.
     """
 
     kernel_type: str
@@ -37,22 +47,95 @@ class TheoryRow:
     outputs: tuple[Slot, ...]
     op_state: str = ""
     core: str = ""
+    more: tuple[tuple[str, str], ...] = ()
 
     def cells(self) -> dict[str, str]:
-        """The base columns of a compute CSV."""
+        """The base columns of a compute CSV, and those in `more`."""
         return {
             OP_STATE: self.op_state,
             ACCELERATOR_CORE: self.core,
             INPUT_SHAPES: _shapes(self.inputs),
-            INPUT_DTYPES: _dtypes(self.inputs),
-            INPUT_FORMATS: _formats(self.inputs),
+            INPUT_DTYPES: _dtypes(slot.dtype for slot in self.inputs),
+            INPUT_FORMATS: _formats(slot.format for slot in self.inputs),
             OUTPUT_SHAPES: _shapes(self.outputs),
-            OUTPUT_DTYPES: _dtypes(self.outputs),
-            OUTPUT_FORMATS: _formats(self.outputs),
+            OUTPUT_DTYPES: _dtypes(slot.dtype for slot in self.outputs),
+            OUTPUT_FORMATS: _formats(slot.format for slot in self.outputs),
+            **dict(self.more),
         }
 
     def signature(self) -> str:
         return signature(self.kernel_type, self.cells())
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Many calls of one form.
+
+    Attributes:
+        inputs, outputs: for each slot its dimensions, each a number or an array of `count`; None for an
+            absent slot.
+        more: further columns: a text for all, an array of numbers, or texts.
+        bytes: of all tensors of each row; one number, or an array.
+    """
+
+    kernel_type: str
+    form: Form
+    inputs: Sequence[tuple[Ints, ...] | None]
+    outputs: Sequence[tuple[Ints, ...] | None]
+    more: Mapping[str, str | Ints | Sequence[str]]
+    count: int
+    bytes: Ints
+
+    def frame(self) -> pd.DataFrame:
+        """The cells of `TheoryRow.cells`, by columns."""
+        form = self.form
+        texts: dict[str, str | Ints | Sequence[str]] = {
+            OP_STATE: form.op_state,
+            ACCELERATOR_CORE: form.core,
+            INPUT_SHAPES: self._shapes(self.inputs),
+            INPUT_DTYPES: _dtypes(form.input_dtypes),
+            INPUT_FORMATS: _formats(form.input_formats),
+            OUTPUT_SHAPES: self._shapes(self.outputs),
+            OUTPUT_DTYPES: _dtypes(form.output_dtypes),
+            OUTPUT_FORMATS: _formats(form.output_formats),
+            **self.more,
+        }
+        frame: pd.DataFrame = pd.DataFrame({name: self._column(value) for name, value in texts.items()})
+        return frame
+
+    def row_bytes(self) -> np.ndarray:
+        """Of all tensors of each row."""
+        return np.broadcast_to(self.bytes, (self.count,))
+
+    def _column(self, value: str | Ints | Sequence[str]) -> np.ndarray | Sequence[str]:
+        if isinstance(value, str):
+            return np.full(self.count, value, dtype=object)
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            return np.broadcast_to(value, (self.count,)).astype(str).astype(object)
+        return value
+
+    def _shapes(self, slots: Sequence[tuple[Ints, ...] | None]) -> np.ndarray | str:
+        pieces: list[pa.LargeStringScalar | pa.LargeStringArray] = []
+        known: dict[int, pa.LargeStringArray] = {}
+        text = ""
+        for i, dims in enumerate(slots):
+            text += ";" if i else ""
+            for j, dim in enumerate(dims or ()):
+                text += "," if j else ""
+                if not isinstance(dim, np.ndarray):
+                    text += str(dim)
+                    continue
+                if text:
+                    pieces.append(pa.scalar(text, type=_TEXT))
+                    text = ""
+                if id(dim) not in known:
+                    known[id(dim)] = pa.array(np.broadcast_to(dim, (self.count,))).cast(_TEXT)
+                pieces.append(known[id(dim)])
+        if not pieces:
+            return text
+        joined = pc.binary_join_element_wise(*pieces, pa.scalar(text, type=_TEXT), pa.scalar("", type=_TEXT))
+        cells: np.ndarray = joined.to_numpy(zero_copy_only=False)
+        return cells
 
 
 def tensor(dtype: str, *shape: int) -> Slot:
@@ -64,9 +147,9 @@ def _shapes(slots: tuple[Slot, ...]) -> str:
     return ";".join(",".join(map(str, slot.shape)) for slot in slots)
 
 
-def _dtypes(slots: tuple[Slot, ...]) -> str:
-    return ";".join(f"DT_{slot.dtype}" if slot.dtype in _PREFIXED else slot.dtype for slot in slots)
+def _dtypes(names: Iterator[str] | Sequence[str]) -> str:
+    return ";".join((f"DT_{name}" if name in _PREFIXED else name) or "DT_UNDEFINED" for name in names)
 
 
-def _formats(slots: tuple[Slot, ...]) -> str:
-    return ";".join(slot.format for slot in slots)
+def _formats(names: Iterator[str] | Sequence[str]) -> str:
+    return ";".join(name or "NULL" for name in names)

@@ -6,41 +6,69 @@ all of them are measured in about two minutes on two cores.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-from hypothesis.strategies import SearchStrategy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from database.store import Database
-from shapes import patterns, strategies
-from shapes.append import append_rows
-from shapes.draw import draw_rows
-from shapes.models import QWEN3_0_6B, Linear, ModelFacts
-from shapes.rows import TheoryRow
-from shapes.strategies import MOST_TOKENS, most_matmul_tokens, most_norm_tokens
+from shapes.append import add_theory_rows
+from shapes.catalog import Kernel, built_in_catalog
+from shapes.expression import parse
+from shapes.memory import GB
+from shapes.models import QWEN3_0_6B, ModelFacts
+from shapes.patterns import Form
+from shapes.plan import Request
+from shapes.sources import Targets
 
-_BF16, _FLOAT = "BF16", "FLOAT"
-_MATMUL = "MatMulV2"
-#: Two cores of a server manage some 80 GFLOP/s in float32, and 20 in bfloat16 without instructions for it.
-_MOST_FLOP = {_FLOAT: 4 * 10**9, _BF16: 10**9}
-#: Normalization and softmax read and write each element several times on a CPU.
-_MOST_ELEMENTS = 1 << 21
-#: Of rows that hold the embedding table or the LM head there are few: making their random inputs
-#: takes longer than measuring them.
-_LARGE_TABLE_ROWS = 6
+#: The embedding table, which is the LM head too, is the largest tensor: 311 MB.
+_BUDGET_BYTES = GB
+_HALF, _FLOAT = "BF16", "FLOAT"
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Rows to draw of one strategy; those that are required count."""
+class Part:
+    """Rows of one pattern of a kernel type.
 
-    strategy: SearchStrategy[TheoryRow]
-    count: int
-    required: tuple[TheoryRow, ...]
+    Attributes:
+        rows: how many; fewer where the pattern has no more within the limit.
+        limit: what keeps a call short.
+        form: dtypes.
+    """
+
+    kernel_type: str
+    pattern: str
+    rows: int
+    limit: str
+    form: str
+
+    def kernel(self) -> Kernel:
+        """The catalog's kernel type with this pattern alone, within the limit."""
+        of_catalog = built_in_catalog().kernel(self.kernel_type)
+        pattern = next(pattern for pattern in of_catalog.patterns if pattern.name == self.pattern)
+        limited = replace(pattern, where=(*pattern.where, parse(self.limit)), forms=(Form.parse(self.form),))
+        return Kernel(self.kernel_type, (limited,))
 
 
-def write_starter(database: Database, *, seed: int = 0) -> int:
-    """Appends the starter rows that are not there yet; gives their number.
+#: Two cores of a server manage some 80 GFLOP/s in float32, and 20 in bfloat16 without instructions for it.
+#: Normalization and softmax read and write each element several times. Of rows that hold the embedding
+#: table there are few: making their random inputs takes longer than measuring them.
+PARTS = (
+    Part("MatMulV2", "matmul", 64, "2 * m * n * k <= 1000000000", f"{_HALF};{_HALF} -> {_HALF}"),
+    Part("MatMulV2", "matmul", 12, "2 * m * n * k <= 4000000000 and n <= 4096", f"{_FLOAT};{_FLOAT} -> {_FLOAT}"),
+    Part("Add", "binary", 20, "m <= 4096", f"{_HALF};{_HALF} -> {_HALF}"),
+    Part("Add", "binary", 10, "m <= 4096", f"{_FLOAT};{_FLOAT} -> {_FLOAT}"),
+    Part("Mul", "binary", 16, "m <= 4096", f"{_HALF};{_HALF} -> {_HALF}"),
+    Part("RmsNorm", "rms_norm", 18, "m * h <= 2097152", f"{_HALF};{_HALF} -> {_HALF};{_FLOAT}"),
+    Part("RmsNorm", "head_rms_norm", 20, "m * g * d <= 2097152", f"{_HALF};{_HALF} -> {_HALF};{_FLOAT}"),
+    Part("SwiGlu", "swiglu", 20, "m <= 4096", f"{_HALF} -> {_HALF}"),
+    Part("SoftmaxV2", "unary_logits", 10, "b * vocab <= 2097152", f"{_FLOAT} -> {_FLOAT}"),
+    Part("GatherV2", "gather", 6, "m <= 4096", f"{_HALF};INT64;INT64 -> {_HALF}"),
+)
+
+
+def write_starter(
+    database: Database, *, seed: int = 0, model: ModelFacts = QWEN3_0_6B, parts: Sequence[Part] = PARTS
+) -> int:
+    """Appends the starter rows, about two hundred; gives their number.
 
     Args:
         seed: the same gives the same rows, for a given version of hypothesis.
@@ -48,84 +76,9 @@ def write_starter(database: Database, *, seed: int = 0) -> int:
     Raises:
         OpAtlasError: the database cannot be read or written.
     """
-    return append_rows(database, starter_rows(seed=seed))
-
-
-def starter_rows(*, seed: int = 0, model: ModelFacts = QWEN3_0_6B) -> list[TheoryRow]:
-    """Theory rows of a model, about two hundred."""
-    return [
-        row
-        for sample in _samples(model)
-        for row in draw_rows(sample.strategy, sample.count, seed=seed, required=sample.required)
-    ]
-
-
-def _samples(model: ModelFacts) -> Iterator[Sample]:
-    yield _matmuls(model.layer_linears(), _BF16, 60)
-    yield _matmuls((model.lm_head(),), _BF16, _LARGE_TABLE_ROWS)
-    yield _matmuls(model.layer_linears()[-1:], _FLOAT, 10)
-    for dtype, count in ((_BF16, 16), (_FLOAT, 6)):
-        yield Sample(
-            strategies.elementwise("Add", [model.hidden], [dtype]),
-            count,
-            tuple(patterns.elementwise("Add", (m, model.hidden), (m, model.hidden), dtype) for m in (1, MOST_TOKENS)),
-        )
-    yield Sample(
-        strategies.elementwise("Mul", [model.intermediate], [_BF16]),
-        14,
-        tuple(
-            patterns.elementwise("Mul", (m, model.intermediate), (m, model.intermediate), _BF16)
-            for m in (1, MOST_TOKENS)
-        ),
-    )
-    yield Sample(
-        strategies.per_head("Mul", [model.heads, model.kv_heads], model.head_dim, [_BF16]),
-        10,
-        tuple(
-            patterns.elementwise("Mul", (m, model.heads, model.head_dim), (m, 1, model.head_dim), _BF16)
-            for m in (1, MOST_TOKENS)
-        ),
-    )
-    normalized = ((model.hidden,), (model.heads, model.head_dim), (model.kv_heads, model.head_dim))
-    yield Sample(
-        strategies.rms_norms(normalized, [_BF16], _MOST_ELEMENTS),
-        34,
-        tuple(
-            patterns.rms_norm((m, *trailing), _BF16)
-            for trailing in normalized
-            for m in (1, most_norm_tokens(trailing, _MOST_ELEMENTS))
-        ),
-    )
-    yield Sample(
-        strategies.swiglus([model.intermediate], [_BF16]),
-        18,
-        tuple(patterns.swiglu(m, model.intermediate, _BF16) for m in (1, MOST_TOKENS)),
-    )
-    yield Sample(
-        strategies.attention_softmaxes(model.heads, [_BF16], _MOST_ELEMENTS),
-        12,
-        tuple(patterns.softmax((1, model.heads, 1, keys), _BF16) for keys in (16, MOST_TOKENS)),
-    )
-    yield Sample(
-        strategies.logit_softmaxes(model.vocab, [_FLOAT], _MOST_ELEMENTS),
-        6,
-        (patterns.softmax((1, model.vocab), _FLOAT),),
-    )
-    yield Sample(
-        strategies.embeddings(model.vocab, model.hidden, [_BF16]),
-        _LARGE_TABLE_ROWS,
-        tuple(patterns.gather(model.vocab, model.hidden, m, _BF16) for m in (1, MOST_TOKENS)),
-    )
-
-
-def _matmuls(linears: tuple[Linear, ...], dtype: str, count: int) -> Sample:
-    most_flop = _MOST_FLOP[dtype]
-    return Sample(
-        strategies.matmuls(_MATMUL, linears, [dtype], most_flop),
-        count,
-        tuple(
-            patterns.matmul(_MATMUL, tokens, linear, dtype)
-            for linear in linears
-            for tokens in (1, most_matmul_tokens(linear, most_flop))
-        ),
-    )
+    targets = Targets([model], tp_sizes=(1,), ep_sizes=(1,))
+    added = 0
+    for part in parts:
+        request = Request(targets, part.rows, seed, _BUDGET_BYTES)
+        added += len(add_theory_rows(database, part.kernel(), request, forms_of_database=False).signatures)
+    return added

@@ -31,8 +31,8 @@ COMMANDS = {
     "Trace to CSV": ("database", "trace-to-csv"),
     "Doctor": ("bench", "doctor"),
 }
-#: Sections whose rows have their options in `pytest bench/ --help`.
-OF_PYTEST = ("Replay", OWN)
+#: Sections whose rows have their options in `pytest --help`.
+OF_PYTEST = ("Replay", "Theory rows", OWN)
 
 _OPTION = re.compile(r"`(--?[a-z][a-z-]*)`")
 

@@ -1,4 +1,4 @@
-"""Samples: reproducible, without duplicates, with what is required."""
+"""Samples: reproducible, without duplicates."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from shapes import patterns, strategies
 from shapes.draw import draw_rows
-from shapes.rows import TheoryRow
+from shapes.models import QWEN3_0_6B
+from shapes.rows import TheoryRow, tensor
+from shapes.sources import Targets
+from shapes.strategies import theory_rows
 
 REPOSITORY = Path(__file__).parents[2]
-ADDS = strategies.elementwise("Add", [1024, 2048], ["BF16", "FLOAT"])
+ADDS = theory_rows("Add", targets=Targets((QWEN3_0_6B,)))
 
 
-def signatures(rows: list[TheoryRow]) -> list[str]:
-    return [row.signature() for row in rows]
+def toy(size: int) -> TheoryRow:
+    return TheoryRow("Toy", (tensor("FLOAT", size),), (tensor("FLOAT", size),))
 
 
 @pytest.mark.parametrize(("seed", "count"), [(0, 1), (0, 60), (7, 25), (2**32, 25), (-1, 25)])
 def test_the_same_seed_gives_the_same_rows(seed: int, count: int) -> None:
     sample = draw_rows(ADDS, count, seed=seed)
-    assert sample == draw_rows(ADDS, count, seed=seed)
-    assert len(set(signatures(sample))) == len(sample) == count
+    assert list(sample.items()) == list(draw_rows(ADDS, count, seed=seed).items())
+    assert len(sample) == count
+    assert all(row.signature() == signature for signature, row in sample.items())
 
 
 def test_another_seed_gives_other_rows() -> None:
@@ -35,8 +38,9 @@ def test_another_seed_gives_other_rows() -> None:
 def test_another_process_gives_the_same_rows() -> None:
     """Whatever modules it has loaded: hypothesis mixes constants of loaded modules into some draws."""
     script = (
-        "from shapes.starter import starter_rows; import hashlib; "
-        "print(hashlib.sha256(repr(starter_rows(seed=3)).encode()).hexdigest())"
+        "from shapes.draw import draw_rows; from shapes.strategies import theory_rows; import hashlib; "
+        "rows = [draw_rows(theory_rows(name), 150, seed=3) for name in ('MatMulV2', 'FusedInferAttentionScore')]; "
+        "print(hashlib.sha256(repr(rows).encode()).hexdigest())"
     )
     more = "import bench.stop_rule, database.journal, database.ingest.command; " + script
     digests = {
@@ -46,25 +50,21 @@ def test_another_process_gives_the_same_rows() -> None:
     assert len(digests) == 1
 
 
-def test_a_larger_sample_takes_in_the_required_rows_first() -> None:
-    required = [patterns.elementwise("Add", (m, 1024), (m, 1024), "BF16") for m in (1, 4096)]
-    sample = draw_rows(ADDS, 10, seed=0, required=[*required, required[0]])
-    assert sample[:2] == required
-    assert len(sample) == 10
-
-
-def test_required_rows_are_there_even_where_they_are_more_than_asked_for() -> None:
-    required = [patterns.elementwise("Add", (m, 1024), (m, 1024), "BF16") for m in (1, 2, 3)]
-    assert draw_rows(ADDS, 2, seed=0, required=required) == required
+def test_rows_that_are_not_wanted_are_not_drawn() -> None:
+    first = draw_rows(ADDS, 40, seed=1)
+    assert not set(first) & set(draw_rows(ADDS, 40, seed=1, apart_from=first))
 
 
 def test_a_small_space_is_drawn_empty() -> None:
-    three = st.sampled_from([patterns.swiglu(m, 8, "BF16") for m in (1, 2, 3)])
+    three = st.sampled_from([toy(size) for size in (1, 2, 3)])
     assert len(draw_rows(three, 100, seed=0)) == 3
 
 
 def test_hypothesis_leaves_nothing_behind(tmp_path: Path) -> None:
-    script = "from shapes.starter import starter_rows; starter_rows()"
+    script = (
+        "from shapes.draw import draw_rows; from shapes.strategies import theory_rows; "
+        "draw_rows(theory_rows('Add'), 30, seed=0)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=tmp_path,

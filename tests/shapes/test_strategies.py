@@ -1,91 +1,98 @@
-"""Draws satisfy what their strategy promises, without rejecting any."""
+"""Drawn rows of every kernel type: legal, within the budget, and read as they were meant."""
 
 from __future__ import annotations
 
-from math import prod
-
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
-from tests_of_shapes import drawn
 
-from database.schema import BASE, INPUT_SLOTS, OUTPUT_SLOTS
-from database.slots import parse_slots
-from shapes import strategies
-from shapes.models import QWEN3_0_6B, Linear
+from database.errors import OpAtlasError
+from database.schema import BASE, INPUT_SLOTS, OUTPUT_SLOTS, RUNTIME_PREFIX
+from database.signature import signature
+from database.slots import Slot, parse_slots
+from shapes.catalog import built_in_catalog
+from shapes.memory import FLUSH_BUFFER_BYTES, GB, row_bytes
+from shapes.models import DEEPSEEK_V3, GLM_5_1, QWEN3_32B
 from shapes.rows import TheoryRow
-from shapes.strategies import DECODE_TOKENS, MOST_TOKENS, token_counts
+from shapes.sources import Targets
+from shapes.strategies import theory_rows
 
-DTYPES = ("BF16", "FLOAT", "FLOAT16")
-LINEARS = (*QWEN3_0_6B.layer_linears(), QWEN3_0_6B.lm_head())
-
-PATTERNS: dict[str, SearchStrategy[TheoryRow]] = {
-    "matmuls": strategies.matmuls("MatMulV2", LINEARS, DTYPES, 10**9),
-    "elementwise": strategies.elementwise("Add", [1024, 3072], DTYPES),
-    "per_head": strategies.per_head("Mul", [16, 8], 128, DTYPES),
-    "rms_norms": strategies.rms_norms([(1024,), (16, 128)], DTYPES, 1 << 20),
-    "swiglus": strategies.swiglus([3072], DTYPES),
-    "attention_softmaxes": strategies.attention_softmaxes(16, DTYPES, 1 << 20),
-    "logit_softmaxes": strategies.logit_softmaxes(151936, DTYPES, 1 << 20),
-    "embeddings": strategies.embeddings(151936, 1024, DTYPES),
-}
+TARGETS = Targets((DEEPSEEK_V3, QWEN3_32B, GLM_5_1), tp_sizes=(1, 16), ep_sizes=(1, 32), generic=True)
+KERNEL_TYPES = tuple(built_in_catalog().kernels)
+BUDGETS = (0.6, 4.0, 32.0)
 
 
-@pytest.mark.parametrize("name", PATTERNS)
+def without_trailing_absent(slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+    while slots and slots[-1].absent:
+        slots = slots[:-1]
+    return slots
+
+
+@pytest.fixture(scope="module")
+def strategies() -> dict[tuple[str, float], SearchStrategy[TheoryRow]]:
+    """Made when they are first asked for."""
+    return {}
+
+
+@pytest.mark.parametrize("kernel_type", KERNEL_TYPES)
+def test_rows_are_legal(kernel_type: str, strategies: dict[tuple[str, float], SearchStrategy[TheoryRow]]) -> None:
+    @settings(max_examples=25, deadline=None)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        gb = data.draw(st.sampled_from(BUDGETS))
+        if (kernel_type, gb) not in strategies:
+            strategies[kernel_type, gb] = theory_rows(kernel_type, targets=TARGETS, budget_bytes=int(gb * GB))
+        row = data.draw(strategies[kernel_type, gb])
+        cells = row.cells()
+        assert row.kernel_type == kernel_type
+        assert tuple(cells)[: len(BASE)] == BASE
+        inputs = parse_slots(*(cells[column] for column in INPUT_SLOTS), INPUT_SLOTS)
+        outputs = parse_slots(*(cells[column] for column in OUTPUT_SLOTS), OUTPUT_SLOTS)
+        assert inputs == without_trailing_absent(row.inputs)
+        assert outputs == without_trailing_absent(row.outputs)
+        assert all(size > 0 for slot in (*inputs, *outputs) for size in slot.shape)
+        assert row_bytes(row) + FLUSH_BUFFER_BYTES <= gb * GB
+        assert row.signature() == signature(kernel_type, {name: f'"{cell}"' for name, cell in cells.items()})
+
+    check()
+
+
 @given(data=st.data())
-def test_rows_read_as_they_were_meant(name: str, data: st.DataObject) -> None:
-    row = data.draw(PATTERNS[name])
-    cells = row.cells()
-    assert tuple(cells) == BASE
-    assert parse_slots(*(cells[column] for column in INPUT_SLOTS), INPUT_SLOTS) == row.inputs
-    assert parse_slots(*(cells[column] for column in OUTPUT_SLOTS), OUTPUT_SLOTS) == row.outputs
+@settings(deadline=None)
+def test_lengths_of_sequences_are_those_of_the_slots(data: st.DataObject) -> None:
+    row = data.draw(theory_rows("FusedInferAttentionScore", targets=TARGETS))
+    cells = {name.removeprefix(RUNTIME_PREFIX): cell for name, cell in row.more}
+    keys = [int(word) for word in cells["actual_seq_lengths_kv_values"].split(",")]
+    query, table = row.inputs[0].shape, row.inputs[14].shape
+    if cells["input_layout"] == "TND":
+        assert int(cells["actual_seq_lengths_values"].split(",")[-1]) == query[0]
+    if table:
+        assert len(keys) == table[0]
+        assert -(-max(keys) // int(cells["block_size"])) == table[1]
+        assert table[0] * table[1] == row.inputs[1].shape[0]
+    else:
+        assert keys[-1] == row.inputs[1].shape[0]
+    assert int(cells["num_heads"]) == query[1]
 
 
-@given(st.integers(1, 10_000), st.data())
-def test_token_counts_lie_within_their_bounds(most: int, data: st.DataObject) -> None:
-    assert 1 <= data.draw(token_counts(most)) <= most
+@given(data=st.data())
+@settings(deadline=None)
+def test_blocks_hold_the_matrix(data: st.DataObject) -> None:
+    row = data.draw(theory_rows("QuantBatchMatmulV3", targets=TARGETS))
+    (m, k), (a, b, c, d) = row.inputs[0].shape, row.inputs[1].shape
+    assert (row.inputs[1].format, c, d) == ("FRACTAL_NZ", 16, 32)
+    assert (b * c, a * d) == (k, row.outputs[0].shape[1])
+    assert row.outputs[0].shape[0] == m
 
 
-def test_decode_sizes_are_drawn_more_often_than_others() -> None:
-    samples = 400
-    counts = drawn(token_counts(), samples)
-    assert sum(count in DECODE_TOKENS for count in counts) > samples / 3
-    assert max(counts) > MOST_TOKENS / 2
+def test_the_simplest_row_is_what_draws_shrink_to() -> None:
+    from hypothesis import find
+
+    row = find(theory_rows("SwiGlu", targets=TARGETS), lambda row: True)
+    assert row.inputs[0].shape[0] == 1
 
 
-@given(st.sampled_from(LINEARS), st.integers(10**6, 10**12), st.data())
-def test_matmuls_stay_within_their_operations(linear: Linear, most_flop: int, data: st.DataObject) -> None:
-    row = data.draw(strategies.matmuls("MatMulV2", [linear], DTYPES, most_flop))
-    (m, k), (n, _) = row.inputs[0].shape, row.inputs[1].shape
-    assert row.outputs[0].shape == (m, n)
-    assert (n, k) == (linear.n, linear.k)
-    assert 2 * m * n * k <= max(most_flop, 2 * n * k)
-
-
-@given(PATTERNS["rms_norms"])
-def test_norms_give_a_float_factor_for_each_row(row: TheoryRow) -> None:
-    x, gamma = row.inputs
-    y, rstd = row.outputs
-    assert y == x
-    assert gamma.shape == x.shape[-1:]
-    assert (rstd.shape, rstd.dtype) == ((*x.shape[:-1], 1), "FLOAT")
-    assert prod(x.shape) <= 1 << 20
-
-
-@given(PATTERNS["swiglus"])
-def test_swiglu_halves_the_last_dimension(row: TheoryRow) -> None:
-    assert row.inputs[0].shape == (row.outputs[0].shape[0], 2 * row.outputs[0].shape[1])
-
-
-@given(st.one_of(PATTERNS["attention_softmaxes"], PATTERNS["logit_softmaxes"]))
-def test_softmaxes_stay_within_their_elements(row: TheoryRow) -> None:
-    assert row.inputs[0].shape == row.outputs[0].shape
-    assert prod(row.inputs[0].shape) <= 1 << 20
-
-
-@given(PATTERNS["embeddings"])
-def test_embeddings_take_a_row_for_each_index(row: TheoryRow) -> None:
-    table, indices, axis = row.inputs
-    assert (indices.dtype, axis.dtype, axis.shape) == ("INT64", "INT64", (1,))
-    assert row.outputs[0].shape == (indices.shape[0], table.shape[1])
+def test_a_budget_in_which_nothing_fits_is_an_error() -> None:
+    with pytest.raises(OpAtlasError, match=r"no row of Sort fits 0\.5 GB: raise --max-hbm-gb"):
+        theory_rows("Sort", targets=TARGETS, budget_bytes=GB // 2)

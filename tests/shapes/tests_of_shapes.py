@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import textwrap
+from pathlib import Path
 from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
+
+from shapes.catalog import Catalog, read_catalog
+from shapes.memory import GB
+from shapes.models import ModelFacts
+from shapes.plan import Request
+from shapes.sources import Targets
 
 T = TypeVar("T")
 
@@ -28,3 +36,15 @@ def drawn(strategy: SearchStrategy[T], count: int) -> list[T]:
 
     collect()
     return values
+
+
+def request(*models: ModelFacts, rows: int = 0, seed: int = 0, gb: float = 32) -> Request:
+    """A run for some models, undivided."""
+    return Request(Targets(models, tp_sizes=(1,), ep_sizes=(1,)), rows, seed, int(gb * GB))
+
+
+def catalog_of(folder: Path, text: str) -> Catalog:
+    """A catalog written as in shapes/catalog.yaml, without its indentation."""
+    path = folder / "catalog.yaml"
+    path.write_text(textwrap.dedent(text))
+    return read_catalog(path)

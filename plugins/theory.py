@@ -1,0 +1,293 @@
+"""`pytest shapes/`: a case for each kernel type, which adds its theory rows to the database."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bench.devices.at_hand import database_name
+from database.errors import OpAtlasError
+from database.layout import default_path
+from database.manifest import Manifest, code_digest
+from database.store import Database, write_text
+from database.versions import detect
+from plugins.collector import keyword_filter
+from plugins.theory_report import KernelResult, coverage_page, summary_lines
+
+if TYPE_CHECKING:
+    from shapes.catalog import Kernel
+    from shapes.plan import Request
+
+_SHAPES = Path(__file__).parents[1] / "shapes"
+_DEFAULT_ROWS = 1000
+_DEFAULT_HBM_GB = 32.0
+#: Under this name the fixture of shapes/ finds the session.
+THEORY = "opatlas-theory"
+_PROPERTY = "theory_rows"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("opatlas", "OpAtlas: replaying the rows of a database of operator durations")
+    group.addoption(
+        "--target-models",
+        metavar="MODEL[,MODEL...]",
+        default="",
+        help="pytest shapes/: take shapes of these models only: names of built-in models, architectures of "
+        "transformers, config.json files (default: the built-in models, and shapes of no model in particular)",
+    )
+    group.addoption(
+        "--tp-sizes",
+        type=_sizes,
+        metavar="N[,N...]",
+        default=(),
+        help="pytest shapes/: sizes of tensor parallelism (default: of 1, 2, 4, 8, 16 those that fit a model)",
+    )
+    group.addoption(
+        "--ep-sizes",
+        type=_sizes,
+        metavar="N[,N...]",
+        default=(),
+        help="pytest shapes/: sizes of expert parallelism (default: of 1, 2, 4 ... 256 those that divide the experts)",
+    )
+    group.addoption(
+        "--rows",
+        type=_count,
+        metavar="N",
+        default=_DEFAULT_ROWS,
+        help="pytest shapes/: the most theory rows of a kernel type; 0: the whole grid (default: %(default)s)",
+    )
+    group.addoption(
+        "--seed",
+        type=int,
+        metavar="N",
+        default=0,
+        help="pytest shapes/: the same seed draws the same rows, for a given version of hypothesis "
+        "(default: %(default)s)",
+    )
+    group.addoption(
+        "--max-hbm-gb",
+        type=_positive,
+        metavar="GB",
+        default=_DEFAULT_HBM_GB,
+        help="pytest shapes/: leave out rows whose tensors, with the buffer that flushes the cache, need more memory, "
+        "in 10^9 bytes (default: %(default)g)",
+    )
+    group.addoption(
+        "--plan-only",
+        action="store_true",
+        help="pytest shapes/: tell what would be added, and write nothing (default: off)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Theory(config), THEORY)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a session has decided before it writes anything."""
+
+    database: Database
+    request: Request
+    kernels: dict[str, Kernel]
+
+
+class Theory:
+    """The state of a session, in each of its processes."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._started_at = time.time()
+        self._results: list[KernelResult] = []
+        self._is_worker = hasattr(config, "workerinput")
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Raises OpAtlasError, pytest.UsageError."""
+        from shapes.catalog import built_in_catalog
+        from shapes.kernels import kernels_of
+        from shapes.memory import FLUSH_BUFFER_BYTES, GB
+        from shapes.plan import Request
+        from shapes.targets import targets_of
+
+        option = self._config.option
+        catalog = built_in_catalog()
+        budget_bytes = int(option.max_hbm_gb * GB)
+        if budget_bytes <= FLUSH_BUFFER_BYTES:
+            raise OpAtlasError(
+                f"--max-hbm-gb {option.max_hbm_gb:g}: no row fits, since {FLUSH_BUFFER_BYTES / GB:g} GB are needed to "
+                f"flush the cache between samples: give more"
+            )
+        names = [name.strip() for name in option.target_models.split(",") if name.strip()]
+        targets = targets_of(names, option.tp_sizes, option.ep_sizes)
+        database = Database(self._database_path())
+        kernels = kernels_of(database, catalog)
+        wanted = [name.strip() for name in option.ops.split(",") if name.strip()]
+        for name in wanted:
+            if name not in kernels:
+                catalog.kernel(name)
+        kernels = {name: kernel for name, kernel in kernels.items() if not wanted or name in wanted}
+        return Plan(database, Request(targets, option.rows, option.seed, budget_bytes), kernels)
+
+    def _database_path(self) -> Path:
+        option = self._config.option
+        if option.database_path:
+            return Path(option.database_path).absolute()
+        versions = detect(vllm=option.vllm_version, torch=option.torch_version, cann=option.cann_version)
+        if option.device and option.device not in ("npu", "cpu"):
+            # Its database can be filled where it is not.
+            return default_path(option.device, versions)
+        return default_path(database_name(self._config.hook.pytest_opatlas_devices(config=self._config)), versions)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        """Whatever is wrong is found before workers start, and before a file is touched."""
+        if self._is_worker or not self._is_asked_for():
+            return
+        try:
+            self._check_files()
+        except OpAtlasError as error:
+            raise pytest.UsageError(str(error)) from None
+
+    def _check_files(self) -> None:
+        """Raises OpAtlasError for a row of the database that cannot be read."""
+        from shapes.append import table_of
+        from shapes.match import read_rows
+
+        selected = keyword_filter(self._config.option.keyword)
+        for name in self.plan.kernels:
+            if selected(f"shapes/test_theory_rows.py test_theory_rows[{name}]"):
+                for _ in read_rows(table_of(self.plan.database, name)):
+                    pass
+
+    def _is_asked_for(self) -> bool:
+        files = (getattr(plugin, "__file__", None) for plugin in self._config.pluginmanager.get_plugins())
+        return any(file is not None and Path(file) == _SHAPES / "conftest.py" for file in files)
+
+    def add(self, kernel_type: str) -> KernelResult:
+        """Adds the theory rows of a kernel type, or finds out what would be added. Raises OpAtlasError."""
+        from shapes.append import add_theory_rows, table_of
+        from shapes.coverage import coverage_of
+        from shapes.plan import plan_kernel
+
+        plan, kernel = self.plan, self.plan.kernels[kernel_type]
+        if self._config.option.plan_only:
+            done = plan_kernel(kernel, table_of(plan.database, kernel_type), plan.request)
+        else:
+            done = add_theory_rows(plan.database, kernel, plan.request)
+        coverage = coverage_of(kernel, table_of(plan.database, kernel_type), plan.request.targets)
+        return KernelResult(
+            kernel_type=kernel_type,
+            added=len(done.signatures),
+            there=done.there,
+            largest_bytes=done.largest_bytes,
+            total_bytes=done.total_bytes,
+            over_budget=done.over_budget,
+            smallest_bytes=done.smallest_bytes,
+            missing=done.missing,
+            unknown_dtypes=done.unknown_dtypes,
+            coverage=[asdict(model) for model in coverage],
+        )
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not self._is_worker and report.when == "call":
+            for name, value in report.user_properties:
+                if name == _PROPERTY and isinstance(value, dict):
+                    self._results.append(KernelResult(**value))
+            # In a JUnit file a number says enough.
+            report.user_properties = [
+                (name, value["added"] if name == _PROPERTY and isinstance(value, dict) else value)
+                for name, value in report.user_properties
+            ]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """A manifest for rows that were added, and the report of what the models' shapes have now."""
+        if self._is_worker or not self._results or self._config.option.plan_only:
+            return
+        database = self.plan.database
+        added = sum(result.added for result in self._results)
+        try:
+            if added:
+                self._manifest(added).write(database)
+            page = coverage_page(self._results, f"run {self._run_id}, {added:,} rows added")
+            write_text(self._coverage_path, page)
+        except OpAtlasError as error:
+            self._problem = str(error)
+            if session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _manifest(self, added: int) -> Manifest:
+        option = self._config.option
+        return Manifest(
+            run_id=self._run_id,
+            started_at=self._started_at,
+            finished_at=time.time(),
+            options={
+                "command": "pytest shapes/",
+                "target_models": [model.name for model in self.plan.request.targets.models],
+                "tp_sizes": list(self.plan.request.targets.tp_sizes),
+                "ep_sizes": list(self.plan.request.targets.ep_sizes),
+                "rows": option.rows,
+                "seed": option.seed,
+                "max_hbm_gb": option.max_hbm_gb,
+                "keyword": option.keyword,
+                "ops": option.ops,
+            },
+            code=code_digest([_SHAPES]),
+            statuses={"added": added},
+        )
+
+    @cached_property
+    def _run_id(self) -> str:
+        session: Any = self._config.pluginmanager.get_plugin("opatlas-session")
+        return str(session.run_id)
+
+    @property
+    def _coverage_path(self) -> Path:
+        stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(self._started_at))
+        return self.plan.database.reports_dir / f"coverage_{stamp}.md"
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._is_worker or not self._results:
+            return
+        terminalreporter.section("theory rows")
+        plan_only = self._config.option.plan_only
+        for line in summary_lines(self._results, plan_only=plan_only):
+            terminalreporter.write_line(line)
+        terminalreporter.write_line(f"database: {self.plan.database.path}")
+        problem = getattr(self, "_problem", "")
+        if problem:
+            terminalreporter.write_line(f"error: {problem}")
+        elif not plan_only:
+            terminalreporter.write_line(f"coverage: {self._coverage_path}")
+
+
+def _sizes(text: str) -> Sequence[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r}: give whole numbers above 0, such as 1,2,8")
+    return tuple(sorted({int(word) for word in words}))
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number, 0 for no limit")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
+    return number

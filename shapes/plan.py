@@ -1,0 +1,179 @@
+"""Which rows of a kernel type are to be added: all that its patterns span, or a sample of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+
+import numpy as np
+import pandas as pd
+
+from database.signature import signatures
+from database.store import Table
+from shapes.catalog import Kernel
+from shapes.draw import draw_rows
+from shapes.forms import KnownRows
+from shapes.memory import row_bytes
+from shapes.rows import Batch
+from shapes.sources import Targets
+from shapes.space import Space
+from shapes.strategies import rows_of
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run asks for.
+
+    Attributes:
+        targets: whose shapes.
+        rows: the most theory rows of a kernel type; 0: the whole grid.
+        seed: the same gives the same sample, for a given version of hypothesis.
+        budget_bytes: of the tensors of a row and the flush buffer.
+    """
+
+    targets: Targets
+    rows: int
+    seed: int
+    budget_bytes: int
+
+
+@dataclass
+class KernelPlan:
+    """What a run adds to a kernel type.
+
+    Attributes:
+        frame: the new rows.
+        signatures: theirs.
+        there: rows of the run that the database has already.
+        largest_bytes, total_bytes: of the tensors of the largest new row, and of all of them.
+        over_budget: points of the grid left out because they need more memory than there is.
+        smallest_bytes: of the tensors of the smallest of these; 0 where there are none.
+        missing: what none of the models has, for each pattern that gives no row because of that.
+        unknown_dtypes: dtypes of rows of the database that nothing was taken from.
+    """
+
+    kernel_type: str
+    frame: pd.DataFrame
+    signatures: list[str]
+    there: int
+    largest_bytes: int
+    total_bytes: int
+    over_budget: int
+    smallest_bytes: int
+    missing: list[str] = field(default_factory=list)
+    unknown_dtypes: list[str] = field(default_factory=list)
+
+    def without(self, known: set[str]) -> KernelPlan:
+        """The same without rows that somebody else has added meanwhile."""
+        kept = [signature not in known for signature in self.signatures]
+        return replace(
+            self,
+            frame=self.frame[kept].reset_index(drop=True),
+            signatures=[signature for signature in self.signatures if signature not in known],
+            there=self.there + kept.count(False),
+        )
+
+
+def spaces_of(kernel: Kernel, request: Request, known: KnownRows | None) -> list[Space]:
+    """For each pattern of a kernel type what it spans."""
+    return [
+        Space(
+            kernel.kernel_type,
+            pattern,
+            known.forms(pattern) if known is not None else pattern.forms,
+            request.targets,
+            request.budget_bytes,
+        )
+        for pattern in kernel.patterns
+    ]
+
+
+def plan_kernel(kernel: Kernel, table: Table, request: Request, *, forms_of_database: bool = True) -> KernelPlan:
+    """The rows of a run that a table does not have yet; see `add_theory_rows`.
+
+    A row that was captured is not missing, and does not count against `request.rows`. One that an earlier
+    run added does, so that the same run a second time adds nothing.
+
+    Raises:
+        TableError: a row of the table cannot be read.
+    """
+    known = KnownRows(kernel, table, request.targets) if len(table.frame) else None
+    spaces = spaces_of(kernel, request, known if forms_of_database else None)
+    there = signatures(kernel.kernel_type, table.frame)
+    captured = {s for s, row in zip(there, known.rows, strict=True) if row.captured} if known is not None else set()
+    wanted = _sample(spaces, captured, request) if request.rows else map(_of_batch, _all_batches(spaces))
+    before, seen = set(there), set(there)
+    kept, found, repeated = [], [], 0
+    for part in wanted:
+        fresh = np.zeros(len(part.frame), dtype=bool)
+        for i, signature in enumerate(part.signatures):
+            if signature not in seen:
+                seen.add(signature)
+                fresh[i] = True
+                found.append(signature)
+        repeated += len(before.intersection(part.signatures))
+        kept.append(_Part(part.frame[fresh], part.bytes[fresh], []))
+    sizes = np.concatenate([part.bytes for part in kept]) if kept else np.zeros(0, dtype=np.int64)
+    return KernelPlan(
+        kernel_type=kernel.kernel_type,
+        frame=pd.concat([part.frame for part in kept], ignore_index=True).fillna("") if kept else pd.DataFrame(),
+        signatures=found,
+        there=repeated,
+        largest_bytes=int(sizes.max(initial=0)),
+        total_bytes=int(sizes.sum()),
+        over_budget=sum(space.over_budget for space in spaces),
+        smallest_bytes=min((s.smallest_over_budget for s in spaces if s.over_budget), default=0),
+        missing=sorted({space.missing_source for space in spaces if space.missing_source}),
+        unknown_dtypes=known.unknown_dtypes() if known is not None else [],
+    )
+
+
+@dataclass
+class _Part:
+    """Rows of a run, with the bytes and the signature of each."""
+
+    frame: pd.DataFrame
+    bytes: np.ndarray
+    signatures: list[str]
+
+
+def _all_batches(spaces: Sequence[Space]) -> Iterator[Batch]:
+    for space in spaces:
+        yield from space.batches()
+
+
+def _of_batch(batch: Batch) -> _Part:
+    frame = batch.frame()
+    return _Part(frame, batch.row_bytes(), signatures(batch.kernel_type, frame))
+
+
+def _sample(spaces: Sequence[Space], captured: set[str], request: Request) -> Iterator[_Part]:
+    """Required rows, of all patterns in turn, then drawn ones, `request.rows` in all."""
+    queues = [_required(space) for space in spaces if len(space)]
+    chosen: dict[str, tuple[_Part, int]] = {}
+    for in_turn in zip_longest(*queues):
+        for entry in in_turn:
+            if entry is not None and entry[0] not in captured and len(chosen) < request.rows:
+                chosen.setdefault(entry[0], entry[1:])
+    for part in {id(part): part for part, _ in chosen.values()}.values():
+        places = [i for s, (other, i) in chosen.items() if other is part]
+        yield _Part(part.frame.iloc[places], part.bytes[places], [part.signatures[i] for i in places])
+    missing = request.rows - len(chosen)
+    if missing <= 0 or not queues:
+        return
+    drawn = draw_rows(rows_of(spaces), missing, seed=request.seed, apart_from=captured | chosen.keys())
+    if drawn:
+        frame = pd.DataFrame([row.cells() for row in drawn.values()], dtype=object)
+        yield _Part(frame, np.array([row_bytes(row) for row in drawn.values()], dtype=np.int64), list(drawn))
+
+
+def _required(space: Space) -> Iterator[tuple[str, _Part, int]]:
+    """Signature, part and place of the rows that no sample leaves out, the most important ones first."""
+    positions = np.array(space.required(), dtype=np.int64)
+    # Batches have rows in the order of the grid.
+    order = np.argsort(positions, kind="stable")
+    parts = [_of_batch(batch) for batch in space.batches(positions[order])]
+    entries = [(part.signatures[i], part, i) for part in parts for i in range(len(part.signatures))]
+    by_position = {int(positions[place]): entry for place, entry in zip(order, entries, strict=True)}
+    return (by_position[int(position)] for position in positions)

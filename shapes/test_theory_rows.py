@@ -1,0 +1,30 @@
+"""The cases of `pytest shapes/`. Tests of this package are in tests/shapes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from database.errors import OpAtlasError
+from shapes.memory import FLUSH_BUFFER_BYTES, GB
+
+
+def test_theory_rows(kernel_type: str, theory: Any, record_property: Any) -> None:
+    """Adds the theory rows of a kernel type."""
+    try:
+        result = theory.add(kernel_type)
+    except OpAtlasError as error:
+        pytest.fail(str(error), pytrace=False)
+    record_property("theory_rows", asdict(result))
+    if result.added or result.there:
+        return
+    if result.over_budget:
+        needed = (result.smallest_bytes + FLUSH_BUFFER_BYTES) / GB
+        pytest.fail(
+            f"no row of {kernel_type} fits the memory budget: the smallest needs {needed:.2f} GB; raise --max-hbm-gb",
+            pytrace=False,
+        )
+    if result.missing:
+        pytest.skip(f"none of the models has what {kernel_type} is about ({', '.join(result.missing)})")

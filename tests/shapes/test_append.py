@@ -1,0 +1,195 @@
+"""Rows of a run in the CSVs of a database: what is new, in the dtypes that are there, once."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from tests_of_shapes import request
+
+import shapes.append
+from database.errors import TableError
+from database.schema import (
+    ACCELERATOR_CORE,
+    AVERAGE,
+    BASE,
+    INPUT_DTYPES,
+    INPUT_FORMATS,
+    INPUT_SHAPES,
+    OP_STATE,
+    OUTPUT_DTYPES,
+    OUTPUT_SHAPES,
+    PROFILING_AVERAGE,
+    RUNTIME_PREFIX,
+)
+from database.signature import signatures
+from database.store import Database, Table
+from shapes.append import add_theory_rows
+from shapes.catalog import built_in_catalog
+from shapes.models import DEEPSEEK_V3, LLAMA_3_70B, QWEN3_0_6B, QWEN3_32B
+from shapes.plan import KernelPlan
+
+KERNELS = built_in_catalog().kernels
+HEADER = ("OP State", "Accelerator Core", *BASE[2:], AVERAGE, PROFILING_AVERAGE, "Note")
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    return Database(tmp_path)
+
+
+def write(database: Database, kernel_type: str, *rows: str) -> Path:
+    """Rows as `shapes | dtypes | formats -> shapes | dtypes | formats`, captured."""
+    lines = [",".join(HEADER)]
+    for row in rows:
+        halves = [[f'"{word.strip()}"' for word in half.split("|")] for half in row.split("->")]
+        lines.append(",".join(["dynamic", "CORE", *halves[0], *halves[1], "", "12.5", "mine"]))
+    path = database.csv_path(kernel_type)
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_an_empty_database_gets_the_catalogs_dtypes(database: Database) -> None:
+    plan = add_theory_rows(database, KERNELS["SwiGlu"], request(QWEN3_0_6B, rows=50))
+    frame = database.read("SwiGlu").frame
+    assert list(frame.columns) == [*BASE, AVERAGE]
+    assert len(frame) == len(plan.signatures) == len(set(signatures("SwiGlu", frame))) == 50
+    assert set(frame[AVERAGE]) == {""}
+    assert set(zip(frame[ACCELERATOR_CORE], frame[INPUT_DTYPES], strict=True)) == {("AI_VECTOR_CORE", "DT_BF16")}
+
+
+@pytest.mark.parametrize("rows", [0, 40])
+@pytest.mark.parametrize("kernel_type", ["RealDiv", "Slice", "Cast", "FusedInferAttentionScore", "QuantBatchMatmulV3"])
+def test_a_second_time_nothing_is_added(database: Database, kernel_type: str, rows: int) -> None:
+    wanted = request(DEEPSEEK_V3, QWEN3_32B, rows=rows, seed=7)
+    first = add_theory_rows(database, KERNELS[kernel_type], wanted)
+    before = database.csv_path(kernel_type).read_bytes()
+    again = add_theory_rows(database, KERNELS[kernel_type], wanted)
+    assert (again.signatures, again.there) == ([], len(first.signatures))
+    assert database.csv_path(kernel_type).read_bytes() == before
+
+
+def test_rows_take_each_dtype_and_format_that_is_there(database: Database) -> None:
+    write(
+        database,
+        "MatMulV2",
+        "16,5120;3200,5120 | DT_BF16;DT_BF16 | ND;ND -> 16,3200 | DT_BF16 | ND",
+        "16,5120;320,200,16,16 | FLOAT16;FLOAT16 | ND;FRACTAL_NZ -> 16,3200 | FLOAT16 | ND",
+        "8,5120;320,200,16,16 | FLOAT16;FLOAT16 | ND;FRACTAL_NZ -> 8,3200 | FLOAT16 | ND",
+    )
+    add_theory_rows(database, KERNELS["MatMulV2"], request(QWEN3_0_6B, rows=60))
+    new = database.read("MatMulV2").frame.iloc[3:]
+    assert set(zip(new[INPUT_DTYPES], new[INPUT_FORMATS], strict=True)) == {
+        ("DT_BF16;DT_BF16", "ND;ND"),
+        ("FLOAT16;FLOAT16", "ND;FRACTAL_NZ"),
+    }
+    assert set(new[ACCELERATOR_CORE]) == {"CORE"}
+    assert set(new[OP_STATE]) == {"dynamic"}
+    assert set(new["Note"]) == set(new[PROFILING_AVERAGE]) == {""}
+    assert all(
+        len(cell.split(";")[1].split(",")) == 4 for cell in new[new[INPUT_DTYPES].str[:7] == "FLOAT16"][INPUT_SHAPES]
+    )
+
+
+def test_rows_with_other_axes_give_their_dtypes_too(database: Database) -> None:
+    write(
+        database,
+        "RmsNorm",
+        "4096,1,1024;1024 | FLOAT16;FLOAT16 | NCL;ND -> 4096,1,1024;4096,1,1 | FLOAT16;FLOAT | NCL;ND",
+    )
+    add_theory_rows(database, KERNELS["RmsNorm"], request(LLAMA_3_70B, rows=20))
+    new = database.read("RmsNorm").frame.iloc[1:]
+    assert set(zip(new[INPUT_DTYPES], new[INPUT_FORMATS], new[OUTPUT_DTYPES], strict=True)) == {
+        ("FLOAT16;FLOAT16", "ND;ND", "FLOAT16;FLOAT")
+    }
+
+
+def test_a_dtype_of_unknown_size_is_not_taken_over(database: Database) -> None:
+    write(database, "SwiGlu", "4,64 | 65534 | ND -> 4,32 | 65534 | ND")
+    plan = add_theory_rows(database, KERNELS["SwiGlu"], request(QWEN3_0_6B, rows=20))
+    assert plan.unknown_dtypes == ["65534"]
+    assert set(database.read("SwiGlu").frame.iloc[1:][INPUT_DTYPES]) == {"DT_BF16"}
+
+
+def test_captured_rows_are_not_missing_and_cost_no_row(database: Database) -> None:
+    write(database, "SwiGlu", "1,6144 | DT_BF16 | ND -> 1,3072 | DT_BF16 | ND")
+    plan = add_theory_rows(database, KERNELS["SwiGlu"], request(QWEN3_0_6B, rows=10))
+    assert (len(plan.signatures), plan.there) == (10, 0)
+
+
+def test_missing_shapes_of_models_come_first(database: Database) -> None:
+    """Six weights in two forms: as many rows have one token of each."""
+    add_theory_rows(database, KERNELS["MatMulV2"], request(QWEN3_0_6B, rows=10))
+    frame = database.read("MatMulV2").frame
+    assert {cell.partition(",")[0] for cell in frame[INPUT_SHAPES]} == {"1"}
+    assert {cell.partition(",")[2] for cell in frame[OUTPUT_SHAPES]} == {"4096", "1024", "6144", "151936"}
+
+
+def test_unknown_columns_and_durations_stay(database: Database) -> None:
+    write(database, "SwiGlu", "4,64 | DT_BF16 | ND -> 4,32 | DT_BF16 | ND")
+    add_theory_rows(database, KERNELS["SwiGlu"], request(QWEN3_0_6B, rows=10))
+    frame = database.read("SwiGlu").frame
+    assert tuple(frame.columns) == HEADER
+    assert (frame["Note"][0], frame[PROFILING_AVERAGE][0]) == ("mine", "12.5")
+
+
+def test_attention_rows_get_their_runtime_columns(database: Database) -> None:
+    add_theory_rows(database, KERNELS["FusedInferAttentionScore"], request(QWEN3_32B, DEEPSEEK_V3, rows=60))
+    frame = database.read("FusedInferAttentionScore").frame
+    assert set(frame[RUNTIME_PREFIX + "input_layout"]) == {"TND", "BNSD_NBSD"}
+    assert all(frame[RUNTIME_PREFIX + "actual_seq_lengths_kv_values"])
+    assert len(set(signatures("FusedInferAttentionScore", frame))) == 60
+
+
+def test_a_malformed_row_is_named_and_its_file_left_alone(database: Database) -> None:
+    path = write(database, "SwiGlu", "4,sixty | DT_BF16 | ND -> 4,32 | DT_BF16 | ND")
+    before = path.read_bytes()
+    with pytest.raises(
+        TableError, match=r"SwiGlu\.csv:2: column 'Input Shapes' is '4,sixty', and dimensions are whole"
+    ):
+        add_theory_rows(database, KERNELS["SwiGlu"], request(QWEN3_0_6B))
+    assert path.read_bytes() == before
+
+
+def test_rows_that_somebody_else_adds_meanwhile_are_not_added_twice(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = request(QWEN3_0_6B, rows=40)
+    plan_kernel = shapes.append.plan_kernel
+
+    def slowly(*arguments: object, **named: object) -> KernelPlan:
+        plan = plan_kernel(*arguments, **named)  # type: ignore[arg-type]
+        table = Table("SwiGlu", database.csv_path("SwiGlu"), pd.DataFrame(plan.frame.iloc[:15]))
+        database.write(table)
+        return plan
+
+    monkeypatch.setattr(shapes.append, "plan_kernel", slowly)
+    plan = add_theory_rows(database, KERNELS["SwiGlu"], wanted)
+    assert (len(plan.signatures), plan.there) == (25, 15)
+    frame = database.read("SwiGlu").frame
+    assert len(frame) == len(set(signatures("SwiGlu", frame))) == 40
+
+
+def test_several_at_once_lose_nothing(database: Database) -> None:
+    threads = [
+        threading.Thread(target=add_theory_rows, args=(database, KERNELS["SwiGlu"], request(model)))
+        for model in (QWEN3_0_6B, QWEN3_32B, LLAMA_3_70B)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    frame = database.read("SwiGlu").frame
+    grid = len(KERNELS["SwiGlu"].patterns[0].axes[0].grid)
+    assert len(frame) == len(set(signatures("SwiGlu", frame))) == 3 * grid
+
+
+def test_the_same_seed_gives_the_same_rows_and_another_others(tmp_path: Path) -> None:
+    texts = []
+    for number, seed in enumerate((1, 1, 2)):
+        database = Database(tmp_path / str(number))
+        add_theory_rows(database, KERNELS["Add"], request(DEEPSEEK_V3, rows=200, seed=seed))
+        texts.append(database.csv_path("Add").read_text())
+    assert texts[0] == texts[1] != texts[2]

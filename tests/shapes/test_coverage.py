@@ -1,0 +1,100 @@
+"""What of the models' shapes is in a database, and which kernel types a database gets rows of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests_of_shapes import request
+
+from database.errors import OpAtlasError
+from database.store import Database
+from shapes.append import add_theory_rows, table_of
+from shapes.catalog import built_in_catalog
+from shapes.coverage import coverage_of
+from shapes.kernels import kernels_of
+from shapes.models import DEEPSEEK_V3, QWEN3_0_6B
+from shapes.sources import Targets
+
+HEADER = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats\n"
+TARGETS = Targets((QWEN3_0_6B,), tp_sizes=(1,))
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    return Database(tmp_path)
+
+
+def matmuls(database: Database, *calls: tuple[int, int, int]) -> None:
+    lines = [f'"{m},{k};{n},{k}",DT_BF16;DT_BF16,ND;ND,"{m},{n}",DT_BF16,ND\n' for m, n, k in calls]
+    database.csv_path("MatMulV2").write_text(HEADER + "".join(lines))
+
+
+def test_shapes_that_are_there_and_shapes_that_are_not(database: Database) -> None:
+    matmuls(database, (1, 4096, 1024), (16, 4096, 1024), (24, 4096, 1024), (7, 1024, 3072), (5, 123, 456))
+    (found,) = coverage_of(built_in_catalog().kernel("MatMulV2"), database.read("MatMulV2"), TARGETS)
+    assert (found.model, found.shapes, found.present) == ("Qwen/Qwen3-0.6B", 5, 2)
+    assert found.missing == [
+        "o_proj, tp 1: n 1024, k 2048",
+        "gate_up, tp 1: n 6144, k 1024",
+        "lm_head, tp 1: n 151936, k 1024",
+    ]
+    (density,) = found.densities
+    assert (density.axis, density.sizes) == ("m", 1)
+    assert (density.gap_from, density.gap_to, density.gap) == (1, 16, 15)
+    assert (density.ratio_from, density.ratio_to, density.ratio) == (1, 16, 16.0)
+
+
+def test_blocked_weights_count(database: Database) -> None:
+    line = '"7,1024;64,256,16,16",DT_BF16;DT_BF16,ND;FRACTAL_NZ,"7,4096",DT_BF16,ND\n'
+    database.csv_path("MatMulV2").write_text(HEADER + line)
+    (found,) = coverage_of(built_in_catalog().kernel("MatMulV2"), database.read("MatMulV2"), TARGETS)
+    assert found.present == 1
+
+
+def test_without_a_file_everything_is_missing(database: Database) -> None:
+    (found,) = coverage_of(built_in_catalog().kernel("MatMulV2"), table_of(database, "MatMulV2"), TARGETS)
+    assert (found.shapes, found.present, found.densities) == (5, 0, [])
+
+
+@pytest.mark.parametrize("kernel_type", built_in_catalog().kernels)
+def test_a_run_covers_every_shape(database: Database, kernel_type: str) -> None:
+    wanted = request(DEEPSEEK_V3, QWEN3_0_6B, rows=150)
+    kernel = built_in_catalog().kernel(kernel_type)
+    add_theory_rows(database, kernel, wanted)
+    for found in coverage_of(kernel, table_of(database, kernel_type), wanted.targets):
+        assert found.missing == []
+
+
+def test_twins_of_kernel_types_get_rows_where_there_are_some(database: Database) -> None:
+    database.csv_path("AddAiCore").write_text(HEADER)
+    database.csv_path("AscendQuantV2Aicore").write_text(HEADER)
+    database.csv_path("SomethingAiCore").write_text(HEADER)
+    found = kernels_of(database, built_in_catalog())
+    assert set(found) - set(built_in_catalog().kernels) == {"AddAiCore", "AscendQuantV2Aicore"}
+    assert found["AddAiCore"].patterns == built_in_catalog().kernel("Add").patterns
+
+
+def test_a_mapping_names_more_kernel_types(database: Database) -> None:
+    (database.path / "op_mapping.yaml").write_text(
+        """
+operator_mappings:
+  aten.bmm.default: {kernel_type: BatchMatMulV2, alternate_kernel_types: [TransposeBatchMatMul, BatchMatMulNd]}
+  aten.rope: {kernel_type: _triton_rope, alternate_kernel_types: [split_qkv_rmsnorm_rope_kernel_0, OtherRope]}
+  aten.own: {kernel_type: OwnAdd, query_mode: elementwise}
+  aten.free: {kernel_type: Free, query_mode: elementwise, zero_cost: true}
+  aten.parts: {kernel_type: Parts, query_mode: elementwise, composite: true}
+  c.all_reduce: {kernel_type: hcom_allReduce_, alternate_kernel_types: [Reduce], category: communication}
+  aten.unknown: {kernel_type: Unknown, alternate_kernel_types: [Unknown2]}
+"""
+    )
+    found = kernels_of(database, built_in_catalog())
+    assert set(found) - set(built_in_catalog().kernels) == {"BatchMatMulNd", "OtherRope", "OwnAdd"}
+    assert found["OwnAdd"].patterns == built_in_catalog().kernel("Add").patterns
+
+
+@pytest.mark.parametrize("text", ["a: [", "other: {}", "- 1"])
+def test_a_mapping_that_cannot_be_read_is_named(database: Database, text: str) -> None:
+    (database.path / "op_mapping.yaml").write_text(text)
+    with pytest.raises(OpAtlasError, match=r"op_mapping\.yaml .*repair it, or move it out"):
+        kernels_of(database, built_in_catalog())

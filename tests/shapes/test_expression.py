@@ -1,0 +1,97 @@
+"""Arithmetic of the catalog, and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shapes.expression import ExpressionError, parse
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("7", 7),
+        (7, 7),
+        ("m * k + 2", 38),
+        ("-m + 20", 8),
+        ("k // 2 - k % 2", 0),
+        ("min(m, k) + max(m, k)", 15),
+        ("align(k, 8)", 8),
+        ("align(16, 8)", 16),
+        ("(m + k) * 2", 30),
+    ],
+)
+def test_values(text: str | int, value: int) -> None:
+    assert parse(text).value({"m": 12, "k": 3}) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"), [("m >= 12", True), ("m < k", False), ("1 < k < m", True), ("m == 12 and k != 3", False)]
+)
+def test_conditions(text: str, holds: bool) -> None:
+    assert parse(text).value({"m": 12, "k": 3}) == holds
+
+
+@given(st.lists(st.integers(1, 10**5), min_size=1, max_size=20), st.integers(1, 10**5))
+def test_many_at_once_are_what_each_is(values: list[int], k: int) -> None:
+    for text in ("m * k", "align(m, k)", "min(m, k) - max(m, k)", "m // k + m % k", "m >= k and m != 7", "1 < m < k"):
+        expression = parse(text)
+        at_once = expression.value({"m": np.array(values), "k": k})
+        assert at_once.tolist() == [expression.value({"m": m, "k": k}) for m in values]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').system('true')",
+        "m.real",
+        "m[0]",
+        "(lambda: 1)()",
+        "[m for m in (1, 2)]",
+        "2 ** 99999999",
+        "m << 99",
+        "'a' * 9",
+        "1.5",
+        "True",
+        "min(m)",
+        "min(m, k, 1)",
+        "abs(m)",
+        "align(value=m, multiple=2)",
+        "m if k else 1",
+        "m or k",
+        "m / k",
+        "9999999999999999999",
+        "f'{m}'",
+        "(m := 3)",
+        "m in (1, 2)",
+    ],
+)
+def test_what_is_not_arithmetic_is_refused(text: str) -> None:
+    with pytest.raises(ExpressionError, match="is not arithmetic"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("m +", "not an expression"),
+        ("", "not an expression"),
+        ("m; k", "not an expression"),
+        ("import os", "not an expression"),
+        ("m" * 300, "longer than 200"),
+        ("m // 0", "divides by nothing"),
+        ("k % 0", "divides by nothing"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(text: str, words: str) -> None:
+    with pytest.raises(ExpressionError, match=words):
+        parse(text)
+
+
+def test_the_variables_of_an_expression() -> None:
+    assert parse("align(m, 8) * k + k").names == {"m", "k"}
+    assert parse(" m ").variable == "m"
+    assert parse("2 * m").variable == ""

@@ -1,0 +1,129 @@
+"""What a pattern spans: the same rows one by one and all at once, with what no sample may lack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from tests_of_shapes import catalog_of
+
+from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
+from shapes.catalog import built_in_catalog
+from shapes.memory import FLUSH_BUFFER_BYTES, GB, row_bytes
+from shapes.models import DEEPSEEK_V3, GLM_5_1, QWEN3_0_6B, QWEN3_32B
+from shapes.rows import TheoryRow
+from shapes.sources import Targets
+from shapes.space import Space
+
+TARGETS = Targets((DEEPSEEK_V3, QWEN3_32B, GLM_5_1), tp_sizes=(16,), ep_sizes=(64,))
+
+
+def space_of(kernel_type: str, targets: Targets = TARGETS, gb: float = 32.0) -> Space:
+    pattern = built_in_catalog().kernel(kernel_type).patterns[0]
+    return Space(kernel_type, pattern, pattern.forms, targets, int(gb * GB))
+
+
+def all_cells(space: Space) -> pd.DataFrame:
+    return pd.concat([batch.frame() for batch in space.batches()], ignore_index=True)
+
+
+@pytest.mark.parametrize("kernel_type", built_in_catalog().kernels)
+def test_rows_one_by_one_are_those_of_all_at_once(kernel_type: str) -> None:
+    for pattern in built_in_catalog().kernel(kernel_type).patterns:
+        space = Space(kernel_type, pattern, pattern.forms, TARGETS, 32 * GB)
+        if not len(space):
+            continue
+        table = all_cells(space)
+        assert len(table) == len(space)
+        known = set(map(tuple, table.to_numpy().tolist()))
+        codes = space.size // len(space)
+        # A code of 0 is the grid's own point.
+        rows = [space.row(number) for number in range(0, space.size, max(1, space.size // 60))]
+        points = [space.row(position * codes * pow(space._stride, -1, space.size) % space.size) for position in (0, 1)]
+        assert {tuple(row.cells().values()) for row in points} <= known
+        assert all(list(row.cells()) == list(table.columns) for row in rows)
+
+
+def test_bytes_at_once_are_those_of_each_row() -> None:
+    space = space_of("MatMulV2")
+    first = next(iter(space.batches()))
+    frame = first.frame()
+    for place in (0, 5, first.count - 1):
+        m, k, n = (int(word) for word in frame[INPUT_SHAPES][place].replace(";", ",").split(",")[:3])
+        assert first.row_bytes()[place] == 2 * (m * k + n * k + m * n)
+
+
+def test_rows_beyond_the_budget_are_left_out_and_counted() -> None:
+    everything, small = space_of("MatMulV2"), space_of("MatMulV2", gb=0.6)
+    assert everything.over_budget == 0
+    assert small.over_budget == len(everything) - len(small) > 0
+    assert small.smallest_over_budget + FLUSH_BUFFER_BYTES > 0.6 * GB
+    assert all(row_bytes(small.row(i * 977)) + FLUSH_BUFFER_BYTES <= 0.6 * GB for i in range(200))
+
+
+def test_ends_of_each_range_and_edges_of_tiles_come_first() -> None:
+    space = space_of("MatMulV2", Targets((QWEN3_0_6B,), tp_sizes=(1,)))
+    weights = len(space.shapes)
+    required = all_cells(space).iloc[space.required()]
+    tokens = required[INPUT_SHAPES].str.partition(",")[0].astype(int).tolist()
+    forms = len(space.forms)
+    assert tokens[: weights * forms] == [1] * weights * forms
+    assert set(tokens[weights * forms : 2 * weights * forms]) == {32768}
+    assert {15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129} <= set(tokens)
+
+
+def test_shapes_of_models_come_before_others() -> None:
+    space = space_of("MatMulV2", Targets((QWEN3_0_6B,), tp_sizes=(1,), generic=True))
+    first = all_cells(space).iloc[space.required()[: 5 * len(space.forms)]]
+    assert "151936,1024" in first[INPUT_SHAPES].str.partition(";")[2].tolist()
+
+
+def test_a_model_without_such_a_layer_gives_nothing() -> None:
+    space = space_of("BatchMatMulV2", Targets((QWEN3_0_6B,)))
+    assert (len(space), space.missing_source) == (0, "latent")
+
+
+def test_sizes_between_those_of_the_grid_are_drawn_too() -> None:
+    space = space_of("SwiGlu")
+    (grid,) = (axis.grid for axis in space.pattern.axes if axis.name == "m")
+    tokens = {space.row(number).inputs[0].shape[0] for number in range(0, space.size, 101)}
+    assert tokens - set(grid)
+    assert max(tokens) <= grid[-1]
+
+
+def test_conditions_hold_for_sizes_between_too(tmp_path: Path) -> None:
+    catalog = catalog_of(
+        tmp_path,
+        """
+        grids: {tokens: [1, 3, 9, 27, 81]}
+        patterns:
+          odd: {axes: {m: tokens}, where: [m % 2 == 1], inputs: [[m]], outputs: [[m * m]], forms: [FLOAT -> FLOAT]}
+        kernels: {Odd: odd}
+        """,
+    )
+    (pattern,) = catalog.kernel("Odd").patterns
+    space = Space("Odd", pattern, pattern.forms, TARGETS, GB)
+    rows: list[TheoryRow] = [space.row(number) for number in range(space.size)]
+    assert all(row.inputs[0].shape[0] % 2 == 1 for row in rows)
+    assert len({row.inputs[0].shape[0] for row in rows}) > len(pattern.axes[0].grid)
+
+
+def test_a_matrix_that_blocks_do_not_divide_is_left_out(tmp_path: Path) -> None:
+    catalog = catalog_of(
+        tmp_path,
+        """
+        grids: {}
+        patterns:
+          blocked:
+            axes: {n: [16, 24, 64], k: [32, 48, 64]}
+            inputs: [[n, k]]
+            outputs: [[n]]
+            forms: [INT8 | FRACTAL_NZ -> INT8]
+        kernels: {Blocked: blocked}
+        """,
+    )
+    (pattern,) = catalog.kernel("Blocked").patterns
+    cells = all_cells(Space("Blocked", pattern, pattern.forms, TARGETS, GB))
+    assert cells[INPUT_SHAPES].tolist() == ["1,1,16,32", "2,1,16,32", "1,4,16,32", "2,4,16,32"]
+    assert cells[OUTPUT_SHAPES].tolist() == ["16", "16", "64", "64"]
