@@ -112,7 +112,6 @@ class Replay:
             restore()
             if cold:
                 self._device.flush_cache()
-            self._device.synchronize()
 
         rule = StopRule(repeat_count=self._settings.repeat_count, time_limit_s=self._settings.time_limit_s)
         samples = self._instrument.sample(call, before_each if cold or pristine else None, rule)
@@ -127,10 +126,11 @@ class Replay:
             calls_per_sample=samples.calls_per_sample,
             checked_elements=checked.elements,
             total_elements=checked.total,
-            assumptions=tuple(self._row.assumptions),
+            assumptions=(*self._row.assumptions, *samples.notes),
         )
         launched = replace(samples.launched, calls=calls) if samples.launched else None
-        self.outcome = Outcome(Status.MEASURED, measurement=measurement, launched=launched)
+        reason = "; ".join(samples.notes)
+        self.outcome = Outcome(Status.MEASURED, reason, measurement=measurement, launched=launched)
         if samples.profiled is not None:
             self.outcome = with_samples(self.outcome, self._row.kernel_type, samples.profiled)
 

@@ -70,6 +70,19 @@ class StopRule:
             return count >= self._repeat_count
         return count >= _UNSEEN_SAMPLES or (count >= _LEAST_UNSEEN_SAMPLES and self._clock() >= self._deadline)
 
+    def batch(self, count: int) -> int:
+        """How many samples to take before asking again, once there are `count`, where durations come in batches."""
+        if self._repeat_count is not None:
+            return max(1, self._repeat_count - count)
+        return _LEAST_SAMPLES
+
+    def again(self) -> StopRule | None:
+        """The same rule, fresh, with the time that is left; None where there is none."""
+        left_s = self._time_limit_s if self._deadline is None else self._deadline - self._clock()
+        if left_s <= 0:
+            return None
+        return StopRule(repeat_count=self._repeat_count, time_limit_s=left_s, clock=self._clock)
+
     def _add(self, sample: float) -> None:
         """Welford's update of mean and squared deviations."""
         self._count += 1

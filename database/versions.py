@@ -51,7 +51,7 @@ def detect(vllm: str | None = None, torch: str | None = None, cann: str | None =
         vllm=vllm or _package_version("vllm-ascend"),
         torch=torch or _torch_version(),
         cann=cann or cann_version(),
-        cuda=_cuda_version(),
+        cuda=cuda_version(),
     )
 
 
@@ -110,8 +110,9 @@ def _torch_version() -> str | None:
     return version
 
 
-def _cuda_version() -> str | None:
-    """`torch/version.py` states it; reading the file is not importing torch."""
+def cuda_version() -> str | None:
+    """Of the CUDA toolkit that the installed torch was built with; None for a CPU build, or none."""
+    # Reading the file that states it is not importing torch.
     try:
         text = Path(str(metadata.distribution("torch").locate_file("torch/version.py"))).read_text(encoding="utf-8")
     except (metadata.PackageNotFoundError, OSError):  # no torch, or one that is not in a folder

@@ -98,8 +98,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--device",
         metavar="NAME",
-        help="device to replay on, by the name of its database folder, or 'npu' or 'cpu' "
-        "(default: the device at hand: NPUs, else the CPU)",
+        help="device to replay on, by the name of its database folder, or 'npu', 'cuda' or 'cpu' "
+        "(default: the device at hand: NPUs, else GPUs, else the CPU)",
     )
     group.addoption(
         "--vllm-version",

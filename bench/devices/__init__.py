@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from bench.instruments import Instrument
 
 
-_OPENERS = {"npu": "bench.devices.npu:NpuDevice", "cpu": "bench.devices.cpu:CpuDevice"}
+_OPENERS = {
+    "npu": "bench.devices.npu:NpuDevice",
+    "cuda": "bench.devices.cuda:CudaDevice",
+    "cpu": "bench.devices.cpu:CpuDevice",
+}
 #: What replays run on.
 KINDS = tuple(_OPENERS)
 
@@ -59,7 +63,7 @@ class Device(Protocol):
         ...
 
     def flush_cache(self) -> None:
-        """Leaves nothing of a row in the last-level cache."""
+        """Leaves nothing of a row in the last-level cache, by the time that what is launched next begins."""
         ...
 
     def turn(self, when_waiting: Callable[[], None], when_taken: Callable[[], None]) -> AbstractContextManager[object]:

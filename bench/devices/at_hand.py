@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.devices import npu_smi
+from bench.devices import npu_smi, nvidia_smi
 from bench.devices.npu_names import name_of, names_of
+from bench.devices.nvidia_smi import Gpu
 from bench.devices.visible import VISIBLE, pinned, visible_ids
 from bench.job import DeviceSpec
 from database.errors import OpAtlasError
 from database.layout import NPU_DEVICES, cpu_device_name, kind_of
+from database.versions import cuda_version
 
 _DEVICE_FILES = Path("/dev")
 
 
 def devices_at_hand(name: str | None) -> list[DeviceSpec]:
-    """The devices to replay on: of the kind that is named, else NPUs, else the CPU, whose cores are one device.
+    """The devices to replay on: of the kind that is named, else NPUs, else GPUs, else the CPU, all of it one device.
 
     Args:
-        name: a device as its database folder is named, or a kind ("npu", "cpu"); None: the device at hand.
+        name: a device as its database folder is named, or a kind ("npu", "cuda", "cpu"); None: the device at
+            hand, which GPUs are only for a torch that was built for them.
 
     Raises:
         OpAtlasError: a device that is not here, or that replays do not run on.
     """
-    kind = name if name in ("npu", "cpu") else kind_of(name) if name else None
+    kind = name if name in ("npu", "cuda", "cpu") else kind_of(name) if name else None
     if kind == "npu" or (kind is None and npus_present()):
         return _npus(None if name == "npu" else name)
-    if kind == "cuda":
-        raise OpAtlasError(
-            f"--device {name} is a GPU, and this version does not replay on GPUs: "
-            f"leave --device out to replay here, and name its database with --database-path"
-        )
+    if kind == "cuda" or (kind is None and cuda_version() and nvidia_smi.gpus()):
+        return _gpus(None if name == "cuda" else name)
     if name not in (None, "cpu", cpu_device_name()):
         raise OpAtlasError(f"--device {name} is not this machine's CPU ({cpu_device_name()}): leave --device out")
     return [DeviceSpec("cpu", name=cpu_device_name())]
@@ -76,3 +77,49 @@ def _npus(name: str | None) -> list[DeviceSpec]:
     # All of one machine are alike; should they not be, their durations do not belong into one folder.
     device = DeviceSpec("npu", name=names.pop() if len(names) == 1 else "")
     return pinned(device, variable, ids)
+
+
+def _gpus(name: str | None) -> list[DeviceSpec]:
+    """One spec for each GPU that the caller made visible, or for each of this name. Raises OpAtlasError."""
+    present = nvidia_smi.gpus()
+    if not present:
+        raise OpAtlasError(
+            f"--device {name or 'cuda'}: there is no NVIDIA GPU here (nvidia-smi shows none, or is not on PATH): in a "
+            f"container, pass the GPUs on (docker run --gpus all ...); leave --device out to replay on the device at "
+            f"hand"
+        )
+    variable = VISIBLE["cuda"]
+    ids = visible_ids(variable, len(present))
+    if not ids:
+        raise OpAtlasError(f"{variable} shows none of the {len(present)} GPUs here: unset it, or list some (0,1)")
+    visible = {entry: _gpu(entry, present) for entry in ids}
+    names = {gpu.name for gpu in visible.values()}
+    if name is None and len(names) > 1:
+        raise OpAtlasError(
+            f"the visible GPUs are {' and '.join(sorted(names))}, whose durations belong into a folder each: "
+            f"name one with --device, or show one kind of them with {variable}"
+        )
+    # Where the user numbered none, by UUID: CUDA numbers them by their speed, nvidia-smi by their place.
+    chosen = [
+        entry if variable in os.environ else gpu.uuid
+        for entry, gpu in visible.items()
+        if name is None or gpu.name == name
+    ]
+    if not chosen:
+        raise OpAtlasError(
+            f"--device {name} is not among the visible GPUs ({', '.join(sorted(names))}): name one of them"
+        )
+    return pinned(DeviceSpec("cuda", name=name or names.pop()), variable, chosen)
+
+
+def _gpu(entry: str, present: Sequence[Gpu]) -> Gpu:
+    """What an entry of CUDA_VISIBLE_DEVICES names: a number, or the beginning of a UUID. Raises OpAtlasError."""
+    if entry.isdecimal():
+        return present[int(entry)]
+    for gpu in present:
+        if gpu.uuid.startswith(entry):
+            return gpu
+    raise OpAtlasError(
+        f"{VISIBLE['cuda']} names {entry!r}, which is none of the GPUs here "
+        f"({', '.join(gpu.uuid for gpu in present)}); parts of a GPU (MIG) are not replayed on"
+    )

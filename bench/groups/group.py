@@ -111,6 +111,13 @@ class _AgreedRule:
     def enough_unseen(self, count: int) -> bool:
         return self._group.agree(self._rule.enough_unseen(count))
 
+    def batch(self, count: int) -> int:
+        """One at a time: how many an instrument could queue is another number on each rank."""
+        return 1
+
+    def again(self) -> None:
+        """Samples of one rank alone are not taken again."""
+
 
 def spread_us(samples_us: Sequence[Sequence[float]]) -> float:
     """How far the medians of the ranks lie apart, in microseconds."""

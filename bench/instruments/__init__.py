@@ -18,6 +18,11 @@ MSPROF = "msprof"
 #: the settings.
 OFFERED: Mapping[str, Mapping[str, str]] = {
     "cpu": {"wall-clock": "bench.instruments.wall_clock:of"},
+    "cuda": {
+        "cupti": "bench.instruments.cupti:of",
+        "kineto": "bench.instruments.kineto:of",
+        "cuda-events": "bench.instruments.device_events:of_cuda",
+    },
     "npu": {
         MSPROF: "bench.instruments.marked_launches:of_msprof",
         "torch-npu-profiler": "bench.instruments.torch_npu_profiler:of",
@@ -35,6 +40,7 @@ class Samples:
         calls_per_sample: calls that one sample averages over.
         launched: of an instrument that reads a profile: what to look for there.
         profiled: what it found there; None where the profile is read later, by somebody else.
+        notes: what a reader of the durations should know.
     """
 
     durations_us: tuple[float, ...]
@@ -42,6 +48,11 @@ class Samples:
     calls_per_sample: int = 1
     launched: Launched | None = None
     profiled: ProfiledSamples | NoSamples | None = None
+    notes: tuple[str, ...] = ()
+
+
+class InstrumentMissing(OpAtlasError):
+    """What an instrument needs is not on this machine; the message says what to do."""
 
 
 class Instrument(Protocol):
@@ -55,7 +66,8 @@ class Instrument(Protocol):
         Args:
             call: launches the kernel; may return before it has ended on the device.
             before_each: run before every sample, outside of it (flushes the cache, restores what
-                the kernel changes). None: samples may average over several calls in a row.
+                the kernel changes); may return before that has ended on the device. None: samples may
+                average over several calls in a row.
             rule: fresh, for this row alone.
         """
         ...
@@ -74,11 +86,22 @@ def choose(kind: str, name: str | None) -> str:
 
 
 def open_instrument(kind: str, settings: MeasureSettings) -> Instrument:
-    """The instrument that `choose` names, on the device that this process has opened. May import torch.
+    """The instrument that the settings name, on the device that this process has opened. May import torch.
+
+    Where they name none, it is the best one whose needs are here.
 
     Raises:
-        OpAtlasError: see `choose`; or what it needs is not here.
+        OpAtlasError: see `choose`.
+        InstrumentMissing: what it needs is not here.
     """
-    module, _, maker = OFFERED[kind][choose(kind, settings.instrument)].partition(":")
-    instrument: Instrument = getattr(import_module(module), maker)(settings)
-    return instrument
+    names = list(OFFERED[kind]) if settings.instrument is None else [choose(kind, settings.instrument)]
+    missing: list[str] = []
+    for name in names:
+        module, _, maker = OFFERED[kind][name].partition(":")
+        try:
+            instrument: Instrument = getattr(import_module(module), maker)(settings)
+        except InstrumentMissing as error:
+            missing.append(f"{name}: {error}")
+        else:
+            return instrument
+    raise InstrumentMissing("; ".join(missing))

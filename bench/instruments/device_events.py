@@ -9,7 +9,7 @@ in the sample. So are all kernels that the call launches, and the pauses between
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from bench.instruments import Samples
 from bench.instruments.collector import without_collections
@@ -37,10 +37,15 @@ class Event(Protocol):
 class DeviceEvents:
     """An instrument: two events around each call, or around several in a row where nothing is between them."""
 
-    def __init__(self, name: str, event: Callable[[], Event]) -> None:
-        """`event` makes one that measures time."""
+    def __init__(self, name: str, event: Callable[[], Event], synchronize: Callable[[], None]) -> None:
+        """
+        Args:
+            event: makes one that measures time.
+            synchronize: waits for everything that was launched.
+        """
         self.name = name
         self._start, self._stop = event(), event()
+        self._synchronize = synchronize
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: StopRule) -> Samples:
         """As in `Instrument`; kernels that a call launches on other streams than the current one are not seen."""
@@ -50,6 +55,7 @@ class DeviceEvents:
             while not rule.enough(durations_us):
                 if before_each:
                     before_each()
+                    self._synchronize()
                 durations_us.append(self._duration_us(call, calls) / calls)
         return Samples(tuple(durations_us), device_kernels=None, calls_per_sample=calls)
 
@@ -77,4 +83,13 @@ def of_npu(settings: MeasureSettings) -> DeviceEvents:
     """On the NPU that this process has opened."""
     import torch
 
-    return DeviceEvents("npu-events", lambda: torch.npu.Event(enable_timing=True))  # type: ignore[attr-defined]
+    npu: Any = torch.npu  # type: ignore[attr-defined]
+    return DeviceEvents("npu-events", lambda: npu.Event(enable_timing=True), npu.synchronize)
+
+
+def of_cuda(settings: MeasureSettings) -> DeviceEvents:
+    """On the GPU that this process has opened."""
+    import torch
+
+    cuda: Any = torch.cuda
+    return DeviceEvents("cuda-events", lambda: cuda.Event(enable_timing=True), cuda.synchronize)

@@ -38,7 +38,7 @@ def events(stream):
         def elapsed_time(self, end_event):
             return (end_event.at - self.at) / 1000
 
-    return DeviceEvents("toy-events", Event)
+    return DeviceEvents("toy-events", Event, lambda: stream.log.append("wait"))
 
 
 def sample(events, call, before_each):
@@ -49,7 +49,7 @@ def test_what_is_done_before_each_call_is_not_in_its_sample(stream, events):
     samples = sample(events, lambda: stream.work(15.5, "call"), lambda: stream.work(40, "flush"))
     assert samples.durations_us == pytest.approx((15.5, 15.5))
     assert samples.calls_per_sample == 1
-    assert stream.log == ["flush", "record", "call", "record", "synchronize"] * 2
+    assert stream.log == ["flush", "wait", "record", "call", "record", "synchronize"] * 2
 
 
 @pytest.mark.parametrize(("microseconds", "calls"), [(2_000, 1), (300, 4), (10, 101), (0, 1_000)])

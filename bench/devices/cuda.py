@@ -1,0 +1,120 @@
+"""An NVIDIA GPU as a device."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.devices.nvml import open_nvml
+from bench.devices.probe import probe
+from bench.devices.turn import Turn
+from bench.errors import DeviceSick
+from bench.instruments import Instrument, open_instrument
+from bench.instruments.unthrottled import Unthrottled
+from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
+from database.errors import OpAtlasError
+from database.layout import slug
+
+#: Reading twice the size evicts what a policy that is not quite least-recently-used would keep from one pass.
+_FLUSH_FACTOR = 2
+
+
+class CudaDevice:
+    """One GPU, the only one that this process sees. Rows of concurrent sessions take turns on it."""
+
+    def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
+        """Opens the device.
+
+        Raises:
+            OpAtlasError: a torch that can use it, the driver or the device is not there, with the remedy.
+            DeviceSick: it is there, and cannot be opened.
+        """
+        _expect_visible()
+        self.torch_device = torch.device("cuda", 0)
+        self._settings = settings
+        self._spec = spec
+        try:
+            torch.cuda.set_device(self.torch_device)
+            self._properties = torch.cuda.get_device_properties(self.torch_device)
+            self._flush_buffer = torch.ones(
+                _FLUSH_FACTOR * self._properties.L2_cache_size // 4, device=self.torch_device
+            )
+        except RuntimeError as error:
+            raise DeviceSick(f"{spec} cannot be opened: {str(error).splitlines()[0]}") from error
+        self._flushed = torch.empty((), device=self.torch_device)
+        self._uuid = f"GPU-{self._properties.uuid}"
+        self._nvml = open_nvml(self._uuid)
+        self._turn = Turn(Path(tempfile.gettempdir()) / f"opatlas-{self._uuid}-{os.getuid()}.lock")
+        # A row of FLOAT is one of float32, as matrix products are by default.
+        torch.backends.cudnn.allow_tf32 = False
+
+    def describe(self) -> DeviceDescription:
+        major, minor = torch.cuda.get_device_capability(self.torch_device)
+        return DeviceDescription(
+            name=self._spec.name or slug(self._properties.name),
+            facts={
+                "uuid": self._uuid,
+                "torch": str(torch.__version__),
+                "cuda": str(torch.version.cuda),
+                "cudnn": torch.backends.cudnn.version() or 0,
+                "compute_capability": f"{major}.{minor}",
+                "multiprocessors": self._properties.multi_processor_count,
+                "memory_bytes": self._properties.total_memory,
+                "l2_cache_bytes": self._properties.L2_cache_size,
+                **self._nvml.facts(),
+            },
+            kind="cuda",
+            state=self._nvml.state(),
+        )
+
+    def instrument(self) -> Instrument:
+        return Unthrottled(open_instrument("cuda", self._settings), self._nvml.throttles)
+
+    def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
+        return impl
+
+    def available_bytes(self) -> int:
+        """What the device has free, and what this process holds without using it."""
+        free, _ = torch.cuda.mem_get_info(self.torch_device)
+        held = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(self.torch_device)
+        return int(free + held)
+
+    def release_memory(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def probe(self) -> None:
+        probe(self.torch_device)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+    def flush_cache(self) -> None:
+        # Read, not written: dirty lines would be written back during the sample that follows.
+        torch.sum(self._flush_buffer, dim=0, out=self._flushed)
+
+    def turn(self, when_waiting: Callable[[], None], when_taken: Callable[[], None]) -> AbstractContextManager[object]:
+        return self._turn.taken(when_waiting, when_taken)
+
+
+def _expect_visible() -> None:
+    """Raises OpAtlasError where torch cannot use a GPU."""
+    if torch.version.cuda is None:
+        raise OpAtlasError(
+            f"torch {torch.__version__} was built without CUDA: install a build for CUDA to replay on the GPU, "
+            f"or replay on the CPU with --device cpu"
+        )
+    if torch.cuda.device_count():
+        return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    raise OpAtlasError(
+        f"torch.cuda finds no GPU (CUDA_VISIBLE_DEVICES is {visible!r}): this torch's CUDA {torch.version.cuda} "
+        f"needs a driver that is new enough; nvidia-smi tells its version"
+    )

@@ -1,0 +1,51 @@
+"""Which GPUs nvidia-smi shows. No torch here."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+
+from database.layout import slug
+
+#: Without persistence mode it loads the driver first, which takes seconds a GPU.
+_TIMEOUT_S = 60
+_GPU = re.compile(r"^GPU (\d+): (.+?) \(UUID: (GPU-[0-9a-fA-F-]+)\)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """
+    Attributes:
+        index: in the order of the PCI bus.
+        name: slug of what it calls itself: "NVIDIA_H200".
+        uuid: "GPU-..."; says which one it is in CUDA_VISIBLE_DEVICES, whatever the order of the others.
+    """
+
+    index: int
+    name: str
+    uuid: str
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """The GPUs of this machine or container; none where there is no nvidia-smi, or no answer."""
+    executable = shutil.which("nvidia-smi")
+    return () if executable is None else parse_gpus(_run(executable))
+
+
+def parse_gpus(text: str) -> tuple[Gpu, ...]:
+    """What `nvidia-smi -L` prints: `GPU 0: NVIDIA H200 (UUID: GPU-...)`, and lines of MIG parts, which are left out."""
+    return tuple(Gpu(int(index), slug(name), uuid) for index, name, uuid in _GPU.findall(text))
+
+
+@cache
+def _run(executable: str) -> str:
+    try:
+        done = subprocess.run(
+            [executable, "-L"], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

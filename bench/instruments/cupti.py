@@ -1,0 +1,189 @@
+"""CUPTI's activity records: what NVIDIA's profilers stand on, read as soon as they are there.
+
+The vendor's package cupti-python turns records on and knows how they lie in memory. It makes a Python object of each,
+which took 70 us a record (version 13.0.1); a row has about a hundred. So the library hands its buffers to functions
+here, which read three numbers and a name of each record where they lie: 3 us.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.errors import ReplayError
+from bench.instruments import InstrumentMissing
+from bench.instruments.kernel_records import MARK, KernelRecord, KernelRecords
+from bench.job import MeasureSettings
+
+NAME = "cupti"
+
+#: Holds the records of a thousand kernels; the library asks for another one when it is full.
+_BUFFER_BYTES = 1 << 18
+_MAX_LIMIT_REACHED = 12
+#: How often the instrument tries itself when it is opened.
+_MARKS = 4
+
+_REQUESTED = ctypes.CFUNCTYPE(
+    None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
+)
+_COMPLETED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a kind of record has what is read of it: offsets in bytes; `name` is None where it has none."""
+
+    start: int
+    end: int
+    correlation_id: int
+    name: int | None
+    what: str
+
+    def read(self, address: int) -> KernelRecord:
+        start, end = _long(address + self.start), _long(address + self.end)
+        correlation_id = ctypes.c_uint32.from_address(address + self.correlation_id).value
+        name = ctypes.string_at(_long(address + self.name)).decode() if self.name is not None else self.what
+        # Launches are numbered in the order in which the host made them, whatever their streams.
+        return KernelRecord(correlation_id, name, (end - start) / 1000)
+
+
+def _long(address: int) -> int:
+    return ctypes.c_uint64.from_address(address).value
+
+
+class CuptiRecorder:
+    """Records of the kernels, copies and fills of this process."""
+
+    name = NAME
+
+    def __init__(self, synchronize: Callable[[], None]) -> None:
+        """`synchronize` waits for everything that was launched.
+
+        Raises:
+            InstrumentMissing: the package or the library is not there, or somebody else has its records.
+        """
+        try:
+            from cupti import cupti
+        except Exception as error:  # whatever its loader raises where a library is not there, or too old
+            raise InstrumentMissing(
+                f"cupti-python cannot be imported ({type(error).__name__}: {error}): "
+                f"pip install 'opatlas[cuda]', in the version of torch's CUDA"
+            ) from error
+        self._cupti: Any = cupti
+        self._synchronize = synchronize
+        self._kinds = [cupti.ActivityKind.CONCURRENT_KERNEL, cupti.ActivityKind.MEMCPY, cupti.ActivityKind.MEMSET]
+        self._layouts = _layouts(cupti)
+        self._records: list[KernelRecord] = []
+        self._broken = ""
+        self._buffers: dict[int, ctypes.Array[ctypes.c_char]] = {}
+        self._free: list[int] = []
+        self._library = _library(cupti)
+        # They must live as long as the library calls them.
+        self._callbacks = _REQUESTED(self._requested), _COMPLETED(self._completed)
+        status = self._library.cuptiActivityRegisterCallbacks(*self._callbacks)
+        if status:
+            raise InstrumentMissing(f"CUPTI gives its records to nobody here (status {status}): is a profiler running?")
+
+    @contextmanager
+    def recording(self) -> Iterator[Callable[[], Iterable[KernelRecord]]]:
+        self._records.clear()
+        for kind in self._kinds:
+            self._cupti.activity_enable(kind)
+        try:
+            yield self._read
+        finally:
+            for kind in self._kinds:
+                self._cupti.activity_disable(kind)
+
+    def _read(self) -> Iterable[KernelRecord]:
+        self._synchronize()
+        # Everything has ended, so that no record is left out for being incomplete.
+        self._cupti.activity_flush_all(0)
+        if self._broken:
+            raise ReplayError(f"CUPTI's records cannot be read: {self._broken}")
+        return self._records
+
+    def _requested(self, buffer: Any, size: Any, most_records: Any) -> None:
+        """Called by the library, also on threads of its own."""
+        if not self._free:
+            made = ctypes.create_string_buffer(_BUFFER_BYTES + 8)
+            address = -(-ctypes.addressof(made) // 8) * 8
+            self._buffers[address] = made
+            self._free.append(address)
+        buffer[0], size[0], most_records[0] = self._free.pop(), _BUFFER_BYTES, 0
+
+    def _completed(self, context: int, stream: int, buffer: int, size: int, valid: int) -> None:
+        """Called by the library; what a function that C calls raises would only be printed."""
+        try:
+            record = ctypes.c_void_p(None)
+            while valid:
+                status = self._library.cuptiActivityGetNextRecord(
+                    ctypes.c_void_p(buffer), ctypes.c_size_t(valid), ctypes.byref(record)
+                )
+                if status == _MAX_LIMIT_REACHED:
+                    break
+                if status or record.value is None:
+                    raise ValueError(f"status {status}")
+                layout = self._layouts.get(ctypes.c_uint32.from_address(record.value).value)
+                if layout is not None:
+                    self._records.append(layout.read(record.value))
+        except Exception as error:
+            self._broken = f"{type(error).__name__}: {error}"
+        finally:
+            self._free.append(buffer)
+
+
+def _layouts(cupti: Any) -> Mapping[int, Layout]:
+    """By kind. The structures of later versions of a record hold more at their end; the package knows them all."""
+    layouts = {}
+    kinds = {
+        "kernel": cupti.ActivityKind.CONCURRENT_KERNEL,
+        "memcpy": cupti.ActivityKind.MEMCPY,
+        "memset": cupti.ActivityKind.MEMSET,
+    }
+    for what, kind in kinds.items():
+        versions = [
+            (int(found[1] or 0), getattr(cupti, name))
+            for name in dir(cupti)
+            if (found := re.fullmatch(rf"activity_{what}(\d*)_dtype", name))
+        ]
+        if not versions:
+            raise InstrumentMissing(
+                f"this version of cupti-python does not tell how a record of a {what} lies in memory"
+            )
+        fields = max(versions, key=lambda version: version[0])[1].fields
+        offset = {name: at for name, (_, at, *_) in fields.items()}
+        layouts[int(kind)] = Layout(offset["start"], offset["end"], offset["correlation_id"], offset.get("name"), what)
+    return layouts
+
+
+def _library(cupti: Any) -> Any:
+    """The library that the package has loaded."""
+    cupti.get_version()
+    loaded = {
+        line.split()[-1]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if re.search(r"/libcupti\.so[.\d]*$", line)
+    }
+    if len(loaded) != 1:
+        raise InstrumentMissing(f"one CUPTI library is needed, and this process has {sorted(loaded) or 'none'}")
+    return ctypes.CDLL(loaded.pop())
+
+
+def of(settings: MeasureSettings) -> KernelRecords:
+    """On the GPU that this process has opened. Raises InstrumentMissing."""
+    recorder = CuptiRecorder(torch.cuda.synchronize)
+    with recorder.recording() as records:
+        for _ in range(_MARKS):
+            torch.cuda._sleep(1)
+        found = list(records())
+    if len(found) != _MARKS or not all(MARK in record.name and 0 < record.duration_us < 1e3 for record in found):
+        raise InstrumentMissing(f"CUPTI's records of {_MARKS} kernels that were launched are {found}")
+    return KernelRecords(recorder, lambda: torch.cuda._sleep(1), torch.cuda.synchronize)

@@ -1,0 +1,50 @@
+"""Samples of a device that is throttled are dropped, and taken again when it has cooled down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from bench.instruments import Instrument, Samples
+from bench.stop_rule import StopRule
+
+#: A power cap lasts for tenths of a second, heat for longer; what has not ended by then stays for hours.
+_PAUSES_S = (0.1, 0.4, 1.5)
+
+
+class Unthrottled:
+    """Another instrument, watched: it does not sample while the device is throttled, as long as that ends."""
+
+    def __init__(
+        self,
+        instrument: Instrument,
+        throttles: Callable[[], tuple[str, ...]],
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`throttles` tells why the device is slower now than it could be; () where it is not."""
+        self.name = instrument.name
+        self._instrument = instrument
+        self._throttles = throttles
+        self._sleep = sleep
+
+    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: StopRule) -> Samples:
+        """As in `Instrument`. Samples that were dropped, or kept for want of better ones, are in the notes."""
+        dropped, reasons = 0, self._throttles()
+        pauses = list(_PAUSES_S)
+        while True:
+            while reasons and pauses:
+                self._sleep(pauses.pop(0))
+                reasons = self._throttles()
+            samples = self._instrument.sample(call, before_each, rule)
+            reasons = self._throttles() or reasons
+            again = rule.again() if reasons and pauses else None
+            if again is None:
+                return replace(samples, notes=(*samples.notes, *_notes(dropped, reasons)))
+            dropped += len(samples.durations_us)
+            rule = again
+
+
+def _notes(dropped: int, reasons: tuple[str, ...]) -> list[str]:
+    notes = [f"{dropped} samples were dropped: the device was throttled"] if dropped else []
+    return [*notes, f"taken while the device was throttled ({', '.join(reasons)})"] if reasons else notes

@@ -1,0 +1,108 @@
+"""GPUs are found without torch, by what nvidia-smi shows (a stand-in here), and a process is shown one alone."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from bench.devices import at_hand, nvidia_smi
+from bench.devices.at_hand import database_name, devices_at_hand
+from bench.devices.nvidia_smi import Gpu, parse_gpus
+from bench.devices.visible import environment_of
+from bench.job import DeviceSpec
+from database.errors import OpAtlasError
+from database.layout import cpu_device_name
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+H200, H100 = "NVIDIA_H200", "NVIDIA_H100_80GB_HBM3"
+TWO = (
+    "GPU 0: NVIDIA H200 (UUID: GPU-f89c029f-2a4a-0051-75af-431226ec9b55)\n"
+    "GPU 1: NVIDIA H200 (UUID: GPU-64f63b99-8a20-1476-0a48-dc80e3dc8688)\n"
+)
+MIXED = TWO + (
+    "GPU 2: NVIDIA H100 80GB HBM3 (UUID: GPU-11111111-8a20-1476-0a48-dc80e3dc8688)\n"
+    "  MIG 1g.10gb     Device  0: (UUID: MIG-22222222-8a20-1476-0a48-dc80e3dc8688)\n"
+)
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Gives the machine an nvidia-smi that says something, or fails, and a torch for CUDA, or none."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(at_hand, "npus_present", lambda: 0)
+
+    def make(said, code=0, cuda="13.0"):
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!{sys.executable}\nimport sys\nassert sys.argv[1:] == ['-L']\nprint({said!r}, end='')\n")
+        program.open("a").write(f"sys.exit({code})\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setattr(at_hand, "cuda_version", lambda: cuda)
+        nvidia_smi._run.cache_clear()
+
+    yield make
+    nvidia_smi._run.cache_clear()
+
+
+def pins(specs):
+    return [spec.pinned[1] for spec in specs]
+
+
+def test_what_nvidia_smi_prints():
+    assert parse_gpus(MIXED)[1:] == (
+        Gpu(1, H200, "GPU-64f63b99-8a20-1476-0a48-dc80e3dc8688"),
+        Gpu(2, H100, "GPU-11111111-8a20-1476-0a48-dc80e3dc8688"),
+    )
+    assert parse_gpus("No devices found.") == ()
+
+
+def test_gpus_are_the_device_at_hand_and_each_process_sees_one(machine):
+    machine(TWO)
+    specs = devices_at_hand(None)
+    assert [(spec.kind, spec.index, spec.name) for spec in specs] == [("cuda", 0, H200), ("cuda", 1, H200)]
+    assert environment_of(specs[1])[VARIABLE] == "GPU-64f63b99-8a20-1476-0a48-dc80e3dc8688"
+    assert database_name(specs) == H200
+    assert devices_at_hand("cuda") == devices_at_hand(H200) == specs
+
+
+def test_a_torch_without_cuda_replays_on_the_cpu_unless_the_gpu_is_asked_for(machine):
+    machine(TWO, cuda=None)
+    assert devices_at_hand(None) == [DeviceSpec("cpu", name=cpu_device_name())]
+    assert len(devices_at_hand("cuda")) == 2
+
+
+def test_an_nvidia_smi_that_fails_shows_none(machine):
+    machine("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", code=9)
+    assert [spec.kind for spec in devices_at_hand(None)] == ["cpu"]
+    with pytest.raises(OpAtlasError, match=r"--device cuda: there is no NVIDIA GPU here .*--gpus all"):
+        devices_at_hand("cuda")
+
+
+@pytest.mark.parametrize(
+    ("visible", "pinned"), [("1", ["1"]), ("1,0", ["1", "0"]), ("0,-1,1", ["0"]), ("GPU-64f6", ["GPU-64f6"])]
+)
+def test_the_callers_choice_is_kept_as_it_was_made(machine, monkeypatch, visible, pinned):
+    machine(TWO)
+    monkeypatch.setenv(VARIABLE, visible)
+    assert pins(devices_at_hand(None)) == pinned
+
+
+@pytest.mark.parametrize(
+    ("visible", "words"),
+    [("", "shows none of the 2 GPUs here: unset it"), ("MIG-2222", r"names 'MIG-2222', .*parts of a GPU \(MIG\)")],
+)
+def test_a_choice_of_none_is_refused(machine, monkeypatch, visible, words):
+    machine(TWO)
+    monkeypatch.setenv(VARIABLE, visible)
+    with pytest.raises(OpAtlasError, match=words):
+        devices_at_hand(None)
+
+
+def test_of_different_gpus_one_kind_is_to_be_named(machine):
+    machine(MIXED)
+    with pytest.raises(OpAtlasError, match=f"{H100} and {H200}, .*name one with --device"):
+        devices_at_hand(None)
+    assert pins(devices_at_hand(H100)) == ["GPU-11111111-8a20-1476-0a48-dc80e3dc8688"]
+    with pytest.raises(OpAtlasError, match=f"--device NVIDIA_A100 is not among the visible GPUs .{H100}, {H200}."):
+        devices_at_hand("NVIDIA_A100")

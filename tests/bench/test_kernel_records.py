@@ -1,0 +1,109 @@
+"""Kernel records, of a device in whose place a list stands: what is a call's, and what is an error."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+
+from bench.errors import ReplayError
+from bench.groups.group import _AgreedRule
+from bench.instruments.kernel_records import MARK, KernelRecord, KernelRecords, between_marks
+from bench.stop_rule import StopRule
+
+
+class Device:
+    """Runs what is launched at once, and remembers it while it is recorded."""
+
+    name = "toy-records"
+
+    def __init__(self, lose=()):
+        self.launched = []
+        self.sessions = 0
+        self._recorded = None
+        self._lose = lose
+
+    def launch(self, name, duration_us=1.0):
+        self.launched.append(name)
+        if self._recorded is not None:
+            self._recorded.append(KernelRecord(len(self.launched), name, duration_us))
+
+    def mark(self):
+        self.launch(f"at::cuda::{MARK}(long)", 0.6)
+
+    @contextmanager
+    def recording(self):
+        self._recorded, self.sessions = [], self.sessions + 1
+        try:
+            # Buffers of records come back in any order.
+            yield lambda: [r for i, r in enumerate(reversed(self._recorded)) if i not in self._lose]
+        finally:
+            self._recorded = None
+
+
+def sample(device, call, before_each=None, rule=None):
+    instrument = KernelRecords(device, device.mark, lambda: None)
+    return instrument.sample(call, before_each, rule or StopRule(repeat_count=3, time_limit_s=60))
+
+
+def test_a_calls_kernels_add_up_and_what_prepares_it_does_not_count():
+    device = Device()
+
+    def call():
+        device.launch("gemm_split_k", 10.0)
+        device.launch("split_k_reduce", 2.5)
+
+    samples = sample(device, call, lambda: device.launch("flush", 40.0))
+    assert samples.durations_us == (12.5, 12.5, 12.5)
+    assert samples.device_kernels == 2
+    assert samples.calls_per_sample == 1
+
+
+def test_samples_are_queued_and_their_records_read_together():
+    device = Device()
+    assert len(sample(device, lambda: device.launch("add")).durations_us) == 3
+    assert device.sessions == 1
+
+
+def test_without_a_count_samples_come_in_batches_until_the_rule_has_enough():
+    device = Device()
+    samples = sample(device, lambda: device.launch("add"), rule=StopRule(repeat_count=None, time_limit_s=60))
+    assert samples.durations_us == (1.0,) * 10
+    assert device.sessions == 1
+
+
+def test_ranks_of_a_group_take_one_sample_at_a_time():
+    class Alone:
+        def agree(self, decision):
+            return decision
+
+    device = Device()
+    rule = _AgreedRule(StopRule(repeat_count=3, time_limit_s=60), Alone())
+    assert len(sample(device, lambda: device.launch("add"), rule=rule).durations_us) == 3
+    assert device.sessions == 3
+
+
+def test_a_lost_record_is_an_error_and_no_average():
+    # Counted from the end: the last mark, and the only kernel of the last call.
+    with pytest.raises(ReplayError, match="hold 5 marks, and 6 were launched"):
+        sample(Device(lose={0}), lambda: None)
+    device = Device(lose={1})
+    with pytest.raises(ReplayError, match="hold no kernel of some of the calls"):
+        sample(device, lambda: device.launch("add"))
+
+
+def test_calls_alike_that_launch_different_kernels_are_an_error():
+    device = Device()
+    with pytest.raises(ReplayError, match=r"launched different kernels: add and add \+ add"):
+        sample(device, lambda: [device.launch("add") for _ in range(1 + len(device.launched) % 2)])
+
+
+def test_a_call_that_launches_nothing_is_an_error():
+    with pytest.raises(ReplayError, match="hold no kernel of some of the calls"):
+        sample(Device(), lambda: None)
+
+
+def test_a_mark_is_told_by_its_mangled_name_too():
+    name = "_ZN2at4cuda40_GLOBAL__N__758183f4_8_Sleep_cu_088d913f11spin_kernelEl"
+    records = [KernelRecord(7, name, 0.6), KernelRecord(9, name, 0.6), KernelRecord(8, "gemm", 5.0)]
+    assert between_marks(records, 1) == [[records[2]]]
