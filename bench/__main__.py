@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from bench import kernels
+from bench import kernels, probe_dispatch_ffn_combine
 from bench.doctor import command as doctor
 from database.commands import run_command
 
 COMMANDS = {
     "doctor": doctor,
     "kernels": kernels,
+    "probe-dispatch-ffn-combine": probe_dispatch_ffn_combine,
 }
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from bench.errors import InvalidRow
+from bench.errors import InvalidRow, MissingPrecondition
 from bench.groups.spec import GroupSpec
 from database.schema import EP_SIZE
+
+if TYPE_CHECKING:
+    import pytest
 
 _PREFIX = "--dispatch-ffn-combine"
 
@@ -59,7 +61,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def group_of(cells: Mapping[str, str], options: Any) -> GroupSpec:
-    """The group that a row needs. Raises InvalidRow, pytest.UsageError."""
+    """The group that a row needs. Raises InvalidRow, MissingPrecondition."""
     ranks = ep_size(cells, options.dispatch_ffn_combine_ep_size)
     spec = GroupSpec(
         ranks,
@@ -70,9 +72,9 @@ def group_of(cells: Mapping[str, str], options: Any) -> GroupSpec:
         nproc_per_node=options.dispatch_ffn_combine_nproc_per_node,
     )
     if spec.node_rank >= spec.nnodes:
-        raise pytest.UsageError(f"{_PREFIX}-node-rank {spec.node_rank}: there are {spec.nnodes} nodes, from 0 on")
+        raise MissingPrecondition(f"{_PREFIX}-node-rank {spec.node_rank}: there are {spec.nnodes} nodes, from 0 on")
     if spec.nnodes > 1 and spec.master_port is None:
-        raise pytest.UsageError(f"{_PREFIX}-nnodes {spec.nnodes}: name a port of node 0 with {_PREFIX}-master-port")
+        raise MissingPrecondition(f"{_PREFIX}-nnodes {spec.nnodes}: name a port of node 0 with {_PREFIX}-master-port")
     return spec
 
 
@@ -117,8 +119,7 @@ class Experts(Sequence[Any]):
 def _at_least(least: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         if not (text.isdecimal() and int(text) >= least):
-            raise ValueError(text)
+            raise argparse.ArgumentTypeError(f"{text!r}: give a whole number from {least} on")
         return int(text)
 
-    number.__name__ = f"whole number from {least} on"
     return number

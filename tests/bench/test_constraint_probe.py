@@ -1,0 +1,129 @@
+"""Which shapes a kernel takes, found by trying: with a stand-in that refuses some and dies of others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import choosy_replay
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.constraint_search import Axis, Search
+from bench.groups.process import GroupProcess
+from bench.groups.spec import GroupSpec
+from bench.job import DeviceSpec, MeasureSettings
+from bench.probe_dispatch_ffn_combine import Probe
+from database.constraints import (
+    AXES,
+    Constraints,
+    Kernel,
+    MoeShape,
+    Trial,
+    constraints_file,
+    load_constraints,
+    save_constraints,
+)
+from database.errors import OpAtlasError
+from database.schema import Status
+
+KERNEL = Kernel(2, "DT_BF16")
+START = MoeShape(m=8, h=64, n=32, experts=4, top_k=3)
+UNITS = {"n": 2}
+
+
+def searched(takes, most: MoeShape, start: MoeShape = START, tries: int = 10_000, together: int = 0) -> list[Trial]:
+    trials: list[Trial] = []
+
+    def taken(shape: MoeShape) -> bool:
+        status = Status.MEASURED if takes(shape) else Status.FAILED
+        trials.append(Trial(KERNEL, shape, not trials, status, "", "run"))
+        return trials[-1].accepted
+
+    axes = {axis: Axis(UNITS.get(axis, 1), getattr(most, axis), UNITS.get(axis, 1)) for axis in AXES}
+    Search(taken, axes, lambda: len(trials) >= tries).run(start, together)
+    return trials
+
+
+@settings(deadline=None)
+@given(
+    step=st.sampled_from([1, 2, 16, 64]),
+    high=st.integers(64, 1000),
+    low=st.integers(1, 64),
+    size=st.integers(1, 1000),
+)
+def test_steps_and_ends_of_a_size_are_found(step: int, high: int, low: int, size: int) -> None:
+    def takes(shape: MoeShape) -> bool:
+        return shape.h % step == 0 and low <= shape.h <= high
+
+    most = MoeShape(8, 1000, 32, 4, 3)
+    trials = searched(takes, most)
+    asked = replace(START, h=size)
+    # Where no larger one is taken, none tells the step: then nothing is taken that is not known to be.
+    if high >= START.h + step:
+        assert Constraints(tuple(trials)).accepts(asked, ep_size=2, weights="DT_BF16") == takes(asked)
+    elif Constraints(tuple(trials)).accepts(asked, ep_size=2, weights="DT_BF16"):
+        assert takes(asked)
+    assert len(trials) < 80
+    assert len({trial.shape for trial in trials}) == len(trials)
+
+
+def test_what_is_too_large_together_stays_so() -> None:
+    trials = searched(lambda shape: shape.m * shape.h <= 4096, MoeShape(64, 512, 32, 4, 3))
+    constraints = Constraints(tuple(trials))
+    assert {str(limit) for limit in constraints.limits(KERNEL).values()} == {"any that was tried"}
+    for m, h, accepted in ((64, 64, True), (8, 512, True), (64, 512, False), (80, 600, False)):
+        assert constraints.accepts(replace(START, m=m, h=h), ep_size=2, weights="DT_BF16") == accepted
+
+
+def test_nothing_is_refused_of_what_was_not_tried() -> None:
+    constraints = Constraints(tuple(searched(lambda shape: shape.m <= 8, START)))
+    assert constraints.accepts(replace(START, m=9), ep_size=16, weights="DT_BF16")
+    assert constraints.accepts(replace(START, m=9), ep_size=2, weights="INT8")
+    assert Constraints().accepts(START, ep_size=2, weights="INT8")
+    assert not Constraints(tuple(searched(lambda shape: False, START))).limits(KERNEL)
+
+
+def test_time_that_is_up_leaves_what_was_tried() -> None:
+    trials = searched(lambda shape: shape.m <= 40, MoeShape(64, 512, 32, 4, 3), tries=5)
+    assert len(trials) == 5
+    assert Constraints(tuple(trials)).accepts(START, ep_size=2, weights="DT_BF16")
+
+
+def test_tables_of_several_kernels_are_one_file(tmp_path) -> None:
+    trials = searched(lambda shape: shape.m <= 40 and shape.h % 16 == 0, MoeShape(64, 512, 64, 4, 3))
+    save_constraints(tmp_path, KERNEL, trials)
+    other = Kernel(16, "INT8")
+    save_constraints(tmp_path, other, [replace(trial, kernel=other, reason='a "reason", and why') for trial in trials])
+    save_constraints(tmp_path, KERNEL, trials[:3])
+    loaded = load_constraints(tmp_path).trials
+    assert [trial for trial in loaded if trial.kernel == KERNEL] == trials[:3]
+    assert len(loaded) == len(trials) + 3
+    path = constraints_file(tmp_path)
+    path.write_text(path.read_text().replace("measured", "measures", 1))
+    with pytest.raises(OpAtlasError, match=rf"{path}:2: 'measures' is not a valid Status; correct the line"):
+        load_constraints(tmp_path)
+
+
+def test_a_kernel_that_refuses_and_dies_is_probed(tmp_path, capsys) -> None:
+    """On a group of two ranks over gloo: what its ranks say, and die of, is what the table says."""
+    spec = GroupSpec(2)
+    group = GroupProcess(spec, [DeviceSpec("cpu")] * 2, MeasureSettings(repeat_count=1, cache="warm", threads=1))
+    probe = Probe(group, spec, "DT_BF16", "ND", 30, ("choosy_replay", "dispatch_ffn_combine"))
+    most = MoeShape(64, 128, 136, 5, 8)
+    try:
+        path = probe.run(tmp_path, replace(START, h=96, n=120), most, budget_s=200)
+    finally:
+        group.close()
+    constraints = load_constraints(tmp_path)
+    assert path == constraints_file(tmp_path)
+    assert any(trial.status is Status.CRASHED for trial in constraints.trials)
+    assert any("EZ1001" in trial.reason for trial in constraints.trials)
+    assert [trial.accepted for trial in constraints.trials] == [
+        choosy_replay.takes(**vars(trial.shape), ranks=2) for trial in constraints.trials
+    ]
+    limits = constraints.limits(KERNEL)
+    assert (limits["m"].high, limits["h"].step, limits["n"].high, limits["top_k"].high) == (40, 32, 128, 6)
+    assert not constraints.accepts(replace(START, h=96, n=128, m=41), ep_size=2, weights="DT_BF16")
+    (manifest,) = (tmp_path / "runs").glob("*.json")
+    assert manifest.stem == constraints.trials[0].run_id
