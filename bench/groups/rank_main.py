@@ -117,6 +117,9 @@ def _turn(connection: Connection, runner: Runner, group: Group, takes_turn: bool
 def slowest(outcome: Outcome, group: Group) -> Outcome:
     """A row takes as long as its slowest rank: each sample the longest of the ranks', the same on every rank."""
     assert outcome.measurement is not None
+    counts = [int(count) for (count,) in group.gather([len(outcome.measurement.samples_us)])]
+    if len(set(counts)) > 1:
+        return Outcome(Status.FAILED, f"the ranks took {' and '.join(map(str, counts))} samples of the same calls")
     samples_us = group.gather(outcome.measurement.samples_us)
     from bench.groups.group import spread_us
 

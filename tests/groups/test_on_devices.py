@@ -1,0 +1,45 @@
+"""Groups of real devices, over NCCL or HCCL, where this machine has two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from replaying import cells_of
+from sample_rows_moe import LAYER, LAYER_INT8
+
+from bench.devices.at_hand import devices_at_hand
+from bench.groups.process import GroupProcess
+from bench.groups.spec import GroupSpec
+from bench.instruments import MSPROF, OFFERED
+from bench.job import Job, MeasureSettings
+from database.schema import Status
+
+DEVICES = [device for device in devices_at_hand(None) if device.kind != "cpu"]
+pytestmark = pytest.mark.skipif(len(DEVICES) < 2, reason="needs 2 GPUs or NPUs")
+
+
+@pytest.fixture(scope="module", params=[name for kind in {d.kind for d in DEVICES} for name in OFFERED[kind]] or [""])
+def group(request: pytest.FixtureRequest) -> Iterator[GroupProcess]:
+    if request.param == MSPROF:
+        pytest.skip("msprof wraps a process, and not those of a group")
+    settings = MeasureSettings(repeat_count=5, instrument=request.param)
+    group = GroupProcess(GroupSpec(2), DEVICES[:2], settings)
+    yield group
+    group.close()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        f"64,512;4,512,1024;4,512,512;64,4;4,1024;4,512;64,4 | {LAYER} -> 64,512;4 | DT_BF16;INT32 @ EP Size = 2",
+        f"64,512;4,512,1024;4,512,512;64,4;4,1024;4,512;64,4 | {LAYER_INT8} -> 64,512;4 | DT_BF16;INT32 @ EP Size = 2",
+    ],
+)
+def test_a_layer_of_experts(group: GroupProcess, row: str) -> None:
+    job = Job("bench.test_moe", "", "test_dispatch_ffn_combine", "DispatchFFNCombine", cells_of(row), 120, group.spec)
+    outcome = group.run(job)
+    assert outcome.status is Status.MEASURED, outcome
+    assert outcome.measurement is not None
+    assert min(outcome.measurement.samples_us) > 0
+    print(group.describe().name, outcome.measurement)
