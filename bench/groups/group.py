@@ -112,13 +112,6 @@ class _AgreedRule:
         return self._group.agree(self._rule.enough_unseen(count))
 
     def batch(self, count: int) -> int:
-        """One: how many calls fit into a batch, each rank would find out by itself."""
-        return 1
-
-    def again(self) -> None:
-        """Not in a group: that one rank was throttled, the others do not know. The samples say so."""
-
-    def batch(self, count: int) -> int:
         """One at a time: how many an instrument could queue is another number on each rank."""
         return 1
 
