@@ -1,0 +1,250 @@
+"""What models run: the matrices of their modules, divided among devices."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shapes.architectures
+from database.errors import OpAtlasError
+from shapes.models import (
+    ALIASES,
+    BUILT_IN,
+    DEEPSEEK_V3,
+    GLM_5_1,
+    GLM_5_2,
+    LLAMA_3_70B,
+    QWEN3_0_6B,
+    QWEN3_32B,
+    TP_SIZES,
+    ModelFacts,
+)
+from shapes.targets import model_of, targets_of
+
+#: The numbers of each config.json that differ from what transformers takes without one.
+CONFIGS: dict[str, tuple[ModelFacts, dict[str, Any]]] = {
+    "deepseek_v3": (DEEPSEEK_V3, {"num_hidden_layers": 5}),
+    "qwen3": (
+        QWEN3_32B,
+        {
+            "hidden_size": 5120,
+            "intermediate_size": 25600,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "num_hidden_layers": 2,
+        },
+    ),
+    "llama": (
+        LLAMA_3_70B,
+        {
+            "hidden_size": 8192,
+            "intermediate_size": 28672,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "num_hidden_layers": 2,
+            "vocab_size": 128256,
+        },
+    ),
+    "glm_moe_dsa": (GLM_5_1, {}),
+}
+
+
+def config_file(folder: Path, architecture: str, **numbers: Any) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps({"model_type": architecture, **numbers}))
+    return path
+
+
+def built(architecture: str) -> Any:
+    """The model on the meta device. It has no weights, and every shape."""
+    transformers = pytest.importorskip("transformers", reason="pip install 'opatlas[models]'")
+    import torch
+
+    config = transformers.AutoConfig.for_model(architecture, **CONFIGS[architecture][1])
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def sharded(architecture: str, tp: int) -> set[tuple[int, int]]:
+    """(N, K) of all weights of one of `tp` devices, cut and joined as vLLM does it, with torch's own operators."""
+    import torch
+
+    model = built(architecture)
+    heads, kv_heads = model.config.num_attention_heads, model.config.num_key_value_heads
+    shapes: set[tuple[int, int]] = set()
+
+    def rows(weight: torch.Tensor, parts: int = tp) -> torch.Tensor:
+        assert weight.shape[0] % parts == 0
+        return weight.chunk(parts, 0)[0]
+
+    def columns(weight: torch.Tensor) -> torch.Tensor:
+        assert weight.shape[1] % tp == 0
+        return weight.chunk(tp, 1)[0]
+
+    for path, module in model.named_modules():
+        child = dict(module.named_children())
+        local: list[torch.Tensor] = []
+        if path.endswith("self_attn") and "q_proj" in child:
+            # Devices beyond the number of key heads share one.
+            of_keys = min(tp, kv_heads)
+            parts = [
+                rows(child["q_proj"].weight),
+                *(rows(child[name].weight, of_keys) for name in ("k_proj", "v_proj")),
+            ]
+            local = [torch.cat(parts), columns(child["o_proj"].weight)]
+        elif path.endswith("self_attn"):
+            assert heads % tp == 0
+            down = [child["q_a_proj"].weight, child["kv_a_proj_with_mqa"].weight]
+            up = [rows(child["q_b_proj"].weight), rows(child["kv_b_proj"].weight)]
+            local = [*down, torch.cat(down), *up, columns(child["o_proj"].weight)]
+        elif path.endswith("indexer"):
+            local = [child[name].weight for name in ("wq_b", "wk", "weights_proj")]
+        elif "gate_proj" in child:
+            local = [
+                torch.cat([rows(child["gate_proj"].weight), rows(child["up_proj"].weight)]),
+                columns(child["down_proj"].weight),
+            ]
+        elif path.endswith(".mlp.gate"):
+            local = [module.weight]
+        elif path == "lm_head":
+            local = [rows(module.weight)]
+        shapes |= {(int(weight.shape[0]), int(weight.shape[1])) for weight in local}
+    return shapes
+
+
+@pytest.mark.parametrize("tp", TP_SIZES)
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_weights_are_those_of_the_sharded_modules(architecture: str, tp: int) -> None:
+    facts, _ = CONFIGS[architecture]
+    assert {(linear.n, linear.k) for linear in facts.linears(tp)} == sharded(architecture, tp)
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_what_modules_and_configuration_say_is_what_is_built_in(architecture: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="pip install 'opatlas[models]'")
+    facts, numbers = CONFIGS[architecture]
+    read = model_of(str(config_file(tmp_path, architecture, **numbers)))
+    assert set(read.weights) == set(facts.weights)
+    for name in ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab", "head_norms"):
+        assert getattr(read, name) == getattr(facts, name), name
+    assert (read.latent, read.indexer, read.experts) == (facts.latent, facts.indexer, facts.experts)
+    assert read.tp_sizes() == facts.tp_sizes() == TP_SIZES
+
+
+def test_both_glm_5_are_alike() -> None:
+    assert GLM_5_1.weights == GLM_5_2.weights
+
+
+def pairs(model: ModelFacts, tp: int) -> dict[str, tuple[int, int]]:
+    return {linear.name: (linear.n, linear.k) for linear in model.linears(tp)}
+
+
+def test_shapes_that_the_older_tool_misses() -> None:
+    assert pairs(QWEN3_32B, 1)["qkv"] == (10240, 5120)
+    assert pairs(QWEN3_32B, 1)["gate_up"] == (51200, 5120)
+    for tp in TP_SIZES:
+        assert pairs(QWEN3_32B, tp)["o_proj"] == (5120, 8192 // tp)
+        assert pairs(DEEPSEEK_V3, tp)["q_b"] == (24576 // tp, 1536)
+        assert pairs(DEEPSEEK_V3, tp)["kv_b"] == (32768 // tp, 512)
+        assert pairs(DEEPSEEK_V3, tp)["o_proj"] == (7168, 16384 // tp)
+        assert pairs(DEEPSEEK_V3, tp)["gate_up"] == (36864 // tp, 7168)
+
+
+def test_devices_beyond_the_number_of_key_heads_share_one() -> None:
+    """768 = (4 query heads + a key head + a value head) * 128, as captures of Qwen3-32B on 16 devices have it."""
+    assert pairs(QWEN3_32B, 16)["qkv"] == (768, 5120)
+    assert pairs(QWEN3_32B, 16)["lm_head"] == (9496, 5120)
+
+
+def test_expert_parallelism_divides_the_number_of_experts_and_not_their_width() -> None:
+    shares = DEEPSEEK_V3.expert_shares((1,), (1, 8, 256))
+    assert shares == ((256, 2048, 1), (32, 2048, 8), (1, 2048, 256))
+    assert (256, 512, 1) in DEEPSEEK_V3.expert_shares((4,), (8,))
+
+
+def test_sizes_that_do_not_divide_a_model_are_left_out() -> None:
+    assert QWEN3_32B.tp_sizes((1, 3, 7, 8)) == (1, 8)
+    assert DEEPSEEK_V3.ep_sizes((1, 3, 16)) == (1, 16)
+
+
+@pytest.mark.parametrize("architecture", ["mixtral", "phi3", "gpt_oss", "qwen3_moe", "gpt2"])
+def test_any_architecture_of_transformers(architecture: str) -> None:
+    pytest.importorskip("transformers", reason="pip install 'opatlas[models]'")
+    model = model_of(architecture)
+    of_layers = {weight.role: weight for weight in model.weights}
+    assert of_layers["lm_head"].k == model.hidden
+    assert len(of_layers) > 3
+    assert model.tp_sizes((1,)) == (1,)
+    if architecture in ("mixtral", "gpt_oss", "qwen3_moe"):
+        assert model.experts is not None
+        assert of_layers["router"].parts == (model.experts.count,)
+    if architecture == "phi3":
+        assert of_layers["gate_up"].parts == (model.intermediate,) * 2
+        assert sum(of_layers["qkv"].parts) == (model.heads + 2 * model.kv_heads) * model.head_dim
+
+
+@pytest.mark.parametrize(
+    ("name", "model"), [*ALIASES.items(), *((model.name, model) for model in (*BUILT_IN, QWEN3_0_6B))]
+)
+def test_names_of_built_in_models(name: str, model: ModelFacts) -> None:
+    assert model_of(name.upper()) is model
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("qwen3-33b", "did you mean qwen3-32b"),
+        ("deepseek-v33", "did you mean deepseek-v3"),
+        ("Qwen/Qwen3-235B-A22B", "there is no such model"),
+        ("missing.json", "no such file"),
+    ],
+)
+def test_an_unknown_model_is_told_with_those_like_it(name: str, words: str) -> None:
+    with pytest.raises(OpAtlasError, match=words):
+        targets_of([name])
+
+
+def test_without_transformers_built_in_models_serve_and_others_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(shapes.architectures, "find_spec", lambda name: None)
+    shapes.architectures.architectures.cache_clear()
+    try:
+        assert model_of("dsv3") is DEEPSEEK_V3
+        with pytest.raises(OpAtlasError, match=r"there is no such model.*pip install 'opatlas\[models\]'"):
+            model_of("mixtral")
+        with pytest.raises(OpAtlasError, match=r"takes transformers, which is not installed: pip install"):
+            model_of(str(config_file(tmp_path, "llama")))
+    finally:
+        shapes.architectures.architectures.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "has no 'model_type'"),
+        ('{"hidden_size": 8}', "has no 'model_type'"),
+        ('{"model_type": "no_such_architecture"}', "cannot build a no_such_architecture"),
+        ('{"model_type": "llama", "hidden_size": "wide"}', "cannot build a llama"),
+        ('{"model_type": "mamba"}', "cannot build a mamba"),
+    ],
+)
+def test_files_that_are_no_models_are_named(tmp_path: Path, text: str, words: str) -> None:
+    pytest.importorskip("transformers", reason="pip install 'opatlas[models]'")
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(OpAtlasError, match=words):
+        model_of(str(tmp_path))
+
+
+def test_parallel_sizes_that_fit_no_model_are_an_error() -> None:
+    with pytest.raises(
+        OpAtlasError, match=r"--tp-sizes 3,5: Qwen/Qwen3-32B can be divided by none .* by 1, 2, 4, 8, 16"
+    ):
+        targets_of(["qwen3-32b"], tp_sizes=(3, 5))
+    with pytest.raises(OpAtlasError, match=r"--ep-sizes 3: none of these divides the 256 experts of deepseek-ai"):
+        targets_of(["dsv3"], ep_sizes=(3,))
