@@ -20,32 +20,19 @@ import pandas as pd
 from database.bulk import without_cycle_collection
 from database.editing import TableEdit
 from database.errors import OpAtlasError
-from database.record import Record
-from database.schema import (
-    AVERAGE,
-    BASE,
-    CACHE_STATE,
-    CRASHES_IN_A_ROW,
-    INPUT_SHAPES,
-    INSTRUMENT,
-    MICROBENCH_DEVICE_KERNELS,
-    MICROBENCH_MEDIAN,
-    MICROBENCH_MIN,
-    MICROBENCH_SAMPLES,
-    MICROBENCH_STD,
-    PROFILING_AVERAGE,
-    RUN_ID,
-    STATUS,
-    STATUS_REASON,
-    Status,
-    microbench_counter,
+from database.measured import (
+    crashes_cell,
+    duration_columns,
+    identity_columns,
+    measured_cells,
+    measured_columns,
 )
+from database.record import Record
+from database.schema import CRASHES_IN_A_ROW, RUN_ID, STATUS, STATUS_REASON, Status, microbench_counter
 from database.signature import signatures
 from database.statistics import valid_duration
 from database.store import Database, Table, read_frame, write_frame
 
-#: Decimals of a stored duration: a tenth of a nanosecond, below what any clock here resolves.
-_DECIMALS = 4
 PRUNED_REASON = "Pruned Reason"
 
 
@@ -90,9 +77,9 @@ class MergeResult:
     problems: list[str] = field(default_factory=list)
 
 
-def has_duration(row: Mapping[str, str]) -> bool:
-    """Whether the microbench or the profiling duration of a row is valid."""
-    return any(valid_duration(row.get(column, "")) is not None for column in (AVERAGE, PROFILING_AVERAGE))
+def has_duration(kernel_type: str, row: Mapping[str, str]) -> bool:
+    """Whether any of the durations of a row is valid."""
+    return any(valid_duration(row.get(column, "")) is not None for column in duration_columns(kernel_type))
 
 
 def merge(
@@ -168,7 +155,9 @@ def _merge_table(
     if path.exists():
         table = database.read(kernel_type)
     else:
-        table = Table(kernel_type, path, pd.DataFrame({column: pd.Series(dtype=str) for column in BASE}))
+        table = Table(
+            kernel_type, path, pd.DataFrame({name: pd.Series(dtype=str) for name in identity_columns(kernel_type)})
+        )
     rows = TableEdit(table.frame)
     positions: dict[str, list[int]] = {}
     for position, signature in enumerate(signatures(kernel_type, table.frame)):
@@ -188,7 +177,7 @@ def _merge_table(
     matched = [(position, record) for signature, record in records.items() for position in positions.get(signature, ())]
     if mode is UpdateMode.MISSING_ONLY:
         # Nobody asked for these rows; a sample of theirs came by.
-        durations = [rows[column] for column in (AVERAGE, PROFILING_AVERAGE)]
+        durations = [rows[column] for column in duration_columns(kernel_type)]
         matched = [
             (position, record)
             for position, record in matched
@@ -204,7 +193,7 @@ def _merge_table(
     marked = {
         position for position, record in matched if record.measurement is None and _set_status(rows, position, record)
     }
-    pruned = _to_prune(rows, positions, of_type.own) if prune else []
+    pruned = _to_prune(kernel_type, rows, positions, of_type.own) if prune else []
     pruned_names: list[RowName] = []
     if updated or marked or pruned:
         frame = rows.frame()
@@ -230,8 +219,8 @@ def _set_measured(rows: TableEdit, measured: Sequence[tuple[int, Record]]) -> se
         return changed
     # A column at a time: a session may have measured every row of a large table.
     positions = [position for position, _ in measured]
-    values = zip(*[_measured_cells(record) for _, record in measured], strict=True)
-    for name, cells in zip(_MEASURED_COLUMNS, values, strict=True):
+    values = zip(*[measured_cells(record) for _, record in measured], strict=True)
+    for name, cells in zip(measured_columns(measured[0][1].kernel_type), values, strict=True):
         changed |= _set_column(rows[name], positions, cells)
     for position, record in measured:
         for counter, value in record.measurement.counters.items() if record.measurement else ():
@@ -253,8 +242,8 @@ def _set_status(rows: TableEdit, position: int, record: Record) -> bool:
     if record.status is Status.SKIPPED and Status.of_cell(rows[STATUS][position]) not in (None, Status.SKIPPED):
         # It was not run: what earlier runs found out of it is still all there is to know.
         return False
-    cells = {STATUS: record.status.value, STATUS_REASON: record.reason, CRASHES_IN_A_ROW: _crashes(record)}
-    if valid_duration(rows[AVERAGE][position]) is None:
+    cells = {STATUS: record.status.value, STATUS_REASON: record.reason, CRASHES_IN_A_ROW: crashes_cell(record)}
+    if valid_duration(rows[duration_columns(record.kernel_type)[0]][position]) is None:
         cells[RUN_ID] = record.run_id
     else:
         # The run id stays with the duration that it accounts for.
@@ -263,69 +252,15 @@ def _set_status(rows: TableEdit, position: int, record: Record) -> bool:
     return any(changed)
 
 
-_MEASURED_COLUMNS = (
-    AVERAGE,
-    MICROBENCH_MEDIAN,
-    MICROBENCH_MIN,
-    MICROBENCH_STD,
-    MICROBENCH_SAMPLES,
-    MICROBENCH_DEVICE_KERNELS,
-    CACHE_STATE,
-    INSTRUMENT,
-    STATUS,
-    STATUS_REASON,
-    CRASHES_IN_A_ROW,
-    RUN_ID,
-)
-
-
-def _measured_cells(record: Record) -> tuple[str, ...]:
-    """Cells of `_MEASURED_COLUMNS`."""
-    measurement = record.measurement
-    assert measurement is not None
-    summary = measurement.summary
-    return (
-        _microseconds(summary.mean_us),
-        _microseconds(summary.median_us),
-        _microseconds(summary.min_us),
-        # One sample has no spread; 0 would say that it has none.
-        _microseconds(summary.std_us) if summary.count > 1 else "",
-        str(summary.count),
-        "" if measurement.device_kernels is None else str(measurement.device_kernels),
-        measurement.cache_state,
-        measurement.instrument,
-        Status.MEASURED.value,
-        _remark(record),
-        _crashes(record),
-        record.run_id,
-    )
-
-
-def _remark(record: Record) -> str:
-    """What the Status Reason of a measured row says: nothing, where its own call was measured."""
-    what_ran = record.of_what_ran()
-    if what_ran is None:
-        return record.reason
-    ran_as = f"ran as {what_ran.kernel_type}"
-    if what_ran.signature != record.signature:
-        ran_as += f" on {what_ran.cells.get(INPUT_SHAPES, '')}"
-    return "; ".join(text for text in (ran_as, record.reason) if text)
-
-
-def _crashes(record: Record) -> str:
-    return str(record.crashes_in_a_row or "")
-
-
-def _microseconds(value: float) -> str:
-    return f"{value:.{_DECIMALS}f}"
-
-
-def _to_prune(rows: TableEdit, positions: Mapping[str, list[int]], records: Iterable[str]) -> list[int]:
+def _to_prune(
+    kernel_type: str, rows: TableEdit, positions: Mapping[str, list[int]], records: Iterable[str]
+) -> list[int]:
+    durations = [rows[column] for column in duration_columns(kernel_type)]
     return sorted(
         position
         for signature in records
         for position in positions.get(signature, ())
-        if not has_duration({column: rows[column][position] for column in (AVERAGE, PROFILING_AVERAGE)})
+        if not any(valid_duration(cells[position]) for cells in durations)
     )
 
 
@@ -333,5 +268,5 @@ def append_pruned(database: Database, kernel_type: str, rows: pd.DataFrame) -> N
     """Adds rows to the file of pruned ones. It only grows: a row that comes back and is pruned again stands twice."""
     path = database.pruned_dir / f"{kernel_type}.csv"
     if path.exists():
-        rows = pd.concat([read_frame(path), rows], ignore_index=True).fillna("")
+        rows = pd.concat([read_frame(path, kernel_type), rows], ignore_index=True).fillna("")
     write_frame(rows, path)

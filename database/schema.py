@@ -40,6 +40,17 @@ PROFILING_MEDIAN = "Profiling Median Duration(us)"
 PROFILING_STD = "Profiling Std Duration(us)"
 PROFILING_DURATIONS = (PROFILING_AVERAGE, PROFILING_MEDIAN, PROFILING_STD)
 
+#: Of a CSV of communication, which has these instead of BASE.
+MESSAGE_BYTES = "message_bytes"
+NUM_DEVICES = "num_devices"
+DTYPE = "dtype"
+TOPOLOGY_TIER = "topology_tier"
+MESSAGE = (MESSAGE_BYTES, NUM_DEVICES, DTYPE, TOPOLOGY_TIER)
+#: The slowest device's median.
+DURATION = "Duration(us)"
+BANDWIDTH = "bandwidth_gbps"
+BUS_BANDWIDTH = "bus_bandwidth_gbps"
+
 LEGACY_MICROBENCH = "MicroBench Duration(us)"
 LEGACY_PROFILING_MEDIAN = "Median Duration(us)"
 LEGACY_PROFILING_STD = "Std Duration(us)"
@@ -207,7 +218,7 @@ _EXPECTED_TO_FAIL = frozenset(
 def in_contract_order(columns: Iterable[str]) -> list[str]:
     """`columns` of a new file, ordered by group; columns of no group come before OpAtlas' own."""
     columns = list(dict.fromkeys(columns))
-    rank = {name: i for i, name in enumerate((*BASE, AVERAGE))}
+    rank = {name: i for i, name in enumerate((*BASE, AVERAGE, *MESSAGE, DURATION, BANDWIDTH, BUS_BANDWIDTH))}
     groups: list[list[str]] = [[], [], [], [], [], [], []]
     for name in columns:
         if name in rank:

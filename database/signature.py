@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-from database.schema import EP_SIZE, INPUT_SLOTS, OUTPUT_SLOTS, RUNTIME_IN_SIGNATURE
+from database.communication import is_communication, message_signature
+from database.schema import EP_SIZE, INPUT_SLOTS, MESSAGE, OUTPUT_SLOTS, RUNTIME_IN_SIGNATURE
 from database.slots import dtype_name, format_name, slot_words, split_cell
 
 Words = tuple[tuple[str, str, str], ...]
@@ -31,8 +32,11 @@ def signature(kernel_type: str, row: Mapping[str, str]) -> str:
 
     Returns:
         Text that is equal for the same case and differs for another: input shapes, dtypes and
-        formats, output shapes and dtypes, normalized, then what the kernel type adds.
+        formats, output shapes and dtypes, normalized, then what the kernel type adds. Of a
+        collective: its message.
     """
+    if is_communication(kernel_type):
+        return message_signature(row)
     cells = [row.get(column, "") for column in (*INPUT_SLOTS, *OUTPUT_SLOTS)]
     extra = [row.get(column, "") for column in _extra_columns(kernel_type, row)]
     return _build(kernel_type, cells, extra)
@@ -44,6 +48,9 @@ def signatures(kernel_type: str, frame: pd.DataFrame) -> list[str]:
     def cells(column: str) -> Sequence[str]:
         return frame[column].tolist() if column in frame.columns else [""] * len(frame)
 
+    if is_communication(kernel_type):
+        rows = zip(*map(cells, MESSAGE), strict=True)
+        return [message_signature(dict(zip(MESSAGE, row, strict=True))) for row in rows]
     slots = [cells(column) for column in (*INPUT_SLOTS, *OUTPUT_SLOTS)]
     extra = [cells(column) for column in _extra_columns(kernel_type, frame.columns)]
     return [_build(kernel_type, row[:6], row[6:]) for row in zip(*slots, *extra, strict=True)]

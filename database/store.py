@@ -13,7 +13,7 @@ import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 from filelock import FileLock, Timeout
 
+from database.communication import is_communication
 from database.errors import OpAtlasError, TableError
 from database.schema import (
     AVERAGE,
@@ -31,6 +32,8 @@ from database.schema import (
     LEGACY_MICROBENCH,
     LEGACY_PROFILING_MEDIAN,
     LEGACY_PROFILING_STD,
+    MESSAGE_BYTES,
+    NUM_DEVICES,
     PROFILING_AVERAGE,
     PROFILING_MEDIAN,
     PROFILING_STD,
@@ -71,8 +74,10 @@ class Table:
 class Database:
     """A directory of `{KernelType}.csv` files, with its journal, runs, reports and pruned rows."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, file_names: Mapping[str, str] | None = None) -> None:
+        """`file_names` are those of kernel types whose file has another name than they."""
         self.path = Path(path)
+        self._file_names = file_names or {}
         self.journal_dir = self.path / "journal"
         self.runs_dir = self.path / "runs"
         self.reports_dir = self.path / "reports"
@@ -95,12 +100,12 @@ class Database:
                 f"kernel type {kernel_type!r} cannot name a file of {self.path}: "
                 f"rename it in the capture, or leave it out"
             )
-        return self.path / f"{kernel_type}.csv"
+        return self.path / self._file_names.get(kernel_type, f"{kernel_type}.csv")
 
     def read(self, kernel_type: str) -> Table:
         """The rows of a kernel type. Raises TableError."""
         path = self.csv_path(kernel_type)
-        return Table(kernel_type, path, read_frame(path))
+        return Table(kernel_type, path, read_frame(path, kernel_type))
 
     def write(self, table: Table) -> None:
         """Replaces the file of `table` in one step; call it with the lock held."""
@@ -167,22 +172,29 @@ def _remedy(error: OSError, what: object) -> str:
     return _REMEDIES.get(error.errno or 0, otherwise)
 
 
-def read_frame(path: Path) -> pd.DataFrame:
-    """A compute CSV as text cells, its older column names translated.
+def read_frame(path: Path, kernel_type: str = "") -> pd.DataFrame:
+    """The CSV of a kernel type as text cells, its older column names translated.
+
+    Args:
+        kernel_type: where the file is not named for it.
 
     Raises:
-        TableError: no such file, a Git LFS pointer, an empty file, a header that is not a compute
-            CSV's, a repeated column, a line with another number of fields, text that is not UTF-8.
+        TableError: no such file, a Git LFS pointer, an empty file, a header that is not that of such
+            a CSV, a repeated column, a line with another number of fields, text that is not UTF-8.
     """
     frame = read_text_csv(path)
-    missing = [column for column in REQUIRED if column not in frame.columns]
+    of_messages = is_communication(kernel_type or path.stem)
+    required = (MESSAGE_BYTES, NUM_DEVICES) if of_messages else REQUIRED
+    missing = [column for column in required if column not in frame.columns]
     if missing:
         raise TableError(
             path,
             f"no column {', '.join(map(repr, missing))}; the columns are: {', '.join(frame.columns[:12])}",
-            "This is not a compute CSV; move it out of the database",
+            f"This is not a {'communication' if of_messages else 'compute'} CSV; move it out of the database",
             line=1,
         )
+    if of_messages:
+        return frame
     names = _modern_names(list(frame.columns))
     modern: pd.DataFrame = frame.rename(columns=names)
     return modern

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pandas as pd
+
 from bench.msprof.launched import journal_left_behind
+from database.communication import is_communication
 from database.errors import OpAtlasError
+from database.measured import duration_columns
 from database.merge import UpdateMode, has_duration
 from database.recover import Recovered, recover
 from database.schema import (
-    AVERAGE,
     BASE,
     CRASHES_IN_A_ROW,
     EP_SIZE,
-    PROFILING_AVERAGE,
+    MESSAGE,
     RUNTIME,
     STATUS,
     STATUS_REASON,
@@ -31,7 +34,7 @@ from database.statistics import valid_duration
 from database.store import Database, Table, release_memory
 
 #: Cells that a replay may need.
-_CELLS = (*BASE, EP_SIZE, *RUNTIME)
+_CELLS = (*BASE, EP_SIZE, *RUNTIME, *MESSAGE)
 _STATE = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW)
 #: A row that crashed or timed out in so many sessions in a row is not run again by itself: each time
 #: costs a device process, and a row that hangs its whole deadline.
@@ -97,8 +100,9 @@ class CaseRow:
 
     @property
     def place(self) -> str:
-        """File and line, as they were when the plan was made."""
-        return f"{self.table.path}:{self.position + 2}"
+        """File and line, as they were when the plan was made; the file alone for a row that is not in it yet."""
+        is_there = self.position < self.table.rows_in_file
+        return f"{self.table.path}:{self.position + 2}" if is_there else f"{self.table.path} (a new row)"
 
     def __repr__(self) -> str:
         return f"{self.kernel_type}[{self.signature}]"
@@ -109,7 +113,8 @@ class TablePlan:
     """The rows of one kernel type.
 
     Attributes:
-        columns: cells of every row of the file, by column: those that a replay needs.
+        rows_in_file: how many rows the file had; what comes after them was asked for, and is not in it.
+        columns: cells of every row, by column: those that a replay needs.
         state: the same, of the columns that tell what became of the row.
         cases: positions of the rows that are cases, with the case's id.
         expected_to_fail: the cases that are xfail, by position.
@@ -123,6 +128,7 @@ class TablePlan:
 
     kernel_type: str
     path: Path
+    rows_in_file: int
     columns: dict[str, list[str]]
     state: dict[str, list[str]] = field(default_factory=dict)
     cases: dict[int, str] = field(default_factory=dict)
@@ -199,7 +205,7 @@ class Plan:
 
 
 def make_plan(
-    path: Path,
+    database: Database,
     mode: UpdateMode,
     ops: frozenset[str],
     *,
@@ -209,11 +215,12 @@ def make_plan(
     write: bool,
     starter: Callable[[Database], int],
     sampled: Container[str] = (),
+    messages: Mapping[str, Sequence[Mapping[str, str]]] | None = None,
 ) -> Plan:
     """Reads a database and decides which of its rows are cases.
 
     Args:
-        path: the database.
+        database: where rows are, and are written back.
         mode: whether rows with a valid duration are cases.
         ops: the only kernel types wanted; empty: all.
         shard: the only part of the rows wanted; None: all.
@@ -222,31 +229,34 @@ def make_plan(
         write: whether what earlier sessions left behind may be merged, and a starter made.
         starter: fills a database that has no CSV.
         sampled: kernel types that have samples already, so that they may be wanted and have no rows.
+        messages: of a session that measures communication, the rows that it was asked for, by kernel type:
+            these are the cases, in their order, whether or not the database has them.
 
     Raises:
         OpAtlasError: a database that cannot be written, or a kernel type that it lacks.
     """
     plan = Plan()
-    database = Database(path)
     if write and database.profiles_dir.is_dir():
         plan.problems += journal_left_behind(database)
     if write and database.journal_dir.is_dir():
         plan.recovered = recover(database, own_run=run_id)
         with database.lock():
             database.sweep()
-    if write and not database.kernel_types():
+    if write and messages is None and not database.kernel_types():
         plan.starter_rows = starter(database)
-    names = database.kernel_types()
+    names = database.kernel_types() if messages is None else list(messages)
     unknown = sorted(name for name in ops.difference(names) if name not in sampled)
     if unknown:
         raise OpAtlasError(
-            f"--ops {','.join(unknown)}: no such kernel type in {path}; it has {', '.join(names) or 'none'}"
+            f"--ops {','.join(unknown)}: no such kernel type in {database.path}; it has {', '.join(names) or 'none'}"
         )
     for name in names:
         if ops and name not in ops:
             continue
         try:
-            plan.tables[name] = _plan_table(database.read(name), mode, shard, retry_failed)
+            table = _table(database, name, messages)
+            wanted = None if messages is None else [signature(name, row) for row in messages[name]]
+            plan.tables[name] = _plan_table(table, wanted, mode, shard, retry_failed)
         except OpAtlasError as error:
             plan.problems.append(str(error))
     release_memory()
@@ -257,36 +267,68 @@ def make_plan(
     return plan
 
 
-def _plan_table(table: Table, mode: UpdateMode, shard: Shard | None, retry_failed: bool) -> TablePlan:
-    frame = table.frame
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a table, `in_file` of which are in its file."""
+
+    table: Table
+    in_file: int
+
+
+def _table(database: Database, name: str, messages: Mapping[str, Sequence[Mapping[str, str]]] | None) -> _Rows:
+    """What the file of a kernel type has, and then those messages that it lacks."""
+    if messages is None:
+        table = database.read(name)
+        return _Rows(table, len(table.frame))
+    path = database.csv_path(name)
+    frame = database.read(name).frame if path.exists() else pd.DataFrame({column: [] for column in MESSAGE})
+    there = set(signatures(name, frame))
+    missing = [row for row in messages[name] if signature(name, row) not in there]
+    together = pd.concat([frame, pd.DataFrame(missing)], ignore_index=True).fillna("") if missing else frame
+    return _Rows(Table(name, path, together), len(frame))
+
+
+def _plan_table(
+    rows: _Rows, wanted: Sequence[str] | None, mode: UpdateMode, shard: Shard | None, retry_failed: bool
+) -> TablePlan:
+    """`wanted` are the only rows that are cases, in this order; None: all, as they stand."""
+    table = rows.table
+    frame, kernel_type = table.frame, table.kernel_type
     columns, state = (
         {name: _shared(frame[name].tolist()) for name in names if name in frame.columns} for names in (_CELLS, _STATE)
     )
-    durations = {name: frame[name].tolist() for name in (AVERAGE, PROFILING_AVERAGE) if name in frame.columns}
-    planned = TablePlan(table.kernel_type, table.path, columns, state)
+    own_duration, *_ = names = duration_columns(kernel_type)
+    durations = {name: frame[name].tolist() for name in names if name in frame.columns}
+    planned = TablePlan(kernel_type, table.path, rows.in_file, columns, state)
+    places = None if wanted is None else {row_signature: place for place, row_signature in enumerate(wanted)}
+    place_of: dict[int, int] = {}
     seen: set[str] = set()
-    for position, row_signature in enumerate(signatures(table.kernel_type, frame)):
-        row_digest = digest(table.kernel_type, row_signature)
+    for position, row_signature in enumerate(signatures(kernel_type, frame)):
+        if places is not None:
+            if row_signature not in places:
+                continue
+            place_of[position] = places[row_signature]
+        row_digest = digest(kernel_type, row_signature)
         if shard is not None and not shard.holds(row_digest):
             planned.other_shards += 1
             continue
-        case_id = case_id_of(table.kernel_type, row_signature, row_digest)
+        case_id = case_id_of(kernel_type, row_signature, row_digest)
         if case_id in seen:
             planned.duplicates.append(position)
             continue
         seen.add(case_id)
         row = {name: cells[position] for name, cells in durations.items()}
-        for name in (AVERAGE, PROFILING_AVERAGE):
+        for name in durations:
             # Other tools write 0 for "not measured".
-            if row.get(name, "").strip("0. ") and valid_duration(row[name]) is None:
+            if row[name].strip("0. ") and valid_duration(row[name]) is None:
                 planned.no_durations.append(f"line {position + 2}, {name!r} = {row[name]!r}")
         status = planned.status(position)
-        if valid_duration(row.get(AVERAGE, "")) is not None:
+        if valid_duration(row.get(own_duration, "")) is not None:
             planned.measured.add(position)
         fails = status is not None and status.expected_to_fail
         if fails:
             planned.unresolved[case_id] = str(status)
-        if mode is UpdateMode.MISSING_ONLY and has_duration(row):
+        if mode is UpdateMode.MISSING_ONLY and has_duration(kernel_type, row):
             planned.left_out.append(case_id)
             continue
         planned.cases[position] = case_id
@@ -296,6 +338,8 @@ def _plan_table(table: Table, mode: UpdateMode, shard: Shard | None, retry_faile
             if given_up:
                 before += f" ({planned.crashes(position)} sessions in a row; --retry-failed runs it again)"
             planned.expected_to_fail[position] = Expected(before, run=not given_up)
+    if place_of:
+        planned.cases = {position: planned.cases[position] for position in sorted(planned.cases, key=place_of.__getitem__)}
     return planned
 
 
@@ -310,9 +354,16 @@ _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_.x+-]+")
 
 
 def case_id_of(kernel_type: str, signature: str, row_digest: str = "") -> str:
-    """`MatMulV2-4096x4096_4096x1024-BF16_BF16-4096x1024-1f0c9a72b3de`: readable, then unique."""
-    inputs, dtypes, _formats, outputs = signature.split("|")[:4]
-    readable = f"{inputs}-{dtypes}-{outputs}".translate(_SEPARATORS)
+    """`MatMulV2-4096x4096_4096x1024-BF16_BF16-4096x1024-1f0c9a72b3de`: readable, then unique.
+
+    Of a collective, `hcom_allReduce_-1048576-BF16-16-tier1-0c9a72b3de1f`.
+    """
+    if is_communication(kernel_type):
+        message_bytes, devices, dtype, tier = signature.split("|")
+        readable = f"{message_bytes}-{dtype}-{devices}-tier{tier}"
+    else:
+        inputs, dtypes, _formats, outputs = signature.split("|")[:4]
+        readable = f"{inputs}-{dtypes}-{outputs}".translate(_SEPARATORS)
     return f"{kernel_type}-{_NOT_IN_IDS.sub('', readable)[:_READABLE]}-{row_digest or digest(kernel_type, signature)}"
 
 

@@ -244,7 +244,7 @@ class BenchSession:
             if not settings.collect_only:
                 self._take_database()
             plan = make_plan(
-                settings.database,
+                self.database,
                 settings.mode,
                 settings.ops,
                 shard=settings.shard,

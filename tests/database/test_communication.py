@@ -1,0 +1,143 @@
+"""Rows of collectives: what a message is, its bandwidths, and how records come into the four CSVs."""
+
+from __future__ import annotations
+
+import csv
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from database.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BY_NAME, COLLECTIVES, Collective
+from database.errors import TableError
+from database.merge import MergeResult, UpdateMode, merge
+from database.record import Measurement, Record
+from database.schema import Status
+from database.signature import signature, signatures
+from database.store import Database, read_frame
+
+MESSAGE = {"message_bytes": "1048576", "num_devices": "16", "dtype": "DT_BF16", "topology_tier": "1"}
+RUN = "20260101T000000-aaaaaa"
+
+
+def record(kernel_type: str = "hcom_allReduce_", duration_us: float = 100.0, run: str = RUN, **cells: str) -> Record:
+    row = MESSAGE | cells
+    samples = (duration_us, duration_us + 1, duration_us - 1)
+    measurement = Measurement(samples, "cupti", "warm", device_kernels=1, counters={"Rank Spread(us)": 0.5})
+    name = signature(kernel_type, row)
+    return Record(kernel_type, name, row, Status.MEASURED, "", run, time.time(), measurement)
+
+
+def failed(status: Status = Status.CRASHED, run: str = RUN) -> Record:
+    name = signature("hcom_allReduce_", MESSAGE)
+    return Record("hcom_allReduce_", name, MESSAGE, status, "rank 1 of 16 died", run, time.time(), crashes_in_a_row=1)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def merged(path: Path, *records: Record, mode: UpdateMode = UpdateMode.ALL, prune: bool = False) -> MergeResult:
+    return merge(Database(path), records, mode, prune=prune)
+
+
+def test_bus_bandwidths_are_those_of_nccl_tests() -> None:
+    """On the A3 captures 16 devices gather 40 MB each in 3080.2 us: 195 GB/s, what its links are stated to do."""
+    assert ALL_GATHER.bus_bandwidth_gbps(40_000_000, 16, 3080.2) == pytest.approx(194.8, abs=0.1)
+    # 8 ranks, 1 GiB, at 450 GB/s of bus bandwidth: an algorithm bandwidth of 257 GB/s.
+    duration_us = (1 << 30) / 257e3
+    assert ALL_REDUCE.bus_bandwidth_gbps(1 << 30, 8, duration_us) == pytest.approx(257 * 7 / 4)
+    assert ALL_TO_ALL.bus_bandwidth_gbps(8000, 8, 1.0) == 7.0
+
+
+@given(st.sampled_from(COLLECTIVES), st.integers(1, 1 << 30), st.integers(2, 64), st.sampled_from([1, 2, 4]))
+def test_messages_are_rounded_up_by_less_than_a_unit(
+    collective: Collective, wanted: int, devices: int, element_bytes: int
+) -> None:
+    sent = collective.message_bytes(wanted, devices, element_bytes)
+    unit = element_bytes * (devices if collective.in_parts else 1)
+    assert sent % unit == 0
+    assert wanted <= sent < wanted + unit
+    assert collective.message_bytes(sent, devices, element_bytes) == sent
+
+
+def test_a_row_has_the_columns_of_the_contract(tmp_path: Path) -> None:
+    done = merged(tmp_path, *(record(collective.kernel_type) for collective in COLLECTIVES))
+    assert done.added.total() == 4
+    assert {path.name for path in tmp_path.glob("*.csv")} == {
+        "hcom_allGather_.csv",
+        "hcom_allReduce_.csv",
+        "hcom_alltoallv_.csv",
+        "hcom_reduceScatter_.csv",
+    }
+    (row,) = rows(tmp_path / "hcom_allReduce_.csv")
+    assert list(row)[:6] == ["message_bytes", "num_devices", "dtype", "topology_tier", "Duration(us)", "bandwidth_gbps"]
+    assert MESSAGE.items() <= row.items()
+    # 1 MiB in 100 us; 2 * 15 / 16 of that on the busiest link.
+    assert (row["Duration(us)"], row["bandwidth_gbps"], row["bus_bandwidth_gbps"]) == ("100.0000", "10.4858", "19.6608")
+    assert (row["MicroBench Rank Spread(us)"], row["Instrument"], row["Run ID"]) == ("0.5", "cupti", RUN)
+    assert "Average Duration(us)" not in row
+
+
+def test_merging_again_changes_nothing_and_a_failure_deletes_nothing(tmp_path: Path) -> None:
+    merged(tmp_path, record())
+    path = tmp_path / "hcom_allReduce_.csv"
+    before = path.read_bytes()
+    assert merged(tmp_path, record()).unchanged.total() == 1
+    assert path.read_bytes() == before
+    assert merged(tmp_path, failed(run="20260102T000000-bbbbbb"), prune=True).marked.total() == 1
+    (row,) = rows(path)
+    assert (row["Duration(us)"], row["Status"], row["Run ID"]) == ("100.0000", "crashed", RUN)
+    assert row["Status Reason"].startswith("rank 1 of 16 died")
+
+
+def test_dtype_tier_and_devices_tell_rows_apart(tmp_path: Path) -> None:
+    others = [{"dtype": "DT_FLOAT"}, {"topology_tier": "0"}, {"num_devices": "2"}, {"message_bytes": "1048580"}]
+    merged(tmp_path, record(), *(record(**other) for other in others), record(dtype="BF16", duration_us=50.0))
+    read = rows(tmp_path / "hcom_allReduce_.csv")
+    # BF16 and DT_BF16 are one dtype, and of two records about a row the last counts.
+    assert [row["Duration(us)"] for row in read] == ["50.0000", *["100.0000"] * 4]
+
+
+def test_rows_of_other_tools_are_found_and_their_columns_kept(tmp_path: Path) -> None:
+    path = tmp_path / "hcom_allReduce_.csv"
+    path.write_text(
+        "message_bytes,num_devices,dtype,topology_tier,Average Duration(us),note\n1048576.0,16,BF16,1,90.5,by hand\n"
+    )
+    assert merged(tmp_path, record(), mode=UpdateMode.MISSING_ONLY).updated.total() == 1
+    (row,) = rows(path)
+    assert (row["Average Duration(us)"], row["Duration(us)"], row["note"]) == ("90.5", "100.0000", "by hand")
+
+
+def test_prune_takes_rows_without_any_duration(tmp_path: Path) -> None:
+    (tmp_path / "hcom_allReduce_.csv").write_text(
+        "message_bytes,num_devices,dtype,topology_tier,Duration(us),bandwidth_gbps\n1048576,16,DT_BF16,1,,\n"
+    )
+    assert len(merged(tmp_path, failed(), prune=True).pruned) == 1
+    assert rows(tmp_path / "hcom_allReduce_.csv") == []
+    (row,) = rows(tmp_path / "pruned" / "hcom_allReduce_.csv")
+    assert row["Pruned Reason"] == "rank 1 of 16 died"
+
+
+def test_one_file_may_have_another_name(tmp_path: Path) -> None:
+    database = Database(tmp_path, {"hcom_allReduce_": "mine.csv"})
+    merge(database, [record(), record(message_bytes="2097152")], UpdateMode.ALL, prune=False)
+    assert signatures("hcom_allReduce_", database.read("hcom_allReduce_").frame) == [
+        "1048576|16|BF16|1",
+        "2097152|16|BF16|1",
+    ]
+    assert [path.name for path in tmp_path.glob("*.csv")] == ["mine.csv"]
+
+
+def test_a_compute_csv_under_such_a_name_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "hcom_allReduce_.csv"
+    path.write_text("Input Shapes,Input Data Types,Output Shapes,Output Data Types\n1,FLOAT,1,FLOAT\n")
+    with pytest.raises(TableError, match=r"no column 'message_bytes', 'num_devices'.*not a communication CSV"):
+        read_frame(path)
+
+
+def test_every_collective_is_found_by_its_name() -> None:
+    assert list(BY_NAME) == ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
