@@ -196,16 +196,16 @@ class Theory:
             coverage=[asdict(model) for model in coverage],
         )
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if not self._is_worker and report.when == "call":
-            for name, value in report.user_properties:
-                if name == _PROPERTY and isinstance(value, dict):
+        if self._is_worker:
+            return
+        for place, (name, value) in enumerate(report.user_properties):
+            if name == _PROPERTY and isinstance(value, dict):
+                if report.when == "call":
                     self._results.append(KernelResult(**value))
-            # In a JUnit file a number says enough.
-            report.user_properties = [
-                (name, value["added"] if name == _PROPERTY and isinstance(value, dict) else value)
-                for name, value in report.user_properties
-            ]
+                # In a JUnit file a number says enough.
+                report.user_properties[place] = (name, value["added"])
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

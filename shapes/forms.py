@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
 
 from database.dtypes import known_dtype
 from database.store import Table
@@ -29,48 +28,41 @@ class KnownRows:
         """
         self.rows = list(read_rows(table))
         everybody = replace(targets, models=(*BUILT_IN, *targets.models), generic=True)
-        self._kernel = kernel
-        #: For each pattern the rows that have one of its shapes, and those that could have one of another model.
-        self._own: dict[str, list[KnownRow]] = {pattern.name: [] for pattern in kernel.patterns}
-        self._alike: dict[str, list[KnownRow]] = {pattern.name: [] for pattern in kernel.patterns}
-        #: Rows that have no pattern's shapes.
-        self._others: list[KnownRow] = []
+        #: For each pattern the rows that have its slots and axes, captured ones and others.
+        self._captured: dict[str, list[KnownRow]] = {pattern.name: [] for pattern in kernel.patterns}
+        self._others: dict[str, list[KnownRow]] = {pattern.name: [] for pattern in kernel.patterns}
         matchers = [Matcher(pattern, shapes_of(pattern, everybody)) for pattern in kernel.patterns]
         for row in self.rows:
             matches = {matcher.pattern.name: match for matcher in matchers if (match := matcher.match(row)) is not None}
+            # Where patterns are alike, a row belongs to those one of whose shapes it has.
             owners = [name for name, match in matches.items() if match.shapes]
-            for name in owners:
-                self._own[name].append(row)
-            if not owners:
-                self._others.append(row)
-                for name in matches:
-                    self._alike[name].append(row)
+            for name in owners or matches:
+                (self._captured if row.captured else self._others)[name].append(row)
 
     def forms(self, pattern: Pattern) -> tuple[Form, ...]:
         """The forms that a pattern's theory rows take.
 
-        Those of the rows that have its shapes, and of rows of other models that have shapes like them;
-        where there are none, those of rows that have as many slots of the same kinds, whatever their
-        axes are; else the catalog's, on the core of the rows that are there. Theory rows that were
-        added earlier have a pattern's shapes, and so add no forms to another one.
+        Those of captured rows that have its slots and axes; where there are none, those of captured rows
+        that have as many slots of the same kinds, whatever their axes are. Without such rows, those of
+        others that have its slots and axes, unless they could be theory rows of the catalog: then, and
+        where there is nothing, all of the catalog's. So theory rows that were added add no forms.
         """
-        exact = self._forms(pattern, [*self._own[pattern.name], *self._alike[pattern.name]])
-        if exact:
-            return exact
-        loose = self._forms(pattern, self._others)
+        captured = self._forms(pattern, self._captured[pattern.name])
+        if captured:
+            return captured
+        loose = self._forms(pattern, (row for row in self.rows if row.captured))
         if loose:
             return loose
-        op_state, core = self._usual
-        return tuple(replace(form, op_state=op_state, core=core or form.core) for form in pattern.forms)
+        others = self._forms(pattern, self._others[pattern.name])
+        if {_bare(form) for form in others} - {_bare(form) for form in pattern.forms}:
+            return others
+        op_state, core = _most((row.op_state, row.core) for row in self.rows if row.captured)
+        return tuple(replace(form, op_state=op_state, core=core or form.core) for form in in_order(pattern.forms))
 
     def unknown_dtypes(self) -> list[str]:
         """Dtypes of rows that nothing is taken from, because their size is not known."""
         names = {word[1] for row in self.rows for word in (*row.inputs, *row.outputs) if word[1]}
         return sorted(name for name in names if known_dtype(name) is None)
-
-    @cached_property
-    def _usual(self) -> tuple[str, str]:
-        return _most((row.op_state, row.core) for row in self.rows if row.captured)
 
     def _forms(self, pattern: Pattern, rows: Iterable[KnownRow]) -> tuple[Form, ...]:
         found: dict[Form, list[tuple[str, str]]] = {}
@@ -79,11 +71,17 @@ class KnownRows:
             form = _form(pattern, row, kinds)
             if form is not None:
                 found.setdefault(form, []).append((row.op_state, row.core))
-        forms = []
-        for form in sorted(found, key=lambda form: (str(form), form.input_formats)):
-            op_state, core = _most(found[form])
-            forms.append(replace(form, op_state=op_state, core=core))
-        return tuple(forms)
+        usual = {form: _most(pairs) for form, pairs in found.items()}
+        return tuple(replace(form, op_state=usual[form][0], core=usual[form][1]) for form in in_order(found))
+
+
+def in_order(forms: Iterable[Form]) -> list[Form]:
+    """Wherever forms come from, their order is the same, and so is what a seed draws."""
+    return sorted(forms, key=lambda form: (str(form), form.input_formats, form.output_formats))
+
+
+def _bare(form: Form) -> Form:
+    return replace(form, op_state="", core="")
 
 
 def _most(pairs: Iterable[tuple[str, str]]) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from database.signature import signatures
 from database.store import Table
 from shapes.catalog import Kernel
 from shapes.draw import draw_rows
-from shapes.forms import KnownRows
+from shapes.forms import KnownRows, in_order
 from shapes.memory import row_bytes
 from shapes.rows import Batch
 from shapes.sources import Targets
@@ -81,7 +81,7 @@ def spaces_of(kernel: Kernel, request: Request, known: KnownRows | None) -> list
         Space(
             kernel.kernel_type,
             pattern,
-            known.forms(pattern) if known is not None else pattern.forms,
+            known.forms(pattern) if known is not None else in_order(pattern.forms),
             request.targets,
             request.budget_bytes,
         )

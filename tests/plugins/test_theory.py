@@ -1,0 +1,145 @@
+"""`pytest shapes/` in real sessions: what it adds, tells, and refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+FEW = ("-k", "MatMulV2 and not Batch or SwiGlu and not Grouped or PagedCacheLoad")
+
+
+def run(database: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "shapes/", "-p", "no:cacheprovider", f"--database-path={database}"]
+    return subprocess.run([*command, *options], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+
+def contents(database: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in database.glob("*.csv")}
+
+
+def test_a_second_run_adds_nothing(tmp_path: Path) -> None:
+    options = (*FEW, "--target-models=dsv3,Qwen/Qwen3-32B", "--rows=120", "--seed=7")
+    first = run(tmp_path, *options)
+    assert first.returncode == 0, first.stdout
+    assert "3 passed" in first.stdout
+    assert "Qwen/Qwen3-32B: " in first.stdout
+    assert "360 rows added to 3 kernel types, 0 were there" in first.stdout
+    before = contents(tmp_path)
+    assert set(before) == {"MatMulV2.csv", "PagedCacheLoadNdKernel.csv", "SwiGlu.csv"}
+    (manifest,) = (tmp_path / "runs").glob("*.json")
+    written = json.loads(manifest.read_text())
+    assert written["options"]["seed"] == 7
+    assert written["options"]["target_models"] == ["deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-32B"]
+    assert written["packages"]["hypothesis"] == hypothesis.__version__
+    assert written["statuses"] == {"added": 360}
+    (report,) = (tmp_path / "reports").glob("coverage_*.md")
+    assert "| MatMulV2 | deepseek-ai/DeepSeek-V3 | " in report.read_text()
+    second = run(tmp_path, *options)
+    assert second.returncode == 0
+    assert "0 rows added to 3 kernel types, 360 were there" in second.stdout
+    assert contents(tmp_path) == before
+    assert len(list((tmp_path / "runs").glob("*.json"))) == 1
+
+
+def test_several_processes_add_the_same_rows(tmp_path: Path) -> None:
+    for name, more in (("one", ()), ("two", ("-n", "2", "--junitxml", str(tmp_path / "junit.xml")))):
+        (tmp_path / name).mkdir()
+        done = run(tmp_path / name, *FEW, "--rows=60", *more)
+        assert done.returncode == 0, done.stdout
+        assert "180 rows added to 3 kernel types" in done.stdout
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert (tmp_path / "junit.xml").read_text().count('name="theory_rows" value="60"') == 3
+
+
+def test_a_plan_writes_nothing(tmp_path: Path) -> None:
+    done = run(tmp_path, "-k", "AddRmsNorm", "--target-models=qwen3-0.6b", "--rows=0", "--plan-only")
+    assert done.returncode == 0, done.stdout
+    assert "would add" in done.stdout
+    assert "rows would be added to 3 kernel types" in done.stdout
+    assert "Qwen/Qwen3-0.6B: 0 of " in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--target-models=qwen3-33b"], "--target-models qwen3-33b: there is no such model (did you mean qwen3-32b"),
+        (["--ops=MatMulV4"], "the catalog has no kernel type 'MatMulV4' (did you mean MatMulV"),
+        (["--rows=-5"], "'-5': give a whole number, 0 for no limit"),
+        (["--rows=many"], "'many': give a whole number, 0 for no limit"),
+        (["--max-hbm-gb=-1"], "'-1': give a number above 0"),
+        (["--max-hbm-gb=0.3"], "--max-hbm-gb 0.3: no row fits"),
+        (["--tp-sizes=0"], "'0': give whole numbers above 0"),
+        (["--target-models=dsv3", "--tp-sizes=3"], "--tp-sizes 3: deepseek-ai/DeepSeek-V3 can be divided by none"),
+        (["--seed=x"], "invalid int value: 'x'"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_a_file_is_touched(tmp_path: Path, options: list[str], words: str) -> None:
+    done = run(tmp_path, *options)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert words in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+HEADER = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats"
+MALFORMED = {
+    "dimension": (
+        f'{HEADER}\n"4,-64",DT_BF16,ND,"4,32",DT_BF16,ND\n',
+        "SwiGlu.csv:2: column 'Input Shapes' is '4,-64'",
+    ),
+    "fields": (f'{HEADER}\n"4,64",DT_BF16,ND\n', "SwiGlu.csv:2: 3 fields where the header has 6 columns"),
+    "header": ("a,b\n1,2\n", "SwiGlu.csv:1: no column 'Input Shapes'"),
+    "pointer": ("version https://git-lfs.github.com/spec/v1\n", "SwiGlu.csv: a Git LFS pointer"),
+}
+
+
+@pytest.mark.parametrize("mistake", MALFORMED)
+def test_a_malformed_file_is_named_and_nothing_is_touched(tmp_path: Path, mistake: str) -> None:
+    text, words = MALFORMED[mistake]
+    (tmp_path / "SwiGlu.csv").write_text(text)
+    done = run(tmp_path, "--rows=20")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert words in done.stdout + done.stderr
+    assert contents(tmp_path) == {"SwiGlu.csv": text.encode()}
+    # Other kernel types can be asked for.
+    assert run(tmp_path, "--rows=20", "-k", "Neg").returncode == 0
+
+
+def test_a_kernel_type_of_which_nothing_fits_fails_and_the_others_go_on(tmp_path: Path) -> None:
+    done = run(tmp_path, "-k", "GatherV2 or Neg", "--target-models=qwen3-32b", "--tp-sizes=1", "--max-hbm-gb=1")
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "no row of GatherV2 fits the memory budget: the smallest needs 2.07 GB; raise --max-hbm-gb" in done.stdout
+    assert set(contents(tmp_path)) == {"Neg.csv"}
+
+
+def test_what_no_model_has_is_skipped(tmp_path: Path) -> None:
+    done = run(tmp_path, "-k", "InterleaveRope", "--target-models=qwen3-32b", "-rs")
+    assert done.returncode == 0
+    assert "none of the models has what InterleaveRope is about (latent)" in done.stdout
+    assert contents(tmp_path) == {}
+
+
+def test_a_device_that_is_not_at_hand_can_be_named(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "shapes/", "--plan-only", "-k", "Neg", "-p", "no:cacheprovider"]
+    more = ["--device=ATLAS_800_A2_376T_64G", "--vllm-version=0.18.0", "--torch-version=2.9.0", "--cann-version=8.5.0"]
+    done = subprocess.run([*command, *more], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "ATLAS_800_A2_376T_64G/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5" in done.stdout
+
+
+def test_rows_take_the_dtypes_that_are_there(tmp_path: Path) -> None:
+    line = '"4,64",FLOAT16,ND,"4,32",FLOAT16,ND'
+    (tmp_path / "SwiGlu.csv").write_text(f"{HEADER}\n{line}\n")
+    assert run(tmp_path, "--rows=20", "-k", "SwiGlu and not Grouped").returncode == 0
+    with open(tmp_path / "SwiGlu.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["Input Data Types"] for row in rows} == {"FLOAT16"}
+    assert len(rows) == 21
