@@ -116,6 +116,15 @@ def test_fail_fast_stops_a_session_at_the_failure(sessions: Sessions, npus: Stan
     assert measured_right(sessions, "Moody") == {1}
 
 
+def test_prune_moves_rows_that_have_no_duration(sessions: Sessions, npus: StandInNpus) -> None:
+    sessions.write("Moody", [row(1), row(15)])
+    done = npus.run("--prune-empty-duration-rows")
+    assert done.ledger() == {"measured": 1, "failed": 1}
+    assert measured_right(sessions, "Moody") == {1}
+    assert len(sessions.read("Moody")) == 1
+    assert (sessions.database / "pruned" / "Moody.csv").exists()
+
+
 def test_missing_only_runs_what_is_missing(sessions: Sessions, npus: StandInNpus) -> None:
     sessions.write("Toy", [row(1), row(2)])
     npus.run("-k", "Toy-1_1")
