@@ -27,7 +27,17 @@ def test_every_replay_has_its_line():
 def test_a_line_says_what_is_known(capsys):
     assert main(["kernels"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("RmsNorm "))
-    assert line.split() == ["RmsNorm", "norm", "torch_npu.npu_rms_norm", "meta", "kernel", "rms_norm", "npu,", "cuda,", "cpu"]
+    assert line.split() == [
+        "RmsNorm",
+        "norm",
+        "torch_npu.npu_rms_norm",
+        "meta",
+        "kernel",
+        "rms_norm",
+        "npu,",
+        "cuda,",
+        "cpu",
+    ]
 
 
 def test_it_does_not_wait_for_torch():

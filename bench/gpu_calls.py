@@ -1,0 +1,51 @@
+"""Which of torch's operators the timed code of each kernel type calls on a GPU, as the tests found on one.
+
+The tests in tests/cuda run a row of every kernel type and keep what they saw in gpu_calls.json, so that it can be told
+where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+CALLS = Path(__file__).with_suffix(".json")
+
+
+def read_calls() -> dict[str, list[str]]:
+    """By kernel type: operators in the order of their first call."""
+    return json.loads(CALLS.read_text(encoding="utf-8")) if CALLS.exists() else {}
+
+
+def write_calls(calls: Mapping[str, Sequence[str]]) -> None:
+    """One kernel type a line, in order, so that a change is a line of a diff."""
+    lines = [f"{json.dumps(name)}: {json.dumps(list(called))}" for name, called in sorted(calls.items())]
+    CALLS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+def operators_of(function: Callable[..., Any], tell: Callable[[list[str]], object]) -> Callable[..., Any]:
+    """`function`, which tells at its first call what it calls of torch. Views, which launch nothing, are left out."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if not operator.is_view:
+                seen.setdefault(operator._schema.name.replace("::", "."))
+            return operator(*args, **(kwargs or {}))
+
+    seen: dict[str, None] = {}
+    told = False
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal told
+        if told:
+            return function(*arguments, **keywords)
+        told = True
+        with Watch():
+            result = function(*arguments, **keywords)
+        tell(list(seen))
+        return result
+
+    return call

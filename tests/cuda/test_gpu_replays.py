@@ -1,0 +1,43 @@
+"""Every kernel type on a GPU: measured by its records, and right. What is called is kept for docs/kernels.md."""
+
+from __future__ import annotations
+
+import pytest
+from replaying import job_of
+from sample_rows import ROWS
+
+from bench.gpu_calls import operators_of, read_calls, write_calls
+from database.schema import Status
+
+
+@pytest.fixture(scope="module")
+def called(request, runner):
+    """By kernel type: the operators that its first row was timed with."""
+    found = {}
+    kernel = runner._device.kernel
+
+    def watched(impl, npu):
+        return operators_of(kernel(impl, npu), lambda names: found.setdefault(found["now"], names))
+
+    runner._device.kernel = watched
+    yield found
+    found.pop("now", None)
+    runner._device.kernel = kernel
+    if request.config.getoption("--write-gpu-calls"):
+        write_calls(found)
+
+
+@pytest.mark.parametrize(("kernel_type", "row"), [(name, row) for name, rows in ROWS.items() for row in rows])
+def test_row_is_measured_and_right(kernel_type, row, runner, called, request):
+    called["now"] = kernel_type
+    outcome = runner.run(job_of(kernel_type, row))
+    empty = "hold no kernel of some of the calls" in outcome.reason and outcome.status is Status.FAILED
+    if empty and any("0" in shape.split(",") for shape in row.partition("|")[0].strip().split(";")):
+        pytest.skip("without elements there is nothing to launch")
+    assert outcome.status is Status.MEASURED, f"{outcome.reason}\n{outcome.detail}"
+    measurement = outcome.measurement
+    assert len(measurement.samples_us) == 3
+    assert measurement.device_kernels >= 1
+    assert all(0.1 < sample < 1e5 for sample in measurement.samples_us)
+    if not request.config.getoption("--write-gpu-calls"):
+        assert called[kernel_type] == read_calls()[kernel_type]
