@@ -62,6 +62,17 @@ def format_name(word: str) -> str:
     return word[7:] if word.startswith("FORMAT_") else word
 
 
+@lru_cache(maxsize=4096)
+def _dtype_words(cell: str) -> tuple[str, ...]:
+    """Unlike shapes, the dtypes and formats of a table are few."""
+    return tuple(dtype_name(word) for word in split_cell(cell))
+
+
+@lru_cache(maxsize=4096)
+def _format_words(cell: str) -> tuple[str, ...]:
+    return tuple(format_name(word) for word in split_cell(cell))
+
+
 @lru_cache(maxsize=65536)
 def slot_words(shapes: str, dtypes: str, formats: str) -> tuple[tuple[str, str, str], ...]:
     """Normalized (shape, dtype, format) words of each slot, trailing absent slots dropped.
@@ -70,8 +81,7 @@ def slot_words(shapes: str, dtypes: str, formats: str) -> tuple[tuple[str, str, 
     shape word is not checked to hold numbers (`parse_slots` does that).
     """
     shape_words = split_cell(shapes)
-    dtype_words = [dtype_name(word) for word in split_cell(dtypes)]
-    format_words = [format_name(word) for word in split_cell(formats)]
+    dtype_words, format_words = list(_dtype_words(dtypes)), list(_format_words(formats))
     count = max(len(shape_words), len(dtype_words))
     shape_words += [""] * (count - len(shape_words))
     dtype_words += [""] * (count - len(dtype_words))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 
 from database.schema import AVERAGE, BASE, with_columns
@@ -32,13 +34,15 @@ def add_theory_rows(
     Raises:
         OpAtlasError: a file that cannot be read or written; it is as it was.
     """
+    path = database.csv_path(kernel.kernel_type)
+    # Before it is read: whatever changes later must be seen.
+    stamp = _stamp(path)
     table = table_of(database, kernel.kernel_type)
-    stamp = _stamp(table)
     plan = plan_kernel(kernel, table, request, forms_of_database=forms_of_database)
     if not plan.signatures:
         return plan
     with database.lock():
-        if _stamp(table) != stamp:
+        if _stamp(path) != stamp:
             table = table_of(database, kernel.kernel_type)
             known = set(signatures(kernel.kernel_type, table.frame))
             plan = plan.without(known)
@@ -57,9 +61,9 @@ def _joined(frame: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
     return joined
 
 
-def _stamp(table: Table) -> tuple[int, int, int] | None:
+def _stamp(path: Path) -> tuple[int, int, int] | None:
     """What tells one state of a file from another; None where there is no file."""
-    if not table.path.exists():
+    if not path.exists():
         return None
-    status = table.path.stat()
+    status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns

@@ -11,22 +11,22 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.strategies import SearchStrategy
 
 from shapes.rows import TheoryRow
+from shapes.strategies import ROWS_OF_SAMPLE
 
 #: A small space is drawn from until a round brings new rows by less than this share of its draws: the
 #: last rows of a space would take as many draws as all the others.
-_LEAST_YIELD = 0.2
-#: A round draws so many more than are missing: its first draw is always the simplest row, and some
-#: of the others are duplicates.
-_SPARE_DRAWS = 8
+_LEAST_YIELD = 0.05
+#: A round draws at least so many rows, or its yield would say little.
+_LEAST_DRAWN = 128
 
 
 def draw_rows(
-    strategy: SearchStrategy[TheoryRow], count: int, *, seed: int, apart_from: Container[str] = ()
+    strategy: SearchStrategy[list[TheoryRow]], count: int, *, seed: int, apart_from: Container[str] = ()
 ) -> dict[str, TheoryRow]:
     """A sample without duplicates, by signature; all rows are of one kernel type.
 
     Args:
-        strategy: draws from the seed alone if it is built on `shapes.choices`.
+        strategy: draws some rows at a time, from the seed alone if it is built on `shapes.choices`.
         count: rows in all; fewer where the strategy has no more.
         seed: the same gives the same rows in the same order, for a given version of hypothesis.
         apart_from: signatures of rows that are not wanted.
@@ -34,23 +34,23 @@ def draw_rows(
     sample: dict[str, TheoryRow] = {}
     for round_number in itertools.count():
         before = len(sample)
-        draws = _draws(strategy, count - before + _SPARE_DRAWS, f"{seed}/{round_number}")
-        for row in draws:
+        rows = _draws(strategy, max(count - before, _LEAST_DRAWN), f"{seed}/{round_number}")
+        for row in rows:
             signature = row.signature()
             if len(sample) < count and signature not in apart_from:
                 sample.setdefault(signature, row)
-        if len(sample) == count or len(sample) - before < _LEAST_YIELD * len(draws):
+        if len(sample) == count or len(sample) - before < _LEAST_YIELD * len(rows):
             break
     return sample
 
 
-def _draws(strategy: SearchStrategy[TheoryRow], count: int, label: str) -> list[TheoryRow]:
-    """Some `count` draws, duplicates included; hypothesis keeps nothing and says nothing."""
+def _draws(strategy: SearchStrategy[list[TheoryRow]], count: int, label: str) -> list[TheoryRow]:
+    """Some `count` rows, duplicates included; hypothesis keeps and says nothing."""
     drawn: list[TheoryRow] = []
 
     @seed(label)
     @settings(
-        max_examples=count,
+        max_examples=-(-count // ROWS_OF_SAMPLE),
         phases=[Phase.generate],
         database=None,
         deadline=None,
@@ -59,8 +59,8 @@ def _draws(strategy: SearchStrategy[TheoryRow], count: int, label: str) -> list[
         verbosity=Verbosity.quiet,
     )
     @given(strategy)
-    def collect(row: TheoryRow) -> None:
-        drawn.append(row)
+    def collect(rows: list[TheoryRow]) -> None:
+        drawn.extend(rows)
 
     # Where it would keep what it finds in the sources of loaded modules, in the working directory.
     with tempfile.TemporaryDirectory(prefix="opatlas-hypothesis-") as folder:

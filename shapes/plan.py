@@ -18,7 +18,7 @@ from shapes.memory import row_bytes
 from shapes.rows import Batch
 from shapes.sources import Targets
 from shapes.space import Space
-from shapes.strategies import rows_of
+from shapes.strategies import samples_of
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _sample(spaces: Sequence[Space], captured: set[str], request: Request) -> It
     missing = request.rows - len(chosen)
     if missing <= 0 or not queues:
         return
-    drawn = draw_rows(rows_of(spaces), missing, seed=request.seed, apart_from=captured | chosen.keys())
+    drawn = draw_rows(samples_of(spaces), missing, seed=request.seed, apart_from=captured | chosen.keys())
     if drawn:
         frame = pd.DataFrame([row.cells() for row in drawn.values()], dtype=object)
         yield _Part(frame, np.array([row_bytes(row) for row in drawn.values()], dtype=np.int64), list(drawn))

@@ -6,6 +6,7 @@ Every draw is a legal row within the memory budget; none is ever rejected.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -19,6 +20,9 @@ from shapes.rows import TheoryRow
 from shapes.sources import Targets
 from shapes.space import Space
 
+ROWS_OF_SAMPLE = 16
+#: Enough for no two to be alike, and few enough for hypothesis to draw all of them alike.
+_SAMPLES = 1 << 24
 #: Where nobody says otherwise: the smallest memory of an NPU that serves.
 DEFAULT_BUDGET_BYTES = 32 * GB
 
@@ -48,14 +52,32 @@ def theory_rows(
 
 
 def rows_of(spaces: Sequence[Space]) -> SearchStrategy[TheoryRow]:
-    """Rows of several spaces, each as likely as another; not all of them empty."""
-    filled = [space for space in spaces if len(space)]
-    if not filled:
-        return st.nothing()
-    largest = max(space.size for space in filled)
+    """Rows of several spaces, each of these as likely as another; nothing where all are empty."""
+    numbered = _Numbered(spaces)
+    return whole_number(0, numbered.size - 1).map(numbered.row) if numbered.size else st.nothing()
 
-    def row(number: int) -> TheoryRow:
-        place, which = divmod(number, len(filled))
-        return filled[which].row(place % filled[which].size)
 
-    return whole_number(0, largest * len(filled) - 1).map(row)
+def samples_of(spaces: Sequence[Space]) -> SearchStrategy[list[TheoryRow]]:
+    """A few rows at a time, for large samples: hypothesis takes most of a millisecond for whatever it draws.
+
+    What is drawn is the number of a sample, from which those of its rows follow. So these do not shrink.
+    """
+    numbered = _Numbered(spaces)
+
+    def rows(sample: int) -> list[TheoryRow]:
+        digests = (blake2b(f"{sample}/{i}".encode(), digest_size=8).digest() for i in range(ROWS_OF_SAMPLE))
+        return [numbered.row(int.from_bytes(digest, "big") % numbered.size) for digest in digests]
+
+    return whole_number(0, _SAMPLES - 1).map(rows) if numbered.size else st.nothing()
+
+
+class _Numbered:
+    """The rows of several spaces by number, those of each in turn."""
+
+    def __init__(self, spaces: Sequence[Space]) -> None:
+        self._filled = [space for space in spaces if len(space)]
+        self.size = max((space.size for space in self._filled), default=0) * len(self._filled)
+
+    def row(self, number: int) -> TheoryRow:
+        place, which = divmod(number, len(self._filled))
+        return self._filled[which].row(place % self._filled[which].size)

@@ -9,14 +9,18 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
+from shapes.catalog import built_in_catalog
 from shapes.draw import draw_rows
+from shapes.memory import GB
 from shapes.models import QWEN3_0_6B
 from shapes.rows import TheoryRow, tensor
 from shapes.sources import Targets
-from shapes.strategies import theory_rows
+from shapes.space import Space
+from shapes.strategies import samples_of
 
 REPOSITORY = Path(__file__).parents[2]
-ADDS = theory_rows("Add", targets=Targets((QWEN3_0_6B,)))
+PATTERN = built_in_catalog().kernel("Add").patterns[0]
+ADDS = samples_of([Space("Add", PATTERN, PATTERN.forms, Targets((QWEN3_0_6B,)), 32 * GB)])
 
 
 def toy(size: int) -> TheoryRow:
@@ -38,9 +42,12 @@ def test_another_seed_gives_other_rows() -> None:
 def test_another_process_gives_the_same_rows() -> None:
     """Whatever modules it has loaded: hypothesis mixes constants of loaded modules into some draws."""
     script = (
-        "from shapes.draw import draw_rows; from shapes.strategies import theory_rows; import hashlib; "
-        "rows = [draw_rows(theory_rows(name), 150, seed=3) for name in ('MatMulV2', 'FusedInferAttentionScore')]; "
-        "print(hashlib.sha256(repr(rows).encode()).hexdigest())"
+        "from shapes.plan import *; from shapes.append import table_of; from shapes.targets import targets_of; "
+        "from shapes.catalog import built_in_catalog; from database.store import Database; import hashlib; "
+        "kernels = [built_in_catalog().kernel(name) for name in ('MatMulV2', 'FusedInferAttentionScore')]; "
+        "run = Request(targets_of([]), 700, 3, 32 * 10**9); "
+        "plans = [plan_kernel(k, table_of(Database('none'), k.kernel_type), run).signatures for k in kernels]; "
+        "print(hashlib.sha256(repr(plans).encode()).hexdigest())"
     )
     more = "import bench.stop_rule, database.journal, database.ingest.command; " + script
     digests = {
@@ -56,14 +63,14 @@ def test_rows_that_are_not_wanted_are_not_drawn() -> None:
 
 
 def test_a_small_space_is_drawn_empty() -> None:
-    three = st.sampled_from([toy(size) for size in (1, 2, 3)])
+    three = st.sampled_from([[toy(1)], [toy(2), toy(3)], [toy(3)]])
     assert len(draw_rows(three, 100, seed=0)) == 3
 
 
 def test_hypothesis_leaves_nothing_behind(tmp_path: Path) -> None:
     script = (
-        "from shapes.draw import draw_rows; from shapes.strategies import theory_rows; "
-        "draw_rows(theory_rows('Add'), 30, seed=0)"
+        "from shapes.starter import write_starter; from database.store import Database; "
+        "write_starter(Database('database'))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -74,4 +81,4 @@ def test_hypothesis_leaves_nothing_behind(tmp_path: Path) -> None:
         check=True,
     )
     assert (done.stdout, done.stderr) == ("", "")
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["database"]
