@@ -71,9 +71,12 @@ class CuptiRecorder:
         """
         try:
             from cupti import cupti
+
+            # The library is loaded by its first call.
+            cupti.get_timestamp()
         except Exception as error:  # whatever its loader raises where a library is not there, or too old
             raise InstrumentMissing(
-                f"cupti-python cannot be imported ({type(error).__name__}: {error}): "
+                f"cupti-python does not work here ({type(error).__name__}: {error}): "
                 f"pip install 'opatlas[cuda]', in the version of torch's CUDA"
             ) from error
         self._cupti: Any = cupti
@@ -84,7 +87,7 @@ class CuptiRecorder:
         self._broken = ""
         self._buffers: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._free: list[int] = []
-        self._library = _library(cupti)
+        self._library = _library()
         # They must live as long as the library calls them.
         self._callbacks = _REQUESTED(self._requested), _COMPLETED(self._completed)
         status = self._library.cuptiActivityRegisterCallbacks(*self._callbacks)
@@ -164,9 +167,8 @@ def _layouts(cupti: Any) -> Mapping[int, Layout]:
     return layouts
 
 
-def _library(cupti: Any) -> Any:
-    """The library that the package has loaded."""
-    cupti.get_version()
+def _library() -> Any:
+    """The library that the package has loaded, and torch before it."""
     loaded = {
         line.split()[-1]
         for line in Path("/proc/self/maps").read_text().splitlines()
