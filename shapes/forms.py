@@ -35,7 +35,7 @@ class KnownRows:
         for row in self.rows:
             matches = {matcher.pattern.name: match for matcher in matchers if (match := matcher.match(row)) is not None}
             # Where patterns are alike, a row belongs to those one of whose shapes it has.
-            owners = [name for name, match in matches.items() if match.shapes]
+            owners = [name for name, match in matches.items() if match.shapes and match.on_axes]
             for name in owners or matches:
                 (self._captured if row.captured else self._others)[name].append(row)
 

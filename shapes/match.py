@@ -21,7 +21,7 @@ from database.schema import (
 from database.slots import slot_words
 from database.statistics import valid_duration
 from database.store import Table
-from shapes.patterns import NZ, Pattern, Template
+from shapes.patterns import NZ, Axis, Pattern, Template
 from shapes.sources import SOURCES, Shape
 
 Dims = tuple[int, ...]
@@ -52,10 +52,12 @@ class Match:
     Attributes:
         sizes: the variables that stand alone as a dimension.
         shapes: numbers of the shapes that it may have; none where its sizes are nobody's.
+        on_axes: whether its other sizes are those that the pattern's axes have.
     """
 
     sizes: Mapping[str, int]
     shapes: tuple[int, ...]
+    on_axes: bool
 
 
 class Matcher:
@@ -90,7 +92,9 @@ class Matcher:
                     if (known.setdefault(dim.text, size) if dim.names else dim.value({})) != size:
                         return None
         candidates = self._by_key.get(tuple(sizes[name] for name in self._key), [])
-        return Match(sizes, tuple(number for number in candidates if self._agrees(number, sizes, computed)))
+        shapes = tuple(number for number in candidates if self._agrees(number, sizes, computed))
+        on_axes = all(_is_on(axis, sizes[axis.name]) for axis in self.pattern.axes if axis.name in sizes)
+        return Match(sizes, shapes, on_axes)
 
     def _agrees(self, number: int, sizes: Mapping[str, int], computed: Mapping[str, int]) -> bool:
         """Whether the computed dimensions are those of a shape, as far as the row tells what they come from."""
@@ -142,6 +146,10 @@ def read_rows(table: Table) -> Iterator[KnownRow]:
                     line=position + 2,
                 ) from None
         yield KnownRow(words[0], words[1], cells[6].strip(), cells[7].strip(), valid_duration(cells[8]) is not None)
+
+
+def _is_on(axis: Axis, size: int) -> bool:
+    return axis.grid[0] <= size <= axis.grid[-1] if axis.between else size in axis.grid
 
 
 def _matrix(template: Template, shape: Dims, name: str) -> Dims | None:
