@@ -130,7 +130,7 @@ def test_options_that_contradict_each_other_are_refused(sessions: Sessions) -> N
         (("--pdb",), "add --in-process"),
         (("--in-process", "-n", "2"), "leave out -n"),
         (("--device", "ATLAS_800_A3_752T_128G_DIE"), "there is no NPU here"),
-        (("--device", "NVIDIA_H200"), "is a GPU"),
+        (("--device", "NVIDIA_H200"), "there is no NVIDIA GPU here"),
     ):
         done = sessions.run(*options)
         assert done.code != 0
