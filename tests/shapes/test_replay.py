@@ -1,0 +1,42 @@
+"""Drawn rows of every kernel type replay as they are: a call can be built from each, and its result is right."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replaying import replay_of, runner
+
+from bench.job import Job
+from database.schema import Status
+from shapes.catalog import built_in_catalog
+from shapes.memory import FLUSH_BUFFER_BYTES
+from shapes.models import QWEN3_0_6B
+from shapes.rows import TheoryRow
+from shapes.sources import Targets
+from shapes.strategies import theory_rows
+
+#: Small heads, experts and widths; an embedding table of 66 MB is the least of its kernel.
+TARGETS = Targets((QWEN3_0_6B,), tp_sizes=(16,), generic=True)
+_MB = 10**6
+_BUDGET = {"GatherV2": 80 * _MB, "GatherV3": 30 * _MB, "_triton_rope": 30 * _MB, "ReshapeAndCacheNdKernel": 40 * _MB}
+_BUDGET |= {"split_qkv_rmsnorm_rope_kernel": 30 * _MB, "KvRmsNormRopeCache": 40 * _MB, "GroupedMatmul": 80 * _MB}
+_BUDGET |= {"GroupedMatmulSwigluQuant": 60 * _MB}
+#: It runs in a group of devices.
+WITH_ONE_DEVICE = [name for name in built_in_catalog().kernels if name != "DispatchFFNCombine"]
+
+
+@pytest.mark.parametrize("kernel_type", WITH_ONE_DEVICE)
+def test_drawn_rows_replay(kernel_type: str) -> None:
+    budget_bytes = FLUSH_BUFFER_BYTES + _BUDGET.get(kernel_type, 12 * _MB)
+    rows = theory_rows(kernel_type, targets=TARGETS, budget_bytes=budget_bytes)
+    module, _, name = replay_of(kernel_type).rpartition(".")
+
+    @settings(max_examples=2, deadline=None)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        row: TheoryRow = data.draw(rows)
+        outcome = runner().run(Job(module, "", name, kernel_type, row.cells(), timeout_s=60))
+        assert outcome.status is Status.MEASURED, outcome
+
+    check()
