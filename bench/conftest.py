@@ -12,14 +12,19 @@ from typing import Any
 import pytest
 
 from bench import dispatch_ffn_combine
+from bench.collectives import options as collectives
 from bench.errors import DeviceGone
 from bench.executor import Executor
 from bench.job import DeviceDescription
+
+#: They take all devices, and have databases of their own: collected when they are named, and not with the folder.
+collect_ignore = [collectives.MODULE]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options that belong to one operator are defined with it."""
     dispatch_ffn_combine.add_options(parser)
+    collectives.add_options(parser)
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from bench.collectives.message import Message
+from bench.collectives.timed import TimedCollective
 from bench.custom_opp import missing_kernel
 from bench.device_errors import is_out_of_memory, poisoned_by, text_of
 from bench.devices import Device, open_device
@@ -28,6 +30,7 @@ from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outco
 from bench.registry import replay_spec
 from bench.replay import Replay
 from bench.rows import ReplayRow
+from database.communication import is_communication
 from database.schema import Status
 
 #: What torch says where an operator lacks a dtype; some operators raise a plain RuntimeError for it.
@@ -103,8 +106,14 @@ class Runner:
         spec = replay_spec(function)
         if spec is None:
             raise TypeError(f"{job.module}.{job.function} is not marked with @replays")
-        row = ReplayRow(job.kernel_type, job.cells, self._device.torch_device)
-        replay = Replay(row, spec, self._device, self._instrument, self._settings, self._group)
+        row: Message | ReplayRow
+        replay: TimedCollective | Replay
+        if is_communication(job.kernel_type):
+            row = Message(job.kernel_type, job.cells, self.torch_device, self._group.rank, self._group.size)
+            replay = TimedCollective(row, self._device, self._instrument, self._settings, self._group)
+        else:
+            row = ReplayRow(job.kernel_type, job.cells, self.torch_device)
+            replay = Replay(row, spec, self._device, self._instrument, self._settings, self._group)
         replay.expect_memory()
         with torch.no_grad():
             function(**arguments_of(function, row=row, replay=replay, group=self._group))

@@ -121,6 +121,12 @@ def cuda_version() -> str | None:
     return version[1] if version else None
 
 
+def nccl_version() -> str | None:
+    """Of the NCCL that torch's wheel stands on; None where it is built in, or comes from elsewhere."""
+    major = (cuda_version() or "").partition(".")[0]
+    return _package_version(f"nvidia-nccl-cu{major}") if major else None
+
+
 def _package_version(package: str) -> str | None:
     try:
         return metadata.version(package)

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.registry import replay_spec
+from database.communication import is_communication
+from database.schema import NUM_DEVICES, TOPOLOGY_TIER
+from plugins.plan import CaseRow
 
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
@@ -28,6 +31,15 @@ def needs_group(item: pytest.Item) -> bool:
     return spec is not None and spec.group is not None
 
 
+def _group_of_message(item: pytest.Item) -> tuple[int, int]:
+    """What the group of a collective's message is told by: those of one group follow each other in it."""
+    row = getattr(item, "callspec", None) and item.callspec.params.get("row")  # type: ignore[attr-defined]
+    if not isinstance(row, CaseRow) or not is_communication(row.kernel_type):
+        return 0, 0
+    cells = row.cells
+    return int(cells[NUM_DEVICES]), int(cells[TOPOLOGY_TIER])
+
+
 class ExclusiveLast:
     """Puts such rows at the end: of the collection, in every process that collects, and of what xdist deals out."""
 
@@ -38,7 +50,7 @@ class ExclusiveLast:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, None, None]:
         """Outermost: other plugins have put theirs in order (--ff) by then."""
         yield
-        items.sort(key=needs_group)
+        items.sort(key=lambda item: (needs_group(item), *_group_of_message(item)))
         if self._session.is_worker and items and needs_group(items[-1]):
             # All workers have the same collection; the controller has none.
             unfinished = self._session.shared_dir / f"{_COUNT_FILE}.{self._session.worker}"

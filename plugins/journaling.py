@@ -73,6 +73,7 @@ def manifest_of(session: BenchSession, devices: Sequence[Mapping[str, Any]]) -> 
             "case_timeout_s": settings.case_timeout_s,
             "in_process": settings.in_process,
             "prof_path": settings.prof_path.name if settings.prof_path else None,
+            "communication": settings.messages.about if settings.messages is not None else None,
         },
         code=code_digest(_CODE),
     )

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from bench.collectives import options as collectives
+from bench.collectives.options import Wanted
 from bench.devices.at_hand import database_name, devices_at_hand, npus_present
 from bench.instruments import MSPROF, OFFERED, choose
 from bench.job import DeviceSpec, MeasureSettings
 from bench.marks import MOST_ROWS
 from bench.msprof.command import METRICS
-from database.layout import DEFAULT_NPU_DEVICE, default_path, kind_of
+from database.layout import DEFAULT_NPU_DEVICE, communication_path, default_path, kind_of
 from database.merge import UpdateMode
 from database.versions import CANN, TORCH, VLLM, Versions, detect, version_key
 from plugins import newhooks
@@ -50,6 +53,8 @@ class Settings:
         msprof_rows: the most rows of one msprof session; None where msprof is not the instrument.
         in_process: run the bodies of replays in pytest itself.
         collect_only: nothing is to be written.
+        file_names: of CSVs that are not named for their kernel type, by that.
+        messages: what a session that measures communication is to measure; None: it replays rows.
     """
 
     database: Path
@@ -66,6 +71,8 @@ class Settings:
     msprof_rows: int | None
     in_process: bool
     collect_only: bool
+    file_names: Mapping[str, str] = field(default_factory=dict)
+    messages: Wanted | None = None
 
     @property
     def rows_at_once(self) -> int:
@@ -148,8 +155,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--cache",
         choices=("cold", "warm"),
-        default="cold",
-        help="cold: flush the last-level cache before each sample; warm: do not (default: %(default)s)",
+        help="cold: flush the last-level cache before each sample; warm: do not (default: cold; of collectives, whose "
+        "data was written just before, warm)",
     )
     group.addoption(
         "--instrument",
@@ -226,6 +233,9 @@ def settings_of(config: pytest.Config) -> Settings:
         pytest.UsageError: options that contradict each other.
     """
     option = config.option
+    communicates = collectives.are_asked_for(config)
+    if communicates:
+        _expect_ranks(option)
     if option.prof_path is not None:
         _expect_nothing_to_run(config)
         devices = _profiled_devices(option.device, option.database_path)
@@ -243,7 +253,10 @@ def settings_of(config: pytest.Config) -> Settings:
         raise pytest.UsageError("--in-process cannot run under msprof: choose another --instrument")
     if option.msprof_rows > MOST_ROWS:
         raise pytest.UsageError(f"--msprof-rows {option.msprof_rows}: a profile tells at most {MOST_ROWS} rows apart")
-    if option.database_path:
+    file_names: Mapping[str, str] = {}
+    if communicates:
+        database, file_names = collectives.output_of(option, lambda: _communication_database(option, devices))
+    elif option.database_path:
         database = Path(option.database_path)
     else:
         versions = detect(vllm=option.vllm_version, torch=option.torch_version, cann=option.cann_version)
@@ -258,22 +271,46 @@ def settings_of(config: pytest.Config) -> Settings:
         ops=frozenset(name.strip() for name in option.ops.split(",") if name.strip()),
         shard=option.shard,
         # What crashed on a device costs nothing to look up.
-        retry_failed=option.retry_failed or option.prof_path is not None,
+        # Nodes must run the same messages, whatever each of them remembers.
+        retry_failed=option.retry_failed or option.prof_path is not None or (communicates and option.nnodes > 1),
         prof_path=option.prof_path.absolute() if option.prof_path is not None else None,
         measure=MeasureSettings(
             repeat_count=option.repeat_count or _repeat_count_of_environment(),
-            cache=option.cache,
+            cache=option.cache or ("warm" if communicates else "cold"),
             time_limit_s=option.time_limit,
             threads=option.threads,
-            instrument=option.instrument,
+            instrument=collectives.instrument_of(option, devices[0].kind) if communicates else option.instrument,
             aic_metrics=option.aic_metrics,
         ),
         case_timeout_s=option.case_timeout,
         wait_s=option.wait,
-        msprof_rows=option.msprof_rows if MSPROF in instruments else None,
+        msprof_rows=option.msprof_rows if MSPROF in instruments and not communicates else None,
         in_process=option.in_process,
         collect_only=option.collectonly,
+        file_names=file_names,
+        messages=collectives.wanted_of(option, devices) if communicates else None,
     )
+
+
+def _communication_database(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> Path:
+    """Raises OpAtlasError where a version that names it is not known, or not the installed one."""
+    if not option.collectonly:
+        _expect_installed(detect(torch=option.torch_version, cann=option.cann_version))
+    name = database_name(devices)
+    return communication_path(name, collectives.communication_version(devices, name, option))
+
+
+def _expect_ranks(option: argparse.Namespace) -> None:
+    """Collectives run in the ranks of a group: what says how one process is to run rows has no meaning."""
+    given = {
+        "--in-process": option.in_process,
+        "--prof-path": option.prof_path is not None,
+        "--instrument (--bench-mode chooses)": option.instrument is not None,
+        "--vllm-version": option.vllm_version is not None,
+    }
+    useless = [name for name, is_given in given.items() if is_given]
+    if useless:
+        raise pytest.UsageError(f"{collectives.MODULE} runs in groups of processes: leave out {', '.join(useless)}")
 
 
 def _instruments() -> str:
@@ -289,7 +326,7 @@ def _expect_nothing_to_run(config: pytest.Config) -> None:
         "--in-process": option.in_process,
         "--instrument": option.instrument is not None,
         "--repeat-count": option.repeat_count is not None,
-        "--cache": option.cache != "cold",
+        "--cache": option.cache is not None,
         "--time-limit": option.time_limit != _DEFAULT_TIME_LIMIT_S,
         "--case-timeout": option.case_timeout is not None,
         "--threads": option.threads is not None,

@@ -339,7 +339,8 @@ def _plan_table(
                 before += f" ({planned.crashes(position)} sessions in a row; --retry-failed runs it again)"
             planned.expected_to_fail[position] = Expected(before, run=not given_up)
     if place_of:
-        planned.cases = {position: planned.cases[position] for position in sorted(planned.cases, key=place_of.__getitem__)}
+        ordered = sorted(planned.cases, key=place_of.__getitem__)
+        planned.cases = {position: planned.cases[position] for position in ordered}
     return planned
 
 

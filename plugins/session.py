@@ -85,7 +85,7 @@ class BenchSession:
 
     @property
     def database(self) -> Database:
-        return Database(self.settings.database)
+        return Database(self.settings.database, self.settings.file_names)
 
     @property
     def journal_header(self) -> Header:
@@ -125,6 +125,8 @@ class BenchSession:
             settings = self.settings
             if settings.prof_path is not None:
                 self._executor = Captured(self.samples(), settings.devices[0].name)
+            elif settings.messages is not None:
+                self._executor = GroupPool(settings.devices, settings.measure, LeftOut(self._shared_dir))
             elif settings.in_process:
                 self._executor = InProcess(settings.devices[0], settings.measure)
             else:
@@ -233,7 +235,8 @@ class BenchSession:
     def _new_plan(self) -> Plan:
         try:
             settings = self.settings
-            if self._config.option.database_path and not settings.database.is_dir():
+            of_messages = settings.messages is not None
+            if self._config.option.database_path and not of_messages and not settings.database.is_dir():
                 raise OpAtlasError(
                     f"--database-path {settings.database}: no such directory; name one that holds "
                     f"{{KernelType}}.csv files, or an empty one for a starter database"
@@ -253,6 +256,7 @@ class BenchSession:
                 write=not settings.collect_only,
                 starter=_make_starter if self._profile is None else lambda database: 0,
                 sampled=() if self._profile is None else self._profile.cases.keys(),
+                messages=settings.messages.rows if settings.messages is not None else None,
             )
         except (OpAtlasError, pytest.UsageError) as error:
             return Plan(error=str(error))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import bench
+from bench.collectives import options as collectives
 from database.errors import OpAtlasError
 from plugins.session import BenchSession
 
@@ -29,6 +30,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         or option.collectonly
         or option.prof_path
         or not replays_are_asked_for(config)
+        # One process has the group of all devices.
+        or collectives.are_asked_for(config)
     ):
         return
     try:

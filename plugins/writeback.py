@@ -104,4 +104,5 @@ class WriteBack:
 
     def _removed_meanwhile(self) -> list[Path]:
         plan = self._session.plan_if_made
-        return [table.path for table in plan.tables.values() if not table.path.exists()] if plan else []
+        tables = plan.tables.values() if plan else ()
+        return [table.path for table in tables if table.rows_in_file and not table.path.exists()]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from bench.devices.cores import available_cores
 from bench.devices.probe import probe
 from bench.devices.turn import Turn
 from bench.instruments import Instrument, open_instrument
@@ -84,15 +85,6 @@ class CpuDevice:
 
     def turn(self, when_waiting: Callable[[], None], when_taken: Callable[[], None]) -> AbstractContextManager[object]:
         return self._turn.taken(when_waiting, when_taken)
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:
-        # Not Linux.
-        return os.cpu_count() or 1
 
 
 def last_level_cache_bytes() -> int | None:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bench.device_pool import LeftOut
+from bench.devices.cores import available_cores
+from bench.errors import DeviceGone
 from bench.executor import Executor
 from bench.groups.process import GroupProcess
 from bench.groups.spec import GroupSpec
 from bench.instruments import MSPROF, OFFERED, choose
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
+from database.schema import Status
 
 #: Ranks that share a CPU, where nothing else is said: enough to try a kernel that communicates.
 _CPU_RANKS = 2
+#: More of them would measure how the system shares out its cores.
+_RANKS_PER_CORE = 4
+#: A group that did not start for so many rows does not start for the others either; each try may take minutes.
+_STARTS_THAT_FAIL = 2
+
+
+def devices_of_node(devices: Sequence[DeviceSpec]) -> Sequence[DeviceSpec]:
+    """Those that ranks may own, one each; ranks share the cores of a CPU."""
+    if devices and devices[0].kind == "cpu":
+        return list(devices[:1]) * (_RANKS_PER_CORE * available_cores())
+    return devices
 
 
 class GroupPool:
@@ -36,25 +51,44 @@ class GroupPool:
         self._left_out = left_out
         self._executor_of = executor_of
         self._current: tuple[GroupSpec, Executor] | None = None
+        self._description: DeviceDescription | None = None
+        self._failed_starts: Counter[GroupSpec] = Counter()
 
     def describe(self) -> DeviceDescription:
-        if self._current is None:
-            raise RuntimeError("no group has been launched")
-        return self._current[1].describe()
+        """The group that was launched last; before that, the devices by what is known of them from outside."""
+        if self._description is None:
+            device = self._devices[0]
+            return DeviceDescription(device.name or device.kind, {}, kind=device.kind)
+        return self._description
 
     def run(self, job: Job) -> Outcome:
         spec = job.group
         assert spec is not None
+        if reason := self.too_few_for(spec):
+            return Outcome(Status.SKIPPED, reason)
+        if self._failed_starts[spec] >= _STARTS_THAT_FAIL:
+            return Outcome(Status.SKIPPED, f"the {spec} did not start for {_STARTS_THAT_FAIL} rows before this one")
         if self._current is None or self._current[0] != spec:
             self.close()
             devices = self._devices_for(spec)[: spec.local_ranks]
             self._current = spec, self._executor_of(spec, devices, self._settings_for(devices[0].kind))
-        return self._current[1].run(job)
+        executor = self._current[1]
+        try:
+            outcome = executor.run(job)
+            self._description = executor.describe()
+        except DeviceGone as error:
+            self.close()
+            self._failed_starts[spec] += 1
+            return Outcome(Status.DEVICE_ERROR, str(error))
+        self._failed_starts[spec] = 0
+        return outcome
 
     def too_few_for(self, spec: GroupSpec) -> str:
         """Why a group cannot have a device for each of its ranks; "" where it can."""
         if spec.ranks % spec.nnodes:
             return f"needs {spec.ranks} devices, which cannot be shared out evenly to {spec.nnodes} nodes"
+        if spec.members is not None:
+            return spec.misplaced(len(devices_of_node(self._devices)))
         available = len(self._devices_for(spec))
         if spec.local_ranks <= available:
             return ""
@@ -69,6 +103,9 @@ class GroupPool:
 
     def _devices_for(self, spec: GroupSpec) -> Sequence[DeviceSpec]:
         """The devices of this node that ranks may have, one each; the cores of a CPU are shared."""
+        if spec.members is not None:
+            of_node = devices_of_node(self._devices)
+            return [of_node[member] for member in spec.local_members(len(of_node))]
         devices = [device for device in self._devices if self._left_out.reason(device) is None]
         if devices and devices[0].kind == "cpu":
             return devices[:1] * (spec.nproc_per_node or _CPU_RANKS)

@@ -150,6 +150,9 @@ class GroupProcess:
         """The outcome of a row from those of its ranks; not all may have one."""
         statuses = {outcome.status for outcome in outcomes.values()}
         in_step = len(outcomes) == len(self._ranks) and len(statuses) == 1 and statuses <= _IN_STEP
+        if self.spec.nnodes > 1 and statuses != {Status.MEASURED}:
+            # Another node may have lost its ranks, and wait for these to come together anew.
+            in_step = False
         if not in_step:
             self._kill()
         if statuses == {Status.MEASURED}:

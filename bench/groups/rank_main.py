@@ -9,17 +9,21 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import platform
 import signal
 import socket
 import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.device_process import NotReady, Start, Started, Waiting
 from bench.devices.visible import environment_of
 from bench.errors import DeviceSick
+from bench.groups.group import RANK_SPREAD, spread_us
 from bench.groups.messages import Hello, Joined, Reached
 from bench.job import Job, MeasureSettings, Outcome
 from bench.parent import die_with_parent
@@ -31,8 +35,6 @@ if TYPE_CHECKING:
 
 #: What torchrun tells a rank. It sets more, which nobody here reads.
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-#: Of a measurement's counters: how far the medians of the ranks lie apart.
-RANK_SPREAD = "Rank Spread(us)"
 
 
 def main(address: str) -> None:
@@ -73,12 +75,23 @@ def main(address: str) -> None:
         except Exception as error:
             connection.send(NotReady(f"{type(error).__name__}: {error}", sick=isinstance(error, DeviceSick)))
             return
-        _serve(connection, runner, group, takes_turn=local_rank == 0 or start.spec.kind != "cpu")
+        _serve(connection, runner, group, takes_turn=start.spec.kind != "cpu" or _is_first_of_host(group))
+
+
+def _is_first_of_host(group: Group) -> bool:
+    """Of the ranks that share a CPU; those of another node may be here too."""
+    try:
+        host = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        # Not Linux.
+        host = platform.node()
+    hosts = group.gather([float(zlib.crc32(host.encode()))])
+    return hosts.index(hosts[group.rank]) == group.rank
 
 
 def _shared(settings: MeasureSettings) -> MeasureSettings:
     """The ranks of a CPU share its cores."""
-    from bench.devices.cpu import available_cores
+    from bench.devices.cores import available_cores
 
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return replace(settings, threads=settings.threads or max(available_cores() // ranks, 1))
@@ -93,14 +106,24 @@ def _serve(connection: Connection, runner: Runner, group: Group, *, takes_turn: 
             _leave()
             return
         with _turn(connection, runner, group, takes_turn):
-            outcome = runner.run(job)
-            if outcome.status is Status.MEASURED:
+            if _all_have(job, group):
+                outcome = runner.run(job)
+            else:
+                outcome = Outcome(Status.FAILED, "the nodes are not at the same row: run the same command on each")
+            # Of a collective, the ranks have agreed on its samples already.
+            if outcome.measurement is not None and RANK_SPREAD not in outcome.measurement.counters:
                 outcome = slowest(outcome, group)
         for stream in (sys.stdout, sys.stderr):
             # As in the device process: what was printed belongs to the report of this row.
             with contextlib.suppress(OSError):
                 stream.flush()
         connection.send(outcome)
+
+
+def _all_have(job: Job, group: Group) -> bool:
+    """Whether the ranks of other nodes, which have their jobs from another session, are to run the same."""
+    row = zlib.crc32(repr((job.kernel_type, sorted(job.cells.items()))).encode())
+    return len({own for (own,) in group.gather([float(row)])}) == 1
 
 
 @contextlib.contextmanager
@@ -121,8 +144,6 @@ def slowest(outcome: Outcome, group: Group) -> Outcome:
     if len(set(counts)) > 1:
         return Outcome(Status.FAILED, f"the ranks took {' and '.join(map(str, counts))} samples of the same calls")
     samples_us = group.gather(outcome.measurement.samples_us)
-    from bench.groups.group import spread_us
-
     measurement = replace(
         outcome.measurement,
         samples_us=tuple(map(max, zip(*samples_us, strict=True))),

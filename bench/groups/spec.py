@@ -18,6 +18,8 @@ class GroupSpec:
         master_addr: where node 0 is reached.
         master_port: the port there; None on one node: a free one.
         nproc_per_node: ranks that a node may have at most; None: one for each of its devices, and two on a CPU.
+        members: the devices that the ranks own, in their order, counted from 0 through all nodes; None: each
+            node's first ones.
     """
 
     ranks: int
@@ -26,10 +28,13 @@ class GroupSpec:
     master_addr: str = _LOOPBACK
     master_port: int | None = None
     nproc_per_node: int | None = None
+    members: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
         nodes = f" on {self.nnodes} nodes" if self.nnodes > 1 else ""
-        return f"group of {self.ranks} rank{'s' * (self.ranks != 1)}{nodes}"
+        chosen = self.members is not None and self.members != tuple(range(self.ranks))
+        devices = f" (devices {', '.join(map(str, self.members or ()))})" if chosen else ""
+        return f"group of {self.ranks} rank{'s' * (self.ranks != 1)}{nodes}{devices}"
 
     @property
     def local_ranks(self) -> int:
@@ -39,3 +44,22 @@ class GroupSpec:
     def rank_of(self, local_rank: int) -> int:
         """The number in the whole group of one of this node's ranks."""
         return self.node_rank * self.local_ranks + local_rank
+
+    def local_members(self, per_node: int) -> tuple[int, ...]:
+        """Which of this node's devices its ranks own, where each node has so many."""
+        return tuple(member % per_node for member in self.members or () if member // per_node == self.node_rank)
+
+    def misplaced(self, per_node: int) -> str:
+        """Why its members cannot be the ranks of nodes that have so many devices each; "" where they can."""
+        members = self.members or ()
+        there = per_node * self.nnodes
+        if max(members) >= there:
+            which = "" if max(members) < self.ranks else f" (its ranks own {', '.join(map(str, members))}, from 0)"
+            return f"needs {max(members) + 1} devices{which}, {there} {'is' if there == 1 else 'are'} there"
+        shares = [sum(member // per_node == node for member in members) for node in range(self.nnodes)]
+        if len(set(shares)) > 1:
+            return (
+                f"takes {' + '.join(map(str, shares))} devices of the {self.nnodes} nodes, and a group of several "
+                "nodes takes as many of each: measure it without --nnodes, or name another --num-devices"
+            )
+        return ""

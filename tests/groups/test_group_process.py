@@ -22,8 +22,8 @@ from sessions import wait_for
 from bench.device_process import NotReady
 from bench.errors import DeviceGone
 from bench.groups import process as module
+from bench.groups.group import RANK_SPREAD
 from bench.groups.process import GroupProcess
-from bench.groups.rank_main import RANK_SPREAD
 from bench.groups.spec import GroupSpec
 from bench.job import DeviceSpec, Job, MeasureSettings
 from database.schema import Status

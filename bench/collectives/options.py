@@ -1,0 +1,298 @@
+"""The options of `pytest bench/test_collectives.py`, and which groups and messages they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.collectives.at_hand import guess
+from bench.collectives.topology import Grid, NoGroup
+from bench.groups.pool import devices_of_node
+from bench.groups.spec import GroupSpec
+from bench.job import DeviceSpec
+from database.communication import BY_NAME, TIERS, Collective
+from database.dtypes import known_dtype
+from database.errors import OpAtlasError
+from database.layout import kind_of
+from database.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
+
+MODULE = "test_collectives.py"
+#: As torch names them, and as HCCL's CSVs do.
+DTYPES: Mapping[str, str] = {
+    "bfloat16": "DT_BF16",
+    "float16": "DT_FLOAT16",
+    "float32": "DT_FLOAT",
+    "int8": "DT_INT8",
+}
+_SMALLEST, _LARGEST, _LARGEST_ON_CPU = 1 << 10, 512 << 20, 16 << 20
+_SHOWN = 3
+#: Without --bench-mode kernel: what takes the durations, by kind of device.
+_EVENTS = {"cuda": "cuda-events", "npu": "npu-events"}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a session is to measure.
+
+    Attributes:
+        rows: cells of the messages, by kernel type, in the order in which groups need them.
+        about: what was guessed and what was changed, in lines for the user to read.
+    """
+
+    rows: Mapping[str, Sequence[Mapping[str, str]]]
+    about: Sequence[str]
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Options of the collectives alone."""
+    group = parser.getgroup(
+        "collectives", "Collectives: the messages and groups that bench/test_collectives.py measures"
+    )
+    group.addoption(
+        "--comm-ops",
+        nargs="+",
+        choices=list(BY_NAME),
+        default=list(BY_NAME),
+        metavar="OP",
+        help=f"the collectives to measure (default: {' '.join(BY_NAME)})",
+    )
+    group.addoption(
+        "--grid-shape",
+        nargs="+",
+        type=_at_least(1),
+        metavar="N",
+        help="how the devices of all nodes are linked: how many there are in each dimension, outermost first, such "
+        "as 48 8 2 (default: that on an A3, 128 8 on an A2, a guess elsewhere)",
+    )
+    group.addoption(
+        "--num-devices",
+        nargs="+",
+        type=_at_least(2),
+        metavar="N",
+        help="sizes of the groups to measure (default: 16 on an A3, 2 on a CPU, all devices elsewhere)",
+    )
+    group.addoption(
+        "--topology-tier",
+        type=int,
+        choices=list(TIERS),
+        help="the outermost dimension of the grid in which the devices of a group differ: "
+        f"{', '.join(f'{tier} {name}' for tier, name in TIERS.items())} (default: that of neighbours)",
+    )
+    group.addoption(
+        "--comm-dtype",
+        nargs="+",
+        choices=list(DTYPES),
+        default=["bfloat16"],
+        metavar="DTYPE",
+        help=f"what messages are made of: {', '.join(DTYPES)} (default: bfloat16)",
+    )
+    group.addoption(
+        "--bytes-grid",
+        nargs="+",
+        type=_at_least(1),
+        metavar="BYTES",
+        help="sizes of the messages, rounded up to whole elements, as many for each device (default: powers of two "
+        "from 1 KiB to 512 MiB, on a CPU to 16 MiB)",
+    )
+    group.addoption(
+        "--bench-mode",
+        choices=("kernel", "event"),
+        default="kernel",
+        help="kernel: time of the device's own kernels, from its profiler; event: between two events of the device; "
+        "a CPU has its clock for both (default: %(default)s)",
+    )
+    group.addoption(
+        "--output-dir",
+        type=Path,
+        metavar="DIR",
+        help="directory of the hcom_*.csv files; the same as --database-path, and made where it is not there "
+        "(default: the one of the device and its library under database/data)",
+    )
+    group.addoption(
+        "--output-csv",
+        type=Path,
+        metavar="FILE",
+        help="the file of a single collective, whatever --output-dir says (default: one in that directory)",
+    )
+    group.addoption(
+        "--nnodes",
+        type=_at_least(1),
+        default=1,
+        metavar="N",
+        help="nodes of each group; the same command runs on each of them (default: %(default)s)",
+    )
+    group.addoption(
+        "--node-rank",
+        type=_at_least(0),
+        default=0,
+        metavar="I",
+        help="which of the nodes this is, from 0 (default: %(default)s)",
+    )
+    group.addoption(
+        "--master-addr", default="127.0.0.1", metavar="HOST", help="where node 0 is reached (default: %(default)s)"
+    )
+    group.addoption(
+        "--master-port",
+        type=_at_least(1),
+        metavar="PORT",
+        help="the port there, needed with several nodes (default: a free one)",
+    )
+    group.addoption(
+        "--comm-strict",
+        action="store_true",
+        help="refuse to run where a group needs more devices than there are (default: its messages are skipped)",
+    )
+
+
+def are_asked_for(config: pytest.Config) -> bool:
+    """Whether the session is to measure collectives, which are named on the command line or not collected.
+
+    Raises:
+        pytest.UsageError: it is to measure something else too.
+    """
+    named = [Path(argument.partition("::")[0]).name == MODULE for argument in config.args]
+    if any(named) and not all(named):
+        raise pytest.UsageError(f"{MODULE} has a database of its own: name it alone, and run the others after it")
+    return any(named)
+
+
+def instrument_of(option: Any, kind: str) -> str | None:
+    """What takes the durations on devices of a kind; None: the best that they offer."""
+    return _EVENTS.get(kind) if option.bench_mode == "event" else None
+
+
+def output_of(option: Any, default: Callable[[], Path]) -> tuple[Path, Mapping[str, str]]:
+    """Where the CSVs are, and what one of them is called where it has a name of its own.
+
+    Of several nodes the first one keeps the results there; the others, who hold the same, have a folder beside it,
+    since all may see one disk.
+
+    Raises:
+        pytest.UsageError: options that contradict each other.
+    """
+    names: Mapping[str, str] = {}
+    if option.database_path and (option.output_dir or option.output_csv):
+        given = "--output-dir" if option.output_dir else "--output-csv"
+        raise pytest.UsageError(f"{given} and --database-path both say where the CSVs are: leave one of them out")
+    if option.output_csv is not None:
+        if len(option.comm_ops) > 1:
+            raise pytest.UsageError(
+                f"--output-csv {option.output_csv} is the file of one collective, and {len(option.comm_ops)} are to "
+                f"be measured: choose with --comm-ops, or name a folder with --output-dir"
+            )
+        names = {BY_NAME[option.comm_ops[0]].kernel_type: option.output_csv.name}
+        folder = option.output_csv.parent
+    else:
+        folder = option.output_dir or (Path(option.database_path) if option.database_path else default())
+    return (folder / f"node{option.node_rank}" if option.node_rank else folder), names
+
+
+def group_of(cells: Mapping[str, str], option: Any) -> GroupSpec:
+    """The group that a message is measured in, on the grid of the options."""
+    size = int(cells[NUM_DEVICES])
+    return GroupSpec(
+        size,
+        option.nnodes,
+        option.node_rank,
+        option.master_addr,
+        option.master_port,
+        members=Grid(tuple(option.grid_shape)).group(size, int(cells[TOPOLOGY_TIER])),
+    )
+
+
+def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
+    """What the options ask for.
+
+    Raises:
+        pytest.UsageError: options that contradict each other, or a grid that does not hold a group.
+    """
+    _expect_nodes(option)
+    per_node = len(devices_of_node(devices))
+    guessed = guess(devices, per_node, option.nnodes)
+    sizes = list(dict.fromkeys(option.num_devices or guessed.num_devices))
+    grid = Grid(tuple(option.grid_shape)) if option.grid_shape else guessed.holding(max(sizes))
+    about = [f"grid {grid}" + ("" if option.grid_shape else f" ({guessed.why})")]
+    # For `group_of`, which sees the options only.
+    option.grid_shape = list(grid.shape)
+    rows: dict[str, list[Mapping[str, str]]] = {BY_NAME[name].kernel_type: [] for name in option.comm_ops}
+    for size in sizes:
+        try:
+            members = grid.group(size, option.topology_tier)
+        except NoGroup as error:
+            raise pytest.UsageError(
+                f"--num-devices {size}: {error}; change it, --topology-tier or --grid-shape"
+            ) from None
+        tier = grid.tier_of(members)
+        spec = group_of({NUM_DEVICES: str(size), TOPOLOGY_TIER: str(tier)}, option)
+        reason = spec.misplaced(per_node)
+        if reason and option.comm_strict:
+            raise pytest.UsageError(f"--comm-strict: --num-devices {size} {reason}")
+        for name in option.comm_ops:
+            for dtype in dict.fromkeys(option.comm_dtype):
+                sent = _sent(BY_NAME[name], size, dtype, _bytes(option, devices))
+                about += [f"{name} of {size} {dtype}: {text}" for text in _rounded(sent)]
+                # Those that two sizes are rounded up to are one message.
+                rows[BY_NAME[name].kernel_type] += [
+                    {MESSAGE_BYTES: str(count), NUM_DEVICES: str(size), DTYPE: DTYPES[dtype], TOPOLOGY_TIER: str(tier)}
+                    for count in dict.fromkeys(sent.values())
+                ]
+    return Wanted(rows, about)
+
+
+def _bytes(option: Any, devices: Sequence[DeviceSpec]) -> Sequence[int]:
+    if option.bytes_grid:
+        return list(option.bytes_grid)
+    largest = _LARGEST_ON_CPU if devices[0].kind == "cpu" else _LARGEST
+    return [1 << power for power in range(_SMALLEST.bit_length() - 1, largest.bit_length())]
+
+
+def _sent(collective: Collective, size: int, dtype: str, wanted_bytes: Sequence[int]) -> Mapping[int, int]:
+    """The bytes that are sent for those that are wanted."""
+    known = known_dtype(DTYPES[dtype])
+    assert known is not None
+    return {wanted: collective.message_bytes(wanted, size, known.bytes) for wanted in wanted_bytes}
+
+
+def _rounded(sent: Mapping[int, int]) -> Sequence[str]:
+    changed = [f"{wanted} -> {count}" for wanted, count in sent.items() if wanted != count]
+    more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+    return [f"bytes rounded up: {', '.join(changed[:_SHOWN])}{more}"] if changed else []
+
+
+def _expect_nodes(option: Any) -> None:
+    if option.node_rank >= option.nnodes:
+        raise pytest.UsageError(f"--node-rank {option.node_rank}: there are {option.nnodes} nodes, from 0 on")
+    if option.nnodes > 1 and option.master_port is None:
+        raise pytest.UsageError(f"--nnodes {option.nnodes}: name a port of node 0 with --master-port")
+    if option.nnodes > 1 and option.update_mode != "all":
+        raise pytest.UsageError(
+            f"--nnodes {option.nnodes}: all nodes must run the same messages, and what is missing may differ "
+            f"between them: leave out --update-mode"
+        )
+
+
+def communication_version(devices: Sequence[DeviceSpec], name: str, option: Any) -> str:
+    """Of the library that carries messages between the devices. Raises OpAtlasError where it cannot be detected."""
+    from database.versions import detect, nccl_version
+
+    versions = detect(torch=option.torch_version, cann=option.cann_version)
+    kind = kind_of(name)
+    version = {"npu": versions.cann, "cuda": nccl_version(), "cpu": versions.torch}[kind]
+    if version is None:
+        what = {"npu": "CANN", "cuda": "NCCL", "cpu": "torch"}[kind]
+        raise OpAtlasError(f"the version of {what} could not be detected: name the directory with --output-dir")
+    return version
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not (text.isdecimal() and int(text) >= least):
+            raise ValueError(text)
+        return int(text)
+
+    number.__name__ = f"whole number from {least} on"
+    return number

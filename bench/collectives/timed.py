@@ -1,0 +1,139 @@
+"""The `replay` that a collective calls: checks what every rank holds, and then takes the time of all of them.
+
+How ranks are kept in step: before each sample they line up (bench/groups/group.py). On a CPU that is a barrier,
+which they leave some microseconds apart; the clock of each runs from there to the return of its call. So the slowest
+rank's time is from the first moment when it could begin to the last moment when it is done, and holds what the
+barrier left of the others' delay: that is why small messages over Gloo are to be read with their spread. On a GPU or
+an NPU the devices line up, while what follows is launched already; they begin within a microsecond or two of each
+other, whatever their hosts do, and the time is that of the kernels of the collective.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+from time import monotonic
+
+import torch
+
+from bench.collectives.message import Message
+from bench.devices import Device
+from bench.devices.cores import available_cores
+from bench.errors import OutOfMemory, ReplayError
+from bench.groups.group import RANK_SPREAD, Group, spread_us
+from bench.instruments import Instrument
+from bench.job import MeasureSettings, Outcome
+from bench.profiled import with_samples
+from bench.stop_rule import StopRule
+from database.record import Measurement
+from database.schema import Status
+
+#: The first call sets up connections, of which a library may make more with each of the next ones.
+_WARM_UP_CALLS = 5
+_WARM_UP_S = 1.0
+
+
+class TimedCollective:
+    """Bound to one row. Calling it measures the collective and leaves the result in `outcome`."""
+
+    def __init__(
+        self, message: Message, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
+    ) -> None:
+        self.outcome: Outcome | None = None
+        self._message = message
+        self._device = device
+        self._instrument = instrument
+        self._settings = settings
+        self._group = group
+
+    def expect_memory(self) -> None:
+        """Refuses a message that the device cannot hold, before anything is allocated. Raises OutOfMemory."""
+        message = self._message
+        # What is given and what is got, each at most a chunk for every rank, and the library's buffers.
+        needed = 3 * message.size * message.count * message.dtype.itemsize
+        if self._device.torch_device.type == "cpu":
+            needed *= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        available = self._device.available_bytes()
+        if needed > available:
+            raise OutOfMemory(
+                f"needs about {needed / 2**30:.1f} GiB, {available / 2**30:.1f} GiB are available on the device"
+            )
+
+    def __call__(
+        self,
+        call: Callable[[], object],
+        result: torch.Tensor,
+        expected: Callable[[int, int], torch.Tensor],
+        restore: Callable[[], object] | None = None,
+    ) -> None:
+        """Measures `call`.
+
+        Args:
+            call: the collective; may return before it is done on the device.
+            result: where it leaves what this rank gets.
+            expected: gives elements `start` to `stop` of what that must be.
+            restore: brings back what the collective has overwritten.
+
+        Raises:
+            WrongResult: an element is another one, before or after the samples were taken.
+            ReplayError: a rank has no samples, or another number of them.
+        """
+        self._group.reached("in its first call")
+        call()
+        self._device.synchronize()
+        checked = self._message.check(result, expected)
+        warm_until = monotonic() + _WARM_UP_S
+        for _ in range(_WARM_UP_CALLS - 1):
+            if self._group.agree(monotonic() < warm_until):
+                call()
+
+        def before_each() -> None:
+            if restore is not None:
+                restore()
+            if self._settings.cache == "cold":
+                self._device.flush_cache()
+
+        rule = StopRule(repeat_count=self._settings.repeat_count, time_limit_s=self._settings.time_limit_s)
+        samples = self._instrument.sample(call, before_each, rule)
+        self._device.synchronize()
+        # Once more: calls in quick succession must not have met each other.
+        self._message.check(result, expected)
+        notes = [*samples.notes, *self._shared_cores()]
+        measurement = Measurement(
+            samples_us=samples.durations_us,
+            instrument=self._instrument.name,
+            cache_state=self._settings.cache,
+            device_kernels=samples.device_kernels,
+            calls_per_sample=samples.calls_per_sample,
+            checked_elements=checked,
+            total_elements=result.numel(),
+            assumptions=tuple(notes),
+        )
+        outcome = Outcome(Status.MEASURED, "; ".join(notes), measurement=measurement)
+        if samples.profiled is not None:
+            outcome = with_samples(outcome, self._message.kernel_type, samples.profiled)
+        self.outcome = self._of_slowest(outcome)
+
+    def _of_slowest(self, outcome: Outcome) -> Outcome:
+        """The samples of the rank with the largest median, the same on every rank."""
+        samples_us = outcome.measurement.samples_us if outcome.measurement is not None else ()
+        counts = [int(count) for (count,) in self._group.gather([float(len(samples_us))])]
+        if outcome.measurement is None:
+            return outcome
+        if len(set(counts)) > 1:
+            raise ReplayError(f"the ranks have {', '.join(map(str, counts))} samples of one and the same call")
+        of_ranks = self._group.gather(samples_us)
+        measurement = replace(
+            outcome.measurement,
+            samples_us=tuple(max(of_ranks, key=median)),
+            counters={**outcome.measurement.counters, RANK_SPREAD: round(spread_us(of_ranks), 4)},
+        )
+        return replace(outcome, measurement=measurement)
+
+    def _shared_cores(self) -> list[str]:
+        """What a reader of a CPU's durations should know."""
+        ranks, cores = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), available_cores()
+        crowded = self._device.torch_device.type == "cpu" and ranks > cores
+        return [f"{ranks} ranks shared {cores} cores"] if crowded else []
