@@ -42,9 +42,16 @@ def operators_of(function: Callable[..., Any], tell: Callable[[list[str]], objec
         nonlocal told
         if told:
             return function(*arguments, **keywords)
+        try:
+            with Watch():
+                result = function(*arguments, **keywords)
+        except RuntimeError as error:
+            if "Creating a new Tensor subclass" not in str(error):
+                raise
+            # torch's causal bias, which cannot be made while anybody watches: another row of the kernel type tells.
+            told = True
+            return function(*arguments, **keywords)
         told = True
-        with Watch():
-            result = function(*arguments, **keywords)
         tell(list(seen))
         return result
 

@@ -24,6 +24,8 @@ from database.layout import slug
 
 #: Reading twice the size evicts what a policy that is not quite least-recently-used would keep from one pass.
 _FLUSH_FACTOR = 2
+#: Sums of rows so long are one launch; the sum of all is a fill besides.
+_FLUSH_WIDTH = 4096
 
 
 class CudaDevice:
@@ -43,12 +45,11 @@ class CudaDevice:
         try:
             torch.cuda.set_device(self.torch_device)
             self._properties = torch.cuda.get_device_properties(self.torch_device)
-            self._flush_buffer = torch.ones(
-                _FLUSH_FACTOR * self._properties.L2_cache_size // 4, device=self.torch_device
-            )
+            rows = -(-_FLUSH_FACTOR * self._properties.L2_cache_size // (4 * _FLUSH_WIDTH))
+            self._flush_buffer = torch.ones(rows, _FLUSH_WIDTH, device=self.torch_device)
+            self._flushed = torch.empty(rows, device=self.torch_device)
         except RuntimeError as error:
             raise DeviceSick(f"{spec} cannot be opened: {str(error).splitlines()[0]}") from error
-        self._flushed = torch.empty((), device=self.torch_device)
         self._uuid = f"GPU-{self._properties.uuid}"
         self._nvml = open_nvml(self._uuid)
         self._turn = Turn(Path(tempfile.gettempdir()) / f"opatlas-{self._uuid}-{os.getuid()}.lock")
@@ -98,7 +99,7 @@ class CudaDevice:
 
     def flush_cache(self) -> None:
         # Read, not written: dirty lines would be written back during the sample that follows.
-        torch.sum(self._flush_buffer, dim=0, out=self._flushed)
+        torch.sum(self._flush_buffer, dim=1, out=self._flushed)
 
     def turn(self, when_waiting: Callable[[], None], when_taken: Callable[[], None]) -> AbstractContextManager[object]:
         return self._turn.taken(when_waiting, when_taken)

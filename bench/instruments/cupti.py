@@ -2,13 +2,14 @@
 
 The vendor's package cupti-python turns records on and knows how they lie in memory. It makes a Python object of each,
 which took 70 us a record (version 13.0.1); a row has about a hundred. So the library hands its buffers to functions
-here, which read three numbers and a name of each record where they lie: 3 us.
+here, which read three numbers and a name of each record.
 """
 
 from __future__ import annotations
 
 import ctypes
 import re
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ _MAX_LIMIT_REACHED = 12
 #: How often the instrument tries itself when it is opened.
 _MARKS = 4
 
+_SPAN, _ADDRESS, _NUMBER = struct.Struct("<QQ"), struct.Struct("<Q"), struct.Struct("<I")
 _REQUESTED = ctypes.CFUNCTYPE(
     None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
 )
@@ -38,24 +40,28 @@ _COMPLETED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_v
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a kind of record has what is read of it: offsets in bytes; `name` is None where it has none."""
+    """Where a kind of record has what is read of it: offsets in bytes; its end is behind its start.
+
+    `name` is None where it has none, and `what` then says what it is.
+    """
 
     start: int
-    end: int
     correlation_id: int
     name: int | None
     what: str
 
-    def read(self, address: int) -> KernelRecord:
-        start, end = _long(address + self.start), _long(address + self.end)
-        correlation_id = ctypes.c_uint32.from_address(address + self.correlation_id).value
-        name = ctypes.string_at(_long(address + self.name)).decode() if self.name is not None else self.what
+    def read(self, memory: bytes, at: int, names: dict[int, str]) -> KernelRecord:
+        """The record at an offset; `names` holds those that were read before, by their address."""
+        start, end = _SPAN.unpack_from(memory, at + self.start)
+        (correlation_id,) = _NUMBER.unpack_from(memory, at + self.correlation_id)
+        name = self.what
+        if self.name is not None:
+            (address,) = _ADDRESS.unpack_from(memory, at + self.name)
+            if address not in names:
+                names[address] = ctypes.string_at(address).decode()
+            name = names[address]
         # Launches are numbered in the order in which the host made them, whatever their streams.
         return KernelRecord(correlation_id, name, (end - start) / 1000)
-
-
-def _long(address: int) -> int:
-    return ctypes.c_uint64.from_address(address).value
 
 
 class CuptiRecorder:
@@ -84,12 +90,17 @@ class CuptiRecorder:
         self._kinds = [cupti.ActivityKind.CONCURRENT_KERNEL, cupti.ActivityKind.MEMCPY, cupti.ActivityKind.MEMSET]
         self._layouts = _layouts(cupti)
         self._records: list[KernelRecord] = []
+        self._names: dict[int, str] = {}
         self._broken = ""
         self._buffers: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._free: list[int] = []
         self._library = _library()
         # They must live as long as the library calls them.
         self._callbacks = _REQUESTED(self._requested), _COMPLETED(self._completed)
+        self.register()
+
+    def register(self) -> None:
+        """Asks for the process's records, which the last one who asks gets. Raises InstrumentMissing."""
         status = self._library.cuptiActivityRegisterCallbacks(*self._callbacks)
         if status:
             raise InstrumentMissing(f"CUPTI gives its records to nobody here (status {status}): is a profiler running?")
@@ -97,6 +108,8 @@ class CuptiRecorder:
     @contextmanager
     def recording(self) -> Iterator[Callable[[], Iterable[KernelRecord]]]:
         self._records.clear()
+        # Another kernel may come to lie where one was unloaded.
+        self._names.clear()
         for kind in self._kinds:
             self._cupti.activity_enable(kind)
         try:
@@ -126,6 +139,7 @@ class CuptiRecorder:
         """Called by the library; what a function that C calls raises would only be printed."""
         try:
             record = ctypes.c_void_p(None)
+            memory, names = ctypes.string_at(buffer, valid), self._names
             while valid:
                 status = self._library.cuptiActivityGetNextRecord(
                     ctypes.c_void_p(buffer), ctypes.c_size_t(valid), ctypes.byref(record)
@@ -134,9 +148,10 @@ class CuptiRecorder:
                     break
                 if status or record.value is None:
                     raise ValueError(f"status {status}")
-                layout = self._layouts.get(ctypes.c_uint32.from_address(record.value).value)
+                at = record.value - buffer
+                layout = self._layouts.get(*_NUMBER.unpack_from(memory, at))
                 if layout is not None:
-                    self._records.append(layout.read(record.value))
+                    self._records.append(layout.read(memory, at, names))
         except Exception as error:
             self._broken = f"{type(error).__name__}: {error}"
         finally:
@@ -163,7 +178,9 @@ def _layouts(cupti: Any) -> Mapping[int, Layout]:
             )
         fields = max(versions, key=lambda version: version[0])[1].fields
         offset = {name: at for name, (_, at, *_) in fields.items()}
-        layouts[int(kind)] = Layout(offset["start"], offset["end"], offset["correlation_id"], offset.get("name"), what)
+        if offset["end"] != offset["start"] + 8:
+            raise InstrumentMissing(f"this version of cupti-python tells of another record of a {what} than is known")
+        layouts[int(kind)] = Layout(offset["start"], offset["correlation_id"], offset.get("name"), what)
     return layouts
 
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 from bench.instruments import Instrument, Samples
 from bench.stop_rule import StopRule
 
-#: A power cap lasts for tenths of a second, heat for longer; what has not ended by then stays for hours.
-_PAUSES_S = (0.1, 0.4, 1.5)
+#: A power cap that an earlier row has brought about ends within tenths of a second. One that does not is the row's own:
+#: large matrix products draw what a GPU may draw, and heat stays for hours.
+_PAUSES_S = (0.1, 0.4)
 
 
 class Unthrottled:

@@ -31,7 +31,7 @@ def rows_of(database: Path) -> dict[tuple[str, ...], dict[str, str]]:
     for kernel_type in Database(database).kernel_types():
         with open(Database(database).csv_path(kernel_type), newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
-                found[kernel_type, *(row.get(column, "") for column in (*BASE, *RUNTIME_IN_SIGNATURE))] = row
+                found[(kernel_type, *(row.get(column, "") for column in (*BASE, *RUNTIME_IN_SIGNATURE)))] = row
     return found
 
 

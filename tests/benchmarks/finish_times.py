@@ -1,4 +1,4 @@
-"""A pytest plugin that prints when each row was done, at the end: printing takes time, too."""
+"""A pytest plugin that prints when each row was done, at the end of the session."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _TIMES: list[float] = []
 
 
 def pytest_runtest_logreport(report):
-    if report.when == "teardown":
+    if report.when == "call":
         _TIMES.append(time.perf_counter())
 
 

@@ -38,7 +38,7 @@ def test_the_cache_is_in_the_state_that_the_record_names(gpu):
 def test_records_are_of_the_call_alone(gpu):
     """Beside each call run its mark's kernel, the flush's kernel and fill, and copies that restore what it changes."""
     assert measured(gpu, *MEMORY_BOUND).device_kernels == 1
-    assert measured(gpu, "MaskedFill", "64,64;64,64;1 | FLOAT;BOOL;FLOAT -> 64,64 | FLOAT").device_kernels == 1
+    assert measured(gpu, "MaskedFill", "64,64;64,64; | FLOAT;BOOL;FLOAT -> 64,64 | FLOAT").device_kernels == 1
 
 
 def test_kineto_and_cupti_see_the_same_kernels(gpu):
@@ -70,8 +70,7 @@ def bad_replays(tmp_path):
 
             @replays("OutOfBounds")
             def out_of_bounds(row, replay):
-                source = torch.ones(4, device="cuda")
-                source[torch.full((4,), 9, device="cuda")]
+                torch._assert_async(torch.zeros((), dtype=torch.bool, device="cuda"))
                 torch.cuda.synchronize()
 
             @replays("TooLarge")
@@ -97,11 +96,12 @@ def test_a_sticky_error_costs_its_row_and_its_process(gpu, bad_replays):
         last = process.run(job_of(*MEMORY_BOUND))
     finally:
         process.close()
-    assert [outcome.status for outcome in (first, poisoned, after, too_large, last)] == [
+    outcomes = (first, poisoned, after, too_large, last)
+    assert [outcome.status for outcome in outcomes] == [
         Status.MEASURED,
         Status.DEVICE_ERROR,
         Status.MEASURED,
         Status.OOM,
         Status.MEASURED,
-    ]
+    ], [outcome.reason for outcome in outcomes]
     assert "CUDA error 710 (device-side assert triggered)" in poisoned.reason
