@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from bench import kernels, probe_dispatch_ffn_combine
+from bench.collectives import validate
 from bench.doctor import command as doctor
 from database.commands import run_command
 
@@ -13,6 +14,7 @@ COMMANDS = {
     "doctor": doctor,
     "kernels": kernels,
     "probe-dispatch-ffn-combine": probe_dispatch_ffn_combine,
+    "validate-comm": validate,
 }
 
 

@@ -76,6 +76,11 @@ COMMANDS = {
     "doctor": Command(
         "python -m bench doctor", "look at what this machine offers, stage by stage", _of_bench("doctor")
     ),
+    "validate-comm": Command(
+        "python -m bench validate-comm",
+        "compare measured collectives with an analytic model",
+        _of_bench("validate-comm"),
+    ),
 }
 
 

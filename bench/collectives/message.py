@@ -21,8 +21,9 @@ _BEFORE = 99
 #: A larger result is compared in places: so many stretches, evenly, the first and the last element in them.
 _MOST_COMPARED = 1 << 22
 _STRETCHES = 64
-#: Odd, so that neighbours differ; large, so that they do so without a pattern (Knuth's multiplicative hash).
-_HASH, _RANK_HASH = 2654435761, 40503 << 16
+#: Odd and without a pattern (Knuth's multiplicative hash). A rank's share must not simply be added: the shares of
+#: seven ranks would be seven neighbours modulo 7, whose sum is the same everywhere.
+_HASH, _RANK_HASH = 2654435761, 0x5851F42D4C95
 
 
 class Message:
@@ -41,9 +42,7 @@ class Message:
         collective = BY_KERNEL_TYPE.get(kernel_type)
         dtype = known_dtype(cells[DTYPE])
         if collective is None or dtype is None:
-            raise InvalidRow(
-                f"{kernel_type} of column '{DTYPE}' = {cells[DTYPE]!r}: no such collective, or no such dtype"
-            )
+            raise InvalidRow(f"no collective {kernel_type}, or column '{DTYPE}' = {cells[DTYPE]!r} is no dtype of one")
         if cells[NUM_DEVICES] != str(size):
             raise InvalidRow(f"column '{NUM_DEVICES}' = {cells[NUM_DEVICES]!r}, and the group has {size} ranks")
         message_bytes = int(cells[MESSAGE_BYTES])
@@ -72,8 +71,9 @@ class Message:
     def values(self, rank: int, start: int, stop: int) -> torch.Tensor:
         """Elements `start` to `stop` of what a rank gives, as int64."""
         place = torch.arange(start, stop, dtype=torch.int64, device=self.device)
-        mixed = ((place + 1) * _HASH + (rank + 1) * _RANK_HASH) >> 16
-        numbers = mixed % (2 * _LARGEST + 1) - _LARGEST
+        mixed = ((place + 1) * _HASH) ^ ((rank + 1) * _RANK_HASH)
+        mixed = (mixed ^ (mixed >> 29)) * _HASH
+        numbers = (mixed >> 24) % (2 * _LARGEST + 1) - _LARGEST
         groups = -(-self.size // _MOST_SUMMANDS)
         # Of many ranks only some give another number than 0 to the same sum.
         return numbers if groups == 1 else numbers * (place % groups == rank % groups)

@@ -80,7 +80,8 @@ def add_options(parser: pytest.Parser) -> None:
         type=int,
         choices=list(TIERS),
         help="the outermost dimension of the grid in which the devices of a group differ: "
-        f"{', '.join(f'{tier} {name}' for tier, name in TIERS.items())} (default: that of neighbours)",
+        f"{', '.join(f'{tier} {name}' for tier, name in TIERS.items())} "
+        "(default: that of neighbours; with several nodes 0)",
     )
     group.addoption(
         "--comm-dtype",
@@ -221,7 +222,7 @@ def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
     rows: dict[str, list[Mapping[str, str]]] = {BY_NAME[name].kernel_type: [] for name in option.comm_ops}
     for size in sizes:
         try:
-            members = grid.group(size, option.topology_tier)
+            members = grid.group(size, _tier(option))
         except NoGroup as error:
             raise pytest.UsageError(
                 f"--num-devices {size}: {error}; change it, --topology-tier or --grid-shape"
@@ -241,6 +242,12 @@ def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
                     for count in dict.fromkeys(sent.values())
                 ]
     return Wanted(rows, about)
+
+
+def _tier(option: Any) -> int | None:
+    """A group of several nodes spans these, which neighbours may not."""
+    tier: int | None = option.topology_tier
+    return 0 if tier is None and option.nnodes > 1 else tier
 
 
 def _bytes(option: Any, devices: Sequence[DeviceSpec]) -> Sequence[int]:

@@ -1,0 +1,247 @@
+"""Compare measured collectives with an analytic model: are they plausible?
+
+Reads the hcom_*.csv files of a folder, whoever wrote them, and compares each duration with what its link would do
+at best (bench/collectives/analytic.py): latency and 70 % of the stated bandwidth, those of an Atlas 800 A3 unless
+--link says otherwise. Prints a table for each collective and the rows furthest off.
+
+Exit status: 0, every duration is within the tolerance; 1, some are not, or a file or row cannot be read; 2, wrong
+usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from bench.collectives.analytic import A3, EFFICIENCY, Link, duration_us
+from bench.collectives.topology import Grid, NoGroup
+from database.communication import COLLECTIVES, Collective
+from database.errors import OpAtlasError, TableError
+from database.measured import duration_columns
+from database.schema import MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
+from database.statistics import valid_duration
+from database.store import Database
+
+_TOLERANCE = 2.0
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A row, and what the model says of it.
+
+    Attributes:
+        line: of the file.
+        ratio: measured / modelled.
+    """
+
+    collective: Collective
+    line: int
+    message_bytes: int
+    num_devices: int
+    tier: int
+    measured_us: float
+    modelled_us: float
+
+    @property
+    def ratio(self) -> float:
+        return self.measured_us / self.modelled_us
+
+    @property
+    def distance(self) -> float:
+        """2 for twice the modelled duration, or half of it."""
+        return max(self.ratio, 1 / self.ratio)
+
+
+def compare(
+    database: Database, collective: Collective, links: Mapping[int, Link], grid: Grid
+) -> tuple[list[Compared], int]:
+    """The rows of a collective that have a duration, and how many have none.
+
+    Args:
+        links: by tier.
+        grid: tells the tier of rows that have none, as that of neighbours.
+
+    Raises:
+        TableError: the file, or a row of it, cannot be read.
+    """
+    frame = database.read(collective.kernel_type).frame
+    path = database.csv_path(collective.kernel_type)
+    columns = [name for name in duration_columns(collective.kernel_type) if name in frame.columns]
+    if not columns:
+        wanted = ", ".join(map(repr, duration_columns(collective.kernel_type)))
+        raise TableError(path, f"no column of durations: none of {wanted}", "Add one of them", line=1)
+    found, without = [], 0
+    for line, cells in enumerate(frame.to_dict("records"), start=2):
+        durations = [duration for name in columns if (duration := valid_duration(cells[name])) is not None]
+        if not durations:
+            without += 1
+            continue
+        message_bytes = _whole(path, line, MESSAGE_BYTES, cells[MESSAGE_BYTES], least=1)
+        num_devices = _whole(path, line, NUM_DEVICES, cells[NUM_DEVICES], least=2)
+        if cells.get(TOPOLOGY_TIER, "").strip():
+            tier = _whole(path, line, TOPOLOGY_TIER, cells[TOPOLOGY_TIER], least=0)
+        else:
+            try:
+                tier = grid.tier_of(grid.group(num_devices))
+            except NoGroup as error:
+                raise TableError(path, str(error), "Name the right one with --grid-shape", line=line) from None
+        if tier not in links:
+            raise TableError(
+                path, f"column {TOPOLOGY_TIER!r} = {tier}: no link of that tier", "Add it with --link", line=line
+            )
+        modelled_us = duration_us(collective, message_bytes, num_devices, links[tier])
+        found.append(Compared(collective, line, message_bytes, num_devices, tier, durations[0], modelled_us))
+    return found, without
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of hcom_*.csv files")
+    parser.add_argument(
+        "--tolerance",
+        type=_factor,
+        default=_TOLERANCE,
+        metavar="FACTOR",
+        help="how many times longer or shorter than modelled a duration may be (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--link",
+        action="append",
+        type=_link,
+        default=[],
+        metavar="TIER:GBPS:US",
+        help="the link of a tier: its stated bandwidth in 10^9 bytes/s and its latency in microseconds "
+        "(default: those of an Atlas 800 A3)",
+    )
+    parser.add_argument(
+        "--efficiency",
+        type=_share,
+        default=EFFICIENCY,
+        metavar="SHARE",
+        help="of a link's bandwidth, what a collective reaches (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--grid-shape",
+        nargs="+",
+        type=int,
+        default=[48, 8, 2],
+        metavar="N",
+        help="tells the tier of rows without one, as that of neighbours (default: 48 8 2)",
+    )
+    parser.add_argument(
+        "--min-bytes",
+        type=int,
+        default=0,
+        metavar="BYTES",
+        help="leave out smaller messages, whose launch the model does not know (default: 0)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    links = {**A3, **dict(arguments.link)}
+    links = {t: Link(link.bandwidth_gbps, link.latency_us, arguments.efficiency) for t, link in links.items()}
+    try:
+        grid = Grid(tuple(arguments.grid_shape))
+    except ValueError as error:
+        raise OpAtlasError(f"--grid-shape: {error}") from None
+    outside = 0
+    problems: list[str] = []
+    for folder in arguments.folders:
+        database = Database(folder)
+        collectives = [each for each in COLLECTIVES if database.csv_path(each.kernel_type).exists()]
+        if not collectives:
+            names = ", ".join(f"{each.kernel_type}.csv" for each in COLLECTIVES)
+            problems.append(f"{folder}: holds none of {names}")
+            continue
+        compared: list[Compared] = []
+        for collective in collectives:
+            try:
+                found, without = compare(database, collective, links, grid)
+            except OpAtlasError as error:
+                problems.append(str(error))
+                continue
+            large = [row for row in found if row.message_bytes >= arguments.min_bytes]
+            print(_line(database, collective, large, without, len(found) - len(large), arguments.tolerance))
+            compared += large
+        worst = sorted(compared, key=lambda row: -row.distance)
+        off = [row for row in worst if row.distance > arguments.tolerance]
+        outside += len(off)
+        for text in _table(off[:_SHOWN] or worst[: _SHOWN // 2], bool(off)):
+            print(text)
+    for problem in problems:
+        print(f"error: {problem}")
+    return 1 if outside or problems else 0
+
+
+def _line(
+    database: Database, collective: Collective, rows: Sequence[Compared], without: int, small: int, tolerance: float
+) -> str:
+    left_out = "".join(
+        f", {count} {what}" for count, what in ((without, "without a duration"), (small, "too small")) if count
+    )
+    name = f"{database.path / collective.kernel_type}: "
+    if not rows:
+        return f"{name}no row to compare{left_out}"
+    ratios = sorted(row.ratio for row in rows)
+    within = sum(row.distance <= tolerance for row in rows)
+    return (
+        f"{name}{within} of {len(rows)} rows within a factor of {tolerance:g}; measured / modelled "
+        f"{ratios[0]:.2f} ... {median(ratios):.2f} ... {ratios[-1]:.2f}{left_out}"
+    )
+
+
+def _table(rows: Sequence[Compared], outside: bool) -> list[str]:
+    if not rows:
+        return []
+    title = "furthest off:" if outside else "all within; furthest from the model:"
+    lines = [
+        f"  {'':14} {'line':>5} {'bytes':>12} {'devices':>7} {'tier':>4} {'measured':>12} {'modelled':>12} {'ratio':>8}"
+    ]
+    lines += [
+        f"  {row.collective.name:14} {row.line:5} {row.message_bytes:12} {row.num_devices:7} {row.tier:4} "
+        f"{row.measured_us:9.1f} us {row.modelled_us:9.1f} us {row.ratio:8.2f}"
+        for row in rows
+    ]
+    return [title, *lines]
+
+
+def _whole(path: Path, line: int, column: str, cell: str, *, least: int) -> int:
+    whole, _, fraction = cell.strip().partition(".")
+    if not whole.isdecimal() or fraction.strip("0") or int(whole) < least:
+        problem = f"column {column!r} = {cell!r} is no whole number of at least {least}"
+        raise TableError(path, problem, "Correct the cell", line=line)
+    return int(whole)
+
+
+def _link(text: str) -> tuple[int, Link]:
+    try:
+        tier, bandwidth_gbps, latency_us = text.split(":")
+        link = Link(float(bandwidth_gbps), float(latency_us))
+        if int(tier) < 0 or not 0 < link.bandwidth_gbps < float("inf") or not 0 <= link.latency_us < float("inf"):
+            raise ValueError(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: give TIER:GBPS:US, such as 1:196:0.5") from None
+    return int(tier), link
+
+
+def _factor(text: str) -> float:
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 1 <= factor < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number of at least 1")
+    return factor
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0 and up to 1")
+    return share

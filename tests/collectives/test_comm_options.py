@@ -1,0 +1,166 @@
+"""What the options ask for: groups, messages, where they are written, and what is refused."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from _pytest.config.argparsing import Parser
+
+from bench.collectives import at_hand, options
+from bench.collectives.at_hand import guess
+from bench.devices.nvlink import islands_of
+from bench.job import DeviceSpec
+from database.communication import ALL_REDUCE, ALL_TO_ALL
+
+CPU = [DeviceSpec("cpu", name="AMD_EPYC")]
+GPUS = [DeviceSpec("cuda", index=index, name="NVIDIA_H200") for index in range(4)]
+NPUS = [DeviceSpec("npu", index=index, name="ATLAS_800_A3_752T_128G_DIE") for index in range(16)]
+ONE_NODE = dict.fromkeys(("update_mode", "database_path"))
+
+
+@pytest.fixture(autouse=True)
+def _eight_ranks_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.groups.pool.available_cores", lambda: 2)
+
+
+def parsed(*arguments: str) -> Namespace:
+    parser = Parser(_ispytest=True)
+    options.add_options(parser)
+    found = parser.parse(list(arguments))
+    found.update_mode, found.database_path = "all", None
+    return found
+
+
+def messages(option: Namespace, devices: list[DeviceSpec], kernel_type: str = "hcom_allReduce_") -> list[tuple]:
+    rows = options.wanted_of(option, devices).rows[kernel_type]
+    return [(int(r["message_bytes"]), int(r["num_devices"]), r["dtype"], int(r["topology_tier"])) for r in rows]
+
+
+def test_defaults_of_a_cpu() -> None:
+    found = messages(parsed(), CPU)
+    assert found[0] == (1024, 2, "DT_BF16", 1)
+    assert [size for size, *_ in found] == [1 << power for power in range(10, 25)]
+    assert len(options.wanted_of(parsed(), CPU).rows) == 4
+
+
+def test_defaults_of_an_a3() -> None:
+    found = messages(parsed(), NPUS)
+    assert (found[0], found[-1]) == ((1024, 16, "DT_BF16", 1), (512 << 20, 16, "DT_BF16", 1))
+    assert options.wanted_of(parsed(), NPUS).about == ["grid 48 x 8 x 2 (that of an ATLAS_800_A3)"]
+
+
+def test_defaults_of_gpus_are_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(at_hand, "islands", lambda devices: islands_of(4, lambda one, other: one // 2 == other // 2))
+    assert messages(parsed(), GPUS)[0] == (1024, 4, "DT_BF16", 1)
+    assert guess(GPUS, 4, 1).shape == (1, 2, 2)
+    # A pair that NVLink joins, and one across.
+    assert messages(parsed("--num-devices", "2"), GPUS)[0][3] == 2
+    option = parsed("--num-devices", "2", "--topology-tier", "1")
+    assert messages(option, GPUS)[0][3] == 1
+    assert options.group_of({"num_devices": "2", "topology_tier": "1"}, option).members == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("count", "joined", "size"),
+    [
+        (1, lambda one, other: True, None),
+        (4, lambda one, other: False, 1),
+        (4, lambda one, other: True, 4),
+        (8, lambda one, other: one // 4 == other // 4, 4),
+        (4, lambda one, other: (one, other) in ((0, 2), (1, 3)), None),
+        (3, lambda one, other: (one, other) == (0, 1), None),
+    ],
+)
+def test_islands_of_nvlink(count: int, joined, size: int | None) -> None:
+    assert islands_of(count, joined).size == size
+
+
+def test_sizes_are_rounded_up_told_and_not_repeated() -> None:
+    option = parsed("--num-devices", "3", "--bytes-grid", "1", "5", "7", "--comm-dtype", "float32", "int8")
+    wanted = options.wanted_of(option, CPU)
+    found = [(int(r["message_bytes"]), r["dtype"]) for r in wanted.rows[ALL_TO_ALL.kernel_type]]
+    assert found == [(12, "DT_FLOAT"), (3, "DT_INT8"), (6, "DT_INT8"), (9, "DT_INT8")]
+    assert "all_to_all of 3 float32: bytes rounded up: 1 -> 12, 5 -> 12, 7 -> 12" in wanted.about
+    assert messages(option, CPU)[:2] == [(4, 3, "DT_FLOAT", 1), (8, 3, "DT_FLOAT", 1)]
+
+
+def test_a_group_that_is_too_large_is_a_case_unless_refused() -> None:
+    option = parsed("--num-devices", "2", "16")
+    assert {devices for _, devices, *_ in messages(option, CPU)} == {2, 16}
+    assert options.group_of({"num_devices": "16", "topology_tier": "1"}, option).misplaced(8) == (
+        "needs 16 devices, 8 are there"
+    )
+    with pytest.raises(pytest.UsageError, match="--comm-strict: --num-devices 16 needs 16 devices, 8 are there"):
+        options.wanted_of(parsed("--num-devices", "2", "16", "--comm-strict"), CPU)
+
+
+def test_groups_of_several_nodes_take_as_many_devices_of_each() -> None:
+    nodes = ("--nnodes", "2", "--node-rank", "1", "--master-port", "29500")
+    option = parsed(*nodes, "--num-devices", "2")
+    assert messages(option, CPU)[0] == (1024, 2, "DT_BF16", 0)
+    spec = options.group_of({"num_devices": "2", "topology_tier": "0"}, option)
+    assert (spec.members, spec.local_members(8), spec.misplaced(8), spec.rank_of(0)) == ((0, 8), (0,), "", 1)
+    option = parsed(*nodes, "--num-devices", "3")
+    options.wanted_of(option, CPU)
+    uneven = options.group_of({"num_devices": "3", "topology_tier": "0"}, option)
+    assert uneven.misplaced(8).startswith("takes 2 + 1 devices of the 2 nodes")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--nnodes", "2"], "--nnodes 2: name a port of node 0 with --master-port"),
+        (["--node-rank", "1"], "--node-rank 1: there are 1 nodes"),
+        (["--grid-shape", "2", "2", "--num-devices", "8"], "--num-devices 8: the grid 2 x 2 has 4 devices"),
+        (["--grid-shape", "1", "4", "--topology-tier", "0"], "tier 0 of the grid 1 x 4 links nothing"),
+        (["--topology-tier", "2"], "has no tier 2: it has 2 dimensions"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(arguments: list[str], words: str) -> None:
+    with pytest.raises(pytest.UsageError, match=words):
+        options.wanted_of(parsed(*arguments), CPU)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--comm-ops", "broadcast"], "invalid choice: 'broadcast'"),
+        (["--comm-dtype", "float8"], "invalid choice: 'float8'"),
+        (["--num-devices", "1"], "invalid whole number from 2 on value: '1'"),
+        (["--bytes-grid", "0"], "invalid whole number from 1 on value: '0'"),
+        (["--bytes-grid", "1k"], "invalid whole number from 1 on value: '1k'"),
+        (["--topology-tier", "3"], "invalid choice: 3"),
+        (["--bench-mode", "sync"], "invalid choice: 'sync'"),
+    ],
+)
+def test_what_means_nothing_is_refused(arguments: list[str], words: str, capsys) -> None:
+    with pytest.raises((pytest.UsageError, SystemExit)) as refused:
+        parsed(*arguments)
+    assert words in f"{refused.value}{capsys.readouterr().err}"
+
+
+def test_where_results_go(tmp_path: Path) -> None:
+    def output(*arguments: str) -> tuple[Path, object]:
+        return options.output_of(parsed(*arguments), lambda: Path("default"))
+
+    assert output() == (Path("default"), {})
+    assert output("--output-dir", "here") == (Path("here"), {})
+    one = ("--comm-ops", "all_reduce", "--output-csv", "there/mine.csv")
+    assert output(*one, "--output-dir", "here") == (Path("there"), {ALL_REDUCE.kernel_type: "mine.csv"})
+    assert output("--output-dir", "here", "--node-rank", "1")[0] == Path("here/node1")
+    with pytest.raises(pytest.UsageError, match=r"--output-csv mine.csv is the file of one collective, and 4 are to"):
+        output("--output-csv", "mine.csv")
+
+
+def test_collectives_are_named_alone() -> None:
+    def asked(*arguments: str) -> bool:
+        return options.are_asked_for(SimpleNamespace(args=list(arguments)))  # type: ignore[arg-type]
+
+    assert not asked("bench/")
+    assert asked("bench/test_collectives.py")
+    assert asked("bench/test_collectives.py::test_all_reduce")
+    with pytest.raises(pytest.UsageError, match=r"test_collectives.py has a database of its own: name it alone"):
+        asked("bench/", "bench/test_collectives.py")
