@@ -72,7 +72,8 @@ class Comparison:
     """Elements of one result and what they should be, both of the same shape.
 
     Attributes:
-        steps: how many products, each of the one before in the result's dtype, a kernel goes through.
+        steps: how many operations a kernel may go through, each on what the one before rounded to the
+            result's dtype.
     """
 
     actual: torch.Tensor
@@ -124,6 +125,7 @@ def per_element(
     exact: bool = False,
     terms: Callable[..., int] | None = None,
     written: Callable[..., tuple[torch.Tensor, ...]] | None = None,
+    steps: int = 1,
 ) -> Callable[[Callable[..., Any]], Formula]:
     """`function(at, ...)` gets, as `at`, one index tensor per axis of the result, then the arguments.
 
@@ -136,10 +138,11 @@ def per_element(
         written: given the same arguments, where a kernel writes that changes little of a large
             tensor: an index tensor for each of its first axes, all of one length. These places are
             sampled besides the whole, which alone would hardly ever hit one.
+        steps: see Comparison.
     """
 
     def decorate(function: Callable[..., Any]) -> Formula:
-        return _PerElement(function.__name__, function, exact, terms, written)
+        return _PerElement(function.__name__, function, exact, terms, written, steps)
 
     return decorate
 
@@ -215,6 +218,7 @@ class _PerElement:
     exact: bool
     terms: Callable[..., int] | None
     written: Callable[..., tuple[torch.Tensor, ...]] | None
+    steps: int
 
     def compare(
         self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
@@ -230,7 +234,9 @@ class _PerElement:
             chosen, *rest = _coordinates((len(places[0]), *shape[len(places) :]), wanted, seed, device)
             at = tuple(map(torch.cat, zip(at, [*(place[chosen] for place in places), *rest], strict=True)))
         expected = self.function(at, *arguments, **keywords)
-        return [Comparison(result[at], value, self.exact) for result, value in _paired(self, results, expected)]
+        return [
+            Comparison(result[at], value, self.exact, self.steps) for result, value in _paired(self, results, expected)
+        ]
 
 
 @dataclass(frozen=True)
