@@ -39,25 +39,33 @@ class All:
         settings = MeasureSettings()
         self._cupti = cupti.of(settings)
         self._others = {"kineto": kineto.of(settings), "cuda-events": device_events.of_cuda(settings)}
-        self.medians: list[dict[str, float]] = []
+        self._medians: list[float] = []
+        #: Calls hold their tensors, so that these stay where they are.
+        self._left: list[tuple[Callable[[], object], Callable[[Any], Samples]]] = []
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Any) -> Samples:
-        from triton.testing import do_bench
-
         from bench.stop_rule import StopRule
 
-        def by(instrument: Any, count: int) -> Samples:
-            return instrument.sample(call, before_each, StopRule(repeat_count=count, time_limit_s=60))
+        def by(instrument: Any) -> Samples:
+            return instrument.sample(call, before_each, StopRule(repeat_count=_SAMPLES, time_limit_s=60))
 
-        first = by(self._cupti, _SAMPLES // 2)
-        found = {name: by(instrument, _SAMPLES).durations_us for name, instrument in self._others.items()}
-        # Kineto has taken the process's records to itself.
-        self._cupti._recorder.register()
-        second = by(self._cupti, _SAMPLES // 2)
-        found["cupti"] = first.durations_us + second.durations_us
-        found["do_bench"] = (do_bench(call, warmup=5, rep=20, return_mode="median") * 1000,)
-        self.medians.append({name: median(found[name]) for name in _NAMES})
-        return second
+        samples = by(self._cupti)
+        self._medians.append(median(samples.durations_us))
+        self._left.append((call, by))
+        return samples
+
+    def medians(self) -> list[dict[str, float]]:
+        """Of each row, by instrument. Kineto takes the process's records, and their clock, to itself: it comes last."""
+        from triton.testing import do_bench
+
+        return [
+            {
+                "cupti": cupti,
+                **{name: median(by(instrument).durations_us) for name, instrument in self._others.items()},
+                "do_bench": do_bench(call, warmup=5, rep=20, return_mode="median") * 1000,
+            }
+            for cupti, (call, by) in zip(self._medians, self._left, strict=True)
+        ]
 
 
 def measure() -> list[tuple[dict[str, float], int]]:
@@ -76,7 +84,7 @@ def measure() -> list[tuple[dict[str, float], int]]:
         if outcome.measurement is None:
             raise RuntimeError(f"{kernel_type} {row}: {outcome.reason}\n{outcome.detail}")
         kernels.append(outcome.measurement.device_kernels or 0)
-    return list(zip(everything.medians, kernels, strict=True))
+    return list(zip(everything.medians(), kernels, strict=True))
 
 
 def main() -> int:
