@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from database import plot_communication
 from database.commands import run_command
 from database.fill_runtime import command as fill_runtime
 from database.ingest import command as ingest
@@ -15,6 +16,7 @@ COMMANDS = {
     "ingest": ingest,
     "fill-runtime": fill_runtime,
     "merge": join,
+    "plot-comm": plot_communication,
     "trace-to-csv": trace,
 }
 

@@ -71,6 +71,9 @@ COMMANDS = {
         "python -m database trace-to-csv", "flatten a profiler's Chrome trace into CSV", _database("trace-to-csv")
     ),
     "shapes": Command("pytest shapes/", "add theory rows of models to the database", _pytest("shapes")),
+    "plot-comm": Command(
+        "python -m database plot-comm", "plot the bus bandwidth of collectives", _database("plot-comm")
+    ),
     "bench": Command("pytest bench/", "replay the rows of the database on the device at hand", _pytest("bench")),
     "kernels": Command("python -m bench kernels", "list the kernel types that are replayed", _of_bench("kernels")),
     "doctor": Command(

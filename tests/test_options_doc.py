@@ -30,9 +30,11 @@ COMMANDS = {
     "Fill runtime": ("database", "fill-runtime"),
     "Trace to CSV": ("database", "trace-to-csv"),
     "Doctor": ("bench", "doctor"),
+    "Validate communication": ("bench", "validate-comm"),
+    "Plot communication": ("database", "plot-comm"),
 }
 #: Sections whose rows have their options in `pytest --help`.
-OF_PYTEST = ("Replay", "Theory rows", OWN)
+OF_PYTEST = ("Replay", "Theory rows", "Communication", "Collectives", OWN)
 
 _OPTION = re.compile(r"`(--?[a-z][a-z-]*)`")
 
@@ -87,10 +89,10 @@ def test_every_original_option_has_its_row(title: str) -> None:
 
 
 @pytest.mark.parametrize("title", ORIGINAL)
-def test_rows_name_an_option_or_say_not_yet(title: str) -> None:
+def test_rows_name_an_option_or_say_that_there_is_none(title: str) -> None:
     for original, default, here, _ in rows(title):
         assert default, original
-        assert bool(_OPTION.search(here)) != (here == "not yet"), original
+        assert bool(_OPTION.search(here)) != (here == "none"), original
 
 
 def test_what_the_page_names_for_pytest_exists(pytest_help: str) -> None:
@@ -138,3 +140,12 @@ def test_defaults_of_our_own_options_are_those_of_the_help(pytest_help: str) -> 
 def test_options_of_an_operator_are_on_the_page(pytest_help: str) -> None:
     text = re.split(r"\n\n?(?=\S)", pytest_help.partition("\nDispatchFFNCombine:")[2])[0]
     assert declared(text) == {name for name in options_here("Replay") if name.startswith("--dispatch-ffn-combine-")}
+
+
+def test_options_of_collectives_are_on_the_page(pytest_help: str) -> None:
+    text = re.split(r"\n\n?(?=\S)", pytest_help.partition("\nCollectives:")[2])[0]
+    assert declared(text) == options_here("Communication") | options_here("Collectives")
+    texts = re.split(r"\n {2}(?=--)", text)
+    for cell, default, _ in rows("Collectives"):
+        shown = " ".join(next(text for text in texts if text.startswith(cell.strip("`"))).split())
+        assert f"(default: {default})" in shown

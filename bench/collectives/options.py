@@ -110,7 +110,7 @@ def add_options(parser: pytest.Parser) -> None:
         "--output-dir",
         type=Path,
         metavar="DIR",
-        help="directory of the hcom_*.csv files; the same as --database-path, and made where it is not there "
+        help="directory of the hcom_*.csv files, made where it is not there "
         "(default: the one of the device and its library under database/data)",
     )
     group.addoption(

@@ -1,0 +1,63 @@
+"""The plot of bus bandwidth against message size, made by a command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from database.__main__ import main
+from database.communication import ALL_GATHER, ALL_REDUCE
+from database.plot_communication import lines_of
+
+HEADER = "message_bytes,num_devices,dtype,topology_tier,Duration(us),bandwidth_gbps,MicroBench Rank Spread(us)\n"
+ROWS = "2048,4,DT_BF16,1,20,,\n1024,4,DT_BF16,1,10.0,,5\n1024,4,DT_BF16,1,,,\n1024,2,DT_FLOAT,0,1.0,,0.5\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "hcom_allReduce_.csv").write_text(HEADER + ROWS)
+    return tmp_path
+
+
+def test_lines_are_of_what_was_measured(folder: Path) -> None:
+    lines = lines_of(folder, ALL_REDUCE)
+    assert list(lines) == ["BF16 on 4, tier 1", "FLOAT on 2, tier 0"]
+    small, large = lines["BF16 on 4, tier 1"]
+    assert (small.message_bytes, large.message_bytes) == (1024, 2048)
+    # 3/2 of 1024 bytes in 10 us, in 5 us on the fastest rank.
+    assert (small.bus_gbps, small.fastest_gbps) == pytest.approx((0.1536, 0.3072))
+    assert lines_of(folder, ALL_GATHER) == {}
+
+
+@pytest.mark.parametrize("ending", ["svg", "png"])
+def test_the_same_data_give_the_same_file(folder: Path, ending: str, capsys) -> None:
+    pytest.importorskip("matplotlib")
+    files = [folder / f"{name}.{ending}" for name in ("one", "other")]
+    for file in files:
+        assert main(["plot-comm", str(folder), "--output", str(file)]) == 0
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert "3 messages of all_reduce" in capsys.readouterr().out
+    if ending == "svg":
+        # Curves of both lines: their markers and their legend.
+        assert files[0].read_text().count("<use") > 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--comm-ops", "all_gather", "--output", "a.svg"], "no message of a collective has a duration"),
+        (["--output", "a.xls"], "a.xls: a plot is a file whose name ends with .svg, .png, .pdf"),
+    ],
+)
+def test_what_cannot_be_plotted(folder: Path, arguments: list[str], words: str, capsys) -> None:
+    pytest.importorskip("matplotlib")
+    assert main(["plot-comm", str(folder), *arguments]) == 1
+    assert words in capsys.readouterr().err
+    assert [path.suffix for path in folder.iterdir()] == [".csv"]
+
+
+def test_a_cell_that_is_no_number_is_named(folder: Path, capsys) -> None:
+    (folder / "hcom_allReduce_.csv").write_text(HEADER + "many,4,DT_BF16,1,20,,\n")
+    assert main(["plot-comm", str(folder), "--output", str(folder / "a.svg")]) == 1
+    assert "hcom_allReduce_.csv:2: a cell that is no number" in capsys.readouterr().err
