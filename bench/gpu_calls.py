@@ -7,11 +7,13 @@ where there is no GPU.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 CALLS = Path(__file__).with_suffix(".json")
+_ALLOCATES = re.compile(r"::(new_)?empty")
 
 
 def read_calls() -> dict[str, list[str]]:
@@ -26,12 +28,12 @@ def write_calls(calls: Mapping[str, Sequence[str]]) -> None:
 
 
 def operators_of(function: Callable[..., Any], tell: Callable[[list[str]], object]) -> Callable[..., Any]:
-    """`function`, which tells at its first call what it calls of torch. Views, which launch nothing, are left out."""
+    """`function`, which tells at its first call what it calls of torch. What launches nothing is left out."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if not operator.is_view:
+            if not operator.is_view and not _ALLOCATES.search(operator._schema.name):
                 seen.setdefault(operator._schema.name.replace("::", "."))
             return operator(*args, **(kwargs or {}))
 

@@ -7,12 +7,14 @@ tests make every such call with the real torch_npu, on tensors without values, a
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 
 from bench.coverage import replays_of_bench
 from bench.devices import KINDS as DEVICE_KINDS
+from bench.gpu_calls import read_calls
 from bench.npu_proofs import KINDS, read_proofs
 from bench.registry import replay_spec
 from bench.without_replay import WITHOUT_REPLAY
@@ -24,8 +26,11 @@ Which kernel types are replayed, and what is known of their calls on an NPU. Wri
 `python -m bench kernels --markdown`; the proofs come from `pytest tests/npu --write-npu-proofs`.
 
 Each result is checked against the reference, a formula in float64 (`bench/expected/`). On an NPU the
-NPU call takes the place of what is timed elsewhere. What proves that it takes the arguments that the
-replay passes:
+NPU call takes the place of what is timed elsewhere. On a GPU the time is that of all kernels that these
+operators of torch launch (`pytest tests/cuda --write-gpu-calls` finds them, with a small row of each type
+on a real one; larger rows may take another way: integer products go through `torch._int_mm` where its
+shapes allow). On a CPU the same code runs. What proves that an NPU call takes the arguments that the replay
+passes:
 
 """
 
@@ -48,14 +53,19 @@ class Kernel:
     proven_by: str
     reference: str
     devices: str
+    on_gpu: str
 
 
-HEADERS = ("kernel type", "family", "NPU call", "proven by", "reference", "devices")
+HEADERS = ("kernel type", "family", "NPU call", "proven by", "reference", "devices", "timed on a GPU")
+#: Of the operators that a composite kernel calls, so many are named.
+_NAMED = 4
+#: These come first: they take the time.
+_HEAVY = re.compile(r"scaled_dot_product|mm\b|convolution|sort|topk")
 
 
 def kernels() -> list[Kernel]:
     """By family, then by name."""
-    proofs = read_proofs()
+    proofs, calls = read_proofs(), read_calls()
     found = []
     for kernel_type, function in replays_of_bench().items():
         spec, proof = replay_spec(function), proofs.get(kernel_type)
@@ -69,9 +79,17 @@ def kernels() -> list[Kernel]:
                 proof.proof if proof is not None and is_current else "not yet",
                 ", ".join(proof.references) if proof is not None else "",
                 ", ".join(kind for kind in DEVICE_KINDS if kind != "npu" or spec.npu),
+                _named(calls.get(kernel_type, ())),
             )
         )
     return sorted(found, key=lambda kernel: (kernel.family, kernel.kernel_type))
+
+
+def _named(operators: Sequence[str]) -> str:
+    more = len(operators) - _NAMED
+    return ", ".join(sorted(operators, key=lambda name: not _HEAVY.search(name))[:_NAMED]) + (
+        f" and {more} more" if more > 0 else ""
+    )
 
 
 def as_text(kernels: Sequence[Kernel]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from database import plot_communication
+from database import plot_communication, plot_products
 from database.commands import run_command
 from database.fill_runtime import command as fill_runtime
 from database.ingest import command as ingest
@@ -17,6 +17,7 @@ COMMANDS = {
     "fill-runtime": fill_runtime,
     "merge": join,
     "plot-comm": plot_communication,
+    "plot-products": plot_products,
     "trace-to-csv": trace,
 }
 

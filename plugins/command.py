@@ -74,6 +74,9 @@ COMMANDS = {
     "plot-comm": Command(
         "python -m database plot-comm", "plot the bus bandwidth of collectives", _database("plot-comm")
     ),
+    "plot-products": Command(
+        "python -m database plot-products", "plot durations of matrix products", _database("plot-products")
+    ),
     "bench": Command("pytest bench/", "replay the rows of the database on the device at hand", _pytest("bench")),
     "kernels": Command("python -m bench kernels", "list the kernel types that are replayed", _of_bench("kernels")),
     "doctor": Command(

@@ -32,6 +32,7 @@ COMMANDS = {
     "Doctor": ("bench", "doctor"),
     "Validate communication": ("bench", "validate-comm"),
     "Plot communication": ("database", "plot-comm"),
+    "Plot products": ("database", "plot-products"),
 }
 #: Sections whose rows have their options in `pytest --help`.
 OF_PYTEST = ("Replay", "Theory rows", "Communication", "Collectives", OWN)

@@ -1,0 +1,117 @@
+"""Plot how long matrix products take against their rows M, for weights of one shape.
+
+A line is a database's rows of one weight (N, K), in the dtype and the cache state that they were measured with; its
+band reaches from the fastest sample to a standard deviation above the average.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from database.errors import OpAtlasError
+from database.figure import new_figure, save
+from database.schema import AVERAGE, CACHE_STATE, INPUT_SLOTS, MICROBENCH_MIN, MICROBENCH_STD
+from database.slots import parse_slots
+from database.statistics import valid_duration
+from database.store import Database
+
+_INCHES = (7.0, 4.2)
+_DEFAULT_TYPE = "MatMulV2"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A measured product; durations in microseconds."""
+
+    m: int
+    average_us: float
+    fastest_us: float
+    std_us: float
+
+
+def lines_of(folder: Path, kernel_type: str, weight: tuple[int, int]) -> dict[str, list[Point]]:
+    """By what the legend calls them; points by M. None where nothing of this weight was measured.
+
+    Raises:
+        TableError: the file is not there, or no compute CSV.
+    """
+    lines: dict[str, list[Point]] = {}
+    for cells in Database(folder).read(kernel_type).frame.to_dict("records"):
+        average_us = valid_duration(cells.get(AVERAGE, ""))
+        shapes, dtypes, formats = (cells.get(column, "") for column in INPUT_SLOTS)
+        slots = parse_slots(shapes, dtypes, formats, INPUT_SLOTS)
+        if average_us is None or len(slots) != 2 or slots[1].shape != weight or len(slots[0].shape) != 2:
+            continue
+        m, k = slots[0].shape
+        if k != weight[1]:
+            continue
+        fastest_us = valid_duration(cells.get(MICROBENCH_MIN, "")) or average_us
+        std_us = valid_duration(cells.get(MICROBENCH_STD, "")) or 0.0
+        cache = cells.get(CACHE_STATE, "")
+        name = f"{weight[0]} x {weight[1]}, {slots[0].dtype}" + (f", {cache}" if cache else "")
+        lines.setdefault(name, []).append(Point(m, average_us, fastest_us, std_us))
+    return {name: sorted(points, key=lambda point: point.m) for name, points in lines.items()}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="databases: a cold and a warm one, say")
+    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="the plot: .svg, .png or .pdf")
+    parser.add_argument(
+        "--weights", nargs="+", required=True, type=_weight, metavar="N,K", help="the weights, a line for each"
+    )
+    parser.add_argument(
+        "--kernel-type", default=_DEFAULT_TYPE, metavar="TYPE", help="the file to read (default: %(default)s)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    lines = {
+        (folder, name): points
+        for folder in arguments.folders
+        for weight in arguments.weights
+        for name, points in lines_of(folder, arguments.kernel_type, weight).items()
+    }
+    if not lines:
+        wanted = ", ".join(f"{n},{k}" for n, k in arguments.weights)
+        raise OpAtlasError(
+            f"{', '.join(map(str, arguments.folders))}: {arguments.kernel_type} holds no duration of a weight "
+            f"{wanted}; name one whose shape stands second among its Input Shapes"
+        )
+    figure, (axis,) = new_figure(*_INCHES)
+    for (_, name), points in lines.items():
+        rows = [point.m for point in points]
+        (drawn,) = axis.plot(rows, [point.average_us for point in points], marker=".", label=name)
+        axis.fill_between(
+            rows,
+            [point.fastest_us for point in points],
+            [point.average_us + point.std_us for point in points],
+            color=drawn.get_color(),
+            alpha=0.2,
+            linewidth=0,
+        )
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.xaxis.set_major_formatter(lambda m, _: f"{m:g}")
+    axis.grid(alpha=0.3)
+    axis.set_title(f"{arguments.kernel_type} on {_device(arguments.folders[0])}")
+    axis.set_xlabel("rows M of the left operand")
+    axis.set_ylabel("duration (us)")
+    axis.legend(fontsize="small", title="weight N x K")
+    save(figure, arguments.output)
+    print(f"{arguments.output}: {sum(map(len, lines.values()))} products in {len(lines)} lines")
+    return 0
+
+
+def _device(folder: Path) -> str:
+    """`NVIDIA_H200` of data/NVIDIA_H200/torch/torch2.11.0_cuda13.0; of a folder that lies elsewhere its name."""
+    parts = folder.resolve().parts
+    return parts[-3] if parts[-4:-3] == ("data",) else parts[-1]
+
+
+def _weight(text: str) -> tuple[int, int]:
+    n, _, k = text.partition(",")
+    if not (n.isdecimal() and k.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r}: give N,K, such as 6400,5120")
+    return int(n), int(k)

@@ -1,0 +1,55 @@
+"""The plot of durations of matrix products against their rows, made by a command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from database.__main__ import main
+from database.plot_products import Point, lines_of
+
+HEADER = (
+    "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Average Duration(us),"
+    "MicroBench Min Duration(us),MicroBench Std Duration(us),Cache State\n"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = [
+        '"64,512;1024,512",DT_BF16;DT_BF16,ND;ND,"64,1024",DT_BF16,5.5,5.1,0.2,cold\n',
+        '"8,512;1024,512",DT_BF16;DT_BF16,ND;ND,"8,1024",DT_BF16,4.5,4.1,0.1,cold\n',
+        '"8,512;1024,512",FLOAT;FLOAT,ND;ND,"8,1024",FLOAT,9,8,0.1,cold\n',
+        '"16,512;1024,512",DT_BF16;DT_BF16,ND;ND,"16,1024",DT_BF16,,,,\n',
+        '"512,8;1024,512",DT_BF16;DT_BF16,ND;ND,"8,1024",DT_BF16,7,7,0,cold\n',
+        '"8,256;1024,256",DT_BF16;DT_BF16,ND;ND,"8,1024",DT_BF16,3,3,0,cold\n',
+    ]
+    (tmp_path / "MatMulV2.csv").write_text(HEADER + "".join(rows), encoding="utf-8")
+    return tmp_path
+
+
+def test_a_line_is_a_weight_in_a_dtype_by_its_rows(folder: Path) -> None:
+    assert lines_of(folder, "MatMulV2", (1024, 512)) == {
+        "1024 x 512, BF16, cold": [Point(8, 4.5, 4.1, 0.1), Point(64, 5.5, 5.1, 0.2)],
+        "1024 x 512, FLOAT, cold": [Point(8, 9.0, 8.0, 0.1)],
+    }
+
+
+def test_the_command_makes_a_file(folder: Path, capsys) -> None:
+    pytest.importorskip("matplotlib")
+    file = folder / "plot.svg"
+    assert main(["plot-products", str(folder), "--weights", "1024,512", "1024,256", "--output", str(file)]) == 0
+    assert "4 products in 3 lines" in capsys.readouterr().out
+    assert b"rows M" in file.read_bytes() or file.stat().st_size > 10_000
+
+
+def test_a_weight_that_nobody_measured_is_an_error(folder: Path, capsys) -> None:
+    assert main(["plot-products", str(folder), "--weights", "7,7", "--output", str(folder / "a.svg")]) == 1
+    assert "holds no duration of a weight 7,7; name one" in capsys.readouterr().err
+
+
+def test_a_weight_is_two_numbers(folder: Path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["plot-products", str(folder), "--weights", "7", "--output", "a.svg"])
+    assert "'7': give N,K" in capsys.readouterr().err
