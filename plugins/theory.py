@@ -189,6 +189,7 @@ class Theory:
             there=done.there,
             largest_bytes=done.largest_bytes,
             total_bytes=done.total_bytes,
+            refused=done.refused,
             over_budget=done.over_budget,
             smallest_bytes=done.smallest_bytes,
             missing=done.missing,

@@ -18,6 +18,7 @@ class KernelResult:
         added: rows that were added, or would be.
         there: rows of the run that the database had.
         largest_bytes, total_bytes: of the tensors of the largest of the added rows, and of all.
+        refused: rows that the device's kernel was found to refuse.
         over_budget: rows that need more memory than there is.
         smallest_bytes: of the tensors of the smallest of these; 0 where there are none.
         missing: what none of the models has.
@@ -30,6 +31,7 @@ class KernelResult:
     there: int
     largest_bytes: int
     total_bytes: int
+    refused: int
     over_budget: int
     smallest_bytes: int
     missing: Sequence[str]
@@ -48,6 +50,8 @@ def summary_lines(results: Sequence[KernelResult], *, plan_only: bool) -> Iterat
             f"{result.kernel_type:{width}}  {result.added:9,}  {result.there:8,}  {result.over_budget:9,}  "
             f"{_size(result.largest_bytes):>9}  {_size(result.total_bytes):>9}"
         )
+        if result.refused:
+            yield f"{'':{width}}  {result.refused:,} rows left out: the device's kernel refuses them (constraints/)"
         if result.unknown_dtypes:
             yield f"{'':{width}}  nothing is taken from rows with the dtypes {', '.join(result.unknown_dtypes)}"
     total = sum(result.added for result in ordered)

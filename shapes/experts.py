@@ -40,7 +40,7 @@ GROUPED_SWIGLU_QUANTIZED = {
 }
 
 #: Conditions on the shapes of DispatchFFNCombine beyond those that its slots imply. What a probe of the
-#: kernel finds on a device belongs here.
+#: kernel finds on a device is in the device's database (shapes/refused.py).
 DISPATCH_FFN_COMBINE_CONDITIONS: list[str] = ["top <= e * ep"]
 
 

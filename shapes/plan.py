@@ -15,6 +15,7 @@ from shapes.catalog import Kernel
 from shapes.draw import draw_rows
 from shapes.forms import KnownRows, in_order
 from shapes.memory import row_bytes
+from shapes.refused import accepted_by
 from shapes.rows import Batch
 from shapes.sources import Targets
 from shapes.space import Space
@@ -47,6 +48,7 @@ class KernelPlan:
         signatures: theirs.
         there: rows of the run that the database has already.
         largest_bytes, total_bytes: of the tensors of the largest new row, and of all of them.
+        refused: rows left out because the device's kernel was found to refuse them.
         over_budget: points of the grid left out because they need more memory than there is.
         smallest_bytes: of the tensors of the smallest of these; 0 where there are none.
         missing: what none of the models has, for each pattern that gives no row because of that.
@@ -59,6 +61,7 @@ class KernelPlan:
     there: int
     largest_bytes: int
     total_bytes: int
+    refused: int
     over_budget: int
     smallest_bytes: int
     missing: list[str] = field(default_factory=list)
@@ -103,12 +106,15 @@ def plan_kernel(kernel: Kernel, table: Table, request: Request, *, forms_of_data
     there = signatures(kernel.kernel_type, table.frame)
     captured = {s for s, row in zip(there, known.rows, strict=True) if row.captured} if known is not None else set()
     wanted = _sample(spaces, captured, request) if request.rows else map(_of_batch, _all_batches(spaces))
+    accepts = accepted_by(table.path.parent, kernel.kernel_type)
     before, seen = set(there), set(there)
-    kept, found, repeated = [], [], 0
+    kept, found, repeated, refused = [], [], 0, 0
     for part in wanted:
         fresh = np.zeros(len(part.frame), dtype=bool)
+        taken = accepts(part.frame)
+        refused += int(np.count_nonzero(~taken))
         for i, signature in enumerate(part.signatures):
-            if signature not in seen:
+            if taken[i] and signature not in seen:
                 seen.add(signature)
                 fresh[i] = True
                 found.append(signature)
@@ -122,6 +128,7 @@ def plan_kernel(kernel: Kernel, table: Table, request: Request, *, forms_of_data
         there=repeated,
         largest_bytes=int(sizes.max(initial=0)),
         total_bytes=int(sizes.sum()),
+        refused=refused,
         over_budget=sum(space.over_budget for space in spaces),
         smallest_bytes=min((s.smallest_over_budget for s in spaces if s.over_budget), default=0),
         missing=sorted({space.missing_source for space in spaces if space.missing_source}),

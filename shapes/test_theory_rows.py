@@ -26,5 +26,7 @@ def test_theory_rows(kernel_type: str, theory: Any, record_property: Any) -> Non
             f"no row of {kernel_type} fits the memory budget: the smallest needs {needed:.2f} GB; raise --max-hbm-gb",
             pytrace=False,
         )
+    if result.refused:
+        pytest.skip(f"the {kernel_type} of this device was found to refuse all {result.refused} rows (constraints/)")
     if result.missing:
         pytest.skip(f"none of the models has what {kernel_type} is about ({', '.join(result.missing)})")

@@ -1,0 +1,48 @@
+"""Rows that a device's DispatchFFNCombine was found to refuse are not added."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests_of_shapes import request
+
+from database.constraints import Kernel, MoeShape, Trial, save_constraints
+from database.schema import INPUT_SHAPES, Status
+from database.store import Database
+from shapes.append import table_of
+from shapes.catalog import built_in_catalog
+from shapes.models import DEEPSEEK_V3
+from shapes.plan import KernelPlan, plan_kernel
+
+KERNEL_TYPE = "DispatchFFNCombine"
+
+
+def planned(database: Path, rows: int = 0) -> KernelPlan:
+    table = table_of(Database(database), KERNEL_TYPE)
+    return plan_kernel(built_in_catalog().kernel(KERNEL_TYPE), table, request(DEEPSEEK_V3, rows=rows, gb=200))
+
+
+def tokens(plan: KernelPlan) -> set[int]:
+    return {int(shapes.partition(",")[0]) for shapes in plan.frame[INPUT_SHAPES]}
+
+
+def test_sizes_beyond_what_the_kernel_takes_are_left_out(tmp_path: Path) -> None:
+    free = planned(tmp_path)
+    assert not free.refused
+    assert max(tokens(free)) > 64
+    base = MoeShape(m=64, h=7168, n=4096, experts=256, top_k=8)
+    for weights in ("DT_BF16", "INT8"):
+        # One after the other was tried: 63 and 64 tokens are taken, 65 are not.
+        kernel = Kernel(1, weights)
+        tried = {63: Status.MEASURED, 64: Status.MEASURED, 65: Status.FAILED}
+        trials = [Trial(kernel, replace(base, m=m), m == base.m, status, "", "run") for m, status in tried.items()]
+        save_constraints(tmp_path, kernel, trials)
+    bound = planned(tmp_path)
+    assert bound.refused
+    assert bound.refused + len(bound.signatures) == len(free.signatures)
+    assert tokens(bound) == {m for m in tokens(free) if m <= base.m}
+
+
+def test_nothing_is_left_out_where_nothing_was_tried(tmp_path: Path) -> None:
+    assert planned(tmp_path, rows=50).refused == 0
