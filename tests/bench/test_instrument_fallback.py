@@ -1,0 +1,46 @@
+"""Which instrument is taken where the best one cannot be: the next one, unless it was asked for by name."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from bench import instruments
+from bench.instruments import InstrumentMissing, open_instrument
+from bench.job import MeasureSettings
+
+
+@pytest.fixture(autouse=True)
+def _offered(monkeypatch):
+    def missing(settings):
+        raise InstrumentMissing("no such library")
+
+    makers = SimpleNamespace(missing=missing, second=lambda settings: "second", broken=lambda settings: 1 / 0)
+    monkeypatch.setitem(sys.modules, "toy_makers", makers)
+    offered = {"best": "toy_makers:missing", "second": "toy_makers:second"}
+    monkeypatch.setattr(
+        instruments,
+        "OFFERED",
+        {"toy": offered, "none": {"best": "toy_makers:missing"}, "broken": {"b": "toy_makers:broken", **offered}},
+    )
+
+
+def test_the_next_best_takes_the_place_of_one_that_is_not_there():
+    assert open_instrument("toy", MeasureSettings()) == "second"
+
+
+def test_one_that_was_asked_for_is_not_replaced():
+    with pytest.raises(InstrumentMissing, match=r"^best: no such library$"):
+        open_instrument("toy", MeasureSettings(instrument="best"))
+
+
+def test_where_none_is_there_all_reasons_are_told():
+    with pytest.raises(InstrumentMissing, match="best: no such library"):
+        open_instrument("none", MeasureSettings())
+
+
+def test_a_mistake_in_one_is_no_reason_to_take_another():
+    with pytest.raises(ZeroDivisionError):
+        open_instrument("broken", MeasureSettings())

@@ -1,0 +1,105 @@
+"""What NVML says of a GPU, from a library in its place; and a GPU that torch cannot use."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bench.devices import open_device
+from bench.devices.nvml import open_nvml
+from bench.job import DeviceSpec, MeasureSettings
+from database.errors import OpAtlasError
+
+UUID = "GPU-f89c029f-2a4a-0051-75af-431226ec9b55"
+
+
+class NVMLError(Exception):
+    pass
+
+
+def refuse(*arguments):
+    raise NVMLError("Not Supported")
+
+
+@pytest.fixture
+def library(monkeypatch):
+    answers = {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetHandleByUUID": lambda uuid: {UUID: "handle"}[uuid],
+        "nvmlSystemGetDriverVersion": lambda: "580.159.04",
+        "nvmlSystemGetNVMLVersion": lambda: "13.580.159.04",
+        "nvmlSystemGetCudaDriverVersion": lambda: 13000,
+        "nvmlDeviceGetVbiosVersion": refuse,
+        "nvmlDeviceGetMaxClockInfo": lambda handle, clock: {1: 1980, 2: 3201}[clock],
+        "nvmlDeviceGetEnforcedPowerLimit": lambda handle: 700_000,
+        "nvmlDeviceGetEccMode": lambda handle: [1, 1],
+        "nvmlDeviceGetPersistenceMode": refuse,
+        "nvmlDeviceGetTemperature": lambda handle, sensor: 37,
+        "nvmlDeviceGetPowerUsage": lambda handle: 85_173,
+        "nvmlDeviceGetClockInfo": lambda handle, clock: {1: 1755, 2: 3201}[clock],
+        "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=93),
+        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: 0x4 | 0x1,
+    }
+    made = SimpleNamespace(NVMLError=NVMLError, NVML_CLOCK_SM=1, NVML_CLOCK_MEM=2, NVML_TEMPERATURE_GPU=0, **answers)
+    monkeypatch.setitem(sys.modules, "pynvml", made)
+    return made
+
+
+def test_facts_are_what_stays_and_what_is_not_answered_is_left_out(library):
+    assert open_nvml(UUID).facts() == {
+        "driver": "580.159.04",
+        "nvml": "13.580.159.04",
+        "driver_cuda": "13.0",
+        "max_sm_clock_mhz": 1980,
+        "max_memory_clock_mhz": 3201,
+        "power_limit_w": 700.0,
+        "ecc": "on",
+    }
+
+
+def test_its_state_is_what_changes(library):
+    assert open_nvml(UUID).state() == {
+        "temperature_c": 37,
+        "power_w": 85.173,
+        "sm_clock_mhz": 1755,
+        "memory_clock_mhz": 3201,
+        "utilization_percent": 93,
+        "throttled_by": "software power cap",
+    }
+
+
+@pytest.mark.parametrize(
+    ("bits", "reasons"),
+    [
+        (0x0, ()),
+        (0x1 | 0x2, ()),  # idle, and clocks that somebody has set
+        (0x8 | 0x40, ("hardware slowdown", "hardware thermal slowdown")),
+        (0x20, ("software thermal slowdown",)),
+        (0x80, ("hardware power brake",)),
+    ],
+)
+def test_why_it_is_throttled(library, bits, reasons):
+    library.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: bits
+    assert open_nvml(UUID).throttles() == reasons
+
+
+def test_a_gpu_that_does_not_say_is_not_throttled(library):
+    library.nvmlDeviceGetCurrentClocksThrottleReasons = refuse
+    assert open_nvml(UUID).throttles() == ()
+
+
+def test_without_the_package_or_the_driver_the_facts_say_so(library, monkeypatch):
+    library.nvmlInit = refuse
+    without = open_nvml(UUID)
+    assert (without.facts(), without.state(), without.throttles()) == ({"nvml": "Not Supported"}, {}, ())
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert "pip install 'opatlas[cuda]'" in open_nvml(UUID).facts()["nvml"]
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch was built for CUDA")
+def test_a_torch_without_cuda_says_what_to_do():
+    with pytest.raises(OpAtlasError, match="was built without CUDA: install a build for CUDA .*--device cpu"):
+        open_device(DeviceSpec("cuda"), MeasureSettings())
