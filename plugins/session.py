@@ -31,6 +31,7 @@ from bench.parent import die_with_parent, parent_of
 from database.errors import OpAtlasError
 from database.ingest.samples import KnownRows, Profile, SamplesOfRows, read_profile
 from database.journal import Header
+from database.merge import UpdateMode
 from database.session_lock import SessionLock
 from database.store import Database
 from plugins.options import Settings, settings_of
@@ -90,7 +91,9 @@ class BenchSession:
     @property
     def journal_header(self) -> Header:
         """Of each journal of this session."""
-        return Header(self.run_id, self.settings.mode.value, self.settings.prune)
+        # Messages are asked for by options: those that the database lacks are what is missing, and are added.
+        mode = UpdateMode.ALL if self.settings.messages is not None else self.settings.mode
+        return Header(self.run_id, mode.value, self.settings.prune)
 
     @property
     def shared_dir(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ DTYPES: Mapping[str, str] = {
 }
 _SMALLEST, _LARGEST, _LARGEST_ON_CPU = 1 << 10, 512 << 20, 16 << 20
 _SHOWN = 3
+#: How variables begin that say how a library communicates.
+_LIBRARIES = ("NCCL_", "HCCL_", "GLOO_")
 #: Without --bench-mode kernel: what takes the durations, by kind of device.
 _EVENTS = {"cuda": "cuda-events", "npu": "npu-events"}
 
@@ -217,6 +220,8 @@ def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
     sizes = list(dict.fromkeys(option.num_devices or guessed.num_devices))
     grid = Grid(tuple(option.grid_shape)) if option.grid_shape else guessed.holding(max(sizes))
     about = [f"grid {grid}" + ("" if option.grid_shape else f" ({guessed.why})")]
+    variables = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_LIBRARIES)]
+    about += [f"environment: {' '.join(variables)}"] if variables else []
     # For `group_of`, which sees the options only.
     option.grid_shape = list(grid.shape)
     rows: dict[str, list[Mapping[str, str]]] = {BY_NAME[name].kernel_type: [] for name in option.comm_ops}

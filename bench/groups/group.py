@@ -175,4 +175,7 @@ def join(rank: int, size: int, device: torch.device, report: Callable[[int, str]
     group = Group(rank, size, name, report, _line=line)
     group.together()
     group.line_up()
+    if line is not None:
+        # Waits for it: the devices have met, too.
+        line[0].item()
     return group

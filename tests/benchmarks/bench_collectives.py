@@ -68,6 +68,8 @@ def measured(folder: Path, devices: int) -> tuple[int, float]:
             for row in csv.DictReader(file)
             if row["num_devices"] == str(devices) and row["dtype"] == "DT_BF16" and row["Duration(us)"]
         ]
+    if not rows:
+        sys.exit(f"{folder}: no all_reduce of bfloat16 on {devices} devices was measured")
     return max(rows)
 
 

@@ -78,13 +78,15 @@ def test_messages_become_rows_and_are_not_measured_again(sessions: Sessions) -> 
     (run,) = {row["Run ID"] for row in rows}
     manifest = json.loads((sessions.database / "runs" / f"{run}.json").read_text())
     assert manifest["options"]["communication"][0].startswith("grid 1 x ")
-    before = (sessions.database / "hcom_allGather_.csv").read_bytes()
-    again = sessions.run(
-        *wanted, "all_gather", "--comm-dtype=float32", "--update-mode=missing-only", "-k", "1004-FLOAT-2"
-    )
-    assert again.code == 0, again.output
-    assert "nothing to do" in again
-    assert (sessions.database / "hcom_allGather_.csv").read_bytes() == before
+    of_two = (str(MODULE), "--num-devices", "2", "--comm-ops", "all_gather", "--comm-dtype=float32")
+    missing = ("--update-mode=missing-only", "--bytes-grid", "1000", "1004")
+    more = sessions.run(*of_two, *missing, "8", measure=QUICKLY)
+    assert (more.code, more.ledger()) == (0, {"measured": 1}), more.output
+    assert "2 rows left out: they have a duration" in more
+    assert [row["message_bytes"] for row in sessions.read("hcom_allGather_")] == ["1000", "1004", "8"]
+    nothing = sessions.run(*of_two, *missing, measure=QUICKLY)
+    assert nothing.code == 0, nothing.output
+    assert "nothing to do: 2 rows have a duration already" in nothing
     assert not sessions.left_behind()
 
 

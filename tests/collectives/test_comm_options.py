@@ -142,6 +142,12 @@ def test_what_means_nothing_is_refused(arguments: list[str], words: str, capsys)
     assert words in f"{refused.value}{capsys.readouterr().err}"
 
 
+def test_variables_of_the_libraries_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert "environment: GLOO_SOCKET_IFNAME=lo NCCL_NVLS_ENABLE=0" in options.wanted_of(parsed(), CPU).about
+
+
 def test_where_results_go(tmp_path: Path) -> None:
     def output(*arguments: str) -> tuple[Path, object]:
         return options.output_of(parsed(*arguments), lambda: Path("default"))
