@@ -21,7 +21,7 @@ test: $(VENV)/.installed-for-tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests -q $(ARGS)
+	$(BIN)/python -m pytest tests -q -n 2 --dist=loadfile $(ARGS)
 
 # The stamps: set-up is done again only when what is required has changed.
 $(VENV)/.installed: $(REQUIREMENTS) | $(VENV)/.made
