@@ -101,5 +101,5 @@ def test_without_the_package_or_the_driver_the_facts_say_so(library, monkeypatch
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch was built for CUDA")
 def test_a_torch_without_cuda_says_what_to_do():
-    with pytest.raises(OpAtlasError, match="was built without CUDA: install a build for CUDA .*--device cpu"):
+    with pytest.raises(OpAtlasError, match=r"was built without CUDA: install a build for CUDA .*--device cpu"):
         open_device(DeviceSpec("cuda"), MeasureSettings())
