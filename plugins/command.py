@@ -78,6 +78,11 @@ COMMANDS = {
         "python -m database plot-products", "plot durations of matrix products", _database("plot-products")
     ),
     "bench": Command("pytest bench/", "replay the rows of the database on the device at hand", _pytest("bench")),
+    "collectives": Command(
+        "pytest bench/test_collectives.py",
+        "measure collectives between the devices",
+        _pytest("bench/test_collectives.py"),
+    ),
     "kernels": Command("python -m bench kernels", "list the kernel types that are replayed", _of_bench("kernels")),
     "doctor": Command(
         "python -m bench doctor", "look at what this machine offers, stage by stage", _of_bench("doctor")
