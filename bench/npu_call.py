@@ -42,6 +42,7 @@ def _fitted(name: str, operator: Any) -> Callable[..., Any]:
             raise Unsupported(f"the installed {name} takes no {' and no '.join(wanted)}")
         return operator(*arguments, **{word: value for word, value in keywords.items() if word in known})
 
+    call.__qualname__ = name
     return call
 
 
