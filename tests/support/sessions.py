@@ -217,7 +217,7 @@ class Sessions:
             process = subprocess.Popen(
                 [*command, f"--database-path={self.database}", *measure, *options],
                 cwd=self.folder,
-                env={**os.environ, "PYTHONPATH": str(ROOT), FOLDER: str(self.folder), **environment},
+                env={**_environment(), "PYTHONPATH": str(ROOT), FOLDER: str(self.folder), **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -281,6 +281,11 @@ class Running:
             self.process.kill()
             raise AssertionError(f"still running after {seconds} s: {self.output.read_text()}") from None
         return Finished(self.process.returncode, self.output.read_text())
+
+
+def _environment() -> dict[str, str]:
+    """This process's, but not that it is a worker of xdist, where it is: the session is nobody's worker."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST_")}
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> bool:
