@@ -71,7 +71,7 @@ def database(records, tmp_path) -> Database:
 
 def test_recorded_calls_become_cases_with_their_lengths(database):
     plan = make_plan(
-        database.path, UpdateMode.ALL, frozenset(), shard=None, retry_failed=False, run_id="", write=False, starter=len
+        database, UpdateMode.ALL, frozenset(), shard=None, retry_failed=False, run_id="", write=False, starter=len
     )
     (table,) = plan.tables.values()
     cases = [ReplayRow(ATTENTION, row.cells, torch.device("cpu")) for _, row, _ in table.rows()]
