@@ -21,6 +21,7 @@ from database.layout import DEFAULT_NPU_DEVICE, communication_path, default_path
 from database.merge import UpdateMode
 from database.versions import CANN, TORCH, VLLM, Versions, detect, version_key
 from plugins import newhooks
+from plugins.option_types import positive_float, positive_int
 from plugins.plan import GIVEN_UP_AFTER, Shard
 
 #: The older tool's environment variable for --repeat-count.
@@ -147,7 +148,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--repeat-count",
-        type=_positive_int,
+        type=positive_int,
         metavar="N",
         help="samples of each row (default: as many as its noise asks for, at least 10 where --time-limit lets it; "
         f"or what {REPEAT_COUNT_VARIABLE} says)",
@@ -165,7 +166,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--msprof-rows",
-        type=_positive_int,
+        type=positive_int,
         default=_MSPROF_ROWS,
         metavar="N",
         help="with --instrument msprof: rows of one profiling session, whose durations are known at its end "
@@ -179,14 +180,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--time-limit",
-        type=_positive_float,
+        type=positive_float,
         default=_DEFAULT_TIME_LIMIT_S,
         metavar="SECONDS",
         help="end the sampling of a row after this time, without --repeat-count (default: %(default)g)",
     )
     group.addoption(
         "--case-timeout",
-        type=_positive_float,
+        type=positive_float,
         metavar="SECONDS",
         help="kill a row that is not done after this time, whatever it hangs in "
         f"(default: {_CASE_TIMEOUT_S:g}, and {_FIRST_CASE_TIMEOUT_S:g} for a row that was never run before)",
@@ -199,13 +200,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--wait",
-        type=_positive_float,
+        type=positive_float,
         default=0.0,
         metavar="SECONDS",
         help="wait so long for another session that has the database (default: do not wait)",
     )
     group.addoption(
-        "--threads", type=_positive_int, metavar="N", help="CPU threads of torch (default: one per available core)"
+        "--threads", type=positive_int, metavar="N", help="CPU threads of torch (default: one per available core)"
     )
     group.addoption(
         "--prune-empty-duration-rows",
@@ -376,7 +377,7 @@ def _repeat_count_of_environment() -> int | None:
     if not text:
         return None
     try:
-        return _positive_int(text)
+        return positive_int(text)
     except argparse.ArgumentTypeError as error:
         raise pytest.UsageError(f"{REPEAT_COUNT_VARIABLE}={error}, or unset it") from None
 
@@ -386,19 +387,3 @@ def _shard(text: str) -> Shard:
     if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
         raise argparse.ArgumentTypeError(f"{text!r}: give I/N with I from 1 to N, such as 2/8")
     return Shard(int(index), int(count))
-
-
-def _positive_int(text: str) -> int:
-    if not (text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number above 0")
-    return int(text)
-
-
-def _positive_float(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
-    return number

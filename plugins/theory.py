@@ -19,6 +19,7 @@ from database.manifest import Manifest, code_digest
 from database.store import Database, write_text
 from database.versions import detect
 from plugins.collector import keyword_filter
+from plugins.option_types import positive_float
 from plugins.theory_report import KernelResult, coverage_page, summary_lines
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--max-hbm-gb",
-        type=_positive,
+        type=positive_float,
         metavar="GB",
         default=_DEFAULT_HBM_GB,
         help="pytest shapes/: leave out rows whose tensors, with the buffer that flushes the cache, need more memory, "
@@ -282,13 +283,3 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r}: give a whole number, 0 for no limit")
     return int(text)
-
-
-def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
-    return number
