@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import Protocol
 
 _LEAST_SAMPLES = 10
 #: The relative standard deviation below which a row counts as quiet.
@@ -23,6 +24,26 @@ _MOST_SAMPLES = 200
 #: Where durations are known only later, and with them their noise.
 _UNSEEN_SAMPLES = 20
 _LEAST_UNSEEN_SAMPLES = 3
+
+
+class Rule(Protocol):
+    """Decides when an instrument has taken enough samples."""
+
+    def enough(self, samples_us: Sequence[float]) -> bool:
+        """Whether no further sample is needed. Each call may add one sample to the last one's."""
+        ...
+
+    def enough_unseen(self, count: int) -> bool:
+        """The same for samples whose durations are not known yet, of which there are `count`."""
+        ...
+
+    def batch(self, count: int) -> int:
+        """How many samples to take before asking again, once there are `count`, where durations come in batches."""
+        ...
+
+    def again(self) -> Rule | None:
+        """The same rule, fresh, with the time that is left; None where there is none."""
+        ...
 
 
 class StopRule:

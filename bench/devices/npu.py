@@ -18,7 +18,7 @@ from bench import custom_opp
 from bench.devices import npu_smi
 from bench.devices.npu_smi import Chip
 from bench.devices.probe import probe
-from bench.devices.torch_npu import import_torch_npu
+from bench.devices.torch_npu import import_torch_npu, npu_of_torch
 from bench.devices.turn import Turn
 from bench.errors import DeviceSick, Unsupported
 from bench.instruments import Instrument, open_instrument
@@ -45,7 +45,7 @@ class NpuDevice:
             DeviceSick: it is there, and cannot be opened.
         """
         self._torch_npu = import_torch_npu()
-        self._npu: Any = torch.npu  # type: ignore[attr-defined]
+        self._npu = npu_of_torch()
         _expect_visible(self._npu)
         # Weights in FRACTAL_NZ are kept in it, as a model that was loaded has them.
         self._npu.config.allow_internal_format = True

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from bench.devices.npu_smi import chips
-from bench.devices.torch_npu import import_torch_npu, set_env_scripts
+from bench.devices.torch_npu import import_torch_npu, npu_of_torch, set_env_scripts
 from bench.doctor.machine import measured
 from bench.doctor.verdict import Fact, Target, Verdict, failed, passed, skipped
 from bench.msprof.command import msprof_executable
@@ -113,9 +113,8 @@ def cann(target: Target) -> Verdict:
 
 def torch_npu(target: Target) -> Verdict:
     module = import_torch_npu()
-    import torch
 
-    count = torch.npu.device_count()  # type: ignore[attr-defined]
+    count = npu_of_torch().device_count()
     facts: dict[str, Fact] = {"version": str(module.__version__), "file": str(module.__file__), "devices": count}
     if not count:
         visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from bench.instruments import Instrument, Samples
-    from bench.stop_rule import StopRule
+    from bench.stop_rule import Rule
 
 #: What carries tensors of a device from rank to rank; anything else is carried by the host.
 _BACKENDS = {"cuda": "nccl", "npu": "hccl"}
@@ -107,7 +107,7 @@ class InStep:
         self._instrument = instrument
         self._group = group
 
-    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: StopRule) -> Samples:
+    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
         def together() -> None:
             if before_each is not None:
                 before_each()
@@ -116,13 +116,13 @@ class InStep:
 
         self._group.reached("between calls")
         # Never without `before_each`, which would let each rank find out by itself how many calls a sample takes.
-        return self._instrument.sample(call, together, _AgreedRule(rule, self._group))  # type: ignore[arg-type]
+        return self._instrument.sample(call, together, _AgreedRule(rule, self._group))
 
 
 class _AgreedRule:
     """Rank 0's stop rule, for all."""
 
-    def __init__(self, rule: StopRule, group: Group) -> None:
+    def __init__(self, rule: Rule, group: Group) -> None:
         self._rule = rule
         self._group = group
 

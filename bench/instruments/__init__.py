@@ -9,7 +9,7 @@ from typing import Protocol
 
 from bench.attribution import Launched, NoSamples, ProfiledSamples
 from bench.job import MeasureSettings
-from bench.stop_rule import StopRule
+from bench.stop_rule import Rule
 from database.errors import OpAtlasError
 
 #: Measures in sessions of many rows (bench/msprof).
@@ -60,7 +60,7 @@ class Instrument(Protocol):
 
     name: str
 
-    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: StopRule) -> Samples:
+    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
         """Runs `call` until `rule` says enough.
 
         Args:

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from bench.devices.torch_npu import npu_of_torch
 from bench.instruments import Samples
 from bench.instruments.collector import without_collections
 from bench.job import MeasureSettings
-from bench.stop_rule import StopRule
+from bench.stop_rule import Rule
 
 #: Of several calls in a row only the first waits for the host, where kernels take longer than their launch; and
 #: clocks of devices tick in steps of up to a microsecond, 0.1 % of this.
@@ -47,7 +48,7 @@ class DeviceEvents:
         self._start, self._stop = event(), event()
         self._synchronize = synchronize
 
-    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: StopRule) -> Samples:
+    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
         """As in `Instrument`; kernels that a call launches on other streams than the current one are not seen."""
         with without_collections():
             calls = 1 if before_each else self._calls_per_sample(call)
@@ -81,9 +82,7 @@ class DeviceEvents:
 
 def of_npu(settings: MeasureSettings) -> DeviceEvents:
     """On the NPU that this process has opened."""
-    import torch
-
-    npu: Any = torch.npu  # type: ignore[attr-defined]
+    npu = npu_of_torch()
     return DeviceEvents("npu-events", lambda: npu.Event(enable_timing=True), npu.synchronize)
 
 

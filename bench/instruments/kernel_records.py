@@ -17,7 +17,7 @@ from typing import Protocol
 from bench.errors import ReplayError
 from bench.instruments import Samples
 from bench.instruments.collector import without_collections
-from bench.stop_rule import StopRule
+from bench.stop_rule import Rule
 
 #: Of the kernel that torch.cuda._sleep launches.
 MARK = "spin_kernel"
@@ -64,7 +64,7 @@ class KernelRecords:
         self._mark = mark
         self._synchronize = synchronize
 
-    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: StopRule) -> Samples:
+    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
         """As in `Instrument`.
 
         Raises:

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import torch
 
 from bench.attribution import Launched
+from bench.devices.torch_npu import npu_of_torch
 from bench.instruments import MSPROF, Samples
 from bench.job import MeasureSettings
 from bench.marks import BEGIN, END, row_mark
-from bench.stop_rule import StopRule
+from bench.stop_rule import Rule
 
 
 class MarkedLaunches:
@@ -29,7 +30,7 @@ class MarkedLaunches:
         self._rows = 0
         self._begin, self._end = self._mark(BEGIN), self._mark(END)
 
-    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: StopRule) -> Samples:
+    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
         """As in `Instrument`, but how long the samples took is not known yet.
 
         Raises:
@@ -59,4 +60,4 @@ class MarkedLaunches:
 
 def of_msprof(settings: MeasureSettings) -> MarkedLaunches:
     """For a process that msprof has started, on its NPU."""
-    return MarkedLaunches(MSPROF, torch.device("npu"), torch.npu.synchronize)  # type: ignore[attr-defined]
+    return MarkedLaunches(MSPROF, torch.device("npu"), npu_of_torch().synchronize)

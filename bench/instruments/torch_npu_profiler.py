@@ -7,15 +7,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from bench.attribution import NoSamples, ProfiledRow, ProfiledSamples, attribute
+from bench.devices.torch_npu import npu_of_torch
 from bench.instruments import Samples
 from bench.instruments.marked_launches import MarkedLaunches
 from bench.job import MeasureSettings
-from bench.stop_rule import StopRule
+from bench.stop_rule import Rule
 from database.errors import TableError
 from database.launches import read_launches
 
@@ -31,9 +31,8 @@ class TorchNpuProfiler:
         """`metrics` is the group of counters, as in `--aic-metrics`."""
         self._metrics = metrics
 
-    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: StopRule) -> Samples:
-        npu: Any = torch.npu  # type: ignore[attr-defined]
-        marked = MarkedLaunches(NAME, torch.device("npu"), npu.synchronize)
+    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
+        marked = MarkedLaunches(NAME, torch.device("npu"), npu_of_torch().synchronize)
         with tempfile.TemporaryDirectory(prefix="opatlas-profile-") as folder:
             with profiling(folder, self._metrics):
                 samples = marked.sample(call, before_each, rule)

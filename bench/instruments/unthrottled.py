@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from bench.instruments import Instrument, Samples
-from bench.stop_rule import StopRule
+from bench.stop_rule import Rule
 
 #: A power cap that an earlier row has brought about ends within tenths of a second. One that does not is the row's own:
 #: large matrix products draw what a GPU may draw, and heat stays for hours.
@@ -29,7 +29,7 @@ class Unthrottled:
         self._throttles = throttles
         self._sleep = sleep
 
-    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: StopRule) -> Samples:
+    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
         """As in `Instrument`. Samples that were dropped, or kept for want of better ones, are in the notes."""
         dropped, reasons = 0, self._throttles()
         pauses = list(_PAUSES_S)

@@ -8,7 +8,7 @@ from time import perf_counter_ns
 from bench.instruments import Samples
 from bench.instruments.collector import without_collections
 from bench.job import MeasureSettings
-from bench.stop_rule import StopRule
+from bench.stop_rule import Rule
 
 #: Reading the clock takes some 50 ns, so a sample of this length is off by less than 0.1 %.
 _SHORTEST_SAMPLE_NS = 50_000
@@ -23,7 +23,7 @@ class WallClock:
 
     name = "wall-clock"
 
-    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: StopRule) -> Samples:
+    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
         calls = 1 if before_each else _calls_per_sample(call)
         durations_us: list[float] = []
         with without_collections():

@@ -52,8 +52,8 @@ def launched(monkeypatch):
         ),
     )
     monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(profiler=profiler))
-    npu = SimpleNamespace(synchronize=lambda: None)
-    monkeypatch.setattr(torch_npu_profiler, "torch", SimpleNamespace(npu=npu, device=lambda name: torch.device("cpu")))
+    monkeypatch.setattr(torch_npu_profiler, "npu_of_torch", lambda: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(torch_npu_profiler, "torch", SimpleNamespace(device=lambda name: torch.device("cpu")))
     negate = torch.neg
 
     def mark(source, out):
