@@ -1,0 +1,235 @@
+"""What may import what: docs/architecture.md, held up by the syntax trees of every file."""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+
+#: Each package may import itself and these.
+MAY_IMPORT: Mapping[str, frozenset[str]] = {
+    "plugins": frozenset({"bench", "shapes", "database"}),
+    "bench": frozenset({"database"}),
+    "shapes": frozenset({"database"}),
+    "database": frozenset(),
+}
+#: Seconds to import, and what a `--help` or a report has no use for.
+HEAVY = frozenset({"torch", "torch_npu", "transformers"})
+#: The one file of shapes/ that looks into a model's code.
+MODEL_LOADER = "shapes.architectures"
+#: A name that is imported when it is needed ("bench.devices.cpu:CpuDevice").
+_LATE = re.compile(rf"((?:{'|'.join(MAY_IMPORT)})(?:\.\w+)+):(\w+)")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import.
+
+    Attributes:
+        importer, module: who, and what; a module of OpAtlas by its full name.
+        line: where.
+        at_once: when the importer is imported, and not when one of its functions is called.
+        typing: for type checkers alone.
+    """
+
+    importer: str
+    module: str
+    line: int
+    at_once: bool = True
+    typing: bool = False
+
+    @property
+    def package(self) -> str:
+        return self.module.partition(".")[0]
+
+    def __str__(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.module}"
+
+
+def modules() -> dict[str, Path]:
+    """Every file of the four packages, by the name that imports it."""
+    found = {}
+    for package in MAY_IMPORT:
+        for path in (REPOSITORY / package).rglob("*.py"):
+            parts = path.relative_to(REPOSITORY).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports_of(importer: str, source: str, known: Iterable[str]) -> Iterator[Import]:
+    """All imports of a file, also those inside functions."""
+    known = frozenset(known)
+
+    def within(node: ast.AST, at_once: bool, typing: bool) -> Iterator[Import]:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(importer, alias.name, node.lineno, at_once, typing)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{importer}:{node.lineno}: write the whole name of the module"
+            assert node.module
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield Import(importer, full if full in known else node.module, node.lineno, at_once, typing)
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for child in node.body:
+                yield from within(child, at_once, True)
+            for child in node.orelse:
+                yield from within(child, at_once, typing)
+        else:
+            called = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            for child in ast.iter_child_nodes(node):
+                yield from within(child, at_once and not called, typing)
+
+    yield from within(ast.parse(source), True, False)
+
+
+def wrong_direction(imports: Iterable[Import]) -> list[str]:
+    """Imports against the direction of dependencies, with the reason."""
+    wrong = []
+    for found in imports:
+        importer = found.importer.partition(".")[0]
+        if found.package in MAY_IMPORT and found.package not in MAY_IMPORT[importer] | {importer}:
+            wrong.append(f"{found}, which depends on {importer}")
+        if importer == "database" and found.package in ("pytest", "_pytest"):
+            wrong.append(f"{found}: the database knows nothing of tests")
+        if found.package in HEAVY and importer in ("database", "plugins"):
+            wrong.append(f"{found}, and {importer} never does")
+        if found.package in HEAVY and importer == "shapes" and (found.importer != MODEL_LOADER or found.at_once):
+            wrong.append(f"{found}: only functions of {MODEL_LOADER} do")
+        if found.package == "tests":
+            wrong.append(f"{found}: it is not installed")
+    return wrong
+
+
+def cycle(imports: Iterable[Import]) -> list[str]:
+    """Modules that import each other in a ring, the first again at the end; empty where there are none.
+
+    Imports inside functions count: they hide a ring and do not open it. Annotations need none at run time.
+    """
+    graph: dict[str, set[str]] = {}
+    for found in imports:
+        if not found.typing and found.module != found.importer:
+            graph.setdefault(found.importer, set()).add(found.module)
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        # Each is imported by the next.
+        return list(reversed(error.args[1]))
+    return []
+
+
+def brought_along(start: str, imports: Iterable[Import]) -> Mapping[str, str]:
+    """What importing `start` imports, by whom, packages that modules lie in included."""
+    by_importer: dict[str, list[str]] = {}
+    for found in imports:
+        if found.at_once and not found.typing:
+            by_importer.setdefault(found.importer, []).append(found.module)
+    brought, waiting = {start: ""}, [start]
+    while waiting:
+        name = waiting.pop()
+        parents = [name[:dot] for dot in range(len(name)) if name[dot] == "."]
+        for other in (*parents, *by_importer.get(name, ())):
+            if other not in brought:
+                brought[other] = name
+                waiting.append(other)
+    return brought
+
+
+@pytest.fixture(scope="module")
+def imports() -> list[Import]:
+    known = modules()
+    return [found for name, path in known.items() for found in imports_of(name, path.read_text("utf-8"), known)]
+
+
+def test_dependencies_point_one_way(imports: list[Import]) -> None:
+    assert wrong_direction(imports) == []
+
+
+def test_no_files_import_each_other_in_a_ring(imports: list[Import]) -> None:
+    assert cycle(imports) == []
+
+
+@pytest.mark.parametrize("start", [name for name in sorted(modules()) if name.startswith(("plugins.", "database."))])
+def test_plugins_and_database_come_without_torch(start: str, imports: list[Import]) -> None:
+    """`pytest --help` imports the plugins, and a query the database: neither may wait for torch."""
+    brought = brought_along(start, imports)
+    heavy = sorted(name for name in brought if name.partition(".")[0] in HEAVY)
+    assert not heavy, f"{heavy[0]} comes with {brought[heavy[0]]}"
+
+
+def test_names_that_are_imported_late_exist() -> None:
+    """Of devices and instruments: what opens them is looked up when it is needed, and torch comes with it."""
+    named = {
+        found.groups()
+        for path in modules().values()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for found in [_LATE.fullmatch(node.value)]
+        if found
+    }
+    assert len(named) > 5
+    missing = [f"{module}:{name}" for module, name in named if not hasattr(import_module(module), name)]
+    assert not missing
+
+
+def test_the_conftest_of_the_checkout_registers_the_plugins_and_nothing_else() -> None:
+    docstring, assignment = ast.parse((REPOSITORY / "conftest.py").read_text("utf-8")).body
+    assert isinstance(docstring, ast.Expr)
+    assert isinstance(assignment, ast.Assign)
+    assert [ast.unparse(target) for target in assignment.targets] == ["pytest_plugins"]
+
+
+@pytest.mark.parametrize("folder", ["bench", "shapes"])
+def test_other_conftests_hold_hooks_and_fixtures(folder: str) -> None:
+    """What these do is in plain modules, which tests call without pytest."""
+    body = ast.parse((REPOSITORY / folder / "conftest.py").read_text("utf-8")).body
+    assert not [node.name for node in body if isinstance(node, ast.ClassDef)]
+    for function in (node for node in body if isinstance(node, ast.FunctionDef)):
+        decorators = [ast.unparse(decorator) for decorator in function.decorator_list]
+        is_hook = function.name.startswith("pytest_")
+        assert is_hook or any(name.startswith("pytest.fixture") for name in decorators), function.name
+        assert len(list(ast.walk(function))) < 100, f"{function.name}: move what it does to a module"
+
+
+@pytest.mark.parametrize(
+    ("importer", "source", "complaint"),
+    [
+        ("bench.rows", "def f():\n    from plugins import plan", "bench.rows:2 imports plugins.plan, which depends"),
+        ("database.store", "import bench.rows as rows", "which depends on database"),
+        ("database.store", "if TYPE_CHECKING:\n    import pytest", "knows nothing of tests"),
+        ("plugins.plan", "def f():\n    import torch.nn", "and plugins never does"),
+        ("shapes.space", "def f():\n    import torch", f"only functions of {MODEL_LOADER} do"),
+        (MODEL_LOADER, "import transformers", f"only functions of {MODEL_LOADER} do"),
+        ("bench.runner", "from tests.support import sessions", "is not installed"),
+    ],
+)
+def test_a_wrong_import_is_noticed(importer: str, source: str, complaint: str) -> None:
+    (wrong,) = wrong_direction(imports_of(importer, source, {"plugins.plan"}))
+    assert complaint in wrong
+
+
+def test_a_ring_is_noticed_also_one_that_a_function_hides() -> None:
+    sources = {
+        "database.a": "from database import b",
+        "database.b": "def f():\n    import database.c",
+        "database.c": "from database.a import name",
+    }
+    ring = [found for name, text in sources.items() for found in imports_of(name, text, sources)]
+    found = cycle(ring)
+    assert found[0] == found[-1]
+    assert set(found) == set(sources)
+    assert not cycle(ring[:2])
+
+
+def test_what_comes_along_is_found_through_packages() -> None:
+    sources = {"bench": "", "bench.sub": "import torch", "bench.sub.part": "", "plugins.a": "import bench.sub.part"}
+    found = [found for name, text in sources.items() for found in imports_of(name, text, sources)]
+    assert brought_along("plugins.a", found)["torch"] == "bench.sub"
