@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 
 from bench import kernels, probe_dispatch_ffn_combine
 from bench.collectives import validate
 from bench.doctor import command as doctor
-from database.commands import run_command
+from database.commands import parser_of, run_command
 
 COMMANDS = {
     "doctor": doctor,
@@ -18,9 +19,14 @@ COMMANDS = {
 }
 
 
+def parser() -> argparse.ArgumentParser:
+    """What reads the command line."""
+    return parser_of("python -m bench", "What is known of the replays and of this machine.", COMMANDS)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; gives the exit status."""
-    return run_command("python -m bench", "What is known of the replays and of this machine.", COMMANDS, arguments)
+    return run_command(parser(), arguments)
 
 
 if __name__ == "__main__":

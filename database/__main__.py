@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 
 from database import plot_communication, plot_products
-from database.commands import run_command
+from database.commands import parser_of, run_command
 from database.fill_runtime import command as fill_runtime
 from database.ingest import command as ingest
 from database.join import command as join
@@ -22,9 +23,14 @@ COMMANDS = {
 }
 
 
+def parser() -> argparse.ArgumentParser:
+    """What reads the command line."""
+    return parser_of("python -m database", "Tools of the OpAtlas database.", COMMANDS)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; gives the exit status."""
-    return run_command("python -m database", "Tools of the OpAtlas database.", COMMANDS, arguments)
+    return run_command(parser(), arguments)
 
 
 if __name__ == "__main__":

@@ -12,16 +12,13 @@ from types import ModuleType
 from database.errors import OpAtlasError
 
 
-def run_command(
-    prog: str, description: str, modules: Mapping[str, ModuleType], arguments: Sequence[str] | None = None
-) -> int:
-    """Runs the command that the arguments name; gives the exit status.
+def parser_of(prog: str, description: str, modules: Mapping[str, ModuleType]) -> argparse.ArgumentParser:
+    """What reads the command line; the namespace that it gives has the command's `run`.
 
     Args:
         prog, description: for the help.
         modules: by the command's name. Each documents it in its docstring, and has
             `add_arguments(parser)` and `run(arguments)`, which gives the exit status.
-        arguments: default those of the process.
     """
     parser = argparse.ArgumentParser(prog=prog, description=description)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -30,6 +27,11 @@ def run_command(
         command = commands.add_parser(name, help=text.partition("\n")[0], description=text)
         module.add_arguments(command)
         command.set_defaults(run=module.run)
+    return parser
+
+
+def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> int:
+    """Runs the command that the arguments name, default those of the process; gives the exit status."""
     parsed = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A path or a kernel type that the terminal has no letters for must not cost the summary.
