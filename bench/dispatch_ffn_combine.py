@@ -2,80 +2,47 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.errors import InvalidRow, MissingPrecondition
+from bench.groups.options import NodeOptions
 from bench.groups.spec import GroupSpec
+from bench.option_types import at_least
 from database.schema import EP_SIZE
 
 if TYPE_CHECKING:
     import pytest
 
-_PREFIX = "--dispatch-ffn-combine"
+_PREFIX = "--dispatch-ffn-combine-"
+_NODES = NodeOptions(_PREFIX)
 
 
 def add_options(parser: pytest.Parser) -> None:
     """The options of `pytest bench/` that are this operator's."""
     group = parser.getgroup("dispatch-ffn-combine", "DispatchFFNCombine: the group of devices that its rows need")
     group.addoption(
-        f"{_PREFIX}-ep-size",
-        type=_at_least(1),
+        f"{_PREFIX}ep-size",
+        type=at_least(1),
         default=16,
         metavar="N",
         help=f"devices that share the experts, for rows whose {EP_SIZE!r} is empty (default: %(default)s)",
     )
     group.addoption(
-        f"{_PREFIX}-nproc-per-node",
-        type=_at_least(1),
+        f"{_PREFIX}nproc-per-node",
+        type=at_least(1),
         metavar="N",
         help="the most ranks on a node (default: one for each of its devices, and 2 on a CPU)",
     )
-    group.addoption(
-        f"{_PREFIX}-nnodes",
-        type=_at_least(1),
-        default=1,
-        metavar="N",
-        help="nodes; the same command runs on each of them (default: %(default)s)",
-    )
-    group.addoption(
-        f"{_PREFIX}-node-rank",
-        type=_at_least(0),
-        default=0,
-        metavar="I",
-        help="which of the nodes this is, from 0 (default: %(default)s)",
-    )
-    group.addoption(
-        f"{_PREFIX}-master-addr",
-        default="127.0.0.1",
-        metavar="HOST",
-        help="where node 0 is reached (default: %(default)s)",
-    )
-    group.addoption(
-        f"{_PREFIX}-master-port",
-        type=_at_least(1),
-        metavar="PORT",
-        help="the port there, needed with several nodes (default: a free one)",
-    )
+    _NODES.add(group)
 
 
 def group_of(cells: Mapping[str, str], options: Any) -> GroupSpec:
     """The group that a row needs. Raises InvalidRow, MissingPrecondition."""
     ranks = ep_size(cells, options.dispatch_ffn_combine_ep_size)
-    spec = GroupSpec(
-        ranks,
-        nnodes=options.dispatch_ffn_combine_nnodes,
-        node_rank=options.dispatch_ffn_combine_node_rank,
-        master_addr=options.dispatch_ffn_combine_master_addr,
-        master_port=options.dispatch_ffn_combine_master_port,
-        nproc_per_node=options.dispatch_ffn_combine_nproc_per_node,
-    )
-    if spec.node_rank >= spec.nnodes:
-        raise MissingPrecondition(f"{_PREFIX}-node-rank {spec.node_rank}: there are {spec.nnodes} nodes, from 0 on")
-    if spec.nnodes > 1 and spec.master_port is None:
-        raise MissingPrecondition(f"{_PREFIX}-nnodes {spec.nnodes}: name a port of node 0 with {_PREFIX}-master-port")
-    return spec
+    if problem := _NODES.contradiction(options):
+        raise MissingPrecondition(problem)
+    return _NODES.spec(options, ranks, nproc_per_node=options.dispatch_ffn_combine_nproc_per_node)
 
 
 def ep_size(cells: Mapping[str, str], default: int) -> int:
@@ -114,12 +81,3 @@ class Experts(Sequence[Any]):
 
     def __len__(self) -> int:
         return self._per_rank * self._ranks
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not (text.isdecimal() and int(text) >= least):
-            raise argparse.ArgumentTypeError(f"{text!r}: give a whole number from {least} on")
-        return int(text)
-
-    return number

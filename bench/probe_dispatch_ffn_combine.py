@@ -23,6 +23,7 @@ from bench.executor import Executor
 from bench.groups.pool import GroupPool
 from bench.groups.spec import GroupSpec
 from bench.job import Job, MeasureSettings
+from bench.option_types import at_least, positive
 from database.constraints import AXES, Kernel, MoeShape, Trial, load_constraints, save_constraints
 from database.errors import OpAtlasError
 from database.layout import default_path
@@ -49,7 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--database-path", type=Path, metavar="DIR", help="database that the table belongs to (default: the device's)"
     )
     parser.add_argument(
-        "--ep-size", type=int, default=16, metavar="N", help="devices that share the experts (default: %(default)s)"
+        "--ep-size",
+        type=at_least(1),
+        default=16,
+        metavar="N",
+        help="devices that share the experts (default: %(default)s)",
     )
     parser.add_argument(
         "--weights", choices=_BLOCKS, default="INT8", help="dtype of the experts' weights (default: %(default)s)"
@@ -70,11 +75,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"{what} (default: {','.join(map(str, astuple(shape)))})",
         )
     parser.add_argument(
-        "--time-budget", type=float, default=1800.0, metavar="SECONDS", help="try for so long (default: %(default)g)"
+        "--time-budget", type=positive, default=1800.0, metavar="SECONDS", help="try for so long (default: %(default)g)"
     )
     parser.add_argument(
         "--case-timeout",
-        type=float,
+        type=positive,
         default=120.0,
         metavar="SECONDS",
         help="end a case after this (default: %(default)g)",

@@ -12,9 +12,11 @@ import pytest
 
 from bench.collectives.at_hand import guess
 from bench.collectives.topology import Grid, NoGroup
+from bench.groups.options import NodeOptions
 from bench.groups.pool import devices_of_node
 from bench.groups.spec import GroupSpec
 from bench.job import DeviceSpec
+from bench.option_types import at_least
 from database.communication import BY_NAME, TIERS, Collective
 from database.dtypes import known_dtype
 from database.errors import OpAtlasError
@@ -22,6 +24,7 @@ from database.layout import kind_of
 from database.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
 
 MODULE = "test_collectives.py"
+_NODES = NodeOptions("--")
 #: As torch names them, and as HCCL's CSVs do.
 DTYPES: Mapping[str, str] = {
     "bfloat16": "DT_BF16",
@@ -66,7 +69,7 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         "--grid-shape",
         nargs="+",
-        type=_at_least(1),
+        type=at_least(1),
         metavar="N",
         help="how the devices of all nodes are linked: how many there are in each dimension, outermost first, such "
         "as 48 8 2 (default: that on an A3, 128 8 on an A2, a guess elsewhere)",
@@ -74,7 +77,7 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         "--num-devices",
         nargs="+",
-        type=_at_least(2),
+        type=at_least(2),
         metavar="N",
         help="sizes of the groups to measure (default: 16 on an A3, 2 on a CPU, all devices elsewhere)",
     )
@@ -97,7 +100,7 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption(
         "--bytes-grid",
         nargs="+",
-        type=_at_least(1),
+        type=at_least(1),
         metavar="BYTES",
         help="sizes of the messages, rounded up to whole elements, as many for each device (default: powers of two "
         "from 1 KiB to 512 MiB, on a CPU to 16 MiB)",
@@ -122,29 +125,7 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="the file of a single collective, whatever --output-dir says (default: one in that directory)",
     )
-    group.addoption(
-        "--nnodes",
-        type=_at_least(1),
-        default=1,
-        metavar="N",
-        help="nodes of each group; the same command runs on each of them (default: %(default)s)",
-    )
-    group.addoption(
-        "--node-rank",
-        type=_at_least(0),
-        default=0,
-        metavar="I",
-        help="which of the nodes this is, from 0 (default: %(default)s)",
-    )
-    group.addoption(
-        "--master-addr", default="127.0.0.1", metavar="HOST", help="where node 0 is reached (default: %(default)s)"
-    )
-    group.addoption(
-        "--master-port",
-        type=_at_least(1),
-        metavar="PORT",
-        help="the port there, needed with several nodes (default: a free one)",
-    )
+    _NODES.add(group)
     group.addoption(
         "--comm-strict",
         action="store_true",
@@ -198,14 +179,7 @@ def output_of(option: Any, default: Callable[[], Path]) -> tuple[Path, Mapping[s
 def group_of(cells: Mapping[str, str], option: Any) -> GroupSpec:
     """The group that a message is measured in, on the grid of the options."""
     size = int(cells[NUM_DEVICES])
-    return GroupSpec(
-        size,
-        option.nnodes,
-        option.node_rank,
-        option.master_addr,
-        option.master_port,
-        members=Grid(tuple(option.grid_shape)).group(size, int(cells[TOPOLOGY_TIER])),
-    )
+    return _NODES.spec(option, size, members=Grid(tuple(option.grid_shape)).group(size, int(cells[TOPOLOGY_TIER])))
 
 
 def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
@@ -276,10 +250,8 @@ def _rounded(sent: Mapping[int, int]) -> Sequence[str]:
 
 
 def _expect_nodes(option: Any) -> None:
-    if option.node_rank >= option.nnodes:
-        raise pytest.UsageError(f"--node-rank {option.node_rank}: there are {option.nnodes} nodes, from 0 on")
-    if option.nnodes > 1 and option.master_port is None:
-        raise pytest.UsageError(f"--nnodes {option.nnodes}: name a port of node 0 with --master-port")
+    if problem := _NODES.contradiction(option):
+        raise pytest.UsageError(problem)
     if option.nnodes > 1 and option.update_mode != "all":
         raise pytest.UsageError(
             f"--nnodes {option.nnodes}: all nodes must run the same messages, and what is missing may differ "
@@ -298,13 +270,3 @@ def communication_version(devices: Sequence[DeviceSpec], name: str, option: Any)
         what = {"npu": "CANN", "cuda": "NCCL", "cpu": "torch"}[kind]
         raise OpAtlasError(f"the version of {what} could not be detected: name the directory with --output-dir")
     return version
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not (text.isdecimal() and int(text) >= least):
-            raise ValueError(text)
-        return int(text)
-
-    number.__name__ = f"whole number from {least} on"
-    return number

@@ -18,6 +18,7 @@ from statistics import median
 
 from bench.collectives.analytic import A3, EFFICIENCY, Link, duration_us
 from bench.collectives.topology import Grid, NoGroup
+from bench.option_types import real
 from database.communication import COLLECTIVES, Collective
 from database.errors import OpAtlasError, TableError
 from database.measured import duration_columns
@@ -102,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of hcom_*.csv files")
     parser.add_argument(
         "--tolerance",
-        type=_factor,
+        type=real("a number of at least 1", lambda factor: factor >= 1),
         default=_TOLERANCE,
         metavar="FACTOR",
         help="how many times longer or shorter than modelled a duration may be (default: %(default)g)",
@@ -118,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--efficiency",
-        type=_share,
+        type=real("a number above 0 and up to 1", lambda share: 0 < share <= 1),
         default=EFFICIENCY,
         metavar="SHARE",
         help="of a link's bandwidth, what a collective reaches (default: %(default)g)",
@@ -225,23 +226,3 @@ def _link(text: str) -> tuple[int, Link]:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: give TIER:GBPS:US, such as 1:196:0.5") from None
     return int(tier), link
-
-
-def _factor(text: str) -> float:
-    try:
-        factor = float(text)
-    except ValueError:
-        factor = 0.0
-    if not 1 <= factor < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number of at least 1")
-    return factor
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0 and up to 1")
-    return share

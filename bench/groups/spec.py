@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class GroupSpec:
     ranks: int
     nnodes: int = 1
     node_rank: int = 0
-    master_addr: str = _LOOPBACK
+    master_addr: str = LOOPBACK
     master_port: int | None = None
     nproc_per_node: int | None = None
     members: tuple[int, ...] | None = None

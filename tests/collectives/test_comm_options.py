@@ -129,9 +129,9 @@ def test_what_contradicts_itself_is_refused(arguments: list[str], words: str) ->
     [
         (["--comm-ops", "broadcast"], "invalid choice: 'broadcast'"),
         (["--comm-dtype", "float8"], "invalid choice: 'float8'"),
-        (["--num-devices", "1"], "invalid whole number from 2 on value: '1'"),
-        (["--bytes-grid", "0"], "invalid whole number from 1 on value: '0'"),
-        (["--bytes-grid", "1k"], "invalid whole number from 1 on value: '1k'"),
+        (["--num-devices", "1"], "'1': give a whole number from 2 on"),
+        (["--bytes-grid", "0"], "'0': give a whole number from 1 on"),
+        (["--bytes-grid", "1k"], "'1k': give a whole number from 1 on"),
         (["--topology-tier", "3"], "invalid choice: 3"),
         (["--bench-mode", "sync"], "invalid choice: 'sync'"),
     ],

@@ -1,0 +1,65 @@
+"""The options that say on which nodes groups run; each who needs groups has them under a prefix of his own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bench.groups.spec import LOOPBACK, GroupSpec
+from bench.option_types import at_least
+
+if TYPE_CHECKING:
+    import pytest
+
+
+class NodeOptions:
+    """`{prefix}nnodes` and the like, of one prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        """`prefix` is that of the option strings: "--" or longer."""
+        self._prefix = prefix
+
+    def add(self, group: pytest.OptionGroup) -> None:
+        """Adds the options to a group of the help."""
+        group.addoption(
+            f"{self._prefix}nnodes",
+            type=at_least(1),
+            default=1,
+            metavar="N",
+            help="nodes of each group; the same command runs on each of them (default: %(default)s)",
+        )
+        group.addoption(
+            f"{self._prefix}node-rank",
+            type=at_least(0),
+            default=0,
+            metavar="I",
+            help="which of the nodes this is, from 0 (default: %(default)s)",
+        )
+        group.addoption(
+            f"{self._prefix}master-addr",
+            default=LOOPBACK,
+            metavar="HOST",
+            help="where node 0 is reached (default: %(default)s)",
+        )
+        group.addoption(
+            f"{self._prefix}master-port",
+            type=at_least(1),
+            metavar="PORT",
+            help="the port there, needed with several nodes (default: a free one)",
+        )
+
+    def spec(self, options: Any, ranks: int, **more: Any) -> GroupSpec:
+        """The group of so many ranks on these nodes; `more` as GroupSpec has it."""
+        names = ("nnodes", "node_rank", "master_addr", "master_port")
+        return GroupSpec(ranks, **{name: self._value(options, name) for name in names}, **more)
+
+    def contradiction(self, options: Any) -> str:
+        """What is wrong with the options as they go together; "" where nothing is."""
+        nodes, rank = self._value(options, "nnodes"), self._value(options, "node_rank")
+        if rank >= nodes:
+            return f"{self._prefix}node-rank {rank}: there are {nodes} nodes, from 0 on"
+        if nodes > 1 and self._value(options, "master_port") is None:
+            return f"{self._prefix}nnodes {nodes}: name a port of node 0 with {self._prefix}master-port"
+        return ""
+
+    def _value(self, options: Any, name: str) -> Any:
+        return getattr(options, self._prefix.removeprefix("--").replace("-", "_") + name)
