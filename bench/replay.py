@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -11,17 +10,14 @@ import torch
 
 from bench.check import check
 from bench.devices import Device
-from bench.errors import OutOfMemory
 from bench.formula import Formula
 from bench.groups.group import ALONE, Group
 from bench.instruments import Instrument
 from bench.job import MeasureSettings, Outcome
-from bench.profiled import with_samples
 from bench.registry import ReplaySpec
 from bench.rows import ReplayRow
-from bench.stop_rule import StopRule
-from database.record import Measurement
-from database.schema import OUTPUT_DTYPES, OUTPUT_SHAPES, Status
+from bench.sampling import Sampling
+from database.schema import OUTPUT_DTYPES, OUTPUT_SHAPES
 
 #: A row needs its tensors, and about as much again for clones, the check and a kernel's workspace.
 _MEMORY_FACTOR = 2.0
@@ -49,9 +45,8 @@ class Replay:
         self._row = row
         self._spec = spec
         self._device = device
-        self._instrument = instrument
-        self._settings = settings
         self._group = group
+        self._sampling = Sampling(device, instrument, settings, group)
 
     def __call__(
         self,
@@ -102,48 +97,24 @@ class Replay:
         self._group.reached("in its first call")
         call()
         self._expect_outputs(results(), range(len(results())) if output_slots is None else output_slots)
-        for _ in range(_WARM_UP_CALLS - 1):
-            if self._group.agree(monotonic() < warm_until):
-                restore()
-                call()
-        cold = self._settings.cache == "cold"
 
-        def before_each() -> None:
+        def once_more() -> None:
             restore()
-            if cold:
-                self._device.flush_cache()
+            call()
 
-        rule = StopRule(repeat_count=self._settings.repeat_count, time_limit_s=self._settings.time_limit_s)
-        samples = self._instrument.sample(call, before_each if cold or pristine else None, rule)
-        self._device.synchronize()
+        self._sampling.warm_up(once_more, most_calls=_WARM_UP_CALLS - 1, until=warm_until)
+        samples = self._sampling.take(call, restore if pristine else None)
         original = [pristine.get(i, value) for i, value in enumerate(arguments)]
         checked = check(expected, original, keywords, results(), self._row.seed)
-        measurement = Measurement(
-            samples_us=samples.durations_us,
-            instrument=self._instrument.name,
-            cache_state=self._settings.cache,
-            device_kernels=samples.device_kernels,
-            calls_per_sample=samples.calls_per_sample,
-            checked_elements=checked.elements,
-            total_elements=checked.total,
-            assumptions=(*self._row.assumptions, *samples.notes),
+        self.outcome = self._sampling.outcome(
+            samples, checked, self._row.kernel_type, calls=calls, assumed=self._row.assumptions
         )
-        launched = replace(samples.launched, calls=calls) if samples.launched else None
-        reason = "; ".join(samples.notes)
-        self.outcome = Outcome(Status.MEASURED, reason, measurement=measurement, launched=launched)
-        if samples.profiled is not None:
-            self.outcome = with_samples(self.outcome, self._row.kernel_type, samples.profiled)
 
     def expect_memory(self) -> None:
         """Refuses a row that the device cannot hold, before anything is allocated. Raises OutOfMemory."""
         needed = self._row.bytes() * _MEMORY_FACTOR
-        if needed <= _ALWAYS_THERE_BYTES:
-            return
-        available = self._device.available_bytes()
-        if needed > available:
-            raise OutOfMemory(
-                f"needs about {needed / 2**30:.1f} GiB, {available / 2**30:.1f} GiB are available on the device"
-            )
+        if needed > _ALWAYS_THERE_BYTES:
+            self._sampling.expect_memory(needed)
 
     def _expect_outputs(self, results: Sequence[torch.Tensor], slots: Sequence[int | None]) -> None:
         """The row must describe what the kernel returns; index results may be of any integer type."""

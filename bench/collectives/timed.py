@@ -10,7 +10,6 @@ other, whatever their hosts do, and the time is that of the kernels of the colle
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
@@ -18,17 +17,15 @@ from time import monotonic
 
 import torch
 
+from bench.check import Checked
 from bench.collectives.message import Message
 from bench.devices import Device
 from bench.devices.cores import available_cores
-from bench.errors import OutOfMemory, ReplayError
-from bench.groups.group import RANK_SPREAD, Group, spread_us
+from bench.errors import ReplayError
+from bench.groups.group import RANK_SPREAD, Group, ranks_of_node, spread_us
 from bench.instruments import Instrument
 from bench.job import MeasureSettings, Outcome
-from bench.profiled import with_samples
-from bench.stop_rule import StopRule
-from database.record import Measurement
-from database.schema import Status
+from bench.sampling import Sampling
 
 #: The first call sets up connections, of which a library may make more with each of the next ones.
 _WARM_UP_CALLS = 5
@@ -44,9 +41,8 @@ class TimedCollective:
         self.outcome: Outcome | None = None
         self._message = message
         self._device = device
-        self._instrument = instrument
-        self._settings = settings
         self._group = group
+        self._sampling = Sampling(device, instrument, settings, group)
 
     def expect_memory(self) -> None:
         """Refuses a message that the device cannot hold, before anything is allocated. Raises OutOfMemory."""
@@ -54,12 +50,8 @@ class TimedCollective:
         # What is given and what is got, each at most a chunk for every rank, and the library's buffers.
         needed = 3 * message.size * message.count * message.dtype.itemsize
         if self._device.torch_device.type == "cpu":
-            needed *= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        available = self._device.available_bytes()
-        if needed > available:
-            raise OutOfMemory(
-                f"needs about {needed / 2**30:.1f} GiB, {available / 2**30:.1f} GiB are available on the device"
-            )
+            needed *= ranks_of_node()
+        self._sampling.expect_memory(needed)
 
     def __call__(
         self,
@@ -83,37 +75,13 @@ class TimedCollective:
         self._group.reached("in its first call")
         call()
         self._device.synchronize()
-        checked = self._message.check(result, expected)
-        warm_until = monotonic() + _WARM_UP_S
-        for _ in range(_WARM_UP_CALLS - 1):
-            if self._group.agree(monotonic() < warm_until):
-                call()
-
-        def before_each() -> None:
-            if restore is not None:
-                restore()
-            if self._settings.cache == "cold":
-                self._device.flush_cache()
-
-        rule = StopRule(repeat_count=self._settings.repeat_count, time_limit_s=self._settings.time_limit_s)
-        samples = self._instrument.sample(call, before_each, rule)
-        self._device.synchronize()
+        compared = self._message.check(result, expected)
+        self._sampling.warm_up(call, most_calls=_WARM_UP_CALLS - 1, until=monotonic() + _WARM_UP_S)
+        samples = self._sampling.take(call, restore)
         # Once more: calls in quick succession must not have met each other.
         self._message.check(result, expected)
-        notes = [*samples.notes, *self._shared_cores()]
-        measurement = Measurement(
-            samples_us=samples.durations_us,
-            instrument=self._instrument.name,
-            cache_state=self._settings.cache,
-            device_kernels=samples.device_kernels,
-            calls_per_sample=samples.calls_per_sample,
-            checked_elements=checked,
-            total_elements=result.numel(),
-            assumptions=tuple(notes),
-        )
-        outcome = Outcome(Status.MEASURED, "; ".join(notes), measurement=measurement)
-        if samples.profiled is not None:
-            outcome = with_samples(outcome, self._message.kernel_type, samples.profiled)
+        checked = Checked(compared, result.numel())
+        outcome = self._sampling.outcome(samples, checked, self._message.kernel_type, noted=self._shared_cores())
         self.outcome = self._of_slowest(outcome)
 
     def _of_slowest(self, outcome: Outcome) -> Outcome:
@@ -134,6 +102,6 @@ class TimedCollective:
 
     def _shared_cores(self) -> list[str]:
         """What a reader of a CPU's durations should know."""
-        ranks, cores = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), available_cores()
+        ranks, cores = ranks_of_node(), available_cores()
         crowded = self._device.torch_device.type == "cpu" and ranks > cores
         return [f"{ranks} ranks shared {cores} cores"] if crowded else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -138,6 +139,11 @@ class _AgreedRule:
 
     def again(self) -> None:
         """Samples of one rank alone are not taken again."""
+
+
+def ranks_of_node() -> int:
+    """How many ranks share this machine, as torchrun tells each of them; 1 for a process that is in no group."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def spread_us(samples_us: Sequence[Sequence[float]]) -> float:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from bench.device_process import NotReady, Start, Started, Waiting
 from bench.devices.visible import environment_of
 from bench.errors import DeviceSick
-from bench.groups.group import RANK_SPREAD, spread_us
+from bench.groups.group import RANK_SPREAD, ranks_of_node, spread_us
 from bench.groups.messages import Hello, Joined, Reached
 from bench.job import Job, MeasureSettings, Outcome
 from bench.parent import die_with_parent
@@ -93,8 +93,7 @@ def _shared(settings: MeasureSettings) -> MeasureSettings:
     """The ranks of a CPU share its cores."""
     from bench.devices.cores import available_cores
 
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return replace(settings, threads=settings.threads or max(available_cores() // ranks, 1))
+    return replace(settings, threads=settings.threads or max(available_cores() // ranks_of_node(), 1))
 
 
 def _serve(connection: Connection, runner: Runner, group: Group, *, takes_turn: bool) -> None:
