@@ -13,7 +13,8 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 
-from bench.device_process import UNDER_LAUNCHER, NotReady, Ready, Start, Started, Waiting
+from bench.device_messages import NotReady, Ready, Start, Started, Waiting
+from bench.device_process import UNDER_LAUNCHER
 from bench.errors import DeviceSick
 from bench.job import Job
 from bench.parent import die_with_parent

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Protocol
 
+from bench.child_process import PAUSES_S, TRIES, how_it_ended, memory_kills, open_end, start
+from bench.device_messages import NotReady, Ready, Start, Started, Waiting
 from bench.devices.visible import environment_of
 from bench.errors import DeviceGone
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
@@ -32,52 +30,8 @@ _START_TIMEOUT_S = 300.0
 _END_TIMEOUT_S = 10.0
 #: What a process has sent or not read before its end is seen within this time after it.
 _LAST_WORDS_S = 0.2
-#: Before each further try of a device that failed one: a driver that resets it needs a moment.
-_PAUSES_S = (1.0, 4.0)
-_TRIES = len(_PAUSES_S) + 1
-_ROOT = Path(__file__).parent.parent
 #: Last word on the command line of a device process whose parent is not its keeper.
 UNDER_LAUNCHER = "--under-launcher"
-
-
-@dataclass(frozen=True)
-class Start:
-    """First message to a device process."""
-
-    spec: DeviceSpec
-    settings: MeasureSettings
-    sys_path: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Ready:
-    """Its answer, once a known-good operation gave the right result on the device."""
-
-    device: DeviceDescription
-    pid: int
-
-
-@dataclass(frozen=True)
-class NotReady:
-    """Its answer where it cannot be ready.
-
-    Attributes:
-        reason: why.
-        sick: the device is there, but fails the known-good operation.
-    """
-
-    reason: str
-    sick: bool
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """Sent when another session's row has the device: waiting for it is not the job's fault."""
-
-
-@dataclass(frozen=True)
-class Started:
-    """Sent after that, when the body begins; its deadline runs from here."""
 
 
 class Launcher(Protocol):
@@ -104,8 +58,7 @@ class DeviceProcess:
         self._start_message = Start(spec, settings, tuple(sys.path))
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        #: Readable when the process has ended, where the system has such files. Its end is not always
-        #: seen on the connection: what a kernel has forked, or a launcher, holds that open.
+        #: See `open_end`.
         self._end: int | None = None
         self._device: DeviceDescription | None = None
         self._memory_kills = 0
@@ -117,7 +70,7 @@ class DeviceProcess:
         return self._device
 
     def run(self, job: Job) -> Outcome:
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             connection = self._connection or self._open()
             try:
                 self._expect_alive()
@@ -139,7 +92,7 @@ class DeviceProcess:
                 connection.close()
                 self._kill(self._patience_s)
             return outcome
-        raise DeviceGone(f"its process died before it took a row, {_TRIES} times ({self._how_it_ended(code)})")
+        raise DeviceGone(f"its process died before it took a row, {TRIES} times ({self._how_it_ended(code)})")
 
     def close(self) -> None:
         """Lets the process end by itself, then makes it, and whatever kernels have left running."""
@@ -179,13 +132,13 @@ class DeviceProcess:
 
     def _open(self) -> Connection:
         """Starts a process whose device computes what it should. Raises DeviceGone after the last try."""
-        for pause_s in (*_PAUSES_S, 0.0):
+        for pause_s in (*PAUSES_S, 0.0):
             answer = self._start()
             if isinstance(answer, Ready):
                 assert self._connection is not None
                 self._device = answer.device
                 return self._connection
-            failure = answer or NotReady(f"it ended before it was ready, {_TRIES} times", sick=False)
+            failure = answer or NotReady(f"it ended before it was ready, {TRIES} times", sick=False)
             how = self._how_it_ended(self._kill())
             if answer is not None and not answer.sick and self._device is None:
                 # It never was there: trying again will not bring it.
@@ -193,33 +146,16 @@ class DeviceProcess:
             time.sleep(pause_s)
         spec = self._start_message.spec
         if failure.sick:
-            raise DeviceGone(f"{spec} failed its probe {_TRIES} times, each in a fresh process: {failure.reason}")
+            raise DeviceGone(f"{spec} failed its probe {TRIES} times, each in a fresh process: {failure.reason}")
         raise DeviceGone(
             f"the {spec} device process did not start: {failure.reason} ({how}); --in-process shows what happens there"
         )
 
     def _start(self) -> Ready | NotReady | None:
         """Starts a process; gives its answer, None where it ended without one."""
-        ours, theirs = socket.socketpair()
-        environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), environment.get("PYTHONPATH"))))
-        environment |= environment_of(self._start_message.spec)
         self._memory_kills = memory_kills()
-        with theirs:
-            fd = str(theirs.fileno())
-            keeper = [sys.executable, "-m", "bench.keeper", str(os.getpid()), fd]
-            words = [sys.executable, "-m", "bench.device_main", fd]
-            command = self._launcher.command([*words, UNDER_LAUNCHER]) if self._launcher else words
-            # Output is inherited, so that it lands where pytest's capture wants it, or on the terminal with -s.
-            self._process = subprocess.Popen(
-                [*keeper, *command],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                start_new_session=True,
-            )
+        self._process, self._connection = start(self._command, environment_of(self._start_message.spec))
         self._watch(self._process.pid)
-        self._connection = Connection(ours.detach())
         try:
             self._connection.send(self._start_message)
             if self._message_comes(_START_TIMEOUT_S):
@@ -232,14 +168,15 @@ class DeviceProcess:
         except (EOFError, OSError):
             return None
 
+    def _command(self, fd: str) -> list[str]:
+        words = [sys.executable, "-m", "bench.device_main", fd]
+        return self._launcher.command([*words, UNDER_LAUNCHER]) if self._launcher else words
+
     def _watch(self, pid: int) -> None:
         """From now on this process's end is the end."""
         if self._end is not None:
             os.close(self._end)
-            self._end = None
-        with contextlib.suppress(AttributeError, OSError):
-            # Not Linux, or an old one.
-            self._end = os.pidfd_open(pid)
+        self._end = open_end(pid)
 
     def _kill(self, patience_s: float = _LAST_WORDS_S) -> int:
         """Ends the whole process group, waits for it, and gives the exit code of the process.
@@ -267,23 +204,3 @@ class DeviceProcess:
     def _how_it_ended(self, code: int) -> str:
         for_memory = code == -signal.SIGKILL and memory_kills() > self._memory_kills
         return how_it_ended(code) + (", killed by the system for want of memory" if for_memory else "")
-
-
-def memory_kills() -> int:
-    """How many processes the system has killed for want of memory since it started; 0 where it does not say."""
-    try:
-        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), flags=re.MULTILINE)
-    except OSError:
-        # Not Linux.
-        return 0
-    return int(found[1]) if found else 0
-
-
-def how_it_ended(exit_code: int) -> str:
-    """`-11` is "SIGSEGV (signal 11)", `3` is "exit code 3"."""
-    if exit_code >= 0:
-        return f"exit code {exit_code}"
-    try:
-        return f"{signal.Signals(-exit_code).name} (signal {-exit_code})"
-    except ValueError:
-        return f"signal {-exit_code}"

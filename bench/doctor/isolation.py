@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.device_process import how_it_ended
+from bench.child_process import how_it_ended
 from bench.doctor.probes import Probe
 from bench.doctor.verdict import State, Target, Verdict, failed
 

@@ -26,7 +26,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from bench.device_process import NotReady, Start, Started, Waiting, how_it_ended
+from bench.child_process import PAUSES_S, TRIES, how_it_ended, open_end, start
+from bench.device_messages import NotReady, Start, Started, Waiting
 from bench.devices.visible import environment_of
 from bench.errors import DeviceGone
 from bench.groups.messages import Hello, Joined, Launch, NotLaunched, RanksEnded, Reached
@@ -44,9 +45,6 @@ _LAST_WORDS_S = 5.0
 _OTHERS_FAIL_WITHIN_S = 5.0
 #: What faulthandler needs to write the stacks of a rank.
 _STACKS_S = 0.2
-_PAUSES_S = (1.0, 4.0)
-_TRIES = len(_PAUSES_S) + 1
-_ROOT = Path(__file__).parent.parent.parent
 #: Statuses after which all ranks are ready for the next job, if all of them say so.
 _IN_STEP = {Status.MEASURED, Status.FAILED, Status.INVALID, Status.UNSUPPORTED, Status.SKIPPED}
 
@@ -79,7 +77,7 @@ class GroupProcess:
         #: By local rank.
         self._ranks: dict[int, Connection] = {}
         self._hellos: dict[int, Hello] = {}
-        #: Readable when a rank has ended, where the system has such files.
+        #: Of their processes; see `open_end`.
         self._ends: dict[int, int] = {}
         self._device: DeviceDescription | None = None
 
@@ -90,7 +88,7 @@ class GroupProcess:
         return self._device
 
     def run(self, job: Job) -> Outcome:
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             if self._process is None:
                 self._open()
             try:
@@ -105,7 +103,7 @@ class GroupProcess:
             except BaseException:
                 self._kill()
                 raise
-        raise DeviceGone(f"a rank of a {self.spec} died before it took a row, {_TRIES} times")
+        raise DeviceGone(f"a rank of a {self.spec} died before it took a row, {TRIES} times")
 
     def close(self) -> None:
         """Lets the ranks end by themselves, then makes them."""
@@ -233,7 +231,7 @@ class GroupProcess:
 
     def _open(self) -> None:
         """Launches the group, all of whose devices compute what they should. Raises DeviceGone after the last try."""
-        for pause_s in (*_PAUSES_S, 0.0):
+        for pause_s in (*PAUSES_S, 0.0):
             try:
                 answer = self._launch()
             except BaseException:
@@ -256,22 +254,9 @@ class GroupProcess:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(address)
         self._listener.listen(self.spec.local_ranks)
-        ours, theirs = socket.socketpair()
-        environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), environment.get("PYTHONPATH"))))
         # Each rank is shown its own device by what it is told to own (rank_main.py).
-        environment |= environment_of(replace(self._starts[0].spec, pinned=None))
-        with theirs:
-            fd = str(theirs.fileno())
-            keeper = [sys.executable, "-m", "bench.keeper", str(os.getpid()), fd]
-            self._process = subprocess.Popen(
-                [*keeper, sys.executable, "-m", "bench.groups.agent", fd],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                start_new_session=True,
-            )
-        self._agent = Connection(ours.detach())
+        environment = environment_of(replace(self._starts[0].spec, pinned=None))
+        self._process, self._agent = start(lambda fd: [sys.executable, "-m", "bench.groups.agent", fd], environment)
         try:
             self._agent.send(Launch(self.spec, address, str(self._folder), _START_TIMEOUT_S))
         except OSError:
@@ -300,9 +285,8 @@ class GroupProcess:
                         unknown.remove(connection)
                         self._ranks[message.local_rank] = connection
                         self._hellos[message.local_rank] = message
-                        with contextlib.suppress(AttributeError, OSError):
-                            # Not Linux, or an old one.
-                            self._ends[os.pidfd_open(message.pid)] = message.local_rank
+                        if (end := open_end(message.pid)) is not None:
+                            self._ends[end] = message.local_rank
                         connection.send(self._starts[message.local_rank])
                     elif isinstance(message, NotReady):
                         who = "a rank" if local_rank is None else self._name(local_rank)

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.device_process import NotReady, Start, Started, Waiting
+from bench.device_messages import NotReady, Start, Started, Waiting
 from bench.devices.visible import environment_of
 from bench.errors import DeviceSick
 from bench.groups.group import RANK_SPREAD, ranks_of_node, spread_us

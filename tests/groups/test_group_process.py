@@ -19,7 +19,7 @@ from replaying import cells_of
 from sample_rows_moe import LAYER, LAYER_INT8
 from sessions import wait_for
 
-from bench.device_process import NotReady
+from bench.device_messages import NotReady
 from bench.errors import DeviceGone
 from bench.groups import process as module
 from bench.groups.group import RANK_SPREAD

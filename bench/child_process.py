@@ -1,0 +1,75 @@
+"""A process that pytest starts and watches: how it is started so that nothing outlives pytest, and how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+#: Before each further try of what did not start: a driver that resets a device needs a moment.
+PAUSES_S = (1.0, 4.0)
+TRIES = len(PAUSES_S) + 1
+_ROOT = Path(__file__).parent.parent
+
+
+def start(
+    command_of: Callable[[str], Sequence[str]], environment: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Starts a process under a keeper (bench/keeper.py), in a process group of its own; the connection leads to it.
+
+    Output is inherited, so that it lands where pytest's capture wants it, or on the terminal with -s.
+
+    Args:
+        command_of: given the number of its end of the connection, the command.
+        environment: besides that of this process.
+    """
+    paths = filter(None, (str(_ROOT), os.environ.get("PYTHONPATH")))
+    ours, theirs = socket.socketpair()
+    with theirs:
+        fd = str(theirs.fileno())
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bench.keeper", str(os.getpid()), fd, *command_of(fd)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
+            start_new_session=True,
+        )
+    return process, Connection(ours.detach())
+
+
+def open_end(pid: int) -> int | None:
+    """A file that can be read when the process has ended; None where the system has none. To be closed by the caller.
+
+    Its end is not always seen on a connection to it: what a kernel has forked, or a launcher, holds that open.
+    """
+    with contextlib.suppress(AttributeError, OSError):
+        # Not Linux, or an old one.
+        return os.pidfd_open(pid)
+    return None
+
+
+def memory_kills() -> int:
+    """How many processes the system has killed for want of memory since it started; 0 where it does not say."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), flags=re.MULTILINE)
+    except OSError:
+        # Not Linux.
+        return 0
+    return int(found[1]) if found else 0
+
+
+def how_it_ended(exit_code: int) -> str:
+    """`-11` is "SIGSEGV (signal 11)", `3` is "exit code 3"."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"{signal.Signals(-exit_code).name} (signal {-exit_code})"
+    except ValueError:
+        return f"signal {-exit_code}"

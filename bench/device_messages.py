@@ -1,0 +1,47 @@
+"""What a device process, or a rank of a group, and pytest tell each other, besides jobs and their outcomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
+
+
+@dataclass(frozen=True)
+class Start:
+    """First message to it: which device it is to own, how it measures, and where it finds modules."""
+
+    spec: DeviceSpec
+    settings: MeasureSettings
+    sys_path: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A device process's answer, once a known-good operation gave the right result on the device."""
+
+    device: DeviceDescription
+    pid: int
+
+
+@dataclass(frozen=True)
+class NotReady:
+    """The answer where it cannot be ready.
+
+    Attributes:
+        reason: why.
+        sick: the device is there, but fails the known-good operation.
+    """
+
+    reason: str
+    sick: bool
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Sent when another session's row has the device: waiting for it is not the job's fault."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """Sent after that, when the body begins; its deadline runs from here."""
