@@ -84,7 +84,9 @@ class CudaDevice:
     def available_bytes(self) -> int:
         """What the device has free, and what this process holds without using it."""
         free, _ = torch.cuda.mem_get_info(self.torch_device)
-        held = torch.cuda.memory_reserved(self.torch_device) - torch.cuda.memory_allocated(self.torch_device)
+        # memory_reserved and memory_allocated each sort some hundred statistics: 0.2 ms a row.
+        bytes_of = torch.cuda.memory_stats_as_nested_dict(self.torch_device)
+        held = bytes_of["reserved_bytes"]["all"]["current"] - bytes_of["allocated_bytes"]["all"]["current"]
         return int(free + held)
 
     def release_memory(self) -> None:

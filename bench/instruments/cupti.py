@@ -31,7 +31,9 @@ _MAX_LIMIT_REACHED = 12
 #: How often the instrument tries itself when it is opened.
 _MARKS = 4
 
-_SPAN, _ADDRESS, _NUMBER = struct.Struct("<QQ"), struct.Struct("<Q"), struct.Struct("<I")
+_NUMBER = struct.Struct("<I")
+#: What is read of a record, in the order in which it lies there.
+_FIELDS = {"start": "Q", "end": "Q", "correlation_id": "I", "name": "Q"}
 _REQUESTED = ctypes.CFUNCTYPE(
     None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
 )
@@ -40,26 +42,36 @@ _COMPLETED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_v
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a kind of record has what is read of it: offsets in bytes; its end is behind its start.
+    """Where a kind of record has what is read of it.
 
-    `name` is None where it has none, and `what` then says what it is.
+    Attributes:
+        fields: its start, its end, the number of its launch, and where it has a name that name's address.
+        what: is its name where it has none.
     """
 
-    start: int
-    correlation_id: int
-    name: int | None
+    fields: struct.Struct
     what: str
+
+    @classmethod
+    def of(cls, offsets: Mapping[str, int], what: str) -> Layout:
+        """From the offset of each field in bytes. Raises InstrumentMissing where they come in another order."""
+        form, at = "<", 0
+        for name, code in _FIELDS.items():
+            if name in offsets:
+                if offsets[name] < at:
+                    raise InstrumentMissing(
+                        f"this version of cupti-python tells of another record of a {what} than is known"
+                    )
+                form += f"{offsets[name] - at}x{code}"
+                at = offsets[name] + struct.calcsize(f"<{code}")
+        return cls(struct.Struct(form), what)
 
     def read(self, memory: bytes, at: int, names: dict[int, str]) -> KernelRecord:
         """The record at an offset; `names` holds those that were read before, by their address."""
-        start, end = _SPAN.unpack_from(memory, at + self.start)
-        (correlation_id,) = _NUMBER.unpack_from(memory, at + self.correlation_id)
+        start, end, correlation_id, *address = self.fields.unpack_from(memory, at)
         name = self.what
-        if self.name is not None:
-            (address,) = _ADDRESS.unpack_from(memory, at + self.name)
-            if address not in names:
-                names[address] = ctypes.string_at(address).decode()
-            name = names[address]
+        if address:
+            name = names.get(address[0]) or names.setdefault(address[0], ctypes.string_at(address[0]).decode())
         # Launches are numbered in the order in which the host made them, whatever their streams.
         return KernelRecord(correlation_id, name, (end - start) / 1000)
 
@@ -138,18 +150,17 @@ class CuptiRecorder:
     def _completed(self, context: int, stream: int, buffer: int, size: int, valid: int) -> None:
         """Called by the library; what a function that C calls raises would only be printed."""
         try:
-            record = ctypes.c_void_p(None)
-            memory, names = ctypes.string_at(buffer, valid), self._names
+            memory, names, layouts = ctypes.string_at(buffer, valid), self._names, self._layouts
+            next_record, record = self._library.cuptiActivityGetNextRecord, ctypes.c_void_p(None)
+            arguments = ctypes.c_void_p(buffer), ctypes.c_size_t(valid), ctypes.byref(record)
             while valid:
-                status = self._library.cuptiActivityGetNextRecord(
-                    ctypes.c_void_p(buffer), ctypes.c_size_t(valid), ctypes.byref(record)
-                )
+                status = next_record(*arguments)
                 if status == _MAX_LIMIT_REACHED:
                     break
                 if status or record.value is None:
                     raise ValueError(f"status {status}")
                 at = record.value - buffer
-                layout = self._layouts.get(*_NUMBER.unpack_from(memory, at))
+                layout = layouts.get(*_NUMBER.unpack_from(memory, at))
                 if layout is not None:
                     self._records.append(layout.read(memory, at, names))
         except Exception as error:
@@ -177,10 +188,7 @@ def _layouts(cupti: Any) -> Mapping[int, Layout]:
                 f"this version of cupti-python does not tell how a record of a {what} lies in memory"
             )
         fields = max(versions, key=lambda version: version[0])[1].fields
-        offset = {name: at for name, (_, at, *_) in fields.items()}
-        if offset["end"] != offset["start"] + 8:
-            raise InstrumentMissing(f"this version of cupti-python tells of another record of a {what} than is known")
-        layouts[int(kind)] = Layout(offset["start"], offset["correlation_id"], offset.get("name"), what)
+        layouts[int(kind)] = Layout.of({name: at for name, (_, at, *_) in fields.items()}, what)
     return layouts
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from bench.errors import ReplayError
 from bench.instruments import Samples
@@ -25,8 +24,7 @@ MARK = "spin_kernel"
 _QUEUE_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class KernelRecord:
+class KernelRecord(NamedTuple):
     """A kernel, a copy or a fill that the device ran.
 
     Attributes:

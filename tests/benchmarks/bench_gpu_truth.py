@@ -2,11 +2,10 @@
 
     python -m tests.benchmarks.bench_gpu_truth [--json FILE]
 
-A process has one profiler at a time, so that no launch is seen by both: for each row the instruments take turns on the
-same call of the same tensors, fifty cold samples each (CUPTI before and after kineto), and medians are compared. Where
-a tensor lies in memory decides for some kernels, by up to a tenth; it is the same for all. Exits with 1 where a row's
-duration differs from kineto's by more than 2 % and by more than 0.3 us. Needs a GPU with the extra "cuda"; do_bench is
-triton's.
+A process has one profiler at a time, so that no launch is seen by both. For each row CUPTI and kineto take turns, twice
+fifty cold samples each, of the same call of the same tensors, one turn right behind the other: where a tensor lies in
+memory decides for some kernels, by up to a tenth. Medians are compared. Exits with 1 where a row's duration differs
+from kineto's by more than 2 % and by more than 0.3 us. Needs a GPU with the extra "cuda"; do_bench is triton's.
 """
 
 from __future__ import annotations
@@ -19,16 +18,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
 from bench.instruments import Samples
 from tests.benchmarks.gpu_rows import truth_rows
 
 RELATIVE, ABSOLUTE_US = 0.02, 0.3
-_SAMPLES = 50
+_SAMPLES, _TURNS = 50, 2
+_SPIN_CYCLES = 200_000_000
 _NAMES = ("cupti", "kineto", "cuda-events", "do_bench")
 
 
 class All:
-    """An instrument that is all of them, one after the other; remembers what each found."""
+    """An instrument that is all of them, one after the other; remembers the median of each, in microseconds."""
 
     name = "all"
 
@@ -37,35 +39,57 @@ class All:
         from bench.job import MeasureSettings
 
         settings = MeasureSettings()
+        self.medians: list[dict[str, float]] = []
         self._cupti = cupti.of(settings)
-        self._others = {"kineto": kineto.of(settings), "cuda-events": device_events.of_cuda(settings)}
-        self._medians: list[float] = []
-        #: Calls hold their tensors, so that these stay where they are.
-        self._left: list[tuple[Callable[[], object], Callable[[Any], Samples]]] = []
+        self._kineto = kineto.of(settings)
+        self._events = device_events.of_cuda(settings)
+        self._cupti_us = 1.0
+        # Kineto sets CUPTI's clock to one of its own when it is first used, which others read from then on.
+        self._spin(self._kineto)
+        self._cupti_us = self._true_us() / self._spin(self._cupti)
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Any) -> Samples:
+        from triton.testing import do_bench
+
         from bench.stop_rule import StopRule
 
         def by(instrument: Any) -> Samples:
+            self._take_records(instrument)
             return instrument.sample(call, before_each, StopRule(repeat_count=_SAMPLES, time_limit_s=60))
 
-        samples = by(self._cupti)
-        self._medians.append(median(samples.durations_us))
-        self._left.append((call, by))
-        return samples
-
-    def medians(self) -> list[dict[str, float]]:
-        """Of each row, by instrument. Kineto takes the process's records, and their clock, to itself: it comes last."""
-        from triton.testing import do_bench
-
-        return [
+        turns = [(by(self._cupti), by(self._kineto)) for _ in range(_TURNS)]
+        cupti, kineto = ([us for samples in own for us in samples.durations_us] for own in zip(*turns, strict=True))
+        self.medians.append(
             {
-                "cupti": cupti,
-                **{name: median(by(instrument).durations_us) for name, instrument in self._others.items()},
+                "cupti": median(cupti) * self._cupti_us,
+                "kineto": median(kineto),
+                "cuda-events": median(by(self._events).durations_us),
                 "do_bench": do_bench(call, warmup=5, rep=20, return_mode="median") * 1000,
             }
-            for cupti, (call, by) in zip(self._medians, self._left, strict=True)
-        ]
+        )
+        return turns[0][0]
+
+    def _take_records(self, instrument: Any) -> None:
+        """Kineto asks for the process's records each time; CUPTI's instrument does so once, being alone."""
+        if instrument is self._cupti:
+            instrument._recorder.register()
+
+    def _spin(self, instrument: Any) -> float:
+        """Microseconds that an instrument sees of a kernel of a tenth of a second."""
+        self._take_records(instrument)
+        with instrument._recorder.recording() as records:
+            torch.cuda._sleep(_SPIN_CYCLES)
+            (record,) = records()
+        return record.duration_us
+
+    def _true_us(self) -> float:
+        """The same kernel between two events: what they add is a few microseconds."""
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        torch.cuda._sleep(_SPIN_CYCLES)
+        stop.record()
+        stop.synchronize()
+        return float(start.elapsed_time(stop)) * 1000
 
 
 def measure() -> list[tuple[dict[str, float], int]]:
@@ -84,7 +108,7 @@ def measure() -> list[tuple[dict[str, float], int]]:
         if outcome.measurement is None:
             raise RuntimeError(f"{kernel_type} {row}: {outcome.reason}\n{outcome.detail}")
         kernels.append(outcome.measurement.device_kernels or 0)
-    return list(zip(everything.medians(), kernels, strict=True))
+    return list(zip(everything.medians, kernels, strict=True))
 
 
 def main() -> int:
