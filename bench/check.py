@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from bench.errors import WrongResult
-from bench.formula import Comparison, Formula, Picks, Rounded
-from bench.formula_parts import Largest
+from bench.expectations import Comparison, Largest, Picks, Rounded
+from bench.formula import Formula
 
 #: How far an element may be off, relative to itself and to the root mean square of the result
 #: (which is what cancels in sums), by the result's dtype: two units in the last place for the
@@ -67,37 +67,39 @@ def check(
 
 
 def _compare(comparison: Comparison, what: str, reference: str) -> None:
-    actual, expected = comparison.actual, comparison.expected
-    rounded = expected if isinstance(expected, Rounded) else None
-    largest = expected if isinstance(expected, Largest) else None
-    if isinstance(expected, Largest):
-        actual, expected = expected.picked(actual, what, reference), expected.values
-    elif isinstance(expected, Picks):
-        actual, expected = _picked(actual, expected, what, reference), expected.values
-    elif isinstance(expected, Rounded):
-        actual, expected = _unpacked(actual) if expected.packed else actual, expected.values
-    expected = expected.expand(actual.shape)
-    if rounded:
-        tolerance = torch.full((), 0.5 + rounded.slack, device=actual.device)
-        wrong = ~((actual - expected).abs() <= tolerance)
-    elif comparison.exact or not (largest or comparison.actual.is_floating_point()):
+    actual, expected, relative = comparison.actual, comparison.expected, 0.0
+    if not comparison.exact and actual.is_floating_point():
+        relative = comparison.steps * _RELATIVE_TOLERANCE[actual.dtype]
+    rounding = 0.0
+    match expected:
+        case Picks(values=values):
+            actual = expected.picked(actual, what, reference)
+        case Largest(values=values, slack=relative):
+            actual = expected.picked(actual, what, reference)
+        case Rounded(values=values, slack=slack):
+            actual, rounding = expected.whole(actual), 0.5 + slack
+        case _:
+            values = expected
+    values = values.expand(actual.shape)
+    if rounding:
+        tolerance = torch.full((), rounding, device=actual.device)
+        wrong = ~((actual - values).abs() <= tolerance)
+    elif not relative:
         tolerance = torch.zeros((), device=actual.device)
-        wrong = actual != expected
+        wrong = actual != values
     else:
-        relative = largest.slack if largest else comparison.steps * _RELATIVE_TOLERANCE[actual.dtype]
-        expected = expected.to(torch.float64)
-        actual = actual.to(torch.float64)
+        values, actual = values.to(torch.float64), actual.to(torch.float64)
         # An infinite number allows no other: masked logits are minus infinity.
-        tolerance = relative * (expected.abs() + _root_mean_square(expected)).nan_to_num(posinf=0.0)
+        tolerance = relative * (values.abs() + _root_mean_square(values)).nan_to_num(posinf=0.0)
         # Written so that NaN is wrong, also where the reference has it: inputs are such that none arises.
-        wrong = ~(((actual - expected).abs() <= tolerance) | (actual == expected))
+        wrong = ~(((actual - values).abs() <= tolerance) | (actual == values))
     if bool(wrong.any()):
         count = int(wrong.sum())
         first = tuple(int(i) for i in wrong.nonzero()[0]) if wrong.dim() else ()
         allowed = float(tolerance[first] if tolerance.dim() else tolerance)
         raise WrongResult(
             f"{what} differs from the reference {reference} in {count} of {wrong.numel()} checked elements: "
-            f"got {actual[first].item()}, expected {expected[first].item()} within {allowed:.3g}"
+            f"got {actual[first].item()}, expected {values[first].item()} within {allowed:.3g}"
         )
 
 
@@ -107,12 +109,6 @@ def _root_mean_square(values: torch.Tensor) -> float:
     if not math.isfinite(mean):
         mean = float(values[values.isfinite()].square().mean().nan_to_num(0.0))
     return math.sqrt(mean)
-
-
-def _unpacked(packed: torch.Tensor) -> torch.Tensor:
-    """Eight signed numbers of four bits from each int32: (..., n) to (..., 8 n)."""
-    shifts = torch.arange(0, 32, 4, device=packed.device, dtype=torch.int32)
-    return (((packed.unsqueeze(-1) >> shifts) & 15 ^ 8) - 8).flatten(-2)
 
 
 def _comparable(value: Any) -> Any:
@@ -127,13 +123,3 @@ def _comparable(value: Any) -> Any:
         return value
     tensor = value if value.device.type in _HAVE_FLOAT64 else value.cpu()
     return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor
-
-
-def _picked(indices: torch.Tensor, picks: Picks, what: str, reference: str) -> torch.Tensor:
-    indices = indices.to(torch.int64)
-    size = picks.source.shape[-1]
-    if bool(((indices < 0) | (indices >= size)).any()):
-        raise WrongResult(f"{what} holds an index outside 0 ... {size - 1}; the reference {reference} has none")
-    if picks.distinct and bool((indices.sort(dim=-1).values.diff(dim=-1) == 0).any()):
-        raise WrongResult(f"{what} holds an index twice; the reference {reference} has each once")
-    return picks.source.gather(-1, indices)

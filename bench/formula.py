@@ -22,64 +22,17 @@ from typing import Any, Protocol
 import torch
 
 from bench.errors import WrongResult
+from bench.expectations import Comparison
 
 #: Elements of one result that are checked when it has more. At 4096 a formula that is wrong in
 #: one element of a thousand is seen with 98 % odds, and the check costs well under a millisecond.
 SAMPLED_ELEMENTS = 4096
 #: Where an element needs many inputs (a sum over K), fewer are sampled: about this many inputs are
 #: read in all, which takes some 10 ms, but at least so many elements are checked.
-_READ_INPUTS = 1 << 20
+READ_INPUTS = 1 << 20
 _LEAST_ELEMENTS = 64
 #: However wide a row is, so many are checked: the first and the last alone would miss what is wrong between them.
 _LEAST_ROWS = 8
-
-
-@dataclass(frozen=True)
-class Picks:
-    """Expected of a result that holds indices, where ties allow several answers.
-
-    Attributes:
-        source: the tensor indexed, (rows, n).
-        values: what `source` must hold at the indices, (rows, k).
-        distinct: whether the indices of a row must all differ (a sort's do).
-    """
-
-    source: torch.Tensor
-    values: torch.Tensor
-    distinct: bool = False
-
-
-@dataclass(frozen=True)
-class Rounded:
-    """Expected of a quantized result: the numbers before they were rounded to whole ones.
-
-    A whole number is right where it is the nearest one. Where `values` lie midway between two,
-    float32 may decide for either.
-
-    Attributes:
-        values: within the range of the result's dtype, float64.
-        slack: how far a kernel's own arithmetic may move a value.
-        packed: the result holds eight numbers of four bits in each int32, the first in the lowest bits.
-    """
-
-    values: torch.Tensor
-    slack: float = 1e-2
-    packed: bool = False
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Elements of one result and what they should be, both of the same shape.
-
-    Attributes:
-        steps: how many operations a kernel may go through, each on what the one before rounded to the
-            result's dtype.
-    """
-
-    actual: torch.Tensor
-    expected: torch.Tensor | Picks | Rounded
-    exact: bool
-    steps: int = 1
 
 
 class Formula(Protocol):
@@ -174,7 +127,7 @@ class _Pointwise:
             return to_float64(value.expand(results[0].shape)[at])
 
         expected = self.function(*map(at_sample, arguments), **{k: at_sample(v) for k, v in keywords.items()})
-        return [Comparison(result[at], value, exact=False) for result, value in _paired(self, results, expected)]
+        return [Comparison(result[at], value, exact=False) for result, value in paired(self, results, expected)]
 
 
 @dataclass(frozen=True)
@@ -191,7 +144,7 @@ class _PerRow:
         bound = _signature(self.function).bind(*arguments, **keywords).arguments
         first = bound[self.rowwise[0]]
         count, width = first.shape[:-1].numel(), (first.shape[-1] if first.dim() else 1)
-        rows = _sample(count, max(self.least, SAMPLED_ELEMENTS // max(width, 1)), seed, first.device)
+        rows = sample(count, max(self.least, SAMPLED_ELEMENTS // max(width, 1)), seed, first.device)
 
         def cut(name: str, value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -207,7 +160,7 @@ class _PerRow:
                 exact=False,
                 steps=self.steps,
             )
-            for result, value in _paired(self, results, expected)
+            for result, value in paired(self, results, expected)
         ]
 
 
@@ -225,7 +178,7 @@ class _PerElement:
     ) -> list[Comparison]:
         wanted = SAMPLED_ELEMENTS
         if self.terms is not None:
-            affordable = _READ_INPUTS // max(self.terms(*arguments, **keywords), 1)
+            affordable = READ_INPUTS // max(self.terms(*arguments, **keywords), 1)
             wanted = min(wanted, max(affordable, _LEAST_ELEMENTS))
         shape, device = results[0].shape, results[0].device
         at = _coordinates(shape, wanted, seed, device)
@@ -235,7 +188,7 @@ class _PerElement:
             at = tuple(map(torch.cat, zip(at, [*(place[chosen] for place in places), *rest], strict=True)))
         expected = self.function(at, *arguments, **keywords)
         return [
-            Comparison(result[at], value, self.exact, self.steps) for result, value in _paired(self, results, expected)
+            Comparison(result[at], value, self.exact, self.steps) for result, value in paired(self, results, expected)
         ]
 
 
@@ -310,7 +263,7 @@ def _as_rows(tensor: torch.Tensor, count: int) -> torch.Tensor:
 
 def _coordinates(shape: Sequence[int], wanted: int, seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
     """One index tensor per axis of a result. (torch.unravel_index does the same, ten times slower.)"""
-    rest = _sample(math.prod(shape), wanted, seed, device)
+    rest = sample(math.prod(shape), wanted, seed, device)
     axes: list[torch.Tensor] = []
     for size in reversed(shape[1:]):
         axes.append(rest % size)
@@ -318,7 +271,7 @@ def _coordinates(shape: Sequence[int], wanted: int, seed: int, device: torch.dev
     return (rest, *reversed(axes)) if shape else ()
 
 
-def _sample(population: int, wanted: int, seed: int, device: torch.device) -> torch.Tensor:
+def sample(population: int, wanted: int, seed: int, device: torch.device) -> torch.Tensor:
     """All of 0 ... population - 1, or `wanted` of them: one of each of as many equal stretches.
 
     So what is wrong in all of a sequence, a group or a tile is met wherever that lies, if it is no
@@ -333,7 +286,7 @@ def _sample(population: int, wanted: int, seed: int, device: torch.device) -> to
     return places.to(device)
 
 
-def _paired(formula: Formula, results: Sequence[torch.Tensor], expected: Any) -> Iterator[tuple[torch.Tensor, Any]]:
+def paired(formula: Formula, results: Sequence[torch.Tensor], expected: Any) -> Iterator[tuple[torch.Tensor, Any]]:
     """Each result with what it should be."""
     values = expected if isinstance(expected, tuple) else (expected,)
     if len(values) != len(results):

@@ -12,43 +12,13 @@ from typing import Any
 
 import torch
 
-from bench.errors import WrongResult
-from bench.formula import _READ_INPUTS, SAMPLED_ELEMENTS, Comparison, Formula, Picks, _paired, _sample
+from bench.expectations import Comparison, Expected
+from bench.formula import READ_INPUTS, SAMPLED_ELEMENTS, Formula, paired, sample
 
 #: However much a part costs, so many are checked: with fewer, most sequences of a batch would not be.
 _LEAST_PARTS = 16
 
 Results = tuple[torch.Tensor, ...]
-
-
-@dataclass(frozen=True)
-class Largest(Picks):
-    """Expected of a result that holds the indices of a row's largest numbers, in any order, each once.
-
-    -1 stands for none, where a row has fewer numbers than are asked for.
-
-    Attributes:
-        source: as in Picks; minus infinity where a row has no number.
-        values: in descending order, minus infinity where a row has no more.
-        slack: by how much of itself and of the root mean square a number may be off whose index is
-            taken for one of `values`: the kernel's numbers are not in float64.
-    """
-
-    slack: float = 1e-2
-
-    def picked(self, indices: torch.Tensor, what: str, reference: str) -> torch.Tensor:
-        """What stands at a result's indices, in descending order. Raises WrongResult for indices that cannot be."""
-        indices = indices.to(torch.int64)
-        size = self.source.shape[-1]
-        if bool(((indices < -1) | (indices >= size)).any()):
-            raise WrongResult(f"{what} holds an index outside 0 ... {size - 1}; the reference {reference} has none")
-        ordered = indices.sort(dim=-1).values
-        if bool(((ordered.diff(dim=-1) == 0) & (ordered[..., 1:] >= 0)).any()):
-            raise WrongResult(f"{what} holds an index twice; the reference {reference} has each once")
-        found = self.source.gather(-1, indices.clamp(min=0))
-        if bool(((found == -torch.inf) & (indices >= 0)).any()):
-            raise WrongResult(f"{what} holds an index at which the reference {reference} has no number")
-        return found.masked_fill(indices < 0, -torch.inf).sort(dim=-1, descending=True).values
 
 
 @dataclass(frozen=True)
@@ -61,7 +31,7 @@ class Part:
     """
 
     where: tuple[Any, ...]
-    values: torch.Tensor | Picks
+    values: Expected
 
 
 @dataclass(frozen=True)
@@ -77,9 +47,9 @@ class Draw:
             elements: how many elements of a result a part is.
             terms: how many inputs a part needs.
         """
-        affordable = max(_READ_INPUTS // max(terms, 1), _LEAST_PARTS)
+        affordable = max(READ_INPUTS // max(terms, 1), _LEAST_PARTS)
         wanted = min(max(SAMPLED_ELEMENTS // max(elements, 1), _LEAST_PARTS), affordable)
-        numbers: list[int] = _sample(count, wanted, self.seed, torch.device("cpu")).tolist()
+        numbers: list[int] = sample(count, wanted, self.seed, torch.device("cpu")).tolist()
         return numbers
 
 
@@ -111,5 +81,5 @@ class _Parts:
         expected = self.function(Draw(seed), *arguments, **keywords)
         viewed = self.view(*results) if self.view else results
         return [
-            Comparison(result[part.where], part.values, exact=False) for result, part in _paired(self, viewed, expected)
+            Comparison(result[part.where], part.values, exact=False) for result, part in paired(self, viewed, expected)
         ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from bench.formula import Picks, per_row
+from bench.expectations import Picks
+from bench.formula import per_row
 
 __all__ = ["apply_top_k_top_p", "top_k"]
 

@@ -12,8 +12,7 @@ from sample_rows_attention import INDEXER, LATENT, PACKED, PAGED, RING_MLA, ROWS
 from bench import impl
 from bench.check import check
 from bench.errors import WrongResult
-from bench.formula import Comparison
-from bench.formula_parts import Largest
+from bench.expectations import Comparison, Largest
 from bench.rows import ReplayRow
 from bench.sequences import spread_positions
 

@@ -12,7 +12,8 @@ import bench.formula
 from bench import expected
 from bench.check import check
 from bench.errors import WrongResult
-from bench.formula import Picks, Rounded, each, per_element, per_row, pointwise
+from bench.expectations import Picks, Rounded
+from bench.formula import each, per_element, per_row, pointwise
 from bench.formula_parts import Draw
 
 SEED = 5
@@ -63,7 +64,7 @@ def case(request):
 @pytest.fixture
 def small_sample(monkeypatch):
     monkeypatch.setattr(bench.formula, "SAMPLED_ELEMENTS", 64)
-    monkeypatch.setattr(bench.formula, "_READ_INPUTS", 256)
+    monkeypatch.setattr(bench.formula, "READ_INPUTS", 256)
     monkeypatch.setattr(bench.formula, "_LEAST_ELEMENTS", 4)
 
 
@@ -147,7 +148,7 @@ def test_the_same_elements_are_sampled_again(case, small_sample):
 
 
 def test_long_sums_are_sampled_more_sparsely(monkeypatch):
-    monkeypatch.setattr(bench.formula, "_READ_INPUTS", 1 << 12)
+    monkeypatch.setattr(bench.formula, "READ_INPUTS", 1 << 12)
     a, weight = torch.rand(64, 512), torch.rand(64, 512)
     (comparison,) = expected.matmul.compare([a, weight], {}, [a @ weight.T], SEED)
     assert comparison.actual.numel() == bench.formula._LEAST_ELEMENTS

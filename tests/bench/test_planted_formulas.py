@@ -12,7 +12,7 @@ from sample_rows import ROWS
 
 import bench.runner
 from bench import impl
-from bench.formula import Picks, Rounded
+from bench.expectations import Largest, Picks, Rounded
 from bench.formula_parts import Part
 from bench.registry import replay_spec
 from bench.replay import Replay
@@ -59,7 +59,7 @@ def perturbed(function, how, mutates=()):
 
 
 def perturbed_value(value, how):
-    if isinstance(value, (Part, Picks, Rounded)):
+    if isinstance(value, (Part, Picks, Largest, Rounded)):
         return dataclasses.replace(value, values=perturbed_value(value.values, how))
     return how(value)
 

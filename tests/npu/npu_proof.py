@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import bench.expected
 from bench.errors import InvalidRow, Unsupported
-from bench.formula import Comparison
+from bench.expectations import Comparison
 from bench.groups.group import Group
 from bench.instruments import Samples
 from bench.job import MeasureSettings
