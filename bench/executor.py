@@ -60,7 +60,7 @@ class InProcess:
         return self._description
 
     def run(self, job: Job) -> Outcome:
-        from bench.runner import outcome_of
+        from bench.failures import outcome_of
 
         if job.group is not None:
             return Outcome(Status.SKIPPED, f"needs a {job.group}, and --in-process is one process: leave it out")

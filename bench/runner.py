@@ -3,28 +3,17 @@ with `--in-process`, in pytest itself."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import inspect
-import operator
-import re
-import sys
-import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import cache
-from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import torch
 
+from bench.body import arguments_of, load_function
 from bench.collectives.message import Message
 from bench.collectives.timed import TimedCollective
-from bench.custom_opp import missing_kernel
-from bench.device_errors import is_out_of_memory, poisoned_by, text_of
 from bench.devices import Device, open_device
 from bench.errors import DeviceSick, ReplayError
+from bench.failures import outcome_of
 from bench.groups.group import ALONE, Group, InStep
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.registry import replay_spec
@@ -32,11 +21,6 @@ from bench.replay import Replay
 from bench.rows import ReplayRow
 from database.communication import is_communication
 from database.schema import Status
-
-#: What torch says where an operator lacks a dtype; some operators raise a plain RuntimeError for it.
-_NOT_IMPLEMENTED = re.compile(r"not implemented for '|bool.* not supported|not support bool", re.IGNORECASE)
-#: Fixtures without a value for the body of a replay.
-_OF_PYTEST = ("custom_opp", "npu")
 
 
 def _nothing() -> None:
@@ -120,66 +104,3 @@ class Runner:
         if replay.outcome is None:
             raise ReplayError(f"{job.function} returned without having called replay(...)")
         return replay.outcome
-
-
-def outcome_of(error: BaseException) -> Outcome:
-    """The status that an exception gives its row. Only ends of the process itself are raised again."""
-    if isinstance(error, (KeyboardInterrupt, SystemExit)):
-        raise error
-    if isinstance(error, ReplayError):
-        return Outcome(error.status, str(error))
-    reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
-    text = text_of(error)
-    if is_out_of_memory(text):
-        return Outcome(Status.OOM, reason)
-    detail = "".join(traceback.format_exception(error))
-    if poison := poisoned_by(text):
-        return Outcome(Status.DEVICE_ERROR, f"{poison}: {reason}", detail)
-    if lacking := missing_kernel(text):
-        return Outcome(lacking.status, str(lacking), detail)
-    if isinstance(error, NotImplementedError) or _NOT_IMPLEMENTED.search(reason):
-        return Outcome(Status.UNSUPPORTED, reason, detail)
-    return Outcome(Status.FAILED, reason, detail)
-
-
-def load_function(job: Job) -> Callable[..., Any]:
-    """The replay function of a job, imported by name, or from its file."""
-    module = sys.modules.get(job.module) or _import(job.module, Path(job.module_path))
-    function: Callable[..., Any] = operator.attrgetter(job.function)(module)
-    return function
-
-
-def arguments_of(function: Callable[..., Any], **available: Any) -> dict[str, Any]:
-    """Those of `available` that `function` names. Raises TypeError for any other parameter.
-
-    Fixtures that only see to it, in pytest, that a row can run (bench/conftest.py), are None here.
-    """
-    names = _parameters(function)
-    available = {**dict.fromkeys(_OF_PYTEST), **available}
-    unknown = [name for name in names if name not in available]
-    if unknown:
-        raise TypeError(
-            f"{function.__name__} asks for {', '.join(unknown)}; a replay runs in the device process, "
-            f"where only {', '.join(available)} exist"
-        )
-    return {name: available[name] for name in names}
-
-
-@cache
-def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(function).parameters)
-
-
-def _import(name: str, path: Path) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ModuleNotFoundError(f"no module {name} at {path}", name=name, path=str(path))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module

@@ -154,7 +154,7 @@ def _give_verdict(outcome: Outcome, place: str) -> None:
 def _outcome_of_exception(call: pytest.CallInfo[None]) -> Outcome:
     """The outcome of a body that ran in this process and raised."""
     assert call.excinfo is not None
-    from bench.runner import outcome_of
+    from bench.failures import outcome_of
 
     return outcome_of(call.excinfo.value)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bench.device_errors import is_out_of_memory, poisoned_by, text_of
 from bench.errors import InvalidRow
-from bench.runner import outcome_of
+from bench.failures import outcome_of
 from database.schema import Status
 
 # As torch 2.11 with CUDA 13.0 raised them on an H100; torch 2.6 to 2.8 leave out the line about the search.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from replaying import assert_refused, job_of, replay_row, runner
 
+from bench.failures import outcome_of
 from bench.registry import replays
-from bench.runner import outcome_of
 from database.schema import Status
 
 SHAPES, DTYPES, FORMATS = "Input Shapes", "Input Data Types", "Input Formats"

@@ -24,6 +24,7 @@ import torch_npu
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bench.expected
+from bench.body import arguments_of
 from bench.errors import InvalidRow, Unsupported
 from bench.expectations import Comparison
 from bench.groups.group import Group
@@ -33,7 +34,6 @@ from bench.npu_call import npu_call
 from bench.registry import ReplaySpec, replay_spec
 from bench.replay import Replay
 from bench.rows import ReplayRow
-from bench.runner import arguments_of
 from database.schema import EP_SIZE
 
 META = torch.device("meta")

@@ -1,0 +1,35 @@
+"""What an exception makes of the row whose replay raised it."""
+
+from __future__ import annotations
+
+import re
+import traceback
+
+from bench.custom_opp import missing_kernel
+from bench.device_errors import is_out_of_memory, poisoned_by, text_of
+from bench.errors import ReplayError
+from bench.job import Outcome
+from database.schema import Status
+
+#: What torch says where an operator lacks a dtype; some operators raise a plain RuntimeError for it.
+_NOT_IMPLEMENTED = re.compile(r"not implemented for '|bool.* not supported|not support bool", re.IGNORECASE)
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """The status that an exception gives its row. Only ends of the process itself are raised again."""
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        raise error
+    if isinstance(error, ReplayError):
+        return Outcome(error.status, str(error))
+    reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
+    text = text_of(error)
+    if is_out_of_memory(text):
+        return Outcome(Status.OOM, reason)
+    detail = "".join(traceback.format_exception(error))
+    if poison := poisoned_by(text):
+        return Outcome(Status.DEVICE_ERROR, f"{poison}: {reason}", detail)
+    if lacking := missing_kernel(text):
+        return Outcome(lacking.status, str(lacking), detail)
+    if isinstance(error, NotImplementedError) or _NOT_IMPLEMENTED.search(reason):
+        return Outcome(Status.UNSUPPORTED, reason, detail)
+    return Outcome(Status.FAILED, reason, detail)
