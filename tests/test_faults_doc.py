@@ -1,0 +1,51 @@
+"""docs/faults.md names, for each fault, the tests that prove what it says: they are there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+PAGE = (TESTS.parent / "docs" / "faults.md").read_text(encoding="utf-8")
+_NODE = re.compile(r"`([\w/]+\.py)((?:::\w+)+)`")
+
+
+def rows() -> list[list[str]]:
+    """The cells of all tables of faults."""
+    tables = PAGE.partition("\n## Faults\n")[2].partition("\n## ")[0]
+    lines = [
+        line for line in tables.splitlines() if line.startswith("| ") and not line.startswith(("| fault |", "| --- |"))
+    ]
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
+
+
+def defined(path: Path) -> set[str]:
+    """Functions and methods of a file as pytest names them: `::test_a`, `::TestB::test_c`."""
+    found = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            found.add(f"::{node.name}")
+        elif isinstance(node, ast.ClassDef):
+            found |= {f"::{node.name}::{method.name}" for method in node.body if isinstance(method, ast.FunctionDef)}
+    return found
+
+
+def test_each_fault_says_what_it_costs_and_what_proves_it() -> None:
+    assert len(rows()) > 25
+    for fault, cost, proof in rows():
+        assert cost, fault
+        assert _NODE.search(proof), fault
+
+
+def test_every_test_that_the_page_names_exists() -> None:
+    named = _NODE.findall(PAGE)
+    assert named
+    missing = [file + name for file, name in named if not (TESTS / file).is_file() or name not in defined(TESTS / file)]
+    assert not missing
+
+
+def test_every_file_of_chaos_is_named() -> None:
+    """A fault that is tried and not on the page is one that nobody hears of."""
+    named = {file for file, _ in _NODE.findall(PAGE)}
+    assert {f"chaos/{path.name}" for path in (TESTS / "chaos").glob("test_*.py")} <= named
