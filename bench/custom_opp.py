@@ -18,6 +18,7 @@ from typing import Any
 
 from bench.errors import MissingPrecondition, ReplayError, Unsupported
 from bench.npu_call import npu_call
+from bench.words import in_a_line
 
 PATH_VARIABLE = "ASCEND_CUSTOM_OPP_PATH"
 LIBRARY_VARIABLE = "LD_LIBRARY_PATH"
@@ -103,7 +104,7 @@ def _import(module: str) -> str:
     try:
         import_module(module)
     except Exception as error:  # whatever a package of many parts stumbles over at import
-        return f"import {module}: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+        return f"import {module}: {in_a_line(error)}"
     return ""
 
 

@@ -9,6 +9,7 @@ from bench.custom_opp import missing_kernel
 from bench.device_errors import is_out_of_memory, poisoned_by, text_of
 from bench.errors import ReplayError
 from bench.job import Outcome
+from bench.words import in_a_line
 from database.schema import Status
 
 #: What torch says where an operator lacks a dtype; some operators raise a plain RuntimeError for it.
@@ -21,7 +22,7 @@ def outcome_of(error: BaseException) -> Outcome:
         raise error
     if isinstance(error, ReplayError):
         return Outcome(error.status, str(error))
-    reason = f"{type(error).__name__}: {str(error).strip() or 'no message'}".splitlines()[0]
+    reason = in_a_line(error)
     text = text_of(error)
     if is_out_of_memory(text):
         return Outcome(Status.OOM, reason)

@@ -6,7 +6,7 @@ import gc
 import os
 import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class CpuDevice:
                 "torch": str(torch.__version__),
                 "threads": self._threads,
                 "last_level_cache_bytes": self._llc_bytes,
-                "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+                "memory_bytes": _memory_bytes(),
                 "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
             },
         )
@@ -58,15 +58,13 @@ class CpuDevice:
         return impl
 
     def available_bytes(self) -> int:
-        """What the system can give without swapping; all of the memory where it does not say."""
-        try:
+        """What the system can give without swapping; where it does not say, all of it, and the allocation decides."""
+        # Not there, but on Linux.
+        with suppress(OSError):
             for line in Path("/proc/meminfo").read_text().splitlines():
                 if line.startswith("MemAvailable:"):
                     return int(line.split()[1]) * 1024
-        except OSError:
-            # Not Linux: let the allocation itself decide.
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return _memory_bytes()
 
     def release_memory(self) -> None:
         gc.collect()
@@ -85,6 +83,10 @@ class CpuDevice:
 
     def turn(self, when_waiting: Callable[[], None], when_taken: Callable[[], None]) -> AbstractContextManager[object]:
         return self._turn.taken(when_waiting, when_taken)
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def last_level_cache_bytes() -> int | None:

@@ -11,6 +11,7 @@ import re
 
 from bench.devices import npu_smi
 from bench.devices.npu_smi import Chip
+from bench.devices.tools import whole_number
 from database.errors import OpAtlasError
 from database.layout import NPU_DEVICES, slug
 
@@ -29,13 +30,13 @@ def names_of(chip: Chip) -> tuple[str, ...]:
     if a2:
         power = _A2_POWER.get(a2[1].upper())
         names = [name for name in _of("A2") if power is None or f"_{power}_" in name]
-        megabytes = _number(npu_smi.usages(chip).get("HBM Capacity(MB)"))
+        megabytes = whole_number(npu_smi.usages(chip).get("HBM Capacity(MB)"))
         if megabytes is None:
             return tuple(names)
         memory = "32G" if megabytes <= _MB_OF_A2_32G else "64G"
         return tuple(name for name in names if memory in name.split("_"))
     if re.fullmatch(r"910(_93\w\w)?", plain):
-        cores = _number(npu_smi.common(chip).get("Aicore Count"))
+        cores = whole_number(npu_smi.common(chip).get("Aicore Count"))
         if cores is None:
             return _of("A3")
         power = _A3_POWERS[cores > _CORES_OF_560T]
@@ -66,7 +67,3 @@ def name_of(chip: Chip | None, asked: str | None) -> str:
 
 def _of(generation: str) -> tuple[str, ...]:
     return tuple(name for name in NPU_DEVICES if generation in name.split("_"))
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None

@@ -7,12 +7,11 @@ not there is left out. Samples: npu-smi Command Reference (Huawei), and the test
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+
+from bench.devices.tools import printed, whole_number
 
 #: It takes a second or two; a driver that is stuck never answers.
 _TIMEOUT_S = 30
@@ -95,14 +94,14 @@ def parse_chips(text: str) -> tuple[Chip, ...]:
     found: list[Chip] = []
     for line in lines[header + 1 :]:
         cells = dict(zip(titles, line.split(None, len(titles) - 1), strict=False))
-        npu, name = _number(cells.get("NPU ID")), cells.get("Chip Name", "")
+        npu, name = whole_number(cells.get("NPU ID")), cells.get("Chip Name", "")
         # A number of -1, or none, is that of a chip which cannot be used.
-        logic = _number(cells.get("Chip Logic ID", str(len(found))))
+        logic = whole_number(cells.get("Chip Logic ID", str(len(found))))
         if npu is None or logic is None or not name or name.lower() == _NOT_A_CHIP:
             continue
-        physical = _number(cells.get("Chip Phy-ID"))
+        physical = whole_number(cells.get("Chip Phy-ID"))
         found.append(
-            Chip(npu, _number(cells.get("Chip ID")) or 0, logic, logic if physical is None else physical, name)
+            Chip(npu, whole_number(cells.get("Chip ID")) or 0, logic, logic if physical is None else physical, name)
         )
     return tuple(sorted(found, key=lambda chip: chip.logic))
 
@@ -125,25 +124,9 @@ def _of_chip(chip: Chip, kind: str) -> dict[str, str]:
     return parse_fields(_ask(*card, "-c", str(chip.chip)) or _ask(*card))
 
 
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
-
-
 def _ask(*arguments: str) -> str:
-    executable = shutil.which("npu-smi")
-    return "" if executable is None else _run(executable, arguments)
-
-
-@cache
-def _run(executable: str, arguments: Sequence[str]) -> str:
-    """What `npu-smi info` prints, asked once in a process; "" where it fails, as it does for what it does not know."""
-    try:
-        done = subprocess.run(
-            [executable, "info", *arguments], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    """What `npu-smi info` prints; "" where it fails, as it does for what it does not know."""
+    return printed("npu-smi", "info", *arguments, timeout_s=_TIMEOUT_S)
 
 
 def _as_numbers(fields: Mapping[str, str]) -> dict[str, str | int | float]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from dataclasses import dataclass
-from functools import cache
 
+from bench.devices.tools import printed
 from database.layout import slug
 
 #: Without persistence mode it loads the driver first, which takes seconds a GPU.
@@ -31,21 +29,9 @@ class Gpu:
 
 def gpus() -> tuple[Gpu, ...]:
     """The GPUs of this machine or container; none where there is no nvidia-smi, or no answer."""
-    executable = shutil.which("nvidia-smi")
-    return () if executable is None else parse_gpus(_run(executable))
+    return parse_gpus(printed("nvidia-smi", "-L", timeout_s=_TIMEOUT_S))
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
     """What `nvidia-smi -L` prints: `GPU 0: NVIDIA H200 (UUID: GPU-...)`, and lines of MIG parts, which are left out."""
     return tuple(Gpu(int(index), slug(name), uuid) for index, name, uuid in _GPU.findall(text))
-
-
-@cache
-def _run(executable: str) -> str:
-    try:
-        done = subprocess.run(
-            [executable, "-L"], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""

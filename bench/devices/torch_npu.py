@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from bench.words import first_line
 from database.errors import OpAtlasError
 from database.layout import public_version
 from database.versions import version_key
@@ -59,7 +60,7 @@ def import_torch_npu() -> ModuleType:
 
 def _explained(text: str) -> str:
     """What the words of a failed import mean."""
-    first = text.strip().splitlines()[0] if text.strip() else "no message"
+    first = first_line(text)
     torch, torch_npu = _torch(), _version("torch_npu")
     if torch and torch_npu and version_key(torch)[0][:2] != version_key(torch_npu)[0][:2]:
         return (

@@ -15,6 +15,7 @@ from bench.devices.torch_npu import import_torch_npu, npu_of_torch, set_env_scri
 from bench.doctor.machine import measured
 from bench.doctor.verdict import Fact, Target, Verdict, failed, passed, skipped
 from bench.msprof.command import msprof_executable
+from bench.words import first_line, last_line
 from database.versions import cann_version
 
 _DEVICE_FILES = Path("/dev")
@@ -63,9 +64,8 @@ def npu_smi(target: Target) -> Verdict:
     done = subprocess.run([executable, "info"], capture_output=True, text=True, timeout=_PRINTS_S, check=False)
     said = (done.stdout + done.stderr).strip()
     if done.returncode:
-        first = said.splitlines()[0] if said else "no message"
         return failed(
-            f"`npu-smi info` ends with exit code {done.returncode}: {first}",
+            f"`npu-smi info` ends with exit code {done.returncode}: {first_line(said)}",
             "the driver does not run: look into `dmesg` and /var/log/npu, or mount /usr/local/Ascend/driver",
             info=said,
         )
@@ -140,9 +140,8 @@ def msprof(target: Target) -> Verdict:
     done = subprocess.run([executable, "--help"], capture_output=True, text=True, timeout=_PRINTS_S, check=False)
     said = (done.stdout + done.stderr).strip()
     if "--output" not in said:
-        last = said.splitlines()[-1] if said else "no message"
         return failed(
-            f"`{executable} --help` does not tell its options (exit code {done.returncode}): {last}",
+            f"`{executable} --help` does not tell its options (exit code {done.returncode}): {last_line(said)}",
             "source CANN's set_env.sh; --instrument npu-events does without msprof",
             help=said,
         )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
 from bench.doctor.verdict import Target, failed
 from bench.parent import die_with_parent
+from bench.words import in_a_line
 from database.errors import OpAtlasError
 
 
@@ -24,9 +25,7 @@ def main(module: str, name: str, target: str, verdict_file: str) -> None:
         # Its message ends with the remedy.
         verdict = failed(str(error))
     except Exception as error:  # whatever a library raises is what was to be found out
-        lines = str(error).strip().splitlines()
-        verdict = failed(f"{type(error).__name__}: {lines[0] if lines else 'no message'}")
-        verdict = replace(verdict, facts={"traceback": traceback.format_exc()})
+        verdict = failed(in_a_line(error), traceback=traceback.format_exc())
     Path(verdict_file).write_text(json.dumps(asdict(verdict)), encoding="utf-8")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.doctor.verdict import Fact, Target, Verdict, failed, passed, skipped
+from bench.words import first_line
 
 if TYPE_CHECKING:
     from bench.job import DeviceSpec
@@ -126,9 +127,8 @@ def cuda(target: Target) -> Verdict:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
         driver = done.stdout.strip()
         if done.returncode:
-            words = (done.stdout + done.stderr).strip().splitlines()
             return failed(
-                f"nvidia-smi ends with exit code {done.returncode}: {words[0] if words else 'no message'}",
+                f"nvidia-smi ends with exit code {done.returncode}: {first_line(done.stdout + done.stderr)}",
                 "install the NVIDIA driver; in a container, start it with --gpus all",
             )
     import torch

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.errors import DeviceGone
+from bench.words import last_line
 
 #: Metric groups of `--aic-metrics`; a run takes one.
 METRICS = (
@@ -63,6 +64,5 @@ def export(profile: Path) -> str:
     except subprocess.TimeoutExpired:
         return f"`msprof --export` took more than {PATIENCE_S:g} s"
     if done.returncode:
-        words = (done.stderr or done.stdout).strip().splitlines()
-        return f"`msprof --export` ended with exit code {done.returncode}: {words[-1] if words else 'no message'}"
+        return f"`msprof --export` ended with exit code {done.returncode}: {last_line(done.stderr or done.stdout)}"
     return ""

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench.devices import at_hand, nvidia_smi
+from bench.devices import at_hand, tools
 from bench.devices.at_hand import database_name, devices_at_hand
 from bench.devices.nvidia_smi import Gpu, parse_gpus
 from bench.devices.visible import environment_of
@@ -39,10 +39,10 @@ def machine(monkeypatch, tmp_path):
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setattr(at_hand, "cuda_version", lambda: cuda)
-        nvidia_smi._run.cache_clear()
+        tools._run.cache_clear()
 
     yield make
-    nvidia_smi._run.cache_clear()
+    tools._run.cache_clear()
 
 
 def pins(specs):
