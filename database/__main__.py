@@ -6,19 +6,21 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from database import plot_communication, plot_products
 from database.commands import parser_of, run_command
 from database.fill_runtime import command as fill_runtime
 from database.ingest import command as ingest
 from database.join import command as join
+from database.plots import command as plot
+from database.plots import communication, products
 from database.trace import command as trace
 
 COMMANDS = {
     "ingest": ingest,
     "fill-runtime": fill_runtime,
     "merge": join,
-    "plot-comm": plot_communication,
-    "plot-products": plot_products,
+    "plot": plot,
+    "plot-comm": communication,
+    "plot-products": products,
     "trace-to-csv": trace,
 }
 

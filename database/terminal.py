@@ -18,3 +18,8 @@ def problem_lines(texts: Sequence[str]) -> str:
 def shortened(text: str, width: int) -> str:
     """`text`, or its beginning and `..`, in `width` columns."""
     return text if len(text) <= width else text[: width - 2] + ".."
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 row`, `2,410 rows`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -71,6 +71,7 @@ COMMANDS = {
         "python -m database trace-to-csv", "flatten a profiler's Chrome trace into CSV", _database("trace-to-csv")
     ),
     "shapes": Command("pytest shapes/", "add theory rows of models to the database", _pytest("shapes")),
+    "plot": Command("python -m database plot", "plot what a database holds, as PNGs for a report", _database("plot")),
     "plot-comm": Command(
         "python -m database plot-comm", "plot the bus bandwidth of collectives", _database("plot-comm")
     ),

@@ -31,6 +31,7 @@ COMMANDS = {
     "Trace to CSV": ("database", "trace-to-csv"),
     "Doctor": ("bench", "doctor"),
     "Validate communication": ("bench", "validate-comm"),
+    "Plot": ("database", "plot"),
     "Plot communication": ("database", "plot-comm"),
     "Plot products": ("database", "plot-products"),
 }

@@ -8,7 +8,7 @@ import pytest
 
 from database.__main__ import main
 from database.communication import ALL_GATHER, ALL_REDUCE
-from database.plot_communication import lines_of
+from database.plots.communication import lines_of
 
 HEADER = "message_bytes,num_devices,dtype,topology_tier,Duration(us),bandwidth_gbps,MicroBench Rank Spread(us)\n"
 ROWS = "2048,4,DT_BF16,1,20,,\n1024,4,DT_BF16,1,10.0,,5\n1024,4,DT_BF16,1,,,\n1024,2,DT_FLOAT,0,1.0,,0.5\n"
@@ -47,7 +47,7 @@ def test_the_same_data_give_the_same_file(folder: Path, ending: str, capsys) -> 
     ("arguments", "words"),
     [
         (["--comm-ops", "all_gather", "--output", "a.svg"], "no message of a collective has a duration"),
-        (["--output", "a.xls"], "a.xls: a plot is a file whose name ends with .svg, .png, .pdf"),
+        (["--output", "a.xls"], "a.xls: a plot is a file whose name ends with .png, .svg, .pdf"),
     ],
 )
 def test_what_cannot_be_plotted(folder: Path, arguments: list[str], words: str, capsys) -> None:

@@ -7,21 +7,26 @@ and tier; its band reaches from the fastest to the slowest rank's median where t
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from database.communication import BY_NAME, COLLECTIVES, Collective
 from database.errors import OpAtlasError, TableError
-from database.figure import new_figure, save
 from database.measured import duration_columns
+from database.plots.figure import Plot, new_figure, save, size_axis
 from database.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER, microbench_counter
 from database.statistics import valid_duration
 from database.store import Database
+from database.terminal import counted
+
+NAME = "bus_bandwidth"
+NEEDS = "messages of collectives (hcom_*.csv) with a duration"
 
 _SPREAD = microbench_counter("Rank Spread(us)")
+#: Of a panel.
 _INCHES = (4.2, 4.0)
-_UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,27 @@ def lines_of(folder: Path, collective: Collective) -> dict[str, list[Point]]:
     return {name: sorted(points, key=lambda point: point.message_bytes) for name, points in lines.items()}
 
 
+def plots(folders: Sequence[Path], collectives: Sequence[Collective], title: str = "") -> list[Plot]:
+    """One figure with a panel for each collective that was measured, or none. Raises OpAtlasError."""
+    found = {
+        each: {(folder, name): points for folder in folders for name, points in lines_of(folder, each).items()}
+        for each in collectives
+    }
+    measured = {collective: lines for collective, lines in found.items() if lines}
+    if not measured:
+        return []
+    figure, axes = new_figure(_INCHES[0] * len(measured), _INCHES[1], columns=len(measured))
+    for axis, (collective, lines) in zip(axes, measured.items(), strict=True):
+        _panel(axis, collective, lines, folders)
+    axes[0].set_ylabel("bus bandwidth (10⁹ bytes/s)")
+    if title:
+        figure.suptitle(title)
+    count = sum(len(points) for lines in measured.values() for points in lines.values())
+    names = [collective.name for collective in measured]
+    what = names[0] if len(names) == 1 else f"{len(names)} collectives"
+    return [Plot(NAME, figure, f"{counted(count, 'message')} of {what}")]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of hcom_*.csv files")
     parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="the plot: .svg, .png or .pdf")
@@ -77,55 +103,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     wanted = [each for each in COLLECTIVES if arguments.comm_ops is None or each.name in arguments.comm_ops]
-    found = {
-        each: {
-            (folder, name): points for folder in arguments.folders for name, points in lines_of(folder, each).items()
-        }
-        for each in wanted
-    }
-    plotted = {collective: lines for collective, lines in found.items() if lines}
-    if not plotted:
+    made = plots(arguments.folders, wanted)
+    if not made:
         folders = ", ".join(map(str, arguments.folders))
         raise OpAtlasError(f"{folders}: no message of a collective has a duration; measure some first")
-    figure, axes = new_figure(_INCHES[0] * len(plotted), _INCHES[1], columns=len(plotted))
-    for axis, (collective, lines) in zip(axes, plotted.items(), strict=True):
-        for (folder, name), points in lines.items():
-            sizes = [point.message_bytes for point in points]
-            (drawn,) = axis.plot(
-                sizes,
-                [point.bus_gbps for point in points],
-                marker=".",
-                label=_label(folder, name, arguments.folders),
-            )
-            axis.fill_between(
-                sizes,
-                [point.bus_gbps for point in points],
-                [point.fastest_gbps for point in points],
-                color=drawn.get_color(),
-                alpha=0.2,
-                linewidth=0,
-            )
-        axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
-        axis.xaxis.set_major_formatter(lambda size, _: _bytes(size))
-        axis.tick_params(axis="x", labelrotation=45)
-        axis.grid(alpha=0.3)
-        axis.set_title(collective.name)
-        axis.set_xlabel(f"message: {collective.message}")
-        axis.legend(fontsize="small")
-    axes[0].set_ylabel("bus bandwidth (10⁹ bytes/s)")
-    save(figure, arguments.output)
-    count = sum(len(points) for lines in plotted.values() for points in lines.values())
-    print(f"{arguments.output}: {count} messages of {', '.join(collective.name for collective in plotted)}")
+    for plot in made:
+        save(plot.figure, arguments.output)
+        print(f"{arguments.output}: {plot.holds}")
     return 0
+
+
+def _panel(
+    axis: Any, collective: Collective, lines: Mapping[tuple[Path, str], Sequence[Point]], folders: Sequence[Path]
+) -> None:
+    for (folder, name), points in lines.items():
+        sizes = [point.message_bytes for point in points]
+        speeds = [point.bus_gbps for point in points]
+        (drawn,) = axis.plot(sizes, speeds, marker=".", label=_label(folder, name, folders))
+        axis.fill_between(
+            sizes,
+            speeds,
+            [point.fastest_gbps for point in points],
+            color=drawn.get_color(),
+            alpha=0.2,
+            linewidth=0,
+        )
+    size_axis(axis)
+    axis.set_yscale("log")
+    axis.grid(alpha=0.3)
+    axis.set_title(collective.name)
+    axis.set_xlabel(f"message: {collective.message}")
+    axis.legend(fontsize="small")
 
 
 def _label(folder: Path, name: str, folders: Sequence[Path]) -> str:
     """The folder only where there are several: its library and version."""
     return name if len(folders) == 1 else f"{'/'.join(folder.resolve().parts[-2:])}: {name}"
-
-
-def _bytes(size: float) -> str:
-    """`64 KiB`, of a power of two."""
-    power = min(max(int(size).bit_length() - 1, 0) // 10, len(_UNITS) - 1)
-    return f"{size / (1 << 10 * power):g} {_UNITS[power]}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from database.__main__ import main
-from database.plot_products import Point, lines_of
+from database.plots.products import Point, lines_of
 
 HEADER = (
     "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Average Duration(us),"

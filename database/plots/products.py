@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from database.errors import OpAtlasError
-from database.figure import new_figure, save
+from database.plots.figure import new_figure, save
+from database.plots.timed_rows import device_of
 from database.schema import AVERAGE, CACHE_STATE, INPUT_SLOTS, MICROBENCH_MIN, MICROBENCH_STD
 from database.slots import parse_slots
 from database.statistics import valid_duration
@@ -95,19 +96,13 @@ def run(arguments: argparse.Namespace) -> int:
     axis.set_yscale("log")
     axis.xaxis.set_major_formatter(lambda m, _: f"{m:g}")
     axis.grid(alpha=0.3)
-    axis.set_title(f"{arguments.kernel_type} on {_device(arguments.folders[0])}")
+    axis.set_title(f"{arguments.kernel_type} on {device_of(arguments.folders[0]) or arguments.folders[0].name}")
     axis.set_xlabel("rows M of the left operand")
     axis.set_ylabel("duration (us)")
     axis.legend(fontsize="small", title="weight N x K")
     save(figure, arguments.output)
     print(f"{arguments.output}: {sum(map(len, lines.values()))} products in {len(lines)} lines")
     return 0
-
-
-def _device(folder: Path) -> str:
-    """`NVIDIA_H200` of data/NVIDIA_H200/torch/torch2.11.0_cuda13.0; of a folder that lies elsewhere its name."""
-    parts = folder.resolve().parts
-    return parts[-3] if parts[-4:-3] == ("data",) else parts[-1]
 
 
 def _weight(text: str) -> tuple[int, int]:

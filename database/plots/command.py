@@ -1,0 +1,135 @@
+"""Plots a database: every figure for which it holds data.
+
+Durations against the sizes of tensors, the roofline, bytes a second, replayed against captured durations, bus
+bandwidth of collectives. docs/plots.md shows them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from database.communication import COLLECTIVES
+from database.dtypes import known_dtype
+from database.errors import OpAtlasError
+from database.plots import bandwidth, communication, comparison, durations, roofline
+from database.plots.figure import FORMATS, Plot, save
+from database.plots.peaks import PEAKS, Peak
+from database.plots.timed_rows import TimedRow, read_timed_rows
+from database.terminal import problem_lines
+
+_WAYS_SHOWN = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "exit status: 0 plots were made; 1 none could be made, or something was left out because of an error; "
+        "2 wrong usage"
+    )
+    parser.add_argument("database", type=Path, metavar="DATABASE", help="the folder of CSVs")
+    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="the folder of the plots")
+    parser.add_argument(
+        "--ops",
+        default="",
+        metavar="TYPE[,TYPE...]",
+        help="plot only these kernel types, named exactly (default: all, and the collectives)",
+    )
+    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="of the plots (default: %(default)s)")
+    parser.add_argument("--device", metavar="NAME", help="what was measured on (default: what the database says)")
+    parser.add_argument(
+        "--peak-gbps",
+        type=_positive,
+        metavar="G",
+        help="the device's memory bandwidth in 10^9 bytes/s (default: its data sheet's, if known)",
+    )
+    parser.add_argument(
+        "--peak-tops",
+        nargs="+",
+        type=_peak_of_dtype,
+        metavar="DTYPE:T",
+        help="10^12 operations/s of the device by dtype, such as BF16:353.9 (default: its data sheet's, if known)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plots; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
+    kernel_types = [name.strip() for name in arguments.ops.split(",") if name.strip()]
+    timed = read_timed_rows(arguments.database, kernel_types)
+    problems = list(timed.problems)
+    device = arguments.device or timed.device
+    peak = _peak(device, arguments.peak_gbps, dict(arguments.peak_tops or ()))
+    # What was replayed here may have been captured on another device: one plot of speeds is of one of them.
+    of_one = [row for row in timed.rows if row.microbench_us is not None] or timed.rows
+    both = [row for row in timed.rows if row.microbench_us is not None and row.profiling_us is not None]
+    made: dict[str, list[Plot]] = {}
+    for title, module, rows in (
+        ("Kernel durations", durations, timed.rows),
+        ("Roofline", roofline, of_one),
+        ("Memory bandwidth", bandwidth, of_one),
+        ("Replay against capture", comparison, both),
+    ):
+        made[module.NAME] = module.plots(rows, _title(title, device, rows), peak)
+    if not kernel_types:
+        title = _title("Bus bandwidth of collectives", device, ())
+        try:
+            made[communication.NAME] = communication.plots([arguments.database], COLLECTIVES, title)
+        except OpAtlasError as error:
+            problems.append(str(error))
+    for plot in (plot for plots in made.values() for plot in plots):
+        save(plot.figure, arguments.output / f"{plot.name}.{arguments.format}")
+    print(_summary(arguments, made, device, peak))
+    if problems:
+        print(problem_lines(problems), file=sys.stderr)
+    return 1 if problems or not any(made.values()) else 0
+
+
+def _peak(device: str, gbps: float | None, tera_ops: Mapping[str, float]) -> Peak:
+    known = PEAKS.get(device, Peak())
+    return Peak(gbps or known.bandwidth_gbps, {**known.tera_ops, **tera_ops})
+
+
+def _title(what: str, device: str, rows: Sequence[TimedRow]) -> str:
+    """With how the rows were timed, the most frequent ways first."""
+    ways = [way for way, _ in Counter(row.how or "captured" for row in rows).most_common()]
+    shown = "; ".join(ways[:_WAYS_SHOWN] + ["..."] * (len(ways) > _WAYS_SHOWN))
+    return what + (f": {device}" if device else "") + (f" ({shown})" if shown else "")
+
+
+def _summary(arguments: argparse.Namespace, made: Mapping[str, list[Plot]], device: str, peak: Peak) -> str:
+    """In lines that fit a terminal of 80 columns."""
+    lines = []
+    plots = [plot for found in made.values() for plot in found]
+    if plots:
+        files = [f"{plot.name}.{arguments.format}" for plot in plots]
+        width = max(map(len, files))
+        lines += [f"plots of {device or 'an unknown device'}, in {arguments.output}:"]
+        lines += [f"  {file:{width}}  {plot.holds}" for file, plot in zip(files, plots, strict=True)]
+    needs = {module.NAME: module.NEEDS for module in (durations, roofline, bandwidth, comparison, communication)}
+    without = [name for name, found in made.items() if not found]
+    if without:
+        lines += ["", "not made, for want of:"] if plots else ["no plot was made, for want of:"]
+        lines += [f"  {name}: {needs[name]}" for name in without]
+    if (made[roofline.NAME] or made[bandwidth.NAME]) and not peak.bandwidth_gbps:
+        lines += ["", "The peak of the device is not known: no roofs (--peak-gbps, --peak-tops)."]
+    return "\n".join(lines)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
+    return value
+
+
+def _peak_of_dtype(text: str) -> tuple[str, float]:
+    name, _, value = text.partition(":")
+    dtype = known_dtype(name)
+    if dtype is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: give DTYPE:T with a dtype such as BF16, FLOAT16 or INT8")
+    return dtype.name, _positive(value)

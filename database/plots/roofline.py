@@ -1,0 +1,97 @@
+"""The roofline: operations a second of matrix products and arithmetic against operations per byte moved.
+
+Operations and bytes are those that the row's shapes and dtypes ask for (database/work.py), the time is measured.
+Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from database.plots.figure import Plot, colors_of, new_figure
+from database.plots.peaks import Peak
+from database.plots.timed_rows import TimedRow
+from database.terminal import counted
+from database.work import ARITHMETIC, PRODUCTS, moved_bytes, operations, plain_type
+
+NAME = "roofline"
+NEEDS = "matrix products or arithmetic with a duration"
+
+_INCHES = (8.5, 5.5)
+_OF_ARITHMETIC: Mapping[str, Any] = {"s": 9, "marker": "x", "linewidths": 0.5}
+_OF_PRODUCTS: Mapping[str, Any] = {"s": 22, "marker": ".", "linewidths": 0}
+
+
+@dataclass(frozen=True)
+class Point:
+    """Attributes: intensity: operations per byte; tera_ops: 10^12 operations/s; dtype: of the first input."""
+
+    kernel_type: str
+    dtype: str
+    intensity: float
+    tera_ops: float
+
+
+def points_of(rows: Sequence[TimedRow]) -> list[Point]:
+    """Of the rows whose operations and bytes are known."""
+    points = []
+    for row in rows:
+        count, size = (tell(row.kernel_type, row.inputs, row.outputs) for tell in (operations, moved_bytes))
+        if count and size:
+            dtype = row.inputs[0].dtype
+            points.append(Point(row.kernel_type, dtype, count / size, count / row.duration_us / 1e6))
+    return points
+
+
+def plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
+    """One figure, or none. Raises OpAtlasError without matplotlib."""
+    points = points_of(rows)
+    if not points:
+        return []
+    numbers = Counter(point.kernel_type for point in points)
+    types = [name for name, _ in numbers.most_common()]
+    color = colors_of(types)
+    figure, (axis,) = new_figure(*_INCHES)
+    for name in types:
+        shown = [point for point in points if point.kernel_type == name]
+        axis.scatter(
+            [point.intensity for point in shown],
+            [point.tera_ops for point in shown],
+            color=color(name),
+            alpha=0.7,
+            label=f"{name} ({numbers[name]:,})",
+            **(_OF_ARITHMETIC if plain_type(name) in ARITHMETIC else _OF_PRODUCTS),
+        )
+    _roofs(axis, points, peak)
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.grid(alpha=0.3)
+    figure.suptitle(title)
+    axis.set_xlabel("operations per byte (each input read once, each output written once)")
+    axis.set_ylabel("10¹² operations/s")
+    figure.legend(loc="outside right center", fontsize="small", markerscale=2, title="kernel type (rows)")
+    return [Plot(NAME, figure, f"{counted(len(points), 'row')} of {counted(len(types), 'kernel type')}")]
+
+
+def _roofs(axis: Any, points: Sequence[Point], peak: Peak) -> None:
+    """The memory's slope, and a level for each dtype of products whose peak is known; equal ones share a label."""
+    left, right = min(point.intensity for point in points) / 1.5, max(point.intensity for point in points) * 1.5
+    dtypes = sorted({point.dtype for point in points if plain_type(point.kernel_type) in PRODUCTS} & set(peak.tera_ops))
+    levels = sorted({peak.tera_ops[dtype] for dtype in dtypes})
+    slope = peak.bandwidth_gbps / 1e3 if peak.bandwidth_gbps else None
+    if slope:
+        top = min(right, max(levels) / slope) if levels else right
+        axis.plot([left, top], [left * slope, top * slope], color="black", linewidth=1)
+        middle = math.sqrt(left * top)
+        text = f"memory: {peak.bandwidth_gbps:,.0f} GB/s"
+        axis.annotate(text, (middle, middle * slope), (-6, 2), textcoords="offset points", fontsize="small", ha="right")
+    for level in levels:
+        begin = max(left, level / slope) if slope else left
+        axis.plot([begin, right], [level, level], color="black", linewidth=1)
+        names = ", ".join(dtype for dtype in dtypes if peak.tera_ops[dtype] == level)
+        text = f"{names}: {level:,g}"
+        axis.annotate(text, (right, level), (0, 3), textcoords="offset points", fontsize="small", ha="right")

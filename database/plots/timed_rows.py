@@ -1,0 +1,117 @@
+"""The rows of a database that have a duration, with their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from database.bulk import without_cycle_collection
+from database.errors import CellError, OpAtlasError
+from database.join.runs import read_run
+from database.schema import AVERAGE, CACHE_STATE, INPUT_SLOTS, INSTRUMENT, OUTPUT_SLOTS, PROFILING_AVERAGE
+from database.slots import Slot, parse_slots
+from database.statistics import valid_duration
+from database.store import Database
+from database.terminal import counted
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRow:
+    """A row with a duration.
+
+    Attributes:
+        microbench_us, profiling_us: averages of a replay and of a capture; None: it has none.
+        how: how the replay took it, `cold, cupti`; "" where the row does not say.
+    """
+
+    kernel_type: str
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    microbench_us: float | None
+    profiling_us: float | None
+    how: str
+
+    @property
+    def duration_us(self) -> float:
+        """The replay's, or else the capture's."""
+        duration_us = self.microbench_us or self.profiling_us
+        assert duration_us is not None
+        return duration_us
+
+
+@dataclass(frozen=True)
+class TimedRows:
+    """What a database holds.
+
+    Attributes:
+        device: what the rows were measured on, by the name of its folder; "" where nothing tells.
+        folder: the database's.
+        problems: files that could not be read, and rows whose cells mean no tensors.
+    """
+
+    folder: Path
+    device: str
+    rows: Sequence[TimedRow]
+    problems: Sequence[str]
+
+
+def read_timed_rows(folder: Path, kernel_types: Collection[str] = ()) -> TimedRows:
+    """The timed rows of some kernel types, or of all. Raises OpAtlasError where there is no such folder or file."""
+    database = Database(folder)
+    if not folder.is_dir():
+        raise OpAtlasError(f"{folder}: no such folder: name one that holds {{KernelType}}.csv files")
+    there = database.kernel_types()
+    missing = sorted(set(kernel_types) - set(there))
+    if missing:
+        raise OpAtlasError(f"{folder} has no rows of {', '.join(missing)}: name files that are there, without .csv")
+    rows: list[TimedRow] = []
+    problems: list[str] = []
+    with without_cycle_collection():
+        for kernel_type in sorted(kernel_types) or there:
+            try:
+                rows += _rows_of(database, kernel_type, problems)
+            except OpAtlasError as error:
+                problems.append(str(error))
+    return TimedRows(folder, device_of(folder), rows, problems)
+
+
+def device_of(folder: Path) -> str:
+    """`NVIDIA_H200` of data/NVIDIA_H200/torch/torch2.11.0_cuda13.0; elsewhere what the manifests say; "" where none."""
+    parts = folder.resolve().parts
+    if parts[-4:-3] == ("data",):
+        return parts[-3]
+    names: set[str] = set()
+    for manifest in sorted(Database(folder).runs_dir.glob("*.json")):
+        # One that cannot be read is nothing to a plot: merge and the runs themselves report it.
+        with suppress(OpAtlasError):
+            names |= read_run(manifest).devices
+    return names.pop() if len(names) == 1 else ""
+
+
+def _rows_of(database: Database, kernel_type: str, problems: list[str]) -> Iterator[TimedRow]:
+    """Raises OpAtlasError."""
+    table = database.read(kernel_type)
+    frame, unread, example = table.frame, 0, ""
+
+    def column(name: str) -> Sequence[str]:
+        return frame[name].tolist() if name in frame.columns else [""] * len(frame)
+
+    cells = map(column, (*INPUT_SLOTS, *OUTPUT_SLOTS, AVERAGE, PROFILING_AVERAGE, CACHE_STATE, INSTRUMENT))
+    for i_shapes, i_dtypes, i_formats, o_shapes, o_dtypes, o_formats, replayed, captured, cache, instrument in zip(
+        *cells, strict=True
+    ):
+        microbench_us, profiling_us = valid_duration(replayed), valid_duration(captured)
+        if microbench_us is None and profiling_us is None:
+            continue
+        try:
+            inputs = parse_slots(i_shapes, i_dtypes, i_formats, INPUT_SLOTS)
+            outputs = parse_slots(o_shapes, o_dtypes, o_formats, OUTPUT_SLOTS)
+        except CellError as error:
+            unread, example = unread + 1, example or str(error)
+            continue
+        how = ", ".join(word for word in (cache, instrument) if word) if microbench_us else ""
+        yield TimedRow(kernel_type, inputs, outputs, microbench_us, profiling_us, how)
+    if unread:
+        problems.append(f"{table.path}: {counted(unread, 'row')} left out: {example}; correct the cell")

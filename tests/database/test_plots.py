@@ -1,0 +1,260 @@
+"""`python -m database plot`: what each figure shows, and what the command says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from database.__main__ import main
+from database.plots import bandwidth, comparison, durations, roofline
+from database.plots.figure import bytes_text
+from database.plots.peaks import PEAKS, Peak
+from database.plots.timed_rows import TimedRow, device_of, read_timed_rows
+from database.schema import (
+    AVERAGE,
+    CACHE_STATE,
+    INPUT_SLOTS,
+    INSTRUMENT,
+    OUTPUT_SLOTS,
+    PROFILING_AVERAGE,
+)
+from database.slots import Slot
+
+HEADER = ",".join((*INPUT_SLOTS, *OUTPUT_SLOTS, AVERAGE, PROFILING_AVERAGE, CACHE_STATE, INSTRUMENT))
+ADD = '"{n},1024;{n},1024",DT_BF16;DT_BF16,ND;ND,"{n},1024",DT_BF16,ND,{replayed},{captured},{how}'
+PRODUCT = '"{m},512;1024,512",DT_BF16;DT_BF16,ND;ND,"{m},1024",DT_BF16,ND,{replayed},{captured},{how}'
+MESSAGES = "message_bytes,num_devices,dtype,topology_tier,Duration(us)\n1024,4,DT_BF16,1,20\n"
+
+
+def add(n: int, replayed: str = "", captured: str = "") -> str:
+    return ADD.format(n=n, replayed=replayed, captured=captured, how="cold,cupti" if replayed else ",")
+
+
+def product(m: int, replayed: str = "", captured: str = "") -> str:
+    return PRODUCT.format(m=m, replayed=replayed, captured=captured, how="cold,cupti" if replayed else ",")
+
+
+def table(folder: Path, kernel_type: str, *rows: str) -> None:
+    (folder / f"{kernel_type}.csv").write_text("\n".join((HEADER, *rows)) + "\n", encoding="utf-8")
+
+
+def timed(kernel_type: str, *shape: int, replayed: float | None = None, captured: float | None = None) -> TimedRow:
+    tensor = Slot(shape, "BF16", "ND")
+    return TimedRow(kernel_type, (tensor, tensor), (tensor,), replayed, captured, "")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A database of an H200 by its manifest, with data for every plot."""
+    table(tmp_path, "Add", add(1, "2.5", "2.0"), add(8, "4", "4.4"), add(16, "", "5"), add(32))
+    table(tmp_path, "MatMulV2", product(8, "5", "5"), product(64, "5.5"))
+    (tmp_path / "hcom_allReduce_.csv").write_text(MESSAGES)
+    (tmp_path / "runs").mkdir()
+    manifest = {"device": {"name": "NVIDIA_H200"}, "packages": {}, "started_at": 1.0}
+    (tmp_path / "runs" / "one.json").write_text(json.dumps(manifest))
+    return tmp_path
+
+
+def test_rows_with_a_duration_and_how_they_were_timed(folder: Path) -> None:
+    read = read_timed_rows(folder)
+    assert (read.device, read.problems) == ("NVIDIA_H200", [])
+    found = [(row.kernel_type, row.microbench_us, row.profiling_us, row.how) for row in read.rows]
+    assert found == [
+        ("Add", 2.5, 2.0, "cold, cupti"),
+        ("Add", 4.0, 4.4, "cold, cupti"),
+        ("Add", None, 5.0, ""),
+        ("MatMulV2", 5.0, 5.0, "cold, cupti"),
+        ("MatMulV2", 5.5, None, "cold, cupti"),
+    ]
+    assert [row.duration_us for row in read.rows] == [2.5, 4.0, 5.0, 5.0, 5.5]
+    assert [row.kernel_type for row in read_timed_rows(folder, ["MatMulV2"]).rows] == ["MatMulV2"] * 2
+
+
+def test_the_device_is_the_folder_under_data_or_what_all_manifests_say(folder: Path, tmp_path: Path) -> None:
+    assert device_of(tmp_path / "data" / "AMD_EPYC" / "torch" / "torch2.13.0_cpu") == "AMD_EPYC"
+    (folder / "runs" / "torn.json").write_text("{")
+    assert device_of(folder) == "NVIDIA_H200"
+    other = {"device": {"name": "NVIDIA_H100"}, "packages": {}, "started_at": 1.0}
+    (folder / "runs" / "two.json").write_text(json.dumps(other))
+    assert device_of(folder) == ""
+
+
+def test_durations_are_by_type_size_and_source() -> None:
+    rows = [timed("Sub", 4, replayed=3.0), timed("abs", 8, replayed=1.0, captured=2.0), timed("Sub", 0, replayed=1.0)]
+    assert durations.points_of(rows) == {
+        "abs": [durations.Point(48, 1.0, "BF16", captured=False), durations.Point(48, 2.0, "BF16", captured=True)],
+        "Sub": [durations.Point(24, 3.0, "BF16", captured=False)],
+    }
+
+
+def test_many_kernel_types_are_pages_of_equal_size() -> None:
+    pytest.importorskip("matplotlib")
+    rows = [timed(f"Type{number:02}", 4, replayed=3.0) for number in range(26)]
+    made = durations.plots(rows, "Durations", Peak(100.0))
+    assert [plot.name for plot in made] == ["durations_1", "durations_2"]
+    assert made[0].holds == "13 durations of 13 kernel types"
+    assert [axis.get_title() for axis in made[1].figure.axes if axis.get_visible()] == [
+        f"Type{number}" for number in range(13, 26)
+    ]
+    assert "page 2 of 2" in made[1].figure.get_suptitle()
+
+
+def test_the_line_of_durations_is_that_of_the_bandwidth() -> None:
+    pytest.importorskip("matplotlib")
+    rows = [timed("Add", 4, replayed=3.0), timed("Add", 4096, replayed=9.0)]
+    (axis,) = durations.plots(rows, "", Peak(bandwidth_gbps=2.0))[0].figure.axes
+    (line,) = axis.get_lines()
+    # 24 and 24,576 bytes at 2 bytes a nanosecond.
+    assert list(line.get_xdata()) == [24, 24576]
+    assert list(line.get_ydata()) == pytest.approx([0.012, 12.288])
+
+
+def test_a_product_stands_where_its_operations_and_bytes_put_it(folder: Path) -> None:
+    rows = read_timed_rows(folder, ["MatMulV2"]).rows
+    flops, size = 2 * 8 * 512 * 1024, 2 * (8 * 512 + 512 * 1024 + 8 * 1024)
+    point = roofline.points_of(rows)[0]
+    assert point == roofline.Point("MatMulV2", "BF16", flops / size, pytest.approx(flops / 5e-6 / 1e12))
+
+
+def test_roofs_meet_where_memory_and_arithmetic_take_equally_long(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = read_timed_rows(folder).rows
+    (axis,) = roofline.plots(rows, "", Peak(1000.0, {"BF16": 2.0, "INT8": 4.0}))[0].figure.axes
+    slope, level = axis.get_lines()
+    assert slope.get_ydata()[-1] == level.get_ydata()[0] == level.get_ydata()[1] == 2.0
+    assert slope.get_xdata()[-1] == level.get_xdata()[0] == 2.0
+    # No product is of INT8: its level says nothing here.
+    assert [text.get_text() for text in axis.texts] == ["memory: 1,000 GB/s", "BF16: 2"]
+    (bare,) = roofline.plots(rows, "", Peak())[0].figure.axes
+    assert not bare.get_lines()
+
+
+def test_bandwidth_is_of_kernels_that_stream(folder: Path) -> None:
+    points = bandwidth.points_of(read_timed_rows(folder).rows)
+    assert list(points) == ["Add"]
+    assert points["Add"][0] == bandwidth.Point(3 * 2 * 1024, pytest.approx(6144 / 2.5e-6 / 1e9))
+
+
+def test_agreement_of_few_rows_has_no_tenths() -> None:
+    rows = [timed("Add", 4, replayed=float(number), captured=2.0) for number in (1, 2, 3)]
+    assert comparison.agreement(rows) == comparison.Agreement(rows=3, p10=None, p50=1.0, p90=None, within=1)
+    many = [timed("Add", 4, replayed=float(number), captured=10.0) for number in range(1, 12)]
+    found = comparison.agreement(many)
+    assert (found.rows, found.p10, found.p50, found.p90) == (11, 0.2, 0.6, 1.0)
+
+
+def test_every_plot_that_there_is_data_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    assert main(["plot", str(folder), "--output", str(folder / "plots")]) == 0
+    names = ["durations", "roofline", "bandwidth", "microbench_against_profiling", "bus_bandwidth"]
+    assert sorted(path.name for path in (folder / "plots").iterdir()) == sorted(f"{name}.png" for name in names)
+    for path in (folder / "plots").iterdir():
+        assert path.read_bytes().startswith(b"\x89PNG")
+    assert capsys.readouterr().out.splitlines() == [
+        f"plots of NVIDIA_H200, in {folder / 'plots'}:",
+        "  durations.png                     8 durations of 2 kernel types",
+        # The row that was captured only is no replay.
+        "  roofline.png                      4 rows of 2 kernel types",
+        "  bandwidth.png                     2 rows of 1 kernel type",
+        "  microbench_against_profiling.png  3 rows, 2 within 20 %, median 1.00 x",
+        "  bus_bandwidth.png                 1 message of all_reduce",
+    ]
+
+
+def test_what_there_is_no_data_for_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    output = folder / "plots"
+    assert main(["plot", str(folder), "--output", str(output), "--ops", "Add", "--device", "X", "--format", "svg"]) == 0
+    assert sorted(path.suffix for path in output.iterdir()) == [".svg"] * 4
+    table(folder, "Add", add(1))
+    assert main(["plot", str(folder), "--output", str(output), "--ops", "Add"]) == 1
+    first, second = capsys.readouterr().out.split("no plot was made, for want of:")
+    assert "The peak of the device is not known: no roofs (--peak-gbps, --peak-tops)." in first
+    assert "  roofline: matrix products or arithmetic with a duration" in second
+    assert all(len(line) <= 80 for line in second.splitlines())
+
+
+def test_the_same_data_give_the_same_files(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for name in ("one", "other"):
+        assert main(["plot", str(folder), "--output", str(folder / name), "--format", "pdf"]) == 0
+    for path in (folder / "one").iterdir():
+        assert path.read_bytes() == (folder / "other" / path.name).read_bytes()
+
+
+def test_what_cannot_be_read_is_left_out_and_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    table(folder, "Sub", add(1, "2.5").replace("1,1024", "one,1024"), add(1, "2.5"))
+    (folder / "Mul.csv").write_text("")
+    (folder / "hcom_allReduce_.csv").write_text(MESSAGES.replace("1024", "many"))
+    assert main(["plot", str(folder), "--output", str(folder / "plots")]) == 1
+    printed = capsys.readouterr()
+    assert "durations of 3 kernel types" in printed.out
+    errors = printed.err.splitlines()
+    assert len(errors) == 3
+    assert "Mul.csv: an empty file" in errors[0]
+    assert "Sub.csv: 1 row left out" in errors[1]
+    assert "'ONE' is not a dimension" in errors[1]
+    assert "hcom_allReduce_.csv:2: a cell that is no number" in errors[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["no-such-folder"], "no-such-folder: no such folder: name one that holds {KernelType}.csv files"),
+        ([".", "--ops", "Add,Sbu"], "has no rows of Sbu: name files that are there, without .csv"),
+    ],
+)
+def test_what_is_not_there(
+    folder: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["plot", *arguments, "--output", "plots"]) == 1
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--peak-gbps", "fast", "'fast': give a number above 0"),
+        ("--peak-gbps", "-1", "'-1': give a number above 0"),
+        ("--peak-tops", "353.9", "'353.9': give DTYPE:T with a dtype such as BF16"),
+        ("--peak-tops", "BF16:0", "'0': give a number above 0"),
+    ],
+)
+def test_peaks_are_numbers(option: str, value: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["plot", ".", "--output", "plots", f"{option}={value}"])
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_peaks_that_are_given_are_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    arguments = ["--device", "X", "--peak-gbps", "100", "--peak-tops", "DT_BF16:1.5", "INT8:3", "--format", "svg"]
+    assert main(["plot", str(folder), "--output", str(folder / "plots"), *arguments]) == 0
+    assert "is not known" not in capsys.readouterr().out
+
+
+def test_without_matplotlib_the_extra_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    assert main(["plot", str(folder), "--output", str(folder / "plots")]) == 1
+    assert "pip install 'opatlas[plot]'" in capsys.readouterr().err
+    assert not (folder / "plots").exists()
+
+
+def test_known_peaks_are_of_devices_that_have_a_folder() -> None:
+    from database.layout import NPU_DEVICES, kind_of
+
+    assert set(NPU_DEVICES) <= set(PEAKS)
+    assert {kind_of(device) for device in PEAKS} == {"npu", "cuda"}
+
+
+@pytest.mark.parametrize(("size", "text"), [(1, "1 B"), (512, "512 B"), (1 << 16, "64 KiB"), (3 << 40, "3 TiB")])
+def test_sizes_are_written_in_powers_of_1024(size: int, text: str) -> None:
+    assert bytes_text(size) == text
