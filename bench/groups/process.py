@@ -324,7 +324,7 @@ class GroupProcess:
 
     def _described(self, joined: dict[int, DeviceDescription]) -> DeviceDescription:
         first = joined[0]
-        return DeviceDescription(first.name, {**first.facts, "ranks": self.spec.ranks, "nodes": self.spec.nnodes})
+        return replace(first, facts={**first.facts, "ranks": self.spec.ranks, "nodes": self.spec.nnodes})
 
     def _kill(self) -> None:
         """Ends all processes of the group, and waits until they are gone and their devices free."""
