@@ -1,0 +1,37 @@
+"""Whether pytest takes command lines: lists of arguments in (JSON, stdin), what is said against each out (stdout).
+
+Each goes through pytest's own start with the conftest.py files of the folders that it names, as far as the options
+are read; nothing is collected. In a process of its own, because those files are modules of one name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+
+import pytest
+
+
+class StopBeforeCollection:
+    """A plugin that ends the session when its options have been read."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_cmdline_main(self) -> int:
+        return 0
+
+
+def refusal(arguments: list[str]) -> str:
+    """What pytest says against them; "" where it takes them."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        code = pytest.main(arguments, plugins=[StopBeforeCollection()])
+    if not code:
+        return ""
+    lines = [line.strip() for line in said.getvalue().splitlines()]
+    return next((line for line in lines if "error:" in line), said.getvalue().strip())
+
+
+if __name__ == "__main__":
+    json.dump([refusal(arguments) for arguments in json.load(sys.stdin)], sys.stdout)

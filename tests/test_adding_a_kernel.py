@@ -1,0 +1,74 @@
+"""docs/adding-a-kernel.md does what it says: its blocks, put into a copy of the checkout, and its commands."""
+
+from __future__ import annotations
+
+import csv
+import re
+
+import pytest
+from doc_commands import ROOT, blocks_of
+from scratch_checkout import ScratchCheckout
+
+PAGE = ROOT / "docs" / "adding-a-kernel.md"
+_BLOCK = re.compile(r"^```(python|yaml|csv)\n(?:# (\S+\.\w+)(?:, ([^\n]*))?\n)?(.*?)^```$", re.DOTALL | re.MULTILINE)
+#: What the fields of a block's first line say of where it goes, after the file: a line that it follows.
+_AFTER = {"in ROWS": "ROWS: dict", "among its imports": "import torch\n", "under kernels": "kernels:\n"}
+
+
+def put(text: str, where: str, block: str) -> str:
+    """A file with a block of the page in its place."""
+    if where in _AFTER:
+        begin = text.index(_AFTER[where])
+        end = text.index("\n", begin) + 1
+        return text[:end] + block + text[end:]
+    if where:
+        (name,) = re.findall(r'with "(\w+)" in its __all__', where)
+        text = text.replace("__all__ = [", f'__all__ = ["{name}", ', 1)
+    return f"{text}\n\n{block}"
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> ScratchCheckout:
+    """With the kernel that the page adds."""
+    scratch = ScratchCheckout(tmp_path_factory.mktemp("kernel") / "checkout", tests=True)
+    blocks = _BLOCK.findall(PAGE.read_text("utf-8"))
+    assert [language for language, *_ in blocks] == ["csv", *["python"] * 5, "yaml"]
+    for language, name, where, block in blocks:
+        if language == "csv":
+            (scratch.folder / "DB").mkdir()
+            (scratch.folder / "DB" / "Gelu.csv").write_text(block)
+        else:
+            path = scratch.folder / name
+            path.write_text(put(path.read_text("utf-8"), where, block))
+    return scratch
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_take_a_row_to_the_coverage_table(checkout: ScratchCheckout) -> None:
+    done = {
+        command.text: checkout.run(command.text, options="--cache=warm")
+        for block in blocks_of(PAGE)
+        for command in block.commands
+        # The proof of NPU calls installs torch_npu.
+        if "npu" not in command.text and "docs/kernels.md" not in command.text
+    }
+    bench, tests, theory, kernels = done.values()
+    assert "1 measured + 1 invalid" in bench.stdout
+    with open(checkout.folder / "DB" / "Gelu.csv", newline="") as file:
+        first, second, *theory_rows = csv.DictReader(file)
+    assert (first["Status"], first["MicroBench Samples"]) == ("measured", "3")
+    assert float(first["Average Duration(us)"]) > 0
+    assert second["Status"] == "invalid"
+    assert "column 'Input Shapes'" in second["Status Reason"]
+    assert tests.returncode == 0, tests.stdout
+    # Two rows and the NPU's call; three wrong results on either side, and none.
+    assert " 10 passed" in tests.stdout
+    assert theory.returncode == 0, theory.stdout
+    assert len(theory_rows) == 20
+    assert re.search(r"^Gelu +activation +torch\.nn\.functional\.gelu +not yet ", kernels.stdout, re.MULTILINE)
+
+
+def test_a_kernel_takes_less_than_fifteen_lines() -> None:
+    blocks = [block for language, name, _, block in _BLOCK.findall(PAGE.read_text("utf-8")) if name.startswith("bench")]
+    lines = [line for block in blocks for line in block.splitlines() if line.strip()]
+    assert 0 < len(lines) < 15

@@ -1,0 +1,218 @@
+"""What the pages tell a reader to type: each command is run, or at least read by the program that it names.
+
+The README's are run as they stand, block by block, each block in a small copy of the checkout where CAPTURE, DB,
+ONE and TWO are there. What this machine cannot run is in NOT_HERE, with the reason. All other commands of all pages
+go through the real parsers of their programs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import doc_commands
+import pytest
+from captures import launch, launched, write_capture
+from doc_commands import FOREIGN, ROOT, Block, Command, UnreadableBlock
+from scratch_checkout import ScratchCheckout
+from sessions import row
+
+#: A decoding step of three sequences: its row in a capture, and what the recorder saw of it.
+ATTENTION_SHAPES = ["3,4,128", "99,128,128", "99,128,128", "", "2048,2048", "3", "3", *[""] * 7, "3,16"]
+ATTENTION_RECORD = {
+    "query_shape": [3, 4, 128],
+    "key_shape": [99, 128, 128],
+    "value_shape": [99, 128, 128],
+    "atten_mask_shape": [2048, 2048],
+    "block_table_shape": [3, 16],
+    "actual_seq_lengths": [1, 2, 3],
+    "actual_seq_lengths_kv": [300, 128, 7],
+    "block_table_valid_blocks": [3, 1, 1],
+    "num_heads": 4,
+    "num_key_value_heads": 1,
+    "sparse_mode": 3,
+    "input_layout": "TND",
+    "block_size": 128,
+}
+
+READMES = sorted(ROOT.glob("README*.md"))
+PAGES = [*READMES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+#: Commands of the README that are read and not run, by what marks them, and why.
+NOT_HERE: Mapping[str, str] = {
+    r"^(python -m )?pip |^python\S* -m venv|^make ": "sets up an environment, from the network",
+    r"--device[= ](npu|cuda|ATLAS_\w+)": "names a device that is not here",
+    r"--instrument[= ](?!wall-clock)": "names an instrument of another device",
+    r"--prof-path": "reads a profile of msprof",
+    r"nnodes[= ]|node-rank[= ]": "takes several machines",
+    r"^pytest tests|-m tests\.|^ruff|^mypy": "is what runs this test",
+    rf"^({'|'.join(map(re.escape, FOREIGN))}) ": "is another program",
+}
+#: Read before the options of a command, which win: few rows, and few samples of them.
+QUICKLY = "--repeat-count=1 --cache=warm --ops=RmsNorm --max-hbm-gb=0.51203"
+#: Groups of processes take as long as all the rest; tests/collectives starts them. Their messages are listed here.
+COLLECTIVES = "--collect-only"
+#: By what marks the command: statuses that say that it worked, where there are others than 0.
+STATUSES: Mapping[str, tuple[int, ...]] = {
+    r"bench doctor": (0, 1),  # what it needs may be missing on this machine
+    r"bench validate-comm": (0, 1),  # and a duration of the test's own may be implausible
+}
+#: Commands that would fail, and what is to be said of them.
+PLANTED: Mapping[str, str] = {
+    "pytest bench/ --repeat-cuont 3": "unrecognized arguments: --repeat-cuont",
+    "pytest shapes/ --rows many": "'many': give a whole number",
+    "pytest bench/test_nothing.py": "there is no bench/test_nothing.py",
+    "python -m database ingset": "invalid choice: 'ingset'",
+    "python -m database ingest --profiling-path P --devcie X": "unrecognized arguments: --devcie X",
+    "opatlas ingest --profiling-path P --devcie X": "unrecognized arguments: --devcie X",
+    "opatlas benhc": "opatlas has no command ['benhc']",
+    "python -m bench.nothing": "no such module",
+    "python -m tests.benchmarks.bench_merge --rwos 3": "bench_merge.py has no --rwos",
+    "pip install -e '.[gpus]'": "no extra gpus",
+    "pip install -c constraint.txt -e .": "there is no constraint.txt",
+    "make benhc": "No rule to make target 'benhc'",
+    "frobnicate --all": "'frobnicate' is not known",
+    "cd x && pytest bench/ --nonsense": "unrecognized arguments: --nonsense",
+}
+PLOTS = r"\bplot"
+#: Options whose value is a file that the command is to leave.
+_LEAVES = re.compile(r"--(?:output|junitxml|json|benchmark-json)[= ](\S+)")
+
+
+def planted(text: str) -> Command:
+    (*_, words) = doc_commands.commands_of_line(text)
+    return Command("planted", 1, words, text)
+
+
+def commands_of(page: Path) -> list[Command]:
+    return [command for block in doc_commands.blocks_of(page) for command in block.commands]
+
+
+def why_not_here(command: Command) -> str:
+    """Why a command of the README is not run; "" where it is."""
+    if re.search(r"\b(npu|gpu|cuda)\b", command.runner):
+        return f"runs on a machine with {command.runner}"
+    if re.search(PLOTS, command.text) and find_spec("matplotlib") is None:
+        return "needs matplotlib"
+    text = " ".join(command.words)
+    return next((reason for mark, reason in NOT_HERE.items() if re.search(mark, text)), "")
+
+
+@pytest.fixture(scope="module")
+def problems() -> Mapping[Command, str]:
+    """Of all pages, and of the commands that are planted."""
+    shown = [command for page in PAGES for command in (*commands_of(page), *doc_commands.inline_commands(page))]
+    return doc_commands.problems_of([*shown, *map(planted, PLANTED)])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_programs_take_the_commands_of_a_page(page: Path, problems: Mapping[Command, str]) -> None:
+    name = page.relative_to(ROOT).as_posix()
+    wrong = [f"{command}\n    {problem}" for command, problem in problems.items() if command.page == name]
+    assert not wrong, "\n".join(wrong)
+
+
+class ReaderOfTheReadme(ScratchCheckout):
+    """What the README's commands find there: a capture, databases, records of a serving process, a trace."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        shipped = Path("database", "data", "NVIDIA_H200")
+        shutil.copytree(ROOT / shipped, folder / shipped)
+        # Of several sizes, so that each shard has some.
+        norms = [norm(rows) for rows in (1, 2, 3, 5, 8, 13)]
+        dtypes = ["DT_BF16" if shape else "DT_UNDEFINED" for shape in ATTENTION_SHAPES]
+        attention = launch(type="FusedInferAttentionScore", shapes=";".join(ATTENTION_SHAPES), dtypes=";".join(dtypes))
+        capture = write_capture(folder / "CAPTURE" / "kernel_details.csv", [*norms, attention])
+        self.run(f"python -m database ingest --profiling-path {capture} --database-path DB")
+        for name in ("ONE", "TWO"):
+            shutil.copytree(folder / "DB", folder / name)
+        message = "message_bytes,num_devices,dtype,topology_tier,Duration(us)\n1048576,2,DT_BF16,1,100.5\n"
+        (folder / "DB" / "hcom_allReduce_.csv").write_text(message)
+        (folder / "calls.1.jsonl").write_text(json.dumps(ATTENTION_RECORD) + "\n")
+        event = {"ph": "X", "name": "Add", "ts": 1, "dur": 2, "pid": 0, "tid": 0}
+        (folder / "trace_view.json").write_text(json.dumps([event]))
+
+
+def norm(rows: int) -> dict[str, str]:
+    """A launch of RmsNorm, which the small options of the README's sessions run."""
+    slots = {"Output Shapes": f"{rows},64;{rows},1", "Output Data Types": "FLOAT;FLOAT", "Output Formats": "ND;ND"}
+    return launched("RmsNorm", 3.5, {**row(4), "Input Shapes": f"{rows},64;64", **slots})
+
+
+def readme_blocks() -> list[Block]:
+    """Those that have a command to run here; of equal blocks the first."""
+    blocks = doc_commands.blocks_of(ROOT / "README.md")
+    runs = {tuple(c.text for c in block.commands if not why_not_here(c)): block for block in reversed(blocks)}
+    return sorted((block for texts, block in runs.items() if texts), key=lambda block: block.line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", readme_blocks(), ids=str)
+def test_commands_of_the_readme_do_what_they_say(block: Block, tmp_path: Path) -> None:
+    scratch = ReaderOfTheReadme(tmp_path / "checkout")
+    for command in dict.fromkeys(block.commands):
+        if why_not_here(command):
+            continue
+        done = scratch.run(command.text, options=COLLECTIVES if "collectives" in command.text else QUICKLY)
+        allowed = next((codes for mark, codes in STATUSES.items() if re.search(mark, command.text)), (0,))
+        assert done.returncode in allowed, (
+            f"{command}\nexit status {done.returncode}: mend the command, give what it needs in ReaderOfTheReadme, "
+            f"or name it in NOT_HERE\n{done.stdout}"
+        )
+        for name in _LEAVES.findall(command.text):
+            assert (scratch.folder / name).stat().st_size, f"{command}\nleft no {name}\n{done.stdout}"
+
+
+def test_every_command_of_the_readme_is_run_or_says_why_not() -> None:
+    """A reason that no command has any more is to go, and the README must have commands that run."""
+    commands = commands_of(ROOT / "README.md")
+    ran = [command for command in commands if not why_not_here(command)]
+    assert len(ran) > 5
+    assert any("bench/" in command.words for command in ran)
+    assert any("ingest" in command.words for command in ran)
+
+
+def test_translations_of_the_readme_show_the_same_commands() -> None:
+    shown = {command.words for command in commands_of(ROOT / "README.md")}
+    others = [command for page in READMES if page.name != "README.md" for command in commands_of(page)]
+    assert not [str(command) for command in others if command.words not in shown]
+
+
+@pytest.mark.parametrize("text", PLANTED)
+def test_a_command_that_would_fail_is_noticed(text: str, problems: Mapping[Command, str]) -> None:
+    assert PLANTED[text] in problems[planted(text)]
+
+
+def test_blocks_are_told_from_pictures_and_output(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```\npytest bench/ \\\n    -k Add   # some\npython -m database ingest > out.txt && opatlas bench\n```\n"
+        "```\n82/196 rows\n```\n"
+        "```\npytest        collects\n  |- keeper\n```\n"
+        "```text\npytest bench/\n```\n"
+        "```console\n$ A=1 pytest shapes/\n3 passed\n```\n"
+        "```yaml\njobs:\n  bench:\n    runs-on: [self-hosted, npu]\n    steps:\n      - uses: actions/checkout@v4\n"
+        "      - run: |\n          pip install -e .\n          pytest bench/ -x\n```\n"
+    )
+    shown = [(command.line, " ".join(command.words)) for command in commands_of(page)]
+    assert shown == [
+        (2, "pytest bench/ -k Add"),
+        (4, "python -m database ingest"),
+        (4, "opatlas bench"),
+        (17, "pytest shapes/"),
+        (27, "pip install -e ."),
+        (28, "pytest bench/ -x"),
+    ]
+    assert "npu" in commands_of(page)[-1].runner
+
+
+def test_a_block_of_commands_and_output_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```\nuv venv\npytest bench/\n```\n")
+    with pytest.raises(UnreadableBlock, match=r"page\.md:3: a command in a code block whose first line is none"):
+        commands_of(page)
