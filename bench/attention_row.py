@@ -54,6 +54,10 @@ _OTHERS = {
 _NAMES = {QUERY: "query", KEY: "key", VALUE: "value"}
 _USED = {*_NAMES, MASK, QUERY_LENGTHS, KV_LENGTHS, BLOCK_TABLE, QUERY_ROPE, KEY_ROPE}
 
+#: Queries and keys are uniform in -2 ... 2, so that scores have a standard deviation of 4 / 3: no
+#: key alone decides a result, and none can be left out unseen.
+RANGE = (-2.0, 2.0)
+
 #: The mask that stands for every causal one, whatever the lengths (sparse_mode 2 and 3).
 CAUSAL_MASK = (2048, 2048)
 

@@ -97,6 +97,14 @@ class RowSlots:
                 else f"if slots from {max(counts)} on are not tensors of this kernel, remove them",
             )
 
+    def expect_shape(self, slot: int, *shapes: tuple[int, ...], what: str = "") -> None:
+        """Refuses a row whose input slot has none of these shapes; `what` the slot holds is told with it."""
+        if self.shape(slot) not in shapes:
+            named = f"slot {slot} ({what})" if what else f"slot {slot}"
+            raise self.refuse(
+                INPUT_SHAPES, f"{named} must have the shape {' or '.join(map(_cell, shapes))}", "correct its shape"
+            )
+
     def expect_scalar(self, slot: int) -> None:
         """Refuses a row whose input slot has dimensions."""
         if self.shape(slot):

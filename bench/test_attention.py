@@ -5,14 +5,10 @@ from __future__ import annotations
 import math
 
 from bench import attention_row, expected, impl
-from bench.attention_row import CAUSAL_MASK, KEY, KEY_ROPE, QUERY, QUERY_ROPE, VALUE, with_operator_shapes
+from bench.attention_row import CAUSAL_MASK, KEY, KEY_ROPE, QUERY, QUERY_ROPE, RANGE, VALUE, with_operator_shapes
 from bench.registry import replays
 from bench.sequences import expect_slots, given, lengths_tensor
 from database.schema import INPUT_SHAPES
-
-#: Queries and keys are uniform in -2 ... 2, so that scores have a standard deviation of 4 / 3: no
-#: key alone decides a result, and none can be left out unseen.
-RANGE = (-2.0, 2.0)
 
 #: The mask that stands for every causal one in npu_ring_mla.
 RING_MASK = (512, 512)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench import expected, impl, resolve
 from bench.errors import Unsupported
 from bench.registry import replays
-from bench.sequences import expect_slots, given
+from bench.sequences import dealt, expect_slots, given
 from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
 
@@ -69,10 +69,7 @@ def test_kv_rmsnorm_rope_cache(row, replay):
             f"slots 5 and 6 must be caches (blocks, block size, 1, {rotary}) and (blocks, block size, 1, {gamma[0]})",
             "correct their shapes",
         )
-    if row.shape(4) != (batch * tokens,):
-        raise row.refuse(
-            INPUT_SHAPES, f"slot 4 holds a place for each token and must have the shape {batch * tokens}", "correct it"
-        )
+    row.expect_shape(4, (batch * tokens,), what="a place for each token")
     is_output_kv = len(row.output_slots) > 2 and bool(row.output_slots[2].shape)
     replay(
         impl.kv_rmsnorm_rope_cache,
@@ -121,7 +118,7 @@ def test_paged_cache_load(row, replay):
             "correct one of the two shapes",
         )
     (sequences, width), block_size = table, caches[0][1]
-    used = [tokens[0] // sequences + (i < tokens[0] % sequences) for i in range(sequences)]
+    used = dealt(tokens[0], sequences)
     blocks = [-(-length // block_size) for length in used]
     if max(blocks) > width or caches[0][0] < 1:
         raise row.refuse(

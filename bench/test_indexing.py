@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from bench import expected, impl, resolve
 from bench.errors import Unsupported
+from bench.indexed import gathered_axis, indexed_axes
 from bench.registry import replays
-from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
+from database.schema import INPUT_SHAPES
 
 
 @replays("GatherV2", "GatherV2AiCore", npu="torch.embedding")
 def test_gather(row, replay):
     """Rows of a table, as an embedding takes them."""
     row.expect_inputs(2, 3)
-    table, indices = row.shape(0), row.shape(1)
-    fitting = [axis for axis in range(len(table)) if row.output_shape() == table[:axis] + indices + table[axis + 1 :]]
-    if not fitting:
-        raise row.refuse(
-            OUTPUT_SHAPES, f"no axis of {table}, indexed by {indices}, gives this shape", "correct one of the shapes"
-        )
-    if fitting[0] != 0 or len(table) != 2:
+    table = row.shape(0)
+    if gathered_axis(row) != 0 or len(table) != 2:
         raise Unsupported(f"{row.kernel_type} is replayed for rows of a table with two axes only")
     replay(impl.gather_rows, row.tensor(0), row.indices(1, table[0]), expected=expected.gather_rows)
 
@@ -26,20 +22,12 @@ def test_gather(row, replay):
 @replays("Index", "IndexAiCore", npu="torch.ops.aten.index.Tensor")
 def test_index(row, replay):
     """Slot 1 has an element for each axis up to the last that is indexed, slot 2 one for each axis."""
-    x, count = row.tensor(0), max(len(row.input_slots) - 3, 1)
-    axes = row.shape(1)[0] if len(row.shape(1)) == 1 else 0
-    if not count <= axes <= x.dim():
-        raise row.refuse(
-            INPUT_SHAPES,
-            f"slot 1 must be a list with an element for each axis up to the last indexed one: {count} to {x.dim()}",
-            "correct its shape, or restore the missing index tensors",
-        )
+    axes, x = indexed_axes(row, list_slot=1, first_slot=3), row.tensor(0)
     row.expect_list(2, x.dim(), "the steps of the axes of slot 0")
-    first = axes - count
-    indices = [row.indices(3 + i, x.shape[first + i]) for i in range(count)]
+    indices = [row.indices(slot, x.shape[axis]) for slot, axis in enumerate(axes, start=3)]
     if resolve.broadcast([tuple(index.shape) for index in indices]) is None:
         raise row.refuse(INPUT_SHAPES, "the index tensors (slot 3 on) do not broadcast", "correct their shapes")
-    replay(impl.index, x, [*[None] * first, *indices], expected=expected.index)
+    replay(impl.index, x, [*[None] * axes.start, *indices], expected=expected.index)
 
 
 @replays("MaskedFill", "MaskedFillAiCore", npu="torch.Tensor.masked_fill_")

@@ -8,8 +8,8 @@ from functools import lru_cache
 from bench import expected, impl, resolve
 from bench.dispatch_ffn_combine import Experts, ep_size, group_of
 from bench.errors import Unsupported
+from bench.int8_operands import LARGEST, bias, expect_int8, scale_range
 from bench.registry import replays
-from bench.test_quantized import LARGEST, bias, expect_int8, scale_range
 from database.schema import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 
 #: A permutation does not record how many experts its indices are of.
@@ -34,8 +34,7 @@ def test_moe_gating_top_k(row, replay):
         )
     how = {"norm_type": 0}
     if len(row.input_slots) == 2:
-        if row.shape(1) != logits[1:]:
-            raise row.refuse(INPUT_SHAPES, f"slot 1 (bias) must have the shape {logits[1]}", "correct its shape")
+        row.expect_shape(1, logits[1:], what="bias")
         # 0 or 1, and logits that differ: no two experts score so alike that rounding would choose.
         how = {"norm_type": 1, "bias": row.whole(1, 0, 1)}
         if logits[1] == 256 and k <= 128:
@@ -250,8 +249,8 @@ def _grouped(row, *, halves=False):
 def _expect_shapes(row, shapes):
     """Refuses a row with another shape than these in a slot that is there."""
     for slot, shape in shapes.items():
-        if row.has(slot) and row.shape(slot) != shape:
-            raise row.refuse(INPUT_SHAPES, f"slot {slot} must have the shape {shape}", "correct its shape")
+        if row.has(slot):
+            row.expect_shape(slot, shape)
 
 
 def _pair(shape):

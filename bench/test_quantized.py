@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from bench import expected, impl
-from bench.errors import Unsupported
 from bench.factors import factors
+from bench.int8_operands import LARGEST, bias, expect_int8, scale_range
 from bench.registry import replays
 from database.schema import INPUT_SHAPES, OUTPUT_DTYPES
-
-#: INT8 operands are whole numbers up to this, so that their product fits into FLOAT16 without a scale.
-LARGEST = 16
 
 
 @replays("QuantBatchMatmulV3", npu="torch_npu.npu_quant_matmul")
@@ -22,8 +19,7 @@ def test_quant_matmul(row, replay):
     x1, x2 = factors(row, a, b, transposed_b_first=False)
     (m, k), n = x1.shape[-2:], x2.shape[-1]
     if row.has(2):
-        if row.shape(2) not in ((1,), (n,)):
-            raise row.refuse(INPUT_SHAPES, f"slot 2 (the scale) must have the shape 1 or {n}", "correct its shape")
+        row.expect_shape(2, (1,), (n,), what="the scale")
         scale = row.scale(2, *scale_range(k))
     else:
         row.assume("no scale slot: the scale is ones")
@@ -72,7 +68,7 @@ def test_quantize(row, replay):
     if name == "INT4" and x.shape[-1] % 8:
         raise row.refuse(INPUT_SHAPES, "INT4 takes a last axis that is a multiple of 8", "correct the shape of slot 0")
     for slot in range(1, len(row.input_slots)):
-        expect_vector(row, slot, x.shape[-1], "the scales" if slot == 1 else "the zero points")
+        row.expect_shape(slot, x.shape[-1:], (1,), what="the scales" if slot == 1 else "the zero points")
     # UINT8 is divided by its scales, the others are multiplied: most of the results are within the range.
     reach = {"INT8": 127, "UINT8": 127, "INT4": 7}[name] / 4.0
     divides = name == "UINT8"
@@ -90,7 +86,7 @@ def test_dynamic_quant(row, replay):
         raise row.refuse(INPUT_SHAPES, "slot 0 must have rows to quantize: two axes or more", "correct its shape")
     smooth = {}
     if len(row.input_slots) == 2:
-        expect_vector(row, 1, x.shape[-1], "the smooth scales")
+        row.expect_shape(1, x.shape[-1:], (1,), what="the smooth scales")
         smooth = {"smooth_scales": row.tensor(1, 0.5, 1.5)}
     if row.output_slots and row.output_slots[0].dtype == "INT4":
         smooth["dst_type"] = impl.quantized_dtype("INT4")
@@ -111,7 +107,7 @@ def test_add_rms_norm_dynamic_quant(row, replay):
     row.shape(2)  # gamma must be there
     present = {name: slot for slot, name in enumerate(names, start=2) if row.has(slot)}
     for name, slot in present.items():
-        expect_vector(row, slot, x1.shape[-1], name)
+        row.expect_shape(slot, x1.shape[-1:], (1,), what=name)
     if "smooth_scale2" in present and "smooth_scale1" not in present:
         raise row.refuse(INPUT_SHAPES, "the second smooth scale (slot 4) comes with a first (slot 3)", "restore it")
     vectors = {name: row.tensor(slot, 0.5, 1.5) for name, slot in present.items()}
@@ -126,29 +122,3 @@ def test_add_rms_norm_dynamic_quant(row, replay):
         output_slots=range(5) if both else (0, None, 2, 3, None),
         expected=expected.add_rms_norm_dynamic_quant,
     )
-
-
-def expect_int8(row, *slots):
-    """Only INT8 is replayed: torch has no INT4."""
-    for slot in slots:
-        if row.has(slot) and row.input_slots[slot].dtype != "INT8":
-            raise Unsupported(f"{row.kernel_type} is replayed for INT8 operands only, slot {slot} is not")
-
-
-def expect_vector(row, slot, size, what):
-    """One number for each of `size`, or one for all."""
-    if row.shape(slot) not in ((size,), (1,)):
-        raise row.refuse(INPUT_SHAPES, f"slot {slot} ({what}) must have the shape {size}, or 1", "correct its shape")
-
-
-def bias(row, slot, k):
-    """In integers, about as large as the sums of K products that it is added to; else as the scaled ones: it shows."""
-    if row.input_slots[slot].dtype != "INT32":
-        return row.tensor(slot, -8.0, 8.0)
-    reach = int(LARGEST**2 / 2 * max(k, 1) ** 0.5)
-    return row.whole(slot, -reach, reach)
-
-
-def scale_range(k):
-    """Scales with which products of K terms fill the range of INT8, and few go beyond it."""
-    return 0.25 / max(k, 1) ** 0.5, 0.75 / max(k, 1) ** 0.5

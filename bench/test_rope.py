@@ -194,8 +194,5 @@ def _positions(row, slot, tokens, below):
     if slot >= len(row.input_slots):
         row.assume("positions count the tokens")
         return impl.arange(tokens, device=row.device) % below
-    if row.shape(slot) != (tokens,):
-        raise row.refuse(
-            INPUT_SHAPES, f"slot {slot} holds the position of each token and must have the shape {tokens}", "correct it"
-        )
+    row.expect_shape(slot, (tokens,), what="the position of each token")
     return row.indices(slot, below)

@@ -6,31 +6,20 @@ from math import prod
 
 from bench import expected, impl, resolve
 from bench.errors import Unsupported
+from bench.indexed import gathered_axis, indexed_axes
 from bench.registry import replays
-from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
+from database.schema import INPUT_SHAPES
 
 
 @replays("GatherV3", "GatherV3AiCore", "Gather", npu="torch.index_select")
 def test_index_select(row, replay):
     """Slots: a source, a list of indices and, in GatherV3, the axis, whose value is not in a capture."""
     row.expect_inputs(2, 3)
-    source, indices = row.shape(0), row.shape(1)
-    if len(indices) != 1:
+    if len(row.shape(1)) != 1:
         raise Unsupported(f"{row.kernel_type} is replayed for a list of indices only")
-    fitting = [
-        axis for axis in range(len(source)) if row.output_shape() == source[:axis] + indices + source[axis + 1 :]
-    ]
-    if not fitting:
-        raise row.refuse(
-            OUTPUT_SHAPES, f"no axis of {source}, indexed by {indices}, gives this shape", "correct one of the shapes"
-        )
-    replay(
-        impl.index_select,
-        row.tensor(0),
-        fitting[0],
-        row.indices(1, source[fitting[0]]),
-        expected=expected.index_select,
-    )
+    axis = gathered_axis(row)
+    indices = row.indices(1, row.shape(0)[axis])
+    replay(impl.index_select, row.tensor(0), axis, indices, expected=expected.index_select)
 
 
 @replays("GatherElements", "GatherElementsV2", npu="torch.gather")
@@ -93,20 +82,13 @@ def test_index_put(row, replay):
 
     Slot 2 has an element for each axis up to the last that is indexed.
     """
-    target, count = row.shape(0), max(len(row.input_slots) - 4, 1)
-    axes = row.shape(2)[0] if len(row.shape(2)) == 1 else 0
-    if not count <= axes <= len(target):
-        raise row.refuse(
-            INPUT_SHAPES,
-            f"slot 2 must be a list with an element for each axis up to the last indexed one: {count} to {len(target)}",
-            "correct its shape, or restore the missing index tensors",
-        )
-    first = axes - count
-    shapes = [row.shape(4 + i) for i in range(count)]
+    target, axes = row.shape(0), indexed_axes(row, list_slot=2, first_slot=4)
+    slots = range(4, 4 + len(axes))
+    shapes = [row.shape(slot) for slot in slots]
     place = resolve.broadcast(shapes)
     if place is None:
         raise row.refuse(INPUT_SHAPES, "the index tensors (slot 4 on) do not broadcast", "correct their shapes")
-    written = target[:first] + place + target[axes:]
+    written = target[: axes.start] + place + target[axes.stop :]
     if resolve.broadcast([row.shape(1), written]) != written:
         raise row.refuse(
             INPUT_SHAPES, f"slot 1 (what is written) does not broadcast to {written}", "correct one of the shapes"
@@ -115,7 +97,7 @@ def test_index_put(row, replay):
     replay(
         impl.index_put,
         row.tensor(0),
-        [*[None] * first, *_distinct(row, range(4, 4 + count), shapes, target[first:axes])],
+        [*[None] * axes.start, *_distinct(row, slots, shapes, target[axes.start : axes.stop])],
         row.tensor(1),
         mutates=[0],
         expected=expected.index_put,

@@ -36,10 +36,7 @@ def test_apply_top_k_top_p(row, replay, custom_opp):
     if not given:
         raise row.refuse(INPUT_SHAPES, "slots 2 (p) and 3 (k) are missing", "restore them from the capture")
     for name, slot in given.items():
-        if row.shape(slot) != logits.shape[:1]:
-            raise row.refuse(
-                INPUT_SHAPES, f"slot {slot} ({name}) must have the shape {len(logits)}", "correct its shape"
-            )
+        row.expect_shape(slot, logits.shape[:1], what=name)
     limits = {}
     if "p" in given:
         limits["p"] = row.tensor(2, 0.5, 0.99)

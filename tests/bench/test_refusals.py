@@ -16,7 +16,7 @@ OUTPUT, OUTPUT_TYPES = "Output Shapes", "Output Data Types"
 CONTRADICTIONS = [
     ("MatMulV2", "4,8;9,7 | FLOAT;FLOAT -> 4,7 | FLOAT", SHAPES, "no product of the shape (4, 7)"),
     ("MatMulV2", "4,8;8,7 | FLOAT;FLOAT -> 28 | FLOAT", SHAPES, "no product of the shape (28,)"),
-    ("MatMulV2", "4,8;8,7;6 | FLOAT;FLOAT;FLOAT -> 4,7 | FLOAT", SHAPES, "bias (slot 2) must have the shape 7"),
+    ("MatMulV2", "4,8;8,7;6 | FLOAT;FLOAT;FLOAT -> 4,7 | FLOAT", SHAPES, "slot 2 (the bias) must have the shape 7"),
     ("MatMulV2", "4,8 | FLOAT -> 4,8 | FLOAT", SHAPES, "1 tensor, where MatMulV2 takes 2 or 3; restore"),
     ("MatMulV2", "4,8;8 | FLOAT;FLOAT -> 4,8 | FLOAT", SHAPES, "slot 1 has 1 axes"),
     ("MatMulV2", "4,32;2,5,16,16 | FLOAT;FLOAT | ND;NCHW -> 4,80 | FLOAT", FORMATS, "FRACTAL_NZ"),

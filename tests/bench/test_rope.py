@@ -121,7 +121,7 @@ REFUSED = [
     ("_triton_rope", "4,2,8;3,1,8;16,8", "4,2,8;3,1,8", SHAPES, "as many tokens"),
     ("_triton_rope", "4,2,8;4,1,8;16,10", "4,2,8;4,1,8", SHAPES, "slot 2 must be a table"),
     ("_triton_rope", "4,2,8;4,1,8;16,7", "4,2,8;4,1,8", SHAPES, "slot 2 must be a table"),
-    ("_triton_rope", "4,2,8;4,1,8;16,8;3", "4,2,8;4,1,8", SHAPES, "slot 3 holds the position of each token"),
+    ("_triton_rope", "4,2,8;4,1,8;16,8;3", "4,2,8;4,1,8", SHAPES, "slot 3 (the position of each token)"),
     (FUSED, "4,24;16,4", "4,16;4,8", OUTPUT, "do not make up the input (4, 24)"),
     (FUSED, "4,32;16,12", "4,16;4,8", SHAPES, "slot 1 has angles for heads of 12 features"),
     (FUSED, "4,32;16,3", "4,16;4,8", SHAPES, "slot 1 must be a table"),
