@@ -47,16 +47,18 @@ def main() -> None:
         return
     events = device.instrument()
     samples = events.sample(lambda: time.sleep(0.01), device.synchronize, StopRule(repeat_count=3, time_limit_s=60))
-    in_a_row = open_instrument("npu", MeasureSettings(instrument="npu-events")).sample(
-        lambda: time.sleep(0.0002), None, StopRule(repeat_count=2, time_limit_s=60)
-    )
+    again = open_instrument("npu", MeasureSettings(instrument="npu-events"))
+    # Several times, since a busy machine may hold one call up for so long that it is enough for a sample.
+    in_a_row = [
+        again.sample(lambda: time.sleep(0.0002), None, StopRule(repeat_count=2, time_limit_s=60)) for _ in range(5)
+    ]
     device.release_memory()
     said = {
         "description": asdict(device.describe()),
         "available_bytes": device.available_bytes(),
         "instrument": events.name,
         "durations_us": samples.durations_us,
-        "calls_in_a_row": in_a_row.calls_per_sample,
+        "calls_in_a_row": max(samples.calls_per_sample for samples in in_a_row),
         "kernels": {str(call): found(device, call) for call in CALLS},
         "offered": list(OFFERED["npu"]),
         # The real profiler takes these arguments; it cannot start without CANN.
