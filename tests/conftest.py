@@ -18,7 +18,7 @@ hypothesis.settings.load_profile("unhurried")
 def sessions(tmp_path: Path) -> Iterator[Sessions]:
     running = Sessions(tmp_path)
     yield running
-    running.kill_all()
+    running.end()
 
 
 @pytest.fixture

@@ -175,7 +175,7 @@ def edited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         before = {kernel_type: table(sessions.database / f"{kernel_type}.csv") for kernel_type in EDITS}
         yield Edited(sessions, mode, go(sessions, running), before, measured)
     finally:
-        sessions.kill_all()
+        sessions.end()
 
 
 class TestEdited:

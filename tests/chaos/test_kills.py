@@ -246,7 +246,7 @@ class Found:
 
 
 def toys(folder: Path, keys: Sequence[Key]) -> Sessions:
-    (folder / "tmp").mkdir(parents=True)
+    folder.mkdir(parents=True)
     sessions = Sessions(folder)
     (folder / "test_slow.py").write_text(SLOW_REPLAY)
     for kernel_type in SIZES:
@@ -255,9 +255,8 @@ def toys(folder: Path, keys: Sequence[Key]) -> Sessions:
 
 
 def start(sessions: Sessions, devices: int, *options: str) -> Running:
-    # Its own folder for temporary files: rows take turns within this run only, and leftovers are seen.
-    environment = {"TMPDIR": str(sessions.folder / "tmp"), "SIMULATED_DEVICES": str(devices if devices > 1 else 0)}
-    return sessions.start("-v", *options, measure=MEASURE, file_limit=None, **environment)
+    simulated = str(devices if devices > 1 else 0)
+    return sessions.start("-v", *options, measure=MEASURE, SIMULATED_DEVICES=simulated)
 
 
 def read_table(sessions: Sessions) -> dict[Key, dict[str, str]]:
@@ -374,7 +373,7 @@ def carry_out(run: Run, folder: Path, life: Life) -> str:
             outputs = "\n".join(path.read_text() for path in sorted(sessions.folder.glob("output-*.txt")))
             raise AssertionError(f"{run}\n{error}\n{outputs}") from error
         finally:
-            sessions.kill_all()
+            sessions.end()
         if story:
             break
     return story or "nothing was killed: the sessions ended too soon"
@@ -499,7 +498,7 @@ def leftovers(sessions: Sessions) -> list[str]:
 
 def temporary(sessions: Sessions) -> list[Path]:
     """What sessions have left in their folder for temporary files."""
-    return list((sessions.folder / "tmp").glob("opatlas-session-*"))
+    return list(sessions.temporary.glob("opatlas-session-*"))
 
 
 class Ahead:

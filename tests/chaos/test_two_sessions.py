@@ -81,7 +81,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
         yield of_holder
         expect_all_measured(sessions, of_holder.holder)
     finally:
-        sessions.kill_all()
+        sessions.end()
 
 
 class TestADatabaseThatASessionHas:

@@ -30,7 +30,7 @@ def test_every_status_has_its_term(sessions: Sessions) -> None:
 
 def test_deselected_rows_are_not_in_the_collection(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1), row(2), row(3)])
-    assert sessions.run("-k", "Toy-2_2").ledger() == {"measured": 1}
+    assert sessions.run_in_process("-k", "Toy-2_2").ledger() == {"measured": 1}
 
 
 @pytest.mark.parametrize("options", [(), ("-n", "2")])
@@ -49,7 +49,7 @@ def test_what_was_left_unresolved_and_is_not_run_now_is_told(sessions: Sessions)
     moods = [{**row(n), **PROFILED, "Status": status} for n, status in ((12, "crashed"), (13, "timeout"), (1, ""))]
     sessions.write("Moody", moods)
     sessions.write("Toy", [row(1)])
-    done = sessions.run("--update-mode=missing-only")
+    done = sessions.run_in_process("--update-mode=missing-only")
     assert (done.code, done.ledger()) == (0, {"measured": 1})
     assert "left as earlier sessions left them: 1 crashed, 1 timeout" in done
 

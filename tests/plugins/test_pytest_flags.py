@@ -34,9 +34,9 @@ def test_collecting_bench_does_not_import_torch_or_write(sessions: Sessions) -> 
 
 def test_ids_start_with_the_kernel_type_and_do_not_depend_on_the_row_number(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1), row(2)])
-    first = re.findall(r"::test_toy\[(.*)\]", sessions.run("--co", "-q").output)
+    first = re.findall(r"::test_toy\[(.*)\]", sessions.run_in_process("--co", "-q").output)
     sessions.write("Toy", [row(2), row(7), row(1)])
-    second = re.findall(r"::test_toy\[(.*)\]", sessions.run("--co", "-q").output)
+    second = re.findall(r"::test_toy\[(.*)\]", sessions.run_in_process("--co", "-q").output)
     assert all(case.startswith("Toy-") for case in first)
     assert set(first) < set(second)
 
@@ -44,9 +44,9 @@ def test_ids_start_with_the_kernel_type_and_do_not_depend_on_the_row_number(sess
 def test_keyword_and_ops_select_rows(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1), row(2)])
     sessions.write("OtherToy", [row(1)])
-    assert sessions.run("--co", "-q", "-k", "OtherToy").output.count("::test_toy[") == 1
-    assert sessions.run("--co", "-q", "--ops", "Toy").output.count("::test_toy[Toy-") == 2
-    wrong = sessions.run("--ops", "Toi")
+    assert sessions.run_in_process("--co", "-q", "-k", "OtherToy").output.count("::test_toy[") == 1
+    assert sessions.run_in_process("--co", "-q", "--ops", "Toy").output.count("::test_toy[Toy-") == 2
+    wrong = sessions.run_in_process("--ops", "Toi")
     assert wrong.code == pytest.ExitCode.USAGE_ERROR
     assert "--ops Toi: no such kernel type in" in wrong
     assert "it has OtherToy, Toy" in wrong
@@ -62,22 +62,23 @@ def test_fail_fast_stops_and_keeps_what_was_measured(sessions: Sessions, option:
 
 def test_last_failed_runs_the_rows_that_failed(sessions: Sessions) -> None:
     sessions.write("Moody", [row(1), row(15), row(2)])
-    sessions.run("-p", "cacheprovider", "-o", "cache_dir=cache")
-    again = sessions.run("-p", "cacheprovider", "-o", "cache_dir=cache", "--lf")
+    sessions.run_in_process("-p", "cacheprovider", "-o", "cache_dir=cache")
+    again = sessions.run_in_process("-p", "cacheprovider", "-o", "cache_dir=cache", "--lf")
     assert again.outcomes().get("xfailed") == 1
 
 
 def test_output_of_a_body_is_captured_with_its_row_and_shown_with_s(sessions: Sessions) -> None:
     sessions.write("Toy", [row(5)])
-    assert "body of (5,)" not in sessions.run()
+    before, _, after = sessions.run("-rP").output.partition("Captured stdout call")
+    assert "body of (5,)" not in before
+    assert "body of (5,)" in after
     assert "body of (5,)" in sessions.run("-s")
-    assert "body of (5,)" in sessions.run("-rP")
 
 
 def test_junit_tells_duration_instrument_and_status(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
     sessions.write("Moody", [row(15)])
-    sessions.run("--junitxml=report.xml")
+    sessions.run_in_process("--junitxml=report.xml")
     cases = {
         case.get("name", "").partition("[")[0]: {p.get("name"): p.get("value") for p in case.iter("property")}
         for case in ElementTree.parse(sessions.folder / "report.xml").iter("testcase")
@@ -91,7 +92,7 @@ def test_junit_tells_duration_instrument_and_status(sessions: Sessions) -> None:
 
 def test_benchmark_json_holds_the_samples_in_seconds(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
-    done = sessions.run("--benchmark-json=benchmark.json", measure=("--repeat-count=4", "--cache=warm"))
+    done = sessions.run_in_process("--benchmark-json=benchmark.json", measure=("--repeat-count=4", "--cache=warm"))
     assert done.code == 0
     (benchmark,) = json.loads((sessions.folder / "benchmark.json").read_text())["benchmarks"]
     (measured,) = sessions.read("Toy")
@@ -104,8 +105,8 @@ def test_benchmark_compare_and_histogram_work(sessions: Sessions) -> None:
     pytest.importorskip("pygal", reason="pytest-benchmark draws histograms with pygal")
     sessions.write("Toy", [row(1), row(2)])
     saved = ("--benchmark-storage=saved",)
-    assert sessions.run(*saved, "--benchmark-autosave").code == 0
-    compared = sessions.run(*saved, "--benchmark-compare", "--benchmark-histogram=histogram")
+    assert sessions.run_in_process(*saved, "--benchmark-autosave").code == 0
+    compared = sessions.run_in_process(*saved, "--benchmark-compare", "--benchmark-histogram=histogram")
     assert compared.code == 0
     assert "(NOW)" in compared
     assert list(sessions.folder.glob("histogram*.svg"))
@@ -113,12 +114,12 @@ def test_benchmark_compare_and_histogram_work(sessions: Sessions) -> None:
 
 def test_without_a_wish_of_the_user_no_benchmark_table_is_printed(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
-    assert "Legend:" not in sessions.run()
+    assert "Legend:" not in sessions.run_in_process()
 
 
 def test_in_process_runs_bodies_right_here(sessions: Sessions) -> None:
     sessions.write("Moody", [row(1), row(15), row(16), row(17)])
-    done = sessions.run("--in-process")
+    done = sessions.run_in_process()
     assert done.outcomes() == {"failed": 2, "passed": 1, "skipped": 1}
     assert sessions.statuses("Moody") == {1: "measured", 15: "failed", 16: "invalid", 17: "unsupported"}
     assert 'raise ValueError("bad mood")' in done
@@ -152,18 +153,18 @@ def test_what_the_installed_torch_measures_is_not_filed_under_another(sessions: 
 
 def test_numbers_that_make_no_sense_are_refused(sessions: Sessions) -> None:
     for option in ("--repeat-count=0", "--time-limit=-1", "--case-timeout=nan", "--threads=0", "--update-mode=some"):
-        done = sessions.run(option, measure=())
+        done = sessions.run_in_process(option, measure=())
         assert done.code == pytest.ExitCode.USAGE_ERROR
         assert "above 0" in done or "invalid choice: 'some'" in done
     sessions.write("Toy", [row(1)])
-    done = sessions.run(measure=(), MSMODELING_OP_REPLAY_REPEAT_COUNT="many")
+    done = sessions.run_in_process(measure=(), MSMODELING_OP_REPLAY_REPEAT_COUNT="many")
     assert done.code != 0
     assert "MSMODELING_OP_REPLAY_REPEAT_COUNT='many'" in done
 
 
 def test_an_instrument_that_the_device_does_not_offer_is_refused_before_rows_run(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
-    done = sessions.run("--instrument=sundial")
+    done = sessions.run_in_process("--instrument=sundial")
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert "--instrument sundial: devices of kind cpu offer wall-clock" in done
     assert sessions.statuses("Toy") == {1: ""}
@@ -171,13 +172,13 @@ def test_an_instrument_that_the_device_does_not_offer_is_refused_before_rows_run
 
 def test_the_older_variable_sets_the_repeat_count(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
-    sessions.run(measure=("--cache=warm",), MSMODELING_OP_REPLAY_REPEAT_COUNT="7")
+    sessions.run_in_process(measure=("--cache=warm",), MSMODELING_OP_REPLAY_REPEAT_COUNT="7")
     assert sessions.read("Toy")[0]["MicroBench Samples"] == "7"
 
 
 def test_without_a_repeat_count_noise_decides_and_ten_is_the_least(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
-    sessions.run(measure=())
+    sessions.run_in_process(measure=())
     (measured,) = sessions.read("Toy")
     assert int(measured["MicroBench Samples"]) >= 10
     assert measured["Cache State"] == "cold"

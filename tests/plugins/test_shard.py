@@ -21,7 +21,7 @@ def test_each_part_runs_its_rows_and_the_last_leaves_nothing(sessions: Sessions)
     sessions.write("Toy", [row(n) for n in sizes])
     measured: list[set[int]] = []
     for shard in ("1/3", "2/3", "3/3"):
-        done = sessions.run(f"--shard={shard}")
+        done = sessions.run_in_process(f"--shard={shard}")
         assert done.code == 0
         assert f"are in other shards (--shard={shard})" in done
         measured.append({n for n, status in sessions.statuses("Toy").items() if status == "measured"})
@@ -30,16 +30,16 @@ def test_each_part_runs_its_rows_and_the_last_leaves_nothing(sessions: Sessions)
 
 def test_a_row_stays_in_its_part_when_others_come_and_go(sessions: Sessions) -> None:
     sessions.write("Toy", [row(n) for n in range(1, 21)])
-    sessions.run("--shard=1/2")
+    sessions.run_in_process("--shard=1/2")
     first = {n for n, status in sessions.statuses("Toy").items() if status == "measured"}
     sessions.write("Toy", [row(n) for n in range(40, 0, -3)])
-    sessions.run("--shard=1/2")
+    sessions.run_in_process("--shard=1/2")
     later = {n for n, status in sessions.statuses("Toy").items() if status == "measured"}
     assert later.intersection(range(1, 21)) == first.intersection(range(40, 0, -3))
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/", "-1/2", "1/0"])
 def test_what_is_no_part_is_refused(sessions: Sessions, text: str) -> None:
-    done = sessions.run(f"--shard={text}")
+    done = sessions.run_in_process(f"--shard={text}")
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert "give I/N with I from 1 to N, such as 2/8" in done

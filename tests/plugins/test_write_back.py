@@ -44,13 +44,13 @@ def test_missing_only_runs_what_has_no_duration_then_has_nothing_to_do(sessions:
     rows[2]["Average Duration(us)"] = "nan"
     rows[3]["Average Duration(us)"] = "-1"
     sessions.write("Toy", rows)
-    first = sessions.run("--update-mode=missing-only")
+    first = sessions.run_in_process("--update-mode=missing-only")
     assert first.outcomes() == {"passed": 3}
     assert "Toy: line 4, 'Average Duration(us)' = 'nan' and 1 more is no duration" in first
     after = sessions.read("Toy")
     assert [r["Average Duration(us)"] for r in after][:2] == ["5.0", ""]
     assert all(float(r["Average Duration(us)"]) > 0 for r in after[2:])
-    second = sessions.run("--update-mode=missing-only")
+    second = sessions.run_in_process("--update-mode=missing-only")
     assert second.code == 0
     assert "nothing to do: 5 rows have a duration already" in second
 
@@ -58,28 +58,31 @@ def test_missing_only_runs_what_has_no_duration_then_has_nothing_to_do(sessions:
 def test_nothing_to_do_is_told_from_a_wrong_keyword(sessions: Sessions) -> None:
     sessions.write("Toy", [{**row(1), "Average Duration(us)": "5.0"}])
     sessions.write("OtherToy", [row(1)])
-    assert sessions.run("--update-mode=missing-only", "-k", "Toy-1 and not Other").code == 0
-    assert sessions.run("--update-mode=missing-only", "-k", "NoSuchKernel").code == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert sessions.run_in_process("--update-mode=missing-only", "-k", "Toy-1 and not Other").code == 0
+    assert (
+        sessions.run_in_process("--update-mode=missing-only", "-k", "NoSuchKernel").code
+        == pytest.ExitCode.NO_TESTS_COLLECTED
+    )
 
 
 def test_a_failure_keeps_the_old_duration_and_its_run_and_becomes_xfail(sessions: Sessions) -> None:
     sessions.write("Moody", [row(21)])
-    assert sessions.run(MOOD="good").code == 0
+    assert sessions.run_in_process(MOOD="good").code == 0
     (before,) = sessions.read("Moody")
-    failed = sessions.run()
+    failed = sessions.run_in_process()
     assert failed.code == 1
     (after,) = sessions.read("Moody")
     kept = [name for name in before if name not in ("Status", "Status Reason")]
     assert [after[name] for name in kept] == [before[name] for name in kept]
     assert after["Status"] == "failed"
     assert after["Status Reason"].startswith("ValueError: needs MOOD=good [run ")
-    again = sessions.run()
+    again = sessions.run_in_process()
     assert (again.code, again.outcomes()) == (0, {"xfailed": 1})
-    mended = sessions.run(MOOD="good")
+    mended = sessions.run_in_process(MOOD="good")
     assert (mended.code, mended.outcomes()) == (0, {"xpassed": 1})
     (row_after,) = sessions.read("Moody")
     assert (row_after["Status"], row_after["Status Reason"]) == ("measured", "")
-    assert sessions.run(MOOD="good").outcomes() == {"passed": 1}
+    assert sessions.run_in_process(MOOD="good").outcomes() == {"passed": 1}
 
 
 def test_prune_moves_rows_without_any_duration_and_says_why(sessions: Sessions) -> None:
@@ -93,7 +96,7 @@ def test_prune_moves_rows_without_any_duration_and_says_why(sessions: Sessions) 
         ],
     )
     sessions.write("OtherToy", [row(1)])
-    done = sessions.run("--prune-empty-duration-rows", "-k", "Moody")
+    done = sessions.run_in_process("--prune-empty-duration-rows", "-k", "Moody")
     assert "1 pruned" in done
     assert sessions.statuses("Moody") == {15: "failed", 1: "measured"}
     pruned = (sessions.database / "pruned" / "Moody.csv").read_text().splitlines()
@@ -105,7 +108,7 @@ def test_prune_moves_rows_without_any_duration_and_says_why(sessions: Sessions) 
 
 def test_equal_signatures_are_one_case_and_all_get_its_duration(sessions: Sessions) -> None:
     sessions.write("Toy", [row(2), {**row(2), "Input Data Types": "DT_FLOAT;DT_FLOAT"}, row(3)])
-    done = sessions.run()
+    done = sessions.run_in_process()
     assert done.outcomes() == {"passed": 2}
     assert "1 rows repeat the signature of an earlier row" in done
     assert len({r["Average Duration(us)"] for r in sessions.read("Toy")}) == 2
@@ -158,11 +161,11 @@ def test_records_that_cannot_be_merged_are_told_of_and_kept_for_the_next_session
         "    open(os.environ['BREAK'], 'w').close()\n"
         "    replay(impl.add, *row.inputs(), expected=expected.add)\n"
     )
-    done = sessions.run("-k", "Breaking", BREAK=str(path))
+    done = sessions.run_in_process("-k", "Breaking", BREAK=str(path))
     assert done.code == pytest.ExitCode.TESTS_FAILED
     assert f"NOT WRITTEN BACK: {path}: an empty file" in done
     path.write_text(whole)
-    assert "merged 1 records" in sessions.run("-k", "nothing")
+    assert "merged 1 records" in sessions.run_in_process("-k", "nothing")
     assert [r["Status"] for r in sessions.read("Breaking")] == ["measured"]
 
 
@@ -170,7 +173,7 @@ def test_reports_name_gaps_failures_and_what_was_written(sessions: Sessions) -> 
     sessions.write("Toy", [{**row(n), "Profiling Average Duration(us)": "1000000.0"} for n in (1, 2)])
     sessions.write("Moody", [row(15)])
     sessions.write("NoReplay", [row(1), row(2)])
-    done = sessions.run()
+    done = sessions.run_in_process()
     assert "2 rows of 1 kernel types have no replay: NoReplay 2" in done
     assert "1  Moody: failed: ValueError: bad mood" in done
     (report,) = (sessions.database / "reports").glob("replay_report_*.md")
