@@ -26,8 +26,10 @@ _LATENT_HEADS = {
     "generic": {"q": [4, 16, 32], "lora": [512], "nope": [128], "rope": [64], "v": [128]},
 }
 _PAGES = {"pages": f"(k + {BLOCK_SIZE - 1}) // {BLOCK_SIZE}", "blocks": "s * pages"}
-#: A step has no more tokens than an engine schedules at once, and no more keys than caches hold.
-_BOUNDS = ["k >= t", "s * t <= 65536", "s * k <= 2097152"]
+#: A step has no more tokens than products have, and no more keys than caches hold. Engines cut prompts into
+#: chunks, of 8192 tokens where nobody says otherwise: no step pairs more queries with keys than such a chunk
+#: does at the end of the longest prompt.
+_BOUNDS = ["k >= t", "s * t <= 32768", "s * k <= 2097152", "s * t * k <= 8192 * 65536"]
 
 #: The mask that stands for every causal one, whatever the lengths.
 _MASK = [2048, 2048]
@@ -108,7 +110,7 @@ PACKED = _fused(
         input_layout="TND",
     ),
     axes={"s": _SEQUENCES, "k": _KEYS, "heads": _GROUPED_HEADS},
-    where=["s * k <= 65536"],
+    where=["s * k <= 32768", "s * k * k <= 8192 * 65536"],
 )
 
 #: Multi-head latent attention, absorbed: queries (sequences, heads, t, latent), results (heads, sequences, t,

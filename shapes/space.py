@@ -31,6 +31,8 @@ _BESIDE = (-1, 0, 1)
 _CODES = 64
 _EDGES_FROM = 32
 _BETWEEN_FROM = _EDGES_FROM + len(TILES) * len(_BESIDE)
+#: Multiples of the golden section, without their whole part, spread over 0 ... 1, however many there are.
+_GOLDEN = 0.6180339887498949
 
 
 class Space:
@@ -89,24 +91,28 @@ class Space:
     def required(self) -> list[int]:
         """Positions of the grid that no sample leaves out, the most important ones first.
 
-        These are, for each shape, the ends of its range, and then the tiles' edges, each for one of the
-        shapes. Shapes of models come before generic ones.
+        These are each shape once, in another form and at another place of its range than the shape before
+        it, so that a sample with room for no more is not one of single tokens; then the ends of the range of
+        each shape and form; then the tiles' edges, each for one of the shapes. Shapes of models come before
+        generic ones.
         """
         order = sorted(range(len(self.shapes)), key=lambda i: not self.shapes[i].origins)
-        rank = np.empty(len(order), dtype=np.int64)
-        rank[order] = np.arange(len(order))
-        starts, ends, edges = [], [], []
-        first = 0
-        for legal in self._legal:
-            shape = legal // self._points
-            begins = np.flatnonzero(np.diff(shape, prepend=-1))
-            by_rank = np.argsort(rank[shape[begins]], kind="stable")
-            starts.append((begins + first)[by_rank])
-            ends.append((np.append(begins[1:], len(legal))[: len(begins)] - 1 + first)[by_rank])
-            edges.append(self._edges(legal, order) + first)
-            first += len(legal)
-        groups = [*starts, *ends, *edges]
-        return list(dict.fromkeys(np.concatenate(groups).tolist())) if groups else []
+        # Of each form (a line) and shape: how many positions, which follow each other, and the first of them.
+        counts = np.array([np.bincount(legal // self._points, minlength=len(order)) for legal in self._legal])
+        starts = counts.cumsum().reshape(counts.shape) - counts
+        counts, starts = counts[:, order], starts[:, order]
+        once = []
+        for place, of_forms in enumerate(counts.T):
+            forms = np.flatnonzero(of_forms)
+            if len(forms):
+                form = forms[place % len(forms)]
+                once.append(starts[form, place] + int(of_forms[form] * (place * _GOLDEN % 1)))
+        edges = [
+            self._edges(legal, order) + end - len(legal) for legal, end in zip(self._legal, self._ends, strict=True)
+        ]
+        there = counts > 0
+        groups = [np.array(once, dtype=np.int64), starts[there], (starts + counts - 1)[there], *edges]
+        return list(dict.fromkeys(np.concatenate(groups).tolist()))
 
     @property
     def size(self) -> int:
@@ -136,8 +142,8 @@ class Space:
 
     @cached_property
     def _stride(self) -> int:
-        """A step that visits every number once, and spreads any few that follow each other (the golden section)."""
-        step = max(1, round(self.size * 0.6180339887498949))
+        """A step that visits every number once, and spreads any few that follow each other."""
+        step = max(1, round(self.size * _GOLDEN))
         while gcd(step, self.size) > 1:
             step += 1
         return step

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from tests_of_shapes import catalog_of
 
-from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
+from database.schema import INPUT_FORMATS, INPUT_SHAPES, OUTPUT_SHAPES
 from shapes.catalog import built_in_catalog
 from shapes.memory import FLUSH_BUFFER_BYTES, GB, row_bytes
 from shapes.models import DEEPSEEK_V3, GLM_5_1, QWEN3_0_6B, QWEN3_32B
@@ -62,15 +62,26 @@ def test_rows_beyond_the_budget_are_left_out_and_counted() -> None:
     assert all(row_bytes(small.row(i * 977)) + FLUSH_BUFFER_BYTES <= 0.6 * GB for i in range(200))
 
 
-def test_ends_of_each_range_and_edges_of_tiles_come_first() -> None:
+def test_each_shape_comes_first_then_the_ends_of_its_range_and_edges_of_tiles() -> None:
     space = space_of("MatMulV2", Targets((QWEN3_0_6B,), tp_sizes=(1,)))
-    weights = len(space.shapes)
+    weights, both = len(space.shapes), len(space.shapes) * len(space.forms)
     required = all_cells(space).iloc[space.required()]
     tokens = required[INPUT_SHAPES].str.partition(",")[0].astype(int).tolist()
-    forms = len(space.forms)
-    assert tokens[: weights * forms] == [1] * weights * forms
-    assert set(tokens[weights * forms : 2 * weights * forms]) == {32768}
+    first = required[:weights]
+    assert set(first[OUTPUT_SHAPES].str.partition(",")[2]) == {str(shape.values["n"]) for shape in space.shapes}
+    assert set(first[INPUT_FORMATS]) == {"ND;ND", "ND;FRACTAL_NZ"}
+    assert len(set(tokens[:weights])) == weights
+    # The very first row is the smallest of its shape, and stands there already.
+    assert tokens.count(1) == tokens.count(32768) == both
+    assert set(tokens[weights : weights + both - 1]) == {1}
     assert {15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129} <= set(tokens)
+
+
+def test_a_small_sample_has_sizes_of_the_whole_range() -> None:
+    space = space_of("MatMulV2")
+    first = all_cells(space).iloc[space.required()[: len(space.shapes)]]
+    tokens = first[INPUT_SHAPES].str.partition(",")[0].astype(int)
+    assert (tokens <= 4).mean() < 0.2 < (tokens > 128).mean()
 
 
 def test_shapes_of_models_come_before_others() -> None:
