@@ -70,11 +70,18 @@ _LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 @cache
 def architectures() -> frozenset[str]:
-    """The names of transformers' text models; none where the package is not installed. Does not import torch."""
+    """The names of transformers' text models; none where the package is not installed. Does not import torch.
+
+    Raises:
+        OpAtlasError: it is installed, and cannot be imported.
+    """
     if find_spec("transformers") is None:
         return frozenset()
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
+    try:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    except ImportError as error:
+        problem = " ".join(str(error).split())
+        raise OpAtlasError(f"transformers is installed and cannot be imported ({problem}): {_INSTALL}") from error
     return frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
@@ -102,9 +109,6 @@ def model_of_config_file(path: Path) -> ModelFacts:
 
 
 def _model(name: str, content: Mapping[str, Any]) -> ModelFacts:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     model_type = content["model_type"]
     # What says where code or weights are, and how these are compressed, has no bearing on shapes.
     given = {
@@ -113,6 +117,10 @@ def _model(name: str, content: Mapping[str, Any]) -> ModelFacts:
         if key not in ("model_type", "auto_map", "quantization_config", "_name_or_path", "architectures")
     }
     try:
+        # transformers imports torch's compiler, which cannot be done where the meta device is the default (torch 2.6).
+        import torch._dynamo
+        from transformers import AutoConfig, AutoModelForCausalLM
+
         config = AutoConfig.for_model(model_type, **given)
         config = config.get_text_config()
         with torch.device("meta"):

@@ -62,7 +62,7 @@ def config_file(folder: Path, architecture: str, **numbers: Any) -> Path:
 def built(architecture: str) -> Any:
     """The model on the meta device. It has no weights, and every shape."""
     transformers = pytest.importorskip("transformers", reason="pip install 'opatlas[models]'")
-    import torch
+    import torch._dynamo  # As in shapes/architectures.py.
 
     config = transformers.AutoConfig.for_model(architecture, **CONFIGS[architecture][1])
     with torch.device("meta"):
