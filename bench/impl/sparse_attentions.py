@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from bench.impl.attentions import alike, differences, pages, stretches
+from bench.impl.matmuls import through_float32
 
 __all__ = ["lightning_indexer", "sparse_flash_attention"]
 
@@ -35,16 +36,18 @@ def lightning_indexer(
     """
     ends, keys = actual_seq_lengths_query.tolist(), actual_seq_lengths_key.tolist()
     tokens, heads, _ = query.shape
+    multiplied = torch.float32 if through_float32(query) else query.dtype
     found = torch.full((tokens, 1, sparse_count), -1, dtype=torch.int32, device=query.device)
     scores = torch.full((tokens if return_value else 0, 1, sparse_count), -math.inf, device=query.device)
     for own, length, members in alike(differences(ends), keys, key.shape[-1]):
         table = block_table[members, : math.ceil(length / key.shape[1])].long()
-        stored = pages(key.flatten(2), table, length, 1)
+        stored = pages(key.flatten(2), table, length, 1)[:, 0].mT.to(multiplied)
         step = max(1, _AT_A_TIME // (len(members) * heads * length))
         for first in range(0, own, step):
             count = min(step, own - first)
             rows = stretches([ends[i] - own + first for i in members], count, query.device)
-            products = torch.matmul(query[rows].flatten(1, 2), stored[:, 0].mT).relu_().unflatten(1, (count, heads))
+            products = torch.matmul(query[rows].flatten(1, 2).to(multiplied), stored).relu_()
+            products = products.unflatten(1, (count, heads))
             total = torch.matmul(weights[rows][:, :, None].float(), products.float())[:, :, 0]
             visible = torch.ones(count, length, dtype=torch.bool, device=query.device).tril_(length - own + first)
             best, at = total.masked_fill_(~visible, -math.inf).topk(min(sparse_count, length), dim=-1)
