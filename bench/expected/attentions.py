@@ -35,7 +35,6 @@ def fused_infer_attention_score(
     key: torch.Tensor,
     value: torch.Tensor,
     *,
-    atten_mask: torch.Tensor | None = None,
     actual_seq_lengths: Sequence[int] | None = None,
     actual_seq_lengths_kv: Sequence[int],
     block_table: torch.Tensor | None = None,
@@ -48,6 +47,7 @@ def fused_infer_attention_score(
     sparse_mode: int = 0,
     block_size: int = 0,
     softmax_lse_flag: bool = False,
+    **unused: Any,
 ) -> tuple[Part, ...]:
     """Query i of S sees, of its sequence's T keys, all, or with sparse_mode 3 the first T - S + i + 1.
 
@@ -98,7 +98,7 @@ def fused_infer_attention_score(
         rows.append((token, n) if tnd else (n, number, i))
         outs.append(out)
         sums.append(lse)
-    where = _index(rows, query.device)
+    where = index_of(rows, query.device)
     found = Part(where, torch.stack(outs))
     if not softmax_lse_flag:
         return (found,)
@@ -121,7 +121,8 @@ def ring_mla(
     pre_out: torch.Tensor | None = None,
     prev_lse: torch.Tensor | None = None,
     qk_scale: float,
-    **described: Any,
+    mask_type: str,
+    **unused: Any,
 ) -> tuple[Part, ...]:
     """Attention of the step's own keys, o and l; with an earlier step's o' and l', their common one.
 
@@ -130,8 +131,8 @@ def ring_mla(
     lengths = seqlen.reshape(-1, seqlen.shape[-1]).tolist()
     places: list[tuple[int, int]] = []
     start = 0
+    causal = mask_type == "mask_type_triu"
     for queries, kv in zip(lengths[0], lengths[-1], strict=True):
-        causal = described["mask_type"] == "mask_type_triu"
         places += [(start, start + (kv - queries + i + 1 if causal else kv)) for i in range(queries)]
         start += kv
     rows, outs, sums = [], [], []
@@ -150,9 +151,10 @@ def ring_mla(
         rows.append((token, n))
         outs.append(out)
         sums.append(lse)
-    tokens, heads = _index(rows, q_nope.device)
+    tokens, heads = index_of(rows, q_nope.device)
     return Part((tokens, heads), torch.stack(outs)), Part((heads, tokens), torch.stack(sums))
 
 
-def _index(rows: Sequence[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, ...]:
+def index_of(rows: Sequence[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Places of a tensor as torch takes them: an index tensor for each axis."""
     return tuple(torch.tensor(axis, device=device) for axis in zip(*rows, strict=True))

@@ -5,9 +5,11 @@ What is asked of a call's arguments is the documentation of npu_fusion_attention
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from bench.expected.attentions import attention_of
+from bench.expected.attentions import attention_of, index_of
 from bench.formula_parts import Draw, Part, parts
 
 __all__ = ["flash_attention", "flash_attention_grad"]
@@ -33,7 +35,7 @@ def flash_attention(
     input_layout: str,
     atten_mask: torch.Tensor | None = None,
     scale: float,
-    sparse_mode: int = 0,
+    **unused: Any,
 ) -> tuple[Part, ...]:
     """As inference's attention; with a (causal) mask query i sees keys 0 ... i."""
     batches, queries, keys = _sizes(query, key, input_layout)
@@ -48,7 +50,7 @@ def flash_attention(
         rows.append((b, n, i))
         outs.append(out)
         sums.append(lse)
-    at = _index(rows, query.device)
+    at = index_of(rows, query.device)
     statistics = Part(at, torch.stack(sums)[:, None])
     return Part(_where(at, input_layout, width), torch.stack(outs)), statistics, statistics
 
@@ -68,7 +70,7 @@ def flash_attention_grad(
     softmax_sum: torch.Tensor,
     attention_in: torch.Tensor,
     scale_value: float,
-    sparse_mode: int = 0,
+    **unused: Any,
 ) -> tuple[Part, ...]:
     """With P_ij = e^(s_ij - max_i) / sum_i and dS_ij = P_ij (dy_i . v_j - dy_i . o_i):
 
@@ -112,9 +114,9 @@ def flash_attention_grad(
         kv_rows.append((b, h, j))
         dk.append(of_key)
         dv.append(of_value)
-    places = _where(_index(kv_rows, query.device), input_layout, width)
+    places = _where(index_of(kv_rows, query.device), input_layout, width)
     return (
-        Part(_where(_index(rows, query.device), input_layout, width), torch.stack(dq)),
+        Part(_where(index_of(rows, query.device), input_layout, width), torch.stack(dq)),
         Part(places, torch.stack(dk)),
         Part(places, torch.stack(dv)),
     )
@@ -134,10 +136,6 @@ def _tokens(x: torch.Tensor, layout: str, batch: int, head: int, width: int) -> 
         return x[batch, :, head]
     tokens = x[:, batch] if layout == "SBH" else x[batch]
     return tokens[:, head * width : (head + 1) * width]
-
-
-def _index(rows: list[tuple[int, int, int]], device: torch.device) -> Places:
-    return tuple(torch.tensor(axis, device=device) for axis in zip(*rows, strict=True))
 
 
 def _where(at: Places, layout: str, width: int) -> Places:

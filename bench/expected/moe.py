@@ -34,11 +34,11 @@ def moe_gating_top_k(
     k_group: int = 1,
     group_count: int = 1,
     group_select_mode: int = 0,
-    renorm: int = 0,
     norm_type: int = 0,
     out_flag: bool = False,
     routed_scaling_factor: float = 1.0,
     eps: float = 1e-20,
+    **unused: Any,
 ) -> tuple[Any, ...]:
     """norm = sigmoid(x) or softmax(x); of the experts in the k_group best groups those k whose norm + bias is largest.
 
@@ -116,10 +116,8 @@ def grouped_matmul(
     scale: Sequence[torch.Tensor] | None = None,
     per_token_scale: Sequence[torch.Tensor] | None = None,
     group_list: torch.Tensor,
-    split_item: int,
-    group_type: int,
-    group_list_type: int,
     output_dtype: torch.dtype | None = None,
+    **unused: Any,
 ) -> torch.Tensor | Rounded:
     """y[i, j] is `dequantized` of the sum over k of x[i, k] w[e, k, j]; e is the first group that ends after i.
 
@@ -169,13 +167,7 @@ def dispatch_ffn_combine(
     scale1: Sequence[torch.Tensor],
     scale2: Sequence[torch.Tensor],
     probs: torch.Tensor,
-    group: str,
-    max_output_size: int,
-    out: torch.Tensor,
-    expert_token_nums: torch.Tensor,
-    bias1: Sequence[torch.Tensor] = (),
-    bias2: Sequence[torch.Tensor] = (),
-    arriving: Sequence[torch.Tensor] | None = None,
+    **unused: Any,
 ) -> torch.Tensor:
     """y = sum over a token's experts e of p swiglu(x w1[e]) w2[e].
 

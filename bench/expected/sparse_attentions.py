@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from bench.expectations import Largest
-from bench.expected.attentions import attention_of
+from bench.expected.attentions import attention_of, index_of
 from bench.formula_parts import Draw, Part, parts
 
 __all__ = ["lightning_indexer", "sparse_flash_attention"]
@@ -31,7 +31,7 @@ def lightning_indexer(
     block_table: torch.Tensor,
     sparse_count: int,
     return_value: bool = False,
-    **described: Any,
+    **unused: Any,
 ) -> tuple[Part, ...]:
     """The largest of sum_n w_n max(q_n . k_j, 0) over the keys j that the query sees (causal)."""
     ends, lengths = actual_seq_lengths_query.tolist(), actual_seq_lengths_key.tolist()
@@ -64,7 +64,7 @@ def sparse_flash_attention(
     actual_seq_lengths_query: torch.Tensor,
     query_rope: torch.Tensor,
     key_rope: torch.Tensor,
-    **described: Any,
+    **unused: Any,
 ) -> tuple[Part, ...]:
     """Attention over the keys that are named; -1 names none."""
     ends = actual_seq_lengths_query.tolist()
@@ -80,8 +80,7 @@ def sparse_flash_attention(
         out, _ = attention_of(q, keys, _stored(value, table, j), scale_value)
         rows.append((token, n))
         outs.append(out)
-    where = tuple(torch.tensor(axis, device=query.device) for axis in zip(*rows, strict=True))
-    return (Part(where, torch.stack(outs)),)
+    return (Part(index_of(rows, query.device), torch.stack(outs)),)
 
 
 def _stored(cache: torch.Tensor, table: torch.Tensor, j: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import distributed
@@ -156,29 +157,51 @@ def dispatch_ffn_combine(
         group: name of the process group; "" where this rank has all experts.
         expert_token_nums: (E), INT32: tokens of all ranks that this rank's experts get.
     """
+    own = _Experts(weight1[0], weight2[0], scale1, scale2)
     copies, place = moe_token_permute(x, expert_idx)
-    experts = len(weight1[0])
     if group:
-        computed = _computed_by_owners(copies, expert_idx, weight1, weight2, scale1, scale2, expert_token_nums)
+        computed = _computed_by_owners(copies, expert_idx, own, expert_token_nums)
     else:
-        counts = torch.bincount(expert_idx.flatten(), minlength=experts)
+        counts = torch.bincount(expert_idx.flatten(), minlength=len(own.up))
         expert_token_nums.copy_(counts)
-        computed = _experts(copies, counts, weight1, weight2, scale1, scale2)
+        computed = own.compute(copies, counts)
     out.copy_(moe_token_unpermute(computed, place, probs))
     return out, expert_token_nums
 
 
+@dataclass(frozen=True)
+class _Experts:
+    """Those of one rank.
+
+    Attributes:
+        up, down: (E, H, N) and (E, N / 2, H).
+        up_scale, down_scale: (E, N) and (E, H), in lists of one, of INT8 weights.
+    """
+
+    up: torch.Tensor
+    down: torch.Tensor
+    up_scale: Sequence[torch.Tensor]
+    down_scale: Sequence[torch.Tensor]
+
+    def compute(self, copies: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """What they make of tokens that stand in their order, `counts` for each."""
+        computed = torch.empty_like(copies)
+        for expert, own in _groups(counts.cumsum(0)):
+            up, down = self.up[expert], self.down[expert]
+            if up.is_floating_point():
+                hidden = matmul(copies[own], up.mT).float()
+                computed[own] = matmul(swiglu(hidden, -1).to(copies.dtype), down.mT)
+                continue
+            hidden = _quantized_product(copies[own], up, self.up_scale[0][expert], torch.float32)
+            computed[own] = _quantized_product(swiglu(hidden, -1), down, self.down_scale[0][expert], copies.dtype)
+        return computed
+
+
 def _computed_by_owners(
-    copies: torch.Tensor,
-    expert_idx: torch.Tensor,
-    weight1: Sequence[torch.Tensor],
-    weight2: Sequence[torch.Tensor],
-    scale1: Sequence[torch.Tensor],
-    scale2: Sequence[torch.Tensor],
-    expert_token_nums: torch.Tensor,
+    copies: torch.Tensor, expert_idx: torch.Tensor, own: _Experts, expert_token_nums: torch.Tensor
 ) -> torch.Tensor:
     """Sends each token, by expert, to the rank that has the expert, which sends back what it computes."""
-    experts, ranks = len(weight1[0]), distributed.get_world_size()
+    experts, ranks = len(own.up), distributed.get_world_size()
     sent = torch.bincount(expert_idx.flatten(), minlength=experts * ranks).reshape(ranks, experts)
     received = torch.empty_like(sent)
     distributed.all_to_all_single(received, sent)
@@ -191,7 +214,7 @@ def _computed_by_owners(
     counts = received.sum(0)
     expert_token_nums.copy_(counts)
     computed = torch.empty_like(arrived)
-    computed[order] = _experts(arrived[order], counts, weight1, weight2, scale1, scale2)
+    computed[order] = own.compute(arrived[order], counts)
     returned = torch.empty_like(copies)
     _all_to_all(returned, computed, there, back)
     return returned
@@ -200,27 +223,6 @@ def _computed_by_owners(
 def _all_to_all(received: torch.Tensor, sent: torch.Tensor, received_rows: list[int], sent_rows: list[int]) -> None:
     # As bytes: not every backend knows every dtype.
     distributed.all_to_all_single(received.view(torch.uint8), sent.view(torch.uint8), received_rows, sent_rows)
-
-
-def _experts(
-    copies: torch.Tensor,
-    counts: torch.Tensor,
-    weight1: Sequence[torch.Tensor],
-    weight2: Sequence[torch.Tensor],
-    scale1: Sequence[torch.Tensor],
-    scale2: Sequence[torch.Tensor],
-) -> torch.Tensor:
-    """What experts make of tokens that stand in their order, `counts` for each."""
-    (up,), (down,) = weight1, weight2
-    computed = torch.empty_like(copies)
-    for expert, own in _groups(counts.cumsum(0)):
-        if up.is_floating_point():
-            hidden = matmul(copies[own], up[expert].mT).float()
-            computed[own] = matmul(swiglu(hidden, -1).to(copies.dtype), down[expert].mT)
-            continue
-        hidden = _quantized_product(copies[own], up[expert], scale1[0][expert], torch.float32)
-        computed[own] = _quantized_product(swiglu(hidden, -1), down[expert], scale2[0][expert], copies.dtype)
-    return computed
 
 
 def _quantized_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
