@@ -1,0 +1,120 @@
+"""docs/csv-contract.md against the code that it describes: nothing is missing there, and nothing is made up."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+
+import pytest
+from doc_commands import ROOT
+
+from database import journal, schema
+from database.communication import COLLECTIVES, TIERS
+from database.layout import NPU_DEVICES
+from database.manifest import Manifest
+from database.merge import PRUNED_REASON, UpdateMode
+from database.record import Measurement, Record
+from database.schema import Status
+from database.store import Database
+
+PAGE = (ROOT / "docs" / "csv-contract.md").read_text(encoding="utf-8")
+#: Columns of a file that OpAtlas may write, but for counters.
+COLUMNS = {
+    *schema.BASE,
+    schema.EP_SIZE,
+    schema.AVERAGE,
+    *schema.PROFILING_DURATIONS,
+    *schema.OWN,
+    *schema.RUNTIME,
+    *schema.MESSAGE,
+    schema.DURATION,
+    schema.BANDWIDTH,
+    schema.BUS_BANDWIDTH,
+}
+COUNTERS = {schema.microbench_counter("<counter>"), schema.profiling_counter("<counter>")}
+OLDER = {schema.LEGACY_MICROBENCH, schema.LEGACY_PROFILING_MEDIAN, schema.LEGACY_PROFILING_STD}
+
+
+def section(title: str) -> str:
+    """What stands under a heading, sections beneath it included."""
+    level = re.findall(rf"^(#+) {re.escape(title)}$", PAGE, re.MULTILINE)[0]
+    rest = PAGE.partition(f"\n{level} {title}\n")[2]
+    return re.split(rf"\n#{{1,{len(level)}}} ", rest)[0]
+
+
+def first_cells(text: str, header: str) -> list[str]:
+    """The first column of the tables with a header, without its backticks."""
+    cells, inside = list[str](), False
+    for line in text.splitlines():
+        inside = line.startswith("|") and (inside or line.startswith(f"| {header} |"))
+        if inside:
+            cells.append(line.split(" | ")[0].removeprefix("| ").strip("`"))
+    return [cell for cell in cells if cell not in (header.strip("`"), "---")]
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"`([^`\n]+)`", text))
+
+
+def test_the_page_has_every_column_once_and_no_other() -> None:
+    named = first_cells(PAGE, "column")
+    assert len(named) == len(set(named))
+    assert set(named) == COLUMNS | COUNTERS
+
+
+def test_required_columns_are_said_to_be() -> None:
+    table = section("What the row is")
+    required = {line.split("`")[1] for line in table.splitlines() if line.startswith("| `") and "required" in line}
+    # The outputs are "as for inputs".
+    said = required | {name.replace("Input", "Output") for name in required if name != schema.INPUT_FORMATS}
+    assert said == set(schema.REQUIRED)
+
+
+@pytest.mark.parametrize("counter", schema.PIPE_UTILIZATION)
+def test_every_counter_is_named(counter: str) -> None:
+    assert f"`{counter}`" in PAGE
+
+
+def test_statuses_and_what_the_next_session_does() -> None:
+    lines = [line for line in section("What became of it").splitlines() if line.startswith("| `")]
+    after = {line.split("`")[1]: line for line in lines if line.split("`")[1] not in COLUMNS}
+    assert list(after) == [status.value for status in Status]
+    assert {Status(name) for name, line in after.items() if "xfail" in line} == {
+        status for status in Status if status.expected_to_fail
+    }
+
+
+def test_signature_names_what_changes_it() -> None:
+    table = section("Signature")
+    assert {name for name in words(table) if name.startswith("Runtime ")} == set(schema.RUNTIME_IN_SIGNATURE)
+    assert all(collective.kernel_type in table for collective in COLLECTIVES)
+
+
+def test_update_modes() -> None:
+    assert first_cells(section("Write-back"), "`--update-mode`") == [mode.value for mode in UpdateMode]
+
+
+def test_folders_beside_the_csvs() -> None:
+    database = Database(ROOT)
+    own = {folder.name for name, folder in vars(database).items() if name.endswith("_dir")}
+    assert set(first_cells(section("Folders"), "folder")) == {f"{name}/" for name in {*own, "constraints"}}
+    assert PRUNED_REASON in section("Folders")
+
+
+def test_devices_tiers_and_messages() -> None:
+    assert all(name in section("Folders") for name in NPU_DEVICES)
+    table = section("Columns of a collective's CSV")
+    assert all(f"{tier} {name}" in table for tier, name in TIERS.items())
+    assert all(f"{collective.name}: " in table for collective in COLLECTIVES)
+
+
+def test_older_columns() -> None:
+    assert words(section("Older files")) >= OLDER
+
+
+def test_journal_and_manifest_name_every_field() -> None:
+    text = section("Journal")
+    told = words(text) - {"journal/{Run ID}.jsonl", "python -m database merge"}
+    assert told == {field.name for kind in (journal.Header, Record, Measurement) for field in fields(kind)}
+    assert f"version {journal.VERSION}." in text
+    assert words(section("Manifest")) - {"runs/{Run ID}.json"} == {field.name for field in fields(Manifest)}
