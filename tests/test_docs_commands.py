@@ -49,7 +49,7 @@ NOT_HERE: Mapping[str, str] = {
     r"--instrument[= ](?!wall-clock)": "names an instrument of another device",
     r"--prof-path": "reads a profile of msprof",
     r"nnodes[= ]|node-rank[= ]": "takes several machines",
-    r"^pytest tests|-m tests\.|^ruff|^mypy": "is what runs this test",
+    r"^pytest tests|-m tests\.": "is what runs this test",
     rf"^({'|'.join(map(re.escape, FOREIGN))}) ": "is another program",
 }
 #: Read before the options of a command, which win: few rows, and few samples of them.

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 SHELL = ("sh", "bash", "shell", "console")
 #: Programs of others, which no test here can say anything of.
 FOREIGN = (
-    *("cd", "export", "source", ".", "mkdir", "git"),
+    *("cd", "export", "source", ".", "mkdir", "git", "ruff", "mypy"),
     *("msprof", "npu-smi", "nvidia-smi", "docker", "vllm", "torchrun"),
 )
 PROGRAMS = ("pytest", "python", "python3", "opatlas", "pip", "make", *FOREIGN)

@@ -1,0 +1,72 @@
+"""What the pages point at is there: other pages, their headings, files of the checkout, pictures."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from doc_commands import ROOT
+
+PAGES = [*sorted(ROOT.glob("README*.md")), ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+_FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+#: A file of the checkout, as sentences name it: `bench/rows.py`, `tests/support/`.
+_FILE = re.compile(r"`((?:bench|database|plugins|shapes|tests|docs)/[\w./-]*)`|(?<![\w/`])(tests/[\w/]+\.py)\b")
+
+
+def text_of(page: Path) -> str:
+    """Without code blocks."""
+    return _FENCED.sub("", page.read_text(encoding="utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", text_of(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def dead_links(page: Path) -> list[str]:
+    dead = []
+    for link in _LINK.findall(text_of(page)):
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if link.startswith(("http://", "https://", "mailto:")):
+            continue
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            dead.append(link)
+    return dead
+
+
+def missing_files(page: Path) -> list[str]:
+    named = [quoted or plain for quoted, plain in _FILE.findall(text_of(page))]
+    # A database of another machine, or of the example, need not be there.
+    return [name for name in named if not name.startswith("database/data/") and not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert dead_links(page) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    assert missing_files(page) == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_every_page_is_found_from_another(page: Path) -> None:
+    links = {
+        (other.parent / link.partition("#")[0]).resolve() for other in PAGES for link in _LINK.findall(text_of(other))
+    }
+    assert page.resolve() in links
+
+
+def test_what_leads_nowhere_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A heading, `coded`\n[a](#a-heading-coded) [b](#another) [c](gone.md) [d](page.md#a-heading-coded)\n"
+        "`bench/rows.py` `bench/gone.py` tests/gone.py `database/data/X/y.csv`\n```\n[e](f.md) `bench/none.py`\n```\n"
+    )
+    assert dead_links(page) == ["#another", "gone.md"]
+    assert missing_files(page) == ["bench/gone.py", "tests/gone.py"]
