@@ -10,12 +10,24 @@ from typing import Any
 
 import pytest
 
-import bench
+import bench.runner
 from bench import impl
 from bench.job import DeviceSpec, Job, MeasureSettings, Outcome
 from bench.registry import replay_spec
+from bench.replay import Replay
 from bench.runner import Runner
-from database.schema import Status
+from database.schema import (
+    INPUT_DTYPES,
+    INPUT_FORMATS,
+    INPUT_SHAPES,
+    OUTPUT_DTYPES,
+    OUTPUT_FORMATS,
+    OUTPUT_SHAPES,
+    Status,
+)
+
+#: In short, for tables of rows that are refused: the column that is named.
+SHAPES, DTYPES, FORMATS, OUTPUT, OUTPUT_TYPES = INPUT_SHAPES, INPUT_DTYPES, INPUT_FORMATS, OUTPUT_SHAPES, OUTPUT_DTYPES
 
 
 @cache
@@ -51,12 +63,12 @@ def cells_of(row: str) -> dict[str, str]:
     shapes, dtypes, formats = [part.strip() for part in [*inputs.split("|"), ""][:3]]
     output_shapes, output_dtypes, output_formats = [part.strip() for part in [*outputs.split("|"), ""][:3]]
     return {
-        "Input Shapes": shapes,
-        "Input Data Types": dtypes,
-        "Input Formats": formats,
-        "Output Shapes": output_shapes,
-        "Output Data Types": output_dtypes,
-        "Output Formats": output_formats,
+        INPUT_SHAPES: shapes,
+        INPUT_DTYPES: dtypes,
+        INPUT_FORMATS: formats,
+        OUTPUT_SHAPES: output_shapes,
+        OUTPUT_DTYPES: output_dtypes,
+        OUTPUT_FORMATS: output_formats,
         **{column.strip(): cell.strip() for column, _, cell in (word.partition("=") for word in more)},
     }
 
@@ -88,9 +100,24 @@ def assert_mistake_is_caught(
     """With `mistake` in the place of bench.impl's function of that name, the check of a row fails."""
     assert getattr(impl, name) is not mistake
     monkeypatch.setattr(impl, name, mistake)
+    assert_wrong(kernel_type, row)
+
+
+def assert_wrong(kernel_type: str, row: str) -> None:
+    """The check finds that a row's result is not what the reference says."""
     outcome = replay_row(kernel_type, row)
     assert outcome.status is Status.FAILED, outcome
     assert "differs from the reference" in outcome.reason or "index" in outcome.reason
+
+
+def time_instead(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> None:
+    """Whatever a replay has to time, `function` is called with its arguments."""
+
+    class Instead(Replay):
+        def __call__(self, impl: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
+            super().__call__(function, *arguments, **keywords)
+
+    monkeypatch.setattr(bench.runner, "Replay", Instead)
 
 
 def _modules() -> Iterator[Any]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from replaying import assert_mistake_is_caught, assert_refused
+from replaying import DTYPES, OUTPUT, SHAPES, assert_mistake_is_caught, assert_refused
 from sample_rows_attention import INDEXER, LATENT, PACKED, PAGED, RING_MLA, ROWS, SPARSE, flash, flash_grad
 
 from bench import impl
@@ -15,8 +15,6 @@ from bench.errors import WrongResult
 from bench.expectations import Comparison, Largest
 from bench.rows import ReplayRow
 from bench.sequences import spread_positions
-
-SHAPES, DTYPES, OUTPUT = "Input Shapes", "Input Data Types", "Output Shapes"
 
 
 class TestLargest:

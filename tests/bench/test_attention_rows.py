@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from replaying import assert_refused, cells_of, replay_of, runner
+from replaying import DTYPES, SHAPES, assert_refused, cells_of, replay_of, runner
 from sample_rows_attention import FIA_SLOTS, LATENT, MASK, PACKED, PAGED, fia
 
 from bench.attention_row import read_attention, with_operator_shapes
@@ -14,7 +14,6 @@ from bench.rows import ReplayRow
 from database.schema import RUNTIME_PREFIX, Status
 
 FIA = "FusedInferAttentionScore"
-SHAPES, DTYPES = "Input Shapes", "Input Data Types"
 
 
 def call_of(row, **runtime):
@@ -36,9 +35,7 @@ DECODE = fia("3,4,16", query="3,4,16", key="9,8,16", mask=MASK, query_lengths="3
 
 
 def test_paged_row_of_a_capture():
-    call = call_of(
-        fia("9,4,16", query="9,4,16", key="11,8,32", mask=MASK, query_lengths="4", kv_lengths="4", table="4,5")
-    )
+    call = call_of(PAGED[0])
     assert (call.layout, call.heads, call.kv_heads, call.block_size, call.sparse_mode) == ("TND", 4, 2, 8, 3)
     assert call.query_lengths == [3, 5, 7, 9]  # added up, the first one gets one more
     assert call.kv_lengths == [16] * 4  # each one's own: two of eleven blocks for each of four

@@ -6,14 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from replaying import assert_mistake_is_caught, assert_refused, replay_row
+from replaying import DTYPES, OUTPUT, SHAPES, assert_mistake_is_caught, assert_refused, replay_row
 from sample_rows import ROWS
 
 from bench import expected, impl
 from bench.check import check
 from database.schema import Status
 
-SHAPES, DTYPES, OUTPUT = "Input Shapes", "Input Data Types", "Output Shapes"
 WRITE, FUSED, LOAD = "ReshapeAndCacheNdKernel", "KvRmsNormRopeCache", "PagedCacheLoadNdKernel"
 BLOCKS, BLOCK_SIZE = 5, 4
 PLACES = BLOCKS * BLOCK_SIZE

@@ -5,16 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given, strategies
-from replaying import assert_refused, replay_row
+from replaying import OUTPUT, OUTPUT_TYPES, SHAPES, assert_refused, assert_wrong, replay_row, time_instead
 from sample_rows import ROWS
 
-import bench.runner
 from bench.images import Windows, distinct_map, kernels_of, windows
-from bench.replay import Replay
 from bench.rows import ReplayRow
-from database.schema import Status
-
-SHAPES, OUTPUT, TYPES = "Input Shapes", "Output Shapes", "Output Data Types"
 
 #: Layers of well-known networks: source, result, places of the kernel, what the layer has.
 LAYERS = {
@@ -72,7 +67,12 @@ CONTRADICTIONS = [
     ("Conv2D", "2,6,9,9;4,6,3,3;5 | FLOAT;FLOAT;FLOAT -> 2,4,9,9 | FLOAT", OUTPUT, "2 feature maps of 5 channels"),
     ("Conv2D", "2,6,9,9;4,6,3,3;4,1 | FLOAT;FLOAT;FLOAT -> 2,4,9,9 | FLOAT", SHAPES, "slot 2 (the bias)"),
     ("Conv2D", "2,6,9;4,6,3,3 | FLOAT;FLOAT -> 2,4,9,9 | FLOAT", SHAPES, "(2, 6, 9) in the format (none) is no"),
-    ("Conv2D", "2,6,9,9;4,6,3,3 | FLOAT;FLOAT -> 2,4,9,9 | FLOAT16", TYPES, "output 0 of Conv2D is torch.float32"),
+    (
+        "Conv2D",
+        "2,6,9,9;4,6,3,3 | FLOAT;FLOAT -> 2,4,9,9 | FLOAT16",
+        OUTPUT_TYPES,
+        "output 0 of Conv2D is torch.float32",
+    ),
     (
         "Conv2D",
         "3,2,9,11,8;19,3,16,8;40 | FLOAT;FLOAT;FLOAT | NC1HWC0;FRACTAL_Z;NCHW -> 3,5,9,11,8 | FLOAT",
@@ -91,7 +91,7 @@ CONTRADICTIONS = [
     ("MaxPoolWithArgmaxV1", "2,5,7,7 | FLOAT -> 2,5,7,7;2,5,9,4,16 | FLOAT;UINT16", OUTPUT, "9, 4, 16) is no mask"),
     ("MaxPoolWithArgmaxV1", "2,5,7,7 | FLOAT -> 2,6,7,7;2,6,9,5,16 | FLOAT;UINT16", OUTPUT, "is no mask"),
     ("MaxPoolWithArgmaxV1", "2,5,7,7 | FLOAT -> 2,5,7,7;2,5,4,5,16 | FLOAT;UINT16", OUTPUT, "no kernel of 4 places"),
-    ("MaxPoolWithArgmaxV1", "2,5,7,7 | FLOAT -> 2,5,7,7;2,5,9,5,16 | FLOAT16;UINT16", TYPES, "is torch.float32"),
+    ("MaxPoolWithArgmaxV1", "2,5,7,7 | FLOAT -> 2,5,7,7;2,5,9,5,16 | FLOAT16;UINT16", OUTPUT_TYPES, "is torch.float32"),
     (
         "MaxPoolGradWithArgmaxV1",
         "1,5,7,7;1,5,7,7;1,5,9,4,16 | FLOAT;FLOAT;UINT16 -> 1,5,7,7 | FLOAT",
@@ -156,12 +156,5 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistake_is_caught(monkeypatch, mistake):
     kernel_type, wrong = MISTAKES[mistake]
-
-    class Mistaken(Replay):
-        def __call__(self, impl, *arguments, **keywords):
-            super().__call__(wrong, *arguments, **keywords)
-
-    monkeypatch.setattr(bench.runner, "Replay", Mistaken)
-    outcome = replay_row(kernel_type, ROWS[kernel_type][0])
-    assert outcome.status is Status.FAILED
-    assert "differs from the reference" in outcome.reason
+    time_instead(monkeypatch, wrong)
+    assert_wrong(kernel_type, ROWS[kernel_type][0])

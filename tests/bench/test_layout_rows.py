@@ -6,12 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from replaying import assert_refused
+from replaying import OUTPUT, OUTPUT_TYPES, SHAPES, assert_refused
 
 from bench import expected, impl
 from bench.check import check
 
-SHAPES, OUTPUT, TYPES = "Input Shapes", "Output Shapes", "Output Data Types"
 SIZES = st.integers(1, 40)
 BLOCKS = st.sampled_from([8, 16, 32])
 
@@ -59,7 +58,12 @@ CONTRADICTIONS = [
     ("TransData", "3,13,5,7 | FLOAT | NCHW -> 3,13,5,7 | FLOAT | NCHW", OUTPUT, "not the plain and a blocked"),
     ("TransData", "3,2,5,7,8 | FLOAT | NC1HWC0 -> 3,17,5,7 | FLOAT | NCHW", OUTPUT, "not the plain and a blocked"),
     ("TransData", "20,40 | INT8 | ND -> 2,2,8,32 | INT8 | FRACTAL_NZ", OUTPUT, "not the plain and a blocked"),
-    ("TransData", "20,40 | INT8 | ND -> 2,2,16,32 | FLOAT | FRACTAL_NZ", TYPES, "output 0 of TransData is torch.int8"),
+    (
+        "TransData",
+        "20,40 | INT8 | ND -> 2,2,16,32 | FLOAT | FRACTAL_NZ",
+        OUTPUT_TYPES,
+        "output 0 of TransData is torch.int8",
+    ),
     ("AsStrided", "360;3;3;1 | FLOAT;INT64;INT64;INT64 -> 5,4,7 | FLOAT", OUTPUT, "neither a part"),
     ("AsStrided", "360;2;3;1 | FLOAT;INT64;INT64;INT64 -> 5,4,6 | FLOAT", SHAPES, "slot 1 lists the sizes"),
     ("AsStrided", "360;3;3;1 | FLOAT;INT64;INT64;INT64 -> | ", OUTPUT, "output slot 0 is missing"),
@@ -68,7 +72,7 @@ CONTRADICTIONS = [
     ("Tril", "4,7 | FLOAT -> 7,4 | FLOAT", OUTPUT, "output 0 of Tril is (4, 7)"),
     ("NonZero", "6,9 | BOOL -> 17 | INT64", OUTPUT, "2 coordinates for each of up to 54"),
     ("NonZero", "6,9 | BOOL -> 55,2 | INT64", OUTPUT, "2 coordinates for each of up to 54"),
-    ("NonZero", "6,9 | BOOL -> 17,2 | FLOAT", TYPES, "coordinates are integers"),
+    ("NonZero", "6,9 | BOOL -> 17,2 | FLOAT", OUTPUT_TYPES, "coordinates are integers"),
 ]
 
 

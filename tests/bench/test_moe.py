@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replaying import assert_mistake_is_caught, assert_refused, replay_row
+from replaying import DTYPES, OUTPUT, SHAPES, assert_mistake_is_caught, assert_refused, replay_row
 from sample_rows import ROWS
 
 from bench import expected, impl
@@ -16,7 +16,6 @@ from bench.check import check
 from bench.rows import ReplayRow
 from database.schema import Status
 
-SHAPES, DTYPES, OUTPUT = "Input Shapes", "Input Data Types", "Output Shapes"
 GROUPED = "INT8;INT8;;FLOAT;;;;INT64;FLOAT"
 SWIGLU = "INT8;INT8;FLOAT;FLOAT;INT64"
 LAYER = "DT_BF16;DT_BF16;DT_BF16;INT32;FLOAT;FLOAT;FLOAT"

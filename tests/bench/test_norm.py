@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from replaying import assert_mistake_is_caught, assert_refused
+from replaying import OUTPUT, OUTPUT_TYPES, SHAPES, assert_mistake_is_caught, assert_refused
 from sample_rows import ROWS
 
 from bench import impl
 
-SHAPES, OUTPUT, OUTPUT_TYPES = "Input Shapes", "Output Shapes", "Output Data Types"
 BACKWARD = "RmsNormGrad"
 SUM = "AddRmsNormBias"
 

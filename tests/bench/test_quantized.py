@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replaying import assert_mistake_is_caught, assert_refused, replay_row
+from replaying import DTYPES, OUTPUT, OUTPUT_TYPES, SHAPES, assert_mistake_is_caught, assert_refused, replay_row
 from sample_rows import ROWS
 
 from bench import expected, impl
@@ -14,9 +14,6 @@ from bench.check import check
 from bench.impl.quantized import integer_matmul
 from bench.rows import ReplayRow
 from database.schema import Status
-
-SHAPES, DTYPES = "Input Shapes", "Input Data Types"
-OUTPUT, OUTPUT_TYPES = "Output Shapes", "Output Data Types"
 
 relaxed = settings(deadline=None, max_examples=40)
 

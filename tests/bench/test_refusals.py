@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from replaying import assert_refused, job_of, replay_row, runner
+from replaying import DTYPES, FORMATS, OUTPUT, OUTPUT_TYPES, SHAPES, assert_refused, job_of, replay_row, runner
 
 from bench.failures import outcome_of
 from bench.registry import replays
 from database.schema import Status
-
-SHAPES, DTYPES, FORMATS = "Input Shapes", "Input Data Types", "Input Formats"
-OUTPUT, OUTPUT_TYPES = "Output Shapes", "Output Data Types"
 
 #: Kernel type, row, the column that is named, words of the message.
 CONTRADICTIONS = [

@@ -7,12 +7,10 @@ from collections import Counter
 
 import pytest
 import torch
-from replaying import job_of, replay_functions, replay_of, replay_row, runner
+from replaying import replay_functions, replay_of, replay_row, time_instead
 from sample_rows import ROWS
 
-import bench.runner
 from bench.registry import replay_spec
-from bench.replay import Replay
 from database.schema import Status
 
 
@@ -68,10 +66,6 @@ def npu_call_of_torch(kernel_type):
 
 @pytest.mark.parametrize("kernel_type", [name for name in ROWS if npu_call_of_torch(name)])
 def test_npu_call_takes_the_same_arguments_and_means_the_same(monkeypatch, kernel_type):
-    class ByNpuCall(Replay):
-        def __call__(self, impl, *arguments, **keywords):
-            super().__call__(npu_call_of_torch(kernel_type), *arguments, **keywords)
-
-    monkeypatch.setattr(bench.runner, "Replay", ByNpuCall)
-    outcome = runner().run(job_of(kernel_type, ROWS[kernel_type][0]))
+    time_instead(monkeypatch, npu_call_of_torch(kernel_type))
+    outcome = replay_row(kernel_type, ROWS[kernel_type][0])
     assert outcome.status is Status.MEASURED, f"{outcome.reason}\n{outcome.detail}"

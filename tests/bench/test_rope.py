@@ -6,13 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from replaying import assert_mistake_is_caught, assert_refused, replay_row
+from replaying import DTYPES, OUTPUT, SHAPES, assert_mistake_is_caught, assert_refused, replay_row
 from sample_rows import ROWS
 
 from bench import expected, impl
 from bench.check import check
 
-SHAPES, DTYPES, OUTPUT = "Input Shapes", "Input Data Types", "Output Shapes"
 HALF_TOKENS = "4,1,2,8;4,1,1,8;4,1,1,8"
 THREE = "FLOAT;FLOAT;FLOAT"
 FUSED = "split_qkv_rmsnorm_rope_kernel"

@@ -7,14 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from replaying import assert_mistake_is_caught, assert_refused, replay_row
+from replaying import OUTPUT, SHAPES, assert_mistake_is_caught, assert_refused, replay_row
 from sample_rows import ROWS
 
 from bench import expected, impl
 from bench.check import check
 from database.schema import Status
 
-SHAPES, OUTPUT = "Input Shapes", "Output Shapes"
 seeds = st.integers(0, 999)
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4)
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from replaying import assert_refused, replay_row
+from replaying import OUTPUT, OUTPUT_TYPES, SHAPES, assert_refused, assert_wrong, time_instead
 from sample_rows import ROWS
 
-import bench.runner
 from bench import expected, impl
 from bench.check import check
 from bench.errors import WrongResult
-from bench.replay import Replay
-from database.schema import Status
 
-SHAPES, OUTPUT, TYPES = "Input Shapes", "Output Shapes", "Output Data Types"
 aten = torch.ops.aten
 
 
@@ -61,15 +57,8 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistake_is_caught(monkeypatch, mistake):
     kernel_type, wrong = MISTAKES[mistake]
-
-    class Mistaken(Replay):
-        def __call__(self, impl, *arguments, **keywords):
-            super().__call__(wrong, *arguments, **keywords)
-
-    monkeypatch.setattr(bench.runner, "Replay", Mistaken)
-    outcome = replay_row(kernel_type, ROWS[kernel_type][0])
-    assert outcome.status is Status.FAILED, outcome
-    assert "differs from the reference" in outcome.reason
+    time_instead(monkeypatch, wrong)
+    assert_wrong(kernel_type, ROWS[kernel_type][0])
 
 
 CONTRADICTIONS = [
@@ -94,7 +83,12 @@ CONTRADICTIONS = [
     ("ForeachAddList", "4;5; | FLOAT;FLOAT;FLOAT -> 4 | FLOAT", SHAPES, "no two lists of tensors"),
     ("ForeachAddList", "4;4;4 | FLOAT;FLOAT;FLOAT -> 4 | FLOAT", SHAPES, "slot 2 must be a scalar"),
     ("ForeachMulScalar", "4;5; | FLOAT;FLOAT;FLOAT -> 4;6 | FLOAT;FLOAT", OUTPUT, "output 1 of ForeachMulScalar has 5"),
-    ("ForeachMulScalar", "4;5; | FLOAT;FLOAT;FLOAT -> 4;5 | FLOAT;INT32", TYPES, "output 1 of ForeachMulScalar is"),
+    (
+        "ForeachMulScalar",
+        "4;5; | FLOAT;FLOAT;FLOAT -> 4;5 | FLOAT;INT32",
+        OUTPUT_TYPES,
+        "output 1 of ForeachMulScalar is",
+    ),
     ("ForeachMulScalar", "4; | FLOAT;FLOAT -> 4;4 | FLOAT;FLOAT", OUTPUT, "2 outputs of 1 tensors"),
 ]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from npu_environment import REPOSITORY, environment_variables
 from replaying import cells_of, replay_of, runner
-from sample_rows_attention import MASK, fia
+from sample_rows_attention import LATENT, MASK, fia
 
 from bench.attention_row import read_attention, with_operator_shapes
 from bench.job import Job
@@ -27,15 +27,7 @@ ATTENTION = "FusedInferAttentionScore"
 CAPTURED = (
     fia("7,4,16", query="7,4,16", key="12,16,32", mask=MASK, query_lengths="3", kv_lengths="3", table="3,4"),
     fia("23,4,16", query="23,4,16", key="31,1,16", query_lengths="2", kv_lengths="2"),
-    fia(
-        "4,3,1,32",
-        query="3,4,1,32",
-        key="7,1,16,32",
-        kv_lengths="3",
-        table="3,6",
-        query_rope="3,4,1,8",
-        key_rope="7,1,16,8",
-    ),
+    LATENT[0],
     fia("2,4,16", query="2,4,16", key="12,16,32", mask=MASK, query_lengths="2", kv_lengths="2", table="2,4"),
 )
 
