@@ -6,10 +6,27 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 
 from database.errors import OpAtlasError
+
+#: As argparse exits.
+_USAGE = 2
+
+
+class UsageError(OpAtlasError):
+    """A command that was told to do what cannot be done, and has done nothing."""
+
+
+@contextmanager
+def looking_at_usage() -> Iterator[None]:
+    """Makes a UsageError of the OpAtlasErrors of what looks at the arguments, before anything is done."""
+    try:
+        yield
+    except OpAtlasError as error:
+        raise UsageError(str(error)) from None
 
 
 def parser_of(prog: str, description: str, modules: Mapping[str, ModuleType]) -> argparse.ArgumentParser:
@@ -40,7 +57,7 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
         status: int = parsed.run(parsed)
     except OpAtlasError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return _USAGE if isinstance(error, UsageError) else 1
     except BrokenPipeError:
         # `| head` has seen enough; Python flushes stdout once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,16 +7,15 @@ rows ask `Constraints.accepts`. Nothing is known of a kernel that was not tried,
 from __future__ import annotations
 
 import csv
-import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 
 from database.errors import OpAtlasError
 from database.schema import Status
-from database.store import write_text
+from database.store import write_rows
 
 _FILE = Path("constraints", "DispatchFFNCombine.csv")
 
@@ -184,19 +183,13 @@ def save_constraints(database: Path, kernel: Kernel, trials: Sequence[Trial]) ->
     """Writes what was tried of a kernel in the place of what was known of it. Raises OpAtlasError."""
     path = constraints_file(database)
     others = [trial for trial in load_constraints(database).trials if trial.kernel != kernel]
-    path.parent.mkdir(exist_ok=True)
-    write_text(path, _as_csv([*others, *trials]))
+    write_rows(path, _HEADER, map(_cells, [*others, *trials]))
     return path
 
 
-def _as_csv(trials: Iterable[Trial]) -> str:
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(_HEADER)
-    for trial in trials:
-        answers = ("yes" if trial.is_base else "", "yes" if trial.accepted else "no", trial.status.value, trial.reason)
-        lines.writerow((*astuple(trial.kernel), *astuple(trial.shape), *answers, trial.run_id))
-    return text.getvalue()
+def _cells(trial: Trial) -> tuple[object, ...]:
+    answers = ("yes" if trial.is_base else "", "yes" if trial.accepted else "no", trial.status.value, trial.reason)
+    return (*astuple(trial.kernel), *astuple(trial.shape), *answers, trial.run_id)
 
 
 def _trial(line: dict[str, str], path: Path, number: int) -> Trial:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from database.schema import with_columns
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def positions_by(keys: Iterable[Key]) -> dict[Key, list[int]]:
+    """The positions of the rows that have a key in common (a signature, say), by that, in the order of the rows."""
+    positions: dict[Key, list[int]] = {}
+    for position, key in enumerate(keys):
+        positions.setdefault(key, []).append(position)
+    return positions
 
 
 class TableEdit:

@@ -121,11 +121,11 @@ def _require(components: Iterable[Component], versions: Versions) -> None:
     if missing:
         names = ", ".join(component.name for component in missing)
         options = ", ".join(component.option for component in missing if component.option)
-        remedy = f"give {options}, or the directory itself with --database-path" if options else "give --database-path"
+        remedy = f"give {options}, or the folder itself with --database-path" if options else "give --database-path"
         raise OpAtlasError(f"the version of {names} could not be detected: {remedy}")
 
 
 def _directory_name(name: str, what: str) -> str:
     if not _DIRECTORY_NAME.fullmatch(name):
-        raise OpAtlasError(f"the {what} {name!r} cannot name a directory: use letters, digits and . _ + - only")
+        raise OpAtlasError(f"the {what} {name!r} cannot name a folder: use letters, digits and . _ + - only")
     return name

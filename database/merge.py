@@ -18,7 +18,7 @@ from enum import Enum
 import pandas as pd
 
 from database.bulk import without_cycle_collection
-from database.editing import TableEdit
+from database.editing import TableEdit, positions_by
 from database.errors import OpAtlasError
 from database.measured import (
     crashes_cell,
@@ -159,9 +159,7 @@ def _merge_table(
             kernel_type, path, pd.DataFrame({name: pd.Series(dtype=str) for name in identity_columns(kernel_type)})
         )
     rows = TableEdit(table.frame)
-    positions: dict[str, list[int]] = {}
-    for position, signature in enumerate(signatures(kernel_type, table.frame)):
-        positions.setdefault(signature, []).append(position)
+    positions = positions_by(signatures(kernel_type, table.frame))
     added = 0
     unmatched = []
     for signature, record in records.items():

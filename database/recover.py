@@ -18,6 +18,7 @@ from database.journal import Contents, Header
 from database.merge import MergeResult, RowName, UpdateMode, merge
 from database.record import Record
 from database.store import Database
+from database.terminal import counted
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,10 @@ class Recovered:
     statuses: Counter[str] = field(default_factory=Counter)
     problems: tuple[str, ...] = ()
     incomplete: bool = False
+
+    def __str__(self) -> str:
+        """`merged 3 records that session 20261121T163006-1f0c9a left behind`."""
+        return f"merged {counted(self.statuses.total(), 'record')} that session {self.run_id} left behind"
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ def merge_run(database: Database, header: Header, unsaved: Iterable[Mapping[str,
             except OSError as error:
                 problems.append(f"{path}: {error.strerror}: its records are merged, remove it")
         else:
-            problems.append(f"{len(contents.records)} records stay in {path}: the next session merges them")
+            problems.append(f"{counted(len(contents.records), 'record')} stay in {path}: the next session merges them")
     if homeless and not all_kept:
         problems.append(_rescue(database, header, homeless))
     return Merged(result, records, problems)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +12,16 @@ from database.merge import MergeResult
 from database.schema import AVERAGE, INPUT_SHAPES, INSTRUMENT, OUTPUT_SHAPES, PROFILING_AVERAGE
 from database.signature import signatures
 from database.statistics import valid_duration
-from database.store import Database, write_text
+from database.store import Database, write_rows
 
 #: A replay within 20 % of the capture counts as agreeing with it.
 LOWEST_RATIO, HIGHEST_RATIO = 0.8, 1.2
 _HOT_SPOTS = 10
+_GAP_HEADER = (
+    *("Kernel Type", INPUT_SHAPES, OUTPUT_SHAPES),
+    *(AVERAGE, PROFILING_AVERAGE, "Ratio (microbench/profiling)"),
+    *(INSTRUMENT, "Signature"),
+)
 
 
 @dataclass(frozen=True)
@@ -115,27 +118,16 @@ def find_gaps(database: Database, kernel_types: Iterable[str]) -> tuple[list[Gap
 
 def write_gap_csv(path: Path, gaps: Sequence[Gap]) -> None:
     """Every row outside of 0.8 ... 1.2, worst first. Raises OpAtlasError."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        [
-            "Kernel Type",
-            INPUT_SHAPES,
-            OUTPUT_SHAPES,
-            AVERAGE,
-            PROFILING_AVERAGE,
-            "Ratio (microbench/profiling)",
-            INSTRUMENT,
-            "Signature",
-        ]
-    )
-    for gap in gaps:
-        if gap.outside:
-            durations = f"{gap.microbench_us:.4f}", f"{gap.profiling_us:.4f}", f"{gap.ratio:.4f}"
-            writer.writerow(
-                [gap.kernel_type, gap.input_shapes, gap.output_shapes, *durations, gap.instrument, gap.signature]
-            )
-    write_text(path, text.getvalue())
+    rows = [
+        (
+            *(gap.kernel_type, gap.input_shapes, gap.output_shapes),
+            *(f"{value:.4f}" for value in (gap.microbench_us, gap.profiling_us, gap.ratio)),
+            *(gap.instrument, gap.signature),
+        )
+        for gap in gaps
+        if gap.outside
+    ]
+    write_rows(path, _GAP_HEADER, rows)
 
 
 def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:

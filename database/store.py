@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import csv
 import errno
+import io
 import itertools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -280,6 +281,15 @@ def _quoted(cells: pa.Array) -> pa.Array:
     quote, nothing = pa.scalar('"', type=_TEXT), pa.scalar("", type=_TEXT)
     doubled = pc.replace_substring(cells, '"', '""')
     return pc.if_else(special, pc.binary_join_element_wise(quote, doubled, quote, nothing), cells)
+
+
+def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Writes a small CSV file, a report say, in one step. Raises OpAtlasError."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 def write_text(path: Path, text: str) -> None:

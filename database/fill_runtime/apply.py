@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from database.editing import TableEdit
+from database.editing import TableEdit, positions_by
 from database.errors import OpAtlasError
 from database.fill_runtime.key import JoinKey, key_of_row
 from database.fill_runtime.records import KV_VALUES, SHAPES, Chosen, Values, is_complete
@@ -129,9 +129,7 @@ def _fill_table(
     rows = _Rows(kernel_type, TableEdit(table.frame), [str(name) for name in table.frame.columns])
     counts = Outcome(rows=len(table.frame))
     slots = [column for column in (*INPUT_SLOTS, *OUTPUT_SLOTS) if column in table.frame.columns]
-    captured: dict[tuple[str, JoinKey | None], list[int]] = {}
-    for position, of in enumerate(zip(signatures(kernel_type, table.frame[slots]), _keys(rows.edit), strict=True)):
-        captured.setdefault(of, []).append(position)
+    captured = positions_by(zip(signatures(kernel_type, table.frame[slots]), _keys(rows.edit), strict=True))
     for (_, key), positions in captured.items():
         if key is not None and key in matched:
             rows.fill(positions, matched[key], limit, counts)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Container, Sequence
 from pathlib import Path
 
+from database.commands import looking_at_usage
 from database.errors import OpAtlasError
 from database.fill_runtime.apply import fill, keys_of_rows
 from database.fill_runtime.key import JoinKey
@@ -24,7 +25,6 @@ from database.store import Database
 from database.streaming import size_mb
 from database.terminal import problem_lines
 
-_USAGE = 2
 #: Lengths of a serving process differ from step to step, and each row takes as long to replay as another.
 _MAX_ROWS = 100
 
@@ -65,13 +65,10 @@ def _count(text: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Fills; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
     database, limit, files = Database(arguments.database_path), arguments.max_rows, list(dict.fromkeys(arguments.jsonl))
-    try:
+    with looking_at_usage():
         if not database.path.is_dir():
             raise OpAtlasError(f"{database.path}: no such folder: `python -m database ingest` makes a database")
         total_mb = sum(map(size_mb, files))
-    except OpAtlasError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return _USAGE
     # Sessions write rows back by their signatures, which change here.
     lock = SessionLock(database, run_id="fill-runtime", command="python -m database fill-runtime")
     lock.acquire(0, print)
@@ -91,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         lock.release()
     for found in recovered:
         if found.statuses:
-            print(f"merged {found.statuses.total():,} records that session {found.run_id} left behind")
+            print(found)
     print(summary(database.path, len(files), records, outcome, alone, limit))
     if report is not None:
         print(f"without a partner:\n  {report}")

@@ -22,10 +22,13 @@ from database.fill_runtime.key import JoinKey, Shape
 from database.schema import RUNTIME_IN_SIGNATURE, RUNTIME_PREFIX
 from database.statistics import cell
 from database.streaming import BROKEN_GZIP, open_stream
+from database.terminal import shortened
 
 #: A record of a few thousand sequences takes some 50 kB.
 _LONGEST_LINE = 1 << 24
 _MALFORMED_NAMED = 20
+#: Characters of a value that is wrong.
+_SHOWN = 40
 #: Progress is told, and Ctrl-C is noticed, this often.
 _LINES_PER_STEP = 2000
 
@@ -264,20 +267,17 @@ def _numbers(record: dict[str, Any], name: str) -> Shape | None:
     if numbers is None:
         return None
     if not isinstance(numbers, list) or not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError(f"{name} is {_shown(numbers)}, not a list of whole numbers of at least 0")
+        raise ValueError(
+            f"{name} is {shortened(json.dumps(numbers), _SHOWN)}, not a list of whole numbers of at least 0"
+        )
     return tuple(numbers)
 
 
 def _number(record: dict[str, Any], name: str) -> int | None:
     number = record.get(name)
     if number is not None and (type(number) is not int or number < 0):
-        raise ValueError(f"{name} is {_shown(number)}, not a whole number of at least 0")
+        raise ValueError(f"{name} is {shortened(json.dumps(number), _SHOWN)}, not a whole number of at least 0")
     return number
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else text[:38] + ".."
 
 
 def _cell(value: int | Sequence[int] | None) -> str:

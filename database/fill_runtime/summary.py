@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -11,7 +9,8 @@ from pathlib import Path
 from database.fill_runtime.apply import Outcome
 from database.fill_runtime.key import JoinKey, Nearest
 from database.fill_runtime.records import Records
-from database.store import Database, write_text
+from database.store import Database, write_rows
+from database.terminal import count_lines, counted, folded
 
 SHOWN = 5
 
@@ -68,22 +67,29 @@ def summary(database: Path, files: int, records: Records, outcome: Outcome, alon
     unmatched = sum(at.count for at in records.unmatched.values())
     counts = [
         ("files", files, ""),
-        ("records", records.count, f"{records.malformed_count:,} malformed lines" if records.malformed_count else ""),
-        ("  unmatched", unmatched, f"{len(records.unmatched):,} keys that no row has" if unmatched else ""),
+        (
+            "records",
+            records.count,
+            counted(records.malformed_count, "malformed line") if records.malformed_count else "",
+        ),
+        ("  unmatched", unmatched, f"{counted(len(records.unmatched), 'key')} that no row has" if unmatched else ""),
         ("rows", outcome.rows, "attention rows of the database before"),
         ("  filled", outcome.filled, ""),
         ("  added", outcome.added, "for further records of the same shapes" if outcome.added else ""),
         ("  unchanged", outcome.unchanged, ""),
         ("  without", len(outcome.unfilled), "no record has their key" if outcome.unfilled else ""),
     ]
-    lines = [f"{what:12}{count:>12,}   {more}".rstrip() for what, count, more in counts]
+    lines = count_lines(counts)
     if outcome.pruned:
-        lines.append(f"{outcome.pruned:,} measurements of assumed lengths moved to pruned/: measure these rows again")
+        lines.append(
+            f"{counted(outcome.pruned, 'measurement')} of assumed lengths moved to pruned/: measure these rows again"
+        )
     if outcome.added:
         lines.append("profiling columns of rows that were added: the average over all calls of their shapes")
     if outcome.left_out:
         lines.append(
-            f"{outcome.left_out:,} records left out: a captured row becomes {limit} rows at most (--max-rows; 0: any)"
+            f"{counted(outcome.left_out, 'record')} left out: "
+            f"a captured row becomes {limit} rows at most (--max-rows; 0: any)"
         )
     for what, title in (("record", "records that no row matches"), ("row", "rows that no record matches")):
         lines += _shown([one for one in alone if one.what == what], title)
@@ -95,8 +101,8 @@ def _shown(alone: Sequence[Alone], title: str) -> Iterator[str]:
         yield f"\n{title}:"
     for one in alone[:SHOWN]:
         yield f"  {one.place}" + (f" (and {one.count - 1:,} more)" if one.count > 1 else "")
-        yield f"    {one.key or 'no key'}"
-        yield f"    nearest {one.nearest}: {one.reason}" if one.nearest else f"    {one.reason}"
+        yield folded(one.key or "no key", indent=4)
+        yield folded(f"nearest {one.nearest}: {one.reason}" if one.nearest else one.reason, indent=4)
     if len(alone) > SHOWN:
         yield f"  and {len(alone) - SHOWN:,} more"
 
@@ -105,10 +111,6 @@ def write_alone(database: Database, alone: Sequence[Alone], at: float) -> Path |
     """Lists what has no partner in the database's reports/; no file where there is none. Raises OpAtlasError."""
     if not alone:
         return None
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_HEADER)
-    writer.writerows(map(astuple, alone))
     path = database.free_report("fill_runtime", at)
-    write_text(path, text.getvalue())
+    write_rows(path, _HEADER, map(astuple, alone))
     return path

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import pandas as pd
 
-from database.editing import TableEdit
+from database.editing import TableEdit, positions_by
 from database.errors import OpAtlasError
 from database.ingest.aggregate import CasesOfType, ProfiledCase
 from database.ingest.attention import ATTENTION_TYPES, SOURCE_PROFILE
@@ -40,6 +40,7 @@ from database.schema import (
 from database.signature import signatures
 from database.statistics import cell, valid_duration
 from database.store import Database, Table
+from database.terminal import counted
 
 RuntimeOf = Callable[[ProfiledCase], Mapping[str, str]]
 
@@ -88,7 +89,7 @@ def apply_cases(database: Database, cases: Mapping[str, CasesOfType], runtime_of
             try:
                 _apply_to_table(database, kernel_type, of_type, runtime_of, outcome)
             except OpAtlasError as error:
-                outcome.problems.append(f"{error} (its {len(of_type)} cases were left out)")
+                outcome.problems.append(f"{error} (its {counted(len(of_type), 'case')} left out)")
     return outcome
 
 
@@ -136,9 +137,9 @@ class _Rows:
             columns: all columns of the table; a new one has columns, and a frame without any.
         """
         self.edit = TableEdit(frame, columns)
-        self._exact = _positions(signatures(kernel_type, frame))
+        self._exact = positions_by(signatures(kernel_type, frame))
         slots = [column for column in (*INPUT_SLOTS, *OUTPUT_SLOTS) if column in frame.columns]
-        self._by_slots = _positions(signatures(kernel_type, frame[slots]))
+        self._by_slots = positions_by(signatures(kernel_type, frame[slots]))
 
     def of_case(self, case: ProfiledCase) -> list[int]:
         """The rows that the case's launches belong to.
@@ -164,13 +165,6 @@ class _Rows:
         for column, text in new.items():
             self.edit[column][position] = text
         return bool(new)
-
-
-def _positions(texts: Sequence[str]) -> dict[str, list[int]]:
-    positions: dict[str, list[int]] = {}
-    for position, text in enumerate(texts):
-        positions.setdefault(text, []).append(position)
-    return positions
 
 
 def _columns_of_new_table(kernel_type: str) -> list[str]:

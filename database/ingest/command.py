@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from database import layout, versions
+from database.commands import looking_at_usage
 from database.errors import OpAtlasError
 from database.ingest.aggregate import Aggregate
 from database.ingest.apply import Outcome, apply_cases
@@ -15,8 +16,6 @@ from database.ingest.capture import find_captures
 from database.ingest.summary import summary
 from database.store import Database
 from database.terminal import problem_lines
-
-_USAGE = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,14 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ingests; gives the exit status that the epilog of the help explains."""
+    """Ingests; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
     root: Path = arguments.profiling_path
-    try:
+    with looking_at_usage():
         captures = find_captures(root)
         database = Database(arguments.database_path or _default_database(arguments))
-    except OpAtlasError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return _USAGE
     # Everything is read before anything is written.
     aggregate = Aggregate()
     errors = [*aggregate.add_files(captures), *aggregate.problems]

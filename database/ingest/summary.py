@@ -8,7 +8,7 @@ from pathlib import Path
 from database.ingest.aggregate import Account
 from database.ingest.apply import DurationChange, Outcome
 from database.ingest.attention import Bundle
-from database.terminal import shortened
+from database.terminal import count_lines, counted, shortened
 
 CHANGES_SHOWN = 10
 
@@ -23,24 +23,26 @@ def summary(database: Path, files: int, account: Account, outcome: Outcome, atte
     """
     signatures = outcome.new + outcome.updated + outcome.unchanged
     fates = f"{outcome.new:,} new, {outcome.updated:,} updated, {outcome.unchanged:,} unchanged"
-    lines = [
-        f"{'captures':14}{files:>10,}",
-        f"{'rows':14}{account.rows:>10,}   {account.ingested:,} ingested, {account.left_out.total():,} left out",
-        f"{'kernel types':14}{len(outcome.kernel_types):>10,}",
-        f"{'signatures':14}{signatures:>10,}   {fates}",
-    ]
+    lines = count_lines(
+        [
+            ("captures", files, ""),
+            ("rows", account.rows, f"{account.ingested:,} ingested, {account.left_out.total():,} left out"),
+            ("kernel types", len(outcome.kernel_types), ""),
+            ("signatures", signatures, fates),
+        ]
+    )
     if account.left_out.total():
         lines += ["", "left out:"]
         lines += [f"{count:>10,}   {reason.value}" for reason, count in account.left_out.most_common() if count]
     if account.unknown_dtypes:
-        words = ", ".join(f"{word} ({count:,} rows)" for word, count in account.unknown_dtypes.most_common(3))
+        words = ", ".join(f"{word} ({counted(count, 'row')})" for word, count in account.unknown_dtypes.most_common(3))
         lines += ["", f"kept, with a dtype that OpAtlas does not know: {words}"[:80]]
     if attention:
         details = sum(bundle.operator_details is not None for bundle in attention)
         traces = sum(bundle.trace_view is not None for bundle in attention)
         lines += [
             "",
-            f"attention rows came from {len(attention):,} captures (shapes only; see fill-runtime)",
+            f"attention rows came from {counted(len(attention), 'capture')} (shapes only; see fill-runtime)",
             f"beside them: {details:,} operator_details.csv, {traces:,} trace_view.json",
         ]
     lines += _changes(outcome.changes)

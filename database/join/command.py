@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from database.commands import looking_at_usage
 from database.errors import OpAtlasError
 from database.join.apply import join, kernel_types_of
 from database.join.sources import Opened, open_sources, refuse_mixed
@@ -23,7 +24,6 @@ from database.session_lock import SessionLock
 from database.store import Database
 from database.terminal import problem_lines
 
-_USAGE = 2
 #: What a trial on a copy does without: reports, and what others are in the middle of.
 _NOT_COPIED = shutil.ignore_patterns("reports", "*.lock", ".*")
 
@@ -59,14 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
     target: Path = arguments.target
     with tempfile.TemporaryDirectory(prefix="opatlas-") as folder:
         scratch = Path(folder)
-        try:
-            with Progress(0, "journals", label="read") as progress:
-                opened = open_sources(Database(target), arguments.sources, scratch, progress.advance)
+        with looking_at_usage(), Progress(0, "journals", label="read") as progress:
+            opened = open_sources(Database(target), arguments.sources, scratch, progress.advance)
             if not arguments.mixed:
                 refuse_mixed(target, opened)
-        except OpAtlasError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return _USAGE
         if not arguments.dry_run:
             lock = SessionLock(Database(target), run_id="merge", command="python -m database merge")
             lock.acquire(0, print)

@@ -17,6 +17,7 @@ from database.merge import UpdateMode, merge
 from database.record import Record
 from database.schema import BASE
 from database.store import Database, Table, is_file_name
+from database.terminal import counted
 
 
 @dataclass
@@ -60,13 +61,13 @@ def open_sources(target: Database, paths: Sequence[Path], scratch: Path, on_jour
             database nor a journal, or the target itself.
     """
     if target.path.exists() and not target.path.is_dir():
-        raise OpAtlasError(f"TARGET {target.path}: not a directory; name the folder of its {{KernelType}}.csv files")
+        raise OpAtlasError(f"TARGET {target.path}: not a folder; name that of its {{KernelType}}.csv files")
     opened = Opened()
     opened.target_runs = _runs(target.runs_dir.glob("*.json"), opened.problems)
     for path in paths:
         try:
             if not path.exists():
-                raise OpAtlasError(f"{path}: no such directory or journal; check the path")
+                raise OpAtlasError(f"{path}: no such folder or journal; check the path")
             if path.is_dir():
                 _open_database(target, path, scratch, opened, on_journal)
             else:
@@ -109,7 +110,7 @@ def _open_database(target: Database, path: Path, scratch: Path, opened: Opened, 
 def _open_journal_alone(path: Path, scratch: Path, opened: Opened) -> None:
     """Raises OpAtlasError, OSError."""
     if path.suffix != ".jsonl":
-        raise OpAtlasError(f"{path}: neither a directory nor a journal (.jsonl); name the folder that the CSVs are in")
+        raise OpAtlasError(f"{path}: neither a folder nor a journal (.jsonl); name the folder that the CSVs are in")
     folder = path.absolute().parent
     contents = journal.read(path)
     manifests: list[Path] = []
@@ -133,8 +134,8 @@ def _add_journal(path: Path, contents: journal.Contents, runs: tuple[Run, ...], 
     for record in contents.records:
         bare.setdefault(record.kernel_type, {}).setdefault(record.signature, record)
     for kernel_type in [kernel_type for kernel_type in bare if not is_file_name(kernel_type)]:
-        count = len(bare.pop(kernel_type))
-        opened.problems.append(f"{path}: kernel type {kernel_type!r} cannot name a file: left its {count} rows out")
+        count = counted(len(bare.pop(kernel_type)), "row")
+        opened.problems.append(f"{path}: kernel type {kernel_type!r} cannot name a file: left out {count}")
     for kernel_type, records in bare.items():
         rows = TableEdit(pd.DataFrame(), BASE)
         for record in records.values():
@@ -145,7 +146,7 @@ def _add_journal(path: Path, contents: journal.Contents, runs: tuple[Run, ...], 
     )
     opened.problems += merged.problems
     if merged.unmatched:
-        opened.problems.append(f"{path}: {len(merged.unmatched)} records are not about the rows that they name")
+        opened.problems.append(f"{path}: not about the rows that they name: {counted(len(merged.unmatched), 'record')}")
     opened.sources.append(Source(str(path), database, runs))
 
 

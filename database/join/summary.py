@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +10,8 @@ from database.join.sources import Opened
 from database.join.table import Conflict
 from database.recover import Recovered
 from database.schema import AVERAGE, INPUT_SHAPES, PROFILING_AVERAGE
-from database.store import Database, write_text
-from database.terminal import shortened
+from database.store import Database, write_rows
+from database.terminal import count_lines, counted, shortened
 
 CONFLICTS_SHOWN = 10
 _HEADER = (
@@ -33,11 +31,7 @@ def summary(
     """
     tally = outcome.tally
     statuses = ", ".join(f"{count:,} {status}" for status, count in tally.statuses.most_common() if status)
-    lines = [
-        f"merged {found.statuses.total():,} records that session {found.run_id} left behind"
-        for found in recovered
-        if found.statuses
-    ]
+    lines = [str(found) for found in recovered if found.statuses]
     counts = [
         ("sources", opened.databases + opened.journals, _sources(opened)),
         ("kernel types", len(outcome.kernel_types), f"{len(outcome.new):,} new"),
@@ -54,7 +48,7 @@ def summary(
         ("manifests", outcome.manifests, "copied to runs/"),
     ]
     counts[-1:-1] = [line for line in rarer if line[1]]
-    lines += [f"{what:14}{count:>10,}   {more}".rstrip() for what, count, more in counts]
+    lines += count_lines(counts)
     lines += _furthest(tally.conflicts)
     if opened.left_alone:
         lines += ["", "left alone (communication has another schema):"]
@@ -73,33 +67,23 @@ def write_conflicts(database: Database, conflicts: Sequence[Conflict], at: float
     """
     if not conflicts:
         return None
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_HEADER)
-    for conflict in conflicts:
-        ratio = conflict.ratio
-        writer.writerow(
-            [
-                conflict.kernel_type,
-                conflict.signature,
-                conflict.input_shapes,
-                conflict.what,
-                conflict.kept,
-                conflict.kept_run,
-                conflict.dropped,
-                conflict.dropped_run,
-                "" if ratio is None else f"{ratio:.4f}",
-                conflict.source,
-            ]
-        )
     path = database.free_report("merge_conflicts", at)
-    write_text(path, text.getvalue())
+    write_rows(path, _HEADER, map(_cells, conflicts))
     return path
+
+
+def _cells(conflict: Conflict) -> tuple[str, ...]:
+    ratio = conflict.ratio
+    return (
+        *(conflict.kernel_type, conflict.signature, conflict.input_shapes, conflict.what),
+        *(conflict.kept, conflict.kept_run, conflict.dropped, conflict.dropped_run),
+        *("" if ratio is None else f"{ratio:.4f}", conflict.source),
+    )
 
 
 def _sources(opened: Opened) -> str:
     kinds = (("database", opened.databases), ("journal", opened.journals))
-    return ", ".join(f"{count:,} {kind}{'s' if count > 1 else ''}" for kind, count in kinds if count)
+    return ", ".join(counted(count, kind) for kind, count in kinds if count)
 
 
 def _kinds(conflicts: Sequence[Conflict]) -> str:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from database.commands import looking_at_usage
 from database.communication import COLLECTIVES
 from database.dtypes import known_dtype
 from database.errors import OpAtlasError
@@ -19,6 +20,7 @@ from database.plots import bandwidth, communication, comparison, durations, roof
 from database.plots.figure import FORMATS, Plot, save
 from database.plots.peaks import PEAKS, Peak
 from database.plots.timed_rows import TimedRow, read_timed_rows
+from database.progress import Progress
 from database.terminal import problem_lines
 
 _WAYS_SHOWN = 3
@@ -57,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Plots; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
     kernel_types = [name.strip() for name in arguments.ops.split(",") if name.strip()]
-    timed = read_timed_rows(arguments.database, kernel_types)
+    with looking_at_usage():
+        timed = read_timed_rows(arguments.database, kernel_types)
     problems = list(timed.problems)
     device = arguments.device or timed.device
     peak = _peak(device, arguments.peak_gbps, dict(arguments.peak_tops or ()))
@@ -78,8 +81,11 @@ def run(arguments: argparse.Namespace) -> int:
             made[communication.NAME] = communication.plots([arguments.database], COLLECTIVES, title)
         except OpAtlasError as error:
             problems.append(str(error))
-    for plot in (plot for plots in made.values() for plot in plots):
-        save(plot.figure, arguments.output / f"{plot.name}.{arguments.format}")
+    plots = [plot for found in made.values() for plot in found]
+    with Progress(len(plots), "plots", label="write") as progress:
+        for plot in plots:
+            save(plot.figure, arguments.output / f"{plot.name}.{arguments.format}")
+            progress.advance()
     print(_summary(arguments, made, device, peak))
     if problems:
         print(problem_lines(problems), file=sys.stderr)

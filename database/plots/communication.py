@@ -1,4 +1,4 @@
-"""Plot the bus bandwidth of collectives against the size of their messages.
+"""Plots the bus bandwidth of collectives against the size of their messages.
 
 Reads the hcom_*.csv files of folders, whoever wrote them. A line is a folder's collective, dtype, number of devices
 and tier; its band reaches from the fastest to the slowest rank's median where the file has their spread.
@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from database.commands import looking_at_usage
 from database.communication import BY_NAME, COLLECTIVES, Collective
 from database.errors import OpAtlasError, TableError
 from database.measured import duration_columns
 from database.plots.figure import Plot, new_figure, save, size_axis
+from database.plots.timed_rows import expect_tables
 from database.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER, microbench_counter
 from database.statistics import valid_duration
 from database.store import Database
@@ -102,6 +104,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    with looking_at_usage():
+        for folder in arguments.folders:
+            expect_tables(folder)
     wanted = [each for each in COLLECTIVES if arguments.comm_ops is None or each.name in arguments.comm_ops]
     made = plots(arguments.folders, wanted)
     if not made:

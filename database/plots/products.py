@@ -1,4 +1,4 @@
-"""Plot how long matrix products take against their rows M, for weights of one shape.
+"""Plots how long matrix products take against their rows M, for weights of one shape.
 
 A line is a database's rows of one weight (N, K), in the dtype and the cache state that they were measured with; its
 band reaches from the fastest sample to a standard deviation above the average.
@@ -10,9 +10,10 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from database.commands import looking_at_usage
 from database.errors import OpAtlasError
 from database.plots.figure import new_figure, save
-from database.plots.timed_rows import device_of
+from database.plots.timed_rows import device_of, expect_tables
 from database.schema import AVERAGE, CACHE_STATE, INPUT_SLOTS, MICROBENCH_MIN, MICROBENCH_STD
 from database.slots import parse_slots
 from database.statistics import valid_duration
@@ -68,6 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    with looking_at_usage():
+        for folder in arguments.folders:
+            expect_tables(folder)
     lines = {
         (folder, name): points
         for folder in arguments.folders

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from database.slots import Slot, parse_slots
 from database.statistics import valid_duration
 from database.store import Database
 from database.terminal import counted
+
+#: From a database up to the folder of all: version, software, device.
+_BELOW = ("*/*.csv", "*/*/*.csv", "*/*/*/*.csv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +63,8 @@ class TimedRows:
 
 def read_timed_rows(folder: Path, kernel_types: Collection[str] = ()) -> TimedRows:
     """The timed rows of some kernel types, or of all. Raises OpAtlasError where there is no such folder or file."""
+    expect_tables(folder)
     database = Database(folder)
-    if not folder.is_dir():
-        raise OpAtlasError(f"{folder}: no such folder: name one that holds {{KernelType}}.csv files")
     there = database.kernel_types()
     missing = sorted(set(kernel_types) - set(there))
     if missing:
@@ -75,6 +78,17 @@ def read_timed_rows(folder: Path, kernel_types: Collection[str] = ()) -> TimedRo
             except OpAtlasError as error:
                 problems.append(str(error))
     return TimedRows(folder, device_of(folder), rows, problems)
+
+
+def expect_tables(folder: Path) -> None:
+    """Raises OpAtlasError where a folder is not there, or holds no CSV; names one below it that does."""
+    if not folder.is_dir():
+        raise OpAtlasError(f"{folder}: no such folder: name one that holds {{KernelType}}.csv files")
+    if next(folder.glob("*.csv"), None) is None:
+        below = itertools.chain.from_iterable(sorted(folder.glob(pattern)) for pattern in _BELOW)
+        example = next(below, None)
+        where = f"a folder that does, such as {example.parent}" if example else "a folder that does"
+        raise OpAtlasError(f"{folder}: holds no CSV: name {where}")
 
 
 def device_of(folder: Path) -> str:

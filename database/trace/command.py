@@ -10,15 +10,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from database.commands import looking_at_usage
 from database.errors import OpAtlasError
 from database.progress import Progress
 from database.store import write_atomically
 from database.streaming import open_stream, size_mb
-from database.terminal import problem_lines
+from database.terminal import count_lines, problem_lines
 from database.trace.events import TraceCut, events
 from database.trace.table import Account, TableWriter
-
-_USAGE = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,15 +37,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Flattens; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
     trace: Path = arguments.trace
     output: Path = arguments.output or _beside(trace)
-    try:
+    with looking_at_usage():
         total_mb = size_mb(trace)
         if output.exists() and output.samefile(trace):
             raise OpAtlasError(f"{output}: is the trace itself: name another file with --output")
         if not output.parent.is_dir():
             raise OpAtlasError(f"{output}: there is no folder {output.parent}: make it")
-    except OpAtlasError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return _USAGE
     problems: list[str] = []
     account = Account()
 
@@ -94,5 +90,4 @@ def _summary(output: Path, account: Account) -> str:
         ("columns", len(account.columns), ""),
         ("other events", account.other.total(), f"by phase: {phases}" if phases else ""),
     ]
-    lines = [f"{what:14}{count:>12,}   {more}".rstrip() for what, count, more in counts]
-    return "\n".join([*lines, "", "table:", f"  {output}"])
+    return "\n".join([*count_lines(counts), "", "table:", f"  {output}"])

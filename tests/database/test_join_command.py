@@ -190,12 +190,12 @@ def test_what_cannot_be_joined_is_wrong_usage(target: Database, source: Database
     for arguments, words in (
         ((target.path, target.path), "this is TARGET itself"),
         ((target.path, linked), "this is TARGET itself"),
-        ((target.path, source.path, tmp_path / "nowhere"), "nowhere: no such directory or journal"),
+        ((target.path, source.path, tmp_path / "nowhere"), "nowhere: no such folder or journal"),
         ((target.path, source.path, "x" * 300), "xxx: cannot be read (File name too long)"),
         ((target.path, source.path, empty), "empty: holds no {KernelType}.csv and no journal"),
-        ((target.path, source.path, source.path / "Abs.csv"), "Abs.csv: neither a directory nor a journal"),
+        ((target.path, source.path, source.path / "Abs.csv"), "Abs.csv: neither a folder nor a journal"),
         ((target.path, source.path, broken), "broken.jsonl:1: not a journal of OpAtlas"),
-        ((source.path / "Abs.csv", target.path), "TARGET {path}: not a directory".format(path=source.path / "Abs.csv")),
+        ((source.path / "Abs.csv", target.path), "TARGET {path}: not a folder".format(path=source.path / "Abs.csv")),
     ):
         status, out, err = merge(*arguments)
         assert (status, out) == (2, ""), words
@@ -367,7 +367,7 @@ def test_a_kernel_type_of_a_journal_that_names_no_file(target: Database, tmp_pat
     evil = Record("../Abs", "s", cells(1), record(1).status, "why", NEW, 0.0)
     path = write_journal(tmp_path / "far.jsonl", evil, record(1, 5.0, run=NEW))
     status, _, err = merge(target.path, path)
-    assert (status, err) == (1, f"error: {path}: kernel type '../Abs' cannot name a file: left its 1 rows out\n")
+    assert (status, err) == (1, f"error: {path}: kernel type '../Abs' cannot name a file: left out 1 row\n")
     assert [row[AVERAGE] for row in read(target)] == ["5.0000"]
 
 

@@ -205,6 +205,8 @@ def test_what_cannot_be_read_is_left_out_and_told(folder: Path, capsys: pytest.C
     ("arguments", "words"),
     [
         (["no-such-folder"], "no-such-folder: no such folder: name one that holds {KernelType}.csv files"),
+        (["runs"], "runs: holds no CSV: name a folder that does\n"),
+        ([".."], "..: holds no CSV: name a folder that does, such as ../"),
         ([".", "--ops", "Add,Sbu"], "has no rows of Sbu: name files that are there, without .csv"),
     ],
 )
@@ -212,7 +214,7 @@ def test_what_is_not_there(
     folder: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    assert main(["plot", *arguments, "--output", "plots"]) == 1
+    assert main(["plot", *arguments, "--output", "plots"]) == 2
     assert words in capsys.readouterr().err
 
 

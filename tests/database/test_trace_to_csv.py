@@ -68,7 +68,7 @@ def test_a_trace_of_an_npu(flatten):
         ("", "0", "", ""),
     ]
     assert rows[2]["category"] == "cpu_op"
-    assert "other events             2   by phase: 1 M, 1 s" in out
+    assert "other events           2   by phase: 1 M, 1 s" in out
 
 
 def test_a_trace_of_torch(flatten):
