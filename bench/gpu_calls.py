@@ -6,11 +6,12 @@ where there is no GPU.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from bench import kept
 
 CALLS = Path(__file__).with_suffix(".json")
 _ALLOCATES = re.compile(r"::(new_)?empty")
@@ -18,13 +19,12 @@ _ALLOCATES = re.compile(r"::(new_)?empty")
 
 def read_calls() -> dict[str, list[str]]:
     """By kernel type: operators in the order of their first call."""
-    return json.loads(CALLS.read_text(encoding="utf-8")) if CALLS.exists() else {}
+    return kept.read(CALLS)
 
 
 def write_calls(calls: Mapping[str, Sequence[str]]) -> None:
-    """One kernel type a line, in order, so that a change is a line of a diff."""
-    lines = [f"{json.dumps(name)}: {json.dumps(list(called))}" for name, called in sorted(calls.items())]
-    CALLS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    """For `read_calls`."""
+    kept.write(CALLS, calls)
 
 
 def operators_of(function: Callable[..., Any], tell: Callable[[list[str]], object]) -> Callable[..., Any]:

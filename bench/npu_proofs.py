@@ -6,10 +6,11 @@ learned in npu_proofs.json, so that it can be told where torch_npu is not at han
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from bench import kept
 
 PROOFS = Path(__file__).with_suffix(".json")
 
@@ -40,12 +41,9 @@ class KernelProof:
 
 def read_proofs() -> dict[str, KernelProof]:
     """By kernel type; none where nothing has been proven yet."""
-    if not PROOFS.exists():
-        return {}
-    return {name: KernelProof(**known) for name, known in json.loads(PROOFS.read_text(encoding="utf-8")).items()}
+    return {name: KernelProof(**known) for name, known in kept.read(PROOFS).items()}
 
 
 def write_proofs(proofs: Mapping[str, KernelProof]) -> None:
-    """One kernel type a line, in order, so that a change is a line of a diff."""
-    lines = [f"{json.dumps(name)}: {json.dumps(asdict(proof))}" for name, proof in sorted(proofs.items())]
-    PROOFS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    """For `read_proofs`."""
+    kept.write(PROOFS, {name: asdict(proof) for name, proof in proofs.items()})
