@@ -1,5 +1,7 @@
-# make bench    measure this machine: installs OpAtlas into .venv, then runs `pytest bench/`
-# make test     check this checkout: installs what the tests need too, then runs linters and tests
+# make bench      measure this machine: installs OpAtlas into .venv, then runs `pytest bench/`
+# make test       check this checkout: installs what the tests need too, then runs linters and tests
+# make test-slow  runs the tests that `make test` leaves out: further random kills, the commands of the pages
+# make coverage   runs the tests and tells which branches of database, plugins and shapes no test takes
 #
 # ARGS="..." is added to the pytest command line; PYTHON=... names the Python to make .venv with.
 
@@ -7,8 +9,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -c constraints.txt
 REQUIREMENTS := pyproject.toml constraints.txt
+# A file at a time for each of three workers, one more than the cores of a small machine: sessions wait.
+PYTEST := $(BIN)/python -m pytest tests -q -n 3 --dist=loadfile --no-loadscope-reorder
 
-.PHONY: help bench test
+.PHONY: help bench test test-slow coverage
 .DELETE_ON_ERROR:
 
 help:
@@ -21,7 +25,17 @@ test: $(VENV)/.installed-for-tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests -q -n 2 --dist=loadfile $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-slow: $(VENV)/.installed-for-tests
+	$(PYTEST) -m slow $(ARGS)
+
+# Of each branch, in whichever process: what a session that is killed has run is not counted.
+coverage: $(VENV)/.installed-for-tests
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest tests -q -n 3 --dist=loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
+	$(BIN)/coverage combine
+	$(BIN)/coverage report
 
 # The stamps: set-up is done again only when what is required has changed.
 $(VENV)/.installed: $(REQUIREMENTS) | $(VENV)/.made

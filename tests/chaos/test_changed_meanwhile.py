@@ -24,6 +24,8 @@ from database.signature import signatures
 from database.store import Database
 
 MODES = pytest.mark.parametrize("mode", ["all", "missing-only"])
+#: The merge knows nothing of devices, but of how many journals there are.
+MODES_AND_DEVICES = pytest.mark.parametrize(("mode", "devices"), [("all", "1"), ("missing-only", "2")])
 DEVICES = pytest.mark.parametrize("devices", ["1", "2"])
 SIZES = (1, 2, 3)
 #: Durations by kernel type and signature.
@@ -239,8 +241,7 @@ def test_tables_that_cannot_be_read_any_more_keep_the_journal(sessions: Sessions
     assert in_tables(sessions).items() >= measured.items()
 
 
-@MODES
-@DEVICES
+@MODES_AND_DEVICES
 def test_a_table_that_was_removed(sessions: Sessions, mode: str, devices: str) -> None:
     running, measured = waiting(sessions, ["Gone", "Here"], f"--update-mode={mode}", devices=devices)
     path = sessions.database / "Gone.csv"
@@ -257,8 +258,7 @@ def test_a_table_that_was_removed(sessions: Sessions, mode: str, devices: str) -
     assert sessions.statuses("Here") == dict.fromkeys(SIZES, "measured")
 
 
-@MODES
-@DEVICES
+@MODES_AND_DEVICES
 def test_a_database_that_was_removed(sessions: Sessions, mode: str, devices: str) -> None:
     """As `git clean` or the checkout of another branch does."""
     running, measured = waiting(sessions, ["Gone"], f"--update-mode={mode}", devices=devices)

@@ -1,4 +1,4 @@
-"""A kernel that starts a process of its own: it does not outlive its session, however that ends."""
+"""A kernel that starts processes of its own: none outlives its session, however that ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import pytest
 from sessions import Running, Sessions, row, wait_for
 
-#: Each starts a child, as HOW says, and then does what its kernel type says.
+#: Each starts children, as its size says, and then does what its kernel type says.
 PARENT_REPLAYS = """
 import os
 import subprocess
@@ -20,100 +20,110 @@ from bench.registry import replays
 FOLDER = Path(__file__).parent
 
 
-def start_child():
-    how = os.environ["HOW"]
-    if how == "subprocess":
-        pid = subprocess.Popen(["sleep", "1000"]).pid
-    if how == "shell":
-        # It belongs to nobody as soon as the shell has ended, and has all files that it could inherit.
-        os.system(f"sleep 1000 & echo $! > {FOLDER}/pid")
-        pid = int((FOLDER / "pid").read_text())
-    if how == "fork":
-        pid = os.fork()
-        if pid == 0:
-            time.sleep(1000)
-            os._exit(0)
-    (FOLDER / "new").write_text(str(pid))
-    (FOLDER / "new").rename(FOLDER / "child")
+def by_subprocess():
+    return subprocess.Popen(["sleep", "1000"]).pid
+
+
+def by_shell():
+    # It belongs to nobody as soon as the shell has ended, and has all files that it could inherit.
+    os.system(f"sleep 1000 & echo $! > {FOLDER}/pid")
+    return int((FOLDER / "pid").read_text())
+
+
+def by_fork():
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(1000)
+        os._exit(0)
+    return pid
+
+
+WAYS = {1: [by_subprocess], 2: [by_shell], 3: [by_fork], 4: [by_subprocess, by_shell, by_fork]}
+
+
+def start_children(row):
+    size = row.shape(0)[0]
+    pids = [start() for start in WAYS[size]]
+    (FOLDER / "new").write_text(" ".join(map(str, pids)))
+    (FOLDER / "new").rename(FOLDER / f"children-{size}")
 
 
 @replays("Measured", npu=None)
 def test_measured(row, replay):
-    start_child()
+    start_children(row)
     replay(impl.add, *row.inputs(), expected=expected.add)
 
 
 @replays("Hanging", npu=None)
 def test_hanging(row, replay):
-    start_child()
+    start_children(row)
     time.sleep(1000)
 
 
 @replays("Dying", npu=None)
 def test_dying(row, replay):
-    start_child()
+    start_children(row)
     os._exit(3)
 """
 
-HOW = pytest.mark.parametrize("how", ["subprocess", "shell", "fork"])
+EACH = (1, 2, 3)
+ALL = 4
 
 
-def started(sessions: Sessions, kernel_type: str, *options: str, how: str, devices: str = "0") -> Running:
-    """A session whose first row starts a child, and whose second one waits until the test says go."""
+def started(sessions: Sessions, kernel_type: str, *options: str, sizes: tuple[int, ...], devices: str = "0") -> Running:
+    """A session whose first rows start children, and whose last one waits until the test says go."""
     (sessions.folder / "test_parents.py").write_text(PARENT_REPLAYS)
-    sessions.write(kernel_type, [row(1)])
+    sessions.write(kernel_type, [row(size) for size in sizes])
     sessions.write("Moody", [row(40)])
-    return sessions.start(*options, HOW=how, SIMULATED_DEVICES=devices)
+    return sessions.start(*options, SIMULATED_DEVICES=devices)
 
 
-def child_of(sessions: Sessions, running: Running) -> int:
-    child = sessions.folder / "child"
-    assert wait_for(child.exists), running.output.read_text()
-    return int(child.read_text())
+def children(sessions: Sessions, running: Running, sizes: tuple[int, ...]) -> set[int]:
+    """That rows have started, once they have."""
+    paths = [sessions.folder / f"children-{size}" for size in sizes]
+    assert wait_for(lambda: all(path.exists() for path in paths)), running.output.read_text()
+    pids = {int(pid) for path in paths for pid in path.read_text().split()}
+    assert len(pids) == 3
+    return pids
 
 
-@HOW
 @pytest.mark.parametrize("devices", ["0", "2"])
-def test_a_killed_pytest_leaves_nothing_behind(sessions: Sessions, how: str, devices: str) -> None:
-    running = started(sessions, "Hanging", how=how, devices=devices)
-    assert child_of(sessions, running) in sessions.processes()
+def test_a_killed_pytest_leaves_nothing_behind(sessions: Sessions, devices: str) -> None:
+    running = started(sessions, "Hanging", sizes=(ALL,), devices=devices)
+    assert children(sessions, running, (ALL,)) <= set(sessions.processes())
     running.send(signal.SIGKILL)
     assert running.wait().code == -signal.SIGKILL
     assert sessions.left_behind() == []
 
 
-@HOW
-def test_a_row_that_times_out_takes_its_child_along(sessions: Sessions, how: str) -> None:
-    running = started(sessions, "Hanging", "--case-timeout=3", how=how)
-    assert child_of(sessions, running) in sessions.processes()
+@pytest.mark.parametrize(
+    ("kernel_type", "timeout_s", "status", "reason"),
+    [
+        ("Hanging", 3, "timeout", "still running after 3 s; its process was ended"),
+        # At once, and not when its time is over.
+        ("Dying", 60, "crashed", "the device process died: exit code 3"),
+    ],
+    ids=["timeout", "crash"],
+)
+def test_a_row_takes_its_children_along(
+    sessions: Sessions, kernel_type: str, timeout_s: int, status: str, reason: str
+) -> None:
+    running = started(sessions, kernel_type, f"--case-timeout={timeout_s}", sizes=EACH)
     running.wait_for_body(40)
-    assert child_of(sessions, running) not in sessions.processes()
+    assert children(sessions, running, EACH).isdisjoint(sessions.processes())
     sessions.go()
     done = running.wait()
-    assert (done.code, done.ledger()) == (1, {"measured": 1, "timeout": 1})
+    assert (done.code, done.ledger()) == (1, {"measured": 1, status: 3})
+    assert {cells["Status Reason"] for cells in sessions.read(kernel_type)} == {reason}
     assert sessions.left_behind() == []
 
 
-@HOW
-def test_a_row_that_crashes_takes_its_child_along_and_is_known_at_once(sessions: Sessions, how: str) -> None:
-    running = started(sessions, "Dying", "--case-timeout=60", how=how)
-    assert child_of(sessions, running) > 0
+def test_a_session_that_ends_takes_the_children_of_its_rows_along(sessions: Sessions) -> None:
+    running = started(sessions, "Measured", sizes=EACH)
     running.wait_for_body(40)
-    assert child_of(sessions, running) not in sessions.processes()
+    # Whether they are of use to later rows is the kernel's business.
+    assert children(sessions, running, EACH) <= set(sessions.processes())
     sessions.go()
     done = running.wait()
-    assert (done.code, done.ledger()) == (1, {"measured": 1, "crashed": 1})
-    assert sessions.read("Dying")[0]["Status Reason"] == "the device process died: exit code 3"
-    assert sessions.left_behind() == []
-
-
-@HOW
-def test_a_session_that_ends_takes_the_children_of_its_rows_along(sessions: Sessions, how: str) -> None:
-    running = started(sessions, "Measured", how=how)
-    running.wait_for_body(40)
-    # Whether it is of use to later rows is the kernel's business.
-    assert child_of(sessions, running) in sessions.processes()
-    sessions.go()
-    done = running.wait()
-    assert (done.code, done.ledger()) == (0, {"measured": 2})
+    assert (done.code, done.ledger()) == (0, {"measured": 4})
     assert sessions.left_behind() == []

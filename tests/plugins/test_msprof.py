@@ -76,11 +76,16 @@ def test_rows_whose_samples_stay_missing_fail_once_and_their_profile_is_kept(
     assert (sessions.folder / "junit.xml").read_text().count("<testcase") == 3
 
 
-def test_a_row_that_kills_the_process_costs_itself_alone(sessions: Sessions, npus: StandInNpus) -> None:
+def test_a_row_that_kills_the_process_costs_itself_alone_and_can_be_pruned(
+    sessions: Sessions, npus: StandInNpus
+) -> None:
     sessions.write("Moody", [row(size) for size in (1, 11, 2, 15, 3)])
-    done = npus.run()
+    done = npus.run("--prune-empty-duration-rows")
     assert done.ledger() == {"measured": 3, "crashed": 1, "failed": 1}
     assert measured_right(sessions, "Moody") == {1, 2, 3}
+    assert len(sessions.read("Moody")) == 3
+    pruned = (sessions.database / "pruned" / "Moody.csv").read_text()
+    assert (pruned.count(",crashed,"), pruned.count("ValueError: bad mood")) == (1, 2)
 
 
 def test_a_row_that_hangs_costs_itself_alone(sessions: Sessions, npus: StandInNpus) -> None:
@@ -91,22 +96,20 @@ def test_a_row_that_hangs_costs_itself_alone(sessions: Sessions, npus: StandInNp
     assert sessions.left_behind() == []
 
 
-def test_several_kernels_of_a_call_add_up(sessions: Sessions, npus: StandInNpus) -> None:
-    sessions.write("Toy", [row(3)])
-    npus.run(STAND_IN_KERNELS=json.dumps({"Toy": ["TransData", "Toy"]}))
-    (only,) = sessions.read("Toy")
-    assert is_mean_us(float(only["Average Duration(us)"]) / 2, 3)
-    assert only["MicroBench Device Kernels"] == "2"
-    assert float(only["MicroBench aic_mac_ratio"]) == 0.5
-
-
-def test_another_kernels_duration_is_not_the_rows(sessions: Sessions, npus: StandInNpus) -> None:
-    sessions.write("Toy", [row(3)])
-    done = npus.run(STAND_IN_KERNELS=json.dumps({"Toy": ["ToyFallback"]}))
-    assert done.ledger() == {"unsupported": 1}
-    (only,) = sessions.read("Toy")
-    assert only["Status Reason"] == "the call launches ToyFallback here, whose duration is not that of Toy"
-    assert not only.get("Average Duration(us)")
+def test_several_kernels_of_a_call_add_up_and_anothers_duration_is_not_the_rows(
+    sessions: Sessions, npus: StandInNpus
+) -> None:
+    for kernel_type in ("Toy", "OtherToy"):
+        sessions.write(kernel_type, [row(3)])
+    done = npus.run(STAND_IN_KERNELS=json.dumps({"Toy": ["TransData", "Toy"], "OtherToy": ["ToyFallback"]}))
+    assert done.ledger() == {"measured": 1, "unsupported": 1}
+    (added_up,) = sessions.read("Toy")
+    assert is_mean_us(float(added_up["Average Duration(us)"]) / 2, 3)
+    assert added_up["MicroBench Device Kernels"] == "2"
+    assert float(added_up["MicroBench aic_mac_ratio"]) == 0.5
+    (other,) = sessions.read("OtherToy")
+    assert other["Status Reason"] == "the call launches ToyFallback here, whose duration is not that of OtherToy"
+    assert not other.get("Average Duration(us)")
 
 
 def test_fail_fast_stops_a_session_at_the_failure(sessions: Sessions, npus: StandInNpus) -> None:
@@ -114,15 +117,6 @@ def test_fail_fast_stops_a_session_at_the_failure(sessions: Sessions, npus: Stan
     done = npus.run("-x")
     assert done.ledger() == {"measured": 1, "failed": 1, "not run": 1}
     assert measured_right(sessions, "Moody") == {1}
-
-
-def test_prune_moves_rows_that_have_no_duration(sessions: Sessions, npus: StandInNpus) -> None:
-    sessions.write("Moody", [row(1), row(15)])
-    done = npus.run("--prune-empty-duration-rows")
-    assert done.ledger() == {"measured": 1, "failed": 1}
-    assert measured_right(sessions, "Moody") == {1}
-    assert len(sessions.read("Moody")) == 1
-    assert (sessions.database / "pruned" / "Moody.csv").exists()
 
 
 def test_missing_only_runs_what_is_missing(sessions: Sessions, npus: StandInNpus) -> None:

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from captures import cells, launched, summary_text, table, write_summary
 from sessions import ROOT, Finished
+from warm_python import warm_python
 
 from database.layout import DEFAULT_NPU_DEVICE
 
@@ -65,12 +66,20 @@ class Bench:
         return {f"{r['Input Shapes']}->{r['Output Shapes']}": r.get("Average Duration(us)", "") for r in rows}
 
     def run(self, *options: str, database: bool = True, profiles: Path | None = None) -> Finished:
-        command = [sys.executable, "-m", "pytest", "bench/", "-p", "no:cacheprovider", "-p", "witness"]
-        command.append(f"--prof-path={profiles or self.profiles}")
+        arguments = ["bench/", "-p", "no:cacheprovider", f"--prof-path={profiles or self.profiles}"]
         if database:
-            command.append(f"--database-path={self.database}")
+            arguments.append(f"--database-path={self.database}")
+        output = self.folder / "output.txt"
+        code = warm_python().pytest(
+            [*arguments, *options], folder=ROOT, environment={"PATH": "/usr/bin:/bin"}, output=output
+        )
+        return Finished(code, output.read_text())
+
+    def run_watched(self, *options: str) -> Finished:
+        """In a Python of its own, with the witness."""
+        where = (f"--prof-path={self.profiles}", f"--database-path={self.database}")
         done = subprocess.run(
-            [*command, *options],
+            [sys.executable, "-m", "pytest", "bench/", "-p", "no:cacheprovider", "-p", "witness", *where, *options],
             cwd=ROOT,
             env={"PYTHONPATH": f"{ROOT}:{self.folder}", "PATH": "/usr/bin:/bin"},
             capture_output=True,
@@ -113,7 +122,7 @@ def test_every_row_that_has_samples_gets_exactly_those_and_nothing_is_started(be
     ]
     write_summary(bench.profiles / "again/PROF_2/device_0/summary/op_summary_0_1.csv", launches, older=True)
     xml = bench.folder / "junit.xml"
-    done = bench.run(f"--junitxml={xml}")
+    done = bench.run_watched(f"--junitxml={xml}")
     assert done.code == 0, done.output
     assert (bench.folder / "witness.txt").read_text() == "torch: False, started: []"
     assert done.ledger() == {"measured": 8, "skipped": 2}

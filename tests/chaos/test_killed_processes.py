@@ -1,0 +1,75 @@
+"""SIGKILL to a process of a session at a moment that the test chooses: between two rows, and in one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from killed_rows import MEASURE
+from processes import Role, in_role
+from sessions import Running, Sessions, row, wait_for
+from watched_sessions import kill
+
+PAUSE = """
+
+def pytest_runtest_setup(item):
+    import os, pathlib, time
+    folder = pathlib.Path(__file__).parent
+    if os.environ["PAUSE"] in item.nodeid:
+        (folder / f"paused-{os.environ.get('PYTEST_XDIST_WORKER', '')}").touch()
+        until = time.monotonic() + 60
+        while not (folder / "go").exists():
+            assert time.monotonic() < until, "nobody said go"
+            time.sleep(0.02)
+"""
+
+
+def pausing(sessions: Sessions, before: str, **environment: str) -> Running:
+    """A session that stops before each row that has a word in its name, until the test says go."""
+    with open(sessions.folder / "conftest.py", "a") as conftest:
+        conftest.write(PAUSE)
+    return sessions.start(PAUSE=before, measure=MEASURE, **environment)
+
+
+@pytest.mark.parametrize("role", [Role.KEEPER, Role.DEVICE])
+def test_a_device_process_that_is_killed_between_two_rows_costs_none(sessions: Sessions, role: Role) -> None:
+    sessions.write("Moody", [row(1), row(2), row(3)])
+    running = pausing(sessions, before="Moody-2_2")
+    assert wait_for((sessions.folder / "paused-").exists)
+    (process,) = in_role(running.process.pid, role)
+    kill(process)
+    sessions.go()
+    done = running.wait()
+    assert (done.code, done.ledger()) == (0, {"measured": 3})
+    assert sessions.left_behind() == []
+
+
+@pytest.mark.parametrize("role", [Role.KEEPER, Role.DEVICE, Role.WORKER])
+def test_a_process_that_is_killed_in_a_row_costs_that_row(sessions: Sessions, role: Role) -> None:
+    sessions.write("Moody", [row(1), row(40), row(2), row(3)])
+    running = sessions.start(*(("-n", "1") if role is Role.WORKER else ()))
+    running.wait_for_body(40)
+    (process,) = in_role(running.process.pid, role)
+    kill(process)
+    done = running.wait()
+    cost = "not run" if role is Role.WORKER else "crashed"
+    assert (done.code, done.ledger()) == (1, {"measured": 3, cost: 1})
+    assert sessions.statuses("Moody")[40] == ("" if role is Role.WORKER else "crashed")
+    assert sessions.left_behind() == []
+    sessions.go()
+    done = sessions.run("--update-mode=missing-only")
+    assert (done.code, done.ledger()) == (0, {"measured": 1})
+
+
+def test_the_worker_that_replaces_a_killed_one_takes_its_device(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(size) for size in range(101, 141)])
+    running = pausing(sessions, before="Moody", SIMULATED_DEVICES="2")
+    assert wait_for(lambda: len(list(sessions.folder.glob("paused-gw*"))) == 2)
+    kill(in_role(running.process.pid, Role.WORKER)[1])
+    assert wait_for((sessions.folder / "paused-gw2").exists), running.output.read_text()
+    sessions.go()
+    done = running.wait()
+    assert (done.code, done.ledger()) == (1, {"measured": 39, "not run": 1})
+    (manifest,) = (json.loads(path.read_text()) for path in (sessions.database / "runs").glob("*.json"))
+    devices = [manifest["device"], *manifest["other_devices"]]
+    assert {device["facts"]["id"] for device in devices} == {"0", "1"}

@@ -1,0 +1,95 @@
+"""When to kill which process of a session, drawn from a seed. OPATLAS_CHAOS_SEED=1000 draws other runs."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+from enum import Enum
+
+from killed_rows import SIZES, Key, keys_of
+from processes import Role
+
+
+class Phase(str, Enum):
+    STARTING = "starting"  # until the database is this session's
+    PLANNING = "planning"  # until a process is started; for other processes than pytest: begins with them
+    OPENING = "opening"  # until a row is in the journal
+    RUNNING = "running"  # until all are
+    MERGING = "merging"  # until the report is written; for other processes than pytest: until they end
+    LEAVING = "leaving"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+PHASES = list(Phase)
+
+
+@dataclass(frozen=True)
+class Kill:
+    """When to kill what: so far into a phase, as long as it takes in a session that nobody disturbs."""
+
+    role: Role
+    phase: Phase
+    fraction: float
+
+    def __str__(self) -> str:
+        return f"{self.role}-{self.phase}-{self.fraction:.2f}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, as its seed says.
+
+    Attributes:
+        kills: of as many sessions, one after the other.
+        devices, devices_again: of the sessions that are killed, and of the last one.
+        which: of several processes in the role of the first kill.
+        moods: of Moody, which has the rows that fail.
+    """
+
+    seed: int
+    kills: tuple[Kill, ...]
+    devices: int
+    devices_again: int
+    which: int
+    moods: tuple[int, ...]
+    mode: str
+
+    def __str__(self) -> str:
+        return f"seed_{self.seed}-{self.devices}_devices-{'-then-'.join(map(str, self.kills))}"
+
+    def rows(self) -> list[Key]:
+        return keys_of({**SIZES, "Moody": self.moods})
+
+
+def draw(seed: int, devices: int, *kills: tuple[Role, Phase]) -> Run:
+    draws = random.Random(seed)
+    return Run(
+        seed,
+        tuple(Kill(role, phase, draws.random()) for role, phase in kills),
+        devices,
+        devices_again=draws.choice([1, 1, 1, devices]),
+        which=draws.randrange(devices),
+        moods=draws.choice([(1, 2, 3), (1, 15, 2, 3), (1, 15, 2, 3), SIZES["Moody"]]),
+        mode=draws.choice(["missing-only", "missing-only", "all"]),
+    )
+
+
+def runs() -> tuple[list[Run], list[Run]]:
+    """Two draws of each: every role in every phase of its life, in sessions of one device and of two."""
+    whole = [(Role.PYTEST, phase) for phase in PHASES]
+    # Other processes end before the report is written, or a moment after.
+    keeper, device, worker = (
+        [(role, phase) for phase in PHASES[2:-1]] for role in (Role.KEEPER, Role.DEVICE, Role.WORKER)
+    )
+    # The second kill finds the database taken over, and the journals of the first being merged.
+    twice = [((Role.PYTEST, phase), (Role.PYTEST, Phase.PLANNING)) for phase in (Phase.RUNNING, Phase.MERGING)]
+    one = [*((kill,) for kill in whole + keeper + device), *twice]
+    # What ends a device process does not know whether there are others.
+    two = [*((kill,) for kill in whole + worker + keeper[1:2] + device[1:2]), twice[0]]
+    kills = [(1, each) for each in one] + [(2, each) for each in two]
+    first = int(os.environ.get("OPATLAS_CHAOS_SEED", "0"))
+    drawn = [draw(seed, devices, *each) for seed, (devices, each) in enumerate(2 * kills, start=first)]
+    return drawn[: len(kills)], drawn[len(kills) :]
