@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 
 from bench.devices.cores import available_cores
 from bench.devices.probe import probe
-from bench.devices.turn import Turn
+from bench.devices.turn import turn_on
 from bench.instruments import Instrument, open_instrument
 from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
 from database.layout import cpu_device_name
@@ -35,9 +34,8 @@ class CpuDevice:
         self._llc_bytes = last_level_cache_bytes() or _ASSUMED_LLC_BYTES
         self._settings = settings
         self._flush_buffer: torch.Tensor | None = None
-        # One for all sessions of the user: two rows measured at once would slow each other down. By
-        # number, because a container's user need not have a name.
-        self._turn = Turn(Path(tempfile.gettempdir()) / f"opatlas-cpu-{os.getuid()}.lock")
+        # Two rows measured at once would slow each other down.
+        self._turn = turn_on("cpu")
 
     def describe(self) -> DeviceDescription:
         return DeviceDescription(

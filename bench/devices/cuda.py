@@ -5,10 +5,8 @@ from __future__ import annotations
 import gc
 import math
 import os
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,11 +14,12 @@ from torch.distributed import is_nccl_available
 
 from bench.devices.nvml import open_nvml
 from bench.devices.probe import probe
-from bench.devices.turn import Turn
+from bench.devices.turn import turn_on
 from bench.errors import DeviceSick
 from bench.instruments import Instrument, open_instrument
 from bench.instruments.unthrottled import Unthrottled
 from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
+from bench.words import first_line
 from database.errors import OpAtlasError
 from database.layout import slug
 
@@ -52,10 +51,10 @@ class CudaDevice:
             self._flush_buffer = torch.ones(rows, _FLUSH_WIDTH, device=self.torch_device)
             self._flushed = torch.empty(rows, device=self.torch_device)
         except RuntimeError as error:
-            raise DeviceSick(f"{spec} cannot be opened: {str(error).splitlines()[0]}") from error
+            raise DeviceSick(f"{spec} cannot be opened: {first_line(str(error))}") from error
         self._uuid = f"GPU-{self._properties.uuid}"
         self._nvml = open_nvml(self._uuid)
-        self._turn = Turn(Path(tempfile.gettempdir()) / f"opatlas-{self._uuid}-{os.getuid()}.lock")
+        self._turn = turn_on(self._uuid)
         # A row of FLOAT is one of float32, as matrix products are by default.
         torch.backends.cudnn.allow_tf32 = False
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from importlib import metadata
@@ -19,7 +18,7 @@ from bench.devices import npu_smi
 from bench.devices.npu_smi import Chip
 from bench.devices.probe import probe
 from bench.devices.torch_npu import import_torch_npu, npu_of_torch
-from bench.devices.turn import Turn
+from bench.devices.turn import turn_on
 from bench.errors import DeviceSick, Unsupported
 from bench.instruments import Instrument, open_instrument
 from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
@@ -63,7 +62,7 @@ class NpuDevice:
         self._l2_bytes = told if self._l2_is_told else _ASSUMED_L2_BYTES
         self._flush_buffer: torch.Tensor | None = None
         place = self._chip.physical if self._chip else spec.pinned[1] if spec.pinned else spec.index
-        self._turn = Turn(Path(tempfile.gettempdir()) / f"opatlas-npu{place}-{os.getuid()}.lock")
+        self._turn = turn_on(f"npu{place}")
 
     def describe(self) -> DeviceDescription:
         said = npu_smi.said_of(self._chip)

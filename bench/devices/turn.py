@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import gettempdir
 
 
 class Turn:
@@ -32,3 +33,9 @@ class Turn:
             yield
         finally:
             fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
+def turn_on(device: str) -> Turn:
+    """The turn of all sessions of this user on a device of this machine, by a name that they all have for it."""
+    # By the user's number, because a container's user need not have a name.
+    return Turn(Path(gettempdir()) / f"opatlas-{device}-{os.getuid()}.lock")
