@@ -23,13 +23,12 @@ def test_flash_attention(row, replay):
             "capture the model without dropout",
         )
     expect_slots(row, range(3), (6,))
-    query, key, value = (row.tensor(slot, *RANGE) for slot in range(3))
+    call, scale = _call(row, row.output_shape(0), 6 if given(row, 6) else None)
     replay(
         impl.flash_attention,
-        query,
-        key,
-        value,
-        **_call(row, row.output_shape(0), 6 if given(row, 6) else None, "scale"),
+        *(row.tensor(slot, *RANGE) for slot in range(3)),
+        **call,
+        scale=scale,
         output_slots=[3, 0, 1],
         expected=expected.flash_attention,
     )
@@ -51,11 +50,9 @@ def test_flash_attention_grad(row, replay):
     if not row.shape(result) == row.shape(3) == row.shape(0):
         raise row.refuse(INPUT_SHAPES, f"slots 3 and {result} must have the shape of slot 0", "correct their shapes")
     query, key, value = (row.tensor(slot, *RANGE) for slot in range(3))
-    call = _call(row, row.shape(highest), mask[0] if mask else None, "scale_value")
+    call, scale = _call(row, row.shape(highest), mask[0] if mask else None)
     # Gradients mean something only of what the forward kernel really gave.
-    forward = {**call, "scale": call["scale_value"]}
-    del forward["scale_value"]
-    attention, softmax_max, softmax_sum = impl.flash_attention(query, key, value, **forward)
+    attention, softmax_max, softmax_sum = impl.flash_attention(query, key, value, **call, scale=scale)
     replay(
         impl.flash_attention_grad,
         query,
@@ -66,13 +63,17 @@ def test_flash_attention_grad(row, replay):
         softmax_max=softmax_max,
         softmax_sum=softmax_sum,
         attention_in=attention,
+        scale_value=scale,
         output_slots=[0, 1, 2],
         expected=expected.flash_attention_grad,
     )
 
 
-def _call(row, statistics, mask, scale_name):
-    """The arguments that are no tensors but the mask; the shape of the statistics, (B, N, S, 8), tells the layout."""
+def _call(row, statistics, mask):
+    """The arguments that are no tensors but the mask, and the scale, which has a name of its own in each call.
+
+    The shape of the statistics, (B, N, S, 8), tells the layout.
+    """
     q, k, v = (row.shape(slot) for slot in range(3))
     if len(statistics) != 4 or statistics[-1] != 8:
         raise row.refuse(
@@ -97,9 +98,9 @@ def _call(row, statistics, mask, scale_name):
             f"the layouts {', '.join(layouts)}",
             "correct the shapes; TND is not replayed",
         )
-    arguments = {"head_num": heads, "input_layout": layout, scale_name: 1 / math.sqrt(width)}
+    arguments, scale = {"head_num": heads, "input_layout": layout}, 1 / math.sqrt(width)
     if mask is None:
-        return arguments
+        return arguments, scale
     keys = k[layout.index("S")]
     shape, dtype = row.shape(mask), row.input_slots[mask].dtype
     if dtype not in ("BOOL", "UINT8"):
@@ -115,4 +116,4 @@ def _call(row, statistics, mask, scale_name):
     if shape != CAUSAL_MASK:
         row.assume("the mask is causal")
     sparse_mode = 2 if shape == CAUSAL_MASK else 0
-    return {**arguments, "atten_mask": row.upper_triangle(shape, dtype), "sparse_mode": sparse_mode}
+    return {**arguments, "atten_mask": row.upper_triangle(shape, dtype), "sparse_mode": sparse_mode}, scale

@@ -278,31 +278,43 @@ class GroupProcess:
             if listener in ready:
                 unknown.append(Connection(listener.accept()[0].detach()))
             for connection in [c for c in (*unknown, *self._ranks.values()) if c in ready]:
-                local_rank = next((rank for rank, own in self._ranks.items() if own is connection), None)
-                try:
-                    message = connection.recv()
-                    if isinstance(message, Hello):
-                        unknown.remove(connection)
-                        self._ranks[message.local_rank] = connection
-                        self._hellos[message.local_rank] = message
-                        if (end := open_end(message.pid)) is not None:
-                            self._ends[end] = message.local_rank
-                        connection.send(self._starts[message.local_rank])
-                    elif isinstance(message, NotReady):
-                        who = "a rank" if local_rank is None else self._name(local_rank)
-                        return replace(message, reason=f"{who}: {message.reason}")
-                    else:
-                        assert isinstance(message, Joined)
-                        assert local_rank is not None
-                        joined[local_rank] = message.device
-                except (EOFError, OSError):
-                    if local_rank is None:
-                        unknown.remove(connection)
-                        continue
-                    return NotReady(f"{self._how_they_ended([local_rank])} before it had joined", sick=False)
+                if failure := self._hear(connection, unknown, joined):
+                    return failure
             if agent in ready:
                 return self._launcher_ended(joined)
         return self._described(joined)
+
+    def _hear(
+        self, connection: Connection, unknown: list[Connection], joined: dict[int, DeviceDescription]
+    ) -> NotReady | None:
+        """Takes a message of a rank that has not joined yet; gives why it will not.
+
+        Args:
+            unknown: connections of ranks that have not said Hello.
+            joined: the devices of those that have joined, by local rank.
+        """
+        local_rank = next((rank for rank, own in self._ranks.items() if own is connection), None)
+        try:
+            message = connection.recv()
+            if isinstance(message, Hello):
+                unknown.remove(connection)
+                self._ranks[message.local_rank] = connection
+                self._hellos[message.local_rank] = message
+                if (end := open_end(message.pid)) is not None:
+                    self._ends[end] = message.local_rank
+                connection.send(self._starts[message.local_rank])
+            elif isinstance(message, NotReady):
+                who = "a rank" if local_rank is None else self._name(local_rank)
+                return replace(message, reason=f"{who}: {message.reason}")
+            else:
+                assert isinstance(message, Joined)
+                assert local_rank is not None
+                joined[local_rank] = message.device
+        except (EOFError, OSError):
+            if local_rank is not None:
+                return NotReady(f"{self._how_they_ended([local_rank])} before it had joined", sick=False)
+            unknown.remove(connection)
+        return None
 
     def _launcher_ended(self, joined: dict[int, DeviceDescription]) -> NotReady:
         assert self._agent is not None
