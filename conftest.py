@@ -1,3 +1,3 @@
 """Registers the plugins, nothing else."""
 
-pytest_plugins = ("plugins.options", "plugins.theory", "plugins.workers", "plugins.wiring")
+pytest_plugins = ("plugins.options", "plugins.workers", "plugins.theory", "plugins.wiring")

@@ -1,4 +1,4 @@
-"""List the kernel types that are replayed: their NPU calls, what proves these, and their references.
+"""Lists the kernel types that are replayed: their NPU calls, what proves these, and their references.
 
 A replay measures a kernel's best form in torch on a CPU or a GPU; on an NPU it makes the NPU call. The
 tests make every such call with the real torch_npu, on tensors without values, and keep what they learned.

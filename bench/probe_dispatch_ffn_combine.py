@@ -1,4 +1,4 @@
-"""Find out which shapes the installed DispatchFFNCombine takes, by trying, and keep them with the database.
+"""Finds out which shapes the installed DispatchFFNCombine takes, by trying, and keeps them with the database.
 
 Each case runs in a group of ranks, as a row does: one that crashes or hangs costs its group, and is an
 answer. From a case that is taken, sizes (m, h, n, experts and top_k of a rank) are varied one at a time, then
@@ -47,7 +47,10 @@ _TOGETHER = 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="NAME", help="as in pytest bench/ (default: the device at hand)")
     parser.add_argument(
-        "--database-path", type=Path, metavar="DIR", help="database that the table belongs to (default: the device's)"
+        "--database-path",
+        type=Path,
+        metavar="DIR",
+        help="folder of the {KernelType}.csv files (default: that of the device and versions)",
     )
     parser.add_argument(
         "--ep-size",

@@ -35,6 +35,29 @@ _FIRST_CASE_TIMEOUT_S = 900.0
 #: A profile of so many rows is parsed in seconds; starting the next process costs some twenty.
 _MSPROF_ROWS = 200
 
+#: Options that say how rows are run, with what they are where they are not given.
+_OF_RUNNING: Mapping[str, object] = {
+    "--in-process": False,
+    "--instrument": None,
+    "--repeat-count": None,
+    "--cache": None,
+    "--time-limit": _DEFAULT_TIME_LIMIT_S,
+    "--case-timeout": None,
+    "--threads": None,
+    "--msprof-rows": _MSPROF_ROWS,
+    "--aic-metrics": METRICS[0],
+}
+#: These, and those that say which rows are run and what becomes of them.
+OF_REPLAYS: Mapping[str, object] = {
+    **_OF_RUNNING,
+    "--prof-path": None,
+    "--shard": None,
+    "--update-mode": UpdateMode.ALL.value,
+    "--retry-failed": False,
+    "--wait": 0.0,
+    "--prune-empty-duration-rows": False,
+}
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -100,8 +123,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--database-path",
         metavar="DIR",
-        help="directory of the {KernelType}.csv files "
-        "(default: the one of the device and versions under database/data)",
+        help="folder of the {KernelType}.csv files (default: that of the device and versions, under database/data)",
     )
     group.addoption(
         "--device",
@@ -237,6 +259,8 @@ def settings_of(config: pytest.Config) -> Settings:
     communicates = collectives.are_asked_for(config)
     if communicates:
         _expect_ranks(option)
+    else:
+        refuse(given(option, collectives.DEFAULTS), f"only bench/{collectives.MODULE} measures collectives")
     if option.prof_path is not None:
         _expect_nothing_to_run(config)
         devices = _profiled_devices(option.device, option.database_path)
@@ -303,15 +327,26 @@ def _communication_database(option: argparse.Namespace, devices: Sequence[Device
 
 def _expect_ranks(option: argparse.Namespace) -> None:
     """Collectives run in the ranks of a group: what says how one process is to run rows has no meaning."""
-    given = {
-        "--in-process": option.in_process,
-        "--prof-path": option.prof_path is not None,
-        "--instrument (--bench-mode chooses)": option.instrument is not None,
-        "--vllm-version": option.vllm_version is not None,
-    }
-    useless = [name for name, is_given in given.items() if is_given]
+    of_one_process = {"--in-process": False, "--prof-path": None, "--instrument": None, "--vllm-version": None}
+    refuse(
+        given(option, of_one_process),
+        f"{collectives.MODULE} runs in groups of processes, and --bench-mode chooses the instrument",
+    )
+
+
+def given(option: argparse.Namespace, defaults: Mapping[str, object]) -> list[str]:
+    """Those options, of some with their defaults, that the user has set to something else."""
+    return [
+        name
+        for name, default in defaults.items()
+        if getattr(option, name.removeprefix("--").replace("-", "_"), default) != default
+    ]
+
+
+def refuse(useless: Sequence[str], why: str) -> None:
+    """Raises pytest.UsageError where options were given that would do nothing."""
     if useless:
-        raise pytest.UsageError(f"{collectives.MODULE} runs in groups of processes: leave out {', '.join(useless)}")
+        raise pytest.UsageError(f"{why}: leave out {', '.join(useless)}")
 
 
 def _instruments() -> str:
@@ -321,22 +356,8 @@ def _instruments() -> str:
 
 def _expect_nothing_to_run(config: pytest.Config) -> None:
     """--prof-path takes samples as they are: what says how rows are to be run has no meaning."""
-    option = config.option
-    given = {
-        "-n": is_distributed(config),
-        "--in-process": option.in_process,
-        "--instrument": option.instrument is not None,
-        "--repeat-count": option.repeat_count is not None,
-        "--cache": option.cache is not None,
-        "--time-limit": option.time_limit != _DEFAULT_TIME_LIMIT_S,
-        "--case-timeout": option.case_timeout is not None,
-        "--threads": option.threads is not None,
-        "--msprof-rows": option.msprof_rows != _MSPROF_ROWS,
-        "--aic-metrics": option.aic_metrics != METRICS[0],
-    }
-    useless = [name for name, is_given in given.items() if is_given]
-    if useless:
-        raise pytest.UsageError(f"--prof-path runs no row: leave out {', '.join(useless)}")
+    workers = ["-n"] if is_distributed(config) else []
+    refuse(workers + given(config.option, _OF_RUNNING), "--prof-path runs no row")
 
 
 def _profiled_devices(name: str | None, database: str | None) -> list[DeviceSpec]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,9 @@ from database.store import Database, write_text
 from database.versions import detect
 from plugins.collector import keyword_filter
 from plugins.option_types import positive_float
+from plugins.options import OF_REPLAYS, given, refuse
 from plugins.theory_report import KernelResult, coverage_page, summary_lines
+from plugins.workers import replays_are_asked_for
 
 if TYPE_CHECKING:
     from shapes.catalog import Kernel
@@ -32,15 +34,25 @@ _DEFAULT_HBM_GB = 32.0
 #: Under this name the fixture of shapes/ finds the session.
 THEORY = "opatlas-theory"
 _PROPERTY = "theory_rows"
+#: The options of theory rows alone, with what they are where they are not given.
+OF_THEORY: Mapping[str, object] = {
+    "--target-models": "",
+    "--tp-sizes": (),
+    "--ep-sizes": (),
+    "--rows": _DEFAULT_ROWS,
+    "--seed": 0,
+    "--max-hbm-gb": _DEFAULT_HBM_GB,
+    "--plan-only": False,
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("opatlas", "OpAtlas: replaying the rows of a database of operator durations")
+    group = parser.getgroup("opatlas-theory", "OpAtlas theory rows: what `pytest shapes/` adds to a database")
     group.addoption(
         "--target-models",
         metavar="MODEL[,MODEL...]",
         default="",
-        help="pytest shapes/: take shapes of these models only: names of built-in models, architectures of "
+        help="take shapes of these models only: names of built-in models, architectures of "
         "transformers, config.json files (default: the built-in models, and shapes of no model in particular)",
     )
     group.addoption(
@@ -48,42 +60,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=_sizes,
         metavar="N[,N...]",
         default=(),
-        help="pytest shapes/: sizes of tensor parallelism (default: of 1, 2, 4, 8, 16 those that fit a model)",
+        help="sizes of tensor parallelism (default: of 1, 2, 4, 8, 16 those that fit a model)",
     )
     group.addoption(
         "--ep-sizes",
         type=_sizes,
         metavar="N[,N...]",
         default=(),
-        help="pytest shapes/: sizes of expert parallelism (default: of 1, 2, 4 ... 256 those that divide the experts)",
+        help="sizes of expert parallelism (default: of 1, 2, 4 ... 256 those that divide the experts)",
     )
     group.addoption(
         "--rows",
         type=_count,
         metavar="N",
         default=_DEFAULT_ROWS,
-        help="pytest shapes/: the most theory rows of a kernel type; 0: the whole grid (default: %(default)s)",
+        help="the most theory rows of a kernel type; 0: the whole grid (default: %(default)s)",
     )
     group.addoption(
         "--seed",
         type=int,
         metavar="N",
         default=0,
-        help="pytest shapes/: the same seed draws the same rows, for a given version of hypothesis "
-        "(default: %(default)s)",
+        help="the same seed draws the same rows, for a given version of hypothesis (default: %(default)s)",
     )
     group.addoption(
         "--max-hbm-gb",
         type=positive_float,
         metavar="GB",
         default=_DEFAULT_HBM_GB,
-        help="pytest shapes/: leave out rows whose tensors, with the buffer that flushes the cache, need more memory, "
+        help="leave out rows whose tensors, with the buffer that flushes the cache, need more memory, "
         "in 10^9 bytes (default: %(default)g)",
     )
     group.addoption(
         "--plan-only",
         action="store_true",
-        help="pytest shapes/: tell what would be added, and write nothing (default: off)",
+        help="tell what would be added, and write nothing (default: off)",
     )
 
 
@@ -150,8 +161,15 @@ class Theory:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
         """Whatever is wrong is found before workers start, and before a file is touched."""
-        if self._is_worker or not self._is_asked_for():
+        if self._is_worker:
             return
+        option, replays = self._config.option, replays_are_asked_for(self._config)
+        if not self._is_asked_for():
+            if replays:
+                refuse(given(option, OF_THEORY), "theory rows are added by `pytest shapes/`")
+            return
+        if not replays:
+            refuse(given(option, OF_REPLAYS), "`pytest shapes/` runs no row")
         try:
             self._check_files()
         except OpAtlasError as error:

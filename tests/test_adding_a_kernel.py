@@ -46,7 +46,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> ScratchCheckout:
 @pytest.mark.slow
 def test_the_commands_of_the_page_take_a_row_to_the_coverage_table(checkout: ScratchCheckout) -> None:
     done = {
-        command.text: checkout.run(command.text, options="--cache=warm")
+        command.text: checkout.run(command.text)
         for block in blocks_of(PAGE)
         for command in block.commands
         # The proof of NPU calls installs torch_npu.

@@ -81,8 +81,9 @@ def declared(text: str) -> set[str]:
 
 
 def group_of_opatlas(text: str) -> str:
-    """The part of pytest's help that this project adds."""
-    return re.split(r"\n\n?(?=\S)", text.partition("\nOpAtlas:")[2])[0]
+    """The parts of pytest's help that this project adds, but for those of single operators."""
+    titles = ("\nOpAtlas:", "\nOpAtlas theory rows:")
+    return "\n".join(re.split(r"\n\n?(?=\S)", text.partition(title)[2])[0] for title in titles)
 
 
 @pytest.mark.parametrize("title", ORIGINAL)

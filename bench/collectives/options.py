@@ -14,7 +14,7 @@ from bench.collectives.at_hand import guess
 from bench.collectives.topology import Grid, NoGroup
 from bench.groups.options import NodeOptions
 from bench.groups.pool import devices_of_node
-from bench.groups.spec import GroupSpec
+from bench.groups.spec import LOOPBACK, GroupSpec
 from bench.job import DeviceSpec
 from bench.option_types import at_least
 from database.communication import BY_NAME, TIERS, Collective
@@ -38,6 +38,25 @@ _SHOWN = 3
 _LIBRARIES = ("NCCL_", "HCCL_", "GLOO_")
 #: Without --bench-mode kernel: what takes the durations, by kind of device.
 _EVENTS = {"cuda": "cuda-events", "npu": "npu-events"}
+
+
+#: The options of the collectives alone, with what they are where they are not given.
+DEFAULTS: Mapping[str, object] = {
+    "--comm-ops": list(BY_NAME),
+    "--grid-shape": None,
+    "--num-devices": None,
+    "--topology-tier": None,
+    "--comm-dtype": ["bfloat16"],
+    "--bytes-grid": None,
+    "--bench-mode": "kernel",
+    "--output-dir": None,
+    "--output-csv": None,
+    "--nnodes": 1,
+    "--node-rank": 0,
+    "--master-addr": LOOPBACK,
+    "--master-port": None,
+    "--comm-strict": False,
+}
 
 
 @dataclass(frozen=True)
@@ -116,14 +135,14 @@ def add_options(parser: pytest.Parser) -> None:
         "--output-dir",
         type=Path,
         metavar="DIR",
-        help="directory of the hcom_*.csv files, made where it is not there "
-        "(default: the one of the device and its library under database/data)",
+        help="folder of the hcom_*.csv files, made where it is not there "
+        "(default: that of the device and its library, under database/data)",
     )
     group.addoption(
         "--output-csv",
         type=Path,
         metavar="FILE",
-        help="the file of a single collective, whatever --output-dir says (default: one in that directory)",
+        help="the file of a single collective, whatever --output-dir says (default: one in that folder)",
     )
     _NODES.add(group)
     group.addoption(

@@ -1,4 +1,4 @@
-"""Compare measured collectives with an analytic model: are they plausible?
+"""Compares measured collectives with an analytic model: are they plausible?
 
 Reads the hcom_*.csv files of a folder, whoever wrote them, and compares each duration with what its link would do
 at best (bench/collectives/analytic.py): latency and 70 % of the stated bandwidth, those of an Atlas 800 A3 unless

@@ -1,4 +1,4 @@
-"""Look at what this machine offers for measuring: a probe per stage, each with pass, fail or skip, and what to do.
+"""Looks at what this machine offers for measuring: a probe per stage, each with pass, fail or skip, and what to do.
 
 Each probe runs in a process of its own with a deadline, so that one that hangs or dies is a finding too.
 """
@@ -41,10 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "cannot be written"
     )
     parser.add_argument(
-        "--device", default="", metavar="NAME", help="npu, cpu, or a device's name (default: the device at hand)"
+        "--device", default="", metavar="NAME", help="as in pytest bench/ (default: the device at hand)"
     )
     parser.add_argument(
-        "--database-path", type=Path, metavar="DIR", help="the folder of the CSVs (default: that of the device)"
+        "--database-path",
+        type=Path,
+        metavar="DIR",
+        help="folder of the {KernelType}.csv files (default: that of the device)",
     )
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="also write all that was found, to send to us (default: not written)"

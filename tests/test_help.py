@@ -1,0 +1,138 @@
+"""What `--help` says of every entry point: each option has its default, and means the same wherever it stands."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doc_commands import ROOT
+
+from bench import dispatch_ffn_combine
+from bench.__main__ import parser as bench_parser
+from bench.collectives import options as collectives
+from database.__main__ import parser as database_parser
+from plugins import options, theory
+
+#: Options that are another thing for another command, and what tells.
+OF_THEIR_OWN = {
+    "--format": "of a weight's layout, or of a plot's file",
+    "--ops": "which kernel types to run, or to plot",
+    "--output": "a table, a plot, or a folder of plots",
+    "--weights": "their dtype, or their shapes",
+}
+
+
+class PytestParser:
+    """Takes options as pytest's parser does, into one of argparse that can be looked into."""
+
+    def __init__(self) -> None:
+        self.parser = argparse.ArgumentParser(prog="pytest")
+        self._groups: dict[str, Any] = {}
+
+    def getgroup(self, name: str, description: str) -> Any:
+        if name not in self._groups:
+            group: Any = self.parser.add_argument_group(name, description)
+            group.addoption = group.add_argument
+            self._groups[name] = group
+        return self._groups[name]
+
+
+@cache
+def of_pytest() -> argparse.ArgumentParser:
+    """The options that OpAtlas adds to pytest's."""
+    parser: Any = PytestParser()
+    for adds in (options.pytest_addoption, theory.pytest_addoption):
+        adds(parser)
+    dispatch_ffn_combine.add_options(parser)
+    collectives.add_options(parser)
+    return parser.parser
+
+
+def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from action.choices.values()
+
+
+def entry_points() -> list[argparse.ArgumentParser]:
+    return [of_pytest(), *commands(bench_parser()), *commands(database_parser())]
+
+
+def optional(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [action for action in parser._actions if action.option_strings and "--help" not in action.option_strings]
+
+
+@pytest.mark.parametrize("parser", entry_points(), ids=lambda parser: parser.prog)
+def test_every_option_says_what_it_is_without_being_given(parser: argparse.ArgumentParser) -> None:
+    silent = [
+        action.option_strings[-1]
+        for action in optional(parser)
+        # --markdown and --summary choose a form: what comes without either is said of both.
+        if not action.required and "default: " not in (action.help or "") and action.help is not argparse.SUPPRESS
+    ]
+    # The same as -x, which has pytest's default.
+    assert [name for name in silent if name != "--fail-fast"] == []
+
+
+@pytest.mark.parametrize("parser", entry_points(), ids=lambda parser: parser.prog)
+def test_descriptions_and_help_are_alike(parser: argparse.ArgumentParser) -> None:
+    if parser.prog != "pytest":
+        first = (parser.description or "").split()[0]
+        # "Joins databases", as docstrings have it, and not "Join databases".
+        assert first[0].isupper()
+        assert first.endswith("s"), parser.description
+    for action in optional(parser):
+        text = action.help or ""
+        assert text[0].islower() or not text[0].isalpha() or text.split()[0].isupper(), (action.option_strings, text)
+        assert not text.rstrip(")").endswith("."), action.option_strings
+
+
+def test_an_option_takes_the_same_wherever_it_stands() -> None:
+    forms: dict[str, dict[str, object]] = {}
+    for parser in entry_points():
+        for action in optional(parser):
+            for name in action.option_strings:
+                forms.setdefault(name, {})[parser.prog] = (action.metavar, action.nargs)
+    differ = {name: of for name, of in forms.items() if len(set(of.values())) > 1 and name not in OF_THEIR_OWN}
+    assert differ == {}
+
+
+@pytest.mark.parametrize(
+    "defaults",
+    [options.OF_REPLAYS, collectives.DEFAULTS, theory.OF_THEORY],
+    ids=["replays", "collectives", "theory rows"],
+)
+def test_what_is_refused_where_it_does_nothing_is_known_by_its_default(defaults: Mapping[str, object]) -> None:
+    real = {name: action.default for action in optional(of_pytest()) for name in action.option_strings}
+    assert {name: real[name] for name in defaults} == dict(defaults)
+
+
+def test_every_option_of_theory_rows_and_collectives_is_refused_elsewhere() -> None:
+    groups = {group.title: group for group in of_pytest()._action_groups}
+    for title, defaults in (("opatlas-theory", theory.OF_THEORY), ("collectives", collectives.DEFAULTS)):
+        names = {name for action in groups[title]._group_actions for name in action.option_strings}
+        assert names == defaults.keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("shapes/", "--repeat-count=3", "--shard=1/2"),
+            "`pytest shapes/` runs no row: leave out --repeat-count, --shard",
+        ),
+        (("bench/", "--rows=5", "--plan-only"), "added by `pytest shapes/`: leave out --rows, --plan-only"),
+        (("bench/", "--num-devices=2"), "only bench/test_collectives.py measures collectives: leave out --num-devices"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pytest", "--collect-only", f"--database-path={tmp_path}", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout
+    assert message in done.stderr
