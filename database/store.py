@@ -112,15 +112,15 @@ class Database:
         """Replaces the file of `table` in one step; call it with the lock held."""
         write_frame(table.frame, table.path)
 
-    def free_report(self, name: str, at: float) -> Path:
+    def free_report(self, name: str, at: float, *, suffix: str = ".csv") -> Path:
         """`reports/{name}_{time}.csv`, which is not there yet; those of the same second are numbered.
 
         Args:
             at: seconds since the epoch.
         """
         stem = f"{name}_{time.strftime('%Y%m%d_%H%M%S', time.localtime(at))}"
-        names = itertools.chain([stem], (f"{stem}_{number}" for number in itertools.count(2)))
-        return next(path for path in (self.reports_dir / f"{name}.csv" for name in names) if not path.exists())
+        stems = itertools.chain([stem], (f"{stem}_{number}" for number in itertools.count(2)))
+        return next(path for path in (self.reports_dir / f"{stem}{suffix}" for stem in stems) if not path.exists())
 
     def sweep(self) -> None:
         """Removes what writers that were killed left half-written; call it with the lock held."""

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from database.record import Record
-from plugins.supervisor import about_row
+from plugins.items import about_row
+from plugins.plan import case_id_in
 
 #: Any of these asks pytest-benchmark for something; without them its table would only repeat the summary.
 _ASKING = ("benchmark_json", "benchmark_save", "benchmark_autosave", "benchmark_compare", "benchmark_histogram")
@@ -33,7 +34,7 @@ class BenchmarkFeed:
 
         assert record.measurement is not None
         name = nodeid.partition("::")[2]
-        case = name.partition("[")[2].rstrip("]")
+        case = case_id_in(nodeid)
         fixture = SimpleNamespace(
             name=name,
             fullname=nodeid,

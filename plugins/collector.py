@@ -11,9 +11,9 @@ from _pytest.mark.expression import Expression
 
 from bench.coverage import replays_of_bench
 from bench.registry import replay_spec
+from plugins.items import row_of
 from plugins.plan import Plan, TablePlan
 from plugins.session import BenchSession
-from plugins.supervisor import row_of
 
 
 class Collector:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.registry import replay_spec
 from database.communication import is_communication
 from database.schema import NUM_DEVICES, TOPOLOGY_TIER
-from plugins.plan import CaseRow
+from plugins.items import needs_group, row_of
 
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
@@ -25,16 +24,10 @@ if TYPE_CHECKING:
 _COUNT_FILE = "exclusive"
 
 
-def needs_group(item: pytest.Item) -> bool:
-    """Whether an item is a row that needs several devices at once."""
-    spec = replay_spec(getattr(item, "function", None))
-    return spec is not None and spec.group is not None
-
-
 def _group_of_message(item: pytest.Item) -> tuple[int, int]:
     """What the group of a collective's message is told by: those of one group follow each other in it."""
-    row = getattr(item, "callspec", None) and item.callspec.params.get("row")  # type: ignore[attr-defined]
-    if not isinstance(row, CaseRow) or not is_communication(row.kernel_type):
+    row = row_of(item)
+    if row is None or not is_communication(row.kernel_type):
         return 0, 0
     cells = row.cells
     return int(cells[NUM_DEVICES]), int(cells[TOPOLOGY_TIER])

@@ -14,8 +14,7 @@ import pytest
 
 from bench.executor import BatchExecutor
 from bench.job import Job, Outcome
-from plugins.exclusive import needs_group
-from plugins.plan import CaseRow
+from plugins.items import needs_group, row_of
 
 
 class LookAhead:
@@ -90,7 +89,6 @@ def batches(nodeids: Iterable[str], size: int) -> dict[str, int]:
 
 def _is_to_be_run(item: pytest.Function) -> bool:
     """Whether a row's turn will run it, unless one of its fixtures refuses."""
-    row = item.callspec.params.get("row")
-    if not isinstance(row, CaseRow) or item.get_closest_marker("skip") or needs_group(item):
+    if row_of(item) is None or item.get_closest_marker("skip") or needs_group(item):
         return False
     return all(mark.kwargs.get("run", True) for mark in item.iter_markers("xfail"))

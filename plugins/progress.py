@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from database.progress import Progress
-from plugins.supervisor import about_row, outcome_of_report, row_of
+from plugins.items import about_row, outcome_of_report, row_of
 
 _WORDS = {"failed": "FAILED", "error": "ERROR", "skipped": "SKIPPED", "xfailed": "XFAIL", "xpassed": "XPASS"}
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,15 +13,19 @@ from database.errors import OpAtlasError
 from database.reports import Gap, SessionFacts, find_gaps, replay_report, write_gap_csv
 from database.schema import Status
 from database.store import write_text
+from database.terminal import counted, folded
 from plugins.collector import Collector
 from plugins.interrupt import Interrupts
+from plugins.items import about_row, outcome_of_report
 from plugins.ledger import XFAILED, Ledger
+from plugins.plan import Plan
 from plugins.session import BenchSession
-from plugins.supervisor import about_row, outcome_of_report
 from plugins.writeback import WriteBack
 
+_REPORT = "replay_report"
 _SHOWN = 5
 _COLUMNS = 80
+_REASON_SHOWN = 160
 #: What differs between rows with the same cause: addresses, sizes, and words with digits in them.
 _PARTICULAR = re.compile(r"0x[0-9a-f]+|\b[\d,;.x]*\d[\d,;.x]*\b")
 
@@ -54,6 +55,8 @@ class Report:
         self._keyword = keyword
         self._outcomes: Counter[str] = Counter()
         self._errors: Counter[tuple[str, str]] = Counter()
+        #: The first reason of each, with what is particular to its row.
+        self._reasons: dict[tuple[str, str], str] = {}
         self._first_at: float | None = None
         self._last_at = 0.0
         self._paths: list[str] = []
@@ -70,7 +73,10 @@ class Report:
         self._outcomes[outcome_of_report(report)] += 1
         record = about["record"]
         if record["status"] != Status.MEASURED.value:
-            self._errors[record["kernel_type"], f"{record['status']}: {_cause(record)}"] += 1
+            reason = str(record["reason"]).partition("\n")[0][:_REASON_SHOWN]
+            error = record["kernel_type"], f"{record['status']}: {_cause(record['status'], reason)}"
+            self._errors[error] += 1
+            self._reasons.setdefault(error, f"{record['status']}: {reason}")
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any) -> None:
@@ -92,7 +98,9 @@ class Report:
         database = self._session.database
         kernel_types = sorted({*merged.updated, *merged.added})
         self._gaps, self.problems = find_gaps(database, kernel_types)
-        report, gaps = free_paths(database.reports_dir, self._session.started_at)
+        report = database.free_report(_REPORT, self._session.started_at, suffix=".md")
+        # The two of a session bear the same time and number.
+        gaps = report.with_name(f"duration_gap{report.stem.removeprefix(_REPORT)}.csv")
         try:
             write_text(report, replay_report(self._facts(), self._gaps))
             write_gap_csv(gaps, self._gaps)
@@ -122,7 +130,11 @@ class Report:
             done = self._collector.done_already(config)
             if done:
                 yield f"nothing to do: {done} rows have a duration already (--update-mode=all measures them again)"
+            elif example := next((case for table in plan.tables.values() for case in table.cases.values()), None):
+                cases = counted(sum(len(table.cases) for table in plan.tables.values()), "row")
+                yield folded(f"no row was selected, of {cases}; a name of one, for -k: {example}", indent=0)
             yield from self._not_replayable_lines()
+            yield from self._problem_lines(plan)
             return
         seconds = self._seconds()
         facts = self._facts()
@@ -130,7 +142,7 @@ class Report:
         rows = sum(facts.statuses.values())
         if rows:
             run = "run" if self._session.settings.prof_path is None else "looked up"
-            yield f"{rows} rows {run} in {seconds:.1f} s ({rows / seconds:.1f} rows/s)"
+            yield f"{counted(rows, 'row')} {run} in {seconds:.1f} s ({rows / seconds:.1f} rows/s)"
         if self._session.stop_reason:
             yield f"stopped: {self._session.stop_reason}"
         yield from self._earlier_lines()
@@ -143,7 +155,7 @@ class Report:
         yield from self._not_replayable_lines()
         duplicates = sum(facts.duplicates.values())
         if duplicates:
-            yield f"{duplicates} rows repeat the signature of an earlier row; they got its duration"
+            yield f"{counted(duplicates, 'repeated row')}: given the duration of the earlier row of the same signature"
         yield from self._error_lines()
         yield from self._gap_lines()
         failed = merged is None or merged.problems
@@ -151,11 +163,14 @@ class Report:
             yield f"{'NOT WRITTEN BACK' if failed else 'written back, but'}: {problem}"
         for problem in self._ledger.problems:
             yield f"THE ROWS DO NOT ADD UP: {problem}"
-        for problem in (*plan.problems, *self.problems):
-            yield f"not read or written: {problem}"
+        yield from self._problem_lines(plan)
         yield f"database: {self._session.settings.database}"
         for path in self._paths:
             yield f"report: {path}"
+
+    def _problem_lines(self, plan: Plan) -> Iterator[str]:
+        for problem in (*plan.problems, *self.problems):
+            yield f"not read or written: {problem}"
 
     def _earlier_lines(self) -> Iterator[str]:
         """What became of the rows that earlier sessions left without a measurement."""
@@ -171,12 +186,22 @@ class Report:
             yield f"left as earlier sessions left them: {counts}"
 
     def _error_lines(self) -> Iterator[str]:
-        if self._errors:
+        errors = self._causes()
+        if errors:
             yield "not measured, by kernel type and cause:"
-            for (kernel_type, cause), count in self._errors.most_common(_SHOWN):
-                yield f"  {count:5d}  {kernel_type}: {cause}"
-            if len(self._errors) > _SHOWN:
-                yield f"         and {len(self._errors) - _SHOWN} other causes, see the report"
+            for (kernel_type, cause), count in errors.most_common(_SHOWN):
+                yield folded(f"{count:5d}  {kernel_type}: {cause}", indent=2)
+            if len(errors) > _SHOWN:
+                yield f"         and {counted(len(errors) - _SHOWN, 'other cause')}, see the report"
+
+    def _causes(self) -> Counter[tuple[str, str]]:
+        """Rows that were not measured, by kernel type and cause; that of a single row in its own words."""
+        return Counter(
+            {
+                (error[0], self._reasons[error] if count == 1 else error[1]): count
+                for error, count in self._errors.items()
+            }
+        )
 
     def _gap_lines(self) -> Iterator[str]:
         outside = [gap for gap in self._gaps if gap.outside]
@@ -192,7 +217,8 @@ class Report:
         if missing and not self._keyword:
             names = ", ".join(f"{name} {count}" for name, count in missing.most_common(8))
             more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-            yield f"{sum(missing.values())} rows of {len(missing)} kernel types have no replay: {names}{more}"
+            rows = f"{counted(sum(missing.values()), 'row')} of {counted(len(missing), 'kernel type')}"
+            yield folded(f"without a replay: {rows}: {names}{more}", indent=0)
 
     def _not_replayable(self) -> Counter[str]:
         plan = self._session.plan_if_made
@@ -214,7 +240,7 @@ class Report:
             not_run=self._ledger.not_run(),
             unresolved=self._ledger.unresolved(),
             statuses=self._written.statuses,
-            errors=self._errors,
+            errors=self._causes(),
             left_out=plan.left_out(),
             duplicates={name: len(table.duplicates) for name, table in plan.tables.items() if table.duplicates},
             not_replayable=self._not_replayable(),
@@ -226,21 +252,8 @@ class Report:
         return max(self._last_at - (self._first_at or self._last_at), 1e-3)
 
 
-def free_paths(folder: Path, started_at: float) -> tuple[Path, Path]:
-    """Where the two files go; sessions that started in the same second are numbered."""
-    stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(started_at))
-    for number in itertools.count(1):
-        name = stamp if number == 1 else f"{stamp}_{number}"
-        report = folder / f"replay_report_{name}.md"
-        if not report.exists():
-            break
-    return report, folder / f"duration_gap_{name}.csv"
-
-
-def _cause(record: Mapping[str, Any]) -> str:
+def _cause(status: str, reason: str) -> str:
     """A reason without what is particular to its row, so that equal causes are counted together."""
-    reason = str(record["reason"]).partition("\n")[0][:160]
-    if record["status"] in (Status.CRASHED, Status.TIMEOUT, Status.DEVICE_ERROR):
-        # Here the number is the cause: a signal, a deadline, a code.
-        return reason
-    return _PARTICULAR.sub("N", reason)
+    # Where a process or the device failed the number is the cause: a signal, a deadline, a code.
+    ended = status in (Status.CRASHED, Status.TIMEOUT, Status.DEVICE_ERROR)
+    return reason if ended else _PARTICULAR.sub("N", reason)

@@ -34,7 +34,7 @@ from database.journal import Header
 from database.merge import UpdateMode
 from database.session_lock import SessionLock
 from database.store import Database
-from plugins.options import Settings, settings_of
+from plugins.options import Settings, is_distributed, settings_of
 from plugins.plan import Plan, make_plan
 from plugins.shared_folder import SharedFolder
 
@@ -58,7 +58,7 @@ class BenchSession:
         self._config = config
         handed: Mapping[str, str] = getattr(config, "workerinput", {}).get(_WORKER_INPUT, {})
         self.is_worker = bool(handed)
-        self.is_controller = not self.is_worker and bool(config.getoption("tx", None))
+        self.is_controller = not self.is_worker and is_distributed(config)
         self.worker = str(getattr(config, "workerinput", {}).get("workerid", ""))
         # In UTC, because runs of several machines are put in order by it.
         self.run_id = handed.get("run_id") or f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
@@ -241,7 +241,7 @@ class BenchSession:
             of_messages = settings.messages is not None
             if self._config.option.database_path and not of_messages and not settings.database.is_dir():
                 raise OpAtlasError(
-                    f"--database-path {settings.database}: no such directory; name one that holds "
+                    f"--database-path {settings.database}: no such folder; name one that holds "
                     f"{{KernelType}}.csv files, or an empty one for a starter database"
                 )
             if settings.prof_path is not None:

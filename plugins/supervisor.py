@@ -16,17 +16,13 @@ from bench.job import DeviceDescription, Job, Outcome
 from bench.registry import replay_spec
 from database.record import Record
 from database.schema import Status
-from plugins.exclusive import needs_group
+from plugins.items import REPORT_ATTRIBUTE, needs_group, row_of
 from plugins.journaling import Journaling
 from plugins.look_ahead import LookAhead
 from plugins.plan import CaseRow
 from plugins.session import BenchSession
 
 _OUTCOME = pytest.StashKey[Outcome]()
-#: Attribute of the reports of a row: holds its record where there is one, why that is in no journal,
-#: and the device where it is another than before. Plain values, because reports of xdist's workers
-#: travel as such.
-REPORT_ATTRIBUTE = "opatlas"
 
 
 class Supervisor:
@@ -159,13 +155,6 @@ def _outcome_of_exception(call: pytest.CallInfo[None]) -> Outcome:
     return outcome_of(call.excinfo.value)
 
 
-def row_of(item: pytest.Item) -> CaseRow | None:
-    """The row that an item replays; None for other tests."""
-    callspec = getattr(item, "callspec", None)
-    row = callspec.params.get("row") if callspec is not None else None
-    return row if isinstance(row, CaseRow) else None
-
-
 def _properties(record: Record) -> list[tuple[str, object]]:
     """What JUnit shows of a row."""
     properties: list[tuple[str, object]] = [("status", record.status.value), ("run_id", record.run_id)]
@@ -182,16 +171,3 @@ def _properties(record: Record) -> list[tuple[str, object]]:
     else:
         properties.append(("reason", record.reason))
     return properties
-
-
-def about_row(report: pytest.TestReport) -> dict[str, Any] | None:
-    """What the supervisor put on a report of a replay; None for other reports."""
-    about: dict[str, Any] | None = getattr(report, REPORT_ATTRIBUTE, None)
-    return about
-
-
-def outcome_of_report(report: pytest.TestReport) -> str:
-    """The word that pytest counts a report under: "passed", "failed", "error", "skipped", "xfailed", "xpassed"."""
-    if hasattr(report, "wasxfail"):
-        return "xfailed" if report.skipped else "xpassed"
-    return "error" if report.failed and report.when != "call" else report.outcome

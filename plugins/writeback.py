@@ -16,9 +16,9 @@ from database.errors import OpAtlasError
 from database.merge import MergeResult, RowName
 from database.record import Record
 from database.recover import merge_run
+from plugins.items import about_row
 from plugins.journaling import Journaling, manifest_of
 from plugins.session import BenchSession
-from plugins.supervisor import about_row
 
 
 class WriteBack:

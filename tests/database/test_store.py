@@ -193,3 +193,16 @@ def test_write_and_read_through_the_database(tmp_path):
     with database.lock():
         database.write(Table("Other", database.csv_path("Other"), frame))
     assert database.read("Other").frame.equals(frame)
+
+
+def test_reports_of_one_second_are_numbered(tmp_path):
+    database = Database(tmp_path)
+    first = database.free_report("gaps", 0.0, suffix=".md")
+    assert first.parent == tmp_path / "reports"
+    first.parent.mkdir()
+    first.touch()
+    second = database.free_report("gaps", 0.0, suffix=".md")
+    second.touch()
+    names = [path.name for path in (first, second, database.free_report("gaps", 0.0, suffix=".md"))]
+    assert names == [first.name, f"{first.stem}_2.md", f"{first.stem}_3.md"]
+    assert database.free_report("gaps", 0.0) == first.with_suffix(".csv")

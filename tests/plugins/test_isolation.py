@@ -55,7 +55,7 @@ def test_a_file_without_rows_is_named(sessions: Sessions) -> None:
 def test_a_database_that_is_not_there_is_named_with_the_remedy(tmp_path: Path, sessions: Sessions) -> None:
     done = sessions.run_in_process(f"--database-path={tmp_path / 'nowhere'}")
     assert done.code != 0
-    assert "nowhere: no such directory" in done
+    assert "nowhere: no such folder" in done
     assert "Traceback" not in done
 
 
