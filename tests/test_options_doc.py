@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bench import __main__ as of_bench
+from database import __main__ as of_database
+
 REPOSITORY = Path(__file__).parents[1]
 PAGE = (REPOSITORY / "docs" / "options.md").read_text(encoding="utf-8")
 
@@ -30,6 +33,8 @@ COMMANDS = {
     "Fill runtime": ("database", "fill-runtime"),
     "Trace to CSV": ("database", "trace-to-csv"),
     "Doctor": ("bench", "doctor"),
+    "Kernels": ("bench", "kernels"),
+    "Probe DispatchFFNCombine": ("bench", "probe-dispatch-ffn-combine"),
     "Validate communication": ("bench", "validate-comm"),
     "Plot": ("database", "plot"),
     "Plot communication": ("database", "plot-comm"),
@@ -115,6 +120,12 @@ def test_every_option_of_opatlas_is_on_the_page(pytest_help: str) -> None:
 
 def test_every_option_of_the_ingest_is_on_the_page(ingest_help: str) -> None:
     assert declared(ingest_help) - {"-h", "--help"} == options_here("Ingest")
+
+
+def test_every_command_has_its_section() -> None:
+    there = {("bench", name) for name in of_bench.COMMANDS} | {("database", name) for name in of_database.COMMANDS}
+    # The ingest has a table of the original document.
+    assert {*COMMANDS.values(), ("database", "ingest")} == there
 
 
 @pytest.mark.parametrize("title", COMMANDS)
