@@ -7,11 +7,10 @@ import functools
 
 import pytest
 import torch
-from replaying import job_of, replay_functions, runner
+from replaying import assert_mistake_is_caught, assert_wrong, replay_functions, replay_row
 from sample_rows import ROWS
 
 import bench.runner
-from bench import impl
 from bench.expectations import Largest, Picks, Rounded
 from bench.formula_parts import Part
 from bench.registry import replay_spec
@@ -70,8 +69,8 @@ def perturbed_formula(formula, how):
     return dataclasses.replace(formula, function=perturbed(formula.function, how))
 
 
-def run_with(monkeypatch, kernel_type, row, *, change_impl=None, change_expected=None):
-    """Replays a row with what its replay function passes changed on the way."""
+def plant(monkeypatch, *, change_impl=None, change_expected=None):
+    """What replay functions pass is changed on the way."""
 
     class Planted(Replay):
         def __call__(self, kernel, *arguments, expected, mutates=(), **keywords):
@@ -82,7 +81,6 @@ def run_with(monkeypatch, kernel_type, row, *, change_impl=None, change_expected
             super().__call__(kernel, *arguments, expected=expected, mutates=mutates, **keywords)
 
     monkeypatch.setattr(bench.runner, "Replay", Planted)
-    return runner().run(job_of(kernel_type, row))
 
 
 #: Each replay function that has sample rows, by its first kernel type.
@@ -101,24 +99,22 @@ PLANTED = [
 ]
 
 
-def assert_caught(outcome):
-    assert outcome.status is Status.FAILED, outcome
-    assert "differs from the reference" in outcome.reason or "index" in outcome.reason
-
-
 @pytest.mark.parametrize(("kernel_type", "how"), PLANTED)
 def test_wrong_impl_is_caught(monkeypatch, kernel_type, how):
-    assert_caught(run_with(monkeypatch, kernel_type, ROWS[kernel_type][0], change_impl=how))
+    plant(monkeypatch, change_impl=how)
+    assert_wrong(kernel_type, ROWS[kernel_type][0])
 
 
 @pytest.mark.parametrize(("kernel_type", "how"), PLANTED)
 def test_wrong_reference_is_caught(monkeypatch, kernel_type, how):
-    assert_caught(run_with(monkeypatch, kernel_type, ROWS[kernel_type][0], change_expected=how))
+    plant(monkeypatch, change_expected=how)
+    assert_wrong(kernel_type, ROWS[kernel_type][0])
 
 
 @pytest.mark.parametrize("kernel_type", REPLAYS.values(), ids=REPLAYS)
 def test_what_is_planted_on_passes_unplanted(monkeypatch, kernel_type):
-    assert run_with(monkeypatch, kernel_type, ROWS[kernel_type][0]).status is Status.MEASURED
+    plant(monkeypatch)
+    assert replay_row(kernel_type, ROWS[kernel_type][0]).status is Status.MEASURED
 
 
 #: Mistakes that are easy to make, each in place of the right implementation.
@@ -152,6 +148,4 @@ MISTAKES = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistake_is_caught(monkeypatch, name):
     kernel_type, mistake = MISTAKES[name]
-    getattr(impl, name)  # the mistake takes the place of something that is there
-    monkeypatch.setattr(impl, name, mistake)
-    assert_caught(runner().run(job_of(kernel_type, ROWS[kernel_type][0])))
+    assert_mistake_is_caught(monkeypatch, name, mistake, kernel_type, ROWS[kernel_type][0])
