@@ -40,11 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         required=True,
-        metavar="F",
+        metavar="FILE",
         help="files of records, one a line; .jsonl, or .jsonl.gz",
     )
     parser.add_argument(
-        "--database-path", type=Path, required=True, metavar="DIR", help="the folder of {KernelType}.csv files"
+        "--database-path", type=Path, required=True, metavar="DIR", help="folder of the {KernelType}.csv files"
     )
     parser.add_argument(
         "--max-rows",

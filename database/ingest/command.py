@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--database-path",
         type=Path,
         metavar="DIR",
-        help="the folder of the CSVs (default: made of the options below, which it overrides)",
+        help="folder of the {KernelType}.csv files (default: that of the device and versions, under database/data)",
     )
     parser.add_argument(
         "--device",
@@ -42,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="device that the capture was taken on (default: %(default)s)",
     )
-    parser.add_argument("--vllm-version", metavar="V", help="vllm-ascend, such as 0.18.0 (default: the one installed)")
-    parser.add_argument("--torch-version", metavar="V", help="torch, such as 2.9.0 (default: the one installed)")
-    parser.add_argument("--cann-version", metavar="V", help="CANN, such as 8.5 (default: the one installed)")
+    parser.add_argument("--vllm-version", metavar="V", help="vllm-ascend, such as 0.18.0 (default: the installed one)")
+    parser.add_argument("--torch-version", metavar="V", help="torch, such as 2.9.0 (default: the installed one)")
+    parser.add_argument("--cann-version", metavar="V", help="CANN, such as 8.5 (default: the installed one)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -34,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "or TARGET cannot be written; 2 nothing was done: wrong usage, or other devices or versions without --mixed"
     )
     parser.add_argument(
-        "target", type=Path, metavar="TARGET", help="the folder of CSVs to join into; made if it is not there"
+        "target",
+        type=Path,
+        metavar="TARGET",
+        help="folder of {KernelType}.csv files to join into; made if it is not there",
     )
     parser.add_argument(
         "sources",

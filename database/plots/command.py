@@ -31,8 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "exit status: 0 plots were made; 1 none could be made, or something was left out because of an error; "
         "2 wrong usage"
     )
-    parser.add_argument("database", type=Path, metavar="DATABASE", help="the folder of CSVs")
-    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="the folder of the plots")
+    parser.add_argument("database", type=Path, metavar="DATABASE", help="folder of the {KernelType}.csv files")
+    parser.add_argument(
+        "--output", required=True, type=Path, metavar="DIR", help="folder of the plots, made where it is not there"
+    )
     parser.add_argument(
         "--ops",
         default="",

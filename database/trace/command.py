@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "exit status: 0 every complete event is in; 1 something was left out because of an error (a trace that "
         "was cut off keeps what is there), or the table cannot be written; 2 nothing was done: wrong usage"
     )
-    parser.add_argument("--trace", type=Path, required=True, metavar="F", help="the trace: .json or .json.gz")
+    parser.add_argument("--trace", type=Path, required=True, metavar="FILE", help="the trace: .json or .json.gz")
     parser.add_argument(
-        "--output", type=Path, metavar="G", help="the table (default: beside the trace, with the ending .csv)"
+        "--output", type=Path, metavar="FILE", help="the table (default: beside the trace, with the ending .csv)"
     )
 
 
