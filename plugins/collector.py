@@ -128,6 +128,8 @@ class Collector:
         rows = max(plan.cases_of(self.known_replays()), selected or 0)
         of_all = f"{selected} of {rows}" if selected not in (None, rows) else f"{rows}"
         lines = [f"opatlas: {of_all} rows to replay, database {self._session.settings.database}"]
+        if self._session.settings.note:
+            lines.append(f"opatlas: {self._session.settings.note}")
         if self._session.settings.messages is not None:
             lines += [f"opatlas: {line}" for line in self._session.settings.messages.about]
         if plan.taken_over:

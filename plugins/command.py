@@ -30,69 +30,50 @@ class Command:
     run: Callable[[Sequence[str]], int]
 
 
-def _database(name: str) -> Callable[[Sequence[str]], int]:
+def _of_database(name: str, about: str) -> Command:
     def run(arguments: Sequence[str]) -> int:
         from database.__main__ import main as database_main
 
         return database_main([name, *arguments])
 
-    return run
+    return Command(f"python -m database {name}", about, run)
 
 
-def _of_bench(name: str) -> Callable[[Sequence[str]], int]:
+def _of_bench(name: str, about: str) -> Command:
     def run(arguments: Sequence[str]) -> int:
         from bench.__main__ import main as bench_main
 
         return bench_main([name, *arguments])
 
-    return run
+    return Command(f"python -m bench {name}", about, run)
 
 
-def _pytest(folder: str) -> Callable[[Sequence[str]], int]:
+def _of_pytest(path: str, about: str) -> Command:
     def run(arguments: Sequence[str]) -> int:
         home = checkout()
         import pytest
 
         # Where the user is stays the working directory, so that relative paths mean what they say.
-        return int(pytest.main(["-c", str(home / "pytest.ini"), str(home / folder), *arguments]))
+        return int(pytest.main(["-c", str(home / "pytest.ini"), str(home / path), *arguments]))
 
-    return run
+    return Command(f"pytest {path}", about, run)
 
 
+#: In the order in which a newcomer meets them.
 COMMANDS = {
-    "ingest": Command("python -m database ingest", "bring profiler captures into the database", _database("ingest")),
-    "fill-runtime": Command(
-        "python -m database fill-runtime",
-        "fill the lengths of attention rows from records of a serving process",
-        _database("fill-runtime"),
-    ),
-    "merge": Command("python -m database merge", "join databases that were measured apart", _database("merge")),
-    "trace-to-csv": Command(
-        "python -m database trace-to-csv", "flatten a profiler's Chrome trace into CSV", _database("trace-to-csv")
-    ),
-    "shapes": Command("pytest shapes/", "add theory rows of models to the database", _pytest("shapes")),
-    "plot": Command("python -m database plot", "plot what a database holds, as PNGs for a report", _database("plot")),
-    "plot-comm": Command(
-        "python -m database plot-comm", "plot the bus bandwidth of collectives", _database("plot-comm")
-    ),
-    "plot-products": Command(
-        "python -m database plot-products", "plot durations of matrix products", _database("plot-products")
-    ),
-    "bench": Command("pytest bench/", "replay the rows of the database on the device at hand", _pytest("bench")),
-    "collectives": Command(
-        "pytest bench/test_collectives.py",
-        "measure collectives between the devices",
-        _pytest("bench/test_collectives.py"),
-    ),
-    "kernels": Command("python -m bench kernels", "list the kernel types that are replayed", _of_bench("kernels")),
-    "doctor": Command(
-        "python -m bench doctor", "look at what this machine offers, stage by stage", _of_bench("doctor")
-    ),
-    "validate-comm": Command(
-        "python -m bench validate-comm",
-        "compare measured collectives with an analytic model",
-        _of_bench("validate-comm"),
-    ),
+    "ingest": _of_database("ingest", "bring profiler captures into the database"),
+    "fill-runtime": _of_database("fill-runtime", "fill the lengths of attention rows from records"),
+    "shapes": _of_pytest("shapes/", "add theory rows of models to the database"),
+    "bench": _of_pytest("bench/", "replay the rows of the database on the device at hand"),
+    "collectives": _of_pytest("bench/test_collectives.py", "measure collectives between the devices"),
+    "merge": _of_database("merge", "join databases that were measured apart"),
+    "plot": _of_database("plot", "plot what a database holds, as PNGs for a report"),
+    "plot-comm": _of_database("plot-comm", "plot the bus bandwidth of collectives, of several databases"),
+    "plot-products": _of_database("plot-products", "plot durations of matrix products of chosen weights"),
+    "kernels": _of_bench("kernels", "list the kernel types that are replayed"),
+    "doctor": _of_bench("doctor", "look at what this machine offers, stage by stage"),
+    "validate-comm": _of_bench("validate-comm", "compare measured collectives with an analytic model"),
+    "trace-to-csv": _of_database("trace-to-csv", "flatten a profiler's Chrome trace into CSV"),
 }
 
 
@@ -133,7 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _help() -> str:
     lines = ["usage: opatlas COMMAND ...", "", "A versioned database of measured operator durations.", ""]
-    lines += [f"  {name:13} {command.about} (= {command.equivalent})" for name, command in COMMANDS.items()]
+    for name, command in COMMANDS.items():
+        lines += [f"  {name:14}{command.about}", f"  {'':14}  = {command.equivalent}"]
     lines += ["", "opatlas COMMAND --help tells the options of a command; --version the version."]
     return "\n".join(lines)
 

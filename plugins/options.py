@@ -79,6 +79,7 @@ class Settings:
         collect_only: nothing is to be written.
         file_names: of CSVs that are not named for their kernel type, by that.
         messages: what a session that measures communication is to measure; None: it replays rows.
+        note: what the user should know of the choice of the database; "" mostly.
     """
 
     database: Path
@@ -97,6 +98,7 @@ class Settings:
     collect_only: bool
     file_names: Mapping[str, str] = field(default_factory=dict)
     messages: Wanted | None = None
+    note: str = ""
 
     @property
     def rows_at_once(self) -> int:
@@ -279,13 +281,16 @@ def settings_of(config: pytest.Config) -> Settings:
     if option.msprof_rows > MOST_ROWS:
         raise pytest.UsageError(f"--msprof-rows {option.msprof_rows}: a profile tells at most {MOST_ROWS} rows apart")
     file_names: Mapping[str, str] = {}
+    note = ""
     if communicates:
         database, file_names = collectives.output_of(option, lambda: _communication_database(option, devices))
     elif option.database_path:
         database = Path(option.database_path)
     else:
         versions = detect(vllm=option.vllm_version, torch=option.torch_version, cann=option.cann_version)
-        if not option.collectonly and option.prof_path is None:
+        if option.prof_path is not None:
+            note = _of_this_machine(option, versions)
+        elif not option.collectonly:
             _expect_installed(versions)
         database = default_path(database_name(devices), versions)
     return Settings(
@@ -314,7 +319,18 @@ def settings_of(config: pytest.Config) -> Settings:
         collect_only=option.collectonly,
         file_names=file_names,
         messages=collectives.wanted_of(option, devices) if communicates else None,
+        note=note,
     )
+
+
+def _of_this_machine(option: argparse.Namespace, versions: Versions) -> str:
+    """Which of the versions that name a database of profiles are only those of the software that is installed here."""
+    given = {VLLM: option.vllm_version, TORCH: option.torch_version, CANN: option.cann_version}
+    here = [component for component, version in given.items() if not version]
+    if not here:
+        return ""
+    names = ", ".join(f"{component.name} {getattr(versions, component.field)}" for component in here)
+    return f"{names} as on this machine: where others were profiled, give {', '.join(c.option for c in here)}"
 
 
 def _communication_database(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> Path:

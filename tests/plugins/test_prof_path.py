@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -267,6 +268,11 @@ def test_device_and_versions_name_the_database_of_an_npu_that_is_not_at_hand(ben
     versions = ("--vllm-version=0.18.0", "--torch-version=2.9.0", "--cann-version=8.5.0")
     done = bench.run(f"--device={DEFAULT_NPU_DEVICE}", *versions, "--collect-only", database=False)
     assert f"{DEFAULT_NPU_DEVICE}/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5" in done
+    assert "as on this machine" not in done
+    torch_here = bench.run(f"--device={DEFAULT_NPU_DEVICE}", versions[0], versions[2], "--collect-only", database=False)
+    assert (
+        f"opatlas: torch {metadata.version('torch')} as on this machine: where others were profiled, give" in torch_here
+    )
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="no op_summary files beside the checkout")
