@@ -59,9 +59,12 @@ class Shape:
 
 
 def shapes_of(pattern: Pattern, targets: Targets) -> list[Shape]:
-    """What the axes of a pattern get from models; a single empty one where they need nothing from them."""
+    """What the axes of a pattern get from models; a single empty one where they need nothing from them.
+
+    Shapes of models come before those of no model in particular.
+    """
     given = [_given(axis, targets) for axis in pattern.axes if axis.source]
-    return [_joined(parts) for parts in product(*given)]
+    return sorted((_joined(parts) for parts in product(*given)), key=lambda shape: not shape.origins)
 
 
 def missing_source(pattern: Pattern, targets: Targets) -> str:

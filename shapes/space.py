@@ -93,23 +93,18 @@ class Space:
 
         These are each shape once, in another form and at another place of its range than the shape before
         it, so that a sample with room for no more is not one of single tokens; then the ends of the range of
-        each shape and form; then the tiles' edges, each for one of the shapes. Shapes of models come before
-        generic ones.
+        each shape and form; then the tiles' edges, each for one of the shapes.
         """
-        order = sorted(range(len(self.shapes)), key=lambda i: not self.shapes[i].origins)
         # Of each form (a line) and shape: how many positions, which follow each other, and the first of them.
-        counts = np.array([np.bincount(legal // self._points, minlength=len(order)) for legal in self._legal])
+        counts = np.array([np.bincount(legal // self._points, minlength=len(self.shapes)) for legal in self._legal])
         starts = counts.cumsum().reshape(counts.shape) - counts
-        counts, starts = counts[:, order], starts[:, order]
         once = []
-        for place, of_forms in enumerate(counts.T):
+        for shape, of_forms in enumerate(counts.T):
             forms = np.flatnonzero(of_forms)
             if len(forms):
-                form = forms[place % len(forms)]
-                once.append(starts[form, place] + int(of_forms[form] * (place * _GOLDEN % 1)))
-        edges = [
-            self._edges(legal, order) + end - len(legal) for legal, end in zip(self._legal, self._ends, strict=True)
-        ]
+                form = forms[shape % len(forms)]
+                once.append(starts[form, shape] + int(of_forms[form] * (shape * _GOLDEN % 1)))
+        edges = [self._edges(legal) + end - len(legal) for legal, end in zip(self._legal, self._ends, strict=True)]
         there = counts > 0
         groups = [np.array(once, dtype=np.int64), starts[there], (starts + counts - 1)[there], *edges]
         return list(dict.fromkeys(np.concatenate(groups).tolist()))
@@ -203,7 +198,7 @@ class Space:
         yield self.pattern.inputs, form.input_dtypes, form.input_formats
         yield self.pattern.outputs, form.output_dtypes, form.output_formats
 
-    def _edges(self, legal: Array, order: Sequence[int]) -> Array:
+    def _edges(self, legal: Array) -> Array:
         """Where the first free axis is at a tile's edge or beside it, each for another shape."""
         if not self._free or not len(legal):
             return np.empty(0, dtype=np.int64)
@@ -213,7 +208,7 @@ class Space:
         wanted = [tile + beside for tile in TILES for beside in _BESIDE]
         for i, size in enumerate(wanted):
             at = np.flatnonzero(sizes == size)
-            own = at[shapes[at] == order[i % len(order)]]
+            own = at[shapes[at] == i % len(self.shapes)]
             found += [int((own if len(own) else at)[0])] if len(at) else []
         return np.array(found, dtype=np.int64)
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replaying import replay_of, runner
+from replaying import replay_functions, replay_of, runner
 
+from bench.body import arguments_of
+from bench.groups.group import Group
 from bench.job import Job
-from database.schema import Status
+from bench.rows import ReplayRow
+from database.schema import EP_SIZE, Status
 from shapes.catalog import built_in_catalog
 from shapes.memory import FLUSH_BUFFER_BYTES
-from shapes.models import QWEN3_0_6B
+from shapes.models import DEEPSEEK_V3, GLM_5_1, QWEN3_0_6B, QWEN3_32B
 from shapes.rows import TheoryRow
 from shapes.sources import Targets
 from shapes.strategies import theory_rows
@@ -38,5 +42,31 @@ def test_drawn_rows_replay(kernel_type: str) -> None:
         row: TheoryRow = data.draw(rows)
         outcome = runner().run(Job(module, "", name, kernel_type, row.cells(), timeout_s=60))
         assert outcome.status is Status.MEASURED, outcome
+
+    check()
+
+
+@pytest.mark.parametrize("kernel_type", built_in_catalog().kernels)
+def test_a_call_is_built_from_drawn_rows_of_any_size(kernel_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of models as they are, on the meta device, where tensors have no values and take no memory."""
+    # Formats of an NPU take torch_npu; tests/npu has rows in these.
+    monkeypatch.setattr(ReplayRow, "on_npu", False)
+    rows = theory_rows(kernel_type, targets=Targets((DEEPSEEK_V3, QWEN3_32B, GLM_5_1), generic=True))
+    function = replay_functions()[replay_of(kernel_type)]
+
+    @settings(max_examples=8, deadline=None)
+    @given(row=rows)
+    def check(row: TheoryRow) -> None:
+        calls = []
+        cells = row.cells()
+        function(
+            **arguments_of(
+                function,
+                row=ReplayRow(kernel_type, cells, torch.device("meta")),
+                replay=lambda *arguments, **keywords: calls.append(arguments),
+                group=Group(0, int(cells.get(EP_SIZE, 1))),
+            )
+        )
+        assert len(calls) == 1
 
     check()

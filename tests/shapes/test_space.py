@@ -13,7 +13,7 @@ from shapes.catalog import built_in_catalog
 from shapes.memory import FLUSH_BUFFER_BYTES, GB, row_bytes
 from shapes.models import DEEPSEEK_V3, GLM_5_1, QWEN3_0_6B, QWEN3_32B
 from shapes.rows import TheoryRow
-from shapes.sources import Targets
+from shapes.sources import Targets, shapes_of
 from shapes.space import Space
 
 TARGETS = Targets((DEEPSEEK_V3, QWEN3_32B, GLM_5_1), tp_sizes=(16,), ep_sizes=(64,))
@@ -118,6 +118,43 @@ def test_conditions_hold_for_sizes_between_too(tmp_path: Path) -> None:
     rows: list[TheoryRow] = [space.row(number) for number in range(space.size)]
     assert all(row.inputs[0].shape[0] % 2 == 1 for row in rows)
     assert len({row.inputs[0].shape[0] for row in rows}) > len(pattern.axes[0].grid)
+
+
+def test_sizes_between_fit_the_budget_too(tmp_path: Path) -> None:
+    """10 MB fit, and 100 MB do not: sizes on the way there reach beyond the budget."""
+    catalog = catalog_of(
+        tmp_path,
+        """
+        grids: {tokens: [1, 10, 100]}
+        patterns: {wide: {axes: {m: tokens}, inputs: [["1000000 * m"]], outputs: [[m]], forms: [INT8 -> INT8]}}
+        kernels: {Wide: wide}
+        """,
+    )
+    (pattern,) = catalog.kernel("Wide").patterns
+    space = Space("Wide", pattern, pattern.forms, TARGETS, FLUSH_BUFFER_BYTES + 40 * 10**6)
+    rows = [space.row(number) for number in range(space.size)]
+    assert max(row_bytes(row) for row in rows) <= 40 * 10**6
+    assert any(row.inputs[0].shape[0] > 10 * 10**6 for row in rows)
+
+
+def test_shapes_of_several_sources_are_those_of_a_model_first(tmp_path: Path) -> None:
+    catalog = catalog_of(
+        tmp_path,
+        """
+        grids: {}
+        patterns:
+          two:
+            axes: {a: {from: hidden, generic: {h: [64]}}, b: {from: angles, generic: {d: [8]}}}
+            inputs: [[h, d]]
+            outputs: [[h]]
+            forms: [INT8 -> INT8]
+        kernels: {Two: two}
+        """,
+    )
+    (pattern,) = catalog.kernel("Two").patterns
+    origins = [bool(shape.origins) for shape in shapes_of(pattern, Targets((DEEPSEEK_V3, QWEN3_32B), generic=True))]
+    assert origins == sorted(origins, reverse=True)
+    assert origins.count(True) == 2
 
 
 def test_a_matrix_that_blocks_do_not_divide_is_left_out(tmp_path: Path) -> None:
