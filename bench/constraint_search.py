@@ -60,8 +60,8 @@ class Search:
         except OutOfTime:
             return
 
-    def _along(self, base: MoeShape, name: str) -> tuple[int, int, int]:
-        """The smallest and the largest size that is taken, and the step between those that are."""
+    def _along(self, base: MoeShape, name: str) -> range:
+        """The sizes that are taken, as far as was tried: the smallest, the largest, and so many in between."""
         axis, middle = self._axes[name], getattr(base, name)
 
         def taken(size: int) -> bool:
@@ -76,7 +76,7 @@ class Search:
                 break
         high = self._last(middle, step, axis.most, taken)
         low = self._last(middle, -step, axis.least, taken)
-        return low, high, step
+        return range(low, high + 1, step)
 
     def _last(self, start: int, step: int, end: int, taken: Callable[[int], bool]) -> int:
         """The last size taken on the way from `start` to `end`: in growing strides, then by halving."""
@@ -96,13 +96,13 @@ class Search:
                 bad = half
         return start + good * step
 
-    def _corners(self, ranges: Mapping[str, tuple[int, int, int]], count: int) -> Iterator[MoeShape]:
+    def _corners(self, ranges: Mapping[str, range], count: int) -> Iterator[MoeShape]:
         """All sizes at their largest, all at their smallest, then cases in between."""
-        yield MoeShape(**{name: high for name, (_, high, _) in ranges.items()})
-        yield MoeShape(**{name: low for name, (low, _, _) in ranges.items()})
+        yield MoeShape(**{name: sizes[-1] for name, sizes in ranges.items()})
+        yield MoeShape(**{name: sizes[0] for name, sizes in ranges.items()})
         drawn = random.Random(0)
         for _ in range(count):
-            yield MoeShape(**{name: drawn.randrange(low, high + 1, step) for name, (low, high, step) in ranges.items()})
+            yield MoeShape(**{name: drawn.choice(sizes) for name, sizes in ranges.items()})
 
     def _try(self, shape: MoeShape) -> bool:
         if shape not in self._known:
