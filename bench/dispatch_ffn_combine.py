@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bench.errors import InvalidRow, MissingPrecondition
 from bench.groups.options import NodeOptions
 from bench.groups.spec import GroupSpec
-from bench.option_types import at_least
+from database.option_types import at_least
 from database.schema import EP_SIZE
 
 if TYPE_CHECKING:

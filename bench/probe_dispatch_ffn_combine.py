@@ -23,11 +23,11 @@ from bench.executor import Executor
 from bench.groups.pool import GroupPool
 from bench.groups.spec import GroupSpec
 from bench.job import Job, MeasureSettings
-from bench.option_types import at_least, positive
 from database.constraints import AXES, Kernel, MoeShape, Trial, load_constraints, save_constraints
 from database.errors import OpAtlasError
 from database.layout import default_path
 from database.manifest import Manifest, code_digest
+from database.option_types import at_least, positive
 from database.progress import Progress
 from database.schema import EP_SIZE, Status
 from database.store import Database

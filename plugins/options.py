@@ -19,9 +19,9 @@ from bench.marks import MOST_ROWS
 from bench.msprof.command import METRICS
 from database.layout import DEFAULT_NPU_DEVICE, communication_path, default_path, kind_of
 from database.merge import UpdateMode
+from database.option_types import at_least, positive
 from database.versions import CANN, TORCH, VLLM, Versions, detect, version_key
 from plugins import newhooks
-from plugins.option_types import positive_float, positive_int
 from plugins.plan import GIVEN_UP_AFTER, Shard
 
 #: The older tool's environment variable for --repeat-count.
@@ -172,7 +172,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--repeat-count",
-        type=positive_int,
+        type=at_least(1),
         metavar="N",
         help="samples of each row (default: as many as its noise asks for, at least 10 where --time-limit lets it; "
         f"or what {REPEAT_COUNT_VARIABLE} says)",
@@ -190,7 +190,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--msprof-rows",
-        type=positive_int,
+        type=at_least(1),
         default=_MSPROF_ROWS,
         metavar="N",
         help="with --instrument msprof: rows of one profiling session, whose durations are known at its end "
@@ -204,14 +204,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--time-limit",
-        type=positive_float,
+        type=positive,
         default=_DEFAULT_TIME_LIMIT_S,
         metavar="SECONDS",
         help="end the sampling of a row after this time, without --repeat-count (default: %(default)g)",
     )
     group.addoption(
         "--case-timeout",
-        type=positive_float,
+        type=positive,
         metavar="SECONDS",
         help="kill a row that is not done after this time, whatever it hangs in "
         f"(default: {_CASE_TIMEOUT_S:g}, and {_FIRST_CASE_TIMEOUT_S:g} for a row that was never run before)",
@@ -224,13 +224,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--wait",
-        type=positive_float,
+        type=positive,
         default=0.0,
         metavar="SECONDS",
         help="wait so long for another session that has the database (default: do not wait)",
     )
     group.addoption(
-        "--threads", type=positive_int, metavar="N", help="CPU threads of torch (default: one per available core)"
+        "--threads", type=at_least(1), metavar="N", help="CPU threads of torch (default: one per available core)"
     )
     group.addoption(
         "--prune-empty-duration-rows",
@@ -414,7 +414,7 @@ def _repeat_count_of_environment() -> int | None:
     if not text:
         return None
     try:
-        return positive_int(text)
+        return at_least(1)(text)
     except argparse.ArgumentTypeError as error:
         raise pytest.UsageError(f"{REPEAT_COUNT_VARIABLE}={error}, or unset it") from None
 

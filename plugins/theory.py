@@ -16,10 +16,10 @@ from bench.devices.at_hand import database_name
 from database.errors import OpAtlasError
 from database.layout import default_path
 from database.manifest import Manifest, code_digest
+from database.option_types import positive
 from database.store import Database, write_text
 from database.versions import detect
 from plugins.collector import keyword_filter
-from plugins.option_types import positive_float
 from plugins.options import OF_REPLAYS, given, refuse
 from plugins.theory_report import KernelResult, coverage_page, summary_lines
 from plugins.workers import replays_are_asked_for
@@ -85,7 +85,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--max-hbm-gb",
-        type=positive_float,
+        type=positive,
         metavar="GB",
         default=_DEFAULT_HBM_GB,
         help="leave out rows whose tensors, with the buffer that flushes the cache, need more memory, "

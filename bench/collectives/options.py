@@ -16,11 +16,11 @@ from bench.groups.options import NodeOptions
 from bench.groups.pool import devices_of_node
 from bench.groups.spec import LOOPBACK, GroupSpec
 from bench.job import DeviceSpec
-from bench.option_types import at_least
 from database.communication import BY_NAME, TIERS, Collective
 from database.dtypes import known_dtype
 from database.errors import OpAtlasError
 from database.layout import kind_of
+from database.option_types import at_least
 from database.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
 
 MODULE = "test_collectives.py"

@@ -18,10 +18,10 @@ from statistics import median
 
 from bench.collectives.analytic import A3, EFFICIENCY, Link, duration_us
 from bench.collectives.topology import Grid, NoGroup
-from bench.option_types import real
 from database.communication import COLLECTIVES, Collective
 from database.errors import OpAtlasError, TableError
 from database.measured import duration_columns
+from database.option_types import real
 from database.schema import MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
 from database.statistics import valid_duration
 from database.store import Database

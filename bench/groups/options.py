@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bench.groups.spec import LOOPBACK, GroupSpec
-from bench.option_types import at_least
+from database.option_types import at_least
 
 if TYPE_CHECKING:
     import pytest

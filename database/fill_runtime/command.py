@@ -18,6 +18,7 @@ from database.fill_runtime.apply import fill, keys_of_rows
 from database.fill_runtime.key import JoinKey
 from database.fill_runtime.records import Records
 from database.fill_runtime.summary import summary, without_partner, write_alone
+from database.option_types import at_least
 from database.progress import Progress
 from database.recover import recover
 from database.session_lock import SessionLock
@@ -48,18 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-rows",
-        type=_count,
+        type=at_least(0),
         default=_MAX_ROWS,
         metavar="N",
         help="distinct records that a captured row may become as many rows of; of more, N are drawn, the same "
         "ones again for the same records; 0: any number (default: %(default)s)",
     )
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from database.commands import looking_at_usage
 from database.communication import COLLECTIVES
 from database.dtypes import known_dtype
 from database.errors import OpAtlasError
+from database.option_types import positive
 from database.plots import bandwidth, communication, comparison, durations, roofline
 from database.plots.figure import FORMATS, Plot, save
 from database.plots.peaks import PEAKS, Peak
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="NAME", help="what was measured on (default: what the database says)")
     parser.add_argument(
         "--peak-gbps",
-        type=_positive,
+        type=positive,
         metavar="G",
         help="the device's memory bandwidth in 10^9 bytes/s (default: its data sheet's, if known)",
     )
@@ -125,19 +126,9 @@ def _summary(arguments: argparse.Namespace, made: Mapping[str, list[Plot]], devi
     return "\n".join(lines)
 
 
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
-    return value
-
-
 def _peak_of_dtype(text: str) -> tuple[str, float]:
     name, _, value = text.partition(":")
     dtype = known_dtype(name)
     if dtype is None:
         raise argparse.ArgumentTypeError(f"{text!r}: give DTYPE:T with a dtype such as BF16, FLOAT16 or INT8")
-    return dtype.name, _positive(value)
+    return dtype.name, positive(value)
