@@ -38,14 +38,17 @@ class Verdict:
 
 
 def passed(detail: str, /, **facts: Fact) -> Verdict:
+    """What was looked for is there."""
     return Verdict(State.PASS, detail, "", facts)
 
 
 def failed(detail: str, remedy: str = "", /, **facts: Fact) -> Verdict:
+    """It is not, or does not work; what to do about it."""
     return Verdict(State.FAIL, detail, remedy, facts)
 
 
 def skipped(detail: str, remedy: str = "", /) -> Verdict:
+    """Nothing here needs it."""
     return Verdict(State.SKIP, detail, remedy)
 
 

@@ -112,6 +112,8 @@ class InStep:
         self._group = group
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
+        """As in `Instrument`; rank 0's rule decides for all."""
+
         def together() -> None:
             if before_each is not None:
                 before_each()
