@@ -14,7 +14,7 @@ from database.store import Database, write_text
 
 VERSION = 1
 #: Packages whose version bears on a duration or on how it is taken.
-_PACKAGES = ("opatlas", "torch", "torch_npu", "vllm-ascend", "numpy", "pandas", "pytest", "hypothesis")
+_PACKAGES = ("opatlas", "torch", "torch_npu", "vllm-ascend", "numpy", "pandas", "pytest", "hypothesis", "transformers")
 
 
 @dataclass
