@@ -45,9 +45,7 @@ def max_pool2d_backward(
     kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    indices: torch.Tensor,
+    *_: Any,
 ) -> torch.Tensor:
     """dx[n, c, h, w] = the sum of dy over the windows whose largest number is x[n, c, h, w], found anew."""
     n, c, h, w = (index[:, None, None] for index in at)

@@ -61,7 +61,7 @@ def log_softmax_backward(
 
 @per_element()
 def nll_loss(
-    at: At, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, reduction: int, ignore_index: int
+    at: At, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, *_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """- (sum over n of w[t[n]] x[n, t[n]]) / (sum over n of w[t[n]]), and the latter sum."""
     lines = torch.arange(len(target), device=x.device)
@@ -71,14 +71,7 @@ def nll_loss(
 
 @per_element(written=lambda gradient, x, target, *_: (torch.arange(len(x), device=x.device), target.long()))
 def nll_loss_backward(
-    at: At,
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor,
-    reduction: int,
-    ignore_index: int,
-    total_weight: torch.Tensor,
+    at: At, gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, *_: Any
 ) -> torch.Tensor:
     """dx[n, c] = - w[c] dL / (sum of the targets' weights) where c is the target of n, else 0."""
     n, c = at
@@ -87,14 +80,7 @@ def nll_loss_backward(
 
 
 @per_element(written=lambda gradient, indices, *_: (indices.reshape(-1).long(),))
-def embedding_backward(
-    at: At,
-    gradient: torch.Tensor,
-    indices: torch.Tensor,
-    num_weights: int,
-    padding_idx: int,
-    scale_grad_by_freq: bool,
-) -> torch.Tensor:
+def embedding_backward(at: At, gradient: torch.Tensor, indices: torch.Tensor, *_: Any) -> torch.Tensor:
     """dw[v, d] = the sum of dy[i, d] over the places i whose index is v."""
     v, d = at
     lines = gradient.reshape(-1, gradient.shape[-1])
