@@ -83,13 +83,7 @@ def compare(
             continue
         message_bytes = _whole(path, line, MESSAGE_BYTES, cells[MESSAGE_BYTES], least=1)
         num_devices = _whole(path, line, NUM_DEVICES, cells[NUM_DEVICES], least=2)
-        if cells.get(TOPOLOGY_TIER, "").strip():
-            tier = _whole(path, line, TOPOLOGY_TIER, cells[TOPOLOGY_TIER], least=0)
-        else:
-            try:
-                tier = grid.tier_of(grid.group(num_devices))
-            except NoGroup as error:
-                raise TableError(path, str(error), "Name the right one with --grid-shape", line=line) from None
+        tier = _tier(path, line, cells.get(TOPOLOGY_TIER, ""), grid, num_devices)
         if tier not in links:
             raise TableError(
                 path, f"column {TOPOLOGY_TIER!r} = {tier}: no link of that tier", "Add it with --link", line=line
@@ -207,6 +201,16 @@ def _table(rows: Sequence[Compared], outside: bool) -> list[str]:
         for row in rows
     ]
     return [title, *lines]
+
+
+def _tier(path: Path, line: int, cell: str, grid: Grid, num_devices: int) -> int:
+    """That of the cell; where it is empty, that of so many neighbours. Raises TableError."""
+    if cell.strip():
+        return _whole(path, line, TOPOLOGY_TIER, cell, least=0)
+    try:
+        return grid.tier_of(grid.group(num_devices))
+    except NoGroup as error:
+        raise TableError(path, str(error), "Name the right one with --grid-shape", line=line) from None
 
 
 def _whole(path: Path, line: int, column: str, cell: str, *, least: int) -> int:
