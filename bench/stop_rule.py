@@ -47,7 +47,7 @@ class Rule(Protocol):
 
 
 class StopRule:
-    """One row's rule; `enough` is asked before each sample, with the samples so far."""
+    """A Rule, of one row; its clock starts when it is first asked."""
 
     def __init__(
         self, *, repeat_count: int | None, time_limit_s: float, clock: Callable[[], float] = monotonic
@@ -68,41 +68,41 @@ class StopRule:
         self._noise: list[float] = []
 
     def enough(self, samples_us: Sequence[float]) -> bool:
-        """Whether no further sample is needed. Each call may add one sample to the last one's."""
-        if self._deadline is None:
-            self._deadline = self._clock() + self._time_limit_s
+        deadline = self._begin()
         if self._repeat_count is not None:
             return len(samples_us) >= self._repeat_count
         for sample in samples_us[self._count :]:
             self._add(sample)
         if not samples_us:
             return False
-        if self._clock() >= self._deadline or self._count >= _MOST_SAMPLES:
+        if self._clock() >= deadline or self._count >= _MOST_SAMPLES:
             return True
         if self._count < _LEAST_SAMPLES:
             return False
         return self._noise[-1] < _QUIET or self._settled()
 
     def enough_unseen(self, count: int) -> bool:
-        """The same for samples whose durations are not known yet, of which there are `count`."""
-        if self._deadline is None:
-            self._deadline = self._clock() + self._time_limit_s
+        deadline = self._begin()
         if self._repeat_count is not None:
             return count >= self._repeat_count
-        return count >= _UNSEEN_SAMPLES or (count >= _LEAST_UNSEEN_SAMPLES and self._clock() >= self._deadline)
+        return count >= _UNSEEN_SAMPLES or (count >= _LEAST_UNSEEN_SAMPLES and self._clock() >= deadline)
 
     def batch(self, count: int) -> int:
-        """How many samples to take before asking again, once there are `count`, where durations come in batches."""
         if self._repeat_count is not None:
             return max(1, self._repeat_count - count)
         return _LEAST_SAMPLES
 
     def again(self) -> StopRule | None:
-        """The same rule, fresh, with the time that is left; None where there is none."""
         left_s = self._time_limit_s if self._deadline is None else self._deadline - self._clock()
         if left_s <= 0:
             return None
         return StopRule(repeat_count=self._repeat_count, time_limit_s=left_s, clock=self._clock)
+
+    def _begin(self) -> float:
+        """The deadline; the first question starts the clock."""
+        if self._deadline is None:
+            self._deadline = self._clock() + self._time_limit_s
+        return self._deadline
 
     def _add(self, sample: float) -> None:
         """Welford's update of mean and squared deviations."""
