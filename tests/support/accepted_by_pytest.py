@@ -10,24 +10,31 @@ import contextlib
 import io
 import json
 import sys
+from collections.abc import Generator
 
 import pytest
 
 
-class StopBeforeCollection:
-    """A plugin that ends the session when its options have been read."""
+class OptionsAreRead(Exception):
+    """Nothing was wrong with them."""
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_cmdline_main(self) -> int:
-        return 0
+
+class StopThere:
+    """A plugin that ends a session when its options have been read."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_cmdline_parse(self) -> Generator[None, object, object]:
+        yield
+        raise OptionsAreRead
 
 
 def refusal(arguments: list[str]) -> str:
     """What pytest says against them; "" where it takes them."""
     said = io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-        code = pytest.main(arguments, plugins=[StopBeforeCollection()])
-    if not code:
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+            pytest.main(arguments, plugins=[StopThere()])
+    except OptionsAreRead:
         return ""
     lines = [line.strip() for line in said.getvalue().splitlines()]
     return next((line for line in lines if "error:" in line), said.getvalue().strip())

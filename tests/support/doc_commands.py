@@ -26,12 +26,14 @@ from plugins.command import COMMANDS
 ROOT = Path(__file__).parents[2]
 #: How the fence of a block says that its lines are commands; nothing said, its first line tells.
 SHELL = ("sh", "bash", "shell", "console")
+#: Every shell has them; a line may use them beside a program.
+TOOLS = ("cat", "cd", "column", "cp", "cut", "echo", "env", "export", "grep", "head", "ls", "mkdir", "tail", "wc")
 #: Programs of others, which no test here can say anything of.
 FOREIGN = (
-    *("cd", "export", "source", ".", "mkdir", "git", "ruff", "mypy"),
-    *("msprof", "npu-smi", "nvidia-smi", "docker", "vllm", "torchrun"),
+    *(".", "apt-get", "conda", "curl", "docker", "git", "less", "msprof", "mypy", "npu-smi", "nvidia-smi", "rsync"),
+    *("ruff", "scp", "source", "ssh", "sudo", "tar", "torchrun", "unzip", "uv", "vllm", "wget"),
 )
-PROGRAMS = ("pytest", "python", "python3", "opatlas", "pip", "make", *FOREIGN)
+PROGRAMS = ("pytest", "python", "python3", "opatlas", "pip", "make", *TOOLS, *FOREIGN)
 
 _FENCE = re.compile(r"^(\s*)(```+)\s*(\w*)")
 #: A command and not a picture of processes, whose words stand apart or have lines between them.
@@ -86,9 +88,11 @@ class UnreadableBlock(ValueError):
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """The code blocks of a page that hold commands. Raises UnreadableBlock."""
+    """The code blocks of a page that hold commands; of a workflow (.yml), all of its steps. Raises UnreadableBlock."""
     found = []
     name = _name(page)
+    if page.suffix == ".yml":
+        return [Block(name, 1, tuple(_of_workflow(name, 1, page.read_text(encoding="utf-8"))))]
     for first, language, lines in _fenced(page.read_text(encoding="utf-8")):
         if language in ("yaml", "yml"):
             commands = list(_of_workflow(name, first, "\n".join(lines)))
@@ -209,9 +213,11 @@ def _of_workflow(page: str, first: int, text: str) -> Iterator[Command]:
     for job in jobs.values():
         runner = str(job.get("runs-on", ""))
         for step in job.get("steps", []):
-            for line in str(step.get("run", "")).splitlines():
-                at = next(i for i, shown in enumerate(text.splitlines()) if line.strip() in shown)
-                yield from _of_lines(page, [(first + at, line)], runner)
+            lines = [
+                (first + next(i for i, shown in enumerate(text.splitlines()) if line.strip() in shown), line)
+                for line in str(step.get("run", "")).splitlines()
+            ]
+            yield from _of_lines(page, lines, runner)
 
 
 def _pytest_arguments(words: Sequence[str]) -> tuple[str, ...] | None:
@@ -256,9 +262,9 @@ def _problem(words: tuple[str, ...], refused: Mapping[tuple[str, ...], str]) -> 
         return _of_pip(rest)
     if program == "make":
         return _of_make(rest)
-    if program in FOREIGN:
+    if program in (*TOOLS, *FOREIGN):
         return ""
-    return f"{program!r} is not known to tests/support/doc_commands.py: add it to FOREIGN, or teach it there"
+    return f"{program!r} is not known: teach it to tests/support/doc_commands.py, or name it in FOREIGN there"
 
 
 def _of_python(words: Sequence[str]) -> str:
@@ -290,9 +296,13 @@ def _refusal(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
 
 def _unknown_to_source(path: Path, words: Sequence[str]) -> str:
     """Options that a script does not add to its parser, which it makes only when it is run."""
+    source = path.read_text(encoding="utf-8")
+    if "parse_known_args" in source:
+        # It hands what it does not know to another program.
+        return ""
     added = {
         node.value
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     unknown = [option for word in words if word.startswith("--") and (option := word.partition("=")[0]) not in added]
