@@ -121,74 +121,107 @@ def pytest_opatlas_devices(config: pytest.Config) -> list[DeviceSpec]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("opatlas", "OpAtlas: replaying the rows of a database of operator durations")
-    group.addoption(
+    database = parser.getgroup("opatlas", "OpAtlas: the database, and the device")
+    database.addoption(
         "--database-path",
         metavar="DIR",
         help="folder of the {KernelType}.csv files (default: that of the device and versions, under database/data)",
     )
-    group.addoption(
+    database.addoption(
         "--device",
         metavar="NAME",
-        help="device to replay on, by the name of its database folder, or 'npu', 'cuda' or 'cpu' "
+        help="a device by the name of its database folder, or 'npu', 'cuda' or 'cpu' "
         "(default: the device at hand: NPUs, else GPUs, else the CPU)",
     )
-    group.addoption(
+    database.addoption(
         "--vllm-version",
         metavar="V",
         help="vllm-ascend version of an NPU's database; a CPU's has none (default: the installed one)",
     )
-    group.addoption("--torch-version", metavar="V", help="torch version of the database (default: the installed one)")
-    group.addoption(
+    database.addoption(
+        "--torch-version", metavar="V", help="torch version of the database (default: the installed one)"
+    )
+    database.addoption(
         "--cann-version",
         metavar="V",
         help="CANN version of an NPU's database; a CPU's has none (default: the installed one)",
     )
-    group.addoption(
-        "--prof-path",
-        type=Path,
-        metavar="PATH",
-        help="start nothing, and take the samples from profiles that are there: an op_summary*.csv file, a PROF_* "
-        "folder of msprof, or a folder of them (default: rows are run)",
-    )
-    group.addoption(
+    rows = parser.getgroup("opatlas-rows", "OpAtlas: which rows are run, and what becomes of them")
+    rows.addoption(
         "--ops",
         metavar="TYPE[,TYPE...]",
         default="",
         help="run only these kernel types, named exactly (default: all; -k selects by part of a name)",
     )
-    group.addoption(
+    rows.addoption(
         "--shard",
         type=_shard,
         metavar="I/N",
         help="run part I of N of the rows, the same part on every machine, whatever other rows come and go; "
         "python -m database merge joins the parts (default: all rows)",
     )
-    group.addoption(
+    rows.addoption(
         "--update-mode",
         choices=[mode.value for mode in UpdateMode],
         default=UpdateMode.ALL.value,
         help="all: run every row; missing-only: run only rows without a valid duration (default: %(default)s)",
     )
-    group.addoption(
+    rows.addoption(
+        "--retry-failed",
+        action="store_true",
+        help=f"run rows again that crashed or timed out in {GIVEN_UP_AFTER} sessions in a row "
+        "(default: they are xfail and not run)",
+    )
+    rows.addoption(
+        "--prune-empty-duration-rows",
+        action="store_true",
+        help="move rows that were run and still have no valid duration to pruned/ "
+        "(default: keep them, with their status)",
+    )
+    rows.addoption(
+        "--fail-fast", action="store_const", const=1, dest="maxfail", help="stop at the first failure (the same as -x)"
+    )
+    rows.addoption(
+        "--wait",
+        type=positive,
+        default=0.0,
+        metavar="SECONDS",
+        help="wait so long for another session that has the database (default: do not wait)",
+    )
+    measuring = parser.getgroup("opatlas-measuring", "OpAtlas: how a row is measured")
+    measuring.addoption(
         "--repeat-count",
         type=at_least(1),
         metavar="N",
         help="samples of each row (default: as many as its noise asks for, at least 10 where --time-limit lets it; "
         f"or what {REPEAT_COUNT_VARIABLE} says)",
     )
-    group.addoption(
+    measuring.addoption(
+        "--time-limit",
+        type=positive,
+        default=_DEFAULT_TIME_LIMIT_S,
+        metavar="SECONDS",
+        help="end the sampling of a row after this time, without --repeat-count (default: %(default)g)",
+    )
+    measuring.addoption(
         "--cache",
         choices=("cold", "warm"),
         help="cold: flush the last-level cache before each sample; warm: do not (default: cold; of collectives, whose "
         "data was written just before, warm)",
     )
-    group.addoption(
+    measuring.addoption(
         "--instrument",
         metavar="NAME",
         help=f"what takes the durations; {_instruments()} (default: the best that the device offers)",
     )
-    group.addoption(
+    measuring.addoption(
+        "--aic-metrics",
+        choices=METRICS,
+        default=METRICS[0],
+        metavar="GROUP",
+        help=f"the hardware counters that an NPU's profilers record: {', '.join(METRICS)} (default: %(default)s)",
+    )
+    measuring.addoption(
         "--msprof-rows",
         type=at_least(1),
         default=_MSPROF_ROWS,
@@ -196,56 +229,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="with --instrument msprof: rows of one profiling session, whose durations are known at its end "
         "(default: %(default)s)",
     )
-    group.addoption(
-        "--aic-metrics",
-        choices=METRICS,
-        default=METRICS[0],
-        help="the group of hardware counters that an NPU's profilers record (default: %(default)s)",
-    )
-    group.addoption(
-        "--time-limit",
-        type=positive,
-        default=_DEFAULT_TIME_LIMIT_S,
-        metavar="SECONDS",
-        help="end the sampling of a row after this time, without --repeat-count (default: %(default)g)",
-    )
-    group.addoption(
+    measuring.addoption(
         "--case-timeout",
         type=positive,
         metavar="SECONDS",
         help="kill a row that is not done after this time, whatever it hangs in "
         f"(default: {_CASE_TIMEOUT_S:g}, and {_FIRST_CASE_TIMEOUT_S:g} for a row that was never run before)",
     )
-    group.addoption(
-        "--retry-failed",
-        action="store_true",
-        help=f"run rows again that crashed or timed out in {GIVEN_UP_AFTER} sessions in a row "
-        "(default: they are xfail and not run)",
-    )
-    group.addoption(
-        "--wait",
-        type=positive,
-        default=0.0,
-        metavar="SECONDS",
-        help="wait so long for another session that has the database (default: do not wait)",
-    )
-    group.addoption(
+    measuring.addoption(
         "--threads", type=at_least(1), metavar="N", help="CPU threads of torch (default: one per available core)"
     )
-    group.addoption(
-        "--prune-empty-duration-rows",
-        action="store_true",
-        help="move rows that were run and still have no valid duration to pruned/ "
-        "(default: keep them, with their status)",
-    )
-    group.addoption(
-        "--fail-fast", action="store_const", const=1, dest="maxfail", help="stop at the first failure (the same as -x)"
-    )
-    group.addoption(
+    measuring.addoption(
         "--in-process",
         action="store_true",
         help="run rows in pytest's own process, for --pdb and profilers: a crash ends the session "
         "(default: in a device process)",
+    )
+    measuring.addoption(
+        "--prof-path",
+        type=Path,
+        metavar="PATH",
+        help="start nothing, and take the samples from profiles that are there: an op_summary*.csv file, a PROF_* "
+        "folder of msprof, or a folder of them (default: rows are run)",
     )
 
 

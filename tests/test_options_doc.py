@@ -87,8 +87,7 @@ def declared(text: str) -> set[str]:
 
 def group_of_opatlas(text: str) -> str:
     """The parts of pytest's help that this project adds, but for those of single operators."""
-    titles = ("\nOpAtlas:", "\nOpAtlas theory rows:")
-    return "\n".join(re.split(r"\n\n?(?=\S)", text.partition(title)[2])[0] for title in titles)
+    return "\n".join(re.findall(r"^OpAtlas.*:\n((?:(?: .*)?\n)+)", text, flags=re.MULTILINE))
 
 
 @pytest.mark.parametrize("title", ORIGINAL)
