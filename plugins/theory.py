@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,14 @@ from bench.devices.at_hand import database_name
 from database.errors import OpAtlasError
 from database.layout import default_path
 from database.manifest import Manifest, code_digest
-from database.option_types import positive
+from database.option_types import at_least, positive
 from database.store import Database, write_text
 from database.versions import detect
 from plugins.collector import keyword_filter
 from plugins.options import OF_REPLAYS, given, refuse
-from plugins.theory_report import KernelResult, coverage_page, summary_lines
+from plugins.theory_report import coverage_page, summary_lines
 from plugins.workers import replays_are_asked_for
+from shapes.results import KernelResult
 
 if TYPE_CHECKING:
     from shapes.catalog import Kernel
@@ -71,7 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--rows",
-        type=_count,
+        type=at_least(0),
         metavar="N",
         default=_DEFAULT_ROWS,
         help="the most theory rows of a kernel type; 0: the whole grid (default: %(default)s)",
@@ -118,6 +119,8 @@ class Theory:
         self._config = config
         self._started_at = time.time()
         self._results: list[KernelResult] = []
+        #: Why there is no manifest or report.
+        self._problem = ""
         self._is_worker = hasattr(config, "workerinput")
 
     @cached_property
@@ -202,19 +205,7 @@ class Theory:
         else:
             done = add_theory_rows(plan.database, kernel, plan.request)
         coverage = coverage_of(kernel, table_of(plan.database, kernel_type), plan.request.targets)
-        return KernelResult(
-            kernel_type=kernel_type,
-            added=len(done.signatures),
-            there=done.there,
-            largest_bytes=done.largest_bytes,
-            total_bytes=done.total_bytes,
-            refused=done.refused,
-            over_budget=done.over_budget,
-            smallest_bytes=done.smallest_bytes,
-            missing=done.missing,
-            unknown_dtypes=done.unknown_dtypes,
-            coverage=[asdict(model) for model in coverage],
-        )
+        return replace(done.result, coverage=tuple(coverage))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -223,7 +214,7 @@ class Theory:
         for place, (name, value) in enumerate(report.user_properties):
             if name == _PROPERTY and isinstance(value, dict):
                 if report.when == "call":
-                    self._results.append(KernelResult(**value))
+                    self._results.append(KernelResult.read(value))
                 # In a JUnit file a number says enough.
                 report.user_properties[place] = (name, value["added"])
 
@@ -283,9 +274,8 @@ class Theory:
         for line in summary_lines(self._results, plan_only=plan_only):
             terminalreporter.write_line(line)
         terminalreporter.write_line(f"database: {self.plan.database.path}")
-        problem = getattr(self, "_problem", "")
-        if problem:
-            terminalreporter.write_line(f"error: {problem}")
+        if self._problem:
+            terminalreporter.write_line(f"error: {self._problem}")
         elif not plan_only:
             terminalreporter.write_line(f"coverage: {self._coverage_path}")
 
@@ -295,9 +285,3 @@ def _sizes(text: str) -> Sequence[int]:
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise argparse.ArgumentTypeError(f"{text!r}: give whole numbers above 0, such as 1,2,8")
     return tuple(sorted({int(word) for word in words}))
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number, 0 for no limit")
-    return int(text)

@@ -3,62 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 from database.store import Table
 from shapes.catalog import Kernel
 from shapes.match import KnownRow, Matcher, read_rows
 from shapes.patterns import Pattern
+from shapes.results import Density, ModelCoverage
 from shapes.sources import Shape, Targets, shapes_of
-
-
-@dataclass(frozen=True)
-class Density:
-    """How far apart the sizes of an axis are, where they are furthest apart.
-
-    Attributes:
-        axis: the variable.
-        sizes: how many different ones the shape that has the fewest has.
-        gap_from, gap_to: the neighbours with the largest difference, of any shape.
-        ratio_from, ratio_to: those with the largest ratio.
-    """
-
-    axis: str
-    sizes: int
-    gap_from: int
-    gap_to: int
-    ratio_from: int
-    ratio_to: int
-
-    @property
-    def gap(self) -> int:
-        return self.gap_to - self.gap_from
-
-    @property
-    def ratio(self) -> float:
-        return self.ratio_to / self.ratio_from
-
-
-@dataclass
-class ModelCoverage:
-    """What a kernel type has of a model.
-
-    Attributes:
-        shapes: how many shapes the model gives it.
-        missing: what is not in the database, as "gate_up, tp 8: n 4608, k 7168".
-        densities: of the axes whose sizes a row tells; of the shapes that are there.
-    """
-
-    kernel_type: str
-    model: str
-    shapes: int = 0
-    missing: list[str] = field(default_factory=list)
-    densities: list[Density] = field(default_factory=list)
-
-    @property
-    def present(self) -> int:
-        return self.shapes - len(self.missing)
 
 
 def coverage_of(kernel: Kernel, table: Table, targets: Targets) -> list[ModelCoverage]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 import numpy as np
@@ -16,6 +16,7 @@ from shapes.draw import draw_rows
 from shapes.forms import KnownRows, in_order
 from shapes.memory import row_bytes
 from shapes.refused import accepted_by
+from shapes.results import KernelResult
 from shapes.rows import Batch
 from shapes.sources import Targets
 from shapes.space import Space
@@ -39,42 +40,29 @@ class Request:
     budget_bytes: int
 
 
-@dataclass
+@dataclass(frozen=True)
 class KernelPlan:
-    """What a run adds to a kernel type.
+    """What a run adds to a kernel type: rows, and of each its signature and the bytes of its tensors.
 
     Attributes:
-        frame: the new rows.
-        signatures: theirs.
-        there: rows of the run that the database has already.
-        largest_bytes, total_bytes: of the tensors of the largest new row, and of all of them.
-        refused: rows left out because the device's kernel was found to refuse them.
-        over_budget: points of the grid left out because they need more memory than there is.
-        smallest_bytes: of the tensors of the smallest of these; 0 where there are none.
-        missing: what none of the models has, for each pattern that gives no row because of that.
-        unknown_dtypes: dtypes of rows of the database that nothing was taken from.
+        result: their number, and what was left out.
     """
 
-    kernel_type: str
     frame: pd.DataFrame
     signatures: list[str]
-    there: int
-    largest_bytes: int
-    total_bytes: int
-    refused: int
-    over_budget: int
-    smallest_bytes: int
-    missing: list[str] = field(default_factory=list)
-    unknown_dtypes: list[str] = field(default_factory=list)
+    bytes: np.ndarray
+    result: KernelResult
 
     def without(self, known: set[str]) -> KernelPlan:
         """The same without rows that somebody else has added meanwhile."""
-        kept = [signature not in known for signature in self.signatures]
+        kept = np.array([signature not in known for signature in self.signatures], dtype=bool)
+        there = self.result.there + int(np.count_nonzero(~kept))
         return replace(
             self,
             frame=self.frame[kept].reset_index(drop=True),
             signatures=[signature for signature in self.signatures if signature not in known],
-            there=self.there + kept.count(False),
+            bytes=self.bytes[kept],
+            result=replace(self.result, there=there).with_new(self.bytes[kept].tolist()),
         )
 
 
@@ -121,19 +109,17 @@ def plan_kernel(kernel: Kernel, table: Table, request: Request, *, forms_of_data
         repeated += len(before.intersection(part.signatures))
         kept.append(_Part(part.frame[fresh], part.bytes[fresh], []))
     sizes = np.concatenate([part.bytes for part in kept]) if kept else np.zeros(0, dtype=np.int64)
-    return KernelPlan(
-        kernel_type=kernel.kernel_type,
-        frame=pd.concat([part.frame for part in kept], ignore_index=True).fillna("") if kept else pd.DataFrame(),
-        signatures=found,
+    result = KernelResult(
+        kernel.kernel_type,
         there=repeated,
-        largest_bytes=int(sizes.max(initial=0)),
-        total_bytes=int(sizes.sum()),
         refused=refused,
         over_budget=sum(space.over_budget for space in spaces),
         smallest_bytes=min((s.smallest_over_budget for s in spaces if s.over_budget), default=0),
-        missing=sorted({space.missing_source for space in spaces if space.missing_source}),
-        unknown_dtypes=known.unknown_dtypes() if known is not None else [],
-    )
+        missing=tuple(sorted({space.missing_source for space in spaces if space.missing_source})),
+        unknown_dtypes=tuple(known.unknown_dtypes()) if known is not None else (),
+    ).with_new(sizes.tolist())
+    frame = pd.concat([part.frame for part in kept], ignore_index=True).fillna("") if kept else pd.DataFrame()
+    return KernelPlan(frame, found, sizes, result)
 
 
 @dataclass

@@ -202,7 +202,7 @@ def _experts(model: ModelFacts, targets: Targets) -> Iterator[Given]:
     """Those on a device by their number and width, the model's width, how many see a token, and the ep size."""
     for count, width, ep in model.expert_shares(targets.tp_sizes, targets.ep_sizes):
         assert model.experts is not None
-        yield f"{count} experts of {width}, ep {ep}", (count, width, model.hidden, model.experts.top_k, ep)
+        yield f"experts, ep {ep}", (count, width, model.hidden, model.experts.top_k, ep)
 
 
 SOURCES: dict[str, Source] = {

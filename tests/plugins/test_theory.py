@@ -61,7 +61,7 @@ def test_several_processes_add_the_same_rows(tmp_path: Path) -> None:
 def test_a_plan_writes_nothing(tmp_path: Path) -> None:
     done = run(tmp_path, "-k", "AddRmsNorm", "--target-models=qwen3-0.6b", "--rows=0", "--plan-only")
     assert done.returncode == 0, done.stdout
-    assert "would add" in done.stdout
+    assert "to add" in done.stdout
     assert "rows would be added to 3 kernel types" in done.stdout
     assert "Qwen/Qwen3-0.6B: 0 of " in done.stdout
     assert list(tmp_path.iterdir()) == []
@@ -72,8 +72,8 @@ def test_a_plan_writes_nothing(tmp_path: Path) -> None:
     [
         (["--target-models=qwen3-33b"], "--target-models qwen3-33b: there is no such model (did you mean qwen3-32b"),
         (["--ops=MatMulV4"], "the catalog has no kernel type 'MatMulV4' (did you mean MatMulV"),
-        (["--rows=-5"], "'-5': give a whole number, 0 for no limit"),
-        (["--rows=many"], "'many': give a whole number, 0 for no limit"),
+        (["--rows=-5"], "'-5': give a whole number from 0 on"),
+        (["--rows=many"], "'many': give a whole number from 0 on"),
         (["--max-hbm-gb=-1"], "'-1': give a number above 0"),
         (["--max-hbm-gb=0.3"], "--max-hbm-gb 0.3: no row fits"),
         (["--tp-sizes=0"], "'0': give whole numbers above 0"),

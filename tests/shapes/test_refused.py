@@ -29,7 +29,7 @@ def tokens(plan: KernelPlan) -> set[int]:
 
 def test_sizes_beyond_what_the_kernel_takes_are_left_out(tmp_path: Path) -> None:
     free = planned(tmp_path)
-    assert not free.refused
+    assert not free.result.refused
     assert max(tokens(free)) > 64
     base = MoeShape(m=64, h=7168, n=4096, experts=256, top_k=8)
     for weights in ("DT_BF16", "INT8"):
@@ -39,10 +39,10 @@ def test_sizes_beyond_what_the_kernel_takes_are_left_out(tmp_path: Path) -> None
         trials = [Trial(kernel, replace(base, m=m), m == base.m, status, "", "run") for m, status in tried.items()]
         save_constraints(tmp_path, kernel, trials)
     bound = planned(tmp_path)
-    assert bound.refused
-    assert bound.refused + len(bound.signatures) == len(free.signatures)
+    assert bound.result.refused
+    assert bound.result.refused + len(bound.signatures) == len(free.signatures)
     assert tokens(bound) == {m for m in tokens(free) if m <= base.m}
 
 
 def test_nothing_is_left_out_where_nothing_was_tried(tmp_path: Path) -> None:
-    assert planned(tmp_path, rows=50).refused == 0
+    assert planned(tmp_path, rows=50).result.refused == 0
