@@ -43,6 +43,20 @@ def _runtime(**values: str | Expression | Lengths) -> dict[str, str | Expression
     return {RUNTIME_PREFIX + name: value for name, value in values.items()}
 
 
+def _causal(queries: str, keys: Lengths) -> dict[str, str | Expression | Lengths]:
+    """Queries (tokens, heads, D), each of which sees the keys up to its own; `queries` of every sequence."""
+    return _runtime(
+        actual_seq_lengths_shape=parse("s"),
+        actual_seq_lengths_values=Lengths(parse("s"), parse(queries), sums=True),
+        actual_seq_lengths_kv_shape=parse("s"),
+        actual_seq_lengths_kv_values=keys,
+        avg_seq_len=parse("k"),
+        num_key_value_heads=parse("kv"),
+        sparse_mode="3",
+        input_layout="TND",
+    )
+
+
 def _fused(
     slots: dict[int, list[Any]],
     output: list[str],
@@ -72,17 +86,7 @@ PAGED = _fused(
         _TABLE: ["s", "pages"],
     },
     ["s * t", "q", "d"],
-    _runtime(
-        actual_seq_lengths_shape=parse("s"),
-        actual_seq_lengths_values=Lengths(parse("s"), parse("t"), sums=True),
-        actual_seq_lengths_kv_shape=parse("s"),
-        actual_seq_lengths_kv_values=Lengths(parse("s"), parse("k")),
-        avg_seq_len=parse("k"),
-        num_key_value_heads=parse("kv"),
-        sparse_mode="3",
-        input_layout="TND",
-        block_size=str(BLOCK_SIZE),
-    ),
+    {**_causal(queries="t", keys=Lengths(parse("s"), parse("k"))), **_runtime(block_size=str(BLOCK_SIZE))},
     axes={"s": _SEQUENCES, "t": _QUERIES, "k": _KEYS, "heads": _GROUPED_HEADS},
     let=_PAGES,
     where=_BOUNDS,
@@ -99,16 +103,7 @@ PACKED = _fused(
         _KV_LENGTHS: ["s"],
     },
     ["s * k", "q", "d"],
-    _runtime(
-        actual_seq_lengths_shape=parse("s"),
-        actual_seq_lengths_values=Lengths(parse("s"), parse("k"), sums=True),
-        actual_seq_lengths_kv_shape=parse("s"),
-        actual_seq_lengths_kv_values=Lengths(parse("s"), parse("k"), sums=True),
-        avg_seq_len=parse("k"),
-        num_key_value_heads=parse("kv"),
-        sparse_mode="3",
-        input_layout="TND",
-    ),
+    _causal(queries="k", keys=Lengths(parse("s"), parse("k"), sums=True)),
     axes={"s": _SEQUENCES, "k": _KEYS, "heads": _GROUPED_HEADS},
     where=["s * k <= 32768", "s * k * k <= 8192 * 65536"],
 )

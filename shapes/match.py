@@ -7,17 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from database.errors import TableError
-from database.schema import (
-    ACCELERATOR_CORE,
-    INPUT_DTYPES,
-    INPUT_FORMATS,
-    INPUT_SHAPES,
-    OP_STATE,
-    OUTPUT_DTYPES,
-    OUTPUT_FORMATS,
-    OUTPUT_SHAPES,
-    PROFILING_AVERAGE,
-)
+from database.schema import BASE, INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
 from database.slots import slot_words
 from database.statistics import valid_duration
 from database.store import Table
@@ -128,12 +118,9 @@ def is_blocked(template: Template, word: Word) -> bool:
 def read_rows(table: Table) -> Iterator[KnownRow]:
     """Raises TableError for a dimension that is no number; the message names the line."""
     frame = table.frame
-    names = (
-        *(INPUT_SHAPES, INPUT_DTYPES, INPUT_FORMATS, OUTPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS),
-        *(OP_STATE, ACCELERATOR_CORE, PROFILING_AVERAGE),
-    )
+    names = (*BASE, PROFILING_AVERAGE)
     columns = [frame[name].tolist() if name in frame.columns else [""] * len(frame) for name in names]
-    for position, cells in enumerate(zip(*columns, strict=True)):
+    for position, (op_state, core, *cells, duration) in enumerate(zip(*columns, strict=True)):
         words = []
         for first, column in ((0, INPUT_SHAPES), (3, OUTPUT_SHAPES)):
             try:
@@ -145,7 +132,7 @@ def read_rows(table: Table) -> Iterator[KnownRow]:
                     "Correct the cell, or ingest the capture again",
                     line=position + 2,
                 ) from None
-        yield KnownRow(words[0], words[1], cells[6].strip(), cells[7].strip(), valid_duration(cells[8]) is not None)
+        yield KnownRow(words[0], words[1], op_state.strip(), core.strip(), valid_duration(duration) is not None)
 
 
 def _is_on(axis: Axis, size: int) -> bool:

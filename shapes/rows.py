@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,16 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from database.schema import (
-    ACCELERATOR_CORE,
-    INPUT_DTYPES,
-    INPUT_FORMATS,
-    INPUT_SHAPES,
-    OP_STATE,
-    OUTPUT_DTYPES,
-    OUTPUT_FORMATS,
-    OUTPUT_SHAPES,
-)
+from database.schema import BASE
 from database.signature import signature
 from database.slots import Slot
 from shapes.expression import Ints
@@ -51,17 +42,11 @@ class TheoryRow:
 
     def cells(self) -> dict[str, str]:
         """The base columns of a compute CSV, and those in `more`."""
-        return {
-            OP_STATE: self.op_state,
-            ACCELERATOR_CORE: self.core,
-            INPUT_SHAPES: _shapes(self.inputs),
-            INPUT_DTYPES: _dtypes(slot.dtype for slot in self.inputs),
-            INPUT_FORMATS: _formats(slot.format for slot in self.inputs),
-            OUTPUT_SHAPES: _shapes(self.outputs),
-            OUTPUT_DTYPES: _dtypes(slot.dtype for slot in self.outputs),
-            OUTPUT_FORMATS: _formats(slot.format for slot in self.outputs),
-            **dict(self.more),
-        }
+        cells = [self.op_state, self.core]
+        for slots in (self.inputs, self.outputs):
+            cells.append(";".join(",".join(map(str, slot.shape)) for slot in slots))
+            cells += _words([slot.dtype for slot in slots], [slot.format for slot in slots])
+        return {**dict(zip(BASE, cells, strict=True)), **dict(self.more)}
 
     def signature(self) -> str:
         return signature(self.kernel_type, self.cells())
@@ -89,17 +74,10 @@ class Batch:
     def frame(self) -> pd.DataFrame:
         """The cells of `TheoryRow.cells`, by columns."""
         form = self.form
-        texts: dict[str, str | Ints | Sequence[str]] = {
-            OP_STATE: form.op_state,
-            ACCELERATOR_CORE: form.core,
-            INPUT_SHAPES: self._shapes(self.inputs),
-            INPUT_DTYPES: _dtypes(form.input_dtypes),
-            INPUT_FORMATS: _formats(form.input_formats),
-            OUTPUT_SHAPES: self._shapes(self.outputs),
-            OUTPUT_DTYPES: _dtypes(form.output_dtypes),
-            OUTPUT_FORMATS: _formats(form.output_formats),
-            **self.more,
-        }
+        columns: list[str | Ints | Sequence[str]] = [form.op_state, form.core]
+        columns += [self._shapes(self.inputs), *_words(form.input_dtypes, form.input_formats)]
+        columns += [self._shapes(self.outputs), *_words(form.output_dtypes, form.output_formats)]
+        texts = {**dict(zip(BASE, columns, strict=True)), **self.more}
         frame: pd.DataFrame = pd.DataFrame({name: self._column(value) for name, value in texts.items()})
         return frame
 
@@ -143,13 +121,9 @@ def tensor(dtype: str, *shape: int) -> Slot:
     return Slot(shape, dtype, "ND")
 
 
-def _shapes(slots: tuple[Slot, ...]) -> str:
-    return ";".join(",".join(map(str, slot.shape)) for slot in slots)
-
-
-def _dtypes(names: Iterator[str] | Sequence[str]) -> str:
-    return ";".join((f"DT_{name}" if name in _PREFIXED else name) or "DT_UNDEFINED" for name in names)
-
-
-def _formats(names: Iterator[str] | Sequence[str]) -> str:
-    return ";".join(name or "NULL" for name in names)
+def _words(dtypes: Sequence[str], formats: Sequence[str]) -> tuple[str, str]:
+    """The cells of dtypes and of formats, as profilers write them."""
+    return (
+        ";".join((f"DT_{name}" if name in _PREFIXED else name) or "DT_UNDEFINED" for name in dtypes),
+        ";".join(name or "NULL" for name in formats),
+    )
