@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_merge import cells, read, record, write
@@ -171,9 +173,11 @@ def test_a_disk_that_loses_what_it_took_is_told_of(database: Database, monkeypat
     """The system tells once, to whoever syncs: the thread of the journal."""
     kept = Journal(database, Header("run-1", "all", prune=False))
     told = threading.Event()
+    descriptor = kept._file.fileno()
 
     def sync(handle: int) -> None:
         if not told.is_set():
+            assert handle == descriptor
             told.set()
             raise OSError(errno.EIO, "Input/output error")
 
@@ -186,3 +190,100 @@ def test_a_disk_that_loses_what_it_took_is_told_of(database: Database, monkeypat
     with pytest.raises(OSError, match="Input/output error"):
         kept.close()
     assert not kept.path.with_suffix(".lock").exists()
+
+
+def test_each_record_reaches_the_disk_without_being_waited_for(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Journal(database, Header("run-1", "all", prune=False))
+    synced = threading.Semaphore(0)
+    monkeypatch.setattr("os.fsync", lambda handle: synced.release())
+    for count in (1, 2, 3):
+        kept.append(record(count, 1.0).to_json())
+        assert synced.acquire(timeout=10), count
+    kept.close()
+
+
+def test_a_process_that_ends_without_closing_its_journal_ends(database: Database) -> None:
+    code = (
+        "import sys; from database.store import Database; from database.journal import Header, Journal; "
+        "Journal(Database(sys.argv[1]), Header('run-1', 'all', False))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(database.path)], cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == 0
+
+
+class Narrow:
+    """A file on a disk that takes three bytes more, and then no more."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._written = False
+
+    def write(self, data: memoryview) -> int:
+        if self._written:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self._written = True
+        return int(self._file.write(data[:3]))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def test_a_record_that_there_is_no_room_for_leaves_the_others_readable(database: Database) -> None:
+    kept = Journal(database, Header("run-1", "all", prune=False))
+    kept.append(record(1, 10.0).to_json())
+    kept.append(record(2, 20.0).to_json())
+    wide = kept._file
+    kept._file = Narrow(wide)  # type: ignore[assignment]
+    with pytest.raises(OSError, match="No space left"):
+        kept.append(record(3, 30.0).to_json())
+    kept._file = wide
+    kept.append(record(4, 40.0).to_json())
+    kept.close()
+    contents = journal.read(kept.path)
+    assert contents.records == (record(1, 10.0), record(2, 20.0), record(4, 40.0))
+    assert (contents.unreadable, contents.torn) == ((), False)
+
+
+def test_a_journal_that_was_removed_meanwhile_is_there_again_when_it_is_closed(database: Database) -> None:
+    kept = Journal(database, Header("run-1", "all", prune=True))
+    kept.append(record(1, 10.0).to_json())
+    kept.path.unlink()
+    kept.close()
+    kept.close()
+    contents = journal.read(kept.path)
+    assert (contents.header, contents.records) == (Header("run-1", "all", prune=True), (record(1, 10.0),))
+
+
+def test_the_processes_of_a_session_have_journals_of_their_own(tmp_path: Path) -> None:
+    database = Database(tmp_path / "not" / "there")
+    parts = [Journal(database, Header("run-1", "all", prune=False), part=part) for part in ("", "gw0", "gw1")]
+    parts.append(Journal(database, Header("run-10", "all", prune=False)))
+    names = [part.path.name for part in parts]
+    assert names == ["run-1.jsonl", "run-1-gw0.jsonl", "run-1-gw1.jsonl", "run-10.jsonl"]
+    assert sorted(path.name for path in journal.of_run(database, "run-1")) == sorted(names[:3])
+    assert journal.all_of(database) == sorted(part.path for part in parts)
+    for part in parts:
+        part.close()
+
+
+def test_a_journal_that_cannot_be_made_says_why_and_holds_nothing(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = database.path / "Abs.csv"
+    with pytest.raises(OpAtlasError, match=f"^{re.escape(str(file))} cannot be written .*: make it writable"):
+        Journal(Database(file), Header("run-1", "all", prune=False))
+
+    def full(*arguments: object) -> None:
+        raise OpAtlasError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(journal, "write", full)
+        with pytest.raises(OpAtlasError, match=r"^the disk is full$"):
+            Journal(database, Header("run-1", "all", prune=False))
+    assert list(database.journal_dir.iterdir()) == []
+    kept = Journal(database, Header("run-1", "all", prune=False))
+    with pytest.raises(OpAtlasError, match="cannot be written"):
+        Journal(database, Header("run-1", "all", prune=False))
+    kept.close()

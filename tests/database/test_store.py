@@ -1,6 +1,8 @@
 """Reading and writing the CSVs of a database."""
 
+import errno
 import os
+from datetime import datetime
 
 import pandas as pd
 import pytest
@@ -9,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from database.errors import OpAtlasError, TableError
-from database.store import Database, Table, read_frame, read_text_csv, write_atomically, write_frame, write_text
+from database.store import (
+    Database,
+    Table,
+    not_writable,
+    read_frame,
+    read_text_csv,
+    write_atomically,
+    write_frame,
+    write_rows,
+    write_text,
+)
 
 HEADER = "OP State,Input Shapes,Input Data Types,Output Shapes,Output Data Types,Our Note\n"
 ROW = 'dynamic,"16,32;64,32",BF16;BF16,"16,64",BF16,"said ""so"""\n'
@@ -206,3 +218,52 @@ def test_reports_of_one_second_are_numbered(tmp_path):
     names = [path.name for path in (first, second, database.free_report("gaps", 0.0, suffix=".md"))]
     assert names == [first.name, f"{first.stem}_2.md", f"{first.stem}_3.md"]
     assert database.free_report("gaps", 0.0) == first.with_suffix(".csv")
+
+
+def test_a_report_is_named_for_its_local_time(tmp_path):
+    at = 1_000_000_000.0
+    assert Database(tmp_path).free_report("gaps", at).name == f"gaps_{datetime.fromtimestamp(at):%Y%m%d_%H%M%S}.csv"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            PermissionError(errno.EACCES, "Permission denied"),
+            "(Permission denied): make it writable, or copy the database and name the copy with --database-path",
+        ),
+        (OSError(errno.ENOSPC, "No space left on device"), "(No space left on device): make room"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "(Disk quota exceeded): make room"),
+        (
+            OSError(errno.EFBIG, "File too large"),
+            "(File too large): raise the limit on the size of files (ulimit -f)",
+        ),
+        (
+            OSError("gone"),
+            "(gone): make it writable, or copy the database and name the copy with --database-path",
+        ),
+    ],
+)
+def test_what_to_do_about_a_database_that_cannot_be_written(error, words):
+    assert not_writable("DB", error) == f"DB cannot be written {words}"
+
+
+def test_rows_of_a_report(tmp_path):
+    path = tmp_path / "reports" / "gaps.csv"
+    write_rows(path, ("Name", "Number"), iter([("a,b", 1), ('say "c"', None)]))
+    assert path.read_bytes() == b'Name,Number\n"a,b",1\n"say ""c""",\n'
+
+
+def test_a_sweep_removes_half_written_files_and_nothing_else(tmp_path):
+    database = Database(tmp_path)
+    folders = (tmp_path, database.journal_dir, database.runs_dir, database.reports_dir, database.pruned_dir)
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+        (folder / ".Add.csv.x1.opatlas-tmp").touch()
+        (folder / "Add.csv").touch()
+        (folder / ".hidden").touch()
+        (folder / "mine.opatlas-tmp").touch()
+    database.sweep()
+    for folder in folders:
+        names = sorted(path.name for path in folder.iterdir() if path.is_file())
+        assert names == [".hidden", "Add.csv", "mine.opatlas-tmp"]
