@@ -163,9 +163,7 @@ class Edited:
     measured: Durations
 
 
-@pytest.fixture(
-    scope="class", params=[("all", "1"), ("all", "2"), ("missing-only", "1"), ("missing-only", "2")], ids="-".join
-)
+@pytest.fixture(scope="class", params=[("all", "1"), ("missing-only", "2")], ids="-".join)
 def edited(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Edited]:
     """All edits in one session, each of a kernel type of its own."""
     mode, devices = request.param

@@ -121,17 +121,17 @@ def merge_as_told(done: Finished) -> None:
     assert merged.returncode == 0, merged.stdout + merged.stderr
 
 
-@DEVICES
-def test_full_from_the_start(sessions: Sessions, disk: Disk, devices: str) -> None:
+def test_full_from_the_start(sessions: Sessions, disk: Disk) -> None:
     path = sessions.write("Moody", [row(1), row(2)])
     before = path.read_bytes()
     disk.fill()
-    done = sessions.run(SIMULATED_DEVICES=devices)
-    assert done.code == pytest.ExitCode.USAGE_ERROR
-    assert f"{sessions.database} cannot be written {FULL}" in done
-    assert "Traceback" not in done
-    assert not (sessions.folder / "body-1").exists()
-    assert (path.read_bytes(), half_made(sessions)) == (before, [])
+    for devices in ("1", "2"):
+        done = sessions.run(SIMULATED_DEVICES=devices)
+        assert done.code == pytest.ExitCode.USAGE_ERROR
+        assert f"{sessions.database} cannot be written {FULL}" in done
+        assert "Traceback" not in done
+        assert not (sessions.folder / "body-1").exists()
+        assert (path.read_bytes(), half_made(sessions)) == (before, [])
     disk.make_room()
     assert sessions.run(SIMULATED_DEVICES="1").ledger() == {"measured": 2}
 
@@ -158,11 +158,10 @@ def test_full_while_journalling(sessions: Sessions, disk: Disk, temporary: Path,
     assert run_ids(sessions).keys() == {1, 2, 3, 4, 5, 40}
 
 
-@DEVICES
-def test_full_while_merging(sessions: Sessions, disk: Disk, temporary: Path, devices: str) -> None:
-    path = sessions.write("Moody", [{"Note": "n" * 8000, **row(size)} for size in ROWS[devices]])
+def test_full_while_merging(sessions: Sessions, disk: Disk, temporary: Path) -> None:
+    path = sessions.write("Moody", [{"Note": "n" * 8000, **row(size)} for size in ROWS["2"]])
     before = path.read_bytes()
-    running = waiting_in_row_40(sessions, devices, temporary)
+    running = waiting_in_row_40(sessions, "2", temporary)
     # Room for the journals, but not for the table.
     disk.fill(leaving=16384)
     done = go(sessions, running)
@@ -176,15 +175,14 @@ def test_full_while_merging(sessions: Sessions, disk: Disk, temporary: Path, dev
     again = sessions.run("--update-mode=missing-only", SIMULATED_DEVICES="1")
     assert again.code == 0
     assert "nothing to do: 6 rows have a duration already" in again
-    assert run_ids(sessions) == dict.fromkeys(ROWS[devices], run)
+    assert run_ids(sessions) == dict.fromkeys(ROWS["2"], run)
 
 
-@DEVICES
-def test_full_while_writing_reports_and_the_manifest(sessions: Sessions, temporary: Path, devices: str) -> None:
-    sessions.write("Moody", [row(size) for size in ROWS[devices]])
+def test_full_while_writing_reports_and_the_manifest(sessions: Sessions, temporary: Path) -> None:
+    sessions.write("Moody", [row(size) for size in ROWS["1"]])
     reports, runs = sessions.database / "reports", sessions.database / "runs"
     with mounted(reports) as disk_of_reports, mounted(runs) as disk_of_runs:
-        running = waiting_in_row_40(sessions, devices, temporary)
+        running = waiting_in_row_40(sessions, "1", temporary)
         disk_of_reports.fill()
         disk_of_runs.fill()
         done = go(sessions, running)
@@ -192,7 +190,7 @@ def test_full_while_writing_reports_and_the_manifest(sessions: Sessions, tempora
         assert (done.code, done.ledger()) == (1, {"measured": 6})
         assert f"written back, but: {runs / run}.json was not written {FULL}" in done
         assert re.search(rf"{reports}/.* was not written {re.escape(FULL)}", done.output)
-        assert run_ids(sessions) == dict.fromkeys(ROWS[devices], run)
+        assert run_ids(sessions) == dict.fromkeys(ROWS["1"], run)
         assert half_made(sessions) == []
         assert json.loads((runs / f"{run}.json").read_text())["finished_at"] is None
         assert not list((sessions.database / "journal").glob("*.jsonl"))
@@ -217,13 +215,12 @@ def test_measured_rows_that_have_gone_stay_in_the_journal_where_reports_have_no_
         assert run_ids(sessions) == dict.fromkeys(ROWS["1"], run)
 
 
-@DEVICES
-def test_no_room_anywhere_prints_what_cannot_be_kept(sessions: Sessions, disk: Disk, devices: str) -> None:
+def test_no_room_anywhere_prints_what_cannot_be_kept(sessions: Sessions, disk: Disk) -> None:
     """As where the database and the temporary folder are on the only disk there is."""
     temporary = disk.path / "temporary"
     temporary.mkdir()
-    sessions.write("Moody", [{"Note": "n" * 8000, **row(size)} for size in ROWS[devices]])
-    running = waiting_in_row_40(sessions, devices, temporary, measure=LONG_RECORDS)
+    sessions.write("Moody", [{"Note": "n" * 8000, **row(size)} for size in ROWS["2"]])
+    running = waiting_in_row_40(sessions, "2", temporary, measure=LONG_RECORDS)
     disk.fill()
     done = go(sessions, running)
     assert (done.code, done.ledger()) == (1, {"measured": 5, "not run": 1})

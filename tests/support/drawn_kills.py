@@ -87,8 +87,8 @@ def runs() -> tuple[list[Run], list[Run]]:
     # The second kill finds the database taken over, and the journals of the first being merged.
     twice = [((Role.PYTEST, phase), (Role.PYTEST, Phase.PLANNING)) for phase in (Phase.RUNNING, Phase.MERGING)]
     one = [*((kill,) for kill in whole + keeper + device), *twice]
-    # What ends a device process does not know whether there are others.
-    two = [*((kill,) for kill in whole + worker + keeper[1:2] + device[1:2]), twice[0]]
+    # Before there are workers, and after, it is as with one device; a device process does not know of others.
+    two = [*((kill,) for kill in whole[2:5] + worker + keeper[1:2] + device[1:2]), twice[0]]
     kills = [(1, each) for each in one] + [(2, each) for each in two]
     first = int(os.environ.get("OPATLAS_CHAOS_SEED", "0"))
     drawn = [draw(seed, devices, *each) for seed, (devices, each) in enumerate(2 * kills, start=first)]
