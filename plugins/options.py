@@ -47,7 +47,14 @@ _OF_RUNNING: Mapping[str, object] = {
     "--msprof-rows": _MSPROF_ROWS,
     "--aic-metrics": METRICS[0],
 }
-#: These, and those that say which rows are run and what becomes of them.
+#: Options that mean something on NPUs alone.
+OF_NPUS: Mapping[str, object] = {
+    "--vllm-version": None,
+    "--cann-version": None,
+    "--msprof-rows": _MSPROF_ROWS,
+    "--aic-metrics": METRICS[0],
+}
+#: _OF_RUNNING, and those that say which rows are run and what becomes of them.
 OF_REPLAYS: Mapping[str, object] = {
     **_OF_RUNNING,
     "--prof-path": None,
@@ -281,6 +288,8 @@ def settings_of(config: pytest.Config) -> Settings:
         raise pytest.UsageError("--pdb cannot reach into the device process: add --in-process")
     kinds = {device.kind for device in devices} if option.prof_path is None else set()
     instruments = {choose(kind, option.instrument) for kind in kinds & OFFERED.keys()}
+    if option.prof_path is None and "npu" not in kinds:
+        refuse(given(option, OF_NPUS), f"rows are replayed on {devices[0]}, which is no NPU")
     if MSPROF in instruments and option.in_process:
         raise pytest.UsageError("--in-process cannot run under msprof: choose another --instrument")
     if option.msprof_rows > MOST_ROWS:

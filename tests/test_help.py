@@ -105,8 +105,8 @@ def test_an_option_takes_the_same_wherever_it_stands() -> None:
 
 @pytest.mark.parametrize(
     "defaults",
-    [options.OF_REPLAYS, collectives.DEFAULTS, theory.OF_THEORY],
-    ids=["replays", "collectives", "theory rows"],
+    [options.OF_REPLAYS, options.OF_NPUS, collectives.DEFAULTS, theory.OF_THEORY],
+    ids=["replays", "NPUs", "collectives", "theory rows"],
 )
 def test_what_is_refused_where_it_does_nothing_is_known_by_its_default(defaults: Mapping[str, object]) -> None:
     real = {name: action.default for action in optional(of_pytest()) for name in action.option_strings}
@@ -128,6 +128,10 @@ def test_every_option_of_theory_rows_and_collectives_is_refused_elsewhere() -> N
             "`pytest shapes/` runs no row: leave out --repeat-count, --shard",
         ),
         (("bench/", "--rows=5", "--plan-only"), "added by `pytest shapes/`: leave out --rows, --plan-only"),
+        (
+            ("bench/", "--device=cpu", "--cann-version=8.5", "--msprof-rows=5"),
+            "replayed on cpu 0, which is no NPU: leave out --cann-version, --msprof-rows",
+        ),
         (("bench/", "--num-devices=2"), "only bench/test_collectives.py measures collectives: leave out --num-devices"),
     ],
 )
