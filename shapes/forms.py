@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from database.dtypes import known_dtype
 from database.store import Table
+from shapes.built_in import BUILT_IN
 from shapes.catalog import Kernel
 from shapes.match import KnownRow, Matcher, is_blocked, paired, read_rows
-from shapes.models import BUILT_IN
 from shapes.patterns import NZ, Form, Pattern
 from shapes.sources import Targets, shapes_of
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from database.store import Database
 from shapes.append import add_theory_rows
+from shapes.built_in import QWEN3_0_6B
 from shapes.catalog import Kernel, built_in_catalog
 from shapes.expression import parse
 from shapes.memory import GB
-from shapes.models import QWEN3_0_6B, ModelFacts
+from shapes.models import ModelFacts
 from shapes.patterns import Form
 from shapes.plan import Request
 from shapes.sources import Targets

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
 from database.errors import OpAtlasError
+from shapes.built_in import BUILT_IN
 from shapes.catalog import Catalog, built_in_catalog
 from shapes.choices import whole_number
 from shapes.memory import GB
-from shapes.models import BUILT_IN
 from shapes.rows import TheoryRow
 from shapes.sources import Targets
 from shapes.space import Space

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from database.errors import OpAtlasError
+from shapes.built_in import ALIASES, BUILT_IN, QWEN3_0_6B
 from shapes.catalog import closest
-from shapes.models import ALIASES, BUILT_IN, EP_SIZES, QWEN3_0_6B, TP_SIZES, ModelFacts
+from shapes.models import EP_SIZES, TP_SIZES, ModelFacts
 from shapes.sources import Targets
 
 _NAMED = {model.name.lower(): model for model in (*BUILT_IN, QWEN3_0_6B)} | ALIASES

@@ -27,8 +27,8 @@ from database.schema import (
 from database.signature import signatures
 from database.store import Database, Table
 from shapes.append import add_theory_rows
+from shapes.built_in import DEEPSEEK_V3, LLAMA_3_70B, QWEN3_0_6B, QWEN3_32B
 from shapes.catalog import built_in_catalog
-from shapes.models import DEEPSEEK_V3, LLAMA_3_70B, QWEN3_0_6B, QWEN3_32B
 from shapes.plan import KernelPlan
 
 KERNELS = built_in_catalog().kernels

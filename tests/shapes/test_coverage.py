@@ -10,10 +10,10 @@ from tests_of_shapes import request
 from database.errors import OpAtlasError
 from database.store import Database
 from shapes.append import add_theory_rows, table_of
+from shapes.built_in import DEEPSEEK_V3, QWEN3_0_6B
 from shapes.catalog import built_in_catalog
 from shapes.coverage import coverage_of
 from shapes.kernels import kernels_of
-from shapes.models import DEEPSEEK_V3, QWEN3_0_6B
 from shapes.sources import Targets
 
 HEADER = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats\n"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
+from shapes.built_in import QWEN3_0_6B
 from shapes.catalog import built_in_catalog
 from shapes.draw import draw_rows
 from shapes.memory import GB
-from shapes.models import QWEN3_0_6B
 from shapes.rows import TheoryRow, tensor
 from shapes.sources import Targets
 from shapes.space import Space

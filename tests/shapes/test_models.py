@@ -10,18 +10,8 @@ import pytest
 
 import shapes.architectures
 from database.errors import OpAtlasError
-from shapes.models import (
-    ALIASES,
-    BUILT_IN,
-    DEEPSEEK_V3,
-    GLM_5_1,
-    GLM_5_2,
-    LLAMA_3_70B,
-    QWEN3_0_6B,
-    QWEN3_32B,
-    TP_SIZES,
-    ModelFacts,
-)
+from shapes.built_in import ALIASES, BUILT_IN, DEEPSEEK_V3, GLM_5_1, GLM_5_2, LLAMA_3_70B, QWEN3_0_6B, QWEN3_32B
+from shapes.models import TP_SIZES, ModelFacts
 from shapes.targets import model_of, targets_of
 
 #: The numbers of each config.json that differ from what transformers takes without one.

@@ -11,8 +11,8 @@ from database.constraints import Kernel, MoeShape, Trial, save_constraints
 from database.schema import INPUT_SHAPES, Status
 from database.store import Database
 from shapes.append import table_of
+from shapes.built_in import DEEPSEEK_V3
 from shapes.catalog import built_in_catalog
-from shapes.models import DEEPSEEK_V3
 from shapes.plan import KernelPlan, plan_kernel
 
 KERNEL_TYPE = "DispatchFFNCombine"

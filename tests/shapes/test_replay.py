@@ -13,9 +13,9 @@ from bench.groups.group import Group
 from bench.job import Job
 from bench.rows import ReplayRow
 from database.schema import EP_SIZE, Status
+from shapes.built_in import DEEPSEEK_V3, GLM_5_1, QWEN3_0_6B, QWEN3_32B
 from shapes.catalog import built_in_catalog
 from shapes.memory import FLUSH_BUFFER_BYTES
-from shapes.models import DEEPSEEK_V3, GLM_5_1, QWEN3_0_6B, QWEN3_32B
 from shapes.rows import TheoryRow
 from shapes.sources import Targets
 from shapes.strategies import theory_rows

@@ -9,9 +9,9 @@ import pytest
 from tests_of_shapes import catalog_of
 
 from database.schema import INPUT_FORMATS, INPUT_SHAPES, OUTPUT_SHAPES
+from shapes.built_in import DEEPSEEK_V3, GLM_5_1, QWEN3_0_6B, QWEN3_32B
 from shapes.catalog import built_in_catalog
 from shapes.memory import FLUSH_BUFFER_BYTES, GB, row_bytes
-from shapes.models import DEEPSEEK_V3, GLM_5_1, QWEN3_0_6B, QWEN3_32B
 from shapes.rows import TheoryRow
 from shapes.sources import Targets, shapes_of
 from shapes.space import Space

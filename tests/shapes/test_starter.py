@@ -15,8 +15,8 @@ from database.schema import AVERAGE, BASE, INPUT_DTYPES, INPUT_SHAPES
 from database.signature import signatures
 from database.slots import Slot
 from database.store import Database
+from shapes.built_in import QWEN3_0_6B
 from shapes.memory import row_bytes
-from shapes.models import QWEN3_0_6B
 from shapes.rows import TheoryRow, tensor
 from shapes.starter import write_starter
 

@@ -11,9 +11,9 @@ from database.errors import OpAtlasError
 from database.schema import BASE, INPUT_SLOTS, OUTPUT_SLOTS, RUNTIME_PREFIX
 from database.signature import signature
 from database.slots import Slot, parse_slots
+from shapes.built_in import DEEPSEEK_V3, GLM_5_1, QWEN3_32B
 from shapes.catalog import built_in_catalog
 from shapes.memory import FLUSH_BUFFER_BYTES, GB, row_bytes
-from shapes.models import DEEPSEEK_V3, GLM_5_1, QWEN3_32B
 from shapes.rows import TheoryRow
 from shapes.sources import Targets
 from shapes.strategies import theory_rows
