@@ -266,5 +266,5 @@ def append_pruned(database: Database, kernel_type: str, rows: pd.DataFrame) -> N
     """Adds rows to the file of pruned ones. It only grows: a row that comes back and is pruned again stands twice."""
     path = database.pruned_dir / f"{kernel_type}.csv"
     if path.exists():
-        rows = pd.concat([read_frame(path, kernel_type), rows], ignore_index=True).fillna("")
+        rows = pd.concat([read_frame(path), rows]).fillna("")
     write_frame(rows, path)

@@ -133,7 +133,10 @@ def test_lines_that_cannot_be_read_are_kept_and_named(database: Database) -> Non
     [
         ("", "not a journal of OpAtlas"),
         ("something else\n", "not a journal of OpAtlas"),
-        ('{"run_id": "r", "update_mode": "all", "prune": false, "version": 99}\n', "journal version 99"),
+        (
+            '{"run_id": "r", "update_mode": "all", "prune": false, "version": 99}\n',
+            "journal version 99, this OpAtlas reads 1, 2, 3: merge it with the OpAtlas that wrote it",
+        ),
     ],
 )
 def test_what_is_no_journal_of_this_version_stays_and_is_reported(database: Database, text: str, words: str) -> None:
@@ -250,6 +253,7 @@ def test_a_journal_that_was_removed_meanwhile_is_there_again_when_it_is_closed(d
     kept = Journal(database, Header("run-1", "all", prune=True))
     kept.append(record(1, 10.0).to_json())
     kept.path.unlink()
+    kept.path.with_suffix(".lock").unlink()
     kept.close()
     kept.close()
     contents = journal.read(kept.path)
@@ -287,3 +291,13 @@ def test_a_journal_that_cannot_be_made_says_why_and_holds_nothing(
     with pytest.raises(OpAtlasError, match="cannot be written"):
         Journal(database, Header("run-1", "all", prune=False))
     kept.close()
+
+
+def test_a_line_is_short_and_holds_nothing_that_is_no_json(database: Database) -> None:
+    path = database.journal_dir / "run-1.jsonl"
+    journal.write(path, Header("run-1", "all", prune=False, version=3), [{"a": [1, 2.5], "b": "\u00e9"}])
+    header = b'{"run_id":"run-1","update_mode":"all","prune":false,"version":3}\n'
+    assert path.read_bytes() == header + b'{"a":[1,2.5],"b":"\\u00e9"}\n'
+    with pytest.raises(ValueError, match="JSON compliant"):
+        journal.write(path, Header("run-1", "all", prune=False), [{"a": float("nan")}])
+    assert path.read_bytes().startswith(header)

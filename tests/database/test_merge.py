@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from database.errors import OpAtlasError
-from database.merge import MergeResult, UpdateMode, merge
+from database.merge import MergeResult, UpdateMode, has_duration, merge
 from database.record import Measurement, Record
 from database.schema import Status
 from database.signature import signature
@@ -197,3 +197,30 @@ def test_what_could_not_be_written_counts_for_nothing(database: Database, monkey
     monkeypatch.setattr(database, "write", full)
     result = merge(database, [record(1, 1.0), record(2), record(3, 1.0)], UpdateMode.ALL, prune=True)
     assert result == MergeResult(problems=[f"{database.path / 'Abs.csv'} was not written"])
+
+
+def test_pruned_rows_keep_their_columns_beside_those_of_rows_that_were_pruned_before(database: Database) -> None:
+    write(database, [{**cells(1), "Mine": "a"}])
+    merge(database, [record(1)], UpdateMode.ALL, prune=True)
+    write(database, [{**cells(2), "Yours": "b"}])
+    merge(database, [record(2)], UpdateMode.ALL, prune=True)
+    first, second = read(Database(database.pruned_dir))
+    assert (first["Mine"], first["Yours"], first["Pruned Reason"]) == ("a", "", "because of 1")
+    assert (second["Mine"], second["Yours"], second["Pruned Reason"]) == ("", "b", "because of 2")
+
+
+@pytest.mark.parametrize(
+    ("kernel_type", "row", "has"),
+    [
+        ("Abs", {"Average Duration(us)": "1.5"}, True),
+        ("Abs", {"Profiling Average Duration(us)": "1.5", "Average Duration(us)": "0"}, True),
+        ("Abs", {"Average Duration(us)": "-1", "MicroBench Median Duration(us)": "1.5"}, False),
+        ("Abs", {}, False),
+        ("hcom_allReduce_", {"Duration(us)": "1.5"}, True),
+        ("Abs", {"Duration(us)": "1.5"}, False),
+    ],
+)
+def test_a_row_has_a_duration_where_any_of_its_columns_holds_one(
+    kernel_type: str, row: dict[str, str], has: bool
+) -> None:
+    assert has_duration(kernel_type, row) is has
