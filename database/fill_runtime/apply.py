@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from database.counts import add_counts
 from database.editing import TableEdit, positions_by
 from database.errors import OpAtlasError
 from database.fill_runtime.key import JoinKey, key_of_row
@@ -145,13 +146,7 @@ def _fill_table(
         counts.pruned = len(old)
     if counts.filled or counts.added:
         database.write(Table(kernel_type, table.path, rows.edit.frame()))
-    outcome.rows += counts.rows
-    outcome.filled += counts.filled
-    outcome.added += counts.added
-    outcome.unchanged += counts.unchanged
-    outcome.left_out += counts.left_out
-    outcome.pruned += counts.pruned
-    outcome.unfilled += counts.unfilled
+    add_counts(outcome, counts)
 
 
 class _Rows:

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from database.counts import add_counts
 from database.dtypes import known_dtype
 from database.errors import CellError, TableError
 from database.ingest.capture import TYPE, Capture, Chunk, NotNumeric, read_capture_header
@@ -93,12 +94,6 @@ class Account:
     left_out: Counter[LeftOut] = field(default_factory=Counter)
     unknown_dtypes: Counter[str] = field(default_factory=Counter)
 
-    def add(self, other: Account) -> None:
-        self.rows += other.rows
-        self.ingested += other.ingested
-        self.left_out += other.left_out
-        self.unknown_dtypes += other.unknown_dtypes
-
 
 class Aggregate:
     """The cases of any number of captures.
@@ -148,7 +143,7 @@ class Aggregate:
         if not launches.account.rows:
             raise TableError(path, "a header and no rows", "Take the capture again, or leave the file out")
         self.files.append(path)
-        self.account.add(launches.account)
+        add_counts(self.account, launches.account)
         self.problems += launches.problems
         for number, variant in launches.accepted():
             of_type = self._cases.setdefault(variant.kernel_type, {})

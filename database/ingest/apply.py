@@ -14,6 +14,7 @@ from functools import lru_cache
 
 import pandas as pd
 
+from database.counts import add_counts
 from database.editing import TableEdit, positions_by
 from database.errors import OpAtlasError
 from database.ingest.aggregate import CasesOfType, ProfiledCase
@@ -120,11 +121,8 @@ def _apply_to_table(
             counts.changes.append(DurationChange(kernel_type, _shapes(case), before_us, case.durations.mean_us))
     if counts.new or counts.updated:
         database.write(Table(kernel_type, path, rows.edit.frame()))
-    outcome.new += counts.new
-    outcome.updated += counts.updated
-    outcome.unchanged += counts.unchanged
-    outcome.changes += counts.changes
-    outcome.kernel_types.append(kernel_type)
+    counts.kernel_types.append(kernel_type)
+    add_counts(outcome, counts)
 
 
 class _Rows:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from database.bulk import without_cycle_collection
+from database.counts import add_counts
 from database.errors import OpAtlasError, TableError
 from database.join.runs import Age, Run, ages
 from database.join.table import Tally, join_table
@@ -115,11 +116,11 @@ def _join_tables(
         # A new table has all columns of the first one that it is made of.
         joined = join_table(kernel_type, rows.iloc[:0] if frame is None else frame, rows, age, source.name)
         frame = joined.frame
-        tally.add(joined.tally)
+        add_counts(tally, joined.tally)
     if frame is not None and (tally.added or tally.edited):
         target.write(Table(kernel_type, path, frame))
         outcome.new += [kernel_type] * is_new
-    outcome.tally.add(tally)
+    add_counts(outcome.tally, tally)
 
 
 def _join_pruned(target: Database, sources: Sequence[Source], outcome: Outcome) -> None:

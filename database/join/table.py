@@ -118,15 +118,6 @@ class Tally:
         """Whether a row that the target had is another one now."""
         return bool(self.taken or self.statuses or self.profiled or self.filled)
 
-    def add(self, other: Tally) -> None:
-        self.added += other.added
-        self.taken += other.taken
-        self.kept += other.kept
-        self.statuses += other.statuses
-        self.profiled += other.profiled
-        self.filled += other.filled
-        self.conflicts += other.conflicts
-
 
 @dataclass(frozen=True)
 class Joined:
