@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from types import SimpleNamespace
 
 import group_replays
 import pytest
+from scheduled_workers import Worker, config_of, run, two_workers
 from sessions import Sessions, row
 
 from plugins.exclusive_scheduling import ExclusiveScheduling
@@ -67,52 +67,14 @@ def test_nothing_but_such_rows(with_groups: Sessions) -> None:
     assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
 
 
-class Worker:
-    """What a scheduler sees of a worker: it notes what it is sent."""
-
-    def __init__(self, name: str) -> None:
-        self.gateway = SimpleNamespace(id=name)
-        self.sent: list[int] = []
-        self.shutting_down = False
-
-    def send_runtest_some(self, indices: list[int]) -> None:
-        assert not self.shutting_down
-        self.sent += indices
-
-    def shutdown(self) -> None:
-        self.shutting_down = True
-
-
 def scheduling(pytestconfig: pytest.Config, kind: str, ordinary: int, exclusive: int):
     """One of two workers, which have collected the same, and the workers."""
     import xdist.scheduler
 
-    config = SimpleNamespace(
-        getoption=lambda name: {"maxschedchunk": None}.get(name),
-        getvalue=lambda name: ["2*popen"],
-        option=SimpleNamespace(loadscopereorder=False, maxschedchunk=None),
-        hook=pytestconfig.hook,
-    )
-    inner = getattr(xdist.scheduler, kind)(config)
+    inner = getattr(xdist.scheduler, kind)(config_of(pytestconfig))
     inner.numnodes = 2
     scheduler = ExclusiveScheduling(inner, lambda: exclusive)
-    workers = [Worker("gw0"), Worker("gw1")]
-    for worker in workers:
-        scheduler.add_node(worker)
-    for worker in workers:
-        scheduler.add_node_collection(worker, [f"test_{i}.py::test" for i in range(ordinary + exclusive)])
-    scheduler.schedule()
-    return scheduler, workers
-
-
-def run(scheduler, worker: Worker, upto: int | None = None) -> list[int]:
-    """What a worker runs of what it was sent: all, or all but the last while it might be sent more."""
-    done = []
-    while worker.sent and (len(worker.sent) > 1 or worker.shutting_down) and (upto is None or len(done) < upto):
-        item = worker.sent.pop(0)
-        done.append(item)
-        scheduler.mark_test_complete(worker, item, 0.01)
-    return done
+    return scheduler, two_workers(scheduler, [f"test_{i}.py::test" for i in range(ordinary + exclusive)])
 
 
 KINDS = ["LoadScheduling", "LoadScopeScheduling"]

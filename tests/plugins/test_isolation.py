@@ -43,6 +43,20 @@ def test_an_unreadable_file_fails_the_session_but_the_others_run(sessions: Sessi
     assert broken.read_text().startswith("version https://git-lfs")
 
 
+def test_two_replays_of_one_kernel_type_are_refused(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    (sessions.folder / "test_rivals.py").write_text(
+        "from bench.registry import replays\n"
+        '@replays("Toy", npu=None)\n'
+        "def test_rival(row, replay):\n"
+        "    raise AssertionError\n"
+    )
+    done = sessions.run_in_process()
+    assert done.code == pytest.ExitCode.INTERRUPTED
+    assert "Toy is replayed by test_toys.py::test_toy and by" in done
+    assert sessions.statuses("Toy") == {1: ""}
+
+
 def test_a_file_without_rows_is_named(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
     empty = sessions.database / "OtherToy.csv"
