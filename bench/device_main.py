@@ -7,7 +7,6 @@ ends when the other end is closed, and with its parent, unless that is a launche
 from __future__ import annotations
 
 import atexit
-import contextlib
 import faulthandler
 import gc
 import os
@@ -16,6 +15,7 @@ import sys
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
+from bench import printed
 from bench.device_messages import NotReady, Ready, Start, Started, Waiting
 from bench.device_process import UNDER_LAUNCHER
 from bench.errors import DeviceSick
@@ -61,11 +61,7 @@ def main(fd: int, *, under_launcher: bool) -> None:
                 return
             with runner.turn(lambda: connection.send(Waiting()), lambda: connection.send(Started())):
                 outcome = runner.run(job)
-            for stream in (sys.stdout, sys.stderr):
-                # Captured output must be in the file before the row's report is made. Where the disk
-                # of that file is full, what was printed is lost, and what was measured is not.
-                with contextlib.suppress(OSError):
-                    stream.flush()
+            printed.write_out()
             connection.send(outcome)
             if outcome.status is Status.OOM and not runner.is_well():
                 # A poison in disguise; the next row gets a fresh process.
@@ -75,9 +71,7 @@ def main(fd: int, *, under_launcher: bool) -> None:
 def end_at_once() -> NoReturn:
     """Ends the process as Python does, but does not take torch apart first: half a second, and the system does it."""
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
-            stream.flush()
+    printed.write_out()
     os._exit(0)
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from bench.errors import ReplayError
+
 if TYPE_CHECKING:
     import torch
 
@@ -92,6 +94,17 @@ class Group:
         everybody = [torch.empty_like(own) for _ in range(self.size)]
         distributed.all_gather(everybody, own)
         return [part.tolist() for part in everybody]
+
+    def samples(self, own_us: Sequence[float]) -> list[list[float]]:
+        """Every rank's samples of one call, in microseconds; a rank that has none gives none, and raises.
+
+        Raises:
+            ReplayError: on every rank, where the ranks have other numbers of them.
+        """
+        counts = [int(count) for (count,) in self.gather([float(len(own_us))])]
+        if len(set(counts)) > 1 or not own_us:
+            raise ReplayError(f"the ranks have {', '.join(map(str, counts))} samples of one and the same call")
+        return self.gather(own_us)
 
     def reached(self, what: str) -> None:
         """Tells how far this rank has come, so that the one that hangs can be named."""

@@ -20,9 +20,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench import printed
 from bench.device_messages import NotReady, Start, Started, Waiting
 from bench.devices.visible import environment_of
-from bench.errors import DeviceSick
+from bench.errors import DeviceSick, ReplayError
 from bench.groups.group import RANK_SPREAD, ranks_of_node, spread_us
 from bench.groups.messages import Hello, Joined, Reached
 from bench.job import Job, MeasureSettings, Outcome
@@ -112,10 +113,7 @@ def _serve(connection: Connection, runner: Runner, group: Group, *, takes_turn: 
             # Of a collective, the ranks have agreed on its samples already.
             if outcome.measurement is not None and RANK_SPREAD not in outcome.measurement.counters:
                 outcome = slowest(outcome, group)
-        for stream in (sys.stdout, sys.stderr):
-            # As in the device process: what was printed belongs to the report of this row.
-            with contextlib.suppress(OSError):
-                stream.flush()
+        printed.write_out()
         connection.send(outcome)
 
 
@@ -139,10 +137,10 @@ def _turn(connection: Connection, runner: Runner, group: Group, takes_turn: bool
 def slowest(outcome: Outcome, group: Group) -> Outcome:
     """A row takes as long as its slowest rank: each sample the longest of the ranks', the same on every rank."""
     assert outcome.measurement is not None
-    counts = [int(count) for (count,) in group.gather([len(outcome.measurement.samples_us)])]
-    if len(set(counts)) > 1:
-        return Outcome(Status.FAILED, f"the ranks took {' and '.join(map(str, counts))} samples of the same calls")
-    samples_us = group.gather(outcome.measurement.samples_us)
+    try:
+        samples_us = group.samples(outcome.measurement.samples_us)
+    except ReplayError as error:
+        return Outcome(error.status, str(error))
     measurement = replace(
         outcome.measurement,
         samples_us=tuple(map(max, zip(*samples_us, strict=True))),

@@ -1,0 +1,16 @@
+"""What a process has printed while it ran a row, which belongs to that row's report."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+
+def write_out() -> None:
+    """Captured output must be in its file before the report is made.
+
+    Where the disk of that file is full, what was printed is lost, and what was measured is not.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
