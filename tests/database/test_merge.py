@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from database.errors import OpAtlasError
-from database.merge import MergeResult, UpdateMode, has_duration, merge
+from database.merge import MergeResult, RowName, UpdateMode, has_duration, merge
 from database.record import Measurement, Record
 from database.schema import Status
 from database.signature import signature
@@ -224,3 +224,42 @@ def test_a_row_has_a_duration_where_any_of_its_columns_holds_one(
     kernel_type: str, row: dict[str, str], has: bool
 ) -> None:
     assert has_duration(kernel_type, row) is has
+
+
+def test_what_became_of_the_rows_is_counted(database: Database) -> None:
+    write(database, [cells(1), cells(2), cells(3), cells(3), cells(4)])
+    records = [record(1, 5.0), record(2, 6.0), record(3, 7.0), record(4), record(5, 8.0), record(6)]
+    first = merge(database, records, UpdateMode.ALL, prune=False)
+    assert (first.updated, first.added, first.marked, first.unchanged) == (
+        {"Abs": 4},
+        {"Abs": 1},
+        {"Abs": 1},
+        {"Abs": 0},
+    )
+    assert first.unmatched == [RowName("Abs", signature("Abs", cells(6)))]
+    again = merge(database, records, UpdateMode.ALL, prune=False)
+    assert (again.updated, again.added, again.marked, again.unchanged) == (
+        {"Abs": 0},
+        {"Abs": 0},
+        {"Abs": 0},
+        {"Abs": 6},
+    )
+
+
+def test_counters_are_those_of_their_row(database: Database) -> None:
+    write(database, [cells(1), cells(2), cells(3)])
+    taken = [record(1, 5.0, counters={"a": 0.1}), record(2, 6.0), record(3, 7.0, counters={"a": 3.0, "b": 1e-9})]
+    merge(database, taken, UpdateMode.ALL, prune=False)
+    assert [(row["MicroBench a"], row["MicroBench b"]) for row in read(database)] == [
+        ("0.1", ""),
+        ("", ""),
+        ("3.0", "1e-09"),
+    ]
+
+
+def test_what_a_later_run_found_out_is_kept_where_it_is_asked_for(database: Database) -> None:
+    write(database, [{**cells(n), "Run ID": run} for n, run in ((1, "run-1"), (2, "run-2"), (3, "run-3"))])
+    older = [record(n, 5.0, run="run-2") for n in (1, 2, 3)]
+    result = merge(database, older, UpdateMode.ALL, prune=False, keep_newer=True)
+    assert result.updated == {"Abs": 2}
+    assert [row["Average Duration(us)"] for row in read(database)] == ["5.0000", "5.0000", ""]

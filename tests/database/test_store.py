@@ -3,6 +3,7 @@
 import errno
 import os
 from datetime import datetime
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -16,6 +17,7 @@ from database.store import (
     Table,
     not_writable,
     read_frame,
+    read_header,
     read_text_csv,
     write_atomically,
     write_frame,
@@ -71,21 +73,126 @@ def test_a_header_without_rows_is_an_empty_table(path):
     assert len(read_frame(write(path, HEADER))) == 0
 
 
+REQUIRED = "'Input Shapes', 'Input Data Types', 'Output Shapes', 'Output Data Types'"
+NO_TABLE = "This is not a compute CSV; move it out of the database"
+RESTORE = "Repair the line, or restore the file from version control"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "Git LFS pointer.*git lfs pull"),
-        ("", "an empty file"),
-        ("\n\n", "an empty file"),
-        ("a,b\n1,2\n", r"MatMulV3.csv:1: no column 'Input Shapes'"),
-        (HEADER + ROW + "dynamic,1\n", r"MatMulV3.csv:3: 2 fields where the header has 6 columns"),
-        (HEADER.replace("Our Note", "OP State") + ROW, "column 'OP State' stands twice"),
+        (
+            "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+            ": a Git LFS pointer, not the data itself. Run `git lfs pull`",
+        ),
+        ("", ": an empty file. Remove it, or restore it"),
+        ("\n\n", ": an empty file. Remove it, or restore it"),
+        ("a,b\n1,2\n", f":1: no column {REQUIRED}; the columns are: a, b. {NO_TABLE}"),
+        ("Input Shapes,b\n1,2\n", f":1: no column {REQUIRED[16:]}; the columns are: Input Shapes, b. {NO_TABLE}"),
+        (HEADER + ROW + "dynamic,1\n", f":3: 2 fields where the header has 6 columns. {RESTORE}"),
+        (
+            HEADER + "dynamic,1\n" + ROW + "1\n1,2,3,4,5,6,7\n",
+            f":2: 2 fields where the header has 6 columns (and 2 more such lines). {RESTORE}",
+        ),
+        (
+            HEADER.replace("Our Note", " OP State ") + ROW,
+            ":1: column 'OP State' stands twice in the header. Remove or rename one",
+        ),
+        ("a,\udcff\n", ":1: the header is not UTF-8 CSV ('utf-8' codec can't decode byte 0xff in position 2: "),
     ],
 )
 def test_what_is_no_table(path, text, message):
-    with pytest.raises(TableError, match=message):
-        read_frame(write(path, text))
-    assert path.read_text() == text
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(TableError) as caught:
+        read_frame(path)
+    assert str(caught.value).startswith(f"{path}{message}")
+    assert message.endswith("2: ") or str(caught.value) == f"{path}{message}"
+    assert path.read_bytes() == text.encode(errors="surrogateescape")
+
+
+def test_what_is_no_table_of_messages(tmp_path):
+    path = write(tmp_path / "mine.csv", HEADER + ROW)
+    with pytest.raises(TableError, match=r":1: no column 'message_bytes', 'num_devices'; .* not a communication CSV"):
+        read_frame(path, "hcom_allReduce_")
+    assert len(read_frame(path)) == 1
+
+
+def test_a_header_is_read_whole_without_blanks_and_quotes(path):
+    names = [f"column {number}" for number in range(1000)]
+    write(path, ",".join(f'" {name} "' for name in names) + "\n" + "x," * 999 + "x\n")
+    assert read_header(path) == names
+    assert list(read_text_csv(path).columns) == names
+
+
+def test_a_cell_may_hold_a_line_end(path):
+    frame = read_text_csv(write(path, 'a,b\n"one\ntwo",3\n4,5\n'))
+    assert frame.to_dict("list") == {"a": ["one\ntwo", "4"], "b": ["3", "5"]}
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7, 100])
+def test_many_rows_are_written_as_few_are(path, monkeypatch, limit):
+    frame = pd.DataFrame(
+        {
+            'said "a", b': [f"row {number}" for number in range(20)],
+            "plain": ["", "1,2"] * 10,
+            "quoted": ['"', "x\ny", "", "z"] * 5,
+        }
+    )
+    monkeypatch.setattr("database.store._FEW_ROWS", 1)
+    monkeypatch.setattr("database.store._ROWS_PER_WRITE", limit)
+    write_frame(frame, path)
+    assert path.read_bytes() == frame.to_csv(index=False, lineterminator="\n").encode()
+    monkeypatch.setattr("database.store._FEW_ROWS", 20)
+    write_frame(frame, path)
+    assert path.read_bytes() == frame.to_csv(index=False, lineterminator="\n").encode()
+
+
+@pytest.mark.parametrize("rows", [1, 300])
+def test_a_carriage_return_is_no_end_of_a_line(path, rows):
+    frame = pd.DataFrame({"a": ["one\rtwo"] * rows, "b": ["3"] * rows})
+    write_frame(frame, path)
+    assert read_text_csv(path).to_dict("list") == frame.to_dict("list")
+
+
+def test_a_file_keeps_its_permissions_and_a_new_one_may_be_read_by_all(tmp_path):
+    path = tmp_path / "new" / "folder" / "a.txt"
+    seen = []
+
+    def fill(temporary):
+        seen.append(Path(temporary))
+        Path(temporary).write_text("x")
+
+    write_atomically(path, fill)
+    assert path.stat().st_mode & 0o777 == 0o644
+    path.chmod(0o640)
+    write_atomically(path, fill)
+    assert path.stat().st_mode & 0o777 == 0o640
+    for temporary in seen:
+        assert temporary.parent == path.parent
+        assert temporary.name.startswith(".a.txt.")
+        assert temporary.name.endswith(".opatlas-tmp")
+    assert os.listdir(path.parent) == ["a.txt"]
+
+
+def test_file_and_folder_are_on_disk_before_a_write_is_done(path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("os.fsync", lambda handle: synced.append(os.path.realpath(f"/proc/self/fd/{handle}")))
+    write_text(path, "x")
+    assert len(synced) == 2
+    assert synced[0].endswith(".opatlas-tmp")
+    assert synced[1] == str(path.parent)
+
+
+def test_where_things_of_a_database_are(tmp_path):
+    database = Database(str(tmp_path), {"Add": "mine.csv"})
+    folders = (database.journal_dir, database.runs_dir, database.reports_dir, database.pruned_dir)
+    names = [folder.name for folder in (*folders, database.profiles_dir)]
+    assert names == ["journal", "runs", "reports", "pruned", "profiles"]
+    assert {folder.parent for folder in folders} == {database.path} == {tmp_path}
+    assert (database.csv_path("Add").name, database.csv_path("Sub").name) == ("mine.csv", "Sub.csv")
+    write(tmp_path / "mine.csv", HEADER + ROW)
+    table = database.read("Add")
+    assert (table.kernel_type, table.path, len(table.frame)) == ("Add", tmp_path / "mine.csv", 1)
 
 
 def test_bytes_that_are_not_utf8(path):
@@ -95,8 +202,11 @@ def test_bytes_that_are_not_utf8(path):
 
 
 def test_no_such_file(path):
-    with pytest.raises(TableError, match="cannot be read"):
+    with pytest.raises(TableError) as caught:
         read_frame(path)
+    assert (
+        str(caught.value) == f"{path}: cannot be read (No such file or directory). Check the path and its permissions"
+    )
 
 
 def test_a_legacy_microbench_column_is_the_average(path):
@@ -187,7 +297,12 @@ def test_an_error_under_the_lock_stays_itself(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("kernel_type", ["a/b", "..", "", "a\nb", "a:b", "a\\b", "é" * 101])
+@pytest.mark.parametrize("kernel_type", ["a.b", "_triton_rope", "é" * 100, "a b"])
+def test_kernel_types_that_are_file_names(tmp_path, kernel_type):
+    assert Database(tmp_path).csv_path(kernel_type) == tmp_path / f"{kernel_type}.csv"
+
+
+@pytest.mark.parametrize("kernel_type", ["a/b", "..", "", "a\nb", "a:b", "a\\b", "é" * 101, "a" * 201, ".a", *'*?"<>|'])
 def test_kernel_types_that_are_no_file_names(tmp_path, kernel_type):
     with pytest.raises(OpAtlasError, match="cannot name a file"):
         Database(tmp_path).csv_path(kernel_type)
