@@ -144,7 +144,8 @@ def test_a_digest_tells_kernel_types_apart():
     ("kernel_type", "cells", "text"),
     [
         ("MatMulV3", row('"16,32;64,32"', "DT_BF16;BF16"), "16,32;64,32|BF16;BF16|ND;ND|16,64|BF16"),
-        ("X", row("4;;5", "FLOAT;;INT8", "ND;NULL;FORMAT_NZ"), "4;;5|FLOAT;;INT8|ND;;NZ|16,64|BF16"),
+        ("X", row("4;;5", "FLOAT;;INT8", "ND;ND;FORMAT_NZ"), "4;;5|FLOAT;;INT8|ND;;NZ|16,64|BF16"),
+        ("X", row("X4", "FLOAT", "ND"), "X4|FLOAT|ND|16,64|BF16"),
         ("Index", row("16,5120;1;2", "BF16;INT64;INT64", out="11,3,5120"), "16,5120|BF16|ND|11|BF16"),
         ("Index", row("16,5120", "BF16", out="", out_dtypes=""), "16,5120|BF16|ND||"),
         ("Slice", row("4,8;2;2", "BF16;INT64;INT64", out="4,4"), "4,8|BF16|ND|4,4|BF16"),
@@ -152,7 +153,7 @@ def test_a_digest_tells_kernel_types_apart():
         ("DispatchFFNCombine", {**row(), "EP Size": " 8 "}, "16,32;64,32|BF16;BF16|ND;ND|16,64|BF16|8"),
         (
             "FusedInferAttentionScore",
-            {**row(), "Runtime actual_seq_lengths_values": '"[1, 2]"', "Runtime input_layout": "'xtnd'"},
+            {**row(), "Runtime actual_seq_lengths_values": '"[1, 2]"', "Runtime input_layout": "'Xtnd'"},
             "16,32;64,32|BF16;BF16|ND;ND|16,64|BF16|[1,2]|||||XTND|",
         ),
         ("hcom_allReduce_", {"message_bytes": "1024.0", "num_devices": "2", "dtype": "DT_BF16"}, "1024|2|BF16|"),
