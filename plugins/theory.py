@@ -154,7 +154,10 @@ class Theory:
     def _database_path(self) -> Path:
         option = self._config.option
         if option.database_path:
-            return Path(option.database_path).absolute()
+            path = Path(option.database_path).absolute()
+            if path.exists() and not path.is_dir():
+                raise OpAtlasError(f"--database-path {path}: a file; name a folder, or one that is to be made")
+            return path
         versions = detect(vllm=option.vllm_version, torch=option.torch_version, cann=option.cann_version)
         if option.device and option.device not in ("npu", "cpu"):
             # Its database can be filled where it is not.
