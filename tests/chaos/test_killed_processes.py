@@ -7,7 +7,7 @@ import json
 import pytest
 from killed_rows import MEASURE
 from processes import Role, in_role
-from sessions import Running, Sessions, row, wait_for
+from sessions import Running, Sessions, row
 from watched_sessions import kill
 
 PAUSE = """
@@ -17,7 +17,7 @@ def pytest_runtest_setup(item):
     folder = pathlib.Path(__file__).parent
     if os.environ["PAUSE"] in item.nodeid:
         (folder / f"paused-{os.environ.get('PYTEST_XDIST_WORKER', '')}").touch()
-        until = time.monotonic() + 60
+        until = time.monotonic() + 600
         while not (folder / "go").exists():
             assert time.monotonic() < until, "nobody said go"
             time.sleep(0.02)
@@ -35,7 +35,7 @@ def pausing(sessions: Sessions, before: str, **environment: str) -> Running:
 def test_a_device_process_that_is_killed_between_two_rows_costs_none(sessions: Sessions, role: Role) -> None:
     sessions.write("Moody", [row(1), row(2), row(3)])
     running = pausing(sessions, before="Moody-2_2")
-    assert wait_for((sessions.folder / "paused-").exists)
+    running.wait_until((sessions.folder / "paused-").exists)
     (process,) = in_role(running.process.pid, role)
     kill(process)
     sessions.go()
@@ -64,9 +64,9 @@ def test_a_process_that_is_killed_in_a_row_costs_that_row(sessions: Sessions, ro
 def test_the_worker_that_replaces_a_killed_one_takes_its_device(sessions: Sessions) -> None:
     sessions.write("Moody", [row(size) for size in range(101, 141)])
     running = pausing(sessions, before="Moody", SIMULATED_DEVICES="2")
-    assert wait_for(lambda: len(list(sessions.folder.glob("paused-gw*"))) == 2)
+    running.wait_until(lambda: len(list(sessions.folder.glob("paused-gw*"))) == 2)
     kill(in_role(running.process.pid, Role.WORKER)[1])
-    assert wait_for((sessions.folder / "paused-gw2").exists), running.output.read_text()
+    running.wait_until((sessions.folder / "paused-gw2").exists)
     sessions.go()
     done = running.wait()
     assert (done.code, done.ledger()) == (1, {"measured": 39, "not run": 1})

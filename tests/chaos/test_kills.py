@@ -54,7 +54,7 @@ def killed_and_run_again(run: Run, sessions: Sessions, life: Life, sooner: float
         running = start(sessions, run.devices, f"--update-mode={run.mode}")
         before = known_rows(sessions)
         killed = kill_at(sessions, running, order, run.which, len(rows), sooner * life.length_s(order))
-        done = running.wait(120)
+        done = running.wait()
         assert sessions.left_behind() == []
         if killed.victim is None and number == 0:
             check_survived(order, killed, sessions, done)
@@ -73,7 +73,7 @@ def killed_and_run_again(run: Run, sessions: Sessions, life: Life, sooner: float
         # Folders of a killed session go when they are a minute old.
         os.utime(left, (0, 0))
     before = known_rows(sessions)
-    done = start(sessions, run.devices_again, f"--update-mode={run.mode}").wait(120)
+    done = start(sessions, run.devices_again, f"--update-mode={run.mode}").wait()
     check_run_again(run, before, sessions, done, life)
     assert sessions.left_behind() == []
     if run.devices_again > 1:

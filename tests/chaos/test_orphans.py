@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from sessions import Running, Sessions, row, wait_for
+from sessions import Running, Sessions, row
 
 #: Each starts children, as its size says, and then does what its kernel type says.
 PARENT_REPLAYS = """
@@ -81,7 +81,7 @@ def started(sessions: Sessions, kernel_type: str, *options: str, sizes: tuple[in
 def children(sessions: Sessions, running: Running, sizes: tuple[int, ...]) -> set[int]:
     """That rows have started, once they have."""
     paths = [sessions.folder / f"children-{size}" for size in sizes]
-    assert wait_for(lambda: all(path.exists() for path in paths)), running.output.read_text()
+    running.wait_until(lambda: all(path.exists() for path in paths))
     pids = {int(pid) for path in paths for pid in path.read_text().split()}
     assert len(pids) == 3
     return pids

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sessions import ROOT, Running, Sessions, row, wait_for
+from sessions import ROOT, Running, Sessions, row
 
 #: While row 40 waits, row 1 is in the journal; row 2 comes after it.
 SIZES = (1, 40, 2)
@@ -147,8 +147,8 @@ def test_an_ingest_goes_in_while_a_session_runs(sessions: Sessions) -> None:
 
 def test_waiting_says_for_whom_and_goes_on_when_it_ends(sessions: Sessions) -> None:
     held = Held(sessions)
-    second = sessions.start("--wait=60", SIMULATED_DEVICES="2")
-    assert wait_for(lambda: "waiting up to 60 s for session" in second.output.read_text())
+    second = sessions.start("--wait=600", SIMULATED_DEVICES="2")
+    second.wait_until(lambda: "waiting up to 600 s for session" in second.output.read_text())
     held.expect_identity(second.output.read_text())
     sessions.go()
     for running in (held.holder, second):

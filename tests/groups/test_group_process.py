@@ -61,7 +61,7 @@ def group() -> Iterator[GroupProcess]:
         group = group_of(TWO)
         yield group
         group.close()
-        assert wait_for(lambda: not marked(f"{MARK}={os.getpid()}"), seconds=10), marked(f"{MARK}={os.getpid()}")
+        assert wait_for(lambda: not marked(f"{MARK}={os.getpid()}"), seconds=60), marked(f"{MARK}={os.getpid()}")
 
 
 def test_rows_follow_each_other_in_one_group(group: GroupProcess) -> None:
@@ -154,7 +154,7 @@ def test_a_rank_that_never_joins_is_named(monkeypatch: pytest.MonkeyPatch, opene
     monkeypatch.setenv(MARK, "joining")
     with pytest.raises(DeviceGone, match=words):
         group_of(TWO, opener).describe()
-    assert wait_for(lambda: not marked(f"{MARK}=joining"), seconds=10)
+    assert wait_for(lambda: not marked(f"{MARK}=joining"), seconds=60)
 
 
 def test_a_rank_without_torchruns_variables_says_which(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ def test_the_profile_of_a_killed_session_is_read_by_the_next(sessions: Sessions,
     killed.wait_for_body(40)
     killed.send(signal.SIGKILL)
     killed.wait()
-    assert wait_for(lambda: not sessions.processes())
+    assert wait_for(lambda: not sessions.processes(), seconds=300)
     assert measured_right(sessions, "Moody") == set()
     done = npus.run("-s", "--update-mode=missing-only", "-k", "Moody-1_1 or Moody-2_2")
     assert "merged 2 records that session" in done

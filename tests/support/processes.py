@@ -67,7 +67,7 @@ def in_role(pid: int, role: Role) -> list[Process]:
     return [process for process in tree_of(pid) if process.role is role]
 
 
-def outlived(processes: Iterable[Process], seconds: float = 20) -> list[Process]:
+def outlived(processes: Iterable[Process], seconds: float = 60) -> list[Process]:
     """Those that are still there after some time.
 
     Most end at once. A worker that still imports ends when it has, or when execnet ends it: after 15 s.

@@ -84,7 +84,7 @@ def test_moody(row, replay):
     if mood == 40:
         # Until the test has done what it has to do meanwhile.
         print("waiting")
-        until = time.monotonic() + 120
+        until = time.monotonic() + 600
         while not Path(__file__).with_name("go").exists():
             assert time.monotonic() < until, "nobody said go"
             time.sleep(0.02)
@@ -286,7 +286,7 @@ class Sessions:
 
     def left_behind(self) -> list[int]:
         """Processes that are still there some time after their session has ended."""
-        wait_for(lambda: not self.processes(), seconds=5)
+        wait_for(lambda: not self.processes(), seconds=30)
         return self.processes()
 
 
@@ -298,12 +298,17 @@ class Running:
         self.process = process
         self.output = output
 
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Until a condition is true, which it is to be before the session ends."""
+        wait_for(lambda: condition() or self.process.poll() is not None, seconds=300)
+        assert condition(), self.output.read_text()
+
     def wait_for_records(self, count: int) -> None:
-        assert wait_for(lambda: self._sessions.records() >= count), self.output.read_text()
+        self.wait_until(lambda: self._sessions.records() >= count)
 
     def wait_for_body(self, mood: int) -> None:
         """Until the row of that mood runs."""
-        assert wait_for((self._sessions.folder / f"body-{mood}").exists), self.output.read_text()
+        self.wait_until((self._sessions.folder / f"body-{mood}").exists)
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -149,9 +149,9 @@ def kill_at(sessions: Sessions, running: Running, order: Kill, which: int, rows:
 
 
 def look_for(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 120
+    until = time.monotonic() + 300
     while not condition():
-        assert time.monotonic() < until, "waited for 120 s"
+        assert time.monotonic() < until, "waited for 300 s"
         time.sleep(LOOK_S)
 
 
