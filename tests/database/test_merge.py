@@ -263,3 +263,20 @@ def test_what_a_later_run_found_out_is_kept_where_it_is_asked_for(database: Data
     result = merge(database, older, UpdateMode.ALL, prune=False, keep_newer=True)
     assert result.updated == {"Abs": 2}
     assert [row["Average Duration(us)"] for row in read(database)] == ["5.0000", "5.0000", ""]
+
+
+def test_a_record_counts_whatever_run_the_row_was_measured_in_before(database: Database) -> None:
+    write(database, [{**cells(1), "Average Duration(us)": "1.0", "Run ID": "run-2"}])
+    merge(database, [record(1, 5.0, run="run-1")], UpdateMode.ALL, prune=False)
+    assert read(database)[0]["Average Duration(us)"] == "5.0000"
+
+
+def test_pruned_rows_of_all_kernel_types_are_named(database: Database) -> None:
+    write(database, [cells(1)])
+    write(database, [cells(2)], "Neg")
+    of_neg = dataclasses.replace(record(2), kernel_type="Neg", signature=signature("Neg", cells(2)))
+    result = merge(database, [record(1), of_neg], UpdateMode.ALL, prune=True)
+    assert result.pruned == [
+        RowName("Abs", signature("Abs", cells(1))),
+        RowName("Neg", signature("Neg", cells(2))),
+    ]
