@@ -142,7 +142,7 @@ class Report:
         rows = sum(facts.statuses.values())
         if rows:
             run = "run" if self._session.settings.prof_path is None else "looked up"
-            yield f"{counted(rows, 'row')} {run} in {seconds:.1f} s ({rows / seconds:.1f} rows/s)"
+            yield f"{counted(rows, 'row')} {run} in {seconds:.1f} s ({rows / seconds:.2f} rows/s)"
         if self._session.stop_reason:
             yield f"stopped: {self._session.stop_reason}"
         yield from self._earlier_lines()
