@@ -191,7 +191,8 @@ def read_frame(path: Path, kernel_type: str = "") -> pd.DataFrame:
         raise TableError(
             path,
             f"no column {', '.join(map(repr, missing))}; the columns are: {', '.join(frame.columns[:12])}",
-            f"This is not a {'communication' if of_messages else 'compute'} CSV; move it out of the database",
+            f"Correct the header; where this is not a {'communication' if of_messages else 'compute'} CSV, "
+            "move it out of the database",
             line=1,
         )
     if of_messages:

@@ -74,7 +74,7 @@ def test_a_header_without_rows_is_an_empty_table(path):
 
 
 REQUIRED = "'Input Shapes', 'Input Data Types', 'Output Shapes', 'Output Data Types'"
-NO_TABLE = "This is not a compute CSV; move it out of the database"
+NO_TABLE = "Correct the header; where this is not a compute CSV, move it out of the database"
 RESTORE = "Repair the line, or restore the file from version control"
 
 
