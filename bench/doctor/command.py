@@ -20,7 +20,6 @@ from bench.doctor.ascend import signs_of_ascend
 from bench.doctor.isolation import Result, run_probe
 from bench.doctor.probes import PROBES, Probe
 from bench.doctor.verdict import State, Target, skipped
-from database.errors import OpAtlasError
 from database.store import write_text
 
 _FORMAT = 1
@@ -117,10 +116,7 @@ def _write(path: Path, target: Target, signs: list[str], results: Mapping[str, R
             for name, result in results.items()
         ],
     }
-    try:
-        write_text(path, json.dumps(found, indent=1) + "\n")
-    except OSError as error:
-        raise OpAtlasError(f"{path} was not written ({error.strerror}): name another file with --json") from None
+    write_text(path, json.dumps(found, indent=1) + "\n")
     left_out = [name for name, value in variables.items() if value == "(left out)"]
     contents = (
         f"{path} holds: the name of this host; the findings above with paths, serial numbers where npu-smi tells "
