@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from bench.msprof.launched import journal_left_behind
+from database.closest import closest
 from database.communication import is_communication
 from database.errors import OpAtlasError
 from database.measured import duration_columns
@@ -247,9 +248,9 @@ def make_plan(
     names = database.kernel_types() if messages is None else list(messages)
     unknown = sorted(name for name in ops.difference(names) if name not in sampled)
     if unknown:
-        raise OpAtlasError(
-            f"--ops {','.join(unknown)}: no such kernel type in {database.path}; it has {', '.join(names) or 'none'}"
-        )
+        meant = "".join(closest(name, names) for name in unknown)
+        there = "" if meant else f"; it has {', '.join(names) or 'none'}"
+        raise OpAtlasError(f"--ops {','.join(unknown)}: no such kernel type in {database.path}{meant}{there}")
     for name in names:
         if ops and name not in ops:
             continue

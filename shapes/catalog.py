@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from database.closest import closest
 from database.dtypes import known_dtype
 from database.errors import OpAtlasError
 from database.store import is_file_name
@@ -53,13 +53,6 @@ class Catalog:
                 f"name one of its own, or add an entry to {PATH}"
             )
         return self.kernels[kernel_type]
-
-
-def closest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean ...?)` for a misspelt name; "" where nothing is like it."""
-    by_lower = {other.lower(): other for other in known}
-    found = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)
-    return f" (did you mean {', '.join(by_lower[other] for other in found)}?)" if found else ""
 
 
 @cache

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from database.closest import closest
 from database.errors import OpAtlasError
 from shapes.built_in import ALIASES, BUILT_IN, QWEN3_0_6B
-from shapes.catalog import closest
 from shapes.models import EP_SIZES, TP_SIZES, ModelFacts
 from shapes.sources import Targets
 
@@ -57,7 +57,7 @@ def model_of(name: str) -> ModelFacts:
 
         return model_of_config_file(path)
     if path.suffix == ".json":
-        raise OpAtlasError(f"--target-models {name}: no such file")
+        raise OpAtlasError(f"--target-models {name}: no such file; give the path of a model's config.json")
     from shapes.architectures import architectures, model_of_architecture
 
     if name.lower() in architectures():

@@ -35,7 +35,10 @@ def devices_at_hand(name: str | None) -> list[DeviceSpec]:
     if kind == "cuda" or (kind is None and cuda_version() and nvidia_smi.gpus()):
         return _gpus(None if name == "cuda" else name)
     if name not in (None, "cpu", cpu_device_name()):
-        raise OpAtlasError(f"--device {name} is not this machine's CPU ({cpu_device_name()}): leave --device out")
+        raise OpAtlasError(
+            f"--device {name}: there is no such device here; give npu, cuda or cpu, the name of a device as its folder "
+            f"under database/data has it (this CPU's is {cpu_device_name()}), or leave --device out"
+        )
     return [DeviceSpec("cpu", name=cpu_device_name())]
 
 

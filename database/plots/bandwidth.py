@@ -19,6 +19,8 @@ NEEDS = "kernels that read and write each element once, with a duration"
 _WIDTH_INCHES = 8.5
 _LINE_INCHES = 0.24
 _OF_AXIS_INCHES = 1.4
+#: A figure of few lines would cut off the labels at its sides.
+_LEAST_INCHES = 3.6
 _POWERS_BETWEEN_TICKS = 5
 
 
@@ -49,7 +51,7 @@ def plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
     from matplotlib.ticker import LogLocator, NullLocator
 
     types = sorted(points, key=lambda name: max(point.gbps for point in points[name]))
-    figure, (axis,) = new_figure(_WIDTH_INCHES, _LINE_INCHES * len(types) + _OF_AXIS_INCHES)
+    figure, (axis,) = new_figure(_WIDTH_INCHES, max(_LINE_INCHES * len(types) + _OF_AXIS_INCHES, _LEAST_INCHES))
     everything = [(line, point) for line, name in enumerate(types) for point in points[name]]
     drawn = axis.scatter(
         [point.gbps for _, point in everything],

@@ -101,10 +101,14 @@ def _peak(device: str, gbps: float | None, tera_ops: Mapping[str, float]) -> Pea
 
 
 def _title(what: str, device: str, rows: Sequence[TimedRow]) -> str:
-    """With how the rows were timed, the most frequent ways first."""
-    ways = [way for way, _ in Counter(row.how or "captured" for row in rows).most_common()]
+    """With how the rows were timed, the most frequent ways first. What was captured may be of another device."""
+    ways = [way for way, _ in Counter(row.how or "captured" for row in rows if row.microbench_us).most_common()]
     shown = "; ".join(ways[:_WAYS_SHOWN] + ["..."] * (len(ways) > _WAYS_SHOWN))
-    return what + (f": {device}" if device else "") + (f" ({shown})" if shown else "")
+    captured = any(row.microbench_us is None for row in rows)
+    if not shown:
+        return what + (f": {device}" if device else "") + (" (captured)" if captured else "")
+    replays = (f"{device} " if device else "") + f"({shown})"
+    return f"{what}: replays on {replays}, and captures" if captured else f"{what}: {replays}"
 
 
 def _summary(arguments: argparse.Namespace, made: Mapping[str, list[Plot]], device: str, peak: Peak) -> str:

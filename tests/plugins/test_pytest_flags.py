@@ -49,7 +49,8 @@ def test_keyword_and_ops_select_rows(sessions: Sessions) -> None:
     wrong = sessions.run_in_process("--ops", "Toi")
     assert wrong.code == pytest.ExitCode.USAGE_ERROR
     assert "--ops Toi: no such kernel type in" in wrong
-    assert "it has OtherToy, Toy" in wrong
+    assert "did you mean Toy" in wrong
+    assert "it has OtherToy, Toy" in sessions.run_in_process("--ops", "X")
 
 
 @pytest.mark.parametrize("option", ["-x", "--fail-fast"])
@@ -152,10 +153,16 @@ def test_what_the_installed_torch_measures_is_not_filed_under_another(sessions: 
 
 
 def test_numbers_that_make_no_sense_are_refused(sessions: Sessions) -> None:
-    for option in ("--repeat-count=0", "--time-limit=-1", "--case-timeout=nan", "--threads=0", "--update-mode=some"):
+    for option, message in (
+        ("--repeat-count=0", "'0': give a whole number from 1 on"),
+        ("--threads=0", "'0': give a whole number from 1 on"),
+        ("--time-limit=-1", "'-1': give a number above 0"),
+        ("--case-timeout=nan", "'nan': give a number above 0"),
+        ("--update-mode=some", "invalid choice: 'some'"),
+    ):
         done = sessions.run_in_process(option, measure=())
         assert done.code == pytest.ExitCode.USAGE_ERROR
-        assert "above 0" in done or "invalid choice: 'some'" in done
+        assert message in done
     sessions.write("Toy", [row(1)])
     done = sessions.run_in_process(measure=(), MSMODELING_OP_REPLAY_REPEAT_COUNT="many")
     assert done.code != 0
