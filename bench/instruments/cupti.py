@@ -54,16 +54,17 @@ class Layout:
 
     @classmethod
     def of(cls, offsets: Mapping[str, int], what: str) -> Layout:
-        """From the offset of each field in bytes. Raises InstrumentMissing where they come in another order."""
+        """From the offset of each field in bytes. Raises InstrumentMissing where one is missing, or out of order."""
         form, at = "<", 0
         for name, code in _FIELDS.items():
-            if name in offsets:
-                if offsets[name] < at:
-                    raise InstrumentMissing(
-                        f"this version of cupti-python tells of another record of a {what} than is known"
-                    )
-                form += f"{offsets[name] - at}x{code}"
-                at = offsets[name] + struct.calcsize(f"<{code}")
+            if name == "name" and name not in offsets:
+                continue
+            if offsets.get(name, -1) < at:
+                raise InstrumentMissing(
+                    f"this version of cupti-python tells of another record of a {what} than is known"
+                )
+            form += f"{offsets[name] - at}x{code}"
+            at = offsets[name] + struct.calcsize(f"<{code}")
         return cls(struct.Struct(form), what)
 
     def read(self, memory: bytes, at: int, names: dict[int, str]) -> KernelRecord:
@@ -99,7 +100,7 @@ class CuptiRecorder:
             ) from error
         self._cupti: Any = cupti
         self._synchronize = synchronize
-        self._kinds = [cupti.ActivityKind.CONCURRENT_KERNEL, cupti.ActivityKind.MEMCPY, cupti.ActivityKind.MEMSET]
+        self._kinds = _kinds(cupti)
         self._layouts = _layouts(cupti)
         self._records: list[KernelRecord] = []
         self._names: dict[int, str] = {}
@@ -122,12 +123,12 @@ class CuptiRecorder:
         self._records.clear()
         # Another kernel may come to lie where one was unloaded.
         self._names.clear()
-        for kind in self._kinds:
+        for kind in self._kinds.values():
             self._cupti.activity_enable(kind)
         try:
             yield self._read
         finally:
-            for kind in self._kinds:
+            for kind in self._kinds.values():
                 self._cupti.activity_disable(kind)
 
     def _read(self) -> Iterable[KernelRecord]:
@@ -169,15 +170,16 @@ class CuptiRecorder:
             self._free.append(buffer)
 
 
+def _kinds(cupti: Any) -> Mapping[str, Any]:
+    """The kinds of records that are asked for, by what the package's structures call them."""
+    kinds = cupti.ActivityKind
+    return {"kernel": kinds.CONCURRENT_KERNEL, "memcpy": kinds.MEMCPY, "memset": kinds.MEMSET}
+
+
 def _layouts(cupti: Any) -> Mapping[int, Layout]:
     """By kind. The structures of later versions of a record hold more at their end; the package knows them all."""
     layouts = {}
-    kinds = {
-        "kernel": cupti.ActivityKind.CONCURRENT_KERNEL,
-        "memcpy": cupti.ActivityKind.MEMCPY,
-        "memset": cupti.ActivityKind.MEMSET,
-    }
-    for what, kind in kinds.items():
+    for what, kind in _kinds(cupti).items():
         versions = [
             (int(found[1] or 0), getattr(cupti, name))
             for name in dir(cupti)

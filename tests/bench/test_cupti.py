@@ -152,6 +152,15 @@ def test_a_package_that_does_not_tell_a_layout_is_missing(library):
         instrument.CuptiRecorder(lambda: None)
 
 
+@pytest.mark.parametrize(
+    "fields", [{"start": 16, "correlation_id": 44}, {"start": 24, "end": 16, "correlation_id": 44}]
+)
+def test_a_record_that_lies_otherwise_is_not_read(library, fields):
+    library.activity_memset4_dtype = layout(64, **fields)
+    with pytest.raises(InstrumentMissing, match="tells of another record of a memset than is known"):
+        instrument.CuptiRecorder(lambda: None)
+
+
 def test_without_the_package_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupti", None)
     with pytest.raises(InstrumentMissing, match=r"pip install 'opatlas\[cuda\]'"):
