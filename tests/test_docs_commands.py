@@ -16,28 +16,10 @@ from pathlib import Path
 
 import doc_commands
 import pytest
-from captures import launch, launched, write_capture
+from captures import DECODE_RECORD, DECODE_SHAPES, launch, launched, write_capture
 from doc_commands import FOREIGN, ROOT, TOOLS, Block, Command, UnreadableBlock
 from scratch_checkout import ScratchCheckout
 from sessions import row
-
-#: A decoding step of three sequences: its row in a capture, and what the recorder saw of it.
-ATTENTION_SHAPES = ["3,4,128", "99,128,128", "99,128,128", "", "2048,2048", "3", "3", *[""] * 7, "3,16"]
-ATTENTION_RECORD = {
-    "query_shape": [3, 4, 128],
-    "key_shape": [99, 128, 128],
-    "value_shape": [99, 128, 128],
-    "atten_mask_shape": [2048, 2048],
-    "block_table_shape": [3, 16],
-    "actual_seq_lengths": [1, 2, 3],
-    "actual_seq_lengths_kv": [300, 128, 7],
-    "block_table_valid_blocks": [3, 1, 1],
-    "num_heads": 4,
-    "num_key_value_heads": 1,
-    "sparse_mode": 3,
-    "input_layout": "TND",
-    "block_size": 128,
-}
 
 READMES = sorted(ROOT.glob("README*.md"))
 WORKFLOWS = sorted((ROOT / "docs" / "ci").glob("*.yml"))
@@ -138,15 +120,15 @@ class ReaderOfTheReadme(ScratchCheckout):
         shutil.copytree(ROOT / shipped, folder / shipped)
         # Of several sizes, so that each shard has some.
         norms = [norm(rows) for rows in (1, 2, 3, 5, 8, 13)]
-        dtypes = ["DT_BF16" if shape else "DT_UNDEFINED" for shape in ATTENTION_SHAPES]
-        attention = launch(type="FusedInferAttentionScore", shapes=";".join(ATTENTION_SHAPES), dtypes=";".join(dtypes))
+        dtypes = ["DT_BF16" if shape else "DT_UNDEFINED" for shape in DECODE_SHAPES]
+        attention = launch(type="FusedInferAttentionScore", shapes=";".join(DECODE_SHAPES), dtypes=";".join(dtypes))
         capture = write_capture(folder / "CAPTURE" / "kernel_details.csv", [*norms, attention])
         self.run(f"python -m database ingest --profiling-path {capture} --database-path DB")
         for name in ("ONE", "TWO"):
             shutil.copytree(folder / "DB", folder / name)
         message = "message_bytes,num_devices,dtype,topology_tier,Duration(us)\n1048576,2,DT_BF16,1,100.5\n"
         (folder / "DB" / "hcom_allReduce_.csv").write_text(message)
-        (folder / "calls.1.jsonl").write_text(json.dumps(ATTENTION_RECORD) + "\n")
+        (folder / "calls.1.jsonl").write_text(json.dumps(DECODE_RECORD) + "\n")
         event = {"ph": "X", "name": "Add", "ts": 1, "dur": 2, "pid": 0, "tid": 0}
         (folder / "trace_view.json").write_text(json.dumps([event]))
 

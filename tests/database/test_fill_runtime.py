@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from captures import KERNEL_DETAILS, table, write_capture
+from captures import DECODE_RECORD, DECODE_SHAPES, KERNEL_DETAILS, table, write_capture
 from hypothesis import given
 from hypothesis import strategies as st
 from test_ingest_attention import ATTENTION, attention
@@ -26,30 +26,19 @@ from database.session_lock import SessionLock
 from database.signature import signatures
 from database.store import Database, Table
 
-#: Queries TND, keys in pages; the operator takes 31 inputs.
-DECODE = ";".join(["3,4,128", "99,128,128", "99,128,128", "", "2048,2048", "3", "3", *[""] * 7, "3,16", *[""] * 16])
+#: The operator takes 31 inputs.
+DECODE = ";".join([*DECODE_SHAPES, *[""] * 16])
 PACKED = ";".join(["23,4,128", "31,4,128", "31,4,128", "", "", "2", "2", *[""] * 24])
 VALUE_COLUMNS = ("actual_seq_lengths_values", "actual_seq_lengths_kv_values")
 
 
 def decode(kv=(300, 128, 7), **changes):
     """A record of a call of DECODE's shapes."""
-    record = {
-        "query_shape": [3, 4, 128],
-        "key_shape": [99, 128, 128],
-        "value_shape": [99, 128, 128],
-        "atten_mask_shape": [2048, 2048],
-        "block_table_shape": [3, 16],
-        "actual_seq_lengths": [1, 2, 3],
+    lengths = {
         "actual_seq_lengths_kv": None if kv is None else list(kv),
         "block_table_valid_blocks": None if kv is None else [-(-length // 128) for length in kv],
-        "num_heads": 4,
-        "num_key_value_heads": 1,
-        "sparse_mode": 3,
-        "input_layout": "TND",
-        "block_size": 128,
     }
-    return {**record, **changes}
+    return {**DECODE_RECORD, **lengths, **changes}
 
 
 def packed(**changes):

@@ -38,6 +38,25 @@ OP_SUMMARY = {
 #: The same in an older generation of headers, which has no device either.
 OLDER_OP_SUMMARY = {**OP_SUMMARY, "OP State": "Op State", "Block Dim": "Block Dim", "Mix Block Dim": "Mix Block Dim"}
 
+#: A decoding step of three sequences, queries TND and keys in pages: its slots in a capture, absent ones after them
+#: left out, and what the recorder of a serving process saw of it.
+DECODE_SHAPES = ("3,4,128", "99,128,128", "99,128,128", "", "2048,2048", "3", "3", *[""] * 7, "3,16")
+DECODE_RECORD = {
+    "query_shape": [3, 4, 128],
+    "key_shape": [99, 128, 128],
+    "value_shape": [99, 128, 128],
+    "atten_mask_shape": [2048, 2048],
+    "block_table_shape": [3, 16],
+    "actual_seq_lengths": [1, 2, 3],
+    "actual_seq_lengths_kv": [300, 128, 7],
+    "block_table_valid_blocks": [3, 1, 1],
+    "num_heads": 4,
+    "num_key_value_heads": 1,
+    "sparse_mode": 3,
+    "input_layout": "TND",
+    "block_size": 128,
+}
+
 _LAUNCH = {
     "Step Id": "13",
     "Device_id": "0",
