@@ -102,7 +102,7 @@ def _peak(device: str, gbps: float | None, tera_ops: Mapping[str, float]) -> Pea
 
 def _title(what: str, device: str, rows: Sequence[TimedRow]) -> str:
     """With how the rows were timed, the most frequent ways first. What was captured may be of another device."""
-    ways = [way for way, _ in Counter(row.how or "captured" for row in rows if row.microbench_us).most_common()]
+    ways = [way for way, _ in Counter(row.how for row in rows if row.microbench_us and row.how).most_common()]
     shown = "; ".join(ways[:_WAYS_SHOWN] + ["..."] * (len(ways) > _WAYS_SHOWN))
     captured = any(row.microbench_us is None for row in rows)
     if not shown:
