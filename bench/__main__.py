@@ -6,9 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from bench import kernels, probe_dispatch_ffn_combine
 from bench.collectives import validate
+from bench.dispatch_ffn_combine import probe as probe_dispatch_ffn_combine
 from bench.doctor import command as doctor
+from bench.kernels import command as kernels
 from database.commands import parser_of, run_command
 
 COMMANDS = {

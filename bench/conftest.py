@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from bench import dispatch_ffn_combine
 from bench.collectives import options as collectives
+from bench.dispatch_ffn_combine import group as dispatch_ffn_combine
 from bench.errors import DeviceGone
 from bench.executor import Executor
 from bench.job import DeviceDescription

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from bench.attribution import Launched
 from bench.groups.spec import GroupSpec
+from bench.profiles.attribution import Launched
 from database.record import Measurement
 from database.schema import Status
 
@@ -85,7 +85,7 @@ class Outcome:
         status, reason: as in a record; `reason` is one line.
         detail: what a person needs to mend it (a traceback); empty where the reason says all.
         measurement: set if and only if the status is measured.
-        launched: where the samples of the measurement are to be looked for in a profile (bench/profiled.py);
+        launched: where the samples of the measurement are to be looked for in a profile (bench/profiles/profiled.py);
             None once they are in it.
     """
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from bench.check import check
 from bench.devices import Device
-from bench.formula import Formula
 from bench.groups.group import ALONE, Group
 from bench.instruments import Instrument
 from bench.job import MeasureSettings, Outcome
+from bench.reference.check import check
+from bench.reference.formula import Formula
 from bench.registry import ReplaySpec
-from bench.rows import ReplayRow
+from bench.rows.replay_row import ReplayRow
 from bench.sampling import Sampling
 from database.schema import OUTPUT_DTYPES, OUTPUT_SHAPES
 

@@ -18,7 +18,7 @@ from bench.groups.group import ALONE, Group, InStep
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.registry import replay_spec
 from bench.replay import Replay
-from bench.rows import ReplayRow
+from bench.rows.replay_row import ReplayRow
 from database.communication import is_communication
 from database.schema import Status
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
 
-from bench.check import Checked
 from bench.devices import Device
 from bench.errors import OutOfMemory
 from bench.groups.group import Group
 from bench.instruments import Instrument, Samples
 from bench.job import MeasureSettings, Outcome
-from bench.profiled import with_samples
+from bench.profiles.profiled import with_samples
+from bench.reference.check import Checked
 from bench.stop_rule import StopRule
 from database.record import Measurement
 from database.schema import Status

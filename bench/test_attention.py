@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
-from bench import attention_row, expected, impl
-from bench.attention_row import CAUSAL_MASK, KEY, KEY_ROPE, QUERY, QUERY_ROPE, RANGE, VALUE, with_operator_shapes
+from bench import expected, impl
 from bench.registry import replays
-from bench.sequences import expect_slots, given, lengths_tensor
+from bench.rows import attention as attention_row
+from bench.rows.attention import CAUSAL_MASK, KEY, KEY_ROPE, QUERY, QUERY_ROPE, RANGE, VALUE, with_operator_shapes
+from bench.rows.sequences import expect_slots, given, lengths_tensor
 from database.schema import INPUT_SHAPES
 
 #: The mask that stands for every causal one in npu_ring_mla.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bench import expected, impl, resolve
+from bench import expected, impl
 from bench.errors import Unsupported
 from bench.registry import replays
-from bench.sequences import dealt, expect_slots, given
+from bench.rows import resolve
+from bench.rows.sequences import dealt, expect_slots, given
 from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
 

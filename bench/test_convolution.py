@@ -1,11 +1,12 @@
-"""Replays of convolutions and their gradients; `bench.images` tells how their arguments are found."""
+"""Replays of convolutions and their gradients; `bench.rows.images` tells how their arguments are found."""
 
 from __future__ import annotations
 
 from math import prod
 
-from bench import expected, images, impl
+from bench import expected, impl
 from bench.registry import replays
+from bench.rows import images
 from database.schema import INPUT_SHAPES
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from bench import expected, impl
-from bench.attention_row import CAUSAL_MASK, RANGE
 from bench.registry import replays
-from bench.sequences import expect_slots, given
+from bench.rows.attention import CAUSAL_MASK, RANGE
+from bench.rows.sequences import expect_slots, given
 from database.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 
 _DROPOUT = 4

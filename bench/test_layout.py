@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-from bench import expected, images, impl
+from bench import expected, impl
 from bench.errors import Unsupported
 from bench.registry import replays
+from bench.rows import images
 from database.schema import INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
 
 #: Bytes in the last axis of a blocked layout.

@@ -6,8 +6,8 @@ from itertools import product
 
 from bench import expected, impl
 from bench.errors import Unsupported
-from bench.factors import factors
 from bench.registry import replays
+from bench.rows.factors import factors
 from database.schema import INPUT_SHAPES
 
 

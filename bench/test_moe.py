@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from bench import expected, impl, resolve
-from bench.dispatch_ffn_combine import Experts, ep_size, group_of
+from bench import expected, impl
+from bench.dispatch_ffn_combine.group import Experts, ep_size, group_of
 from bench.errors import Unsupported
-from bench.int8_operands import LARGEST, bias, expect_int8, scale_range
 from bench.registry import replays
+from bench.rows import resolve
+from bench.rows.int8_operands import LARGEST, bias, expect_int8, scale_range
 from database.schema import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 
 #: A permutation does not record how many experts its indices are of.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bench import expected, impl, resolve
+from bench import expected, impl
 from bench.registry import replays
+from bench.rows import resolve
 from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
 

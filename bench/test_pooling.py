@@ -1,10 +1,11 @@
-"""Replays of poolings and their gradients; `bench.images` tells how windows are found."""
+"""Replays of poolings and their gradients; `bench.rows.images` tells how windows are found."""
 
 from __future__ import annotations
 
-from bench import expected, images, impl
+from bench import expected, impl
 from bench.errors import Unsupported
 from bench.registry import replays
+from bench.rows import images
 from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
 

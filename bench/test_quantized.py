@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bench import expected, impl
-from bench.factors import factors
-from bench.int8_operands import LARGEST, bias, expect_int8, scale_range
 from bench.registry import replays
+from bench.rows.factors import factors
+from bench.rows.int8_operands import LARGEST, bias, expect_int8, scale_range
 from database.schema import INPUT_SHAPES, OUTPUT_DTYPES
 
 

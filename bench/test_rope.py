@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from math import gcd
 
-from bench import expected, impl, resolve
+from bench import expected, impl
 from bench.errors import Unsupported
 from bench.registry import replays
+from bench.rows import resolve
 from database.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 
 #: Which features make a pair is not in a capture.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from math import prod
 
-from bench import expected, impl, resolve
+from bench import expected, impl
 from bench.errors import Unsupported
-from bench.indexed import gathered_axis, indexed_axes
 from bench.registry import replays
+from bench.rows import resolve
+from bench.rows.indexed import gathered_axis, indexed_axes
 from database.schema import INPUT_SHAPES
 
 

@@ -6,9 +6,9 @@ import math
 from itertools import accumulate
 
 from bench import expected, impl
-from bench.attention_row import RANGE
 from bench.registry import replays
-from bench.sequences import dealt, even_pages, expect_slots, lengths_tensor, spread_positions
+from bench.rows.attention import RANGE
+from bench.rows.sequences import dealt, even_pages, expect_slots, lengths_tensor, spread_positions
 from database.schema import INPUT_SHAPES
 
 

@@ -15,8 +15,8 @@ from bench.collectives.options import Wanted
 from bench.devices.at_hand import database_name, devices_at_hand, npus_present
 from bench.instruments import MSPROF, OFFERED, choose
 from bench.job import DeviceSpec, MeasureSettings
-from bench.marks import MOST_ROWS
 from bench.msprof.command import METRICS
+from bench.profiles.marks import MOST_ROWS
 from database.layout import DEFAULT_NPU_DEVICE, communication_path, default_path, kind_of
 from database.merge import UpdateMode
 from database.option_types import at_least, positive

@@ -19,15 +19,15 @@ from typing import Any, NoReturn
 
 import pytest
 
-from bench.captured import Captured
-from bench.device_pool import DevicePool, LeftOut
-from bench.device_process import DeviceProcess
 from bench.executor import Executor, InProcess
 from bench.groups.exclusive import OneAtATime
 from bench.groups.pool import GroupPool
 from bench.job import DeviceSpec
 from bench.msprof.device import MsprofDevice
-from bench.parent import die_with_parent, parent_of
+from bench.processes.device_pool import DevicePool, LeftOut
+from bench.processes.device_process import DeviceProcess
+from bench.processes.parent import die_with_parent, parent_of
+from bench.profiles.captured import Captured
 from database.errors import OpAtlasError
 from database.ingest.samples import KnownRows, Profile, SamplesOfRows, read_profile
 from database.journal import Header

@@ -202,8 +202,8 @@ def test_other_conftests_hold_hooks_and_fixtures(folder: str) -> None:
 @pytest.mark.parametrize(
     ("importer", "source", "complaint"),
     [
-        ("bench.rows", "def f():\n    from plugins import plan", "bench.rows:2 imports plugins.plan, which depends"),
-        ("database.store", "import bench.rows as rows", "which depends on database"),
+        ("bench.replay", "def f():\n    from plugins import plan", "bench.replay:2 imports plugins.plan, which"),
+        ("database.store", "import bench.replay as rows", "which depends on database"),
         ("database.store", "if TYPE_CHECKING:\n    import pytest", "knows nothing of tests"),
         ("plugins.plan", "def f():\n    import torch.nn", "and plugins never does"),
         ("shapes.space", "def f():\n    import torch", f"only functions of {MODEL_LOADER} do"),

@@ -11,7 +11,7 @@ from doc_commands import ROOT
 PAGES = [*sorted(ROOT.glob("README*.md")), ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-#: A file of the checkout, as sentences name it: `bench/rows.py`, `tests/support/`.
+#: A file of the checkout, as sentences name it: `bench/rows/replay_row.py`, `tests/support/`.
 _FILE = re.compile(r"`((?:bench|database|plugins|shapes|tests|docs)/[\w./-]*)`|(?<![\w/`])(tests/[\w/]+\.py)\b")
 
 
@@ -66,7 +66,7 @@ def test_what_leads_nowhere_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# A heading, `coded`\n[a](#a-heading-coded) [b](#another) [c](gone.md) [d](page.md#a-heading-coded)\n"
-        "`bench/rows.py` `bench/gone.py` tests/gone.py `database/data/X/y.csv`\n```\n[e](f.md) `bench/none.py`\n```\n"
+        "`bench/replay.py` `bench/gone.py` tests/gone.py `database/data/X/y.csv`\n```\n[e](f.md) `bench/none.py`\n```\n"
     )
     assert dead_links(page) == ["#another", "gone.md"]
     assert missing_files(page) == ["bench/gone.py", "tests/gone.py"]

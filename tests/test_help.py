@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from doc_commands import ROOT
 
-from bench import dispatch_ffn_combine
 from bench.__main__ import parser as bench_parser
 from bench.collectives import options as collectives
+from bench.dispatch_ffn_combine import group as dispatch_ffn_combine
 from database.__main__ import parser as database_parser
 from plugins import options, theory
 

@@ -18,7 +18,6 @@ from time import monotonic
 
 import torch
 
-from bench.check import Checked
 from bench.collectives.message import Message
 from bench.devices import Device
 from bench.devices.cores import available_cores
@@ -26,6 +25,7 @@ from bench.errors import ReplayError
 from bench.groups.group import RANK_SPREAD, Group, ranks_of_node, spread_us
 from bench.instruments import Instrument
 from bench.job import MeasureSettings, Outcome
+from bench.reference.check import Checked
 from bench.sampling import Sampling
 
 #: The first call sets up connections, of which a library may make more with each of the next ones.

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from bench.doctor.verdict import Target, failed
-from bench.parent import die_with_parent
+from bench.processes.parent import die_with_parent
 from bench.words import in_a_line
 from database.errors import OpAtlasError
 

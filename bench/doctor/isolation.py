@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.child_process import how_it_ended
 from bench.doctor.probes import Probe
 from bench.doctor.verdict import State, Target, Verdict, failed
+from bench.processes.child import how_it_ended
 
 #: What a process has printed last tells most.
 _OUTPUT_KEPT = 8000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bench.formula import per_row
+from bench.reference.formula import per_row
 
 __all__ = ["softmax", "swiglu"]
 

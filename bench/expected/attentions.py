@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bench.formula_parts import Draw, Part, parts
+from bench.reference.formula_parts import Draw, Part, parts
 
 __all__ = ["fused_infer_attention_score", "ring_mla"]
 

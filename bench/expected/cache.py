@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bench.expected.rope import at_angles, interleaved
-from bench.formula import each, per_element, to_float64
+from bench.reference.formula import each, per_element, to_float64
 
 __all__ = ["kv_rmsnorm_rope_cache", "overwritten", "paged_cache_load", "reshape_and_cache"]
 

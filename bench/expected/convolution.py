@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from bench.formula import per_element, to_float64
+from bench.reference.formula import per_element, to_float64
 
 __all__ = ["conv2d", "conv2d_image_gradient", "conv2d_weight_gradient"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bench.formula import per_element
+from bench.reference.formula import per_element
 
 __all__ = ["arange", "fill", "ones_like", "zeros_like"]
 

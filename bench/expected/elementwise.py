@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bench.formula import pointwise
+from bench.reference.formula import pointwise
 
 __all__ = [
     "absolute",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bench.expected.attentions import attention_of, index_of
-from bench.formula_parts import Draw, Part, parts
+from bench.reference.formula_parts import Draw, Part, parts
 
 __all__ = ["flash_attention", "flash_attention_grad"]
 

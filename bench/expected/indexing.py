@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy
 import torch
 
-from bench.expectations import Picks
-from bench.formula import per_element, per_row
+from bench.reference.expectations import Picks
+from bench.reference.formula import per_element, per_row
 
 __all__ = ["argmax", "gather_rows", "index", "masked_fill", "sort"]
 

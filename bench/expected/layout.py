@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from bench.formula import per_element
+from bench.reference.formula import per_element
 
 __all__ = ["format_cast", "lower_triangle", "nonzero", "strided_copy"]
 

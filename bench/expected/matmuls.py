@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from bench.formula import per_element, to_float64
+from bench.reference.formula import per_element, to_float64
 
 __all__ = ["batch_matmul", "matmul", "transpose_batch_matmul"]
 

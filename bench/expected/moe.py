@@ -8,10 +8,10 @@ from typing import Any
 import numpy
 import torch
 
-from bench.expectations import Picks, Rounded
 from bench.expected.activations import gated
 from bench.expected.quantized import dequantized
-from bench.formula import each, per_element, per_row, to_float64
+from bench.reference.expectations import Picks, Rounded
+from bench.reference.formula import each, per_element, per_row, to_float64
 
 __all__ = [
     "dispatch_ffn_combine",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from bench.formula import per_element
+from bench.reference.formula import per_element
 
 __all__ = ["broadcast_to", "concatenate", "copy_into", "pad", "slice_copy", "tile", "transpose_copy"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bench.formula import each, per_element, per_row, to_float64
+from bench.reference.formula import each, per_element, per_row, to_float64
 
 __all__ = ["add_rms_norm", "add_rms_norm_bias", "rms_norm", "rms_norm_backward", "vector_norm"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bench.formula import each, per_element, to_float64
+from bench.reference.formula import each, per_element, to_float64
 
 __all__ = ["adaptive_average_pool3d", "adaptive_average_pool3d_backward", "max_pool2d", "max_pool2d_backward"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from bench.expectations import Rounded
 from bench.expected.matmuls import within
-from bench.formula import per_element, per_row, to_float64
+from bench.reference.expectations import Rounded
+from bench.reference.formula import per_element, per_row, to_float64
 
 __all__ = ["add_rms_norm_dynamic_quant", "dynamic_quant", "quant_matmul", "quantize"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bench.formula import per_element, per_row, to_float64
+from bench.reference.formula import per_element, per_row, to_float64
 
 __all__ = ["cumulative_sum", "reduce_sum"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bench.formula import each, per_element, to_float64
+from bench.reference.formula import each, per_element, to_float64
 
 __all__ = [
     "apply_rotary_pos_emb",

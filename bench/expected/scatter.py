@@ -8,7 +8,7 @@ from math import prod
 import torch
 
 from bench.expected.cache import overwritten
-from bench.formula import per_element
+from bench.reference.formula import per_element
 
 __all__ = ["gather_elements", "index_put", "index_select", "scatter_elements", "scatter_nd_update"]
 

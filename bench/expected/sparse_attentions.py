@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from bench.expectations import Largest
 from bench.expected.attentions import attention_of, index_of
-from bench.formula_parts import Draw, Part, parts
+from bench.reference.expectations import Largest
+from bench.reference.formula_parts import Draw, Part, parts
 
 __all__ = ["lightning_indexer", "sparse_flash_attention"]
 

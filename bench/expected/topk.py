@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from bench.expectations import Picks
-from bench.formula import per_row
+from bench.reference.expectations import Picks
+from bench.reference.formula import per_row
 
 __all__ = ["apply_top_k_top_p", "top_k"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bench.formula import on_lists, per_element, per_row, pointwise, to_float64
+from bench.reference.formula import on_lists, per_element, per_row, pointwise, to_float64
 
 __all__ = [
     "adamw",

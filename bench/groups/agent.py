@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.groups.messages import Launch, NotLaunched, RanksEnded
 from bench.groups.spec import GroupSpec
-from bench.parent import die_with_parent
+from bench.processes.parent import die_with_parent
 
 #: How many seconds the launcher lets ranks end by themselves; a keeper that is told to end has no more to do.
 _SHUTDOWN = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}
@@ -39,7 +39,7 @@ def _run(launch: Launch) -> RanksEnded | NotLaunched:
     from torch.distributed.launcher.api import elastic_launch
 
     # The rank inherits its keeper's standard input, which is none.
-    keeper = ("-m", "bench.keeper", str(os.getpid()), str(sys.stdin.fileno()))
+    keeper = ("-m", "bench.processes.keeper", str(os.getpid()), str(sys.stdin.fileno()))
     rank = (sys.executable, "-m", "bench.groups.rank_main", launch.address)
     try:
         elastic_launch(_config(launch), sys.executable)(*keeper, *rank)

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from bench.device_pool import LeftOut
 from bench.devices.cores import available_cores
 from bench.errors import DeviceGone
 from bench.executor import Executor
@@ -14,6 +13,7 @@ from bench.groups.process import GroupProcess
 from bench.groups.spec import GroupSpec
 from bench.instruments import MSPROF, OFFERED, choose
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
+from bench.processes.device_pool import LeftOut
 from database.schema import Status
 
 #: Ranks that share a CPU, where nothing else is said: enough to try a kernel that communicates.

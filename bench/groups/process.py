@@ -26,13 +26,13 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from bench.child_process import PAUSES_S, TRIES, how_it_ended, open_end, start
-from bench.device_messages import NotReady, Start, Started, Waiting
 from bench.devices.visible import environment_of
 from bench.errors import DeviceGone
 from bench.groups.messages import Hello, Joined, Launch, NotLaunched, RanksEnded, Reached
 from bench.groups.spec import GroupSpec
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
+from bench.processes.child import PAUSES_S, TRIES, how_it_ended, open_end, start
+from bench.processes.device_messages import NotReady, Start, Started, Waiting
 from database.schema import Status
 
 #: Every rank imports torch, from a disk that may be cold, and then waits for the others.

@@ -20,14 +20,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench import printed
-from bench.device_messages import NotReady, Start, Started, Waiting
 from bench.devices.visible import environment_of
 from bench.errors import DeviceSick, ReplayError
 from bench.groups.group import RANK_SPREAD, ranks_of_node, spread_us
 from bench.groups.messages import Hello, Joined, Reached
 from bench.job import Job, MeasureSettings, Outcome
-from bench.parent import die_with_parent
+from bench.processes import printed
+from bench.processes.device_messages import NotReady, Start, Started, Waiting
+from bench.processes.parent import die_with_parent
 from database.schema import Status
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
-from bench.attribution import Launched, NoSamples, ProfiledSamples
 from bench.job import MeasureSettings
+from bench.profiles.attribution import Launched, NoSamples, ProfiledSamples
 from bench.stop_rule import Rule
 from database.errors import OpAtlasError
 

@@ -1,4 +1,4 @@
-"""Launches a kernel between marks, for whoever reads the profile of this process (bench/attribution.py)."""
+"""Launches a kernel between marks, for whoever reads the profile of this process (bench/profiles/attribution.py)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import torch
 
-from bench.attribution import Launched
 from bench.devices.torch_npu import npu_of_torch
 from bench.instruments import MSPROF, Samples
 from bench.job import MeasureSettings
-from bench.marks import BEGIN, END, row_mark
+from bench.profiles.attribution import Launched
+from bench.profiles.marks import BEGIN, END, row_mark
 from bench.stop_rule import Rule
 
 
@@ -34,7 +34,7 @@ class MarkedLaunches:
         """As in `Instrument`, but how long the samples took is not known yet.
 
         Raises:
-            ValueError: more rows than marks can tell apart (bench.marks.MOST_ROWS).
+            ValueError: more rows than marks can tell apart (bench.profiles.marks.MOST_ROWS).
         """
         number = self._rows
         mark = self._mark(row_mark(number))

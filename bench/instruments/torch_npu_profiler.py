@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from bench.attribution import NoSamples, ProfiledRow, ProfiledSamples, attribute
 from bench.devices.torch_npu import npu_of_torch
 from bench.instruments import Samples
 from bench.instruments.marked_launches import MarkedLaunches
 from bench.job import MeasureSettings
+from bench.profiles.attribution import NoSamples, ProfiledRow, ProfiledSamples, attribute
 from bench.stop_rule import Rule
 from database.errors import TableError
 from database.launches import read_launches

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.attribution import Launched, NoSamples, ProfiledRow
 from bench.errors import DeviceGone
 from bench.job import Job, Outcome
 from bench.msprof.output import samples_of
-from bench.profiled import with_samples
+from bench.profiles.attribution import Launched, NoSamples, ProfiledRow
+from bench.profiles.profiled import with_samples
 from database import journal
 from database.errors import OpAtlasError
 from database.journal import Header

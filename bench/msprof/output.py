@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.attribution import NoSamples, ProfiledRow, ProfiledSamples, attribute
 from bench.msprof.command import export
+from bench.profiles.attribution import NoSamples, ProfiledRow, ProfiledSamples, attribute
 from database.errors import TableError
 from database.launches import Launch, read_launches
 from database.profiles import op_summaries, profile_folders

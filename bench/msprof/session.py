@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from bench.attribution import NoSamples, ProfiledRow
-from bench.device_process import DeviceProcess
 from bench.errors import DeviceGone
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.msprof.command import PATIENCE_S, profiled
 from bench.msprof.launched import forget_launched, note_launched
 from bench.msprof.output import samples_of
-from bench.profiled import with_samples
+from bench.processes.device_process import DeviceProcess
+from bench.profiles.attribution import NoSamples, ProfiledRow
+from bench.profiles.profiled import with_samples
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from pathlib import Path
 
 import torch
 
-from bench.coverage import replays_of_bench
 from bench.errors import ReplayError
 from bench.job import DeviceSpec, Job, MeasureSettings
-from bench.rows import ReplayRow
+from bench.kernels.coverage import replays_of_bench
+from bench.kernels.without_replay import WITHOUT_REPLAY
+from bench.rows.replay_row import ReplayRow
 from bench.runner import Runner
-from bench.without_replay import WITHOUT_REPLAY
 from database.schema import Status
 from tests.bench.real_rows import RealRow, sources
 from tests.bench.replaying import replay_functions

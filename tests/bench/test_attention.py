@@ -10,11 +10,11 @@ from replaying import DTYPES, OUTPUT, SHAPES, assert_mistake_is_caught, assert_r
 from sample_rows_attention import INDEXER, LATENT, PACKED, PAGED, RING_MLA, ROWS, SPARSE, flash, flash_grad
 
 from bench import impl
-from bench.check import check
 from bench.errors import WrongResult
-from bench.expectations import Comparison, Largest
-from bench.rows import ReplayRow
-from bench.sequences import spread_positions
+from bench.reference.check import check
+from bench.reference.expectations import Comparison, Largest
+from bench.rows.replay_row import ReplayRow
+from bench.rows.sequences import spread_positions
 
 
 class TestLargest:

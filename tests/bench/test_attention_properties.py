@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import expected, impl
-from bench.check import check
 from bench.errors import WrongResult
+from bench.reference.check import check
 
 
 def everything(count, *, elements, terms):

@@ -7,10 +7,10 @@ import torch
 from replaying import DTYPES, SHAPES, assert_refused, cells_of, replay_of, runner
 from sample_rows_attention import FIA_SLOTS, LATENT, MASK, PACKED, PAGED, fia
 
-from bench.attention_row import read_attention, with_operator_shapes
 from bench.errors import InvalidRow
 from bench.job import Job
-from bench.rows import ReplayRow
+from bench.rows.attention import read_attention, with_operator_shapes
+from bench.rows.replay_row import ReplayRow
 from database.schema import RUNTIME_PREFIX, Status
 
 FIA = "FusedInferAttentionScore"

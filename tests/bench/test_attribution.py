@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from bench.attribution import BY_ORDER, Launched, NoSamples, ProfiledRow, ProfiledSamples, attribute
-from bench.marks import BEGIN, END, KERNEL_TYPE, MOST_ROWS, dimensions_of, row_mark, row_of_mark
+from bench.profiles.attribution import BY_ORDER, Launched, NoSamples, ProfiledRow, ProfiledSamples, attribute
+from bench.profiles.marks import BEGIN, END, KERNEL_TYPE, MOST_ROWS, dimensions_of, row_mark, row_of_mark
 from database.launches import Launch
 from database.schema import BASE, INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
 

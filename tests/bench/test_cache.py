@@ -10,7 +10,7 @@ from replaying import DTYPES, OUTPUT, SHAPES, assert_mistake_is_caught, assert_r
 from sample_rows import ROWS
 
 from bench import expected, impl
-from bench.check import check
+from bench.reference.check import check
 from database.schema import Status
 
 WRITE, FUSED, LOAD = "ReshapeAndCacheNdKernel", "KvRmsNormRopeCache", "PagedCacheLoadNdKernel"

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.constraint_search import Axis, Search
+from bench.dispatch_ffn_combine.probe import Probe
+from bench.dispatch_ffn_combine.search import Axis, Search
 from bench.groups.process import GroupProcess
 from bench.groups.spec import GroupSpec
 from bench.job import DeviceSpec, MeasureSettings
-from bench.probe_dispatch_ffn_combine import Probe
 from database.constraints import (
     AXES,
     Constraints,

@@ -12,7 +12,7 @@ import pytest
 from replaying import cells_of
 from sample_rows_moe import LAYER
 
-from bench.dispatch_ffn_combine import Experts, add_options, group_of
+from bench.dispatch_ffn_combine.group import Experts, add_options, group_of
 from bench.errors import InvalidRow, MissingPrecondition
 from bench.groups.spec import GroupSpec
 

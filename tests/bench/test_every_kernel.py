@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench.coverage import replays_of_bench
-from bench.without_replay import WITHOUT_REPLAY
+from bench.kernels.coverage import replays_of_bench
+from bench.kernels.without_replay import WITHOUT_REPLAY
 
 #: What a user may expect: the kernels of LLM inference on NPUs, those of the tools that came before,
 #: and those of real captures of training and inference.

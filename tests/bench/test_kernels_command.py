@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from bench.__main__ import main
-from bench.coverage import replays_of_bench
-from bench.kernels import as_page, as_summary, as_text, kernels
-from bench.npu_proofs import KINDS, read_proofs
+from bench.kernels.command import as_page, as_summary, as_text, kernels
+from bench.kernels.coverage import replays_of_bench
+from bench.kernels.npu_proofs import KINDS, read_proofs
 from bench.registry import replay_spec
 
 REPOSITORY = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from replaying import OUTPUT, OUTPUT_TYPES, SHAPES, assert_refused
 
 from bench import expected, impl
-from bench.check import check
+from bench.reference.check import check
 
 SIZES = st.integers(1, 40)
 BLOCKS = st.sampled_from([8, 16, 32])

@@ -12,8 +12,8 @@ from replaying import DTYPES, OUTPUT, SHAPES, assert_mistake_is_caught, assert_r
 from sample_rows import ROWS
 
 from bench import expected, impl
-from bench.check import check
-from bench.rows import ReplayRow
+from bench.reference.check import check
+from bench.rows.replay_row import ReplayRow
 from database.schema import Status
 
 GROUPED = "INT8;INT8;;FLOAT;;;;INT64;FLOAT"

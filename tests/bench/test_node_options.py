@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 
 import pytest
 
-from bench import probe_dispatch_ffn_combine
+from bench.dispatch_ffn_combine import probe as probe_dispatch_ffn_combine
 from bench.groups.options import NodeOptions
 from bench.groups.spec import GroupSpec
 

@@ -11,8 +11,8 @@ from replaying import assert_mistake_is_caught, assert_wrong, replay_functions, 
 from sample_rows import ROWS
 
 import bench.runner
-from bench.expectations import Largest, Picks, Rounded
-from bench.formula_parts import Part
+from bench.reference.expectations import Largest, Picks, Rounded
+from bench.reference.formula_parts import Part
 from bench.registry import replay_spec
 from bench.replay import Replay
 from database.schema import Status

@@ -10,9 +10,9 @@ from replaying import DTYPES, OUTPUT, OUTPUT_TYPES, SHAPES, assert_mistake_is_ca
 from sample_rows import ROWS
 
 from bench import expected, impl
-from bench.check import check
 from bench.impl.quantized import integer_matmul
-from bench.rows import ReplayRow
+from bench.reference.check import check
+from bench.rows.replay_row import ReplayRow
 from database.schema import Status
 
 relaxed = settings(deadline=None, max_examples=40)

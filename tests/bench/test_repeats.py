@@ -8,8 +8,8 @@ import pytest
 import torch
 from replaying import job_of
 
-from bench.formula import per_element, pointwise
 from bench.job import DeviceSpec, MeasureSettings
+from bench.reference.formula import per_element, pointwise
 from bench.registry import replays
 from bench.runner import Runner
 from database.schema import Status

@@ -10,7 +10,7 @@ from replaying import DTYPES, OUTPUT, SHAPES, assert_mistake_is_caught, assert_r
 from sample_rows import ROWS
 
 from bench import expected, impl
-from bench.check import check
+from bench.reference.check import check
 
 HALF_TOKENS = "4,1,2,8;4,1,1,8;4,1,1,8"
 THREE = "FLOAT;FLOAT;FLOAT"

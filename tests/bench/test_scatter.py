@@ -11,7 +11,7 @@ from replaying import OUTPUT, SHAPES, assert_mistake_is_caught, assert_refused, 
 from sample_rows import ROWS
 
 from bench import expected, impl
-from bench.check import check
+from bench.reference.check import check
 from database.schema import Status
 
 seeds = st.integers(0, 999)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import expected, impl
-from bench.check import check
+from bench.reference.check import check
 
 HEADS, WIDTH, ROPE, BLOCK_SIZE, COUNT = 3, 8, 4, 4, 5
 PROPERTY = settings(max_examples=15)

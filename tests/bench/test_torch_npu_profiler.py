@@ -14,10 +14,10 @@ import pytest
 import torch
 from captures import launch, write_capture
 
-from bench.attribution import NoSamples, ProfiledSamples
 from bench.instruments import open_instrument, torch_npu_profiler
 from bench.job import MeasureSettings
-from bench.marks import BEGIN, END, dimensions_of
+from bench.profiles.attribution import NoSamples, ProfiledSamples
+from bench.profiles.marks import BEGIN, END, dimensions_of
 from bench.stop_rule import StopRule
 
 COUNTER = {"aicore_time(us)": "0.5"}

@@ -8,8 +8,8 @@ from replaying import OUTPUT, OUTPUT_TYPES, SHAPES, assert_refused, assert_wrong
 from sample_rows import ROWS
 
 from bench import expected, impl
-from bench.check import check
 from bench.errors import WrongResult
+from bench.reference.check import check
 
 aten = torch.ops.aten
 

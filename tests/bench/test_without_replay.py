@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.coverage import replays_of_bench
-from bench.without_replay import WITHOUT_REPLAY
+from bench.kernels.coverage import replays_of_bench
+from bench.kernels.without_replay import WITHOUT_REPLAY
 from database.slots import EMPTY_WORDS
 
 CAPTURES = Path(__file__).resolve().parents[3] / "shared" / "data" / "ascend_profiler"

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from sessions import ROOT, Sessions
 
-from bench.device_pool import LeftOut
 from bench.errors import DeviceGone
 from bench.groups.pool import GroupPool
 from bench.groups.spec import GroupSpec
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
+from bench.processes.device_pool import LeftOut
 from database.schema import Status
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from bench.attribution import NoSamples
 from bench.collectives.message import Message
 from bench.collectives.timed import TimedCollective
 from bench.devices.cpu import CpuDevice
@@ -16,6 +15,7 @@ from bench.groups.group import RANK_SPREAD, Group, InStep
 from bench.instruments import Samples
 from bench.instruments.wall_clock import WallClock
 from bench.job import DeviceSpec, MeasureSettings
+from bench.profiles.attribution import NoSamples
 from database.schema import Status
 
 CELLS = {"message_bytes": "64", "num_devices": "3", "dtype": "DT_FLOAT", "topology_tier": "1"}

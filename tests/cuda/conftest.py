@@ -15,7 +15,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--write-gpu-calls",
         action="store_true",
-        help="write bench/gpu_calls.json anew, from what ran here (default: compare)",
+        help="write bench/kernels/gpu_calls.json anew, from what ran here (default: compare)",
     )
 
 

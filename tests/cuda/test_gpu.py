@@ -9,8 +9,8 @@ from statistics import median
 import pytest
 from replaying import job_of
 
-from bench.device_process import DeviceProcess
 from bench.job import Job, MeasureSettings
+from bench.processes.device_process import DeviceProcess
 from database.schema import Status
 
 #: Four megabytes in, four out: all of it fits into the L2 cache, and none is left of it after a flush.

@@ -6,7 +6,7 @@ import pytest
 from replaying import job_of
 from sample_rows import ROWS
 
-from bench.gpu_calls import operators_of, read_calls, write_calls
+from bench.kernels.gpu_calls import operators_of, read_calls, write_calls
 from database.schema import Status
 
 

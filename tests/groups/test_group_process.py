@@ -19,13 +19,13 @@ from replaying import cells_of
 from sample_rows_moe import LAYER, LAYER_INT8
 from sessions import wait_for
 
-from bench.device_messages import NotReady
 from bench.errors import DeviceGone
 from bench.groups import process as module
 from bench.groups.group import RANK_SPREAD
 from bench.groups.process import GroupProcess
 from bench.groups.spec import GroupSpec
 from bench.job import DeviceSpec, Job, MeasureSettings
+from bench.processes.device_messages import NotReady
 from database.schema import Status
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")

@@ -26,14 +26,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bench.expected
 from bench.body import arguments_of
 from bench.errors import InvalidRow, Unsupported
-from bench.expectations import Comparison
 from bench.groups.group import Group
 from bench.instruments import Samples
 from bench.job import MeasureSettings
 from bench.npu_call import npu_call
+from bench.reference.expectations import Comparison
 from bench.registry import ReplaySpec, replay_spec
 from bench.replay import Replay
-from bench.rows import ReplayRow
+from bench.rows.replay_row import ReplayRow
 from database.schema import EP_SIZE
 
 META = torch.device("meta")
@@ -93,7 +93,7 @@ class MetaDevice:
     """A device on which the NPU call runs as far as it can without an NPU.
 
     Attributes:
-        proof: what took the arguments of the last call; see `bench.npu_proofs`. "" before the first.
+        proof: what took the arguments of the last call; see `bench.kernels.npu_proofs`. "" before the first.
     """
 
     torch_device = META

@@ -13,9 +13,9 @@ from npu_environment import REPOSITORY, environment_variables
 from replaying import cells_of, replay_of, runner
 from sample_rows_attention import LATENT, MASK, fia
 
-from bench.attention_row import read_attention, with_operator_shapes
 from bench.job import Job
-from bench.rows import ReplayRow
+from bench.rows.attention import read_attention, with_operator_shapes
+from bench.rows.replay_row import ReplayRow
 from database.__main__ import main
 from database.merge import UpdateMode
 from database.schema import BASE, RUNTIME_PREFIX, Status

@@ -11,7 +11,7 @@ from replaying import replay_functions, replay_of, runner
 from bench.body import arguments_of
 from bench.groups.group import Group
 from bench.job import Job
-from bench.rows import ReplayRow
+from bench.rows.replay_row import ReplayRow
 from database.schema import EP_SIZE, Status
 from shapes.built_in import DEEPSEEK_V3, GLM_5_1, QWEN3_0_6B, QWEN3_32B
 from shapes.catalog import built_in_catalog

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from bench.errors import WrongResult
-from bench.expectations import Comparison, Largest, Picks, Rounded
-from bench.formula import Formula
+from bench.reference.expectations import Comparison, Largest, Picks, Rounded
+from bench.reference.formula import Formula
 
 #: How far an element may be off, relative to itself and to the root mean square of the result
 #: (which is what cancels in sums), by the result's dtype: two units in the last place for the

@@ -10,7 +10,7 @@ from database.schema import INPUT_SHAPES, RUNTIME_PREFIX
 if TYPE_CHECKING:
     import torch
 
-    from bench.rows import ReplayRow
+    from bench.rows.replay_row import ReplayRow
 
 
 def dealt(total: int, count: int) -> list[int]:

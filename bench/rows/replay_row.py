@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from bench import resolve
-from bench.row_slots import RowSlots
+from bench.rows import resolve
+from bench.rows.slots import RowSlots
 from database.schema import INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
 from database.signature import signature
 from database.slots import Slot

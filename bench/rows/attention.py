@@ -5,7 +5,7 @@ duration depends on these. What the Runtime columns record wins; what neither te
 
 - queries (TND): the tokens are dealt out to the sequences, the first ones get one more;
 - keys without a block table: the same;
-- keys in pages: see `bench.sequences.even_pages`.
+- keys in pages: see `bench.rows.sequences.even_pages`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from bench.sequences import dealt, even_pages, given, runtime_number, runtime_numbers
+from bench.rows.sequences import dealt, even_pages, given, runtime_number, runtime_numbers
 from database.schema import INPUT_DTYPES, INPUT_SHAPES, RUNTIME_PREFIX
 
 if TYPE_CHECKING:
-    from bench.rows import ReplayRow
+    from bench.rows.replay_row import ReplayRow
 
 QUERY, KEY, VALUE, MASK = 0, 1, 2, 4
 QUERY_LENGTHS, KV_LENGTHS, BLOCK_TABLE = 5, 6, 14
@@ -99,7 +99,7 @@ class AttentionCall:
 
 def with_operator_shapes(row: ReplayRow) -> ReplayRow:
     """The row as its operator saw it: `operator_input_shapes_raw` wins over what the profiler wrote."""
-    from bench.rows import ReplayRow
+    from bench.rows.replay_row import ReplayRow
 
     raw = row.cells.get(_RAW, "").strip()
     if not raw:

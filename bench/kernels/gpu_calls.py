@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import kept
+from bench.kernels import kept
 
 CALLS = Path(__file__).with_suffix(".json")
 _ALLOCATES = re.compile(r"::(new_)?empty")

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from dataclasses import asdict, astuple
 from pathlib import Path
 
-from bench.constraint_search import Axis, Search
-from bench.device_pool import LeftOut
 from bench.devices.at_hand import database_name, devices_at_hand
+from bench.dispatch_ffn_combine.search import Axis, Search
 from bench.errors import DeviceGone
 from bench.executor import Executor
 from bench.groups.pool import GroupPool
 from bench.groups.spec import GroupSpec
 from bench.job import Job, MeasureSettings
+from bench.processes.device_pool import LeftOut
 from database.constraints import AXES, Kernel, MoeShape, Trial, load_constraints, save_constraints
 from database.errors import OpAtlasError
 from database.layout import default_path
@@ -175,7 +175,7 @@ class Probe:
                 "time_budget_s": budget_s,
                 "case_timeout_s": self._case_timeout_s,
             },
-            code_digest(Path(__file__).parent.parent / name for name in ("bench", "database")),
+            code_digest(Path(__file__).parents[2] / name for name in ("bench", "database")),
             device=asdict(self._executor.describe()) if self.trials else {},
             finished_at=time.time(),
             statuses=dict(Counter(trial.status.value for trial in self.trials)),

@@ -1,6 +1,6 @@
 """The device process, from inside: imports torch, owns one device, runs one job after another.
 
-Run as `python -m bench.device_main FD [--under-launcher]`, where FD is its end of a socket pair. It
+Run as `python -m bench.processes.device_main FD [--under-launcher]`, where FD is its end of a socket pair. It
 ends when the other end is closed, and with its parent, unless that is a launcher such as msprof.
 """
 
@@ -15,12 +15,12 @@ import sys
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from bench import printed
-from bench.device_messages import NotReady, Ready, Start, Started, Waiting
-from bench.device_process import UNDER_LAUNCHER
 from bench.errors import DeviceSick
 from bench.job import Job
-from bench.parent import die_with_parent
+from bench.processes import printed
+from bench.processes.device_messages import NotReady, Ready, Start, Started, Waiting
+from bench.processes.device_process import UNDER_LAUNCHER
+from bench.processes.parent import die_with_parent
 from database.errors import OpAtlasError
 from database.schema import Status
 

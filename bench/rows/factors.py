@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench import resolve
+from bench.rows import resolve
 from database.schema import INPUT_SHAPES
 
 if TYPE_CHECKING:
     import torch
 
-    from bench.rows import ReplayRow
+    from bench.rows.replay_row import ReplayRow
 
 
 def factors(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench import kept
+from bench.kernels import kept
 
 PROOFS = Path(__file__).with_suffix(".json")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.attribution import NoSamples, ProfiledSamples
 from bench.job import Outcome
+from bench.profiles.attribution import NoSamples, ProfiledSamples
 from database.matmul_family import siblings
 from database.record import RanAs
 from database.schema import Status

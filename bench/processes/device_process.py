@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
-from bench.child_process import PAUSES_S, TRIES, how_it_ended, memory_kills, open_end, start
-from bench.device_messages import NotReady, Ready, Start, Started, Waiting
 from bench.devices.visible import environment_of
 from bench.errors import DeviceGone
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
+from bench.processes.child import PAUSES_S, TRIES, how_it_ended, memory_kills, open_end, start
+from bench.processes.device_messages import NotReady, Ready, Start, Started, Waiting
 from database.schema import Status
 
 #: Importing torch (and torch_npu) from a cold disk takes tens of seconds on busy machines.
@@ -169,7 +169,7 @@ class DeviceProcess:
             return None
 
     def _command(self, fd: str) -> list[str]:
-        words = [sys.executable, "-m", "bench.device_main", fd]
+        words = [sys.executable, "-m", "bench.processes.device_main", fd]
         return self._launcher.command([*words, UNDER_LAUNCHER]) if self._launcher else words
 
     def _watch(self, pid: int) -> None:

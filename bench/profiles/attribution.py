@@ -1,4 +1,4 @@
-"""Which kernels of a profile are whose samples: by marks (bench/marks.py), else by order and count.
+"""Which kernels of a profile are whose samples: by marks (bench/profiles/marks.py), else by order and count.
 
 Plain values in and out: no device, no profiler, no files.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from bench.marks import BEGIN, END, KERNEL_TYPE, dimensions_of, row_of_mark
+from bench.profiles.marks import BEGIN, END, KERNEL_TYPE, dimensions_of, row_of_mark
 from database.launches import Launch
 from database.schema import BASE
 from database.signature import normalized_kernel_type, signature

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from bench.errors import WrongResult
-from bench.expectations import Comparison
+from bench.reference.expectations import Comparison
 
 #: Elements of one result that are checked when it has more. At 4096 a formula that is wrong in
 #: one element of a thousand is seen with 98 % odds, and the check costs well under a millisecond.

@@ -9,7 +9,7 @@ from bench.errors import Unsupported
 if TYPE_CHECKING:
     import torch
 
-    from bench.rows import ReplayRow
+    from bench.rows.replay_row import ReplayRow
 
 #: INT8 operands are whole numbers up to this, so that their product fits into FLOAT16 without a scale.
 LARGEST = 16

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
 if TYPE_CHECKING:
-    from bench.rows import ReplayRow
+    from bench.rows.replay_row import ReplayRow
 
 
 def gathered_axis(row: ReplayRow) -> int:

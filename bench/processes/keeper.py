@@ -1,6 +1,6 @@
 """The leader of a device process's group: sees to it that nothing of the group outlives pytest.
 
-Run as `python -m bench.keeper PARENT FD COMMAND...`: starts the command, which inherits FD, and ends
+Run as `python -m bench.processes.keeper PARENT FD COMMAND...`: starts the command, which inherits FD, and ends
 as it ends. When its parent dies, it kills the group, and with it whatever a kernel has started.
 """
 
@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import NoReturn
 
-from bench.parent import die_with_parent
+from bench.processes.parent import die_with_parent
 
 _WATCHED = (signal.SIGTERM, signal.SIGCHLD)
 

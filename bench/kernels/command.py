@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 
-from bench.coverage import replays_of_bench
 from bench.devices import KINDS as DEVICE_KINDS
-from bench.gpu_calls import read_calls
-from bench.npu_proofs import KINDS, read_proofs
+from bench.kernels.coverage import replays_of_bench
+from bench.kernels.gpu_calls import read_calls
+from bench.kernels.npu_proofs import KINDS, read_proofs
+from bench.kernels.without_replay import WITHOUT_REPLAY
 from bench.registry import replay_spec
-from bench.without_replay import WITHOUT_REPLAY
 
 _PAGE = """\
 # Kernels

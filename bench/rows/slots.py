@@ -9,8 +9,8 @@ from functools import cached_property
 
 import torch
 
-from bench import resolve
 from bench.errors import InvalidRow, Unsupported
+from bench.rows import resolve
 from database.dtypes import Dtype, known_dtype
 from database.errors import CellError
 from database.schema import (

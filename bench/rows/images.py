@@ -22,7 +22,7 @@ from database.slots import Slot
 if TYPE_CHECKING:
     import torch
 
-    from bench.rows import ReplayRow
+    from bench.rows.replay_row import ReplayRow
 
 Shape = tuple[int, ...]
 Pair = tuple[int, int]

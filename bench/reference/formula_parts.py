@@ -1,4 +1,4 @@
-"""The fourth kind of formula (see bench/formula.py): one that chooses itself which parts of the results it computes.
+"""The fourth kind of formula (bench/reference/formula.py): it chooses itself which parts of its results it computes.
 
 For kernels where a part of one result, such as the attention of one token and head, costs much and
 gives parts of others too, at other places.
@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from bench.expectations import Comparison, Expected
-from bench.formula import READ_INPUTS, SAMPLED_ELEMENTS, Formula, paired, sample
+from bench.reference.expectations import Comparison, Expected
+from bench.reference.formula import READ_INPUTS, SAMPLED_ELEMENTS, Formula, paired, sample
 
 #: However much a part costs, so many are checked: with fewer, most sequences of a batch would not be.
 _LEAST_PARTS = 16

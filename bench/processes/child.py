@@ -16,13 +16,13 @@ from pathlib import Path
 #: Before each further try of what did not start: a driver that resets a device needs a moment.
 PAUSES_S = (1.0, 4.0)
 TRIES = len(PAUSES_S) + 1
-_ROOT = Path(__file__).parent.parent
+_ROOT = Path(__file__).parents[2]
 
 
 def start(
     command_of: Callable[[str], Sequence[str]], environment: Mapping[str, str]
 ) -> tuple[subprocess.Popen[bytes], Connection]:
-    """Starts a process under a keeper (bench/keeper.py), in a process group of its own; the connection leads to it.
+    """Starts a process under a keeper (bench/processes/keeper.py), in a group of its own; the connection leads to it.
 
     Output is inherited, so that it lands where pytest's capture wants it, or on the terminal with -s.
 
@@ -35,7 +35,7 @@ def start(
     with theirs:
         fd = str(theirs.fileno())
         process = subprocess.Popen(
-            [sys.executable, "-m", "bench.keeper", str(os.getpid()), fd, *command_of(fd)],
+            [sys.executable, "-m", "bench.processes.keeper", str(os.getpid()), fd, *command_of(fd)],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},

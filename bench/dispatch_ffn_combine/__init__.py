@@ -1,0 +1,1 @@
+"""DispatchFFNCombine, which needs a group of devices, and which shapes it takes."""

@@ -1,0 +1,1 @@
+"""Which kernels of a profile belong to which row."""

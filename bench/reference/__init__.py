@@ -1,0 +1,1 @@
+"""What a result must be, and whether it is."""

@@ -1,0 +1,1 @@
+"""What a row says about its call, and the tensors that follow from it."""
