@@ -121,6 +121,9 @@ class _OfType:
     own: dict[str, Record] = field(default_factory=dict)
     brought: dict[str, Record] = field(default_factory=dict)
 
+    def all(self) -> dict[str, Record]:
+        return {**self.own, **self.brought}
+
 
 def _by_type(records: Iterable[Record]) -> dict[str, _OfType]:
     by_type: dict[str, _OfType] = {}
@@ -150,64 +153,89 @@ def _merge_table(
     keep_newer: bool,
     result: MergeResult,
 ) -> None:
-    records = {**of_type.own, **of_type.brought}
-    path = database.csv_path(kernel_type)
-    if path.exists():
-        table = database.read(kernel_type)
-    else:
-        table = Table(
-            kernel_type, path, pd.DataFrame({name: pd.Series(dtype=str) for name in identity_columns(kernel_type)})
-        )
+    table = _table_of(database, kernel_type)
     rows = TableEdit(table.frame)
     positions = positions_by(signatures(kernel_type, table.frame))
-    added = 0
-    unmatched = []
-    for signature, record in records.items():
-        if signature in positions:
-            continue
-        if mode is UpdateMode.ALL and record.measurement is not None:
-            # Samples of a sibling are appended where they belong.
-            if record.measurement.ran_as is None:
-                positions[signature] = [rows.append(record.cells)]
-                added += 1
-        else:
-            unmatched.append(RowName(kernel_type, signature))
-    matched = [(position, record) for signature, record in records.items() for position in positions.get(signature, ())]
-    if mode is UpdateMode.MISSING_ONLY:
-        # Nobody asked for these rows; a sample of theirs came by.
-        durations = [rows[column] for column in duration_columns(kernel_type)]
-        matched = [
-            (position, record)
-            for position, record in matched
-            if record.signature not in of_type.brought
-            or not any(valid_duration(cells[position]) for cells in durations)
-        ]
-    if keep_newer:
-        # Run ids begin with the time at which the run started.
-        runs = rows[RUN_ID]
-        matched = [(position, record) for position, record in matched if runs[position] <= record.run_id]
-    measured = [(position, record) for position, record in matched if record.measurement is not None]
-    updated = _set_measured(rows, measured)
+    missing = [record for signature, record in of_type.all().items() if signature not in positions]
+    appended = _append_measured(rows, missing) if mode is UpdateMode.ALL else {}
+    positions |= appended
+    matched = _matched(kernel_type, rows, positions, of_type, mode, keep_newer)
+    updated = _set_measured(
+        rows, [(position, record) for position, record in matched if record.measurement is not None]
+    )
     marked = {
         position for position, record in matched if record.measurement is None and _set_status(rows, position, record)
     }
     pruned = _to_prune(kernel_type, rows, positions, of_type.own) if prune else []
-    pruned_names: list[RowName] = []
-    if updated or marked or pruned:
-        frame = rows.frame()
-        if pruned:
-            gone = frame.iloc[pruned]
-            append_pruned(database, kernel_type, gone.assign(**{PRUNED_REASON: gone[STATUS_REASON].to_list()}))
-            frame = frame.drop(index=frame.index[pruned])
-            pruned_names = [RowName(kernel_type, signature) for signature in signatures(kernel_type, gone)]
-        database.write(Table(kernel_type, path, frame))
+    gone = _write(database, table, rows.frame(), pruned) if updated or marked or pruned else []
     # Only now, for a file that cannot be written counts for nothing.
-    result.updated[kernel_type] += len(updated) - added
-    result.added[kernel_type] += added
+    result.updated[kernel_type] += len(updated) - len(appended)
+    result.added[kernel_type] += len(appended)
     result.marked[kernel_type] += len(marked)
     result.unchanged[kernel_type] += len(matched) - len(updated) - len(marked)
-    result.unmatched += unmatched
-    result.pruned += pruned_names
+    result.unmatched += [
+        RowName(kernel_type, record.signature)
+        for record in missing
+        if mode is UpdateMode.MISSING_ONLY or record.measurement is None
+    ]
+    result.pruned += gone
+
+
+def _table_of(database: Database, kernel_type: str) -> Table:
+    """The table of a kernel type, without rows where the database has none yet."""
+    path = database.csv_path(kernel_type)
+    if path.exists():
+        return database.read(kernel_type)
+    columns = {name: pd.Series(dtype=str) for name in identity_columns(kernel_type)}
+    return Table(kernel_type, path, pd.DataFrame(columns))
+
+
+def _append_measured(rows: TableEdit, missing: Iterable[Record]) -> dict[str, list[int]]:
+    """Adds the rows of records that were measured; where they are, by signature."""
+    return {
+        record.signature: [rows.append(record.cells)]
+        for record in missing
+        # Samples of a sibling are appended where they belong.
+        if record.measurement is not None and record.measurement.ran_as is None
+    }
+
+
+def _matched(
+    kernel_type: str,
+    rows: TableEdit,
+    positions: Mapping[str, Sequence[int]],
+    of_type: _OfType,
+    mode: UpdateMode,
+    keep_newer: bool,
+) -> list[tuple[int, Record]]:
+    """The rows that records tell of, each with its record, but for those that are to stay as they are."""
+    durations = [rows[column] for column in duration_columns(kernel_type)]
+    runs = rows[RUN_ID]
+
+    def stays(position: int, record: Record) -> bool:
+        if keep_newer and runs[position] > record.run_id:
+            # Run ids begin with the time at which the run started.
+            return True
+        # Nobody asked for a row of which only a sample came by.
+        only_came_by = mode is UpdateMode.MISSING_ONLY and record.signature in of_type.brought
+        return only_came_by and any(valid_duration(cells[position]) for cells in durations)
+
+    return [
+        (position, record)
+        for signature, record in of_type.all().items()
+        for position in positions.get(signature, ())
+        if not stays(position, record)
+    ]
+
+
+def _write(database: Database, table: Table, frame: pd.DataFrame, pruned: Sequence[int]) -> list[RowName]:
+    """Writes a table without its pruned rows, which are kept first in a file of their own; their names."""
+    gone = frame.iloc[list(pruned)]
+    if pruned:
+        append_pruned(database, table.kernel_type, gone.assign(**{PRUNED_REASON: gone[STATUS_REASON].to_list()}))
+        frame = frame.drop(index=gone.index)
+    database.write(Table(table.kernel_type, table.path, frame))
+    return [RowName(table.kernel_type, signature) for signature in signatures(table.kernel_type, gone)]
 
 
 def _set_measured(rows: TableEdit, measured: Sequence[tuple[int, Record]]) -> set[int]:

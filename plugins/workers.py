@@ -64,8 +64,10 @@ class Controller:
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
         """xdist's hook: who gets which rows. None leaves it to xdist."""
+        if not replays_are_asked_for(config):
+            return None
         at_once = self._session.settings.rows_at_once
-        if at_once == 1 or not replays_are_asked_for(config):
+        if at_once == 1:
             return None
         from plugins.batch_scheduling import BatchScheduling
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.devices import npu_smi, nvidia_smi
 from bench.devices.npu_names import name_of, names_of
 from bench.devices.nvidia_smi import Gpu
-from bench.devices.visible import VISIBLE, pinned, visible_ids
+from bench.devices.visible import VISIBLE, all_hidden, pinned, visible_ids
 from bench.job import DeviceSpec
 from database.errors import OpAtlasError
 from database.layout import NPU_DEVICES, cpu_device_name, kind_of
@@ -24,15 +24,15 @@ def devices_at_hand(name: str | None) -> list[DeviceSpec]:
 
     Args:
         name: a device as its database folder is named, or a kind ("npu", "cuda", "cpu"); None: the device at
-            hand, which GPUs are only for a torch that was built for them.
+            hand, which GPUs are only for a torch that was built for them, and no device is that the caller hides.
 
     Raises:
         OpAtlasError: a device that is not here, or that replays do not run on.
     """
     kind = name if name in ("npu", "cuda", "cpu") else kind_of(name) if name else None
-    if kind == "npu" or (kind is None and npus_present()):
+    if kind == "npu" or (kind is None and not all_hidden(VISIBLE["npu"]) and npus_present()):
         return _npus(None if name == "npu" else name)
-    if kind == "cuda" or (kind is None and cuda_version() and nvidia_smi.gpus()):
+    if kind == "cuda" or (kind is None and not all_hidden(VISIBLE["cuda"]) and cuda_version() and nvidia_smi.gpus()):
         return _gpus(None if name == "cuda" else name)
     if name not in (None, "cpu", cpu_device_name()):
         raise OpAtlasError(

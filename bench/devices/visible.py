@@ -34,6 +34,11 @@ def visible_ids(variable: str, present: int, environment: Mapping[str, str] = os
     return ids
 
 
+def all_hidden(variable: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the caller hides every device of a kind on purpose: the variable is set, but to none."""
+    return environment.get(variable, "0").strip() in ("", "-1")
+
+
 def pinned(device: DeviceSpec, variable: str, ids: list[str]) -> list[DeviceSpec]:
     """One spec for each visible device; its process sees that device alone."""
     return [replace(device, index=index, pinned=(variable, name)) for index, name in enumerate(ids)]

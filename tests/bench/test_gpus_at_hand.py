@@ -90,13 +90,22 @@ def test_the_callers_choice_is_kept_as_it_was_made(machine, monkeypatch, visible
 
 @pytest.mark.parametrize(
     ("visible", "words"),
-    [("", "shows none of the 2 GPUs here: unset it"), ("MIG-2222", r"names 'MIG-2222', .*parts of a GPU \(MIG\)")],
+    [("2", "shows none of the 2 GPUs here: unset it"), ("MIG-2222", r"names 'MIG-2222', .*parts of a GPU \(MIG\)")],
 )
 def test_a_choice_of_none_is_refused(machine, monkeypatch, visible, words):
     machine(TWO)
     monkeypatch.setenv(VARIABLE, visible)
     with pytest.raises(OpAtlasError, match=words):
         devices_at_hand(None)
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_gpus_that_are_hidden_on_purpose_are_not_at_hand(machine, monkeypatch, hidden):
+    machine(TWO)
+    monkeypatch.setenv(VARIABLE, hidden)
+    assert [spec.kind for spec in devices_at_hand(None)] == ["cpu"]
+    with pytest.raises(OpAtlasError, match="shows none of the 2 GPUs here"):
+        devices_at_hand("cuda")
 
 
 def test_of_different_gpus_one_kind_is_to_be_named(machine):

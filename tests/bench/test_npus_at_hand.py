@@ -75,6 +75,12 @@ def test_an_npu_that_is_not_there_is_refused(machine):
         devices_at_hand(A3_752T)
 
 
+def test_npus_that_are_hidden_on_purpose_are_not_at_hand(machine, monkeypatch):
+    machine(A3, nodes=4)
+    monkeypatch.setenv(VARIABLE, "")
+    assert [spec.kind for spec in devices_at_hand(None)] == ["cpu"]
+
+
 def test_a_variable_that_shows_none_is_named(machine, monkeypatch):
     machine(A3, nodes=4)
     monkeypatch.setenv(VARIABLE, "4")
