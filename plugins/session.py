@@ -34,8 +34,8 @@ from database.journal import Header
 from database.merge import UpdateMode
 from database.session_lock import SessionLock
 from database.store import Database
-from plugins.options import Settings, is_distributed, settings_of
 from plugins.plan import Plan, make_plan
+from plugins.settings import Settings, is_distributed, settings_of
 from plugins.shared_folder import SharedFolder
 
 _WORKER_INPUT = "opatlas"
