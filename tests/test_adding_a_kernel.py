@@ -61,11 +61,46 @@ def test_the_commands_of_the_page_take_a_row_to_the_coverage_table(checkout: Scr
     assert second["Status"] == "invalid"
     assert "column 'Input Shapes'" in second["Status Reason"]
     assert tests.returncode == 0, tests.stdout
-    # Two rows and the NPU's call; three wrong results on either side, and none.
-    assert " 10 passed" in tests.stdout
+    # That there are rows, two of them, and the NPU's call; three wrong results on either side, and none.
+    assert " 11 passed" in tests.stdout
     assert theory.returncode == 0, theory.stdout
     assert len(theory_rows) == 20
     assert re.search(r"^Gelu +activation +torch\.nn\.functional\.gelu +not yet ", kernels.stdout, re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "told"),
+    [
+        (
+            "tests/bench/sample_rows.py",
+            '"Gelu": (',
+            '"Gelo": (',
+            "no test replays Gelu: add rows to tests/bench/sample_rows*.py",
+        ),
+        (
+            "bench/test_activation.py",
+            "torch.nn.functional.gelu",
+            "torch.nn.functional.gelo",
+            "torch.nn.functional.gelo is not there",
+        ),
+    ],
+    ids=["without rows", "a call that is not there"],
+)
+def test_what_is_left_out_or_misspelt_is_told(
+    checkout: ScratchCheckout, name: str, right: str, wrong: str, told: str
+) -> None:
+    path = checkout.folder / name
+    text = path.read_text("utf-8")
+    assert text.count(right) == 1
+    path.write_text(text.replace(right, wrong))
+    try:
+        done = checkout.run("pytest tests/bench/test_replays.py -k Gelu")
+    finally:
+        path.write_text(text)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout
+    assert told in done.stdout
+    assert "[Gelu]" in done.stdout
 
 
 def test_a_kernel_takes_less_than_fifteen_lines() -> None:

@@ -1,6 +1,7 @@
 """Rows of every kernel type: small and odd sizes, in the forms that real captures hold.
 
-Each kernel type's first row is the one that wrong formulas are planted on.
+Each kernel type's first row is the one that wrong formulas are planted on. A row is written as
+`replaying.cells_of` reads it: `shapes | dtypes [| formats] -> shapes | dtypes [| formats]`, inputs before outputs.
 """
 
 from __future__ import annotations
@@ -236,4 +237,6 @@ ROWS: dict[str, tuple[str, ...]] = {
 
 # The families that have a file of their own beside this one.
 for path in sorted(Path(__file__).parent.glob("sample_rows_*.py")):
-    ROWS |= import_module(path.stem).ROWS
+    of_family = import_module(path.stem).ROWS
+    assert not ROWS.keys() & of_family.keys(), f"{path.name}: {ROWS.keys() & of_family.keys()} have rows elsewhere"
+    ROWS |= of_family

@@ -83,19 +83,18 @@ def plant(monkeypatch, *, change_impl=None, change_expected=None):
     monkeypatch.setattr(bench.runner, "Replay", Planted)
 
 
-#: Each replay function that has sample rows, by its first kernel type.
+#: Each replay function, by all of its kernel types, so that `-k` with any of them finds it: the type it is planted on.
 REPLAYS = {
-    name.rpartition(".")[2]: replay_spec(function).kernel_types[0]
-    for name, function in replay_functions().items()
-    if replay_spec(function).kernel_types[0] in ROWS
+    "+".join(replay_spec(function).kernel_types): replay_spec(function).kernel_types[0]
+    for function in replay_functions().values()
 }
 #: Results of one value: rotated, they are the same.
-CONSTANT = {"test_zeros_like", "test_ones_like", "test_fill", "test_nll_loss"}
+CONSTANT = {"ZerosLike", "OnesLike", "Fill", "NLLLoss"}
 PLANTED = [
-    pytest.param(kernel_type, how, id=f"{name}-{how.__name__}")
-    for name, kernel_type in REPLAYS.items()
+    pytest.param(kernel_type, how, id=f"{kernel_types}-{how.__name__}")
+    for kernel_types, kernel_type in REPLAYS.items()
     for how in (everything_off, one_element_off, rotated)
-    if not (how is rotated and name in CONSTANT)
+    if not (how is rotated and kernel_type in CONSTANT)
 ]
 
 

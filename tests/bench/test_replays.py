@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
 
 import pytest
-import torch
-from replaying import replay_functions, replay_of, replay_row, time_instead
+from replaying import replay_functions, replay_row, time_instead
 from sample_rows import ROWS
 
+from bench.npu_call import npu_call
 from bench.registry import replay_spec
 from database.schema import Status
 
 
 def claimed_types() -> Counter[str]:
     return Counter(name for function in replay_functions().values() for name in replay_spec(function).kernel_types)
+
+
+@pytest.mark.parametrize("kernel_type", claimed_types())
+def test_kernel_type_has_sample_rows(kernel_type):
+    """Without them it would be replayed by no test, here, on a GPU or with torch_npu."""
+    assert ROWS.get(kernel_type), f"no test replays {kernel_type}: add rows to tests/bench/sample_rows*.py"
 
 
 @pytest.mark.parametrize(("kernel_type", "row"), [(name, row) for name, rows in ROWS.items() for row in rows])
@@ -57,15 +62,22 @@ def test_every_replay_names_its_npu_call():
         assert replay_spec(function).npu, f"{name} has no NPU call"
 
 
-def npu_call_of_torch(kernel_type):
-    """The replay's NPU call, where it is torch's own; None for one of torch_npu or of another package."""
-    package, _, path = replay_spec(replay_functions()[replay_of(kernel_type)]).npu.partition(".")
-    custom = path.startswith("ops.") and not path.startswith("ops.aten.")
-    return operator.attrgetter(path)(torch) if package == "torch" and not custom else None
+def is_of_torch(call):
+    """Whether an NPU call is torch's own; not so one of torch_npu or a custom operator."""
+    return call.startswith("torch.") and (not call.startswith("torch.ops.") or call.startswith("torch.ops.aten."))
 
 
-@pytest.mark.parametrize("kernel_type", [name for name in ROWS if npu_call_of_torch(name)])
+#: NPU calls by kernel type, as the replays name them: a name that is wrong fails its own test, not the collection.
+CALLS_OF_TORCH = {
+    name: spec.npu
+    for spec in map(replay_spec, replay_functions().values())
+    for name in spec.kernel_types
+    if spec.npu and is_of_torch(spec.npu)
+}
+
+
+@pytest.mark.parametrize("kernel_type", CALLS_OF_TORCH)
 def test_npu_call_takes_the_same_arguments_and_means_the_same(monkeypatch, kernel_type):
-    time_instead(monkeypatch, npu_call_of_torch(kernel_type))
+    time_instead(monkeypatch, npu_call(CALLS_OF_TORCH[kernel_type]))
     outcome = replay_row(kernel_type, ROWS[kernel_type][0])
     assert outcome.status is Status.MEASURED, f"{outcome.reason}\n{outcome.detail}"
