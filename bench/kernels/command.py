@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
+from pathlib import Path
 
 from bench.devices import KINDS as DEVICE_KINDS
 from bench.kernels.coverage import replays_of_bench
@@ -18,12 +19,17 @@ from bench.kernels.gpu_calls import read_calls
 from bench.kernels.npu_proofs import KINDS, read_proofs
 from bench.kernels.without_replay import WITHOUT_REPLAY
 from bench.registry import replay_spec
+from database.errors import OpAtlasError
+
+#: The checkout, whose pages hold these tables.
+ROOT = Path(__file__).parents[2]
+PAGE, README = "docs/kernels.md", "README.md"
 
 _PAGE = """\
 # Kernels
 
 Which kernel types are replayed, and what is known of their calls on an NPU. Written by
-`python -m bench kernels --markdown`; the proofs come from `pytest tests/npu --write-npu-proofs`.
+`python -m bench kernels --write`; the proofs come from `pytest tests/npu --write-npu-proofs`.
 
 Each result is checked against the reference, a formula in float64 (`bench/expected/`). On an NPU the
 NPU call takes the place of what is timed elsewhere. On a GPU the time is that of all kernels that these
@@ -61,6 +67,8 @@ HEADERS = ("kernel type", "family", "NPU call", "proven by", "reference", "devic
 _NAMED = 4
 #: These come first: they take the time.
 _HEAVY = re.compile(r"scaled_dot_product|mm\b|convolution|sort|topk")
+#: What `as_summary` gives, wherever it stands.
+_SUMMARY = re.compile(r"^\d+ kernel types have a replay.*\n\n(?:\|.*\n)+", re.MULTILINE)
 
 
 def kernels() -> list[Kernel]:
@@ -103,6 +111,20 @@ def as_text(kernels: Sequence[Kernel]) -> str:
     return "\n".join([*lines, *(f"{name.ljust(width)}  {reason}" for name, reason in WITHOUT_REPLAY.items())])
 
 
+def pages(kernels: Sequence[Kernel], root: Path = ROOT) -> dict[Path, str]:
+    """The pages of a checkout that list kernels, as they should be. Raises OpAtlasError."""
+    readme = root / README
+    if not readme.is_file() or not (root / PAGE).parent.is_dir():
+        raise OpAtlasError(f"{root} has no {README} and docs/, which are in a checkout: run it with that one's code")
+    text, tables = _SUMMARY.subn(lambda _: as_summary(kernels), readme.read_text(encoding="utf-8"))
+    if tables != 1:
+        raise OpAtlasError(
+            f"{readme} has {tables} tables below a line 'N kernel types have a replay': leave one, and an empty line "
+            "between both"
+        )
+    return {root / PAGE: as_page(kernels), readme: text}
+
+
 def as_page(kernels: Sequence[Kernel]) -> str:
     """docs/kernels.md."""
     meanings = "\n".join(f"- {kind}: {meaning}." for kind, meaning in KINDS.items())
@@ -128,18 +150,19 @@ def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument(
-        "--markdown",
+    parser.add_argument(
+        "--write",
         action="store_true",
-        help="print docs/kernels.md, where this table is kept (default: columns for a terminal)",
-    )
-    form.add_argument(
-        "--summary", action="store_true", help="print the README's table, a line for each family (default: every type)"
+        help="write docs/kernels.md, and the table of README.md, anew (default: print columns for a terminal)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    form = as_page if arguments.markdown else as_summary if arguments.summary else as_text
-    print(form(kernels()).rstrip())
+    known = kernels()
+    if not arguments.write:
+        print(as_text(known))
+        return 0
+    for path, text in pages(known).items():
+        path.write_text(text, encoding="utf-8")
+        print(f"wrote {path}")
     return 0

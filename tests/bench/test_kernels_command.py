@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from difflib import unified_diff
 from pathlib import Path
 
 import pytest
 
 from bench.__main__ import main
-from bench.kernels.command import as_page, as_summary, as_text, kernels
+from bench.kernels.command import as_page, as_summary, as_text, kernels, pages
 from bench.kernels.coverage import replays_of_bench
 from bench.kernels.npu_proofs import KINDS, read_proofs
 from bench.registry import replay_spec
+from database.errors import OpAtlasError
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -46,9 +48,27 @@ def test_every_call_is_proven():
     assert {proof.proof for proof in proofs.values()} <= set(KINDS)
 
 
-@pytest.mark.parametrize(
-    ("path", "form", "option"), [("docs/kernels.md", as_page, "--markdown"), ("README.md", as_summary, "--summary")]
-)
-def test_table_is_up_to_date(path, form, option):
-    text = (REPOSITORY / path).read_text(encoding="utf-8")
-    assert form(kernels()) in text, f"{path} is out of date: copy it from `python -m bench kernels {option}`"
+def test_pages_are_up_to_date():
+    changed = [
+        line
+        for path, text in pages(kernels()).items()
+        for line in unified_diff(path.read_text(encoding="utf-8").splitlines(), text.splitlines(), path.name, n=0)
+    ]
+    assert not changed, "\n".join(["run `python -m bench kernels --write`, which changes:", *changed])
+
+
+def test_both_pages_are_written(tmp_path):
+    known = kernels()
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(f"before\n\n{as_summary(known[1:])}\nafter\n")
+    written = {path.relative_to(tmp_path).as_posix(): text for path, text in pages(known, tmp_path).items()}
+    assert written == {"docs/kernels.md": as_page(known), "README.md": f"before\n\n{as_summary(known)}\nafter\n"}
+
+
+@pytest.mark.parametrize(("readme", "words"), [(None, "run it with that one's code"), ("none", "has 0 tables")])
+def test_without_a_place_for_the_table_nothing_is_written(tmp_path, readme, words):
+    (tmp_path / "docs").mkdir()
+    if readme:
+        (tmp_path / "README.md").write_text(readme)
+    with pytest.raises(OpAtlasError, match=words):
+        pages(kernels(), tmp_path)
