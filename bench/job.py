@@ -103,13 +103,13 @@ class DeviceDescription:
     Attributes:
         name: what the device calls itself.
         facts: memory, cache sizes, threads, versions: whatever bears on a duration.
-        kind: as in its spec.
+        kind: as in its spec, which need not be repeated: where it is empty, whoever opened the device puts that in.
         state: what changes by itself (temperature, power, use), as it was when the device was opened.
         no_custom_operators: why the operators that vllm-ascend brings cannot be there; "" where they can.
     """
 
     name: str
     facts: Mapping[str, str | int | float]
-    kind: str = "cpu"
+    kind: str = ""
     state: Mapping[str, str | int | float] = field(default_factory=dict, compare=False)
     no_custom_operators: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
 
@@ -20,6 +21,7 @@ from bench.registry import replay_spec
 from bench.replay import Replay
 from bench.rows.replay_row import ReplayRow
 from database.communication import is_communication
+from database.errors import OpAtlasError
 from database.schema import Status
 
 
@@ -31,9 +33,14 @@ class Runner:
     """Owns an open device and runs jobs on it, one at a time."""
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
-        """Opens the device. Raises OpAtlasError where it cannot."""
+        """Opens the device. Raises OpAtlasError where it cannot, or where it measures with another instrument."""
         self._device: Device = open_device(spec, settings)
+        self._kind = spec.kind
         self._instrument = self._device.instrument()
+        if settings.instrument not in (None, self._instrument.name):
+            raise OpAtlasError(
+                f"--instrument {settings.instrument}: {spec} measures with {self._instrument.name}: name that, or none"
+            )
         self._settings = settings
         self._group = ALONE
 
@@ -48,7 +55,8 @@ class Runner:
         self._instrument = InStep(self._instrument, group)
 
     def describe(self) -> DeviceDescription:
-        return self._device.describe()
+        description = self._device.describe()
+        return replace(description, kind=description.kind or self._kind)
 
     def probe(self) -> None:
         """Runs a known-good operation on the device. Raises DeviceSick where that fails."""

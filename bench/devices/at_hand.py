@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.devices import npu_smi, nvidia_smi
+from bench.devices import KINDS, npu_smi, nvidia_smi
 from bench.devices.npu_names import name_of, names_of
 from bench.devices.nvidia_smi import Gpu
 from bench.devices.visible import VISIBLE, all_hidden, pinned, visible_ids
@@ -29,7 +29,7 @@ def devices_at_hand(name: str | None) -> list[DeviceSpec]:
     Raises:
         OpAtlasError: a device that is not here, or that replays do not run on.
     """
-    kind = name if name in ("npu", "cuda", "cpu") else kind_of(name) if name else None
+    kind = name if name in KINDS else kind_of(name) if name else None
     if kind == "npu" or (kind is None and not all_hidden(VISIBLE["npu"]) and npus_present()):
         return _npus(None if name == "npu" else name)
     if kind == "cuda" or (kind is None and not all_hidden(VISIBLE["cuda"]) and cuda_version() and nvidia_smi.gpus()):
@@ -53,7 +53,12 @@ def database_name(devices: Sequence[DeviceSpec]) -> str:
             f"the NPU's database cannot be told from its chip ({said}): name it with --device ({' or '.join(names)}), "
             f"or the directory with --database-path"
         )
-    return device.name or cpu_device_name()
+    if not device.name:
+        raise OpAtlasError(
+            f"the database of a device of kind {device.kind} is not known: name its folder with --database-path, or "
+            f"let the DeviceSpec have a name (pytest_opatlas_devices)"
+        )
+    return device.name
 
 
 def npus_present() -> int:

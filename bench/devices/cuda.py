@@ -74,7 +74,6 @@ class CudaDevice:
                 **({"nccl": ".".join(map(str, torch.cuda.nccl.version()))} if is_nccl_available() else {}),
                 **self._nvml.facts(),
             },
-            kind="cuda",
             state=self._nvml.state(),
         )
 

@@ -91,7 +91,6 @@ class NpuDevice:
         return DeviceDescription(
             name=self._spec.name or str(self._properties.name),
             facts={name: fact for name, fact in facts.items() if fact is not None},
-            kind="npu",
             state=said.state,
             no_custom_operators=custom_opp.cannot_be_registered(),
         )

@@ -21,7 +21,7 @@ class Captured:
             "summaries": len(profile.files),
             "launches": profile.account.ingested,
         }
-        self._description = DeviceDescription(device or _UNNAMED, facts)
+        self._description = DeviceDescription(device or _UNNAMED, facts, kind="npu")
 
     def describe(self) -> DeviceDescription:
         """What was profiled."""

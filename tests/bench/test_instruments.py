@@ -9,7 +9,9 @@ import pytest
 from replaying import job_of
 
 from bench import instruments
+from bench.devices.cpu import CpuDevice
 from bench.instruments import OFFERED, Samples, choose, open_instrument
+from bench.instruments.wall_clock import WallClock
 from bench.job import DeviceSpec, MeasureSettings
 from bench.runner import Runner
 from database.errors import OpAtlasError
@@ -40,6 +42,17 @@ def test_the_first_one_is_taken_by_default():
 def test_one_that_the_device_does_not_offer_is_refused_with_the_list():
     with pytest.raises(OpAtlasError, match=r"--instrument sundial: devices of kind cpu offer wall-clock$"):
         open_instrument("cpu", MeasureSettings(instrument="sundial"))
+
+
+def test_a_device_that_does_not_heed_the_choice_is_not_opened(monkeypatch):
+    monkeypatch.setattr(CpuDevice, "instrument", lambda device: WallClock())
+    with pytest.raises(OpAtlasError, match="^--instrument sundial: cpu 0 measures with wall-clock: name that"):
+        Runner(DeviceSpec("cpu"), MeasureSettings(instrument="sundial"))
+
+
+def test_the_kind_of_a_device_is_that_of_its_spec():
+    runner = Runner(DeviceSpec("toy", opener="bench.devices.cpu:CpuDevice"), MeasureSettings())
+    assert runner.describe().kind == "toy"
 
 
 @pytest.mark.usefixtures("_sundials")

@@ -50,7 +50,7 @@ def an_npu(npu_python, tmp_path_factory):
 
 def test_facts_of_an_open_npu(an_npu):
     description = an_npu["description"]
-    assert (description["name"], description["kind"]) == ("ATLAS_800_A3_752T_128G_DIE", "npu")
+    assert description["name"] == "ATLAS_800_A3_752T_128G_DIE"
     assert description["facts"] == description["facts"] | {
         "torch_npu": TORCH_NPU,
         "cann": "9.0.0",
