@@ -69,8 +69,8 @@ class InProcess:
                 return self._runner.run_raising(job)
         except Exception as error:
             outcome = outcome_of(error)
-            if outcome.status in (Status.INVALID, Status.UNSUPPORTED, Status.SKIPPED):
-                # Nothing to debug: the row, or the device, is the reason.
+            if outcome.status in (Status.UNSUPPORTED, Status.SKIPPED):
+                # Nothing to debug: the device is the reason. A row that is refused may be the replay's mistake.
                 return outcome
             raise
 

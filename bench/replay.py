@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import monotonic
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from bench.devices import Device
+from bench.errors import InvalidRow
 from bench.groups.group import ALONE, Group
 from bench.instruments import Instrument
 from bench.job import MeasureSettings, Outcome
@@ -96,7 +98,8 @@ class Replay:
         warm_until = monotonic() + _WARM_UP_S
         self._group.reached("in its first call")
         call()
-        self._expect_outputs(results(), range(len(results())) if output_slots is None else output_slots)
+        name = self._spec.npu if self._spec.npu and kernel is not impl else _name(kernel)
+        self._expect_outputs(name, results(), range(len(results())) if output_slots is None else output_slots)
 
         def once_more() -> None:
             restore()
@@ -116,24 +119,32 @@ class Replay:
         if needed > _ALWAYS_THERE_BYTES:
             self._sampling.expect_memory(needed)
 
-    def _expect_outputs(self, results: Sequence[torch.Tensor], slots: Sequence[int | None]) -> None:
-        """The row must describe what the kernel returns; index results may be of any integer type."""
+    def _expect_outputs(self, name: str, results: Sequence[torch.Tensor], slots: Sequence[int | None]) -> None:
+        """The row must describe what the kernel, of that name, returns; indices may be of any integer type."""
+
+        def refused(column: str, slot: int, found: object) -> InvalidRow:
+            return self._row.refuse(
+                column,
+                f"output {slot} of {self._row.kernel_type} is {found} from {name} for these inputs",
+                "correct the cell that is wrong, inputs or outputs, or, if the row is right, that function",
+            )
+
         for result, slot in zip(results, slots, strict=True):
             if slot is None:
                 continue
             shape, dtype = self._row.output_shape(slot), self._row.output_dtype(slot)
             if tuple(result.shape) != shape:
-                raise self._row.refuse(
-                    OUTPUT_SHAPES,
-                    f"output {slot} of {self._row.kernel_type} is {tuple(result.shape)} for these inputs",
-                    "correct the cell that is wrong, inputs or outputs",
-                )
+                raise refused(OUTPUT_SHAPES, slot, tuple(result.shape))
             if result.dtype != dtype and not (_is_integer(result.dtype) and _is_integer(dtype)):
-                raise self._row.refuse(
-                    OUTPUT_DTYPES,
-                    f"output {slot} of {self._row.kernel_type} is {result.dtype} for these inputs",
-                    "correct the cell that is wrong, inputs or outputs",
-                )
+                raise refused(OUTPUT_DTYPES, slot, result.dtype)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    """Where a reader finds a function that returns what it should not."""
+    if isinstance(function, FunctionType):
+        return f"{function.__module__}.{function.__qualname__}"
+    # What is built in says of itself that it lies in modules that nobody imports.
+    return f"torch's {getattr(function, '__name__', type(function).__name__)}"
 
 
 def _is_integer(dtype: torch.dtype) -> bool:

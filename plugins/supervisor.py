@@ -101,7 +101,10 @@ class Supervisor:
                 self._look_ahead = LookAhead(at_once)
             return self._look_ahead.outcome(item, executor, self._job, lambda: bool(self._session.stop_reason))
         except ReplayError as error:
-            # Of a cell that was to tell the group.
+            # A body that ran right here refused its row or its result, or a cell does not tell the group. The message
+            # says it all, but for a debugger, which stops where the error was raised.
+            if item.config.option.usepdb:
+                raise
             return Outcome(error.status, str(error))
         except DeviceGone as error:
             self._session.end_without_device(str(error), pytest.ExitCode.TESTS_FAILED)

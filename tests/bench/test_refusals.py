@@ -82,6 +82,29 @@ def test_contradiction_is_refused(kernel_type, row, column, words):
 
 
 @pytest.mark.parametrize(
+    ("kernel_type", "row", "words"),
+    [
+        # A capture has it in FLOAT, whatever the inputs are: a function that gives another would be wrong, not the row.
+        (
+            "RmsNorm",
+            "4,8;8 | DT_BF16;DT_BF16 -> 4,8;4,1 | DT_BF16;DT_BF16",
+            "output 1 of RmsNorm is torch.float32 from bench.impl.norms.rms_norm for these inputs; correct the cell",
+        ),
+        ("Neg", "4 | FLOAT -> 4 | DT_BF16", "output 0 of Neg is torch.float32 from torch's neg for these inputs; "),
+    ],
+)
+def test_results_that_the_row_does_not_have_name_the_function_that_gave_them(kernel_type, row, words):
+    assert_refused(kernel_type, row, OUTPUT_TYPES, words)
+
+
+def test_results_of_an_npu_call_name_that(monkeypatch):
+    """On a device that makes it in the place of bench.impl's function."""
+    monkeypatch.setattr(runner()._device, "kernel", lambda impl, npu: lambda *inputs, **keywords: inputs[0])
+    row = "4,8;8 | FLOAT;FLOAT -> 4,8 | DT_BF16"
+    assert_refused("RmsNorm", row, OUTPUT_TYPES, "is torch.float32 from torch_npu.npu_rms_norm for these inputs")
+
+
+@pytest.mark.parametrize(
     ("kernel_type", "row"),
     [
         ("Add", "4;4 | UINT16;UINT16 -> 4 | UINT16"),

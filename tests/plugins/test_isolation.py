@@ -17,6 +17,26 @@ def test_a_wrong_result_fails_and_names_the_difference(sessions: Sessions) -> No
     assert "differs from the reference add in 19 of 19 checked elements" in done
 
 
+@pytest.mark.parametrize(("mood", "status", "where"), [(16, "invalid", "test_moody"), (19, "failed", "_compare")])
+def test_a_debugger_stops_where_a_row_or_its_result_was_refused(
+    sessions: Sessions, mood: int, status: str, where: str
+) -> None:
+    sessions.write("Moody", [row(mood)])
+    (sessions.folder / "telling.py").write_text(
+        "import pdb\n"
+        "class Telling(pdb.Pdb):\n"
+        "    def interaction(self, frame, traceback):\n"
+        "        while traceback is not None:\n"
+        "            print('in', traceback.tb_frame.f_code.co_name)\n"
+        "            traceback = traceback.tb_next\n"
+    )
+    done = sessions.run_in_process("--pdb", "--pdbcls=telling:Telling", "-s")
+    stack = [line for line in str(done.output).splitlines() if line.startswith("in ")]
+    assert "in test_moody" in stack, done.output
+    assert stack[-1] == f"in {where}"
+    assert sessions.statuses("Moody") == {mood: status}
+
+
 @pytest.mark.parametrize("options", [(), ("-n", "2")])
 def test_a_device_that_cannot_be_opened_ends_the_session_and_marks_no_row(
     sessions: Sessions, options: tuple[str, ...]
