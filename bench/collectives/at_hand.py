@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.collectives.topology import Grid
+from bench.devices.kinds import ranks_share
 from bench.devices.nvlink import islands
 from bench.job import DeviceSpec
 from database.layout import DEFAULT_NPU_DEVICE
@@ -59,4 +60,4 @@ def guess(devices: Sequence[DeviceSpec], per_node: int, nnodes: int) -> Guess:
             return Guess((nnodes, per_node // size, size), (everything,), f"{found.why}, {size} GPUs each")
         return Guess((nnodes, per_node), (everything,), found.why)
     nodes = "one node" if nnodes == 1 else f"{nnodes} nodes"
-    return Guess((nnodes, per_node), (2 * nnodes if device.kind == "cpu" else everything,), f"a guess: {nodes}")
+    return Guess((nnodes, per_node), (2 * nnodes if ranks_share(device.kind) else everything,), f"a guess: {nodes}")

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
+from bench.devices.kinds import KINDS
 from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
 
 if TYPE_CHECKING:
@@ -15,15 +16,6 @@ if TYPE_CHECKING:
     import torch
 
     from bench.instruments import Instrument
-
-
-_OPENERS = {
-    "npu": "bench.devices.npu:NpuDevice",
-    "cuda": "bench.devices.cuda:CudaDevice",
-    "cpu": "bench.devices.cpu:CpuDevice",
-}
-#: What replays run on.
-KINDS = tuple(_OPENERS)
 
 
 class Device(Protocol):
@@ -80,6 +72,6 @@ def open_device(spec: DeviceSpec, settings: MeasureSettings) -> Device:
     Raises:
         OpAtlasError: no such device here, with the remedy.
     """
-    module, _, name = (spec.opener or _OPENERS[spec.kind]).partition(":")
+    module, _, name = (spec.opener or KINDS[spec.kind].opener).partition(":")
     device: Device = getattr(import_module(module), name)(spec, settings)
     return device

@@ -7,7 +7,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.devices import KINDS, npu_smi, nvidia_smi
+from bench.devices import npu_smi, nvidia_smi
+from bench.devices.kinds import KINDS
 from bench.devices.npu_names import name_of, names_of
 from bench.devices.nvidia_smi import Gpu
 from bench.devices.visible import VISIBLE, all_hidden, pinned, visible_ids

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from bench.devices.kinds import KINDS
 from bench.errors import ReplayError
 
 if TYPE_CHECKING:
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
 
     from bench.instruments import Instrument, Samples
     from bench.stop_rule import Rule
-
-#: What carries tensors of a device from rank to rank; anything else is carried by the host.
-_BACKENDS = {"cuda": "nccl", "npu": "hccl"}
 
 #: Of a measurement's counters: how far the medians of the ranks lie apart.
 RANK_SPREAD = "Rank Spread(us)"
@@ -181,9 +179,10 @@ def join(rank: int, size: int, device: torch.device, report: Callable[[int, str]
     import torch
     from torch import distributed
 
-    backends = {"cpu": "gloo", **{kind: name for kind, name in _BACKENDS.items() if kind == device.type}}
+    # What each of them carries; that of the host is what ranks agree by.
+    backends = {type_: KINDS[type_].backend for type_ in ("cpu", device.type) if type_ in KINDS}
     distributed.init_process_group(
-        ",".join(f"{kind}:{name}" for kind, name in backends.items()),
+        ",".join(f"{type_}:{backend}" for type_, backend in backends.items()),
         # Rows have deadlines of their own, which name the rank that is late.
         timeout=datetime.timedelta(days=1),
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bench.devices.cores import available_cores
+from bench.devices.kinds import ranks_share
 from bench.errors import DeviceGone
 from bench.executor import Executor
 from bench.groups.process import GroupProcess
@@ -26,7 +27,7 @@ _STARTS_THAT_FAIL = 2
 
 def devices_of_node(devices: Sequence[DeviceSpec]) -> Sequence[DeviceSpec]:
     """Those that ranks may own, one each; ranks share the cores of a CPU."""
-    if devices and devices[0].kind == "cpu":
+    if devices and ranks_share(devices[0].kind):
         return list(devices[:1]) * (_RANKS_PER_CORE * available_cores())
     return devices
 
@@ -107,7 +108,7 @@ class GroupPool:
             of_node = devices_of_node(self._devices)
             return [of_node[member] for member in spec.local_members(len(of_node))]
         devices = [device for device in self._devices if self._left_out.reason(device) is None]
-        if devices and devices[0].kind == "cpu":
+        if devices and ranks_share(devices[0].kind):
             return devices[:1] * (spec.nproc_per_node or _CPU_RANKS)
         return devices[: spec.nproc_per_node]
 

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.devices.kinds import ranks_share
 from bench.devices.visible import environment_of
 from bench.errors import DeviceSick, ReplayError
 from bench.groups.group import RANK_SPREAD, ranks_of_node, spread_us
@@ -68,7 +69,7 @@ def main(address: str) -> None:
             from bench.groups.group import join
             from bench.runner import Runner
 
-            runner = Runner(start.spec, _shared(start.settings) if start.spec.kind == "cpu" else start.settings)
+            runner = Runner(start.spec, _shared(start.settings) if ranks_share(start.spec.kind) else start.settings)
             runner.probe()
             group = join(rank, size, runner.torch_device, lambda step, what: connection.send(Reached(step, what)))
             runner.join(group)
@@ -76,7 +77,7 @@ def main(address: str) -> None:
         except Exception as error:
             connection.send(NotReady(f"{type(error).__name__}: {error}", sick=isinstance(error, DeviceSick)))
             return
-        _serve(connection, runner, group, takes_turn=start.spec.kind != "cpu" or _is_first_of_host(group))
+        _serve(connection, runner, group, takes_turn=not ranks_share(start.spec.kind) or _is_first_of_host(group))
 
 
 def _is_first_of_host(group: Group) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from bench.devices import KINDS as DEVICE_KINDS
+from bench.devices.kinds import KINDS as DEVICE_KINDS
 from bench.kernels.coverage import replays_of_bench
 from bench.kernels.gpu_calls import read_calls
 from bench.kernels.npu_proofs import KINDS, read_proofs
