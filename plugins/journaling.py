@@ -13,6 +13,7 @@ from database.journal import Journal
 from database.manifest import Manifest, code_digest
 from database.store import not_writable
 from plugins.session import BenchSession
+from plugins.settings import Settings
 
 _CODE = tuple(Path(__file__).parent.parent / name for name in ("bench", "database", "plugins"))
 
@@ -51,29 +52,29 @@ class Journaling:
 
 def manifest_of(session: BenchSession, devices: Sequence[Mapping[str, Any]]) -> Manifest:
     """The manifest of a session that replays on some devices, each with its name and facts."""
-    settings = session.settings
     return Manifest(
         run_id=session.run_id,
         started_at=session.started_at,
         device=devices[0] if devices else {},
         other_devices=devices[1:],
-        options={
-            "update_mode": settings.mode.value,
-            "prune": settings.prune,
-            "ops": sorted(settings.ops),
-            "shard": str(settings.shard) if settings.shard else None,
-            "retry_failed": settings.retry_failed,
-            "repeat_count": settings.measure.repeat_count,
-            "cache": settings.measure.cache,
-            "time_limit_s": settings.measure.time_limit_s,
-            "threads": settings.measure.threads,
-            "instrument": settings.measure.instrument,
-            "aic_metrics": settings.measure.aic_metrics,
-            "msprof_rows": settings.msprof_rows,
-            "case_timeout_s": settings.case_timeout_s,
-            "in_process": settings.in_process,
-            "prof_path": settings.prof_path.name if settings.prof_path else None,
-            "communication": settings.messages.about if settings.messages is not None else None,
-        },
+        options=options_of(session.settings),
         code=code_digest(_CODE),
     )
+
+
+def options_of(settings: Settings) -> Mapping[str, object]:
+    """What a manifest says of settings: all that bears on which rows were run, how, and what became of them."""
+    return {
+        "update_mode": settings.mode.value,
+        "prune": settings.prune,
+        "ops": sorted(settings.ops),
+        "shard": str(settings.shard) if settings.shard else None,
+        "retry_failed": settings.retry_failed,
+        **asdict(settings.measure),
+        "msprof_rows": settings.msprof_rows,
+        "case_timeout_s": settings.case_timeout_s,
+        "in_process": settings.in_process,
+        "prof_path": settings.prof_path.name if settings.prof_path else None,
+        "communication": settings.messages.about if settings.messages is not None else None,
+        **settings.of_operators,
+    }

@@ -12,7 +12,9 @@ import pytest
 
 from bench.collectives import options as collectives
 from bench.collectives.options import Wanted
+from bench.declared_options import Scope, given
 from bench.devices.at_hand import database_name, devices_at_hand, npus_present
+from bench.dispatch_ffn_combine import group as dispatch_ffn_combine
 from bench.instruments import MSPROF, OFFERED, choose
 from bench.job import DeviceSpec, MeasureSettings
 from bench.profiles.marks import MOST_ROWS
@@ -20,15 +22,7 @@ from database.layout import DEFAULT_NPU_DEVICE, communication_path, default_path
 from database.merge import UpdateMode
 from database.option_types import at_least
 from database.versions import CANN, TORCH, VLLM, Versions, detect, version_key
-from plugins.options import (
-    CASE_TIMEOUT_S,
-    FIRST_CASE_TIMEOUT_S,
-    OF_NPUS,
-    OF_RUNNING,
-    REPEAT_COUNT_VARIABLE,
-    given,
-    refuse,
-)
+from plugins.options import CASE_TIMEOUT_S, FIRST_CASE_TIMEOUT_S, OPTIONS, REPEAT_COUNT_VARIABLE, refuse
 from plugins.plan import Shard
 
 
@@ -51,6 +45,7 @@ class Settings:
         in_process: run the bodies of replays in pytest itself.
         collect_only: nothing is to be written.
         file_names: of CSVs that are not named for their kernel type, by that.
+        of_operators: options that belong to one operator, by name, where the user has given them.
         messages: what a session that measures communication is to measure; None: it replays rows.
         note: what the user should know of the choice of the database; "" mostly.
     """
@@ -70,6 +65,7 @@ class Settings:
     in_process: bool
     collect_only: bool
     file_names: Mapping[str, str] = field(default_factory=dict)
+    of_operators: Mapping[str, object] = field(default_factory=dict)
     messages: Wanted | None = None
     note: str = ""
 
@@ -114,6 +110,11 @@ def settings_of(config: pytest.Config) -> Settings:
         in_process=option.in_process,
         collect_only=option.collectonly,
         file_names=place.file_names,
+        of_operators={
+            each.dest: getattr(option, each.dest)
+            for each in dispatch_ffn_combine.OPTIONS
+            if given(option, [each], each.scope)
+        },
         messages=collectives.wanted_of(option, devices) if communicates else None,
         note=place.note,
     )
@@ -123,11 +124,17 @@ def _expect_consistent(config: pytest.Config, communicates: bool) -> None:
     """Raises pytest.UsageError where options contradict each other, whatever the device."""
     option = config.option
     if communicates:
-        _expect_ranks(option)
+        # Collectives run in the ranks of a group: what says how one process is to run rows has no meaning.
+        refuse(
+            given(option, OPTIONS, Scope.KERNELS),
+            f"{collectives.MODULE} runs in groups of processes, and --bench-mode chooses the instrument",
+        )
     else:
-        refuse(given(option, collectives.DEFAULTS), f"only bench/{collectives.MODULE} measures collectives")
+        refuse(given(option, OPTIONS, Scope.COLLECTIVES), f"only bench/{collectives.MODULE} measures collectives")
     if option.prof_path is not None:
-        _expect_nothing_to_run(config)
+        # It takes samples as they are: what says how rows are to be run has no meaning.
+        workers = ["-n"] if is_distributed(config) else []
+        refuse(workers + given(option, OPTIONS, Scope.RUNNING), "--prof-path runs no row")
     if option.in_process and is_distributed(config):
         raise pytest.UsageError("--in-process runs rows in one process: leave out -n")
     if option.in_process and option.case_timeout:
@@ -136,21 +143,6 @@ def _expect_consistent(config: pytest.Config, communicates: bool) -> None:
         raise pytest.UsageError("--pdb cannot reach into the device process: add --in-process")
     if option.msprof_rows > MOST_ROWS:
         raise pytest.UsageError(f"--msprof-rows {option.msprof_rows}: a profile tells at most {MOST_ROWS} rows apart")
-
-
-def _expect_ranks(option: argparse.Namespace) -> None:
-    """Collectives run in the ranks of a group: what says how one process is to run rows has no meaning."""
-    of_one_process = {"--in-process": False, "--prof-path": None, "--instrument": None, "--vllm-version": None}
-    refuse(
-        given(option, of_one_process),
-        f"{collectives.MODULE} runs in groups of processes, and --bench-mode chooses the instrument",
-    )
-
-
-def _expect_nothing_to_run(config: pytest.Config) -> None:
-    """--prof-path takes samples as they are: what says how rows are to be run has no meaning."""
-    workers = ["-n"] if is_distributed(config) else []
-    refuse(workers + given(config.option, OF_RUNNING), "--prof-path runs no row")
 
 
 def _devices_of(config: pytest.Config) -> Sequence[DeviceSpec]:
@@ -185,7 +177,7 @@ def _expect_of_devices(option: argparse.Namespace, devices: Sequence[DeviceSpec]
     kinds = {device.kind for device in devices}
     instruments = {choose(kind, option.instrument) for kind in kinds & OFFERED.keys()}
     if "npu" not in kinds:
-        refuse(given(option, OF_NPUS), f"rows are replayed on {devices[0]}, which is no NPU")
+        refuse(given(option, OPTIONS, Scope.NPUS), f"rows are replayed on {devices[0]}, which is no NPU")
     if MSPROF in instruments and option.in_process:
         raise pytest.UsageError("--in-process cannot run under msprof: choose another --instrument")
     return MSPROF in instruments

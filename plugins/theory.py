@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bench.declared_options import Scope, add_all, declare, given
 from bench.devices.at_hand import database_name
 from database.errors import OpAtlasError
 from database.layout import default_path
@@ -20,7 +21,8 @@ from database.option_types import at_least, positive
 from database.store import Database, write_text
 from database.versions import detect
 from plugins.collector import keyword_filter
-from plugins.options import OF_REPLAYS, given, refuse
+from plugins.options import OPTIONS as OF_REPLAYS
+from plugins.options import refuse
 from plugins.theory_report import coverage_page, summary_lines
 from plugins.workers import replays_are_asked_for
 from shapes.results import KernelResult
@@ -35,68 +37,77 @@ _DEFAULT_HBM_GB = 32.0
 #: Under this name the fixture of shapes/ finds the session.
 THEORY = "opatlas-theory"
 _PROPERTY = "theory_rows"
-#: The options of theory rows alone, with what they are where they are not given.
-OF_THEORY: Mapping[str, object] = {
-    "--target-models": "",
-    "--tp-sizes": (),
-    "--ep-sizes": (),
-    "--rows": _DEFAULT_ROWS,
-    "--seed": 0,
-    "--max-hbm-gb": _DEFAULT_HBM_GB,
-    "--plan-only": False,
-}
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("opatlas-theory", "OpAtlas theory rows: what `pytest shapes/` adds to a database")
-    group.addoption(
+def _sizes(text: str) -> Sequence[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise argparse.ArgumentTypeError(f"{text!r}: give whole numbers above 0, such as 1,2,8")
+    return tuple(sorted({int(word) for word in words}))
+
+
+#: The options of theory rows alone.
+OPTIONS = (
+    declare(
         "--target-models",
+        Scope.THEORY,
         metavar="MODEL[,MODEL...]",
         default="",
         help="take shapes of these models only: names of built-in models, architectures of "
         "transformers, config.json files (default: the built-in models, and shapes of no model in particular)",
-    )
-    group.addoption(
+    ),
+    declare(
         "--tp-sizes",
+        Scope.THEORY,
         type=_sizes,
         metavar="N[,N...]",
         default=(),
         help="sizes of tensor parallelism (default: of 1, 2, 4, 8, 16 those that fit a model)",
-    )
-    group.addoption(
+    ),
+    declare(
         "--ep-sizes",
+        Scope.THEORY,
         type=_sizes,
         metavar="N[,N...]",
         default=(),
         help="sizes of expert parallelism (default: of 1, 2, 4 ... 256 those that divide the experts)",
-    )
-    group.addoption(
+    ),
+    declare(
         "--rows",
+        Scope.THEORY,
         type=at_least(0),
         metavar="N",
         default=_DEFAULT_ROWS,
         help="the most theory rows of a kernel type; 0: the whole grid (default: %(default)s)",
-    )
-    group.addoption(
+    ),
+    declare(
         "--seed",
+        Scope.THEORY,
         type=int,
         metavar="N",
         default=0,
         help="the same seed draws the same rows, for a given version of hypothesis (default: %(default)s)",
-    )
-    group.addoption(
+    ),
+    declare(
         "--max-hbm-gb",
+        Scope.THEORY,
         type=positive,
         metavar="GB",
         default=_DEFAULT_HBM_GB,
         help="leave out rows whose tensors, with the buffer that flushes the cache, need more memory, "
         "in 10^9 bytes (default: %(default)g)",
-    )
-    group.addoption(
+    ),
+    declare(
         "--plan-only",
+        Scope.THEORY,
         action="store_true",
         help="tell what would be added, and write nothing (default: off)",
-    )
+    ),
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_all(parser.getgroup("opatlas-theory", "OpAtlas theory rows: what `pytest shapes/` adds to a database"), OPTIONS)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -172,10 +183,10 @@ class Theory:
         option, replays = self._config.option, replays_are_asked_for(self._config)
         if not self._is_asked_for():
             if replays:
-                refuse(given(option, OF_THEORY), "theory rows are added by `pytest shapes/`")
+                refuse(given(option, OPTIONS, Scope.THEORY), "theory rows are added by `pytest shapes/`")
             return
         if not replays:
-            refuse(given(option, OF_REPLAYS), "`pytest shapes/` runs no row")
+            refuse(given(option, OF_REPLAYS, Scope.REPLAYS | Scope.RUNNING), "`pytest shapes/` runs no row")
         try:
             self._check_files()
         except OpAtlasError as error:
@@ -281,10 +292,3 @@ class Theory:
             terminalreporter.write_line(f"error: {self._problem}")
         elif not plan_only:
             terminalreporter.write_line(f"coverage: {self._coverage_path}")
-
-
-def _sizes(text: str) -> Sequence[int]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise argparse.ArgumentTypeError(f"{text!r}: give whole numbers above 0, such as 1,2,8")
-    return tuple(sorted({int(word) for word in words}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from doc_commands import ROOT
 
 from bench.__main__ import parser as bench_parser
 from bench.collectives import options as collectives
+from bench.declared_options import Option, Scope
 from bench.dispatch_ffn_combine import group as dispatch_ffn_combine
 from database.__main__ import parser as database_parser
 from plugins import options, theory
@@ -103,21 +104,27 @@ def test_an_option_takes_the_same_wherever_it_stands() -> None:
     assert differ == {}
 
 
+def test_what_is_refused_where_it_does_nothing_is_known_by_its_default() -> None:
+    real = {name: (action.dest, action.default) for action in optional(of_pytest()) for name in action.option_strings}
+    assert {option.name: (option.dest, option.default) for option in (*options.OPTIONS, *theory.OPTIONS)} == real
+
+
 @pytest.mark.parametrize(
-    "defaults",
-    [options.OF_REPLAYS, options.OF_NPUS, collectives.DEFAULTS, theory.OF_THEORY],
-    ids=["replays", "NPUs", "collectives", "theory rows"],
+    ("declared", "scope", "others"),
+    [
+        (options.DATABASE, Scope.FINDS_DATABASE, {"--database-path", "--device"}),
+        (options.ROWS, Scope.REPLAYS, {"--ops", "--fail-fast"}),
+        (options.MEASURING, Scope.RUNNING, {"--prof-path"}),
+        (dispatch_ffn_combine.OPTIONS, Scope.RUNNING, set()),
+        (dispatch_ffn_combine.OPTIONS, Scope.KERNELS, set()),
+        (collectives.OPTIONS, Scope.COLLECTIVES, set()),
+        (theory.OPTIONS, Scope.THEORY, set()),
+    ],
 )
-def test_what_is_refused_where_it_does_nothing_is_known_by_its_default(defaults: Mapping[str, object]) -> None:
-    real = {name: action.default for action in optional(of_pytest()) for name in action.option_strings}
-    assert {name: real[name] for name in defaults} == dict(defaults)
-
-
-def test_every_option_of_theory_rows_and_collectives_is_refused_elsewhere() -> None:
-    groups = {group.title: group for group in of_pytest()._action_groups}
-    for title, defaults in (("opatlas-theory", theory.OF_THEORY), ("collectives", collectives.DEFAULTS)):
-        names = {name for action in groups[title]._group_actions for name in action.option_strings}
-        assert names == defaults.keys()
+def test_options_are_refused_where_all_of_their_group_are(
+    declared: Sequence[Option], scope: Scope, others: set[str]
+) -> None:
+    assert {option.name for option in declared if scope not in option.scope} == others
 
 
 @pytest.mark.parametrize(
@@ -125,7 +132,7 @@ def test_every_option_of_theory_rows_and_collectives_is_refused_elsewhere() -> N
     [
         (
             ("shapes/", "--repeat-count=3", "--shard=1/2"),
-            "`pytest shapes/` runs no row: leave out --repeat-count, --shard",
+            "`pytest shapes/` runs no row: leave out --shard, --repeat-count",
         ),
         (("bench/", "--rows=5", "--plan-only"), "added by `pytest shapes/`: leave out --rows, --plan-only"),
         (

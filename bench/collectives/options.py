@@ -12,9 +12,10 @@ import pytest
 
 from bench.collectives.at_hand import guess
 from bench.collectives.topology import Grid, NoGroup
+from bench.declared_options import Scope, add_all, declare
 from bench.groups.options import NodeOptions
 from bench.groups.pool import devices_of_node
-from bench.groups.spec import LOOPBACK, GroupSpec
+from bench.groups.spec import GroupSpec
 from bench.job import DeviceSpec
 from database.communication import BY_NAME, TIERS, Collective
 from database.dtypes import known_dtype
@@ -39,24 +40,92 @@ _LIBRARIES = ("NCCL_", "HCCL_", "GLOO_")
 #: Without --bench-mode kernel: what takes the durations, by kind of device.
 _EVENTS = {"cuda": "cuda-events", "npu": "npu-events"}
 
-
-#: The options of the collectives alone, with what they are where they are not given.
-DEFAULTS: Mapping[str, object] = {
-    "--comm-ops": list(BY_NAME),
-    "--grid-shape": None,
-    "--num-devices": None,
-    "--topology-tier": None,
-    "--comm-dtype": ["bfloat16"],
-    "--bytes-grid": None,
-    "--bench-mode": "kernel",
-    "--output-dir": None,
-    "--output-csv": None,
-    "--nnodes": 1,
-    "--node-rank": 0,
-    "--master-addr": LOOPBACK,
-    "--master-port": None,
-    "--comm-strict": False,
-}
+#: The options of the collectives alone.
+OPTIONS = (
+    declare(
+        "--comm-ops",
+        Scope.COLLECTIVES,
+        nargs="+",
+        choices=list(BY_NAME),
+        default=list(BY_NAME),
+        metavar="OP",
+        help=f"the collectives to measure (default: {' '.join(BY_NAME)})",
+    ),
+    declare(
+        "--grid-shape",
+        Scope.COLLECTIVES,
+        nargs="+",
+        type=at_least(1),
+        metavar="N",
+        help="how the devices of all nodes are linked: how many there are in each dimension, outermost first, such "
+        "as 48 8 2 (default: that on an A3, 128 8 on an A2, a guess elsewhere)",
+    ),
+    declare(
+        "--num-devices",
+        Scope.COLLECTIVES,
+        nargs="+",
+        type=at_least(2),
+        metavar="N",
+        help="sizes of the groups to measure (default: 16 on an A3, 2 on a CPU, all devices elsewhere)",
+    ),
+    declare(
+        "--topology-tier",
+        Scope.COLLECTIVES,
+        type=int,
+        choices=list(TIERS),
+        help="the outermost dimension of the grid in which the devices of a group differ: "
+        f"{', '.join(f'{tier} {name}' for tier, name in TIERS.items())} "
+        "(default: that of neighbours; with several nodes 0)",
+    ),
+    declare(
+        "--comm-dtype",
+        Scope.COLLECTIVES,
+        nargs="+",
+        choices=list(DTYPES),
+        default=["bfloat16"],
+        metavar="DTYPE",
+        help=f"what messages are made of: {', '.join(DTYPES)} (default: bfloat16)",
+    ),
+    declare(
+        "--bytes-grid",
+        Scope.COLLECTIVES,
+        nargs="+",
+        type=at_least(1),
+        metavar="BYTES",
+        help="sizes of the messages, rounded up to whole elements, as many for each device (default: powers of two "
+        "from 1 KiB to 512 MiB, on a CPU to 16 MiB)",
+    ),
+    declare(
+        "--bench-mode",
+        Scope.COLLECTIVES,
+        choices=("kernel", "event"),
+        default="kernel",
+        help="kernel: time of the device's own kernels, from its profiler; event: between two events of the device; "
+        "a CPU has its clock for both (default: %(default)s)",
+    ),
+    declare(
+        "--output-dir",
+        Scope.COLLECTIVES,
+        type=Path,
+        metavar="DIR",
+        help="folder of the hcom_*.csv files, made where it is not there "
+        "(default: that of the device and its library, under database/data)",
+    ),
+    declare(
+        "--output-csv",
+        Scope.COLLECTIVES,
+        type=Path,
+        metavar="FILE",
+        help="the file of a single collective, whatever --output-dir says (default: one in that folder)",
+    ),
+    *_NODES.declared(Scope.COLLECTIVES),
+    declare(
+        "--comm-strict",
+        Scope.COLLECTIVES,
+        action="store_true",
+        help="refuse to run where a group needs more devices than there are (default: its messages are skipped)",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -73,83 +142,11 @@ class Wanted:
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Options of the collectives alone."""
+    """Adds OPTIONS to the help."""
     group = parser.getgroup(
         "collectives", "Collectives: the messages and groups that bench/test_collectives.py measures"
     )
-    group.addoption(
-        "--comm-ops",
-        nargs="+",
-        choices=list(BY_NAME),
-        default=list(BY_NAME),
-        metavar="OP",
-        help=f"the collectives to measure (default: {' '.join(BY_NAME)})",
-    )
-    group.addoption(
-        "--grid-shape",
-        nargs="+",
-        type=at_least(1),
-        metavar="N",
-        help="how the devices of all nodes are linked: how many there are in each dimension, outermost first, such "
-        "as 48 8 2 (default: that on an A3, 128 8 on an A2, a guess elsewhere)",
-    )
-    group.addoption(
-        "--num-devices",
-        nargs="+",
-        type=at_least(2),
-        metavar="N",
-        help="sizes of the groups to measure (default: 16 on an A3, 2 on a CPU, all devices elsewhere)",
-    )
-    group.addoption(
-        "--topology-tier",
-        type=int,
-        choices=list(TIERS),
-        help="the outermost dimension of the grid in which the devices of a group differ: "
-        f"{', '.join(f'{tier} {name}' for tier, name in TIERS.items())} "
-        "(default: that of neighbours; with several nodes 0)",
-    )
-    group.addoption(
-        "--comm-dtype",
-        nargs="+",
-        choices=list(DTYPES),
-        default=["bfloat16"],
-        metavar="DTYPE",
-        help=f"what messages are made of: {', '.join(DTYPES)} (default: bfloat16)",
-    )
-    group.addoption(
-        "--bytes-grid",
-        nargs="+",
-        type=at_least(1),
-        metavar="BYTES",
-        help="sizes of the messages, rounded up to whole elements, as many for each device (default: powers of two "
-        "from 1 KiB to 512 MiB, on a CPU to 16 MiB)",
-    )
-    group.addoption(
-        "--bench-mode",
-        choices=("kernel", "event"),
-        default="kernel",
-        help="kernel: time of the device's own kernels, from its profiler; event: between two events of the device; "
-        "a CPU has its clock for both (default: %(default)s)",
-    )
-    group.addoption(
-        "--output-dir",
-        type=Path,
-        metavar="DIR",
-        help="folder of the hcom_*.csv files, made where it is not there "
-        "(default: that of the device and its library, under database/data)",
-    )
-    group.addoption(
-        "--output-csv",
-        type=Path,
-        metavar="FILE",
-        help="the file of a single collective, whatever --output-dir says (default: one in that folder)",
-    )
-    _NODES.add(group)
-    group.addoption(
-        "--comm-strict",
-        action="store_true",
-        help="refuse to run where a group needs more devices than there are (default: its messages are skipped)",
-    )
+    add_all(group, OPTIONS)
 
 
 def are_asked_for(config: pytest.Config) -> bool:

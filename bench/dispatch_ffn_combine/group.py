@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bench.declared_options import Scope, add_all, declare
 from bench.errors import InvalidRow, MissingPrecondition
 from bench.groups.options import NodeOptions
 from bench.groups.spec import GroupSpec
@@ -18,23 +19,31 @@ _PREFIX = "--dispatch-ffn-combine-"
 _NODES = NodeOptions(_PREFIX)
 
 
-def add_options(parser: pytest.Parser) -> None:
-    """The options of `pytest bench/` that are this operator's."""
-    group = parser.getgroup("dispatch-ffn-combine", "DispatchFFNCombine: the group of devices that its rows need")
-    group.addoption(
+_SCOPE = Scope.RUNNING | Scope.KERNELS
+OPTIONS = (
+    declare(
         f"{_PREFIX}ep-size",
+        _SCOPE,
         type=at_least(1),
         default=16,
         metavar="N",
         help=f"devices that share the experts, for rows whose {EP_SIZE!r} is empty (default: %(default)s)",
-    )
-    group.addoption(
+    ),
+    declare(
         f"{_PREFIX}nproc-per-node",
+        _SCOPE,
         type=at_least(1),
         metavar="N",
         help="the most ranks on a node (default: one for each of its devices, and 2 on a CPU)",
-    )
-    _NODES.add(group)
+    ),
+    *_NODES.declared(_SCOPE),
+)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """The options of `pytest bench/` that are this operator's."""
+    group = parser.getgroup("dispatch-ffn-combine", "DispatchFFNCombine: the group of devices that its rows need")
+    add_all(group, OPTIONS)
 
 
 def group_of(cells: Mapping[str, str], options: Any) -> GroupSpec:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
+from bench.declared_options import Option, Scope, declare
 from bench.groups.spec import LOOPBACK, GroupSpec
 from database.option_types import at_least
-
-if TYPE_CHECKING:
-    import pytest
 
 
 class NodeOptions:
@@ -18,33 +17,39 @@ class NodeOptions:
         """`prefix` is that of the option strings: "--" or longer."""
         self._prefix = prefix
 
-    def add(self, group: pytest.OptionGroup) -> None:
-        """Adds the options to a group of the help."""
-        group.addoption(
-            f"{self._prefix}nnodes",
-            type=at_least(1),
-            default=1,
-            metavar="N",
-            help="nodes of each group; the same command runs on each of them (default: %(default)s)",
-        )
-        group.addoption(
-            f"{self._prefix}node-rank",
-            type=at_least(0),
-            default=0,
-            metavar="I",
-            help="which of the nodes this is, from 0 (default: %(default)s)",
-        )
-        group.addoption(
-            f"{self._prefix}master-addr",
-            default=LOOPBACK,
-            metavar="HOST",
-            help="where node 0 is reached (default: %(default)s)",
-        )
-        group.addoption(
-            f"{self._prefix}master-port",
-            type=at_least(1),
-            metavar="PORT",
-            help="the port there, needed with several nodes (default: a free one)",
+    def declared(self, scope: Scope) -> Sequence[Option]:
+        """The options themselves."""
+        return (
+            declare(
+                f"{self._prefix}nnodes",
+                scope,
+                type=at_least(1),
+                default=1,
+                metavar="N",
+                help="nodes of each group; the same command runs on each of them (default: %(default)s)",
+            ),
+            declare(
+                f"{self._prefix}node-rank",
+                scope,
+                type=at_least(0),
+                default=0,
+                metavar="I",
+                help="which of the nodes this is, from 0 (default: %(default)s)",
+            ),
+            declare(
+                f"{self._prefix}master-addr",
+                scope,
+                default=LOOPBACK,
+                metavar="HOST",
+                help="where node 0 is reached (default: %(default)s)",
+            ),
+            declare(
+                f"{self._prefix}master-port",
+                scope,
+                type=at_least(1),
+                metavar="PORT",
+                help="the port there, needed with several nodes (default: a free one)",
+            ),
         )
 
     def spec(self, options: Any, ranks: int, **more: Any) -> GroupSpec:

@@ -1,0 +1,76 @@
+"""An option of pytest as it is declared, once: its name, where it means something, and what argparse is told of it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Flag, auto
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
+
+
+class Scope(Flag):
+    """What a session must be for an option to do something in it; where it is not, the option is refused."""
+
+    ANY = 0
+    #: It replays rows, which `pytest shapes/` does not.
+    REPLAYS = auto()
+    #: It runs the rows that it replays, which --prof-path does not.
+    RUNNING = auto()
+    #: Its rows are those of kernels, and not messages.
+    KERNELS = auto()
+    #: It replays on NPUs.
+    NPUS = auto()
+    #: It finds its database by device and versions, and not by --database-path.
+    FINDS_DATABASE = auto()
+    #: It measures messages between devices.
+    COLLECTIVES = auto()
+    #: It adds theory rows.
+    THEORY = auto()
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of pytest.
+
+    Attributes:
+        name: as users write it, dashes included.
+        scope: all that a session must be for it to do something.
+        how: what argparse is told of it besides.
+    """
+
+    name: str
+    scope: Scope
+    how: Mapping[str, Any]
+
+    @property
+    def dest(self) -> str:
+        """What its value is called."""
+        return str(self.how.get("dest", self.name.lstrip("-").replace("-", "_")))
+
+    @property
+    def default(self) -> object:
+        """What it is where it is not given."""
+        return self.how.get("default", False if self.how.get("action") == "store_true" else None)
+
+
+def declare(name: str, scope: Scope, **how: Any) -> Option:
+    """An option, written as for argparse, but for its scope: `declare("--seed", Scope.THEORY, type=int, default=0)`."""
+    return Option(name, scope, how)
+
+
+def add_all(group: pytest.OptionGroup, options: Iterable[Option]) -> None:
+    """Adds options to a group of the help."""
+    for each in options:
+        group.addoption(each.name, **each.how)
+
+
+def given(values: argparse.Namespace, options: Iterable[Option], scope: Scope) -> list[str]:
+    """Those options of any of some scopes that the user has set to something else than their defaults."""
+    # One that is not there at all belongs to a plugin that this session does not have.
+    return [
+        each.name for each in options if each.scope & scope and getattr(values, each.dest, each.default) != each.default
+    ]
