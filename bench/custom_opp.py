@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.errors import MissingPrecondition, ReplayError, Unsupported
 from bench.npu_call import npu_call
-from bench.words import in_a_line
+from bench.one_line import in_a_line
 
 PATH_VARIABLE = "ASCEND_CUSTOM_OPP_PATH"
 LIBRARY_VARIABLE = "LD_LIBRARY_PATH"

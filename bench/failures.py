@@ -9,7 +9,7 @@ from bench.custom_opp import missing_kernel
 from bench.device_errors import is_out_of_memory, poisoned_by, text_of
 from bench.errors import ReplayError
 from bench.job import Outcome
-from bench.words import in_a_line
+from bench.one_line import in_a_line
 from database.schema import Status
 
 #: What torch says where an operator lacks a dtype; some operators raise a plain RuntimeError for it.

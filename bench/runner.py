@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import torch
 
-from bench.body import arguments_of, load_function
 from bench.collectives.message import Message
 from bench.collectives.timed import TimedCollective
 from bench.devices import Device, open_device
@@ -19,6 +18,7 @@ from bench.groups.group import ALONE, Group, InStep
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.registry import replay_spec
 from bench.replay import Replay
+from bench.replay_function import arguments_of, load_function
 from bench.rows.replay_row import ReplayRow
 from database.communication import is_communication
 from database.errors import OpAtlasError

@@ -27,7 +27,7 @@ from bench.msprof.device import MsprofDevice
 from bench.processes.device_pool import DevicePool, LeftOut
 from bench.processes.device_process import DeviceProcess
 from bench.processes.parent import die_with_parent, parent_of
-from bench.profiles.captured import Captured
+from bench.profiles.profile_executor import ProfileExecutor
 from database.errors import OpAtlasError
 from database.ingest.samples import KnownRows, Profile, SamplesOfRows, read_profile
 from database.journal import Header
@@ -127,7 +127,7 @@ class BenchSession:
         if self._executor is None:
             settings = self.settings
             if settings.prof_path is not None:
-                self._executor = Captured(self.samples(), settings.devices[0].name)
+                self._executor = ProfileExecutor(self.samples(), settings.devices[0].name)
             elif settings.messages is not None:
                 self._executor = GroupPool(settings.devices, settings.measure, LeftOut(self._shared_dir))
             elif settings.in_process:

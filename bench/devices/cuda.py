@@ -19,7 +19,7 @@ from bench.errors import DeviceSick
 from bench.instruments import Instrument, open_instrument
 from bench.instruments.unthrottled import Unthrottled
 from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
-from bench.words import first_line
+from bench.one_line import first_line
 from database.errors import OpAtlasError
 from database.layout import slug
 

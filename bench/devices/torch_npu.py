@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bench.words import first_line
+from bench.one_line import first_line
 from database.errors import OpAtlasError
 from database.layout import public_version
 from database.versions import version_key

@@ -15,7 +15,7 @@ from bench.devices.torch_npu import import_torch_npu, npu_of_torch, set_env_scri
 from bench.doctor.machine import measured
 from bench.doctor.verdict import Fact, Target, Verdict, failed, passed, skipped
 from bench.msprof.command import msprof_executable
-from bench.words import first_line, last_line
+from bench.one_line import first_line, last_line
 from database.versions import cann_version
 
 _DEVICE_FILES = Path("/dev")

@@ -10,8 +10,8 @@ from importlib import import_module
 from pathlib import Path
 
 from bench.doctor.verdict import Target, failed
+from bench.one_line import in_a_line
 from bench.processes.parent import die_with_parent
-from bench.words import in_a_line
 from database.errors import OpAtlasError
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.doctor.verdict import Fact, Target, Verdict, failed, passed, skipped
-from bench.words import first_line
+from bench.one_line import first_line
 
 if TYPE_CHECKING:
     from bench.job import DeviceSpec

@@ -8,7 +8,7 @@ the recording.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import NamedTuple, Protocol
@@ -106,7 +106,7 @@ class KernelRecords:
         return max(1, int(_QUEUE_S / (perf_counter() - start)))
 
 
-def between_marks(records: Iterable[KernelRecord], count: int) -> list[Sequence[KernelRecord]]:
+def between_marks(records: Iterable[KernelRecord], count: int) -> list[list[KernelRecord]]:
     """What each of `count` calls launched, in order. Raises ReplayError where the records cannot be theirs."""
     calls: list[list[KernelRecord]] = []
     marks = 0
@@ -121,7 +121,7 @@ def between_marks(records: Iterable[KernelRecord], count: int) -> list[Sequence[
         raise ReplayError(f"the device's records hold {marks} marks, and {2 * count} were launched")
     if any(not launched for launched in calls):
         raise ReplayError("the device's records hold no kernel of some of the calls")
-    return list(calls)
+    return calls
 
 
 def _short(name: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from bench.kernels import kept
+from bench.kernels import found_by_tests
 
 PROOFS = Path(__file__).with_suffix(".json")
 
@@ -41,9 +41,9 @@ class KernelProof:
 
 def read_proofs() -> dict[str, KernelProof]:
     """By kernel type; none where nothing has been proven yet."""
-    return {name: KernelProof(**known) for name, known in kept.read(PROOFS).items()}
+    return {name: KernelProof(**known) for name, known in found_by_tests.read(PROOFS).items()}
 
 
 def write_proofs(proofs: Mapping[str, KernelProof]) -> None:
     """For `read_proofs`."""
-    kept.write(PROOFS, {name: asdict(proof) for name, proof in proofs.items()})
+    found_by_tests.write(PROOFS, {name: asdict(proof) for name, proof in proofs.items()})

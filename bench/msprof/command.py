@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.errors import DeviceGone
-from bench.words import last_line
+from bench.one_line import last_line
 
 #: Metric groups of `--aic-metrics`; a run takes one.
 METRICS = (

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from operators import operators_of
 from replaying import job_of
 from sample_rows import ROWS
 
-from bench.kernels.gpu_calls import operators_of, read_calls, write_calls
+from bench.kernels.gpu_calls import read_calls, write_calls
 from database.schema import Status
 
 

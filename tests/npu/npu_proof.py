@@ -24,7 +24,6 @@ import torch_npu
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bench.expected
-from bench.body import arguments_of
 from bench.errors import InvalidRow, Unsupported
 from bench.groups.group import Group
 from bench.instruments import Samples
@@ -33,6 +32,7 @@ from bench.npu_call import npu_call
 from bench.reference.expectations import Comparison
 from bench.registry import ReplaySpec, replay_spec
 from bench.replay import Replay
+from bench.replay_function import arguments_of
 from bench.rows.replay_row import ReplayRow
 from database.schema import EP_SIZE
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replaying import replay_functions, replay_of, runner
 
-from bench.body import arguments_of
 from bench.groups.group import Group
 from bench.job import Job
+from bench.replay_function import arguments_of
 from bench.rows.replay_row import ReplayRow
 from database.schema import EP_SIZE, Status
 from shapes.built_in import DEEPSEEK_V3, GLM_5_1, QWEN3_0_6B, QWEN3_32B

@@ -9,7 +9,7 @@ from database.schema import Status
 _UNNAMED = "an unnamed NPU"
 
 
-class Captured:
+class ProfileExecutor:
     """An Executor that looks rows up instead of running them."""
 
     def __init__(self, samples: SamplesOfRows, device: str) -> None:

@@ -1,0 +1,43 @@
+"""Which of torch's operators a function calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_ALLOCATES = re.compile(r"::(new_)?empty")
+
+
+def operators_of(function: Callable[..., Any], tell: Callable[[list[str]], object]) -> Callable[..., Any]:
+    """`function`, which tells at its first call what it calls of torch. What launches nothing is left out."""
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if not operator.is_view and not _ALLOCATES.search(operator._schema.name):
+                seen.setdefault(operator._schema.name.replace("::", "."))
+            return operator(*args, **(kwargs or {}))
+
+    seen: dict[str, None] = {}
+    told = False
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal told
+        if told:
+            return function(*arguments, **keywords)
+        try:
+            with Watch():
+                result = function(*arguments, **keywords)
+        except RuntimeError as error:
+            if "Creating a new Tensor subclass" not in str(error):
+                raise
+            # torch's causal bias, which cannot be made while anybody watches: another row of the kernel type tells.
+            told = True
+            return function(*arguments, **keywords)
+        told = True
+        tell(list(seen))
+        return result
+
+    return call
