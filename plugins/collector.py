@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from _pytest.mark.expression import Expression
 
-from bench.kernels.coverage import replays_of_bench
+from bench.kernels.replays import replays_of_bench
 from bench.registry import replay_spec
 from plugins.items import row_of
 from plugins.plan import Plan, TablePlan

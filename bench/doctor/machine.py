@@ -95,7 +95,7 @@ def cpu(target: Target) -> Verdict:
 def measured(spec: DeviceSpec, instrument: str) -> Verdict:
     """Opens a device, computes what is known, and measures a tiny row."""
     from bench.job import Job, MeasureSettings
-    from bench.kernels.coverage import replays_of_bench
+    from bench.kernels.replays import replays_of_bench
     from bench.runner import Runner
     from database.schema import Status
 

@@ -26,7 +26,7 @@ from bench.errors import DeviceSick, ReplayError
 from bench.groups.group import RANK_SPREAD, ranks_of_node, spread_us
 from bench.groups.messages import Hello, Joined, Reached
 from bench.job import Job, MeasureSettings, Outcome
-from bench.processes import printed
+from bench.processes import std_streams
 from bench.processes.device_messages import NotReady, Start, Started, Waiting
 from bench.processes.parent import die_with_parent
 from database.schema import Status
@@ -114,7 +114,7 @@ def _serve(connection: Connection, runner: Runner, group: Group, *, takes_turn: 
             # Of a collective, the ranks have agreed on its samples already.
             if outcome.measurement is not None and RANK_SPREAD not in outcome.measurement.counters:
                 outcome = slowest(outcome, group)
-        printed.write_out()
+        std_streams.write_out()
         connection.send(outcome)
 
 

@@ -14,9 +14,9 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from bench.devices.kinds import KINDS as DEVICE_KINDS
-from bench.kernels.coverage import replays_of_bench
 from bench.kernels.gpu_calls import read_calls
 from bench.kernels.npu_proofs import KINDS, read_proofs
+from bench.kernels.replays import replays_of_bench
 from bench.kernels.without_replay import WITHOUT_REPLAY
 from bench.registry import replay_spec
 from database.errors import OpAtlasError

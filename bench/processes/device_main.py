@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from bench.errors import DeviceSick
 from bench.job import Job
-from bench.processes import printed
+from bench.processes import std_streams
 from bench.processes.device_messages import NotReady, Ready, Start, Started, Waiting
 from bench.processes.device_process import UNDER_LAUNCHER
 from bench.processes.parent import die_with_parent
@@ -61,7 +61,7 @@ def main(fd: int, *, under_launcher: bool) -> None:
                 return
             with runner.turn(lambda: connection.send(Waiting()), lambda: connection.send(Started())):
                 outcome = runner.run(job)
-            printed.write_out()
+            std_streams.write_out()
             connection.send(outcome)
             if outcome.status is Status.OOM and not runner.is_well():
                 # A poison in disguise; the next row gets a fresh process.
@@ -71,7 +71,7 @@ def main(fd: int, *, under_launcher: bool) -> None:
 def end_at_once() -> NoReturn:
     """Ends the process as Python does, but does not take torch apart first: half a second, and the system does it."""
     atexit._run_exitfuncs()
-    printed.write_out()
+    std_streams.write_out()
     os._exit(0)
 
 

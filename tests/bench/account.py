@@ -23,7 +23,7 @@ import torch
 
 from bench.errors import ReplayError
 from bench.job import DeviceSpec, Job, MeasureSettings
-from bench.kernels.coverage import replays_of_bench
+from bench.kernels.replays import replays_of_bench
 from bench.kernels.without_replay import WITHOUT_REPLAY
 from bench.rows.replay_row import ReplayRow
 from bench.runner import Runner

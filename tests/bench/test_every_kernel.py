@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.kernels.coverage import replays_of_bench
+from bench.kernels.replays import replays_of_bench
 from bench.kernels.without_replay import WITHOUT_REPLAY
 
 #: What a user may expect: the kernels of LLM inference on NPUs, those of the tools that came before,

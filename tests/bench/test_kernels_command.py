@@ -11,8 +11,8 @@ import pytest
 
 from bench.__main__ import main
 from bench.kernels.command import as_page, as_summary, as_text, kernels, pages
-from bench.kernels.coverage import replays_of_bench
 from bench.kernels.npu_proofs import KINDS, read_proofs
+from bench.kernels.replays import replays_of_bench
 from bench.registry import replay_spec
 from database.errors import OpAtlasError
 

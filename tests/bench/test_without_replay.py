@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.kernels.coverage import replays_of_bench
+from bench.kernels.replays import replays_of_bench
 from bench.kernels.without_replay import WITHOUT_REPLAY
 from database.slots import EMPTY_WORDS
 

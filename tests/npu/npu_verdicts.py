@@ -14,8 +14,8 @@ from real_rows import sources
 from replaying import cells_of
 from sample_rows import ROWS
 
-from bench.kernels.coverage import replays_of_bench
 from bench.kernels.npu_proofs import KINDS, KernelProof
+from bench.kernels.replays import replays_of_bench
 from bench.registry import replay_spec
 from database.signature import signature
 

@@ -8,8 +8,8 @@ from npu_verdicts import Case, proofs, verdicts
 from replaying import cells_of
 from sample_rows_moe import LAYER_INT8, ROWS
 
-from bench.kernels.coverage import replays_of_bench
 from bench.kernels.npu_proofs import PROOFS, read_proofs, write_proofs
+from bench.kernels.replays import replays_of_bench
 from bench.registry import replay_spec
 
 

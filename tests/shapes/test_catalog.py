@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests_of_shapes import catalog_of
 
-from bench.kernels.coverage import replays_of_bench
+from bench.kernels.replays import replays_of_bench
 from database.errors import OpAtlasError
 from shapes.catalog import PATH, CatalogError, built_in_catalog
 
