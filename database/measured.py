@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from database.communication import BY_KERNEL_TYPE, bandwidth_gbps, is_communication
-from database.record import Measurement, Record
+from database.record import Record
 from database.schema import (
     AVERAGE,
     BANDWIDTH,
@@ -30,22 +30,10 @@ from database.schema import (
     STATUS_REASON,
     Status,
 )
+from database.statistics import Summary
 
 #: Decimals of a stored duration: a tenth of a nanosecond, below what any clock here resolves.
 _DECIMALS = 4
-
-_OF_BOTH = (
-    MICROBENCH_MIN,
-    MICROBENCH_STD,
-    MICROBENCH_SAMPLES,
-    MICROBENCH_DEVICE_KERNELS,
-    CACHE_STATE,
-    INSTRUMENT,
-    STATUS,
-    STATUS_REASON,
-    CRASHES_IN_A_ROW,
-    RUN_ID,
-)
 
 
 def identity_columns(kernel_type: str) -> Sequence[str]:
@@ -58,32 +46,26 @@ def duration_columns(kernel_type: str) -> Sequence[str]:
     return (DURATION, AVERAGE, PROFILING_AVERAGE) if is_communication(kernel_type) else (AVERAGE, PROFILING_AVERAGE)
 
 
-def measured_columns(kernel_type: str) -> Sequence[str]:
-    """What a measurement fills of a row, but for its counters."""
-    if is_communication(kernel_type):
-        return (DURATION, BANDWIDTH, BUS_BANDWIDTH, *_OF_BOTH)
-    return (AVERAGE, MICROBENCH_MEDIAN, *_OF_BOTH)
-
-
-def measured_cells(record: Record) -> tuple[str, ...]:
-    """Cells of `measured_columns`."""
+def measured_cells(record: Record) -> dict[str, str]:
+    """What a measurement fills of a row, by column, but for its counters; alike for all records of a kernel type."""
     measurement = record.measurement
     assert measurement is not None
     summary = measurement.summary
-    return (
-        *(_of_message(record, summary.median_us) if is_communication(record.kernel_type) else _of_kernel(measurement)),
-        microseconds(summary.min_us),
+    durations = _of_message if is_communication(record.kernel_type) else _of_kernel
+    return {
+        **durations(record, summary),
+        MICROBENCH_MIN: microseconds(summary.min_us),
         # One sample has no spread; 0 would say that it has none.
-        microseconds(summary.std_us) if summary.count > 1 else "",
-        str(summary.count),
-        "" if measurement.device_kernels is None else str(measurement.device_kernels),
-        measurement.cache_state,
-        measurement.instrument,
-        Status.MEASURED.value,
-        _remark(record),
-        crashes_cell(record),
-        record.run_id,
-    )
+        MICROBENCH_STD: microseconds(summary.std_us) if summary.count > 1 else "",
+        MICROBENCH_SAMPLES: str(summary.count),
+        MICROBENCH_DEVICE_KERNELS: "" if measurement.device_kernels is None else str(measurement.device_kernels),
+        CACHE_STATE: measurement.cache_state,
+        INSTRUMENT: measurement.instrument,
+        STATUS: Status.MEASURED.value,
+        STATUS_REASON: _remark(record),
+        CRASHES_IN_A_ROW: crashes_cell(record),
+        RUN_ID: record.run_id,
+    }
 
 
 def crashes_cell(record: Record) -> str:
@@ -96,17 +78,20 @@ def microseconds(value: float) -> str:
     return f"{value:.{_DECIMALS}f}"
 
 
-def _of_kernel(measurement: Measurement) -> tuple[str, str]:
-    summary = measurement.summary
-    return microseconds(summary.mean_us), microseconds(summary.median_us)
+def _of_kernel(record: Record, summary: Summary) -> dict[str, str]:
+    return {AVERAGE: microseconds(summary.mean_us), MICROBENCH_MEDIAN: microseconds(summary.median_us)}
 
 
-def _of_message(record: Record, duration_us: float) -> tuple[str, str, str]:
+def _of_message(record: Record, summary: Summary) -> dict[str, str]:
     message_bytes, num_devices = int(record.cells[MESSAGE_BYTES]), int(record.cells[NUM_DEVICES])
-    bus_gbps = BY_KERNEL_TYPE[record.kernel_type].bus_bandwidth_gbps(message_bytes, num_devices, duration_us)
-    # Six digits at any size: a kilobyte is slow, and its bandwidth a small number.
-    gbps = f"{bandwidth_gbps(message_bytes, duration_us):.6g}"
-    return microseconds(duration_us), gbps, f"{bus_gbps:.6g}"
+    gbps = bandwidth_gbps(message_bytes, summary.median_us)
+    bus_gbps = BY_KERNEL_TYPE[record.kernel_type].bus_bandwidth_gbps(message_bytes, num_devices, summary.median_us)
+    return {
+        DURATION: microseconds(summary.median_us),
+        # Six digits at any size: a kilobyte is slow, and its bandwidth a small number.
+        BANDWIDTH: f"{gbps:.6g}",
+        BUS_BANDWIDTH: f"{bus_gbps:.6g}",
+    }
 
 
 def _remark(record: Record) -> str:

@@ -25,7 +25,6 @@ from database.measured import (
     duration_columns,
     identity_columns,
     measured_cells,
-    measured_columns,
 )
 from database.record import Record
 from database.schema import CRASHES_IN_A_ROW, RUN_ID, STATUS, STATUS_REASON, Status, microbench_counter
@@ -241,12 +240,13 @@ def _write(database: Database, table: Table, frame: pd.DataFrame, pruned: Sequen
 def _set_measured(rows: TableEdit, measured: Sequence[tuple[int, Record]]) -> set[int]:
     """Brings rows up to date with their measurement; the positions of those that changed."""
     changed: set[int] = set()
-    if not measured:
-        return changed
     # A column at a time: a session may have measured every row of a large table.
+    columns: dict[str, list[str]] = {}
+    for _, record in measured:
+        for name, cell in measured_cells(record).items():
+            columns.setdefault(name, []).append(cell)
     positions = [position for position, _ in measured]
-    values = zip(*[measured_cells(record) for _, record in measured], strict=True)
-    for name, cells in zip(measured_columns(measured[0][1].kernel_type), values, strict=True):
+    for name, cells in columns.items():
         changed |= _set_column(rows[name], positions, cells)
     for position, record in measured:
         for counter, value in record.measurement.counters.items() if record.measurement else ():
