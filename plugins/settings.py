@@ -89,7 +89,7 @@ def settings_of(config: pytest.Config) -> Settings:
     """
     option, communicates = config.option, collectives.are_asked_for(config)
     _expect_consistent(config, communicates)
-    devices = _devices_of(config)
+    devices = devices_of(config)
     has_msprof = _expect_of_devices(option, devices)
     place = _place_of(option, devices, communicates)
     return Settings(
@@ -145,12 +145,23 @@ def _expect_consistent(config: pytest.Config, communicates: bool) -> None:
         raise pytest.UsageError(f"--msprof-rows {option.msprof_rows}: a profile tells at most {MOST_ROWS} rows apart")
 
 
-def _devices_of(config: pytest.Config) -> Sequence[DeviceSpec]:
-    """Raises OpAtlasError, pytest.UsageError."""
-    option = config.option
-    if option.prof_path is not None:
-        return _profiled_devices(option.device, option.database_path)
+def devices_of(config: pytest.Config) -> Sequence[DeviceSpec]:
+    """The devices that rows are replayed on, or that --prof-path has profiles of.
+
+    Raises:
+        OpAtlasError: --device names one that is not here.
+        pytest.UsageError: --device names none of those that a conftest.py knows, or no NPU with --prof-path.
+    """
+    named: str | None = config.option.device
+    if config.option.prof_path is not None:
+        return _profiled_devices(named, config.option.database_path)
     devices: list[DeviceSpec] = config.hook.pytest_opatlas_devices(config=config)
+    for device in devices:
+        if named not in (None, device.kind, device.name):
+            raise pytest.UsageError(
+                f"--device {named}: the hook pytest_opatlas_devices of a conftest.py or plugin gives {device}"
+                f"{f' ({device.name})' if device.name else ''}: name that, leave --device out, or let the hook heed it"
+            )
     return devices
 
 

@@ -15,7 +15,7 @@ import pytest
 from bench.declared_options import Scope, add_all, declare, given
 from bench.devices.at_hand import database_name
 from database.errors import OpAtlasError
-from database.layout import default_path
+from database.layout import default_path, kind_of
 from database.manifest import Manifest, code_digest
 from database.option_types import at_least, positive
 from database.store import Database, write_text
@@ -23,6 +23,7 @@ from database.versions import detect
 from plugins.collector import keyword_filter
 from plugins.options import OPTIONS as OF_REPLAYS
 from plugins.options import refuse
+from plugins.settings import devices_of
 from plugins.theory_report import coverage_page, summary_lines
 from plugins.workers import replays_are_asked_for
 from shapes.results import KernelResult
@@ -153,7 +154,7 @@ class Theory:
             )
         names = [name.strip() for name in option.target_models.split(",") if name.strip()]
         targets = targets_of(names, option.tp_sizes, option.ep_sizes)
-        database = Database(self._database_path())
+        database = Database(database_path(self._config))
         kernels = kernels_of(database, catalog)
         wanted = [name.strip() for name in option.ops.split(",") if name.strip()]
         for name in wanted:
@@ -161,19 +162,6 @@ class Theory:
                 catalog.kernel(name)
         kernels = {name: kernel for name, kernel in kernels.items() if not wanted or name in wanted}
         return Plan(database, Request(targets, option.rows, option.seed, budget_bytes), kernels)
-
-    def _database_path(self) -> Path:
-        option = self._config.option
-        if option.database_path:
-            path = Path(option.database_path).absolute()
-            if path.exists() and not path.is_dir():
-                raise OpAtlasError(f"--database-path {path}: a file; name a folder, or one that is to be made")
-            return path
-        versions = detect(vllm=option.vllm_version, torch=option.torch_version, cann=option.cann_version)
-        if option.device and option.device not in ("npu", "cpu"):
-            # Its database can be filled where it is not.
-            return default_path(option.device, versions)
-        return default_path(database_name(self._config.hook.pytest_opatlas_devices(config=self._config)), versions)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
@@ -292,3 +280,18 @@ class Theory:
             terminalreporter.write_line(f"error: {self._problem}")
         elif not plan_only:
             terminalreporter.write_line(f"coverage: {self._coverage_path}")
+
+
+def database_path(config: pytest.Config) -> Path:
+    """Where rows are added. Raises OpAtlasError, pytest.UsageError."""
+    option = config.option
+    if option.database_path:
+        path = Path(option.database_path).absolute()
+        if path.exists() and not path.is_dir():
+            raise OpAtlasError(f"--database-path {path}: a file; name a folder, or one that is to be made")
+        return path
+    versions = detect(vllm=option.vllm_version, torch=option.torch_version, cann=option.cann_version)
+    if option.device and kind_of(option.device) != "cpu":
+        # An NPU or a GPU by its name: its database can be filled where it is not.
+        return default_path(option.device, versions)
+    return default_path(database_name(devices_of(config)), versions)

@@ -13,6 +13,7 @@ import bench
 from bench.collectives import options as collectives
 from database.errors import OpAtlasError
 from plugins.session import BenchSession
+from plugins.settings import devices_of
 
 _FIXTURES = Path(bench.__file__).with_name("conftest.py")
 
@@ -35,7 +36,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     ):
         return
     try:
-        devices = config.hook.pytest_opatlas_devices(config=config)
+        devices = devices_of(config)
     except OpAtlasError as error:
         raise pytest.UsageError(str(error)) from None
     if len(devices) > 1:

@@ -29,7 +29,24 @@ def test_devices_of_a_conftest_get_a_worker_each(sessions: Sessions) -> None:
     assert done.ledger() == {"measured": 4}
     assert "created: 2/2 workers" in done
     (path,) = (sessions.database / "runs").glob("*.json")
-    assert json.loads(path.read_text())["device"]["name"] == "Simulated"
+    device = json.loads(path.read_text())["device"]
+    assert (device["name"], device["kind"]) == ("Simulated", "simulated")
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--instrument=sundial", "--instrument sundial: devices of kind cpu offer wall-clock"),
+        ("--device=cuda", "--device cuda: the hook pytest_opatlas_devices of a conftest.py or plugin gives simulated"),
+    ],
+)
+def test_what_they_do_not_offer_is_refused_before_anything_runs(option: str, words: str, sessions: Sessions) -> None:
+    (sessions.folder / "conftest.py").write_text(BLOCKS["conftest.py"])
+    sessions.write("Toy", [row(1)])
+    done = sessions.run_in_process(option, SIMULATED_VISIBLE_DEVICES="0")
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert words in done
+    assert sessions.read("Toy") == [row(1)]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ def test_the_first_one_is_taken_by_default():
 
 
 def test_one_that_the_device_does_not_offer_is_refused_with_the_list():
-    with pytest.raises(OpAtlasError, match=r"--instrument sundial: devices of kind cpu offer wall-clock$"):
+    offered = ", ".join(OFFERED["cpu"])
+    with pytest.raises(OpAtlasError, match=rf"--instrument sundial: devices of kind cpu offer {offered}$"):
         open_instrument("cpu", MeasureSettings(instrument="sundial"))
 
 

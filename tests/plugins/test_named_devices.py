@@ -1,0 +1,82 @@
+"""What --device names: devices of a conftest.py, kinds, and, for `pytest shapes/`, those that are not here."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import simulated
+
+from bench.devices import at_hand, nvidia_smi
+from bench.devices.at_hand import database_name, devices_at_hand
+from bench.job import DeviceSpec
+from database.errors import OpAtlasError
+from database.layout import cpu_device_name
+from plugins import theory
+from plugins.settings import devices_of
+
+VERSIONS = {"vllm_version": "0.18.0", "torch_version": "2.9.0", "cann_version": "8.5.0"}
+
+
+@pytest.fixture(autouse=True)
+def _no_accelerators(monkeypatch):
+    monkeypatch.setattr(at_hand, "npus_present", lambda: 0)
+    monkeypatch.setattr(nvidia_smi, "gpus", lambda: ())
+    monkeypatch.delenv(simulated.VISIBLE, raising=False)
+
+
+def config(device, hook=devices_at_hand):
+    """pytest's, as far as it is looked at: --device, and what the hook answers."""
+    option = SimpleNamespace(device=device, prof_path=None, database_path=None, **VERSIONS)
+    return SimpleNamespace(
+        option=option, hook=SimpleNamespace(pytest_opatlas_devices=lambda config: hook(config.option.device))
+    )
+
+
+def named(device):
+    return [DeviceSpec("toy", opener="toy:Toy", name="TOY_9000")]
+
+
+@pytest.mark.parametrize("name", [None, "toy", "TOY_9000"])
+def test_a_device_of_a_conftest_goes_by_its_kind_and_its_name(name):
+    assert devices_of(config(name, named)) == named(name)
+    assert theory.database_path(config(name, named)).parts[-3:] == ("TOY_9000", "torch", "torch2.9.0_cpu")
+
+
+@pytest.mark.parametrize("name", ["cuda", "cpu", "NVIDIA_H200", "TOY_9001"])
+def test_a_hook_that_does_not_heed_the_option_is_told_of(name):
+    with pytest.raises(pytest.UsageError, match=rf"^--device {name}: the hook .* gives toy 0 \(TOY_9000\): name "):
+        devices_of(config(name, named))
+
+
+def test_a_device_without_a_name_has_no_database_by_default():
+    with pytest.raises(OpAtlasError, match=r"kind simulated is not known: name its folder with --database-path, or"):
+        database_name(simulated.devices(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        (None, (cpu_device_name(), "torch", "torch2.9.0_cpu")),
+        ("cpu", (cpu_device_name(), "torch", "torch2.9.0_cpu")),
+        (cpu_device_name(), (cpu_device_name(), "torch", "torch2.9.0_cpu")),
+        ("ATLAS_800_A2_376T_64G", ("ATLAS_800_A2_376T_64G", "vllm_ascend", "vllm0.18.0_torch2.9.0_cann8.5")),
+        ("NVIDIA_H200", ("NVIDIA_H200", "torch", "torch2.9.0_cuda12.8")),
+    ],
+)
+def test_theory_rows_go_to_the_device_that_is_named_here_or_not(name, folder, monkeypatch):
+    monkeypatch.setattr("database.versions.cuda_version", lambda: "12.8")
+    assert theory.database_path(config(name)).parts[-3:] == folder
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("npu", "there is no NPU here"),
+        ("cuda", "there is no NVIDIA GPU here"),
+        ("foo", "there is no such device here; give npu, cuda or cpu"),
+    ],
+)
+def test_a_kind_that_is_not_here_and_a_name_of_nothing_make_no_folder(name, words):
+    with pytest.raises(OpAtlasError, match=f"^--device {name}: {words}"):
+        theory.database_path(config(name))
