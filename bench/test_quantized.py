@@ -39,7 +39,12 @@ def _added(row, m, n):
     Longer ones have the kernel's own order.
     """
     if len(row.input_slots) > 4:
-        return {name: slot for name, slot in (("offset", 3), ("bias", 4), ("pertoken_scale", 5)) if row.has(slot)}
+        added = {name: slot for name, slot in (("offset", 3), ("bias", 4), ("pertoken_scale", 5)) if row.has(slot)}
+        for name, slot in added.items():
+            # A bias may have a batch's axes before its own.
+            shapes = {"offset": [(1,), (n,)], "bias": [(*row.shape(slot)[:-1], n)], "pertoken_scale": [(m,)]}
+            row.expect_shape(slot, *shapes[name], what=f"the {name.replace('_', ' ')}")
+        return added
     if not row.has(3):
         return {}
     shape, dtype = row.shape(3), row.input_slots[3].dtype

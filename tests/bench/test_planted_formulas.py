@@ -7,13 +7,12 @@ import functools
 
 import pytest
 import torch
-from replaying import assert_mistake_is_caught, assert_wrong, replay_functions, replay_row
+from replaying import assert_mistake_is_caught, assert_wrong, replay_row, types_of_replays
 from sample_rows import ROWS
 
 import bench.runner
 from bench.reference.expectations import Largest, Picks, Rounded
 from bench.reference.formula_parts import Part
-from bench.registry import replay_spec
 from bench.replay import Replay
 from database.schema import Status
 
@@ -83,16 +82,11 @@ def plant(monkeypatch, *, change_impl=None, change_expected=None):
     monkeypatch.setattr(bench.runner, "Replay", Planted)
 
 
-#: Each replay function, by all of its kernel types, so that `-k` with any of them finds it: the type it is planted on.
-REPLAYS = {
-    "+".join(replay_spec(function).kernel_types): replay_spec(function).kernel_types[0]
-    for function in replay_functions().values()
-}
 #: Results of one value: rotated, they are the same.
 CONSTANT = {"ZerosLike", "OnesLike", "Fill", "NLLLoss"}
 PLANTED = [
     pytest.param(kernel_type, how, id=f"{kernel_types}-{how.__name__}")
-    for kernel_types, kernel_type in REPLAYS.items()
+    for kernel_types, kernel_type in types_of_replays().items()
     for how in (everything_off, one_element_off, rotated)
     if not (how is rotated and kernel_type in CONSTANT)
 ]
@@ -110,7 +104,7 @@ def test_wrong_reference_is_caught(monkeypatch, kernel_type, how):
     assert_wrong(kernel_type, ROWS[kernel_type][0])
 
 
-@pytest.mark.parametrize("kernel_type", REPLAYS.values(), ids=REPLAYS)
+@pytest.mark.parametrize("kernel_type", types_of_replays().values(), ids=types_of_replays())
 def test_what_is_planted_on_passes_unplanted(monkeypatch, kernel_type):
     plant(monkeypatch)
     assert replay_row(kernel_type, ROWS[kernel_type][0]).status is Status.MEASURED

@@ -17,10 +17,19 @@ from database.schema import Status
 
 relaxed = settings(deadline=None, max_examples=40)
 
+INT8_FIVE = "INT8;INT8;FLOAT;FLOAT;FLOAT"
 CONTRADICTIONS = [
     ("QuantBatchMatmulV3", "4,8;9,7 | INT8;INT8 -> 4,7 | DT_BF16", SHAPES, "no product of the shape (4, 7)"),
     ("QuantBatchMatmulV3", "4,8;8,7;6 | INT8;INT8;FLOAT -> 4,7 | DT_BF16", SHAPES, "slot 2 (the scale)"),
     ("QuantBatchMatmulV3", "4,8;8,7;7;5 | INT8;INT8;FLOAT;FLOAT -> 4,7 | DT_BF16", SHAPES, "slot 3 is neither"),
+    ("QuantBatchMatmulV3", f"4,8;8,7;7;5;7 | {INT8_FIVE} -> 4,7 | DT_BF16", SHAPES, "slot 3 (the offset)"),
+    ("QuantBatchMatmulV3", f"4,8;8,7;7;7;5 | {INT8_FIVE} -> 4,7 | DT_BF16", SHAPES, "slot 4 (the bias) must have"),
+    (
+        "QuantBatchMatmulV3",
+        f"4,8;8,7;7;7;7;7 | {INT8_FIVE};FLOAT -> 4,7 | DT_BF16",
+        SHAPES,
+        "slot 5 (the pertoken scale)",
+    ),
     ("QuantBatchMatmulV3", "4,8 | INT8 -> 4,8 | DT_BF16", SHAPES, "1 tensor, where QuantBatchMatmulV3 takes 2, 3"),
     ("AscendQuantV2", "4,8;7 | FLOAT;FLOAT -> 4,8 | INT8", SHAPES, "slot 1 (the scales)"),
     ("AscendQuantV2", "4,8;8;7 | FLOAT;FLOAT;FLOAT -> 4,8 | INT8", SHAPES, "slot 2 (the zero points)"),

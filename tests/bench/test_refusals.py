@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from replaying import DTYPES, FORMATS, OUTPUT, OUTPUT_TYPES, SHAPES, assert_refused, job_of, replay_row, runner
+from replaying import (
+    DTYPES,
+    FORMATS,
+    OUTPUT,
+    OUTPUT_TYPES,
+    SHAPES,
+    assert_refused,
+    job_of,
+    replay_row,
+    runner,
+    types_of_replays,
+)
+from sample_rows import ROWS
 
 from bench.failures import outcome_of
 from bench.registry import replays
@@ -79,6 +91,16 @@ CONTRADICTIONS = [
 @pytest.mark.parametrize(("kernel_type", "row", "column", "words"), CONTRADICTIONS)
 def test_contradiction_is_refused(kernel_type, row, column, words):
     assert_refused(kernel_type, row, column, words)
+
+
+@pytest.mark.parametrize("kernel_type", types_of_replays().values(), ids=types_of_replays())
+def test_a_slot_too_many_is_not_overlooked(kernel_type):
+    """Of a shape that no kernel's optional slot would have: a call without it would be another one than the row's."""
+    inputs, _, outputs = ROWS[kernel_type][0].partition("->")
+    shapes, dtypes, *formats = (cell.strip() for cell in inputs.split("|"))
+    cells = [f"{shapes};3,1,1,1,1,1,3", f"{dtypes};FLOAT", *(f"{cell};ND" for cell in formats if cell)]
+    outcome = replay_row(kernel_type, f"{' | '.join(cells)} ->{outputs}")
+    assert outcome.status in (Status.INVALID, Status.UNSUPPORTED), f"{outcome.reason}\n{outcome.detail}"
 
 
 @pytest.mark.parametrize(
