@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+from database.closest import closest
 from database.errors import OpAtlasError
 from database.versions import CANN, CUDA, TORCH, VLLM, Component, Versions
 
@@ -45,6 +46,21 @@ def kind_of(device: str) -> Kind:
     if device in NPU_DEVICES or _NPU_NAME.match(device):
         return "npu"
     return "cuda" if _CUDA_NAME.match(device) else "cpu"
+
+
+def expect_npu(device: str) -> None:
+    """Sees to it that a name is one of an NPU: a known Atlas, a chip (`Ascend910B3`), or one that has a folder already.
+
+    Raises:
+        OpAtlasError: it is not; a name like it is told.
+    """
+    is_chip = device.lower().startswith("ascend") and device.lower() != "ascend"
+    if device in NPU_DEVICES or is_chip or (kind_of(device) == "npu" and (ROOT / device).is_dir()):
+        return
+    meant = closest(device, NPU_DEVICES) or f" ({DEFAULT_NPU_DEVICE}, ...)"
+    raise OpAtlasError(
+        f"--device {device}: no name of an NPU{meant}: give one, or the folder itself with --database-path"
+    )
 
 
 def default_path(device: str, versions: Versions) -> Path:

@@ -18,7 +18,7 @@ from bench.dispatch_ffn_combine import group as dispatch_ffn_combine
 from bench.instruments import MSPROF, OFFERED, choose
 from bench.job import DeviceSpec, MeasureSettings
 from bench.profiles.marks import MOST_ROWS
-from database.layout import DEFAULT_NPU_DEVICE, communication_path, default_path, kind_of
+from database.layout import DEFAULT_NPU_DEVICE, communication_path, default_path, expect_npu, kind_of
 from database.merge import UpdateMode
 from database.option_types import at_least
 from database.versions import CANN, TORCH, VLLM, Versions, detect, version_key
@@ -166,10 +166,16 @@ def devices_of(config: pytest.Config) -> Sequence[DeviceSpec]:
 
 
 def _profiled_devices(name: str | None, database: str | None) -> list[DeviceSpec]:
-    """The NPU whose profiles --prof-path names; it need not be at hand. msprof profiles nothing else."""
+    """The NPU whose profiles --prof-path names; it need not be at hand. msprof profiles nothing else.
+
+    Raises:
+        OpAtlasError, pytest.UsageError: nothing names it, or a name that is none.
+    """
     if name not in (None, "npu"):
         if kind_of(name) != "npu":
             raise pytest.UsageError(f"--prof-path reads profiles of an NPU, and --device {name} is none")
+        if not database:
+            expect_npu(name)
         return [DeviceSpec("npu", name=name)]
     if npus_present():
         return devices_at_hand("npu")

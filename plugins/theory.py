@@ -15,7 +15,7 @@ import pytest
 from bench.declared_options import Scope, add_all, declare, given
 from bench.devices.at_hand import database_name
 from database.errors import OpAtlasError
-from database.layout import default_path, kind_of
+from database.layout import default_path, expect_npu, kind_of
 from database.manifest import Manifest, code_digest
 from database.option_types import at_least, positive
 from database.store import Database, write_text
@@ -293,5 +293,7 @@ def database_path(config: pytest.Config) -> Path:
     versions = detect(vllm=option.vllm_version, torch=option.torch_version, cann=option.cann_version)
     if option.device and kind_of(option.device) != "cpu":
         # An NPU or a GPU by its name: its database can be filled where it is not.
+        if kind_of(option.device) == "npu":
+            expect_npu(option.device)
         return default_path(option.device, versions)
     return default_path(database_name(devices_of(config)), versions)

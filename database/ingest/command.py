@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         default=layout.DEFAULT_NPU_DEVICE,
         metavar="NAME",
-        help="device that the capture was taken on (default: %(default)s)",
+        help="NPU that the capture was taken on, by the name of its database folder (default: %(default)s)",
     )
     parser.add_argument("--vllm-version", metavar="V", help="vllm-ascend, such as 0.18.0 (default: the installed one)")
     parser.add_argument("--torch-version", metavar="V", help="torch, such as 2.9.0 (default: the installed one)")
@@ -71,5 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _default_database(arguments: argparse.Namespace) -> Path:
+    """Raises OpAtlasError."""
+    # Captures are of NPUs alone, and `npu` may be any of them.
+    layout.expect_npu(arguments.device)
     found = versions.detect(arguments.vllm_version, arguments.torch_version, arguments.cann_version)
     return layout.default_path(arguments.device, found)

@@ -158,6 +158,35 @@ def test_the_default_database_is_named_after_device_and_versions(tmp_path, inges
     assert (tmp_path / "data/ATLAS_800_A2_376T_64G").exists()
 
 
+@pytest.mark.parametrize(
+    ("device", "meant"),
+    [
+        ("npu", "(ATLAS_800_A3_752T_128G_DIE, ...)"),
+        ("cpu", "(ATLAS_800_A3_752T_128G_DIE, ...)"),
+        ("NVIDIA_H100", "(ATLAS_800_A3_752T_128G_DIE, ...)"),
+        ("ATLAS_800_A2_376T_32G", "(did you mean ATLAS_800_A2_376T_64G,"),
+    ],
+)
+def test_a_device_that_is_no_npu_gets_no_database(tmp_path, ingest, monkeypatch, device, meant):
+    monkeypatch.setattr(layout, "ROOT", tmp_path / "data")
+    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
+    given = ("--vllm-version", "0.18.0", "--torch-version", "2.9.0", "--cann-version", "8.5")
+    status, out, err = ingest(path, *given, "--device", device)
+    assert (status, out) == (2, "")
+    assert " ".join(err.split()).startswith(f"error: --device {device}: no name of an NPU {meant}")
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_chip_and_a_folder_that_is_there_are_npus(tmp_path, ingest, monkeypatch):
+    monkeypatch.setattr(layout, "ROOT", tmp_path / "data")
+    path = write_capture(tmp_path / "kernel_details.csv", [launch()])
+    given = ("--vllm-version", "0.18.0", "--torch-version", "2.9.0", "--cann-version", "8.5")
+    (tmp_path / "data/ATLAS_950").mkdir(parents=True)
+    for device in ("Ascend310P3", "ATLAS_950"):
+        assert ingest(path, *given, "--device", device)[0] == 0
+        assert list((tmp_path / "data" / device).rglob("MatMulV3.csv"))
+
+
 def test_what_could_not_be_detected_is_named(tmp_path, ingest, monkeypatch):
     monkeypatch.setattr(versions, "detect", lambda *given: versions.Versions(torch="2.9.0"))
     status, _, err = ingest(
