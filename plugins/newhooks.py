@@ -14,8 +14,9 @@ def pytest_opatlas_devices(config: pytest.Config) -> Sequence[DeviceSpec] | None
     """The devices that rows are replayed on, one process each.
 
     Return specs whose `opener` opens a device of your own (bench/devices has the Protocol), or None
-    to leave the choice to OpAtlas. It is called before and after pytest is configured, in every
-    process of a session, and must give the same devices each time. Do not import torch here.
+    to leave the choice to OpAtlas. What `config.option.device` names, where it is not None, has to be the
+    kind or the name of each spec. It is called before and after pytest is configured, in every process
+    of a session, and must give the same devices each time. Do not import torch here.
     """
 
 
