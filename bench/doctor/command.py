@@ -1,4 +1,4 @@
-"""Looks at what this machine offers for measuring: a probe per stage, each with pass, fail or skip, and what to do.
+"""Looks at what this machine offers for measuring: a probe per stage, each with pass, fail, warn or skip, and what to do.
 
 Each probe runs in a process of its own with a deadline, so that one that hangs or dies is a finding too.
 """
@@ -30,7 +30,7 @@ _VARIABLES = (
 )
 #: What may hold a password, whatever it begins with.
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL")
-_COLUMNS = 100
+_COLUMNS = 80
 _INDENT = " " * 20
 
 
@@ -59,18 +59,24 @@ def run(arguments: argparse.Namespace) -> int:
     target = Target(device=arguments.device, kind=kind, database=arguments.database_path)
     signs = signs_of_ascend()
     results: dict[str, Result] = {}
+    device_is_there = True
     for probe in PROBES.values():
         if probe.of_ascend and not signs and target.kind != "npu":
             results[probe.name] = Result(skipped("nothing points to an Ascend NPU here"), 0.0, "")
+        elif probe.of_device and not device_is_there and (probe.of_ascend or target.database is None):
+            results[probe.name] = Result(skipped("there is no device: see above"), 0.0, "")
         else:
             results[probe.name] = run_probe(probe, target)
         found = results[probe.name].verdict
-        if probe.name == "device" and found.facts.get("kind"):
-            target = replace(target, kind=str(found.facts["kind"]))
+        if probe.name == "device":
+            device_is_there = found.state is State.PASS
+            target = replace(target, kind=str(found.facts.get("kind", target.kind)))
         print(_lines(probe, results[probe.name], target), flush=True)
     failing = [probe.name for probe in PROBES.values() if _fails(probe, results[probe.name], target)]
     what = f"the {target.kind or 'device'} needs"
-    print(f"\n{', '.join(failing)}: fail, and {what} them" if failing else f"\neverything that {what} passes")
+    verb, they = ("fails", "it") if len(failing) == 1 else ("fail", "them")
+    ending = f"{', '.join(failing)}: {verb}, and {what} {they}" if failing else f"everything that {what} passes"
+    print(f"\n{_wrapped(ending)}")
     if arguments.json is not None:
         _write(arguments.json, target, signs, results)
     return 1 if failing else 0
@@ -84,15 +90,23 @@ def _fails(probe: Probe, result: Result, target: Target) -> bool:
 
 def _lines(probe: Probe, result: Result, target: Target) -> str:
     verdict = result.verdict
-    detail = verdict.detail
+    detail, state = verdict.detail, str(verdict.state)
     if verdict.state is State.FAIL and not _fails(probe, result, target):
         detail += f" (not needed by the {target.kind or 'device'})"
-    first = f"{verdict.state:5} {probe.name:13} "
-    lines = textwrap.wrap(detail, _COLUMNS, initial_indent=first, subsequent_indent=_INDENT, break_long_words=False)
+        state = "warn"
+    first = f"{state:5} {probe.name:13} "
+    lines = [_wrapped(detail, first, _INDENT)]
     if verdict.remedy and verdict.state is not State.PASS:
         # In one line, since it may be one to copy.
         lines.append(f"{_INDENT}-> {verdict.remedy}")
     return "\n".join(lines)
+
+
+def _wrapped(text: str, first: str = "", others: str = "") -> str:
+    """Lines of a terminal's width, with paths and options whole."""
+    return textwrap.fill(
+        text, _COLUMNS, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _write(path: Path, target: Target, signs: list[str], results: Mapping[str, Result]) -> None:
@@ -125,4 +139,4 @@ def _write(path: Path, target: Target, signs: list[str], results: Mapping[str, R
         + (f", without the values of {', '.join(left_out)}" if left_out else "")
         + ". Look through it before you send it."
     )
-    print("\n" + textwrap.fill(contents, _COLUMNS, break_long_words=False, break_on_hyphens=False))
+    print("\n" + _wrapped(contents))

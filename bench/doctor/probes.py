@@ -29,12 +29,14 @@ class Probe:
         deadline_s: after which its process is ended.
         needed_by: kinds of devices that do not work without; (): none.
         of_ascend: whether it has something to say only where something points to an NPU.
+        of_device: whether it has something to say only where the device is there.
     """
 
     function: Callable[[Target], Verdict]
     deadline_s: float = _PRINTS_S
     needed_by: tuple[str, ...] = ("cpu", "cuda", "npu")
     of_ascend: bool = False
+    of_device: bool = False
 
     @property
     def name(self) -> str:
@@ -57,12 +59,12 @@ PROBES = {
         Probe(ascend.npu_driver, needed_by=(), of_ascend=True),
         Probe(ascend.cann, needed_by=_NPU, of_ascend=True),
         Probe(ascend.torch_npu, _IMPORTS_S, _NPU, of_ascend=True),
-        Probe(ascend.npu, 2 * _IMPORTS_S, _NPU, of_ascend=True),
+        Probe(ascend.npu, 2 * _IMPORTS_S, _NPU, of_ascend=True, of_device=True),
         Probe(ascend.msprof, needed_by=_NPU, of_ascend=True),
         Probe(ascend.vllm_ascend, needed_by=(), of_ascend=True),
         Probe(ascend.custom_opp, needed_by=(), of_ascend=True),
-        Probe(storage.database),
-        Probe(storage.disk),
+        Probe(storage.database, of_device=True),
+        Probe(storage.disk, of_device=True),
         Probe(storage.temporary),
     )
 }

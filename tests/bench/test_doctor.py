@@ -132,17 +132,21 @@ def doctor(monkeypatch, capsys):
 def test_what_the_device_does_not_need_may_fail(doctor):
     status, out = doctor(signs=["torch_npu"], torch_npu=failed("no CANN", "install it"))
     assert status == 0
-    assert "fail  torch_npu     no CANN (not needed by the cpu)\n                    -> install it\n" in out
+    assert "warn  torch_npu     no CANN (not needed by the cpu)\n                    -> install it\n" in out
     status, out = doctor(kind="npu", signs=["torch_npu"], torch_npu=failed("no CANN", "install it"))
     assert status == 1
     assert "fail  torch_npu     no CANN\n" in out
-    assert "torch_npu: fail, and the npu needs them" in out
+    assert "torch_npu: fails, and the npu needs it" in out
 
 
 def test_a_device_that_is_not_known(doctor):
     status, out = doctor(kind="", device=failed("two of them"))
     assert status == 1
-    assert "device: fail, and the device needs them" in out
+    assert "device: fails, and the device needs it" in out
+    # What stands on the device does not say the same again.
+    assert "skip  database      there is no device: see above" in out
+    _, out = doctor("--database-path", "DB", kind="", device=failed("two of them"))
+    assert "pass  database      fine" in out
 
 
 def test_without_a_sign_of_ascend_its_probes_do_not_run(doctor):
