@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from plugins.session import BenchSession
 
 #: In the folder of a session with workers: how many items stand at the end of the collection.
-_COUNT_FILE = "exclusive"
+_COUNT = "exclusive"
 
 
 def _group_of_message(item: pytest.Item) -> tuple[int, int]:
@@ -46,9 +46,7 @@ class ExclusiveLast:
         items.sort(key=lambda item: (needs_group(item), *_group_of_message(item)))
         if self._session.is_worker and items and needs_group(items[-1]):
             # All workers have the same collection; the controller has none.
-            unfinished = self._session.shared_dir / f"{_COUNT_FILE}.{self._session.worker}"
-            unfinished.write_text(str(sum(map(needs_group, items))))
-            unfinished.rename(self._session.shared_dir / _COUNT_FILE)
+            self._session.shared.leave(_COUNT, str(sum(map(needs_group, items))))
 
     @pytest.hookimpl(wrapper=True, optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config) -> Generator[None, Scheduling, Scheduling]:
@@ -62,5 +60,4 @@ class ExclusiveLast:
 
     def _count(self) -> int:
         """How many items stand at the end of the collection; known when a worker has collected."""
-        file = self._session.shared_dir / _COUNT_FILE
-        return int(file.read_text()) if file.exists() else 0
+        return int(self._session.shared.word(_COUNT) or 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import pickle
 import secrets
 import shlex
 import signal
@@ -39,8 +38,8 @@ from plugins.settings import Settings, is_distributed, settings_of
 from plugins.shared_folder import SharedFolder
 
 _WORKER_INPUT = "opatlas"
-_STOP_FILE = "stop"
-_PID_SUFFIX = ".pid"
+_STOP = "stop"
+_NOT_HANDED = "replays were not asked for by name: with -n, name bench/ on the command line"
 
 
 class BenchSession:
@@ -63,8 +62,7 @@ class BenchSession:
         # In UTC, because runs of several machines are put in order by it.
         self.run_id = handed.get("run_id") or f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
         self.started_at = time.time()
-        self._shared_dir = Path(handed["shared_dir"]) if handed else None
-        self._shared_folder: SharedFolder | None = None
+        self._shared = SharedFolder(Path(handed["shared_dir"])) if handed else None
         self._plan: Plan | None = None
         self._lock: SessionLock | None = None
         self._executor: Executor | None = None
@@ -77,7 +75,7 @@ class BenchSession:
         if self.is_worker:
             # It may have ended while this process imported what it needs.
             die_with_parent(int(handed["controller"]))
-            (self.shared_dir / f"{self.worker}{_PID_SUFFIX}").write_text(str(os.getpid()))
+            self.shared.enter_worker(self.worker)
 
     @cached_property
     def settings(self) -> Settings:
@@ -96,17 +94,16 @@ class BenchSession:
         return Header(self.run_id, mode.value, self.settings.prune)
 
     @property
-    def shared_dir(self) -> Path:
+    def shared(self) -> SharedFolder:
         """Where the processes of a session with several leave word for each other."""
-        if self._shared_dir is None:
-            self._shared_folder = SharedFolder()
-            self._shared_dir = self._shared_folder.path
-        return self._shared_dir
+        if self._shared is None:
+            self._shared = SharedFolder()
+        return self._shared
 
     def plan(self) -> Plan:
         """The plan, made on first use; from then on the database is this session's."""
         if self._plan is None:
-            self._plan = self._handed_plan() if self.is_worker else self._new_plan()
+            self._plan = self._new_plan() if not self.is_worker else self.shared.handed() or Plan(error=_NOT_HANDED)
         return self._plan
 
     @property
@@ -125,15 +122,15 @@ class BenchSession:
     def executor(self) -> Executor:
         """Where the bodies of replays run; its device is opened when it is first asked for something."""
         if self._executor is None:
-            settings = self.settings
+            settings, left_out = self.settings, LeftOut(self._shared.path if self._shared is not None else None)
             if settings.prof_path is not None:
                 self._executor = ProfileExecutor(self.samples(), settings.devices[0].name)
             elif settings.messages is not None:
-                self._executor = GroupPool(settings.devices, settings.measure, LeftOut(self._shared_dir))
+                self._executor = GroupPool(settings.devices, settings.measure, left_out)
             elif settings.in_process:
                 self._executor = InProcess(settings.devices[0], settings.measure)
             else:
-                first, left_out = self._place % len(settings.devices), LeftOut(self._shared_dir)
+                first = self._place % len(settings.devices)
                 single = DevicePool(settings.devices[first:] + settings.devices[:first], self._executor_of, left_out)
                 self._executor = OneAtATime(single, GroupPool(settings.devices, settings.measure, left_out))
         return self._executor
@@ -150,28 +147,24 @@ class BenchSession:
         if self.stop_reason:
             return
         self._stop_reason = reason
-        if self._shared_dir is not None:
-            unfinished = self._shared_dir / f"{_STOP_FILE}.{os.getpid()}"
+        if self._shared is not None:
             # Where the temporary folder is full too, this process stops, and the others learn of it by themselves.
-            with contextlib.suppress(OSError):
-                unfinished.write_text(reason, encoding="utf-8")
-                unfinished.rename(self._shared_dir / _STOP_FILE)
+            with contextlib.suppress(OpAtlasError):
+                self._shared.leave(_STOP, reason)
 
     @property
     def stop_reason(self) -> str:
         """Why the session is to stop; "" while it is to go on."""
-        if not self._stop_reason and self._shared_dir is not None and (self._shared_dir / _STOP_FILE).exists():
-            self._stop_reason = (self._shared_dir / _STOP_FILE).read_text(encoding="utf-8")
+        if not self._stop_reason and self._shared is not None:
+            self._stop_reason = self._shared.word(_STOP)
         return self._stop_reason
 
     def kill_workers(self) -> None:
         """Ends xdist's workers now. What they measured is in their journals, and their device processes end too."""
-        for path in self.shared_dir.glob(f"*{_PID_SUFFIX}"):
-            pid = path.read_text()
-            # One that died before may have left its number to somebody else.
-            if pid and parent_of(int(pid)) == os.getpid():
+        for pid in self.shared.workers():
+            if parent_of(pid) == os.getpid():
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
 
     def end_without_device(self, reason: str, code: pytest.ExitCode) -> NoReturn:
         """Ends the session; the row in hand is not to blame, and gets no record.
@@ -189,11 +182,9 @@ class BenchSession:
         if plan.error:
             raise pytest.UsageError(plan.error)
         try:
-            self._plan_file.write_bytes(pickle.dumps(plan, protocol=pickle.HIGHEST_PROTOCOL))
-        except OSError as error:
-            raise pytest.UsageError(
-                f"{self._plan_file} cannot be written ({error.strerror}): make room, or let TMPDIR name another folder"
-            ) from None
+            self.shared.hand(plan)
+        except OpAtlasError as error:
+            raise pytest.UsageError(str(error)) from None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -204,7 +195,7 @@ class BenchSession:
         self._places[node] = next(place for place in itertools.count() if place not in self._places.values())
         node.workerinput[_WORKER_INPUT] = {
             "run_id": self.run_id,
-            "shared_dir": str(self.shared_dir),
+            "shared_dir": str(self.shared.path),
             "controller": str(os.getpid()),
             "place": str(self._places[node]),
         }
@@ -221,19 +212,8 @@ class BenchSession:
             self._executor = None
         if self._lock is not None:
             self._lock.release()
-        if self._shared_folder is not None:
-            self._shared_folder.remove()
-            self._shared_folder = None
-
-    @property
-    def _plan_file(self) -> Path:
-        return self.shared_dir / "plan.pickle"
-
-    def _handed_plan(self) -> Plan:
-        if not self._plan_file.exists():
-            return Plan(error="replays were not asked for by name: with -n, name bench/ on the command line")
-        plan: Plan = pickle.loads(self._plan_file.read_bytes())
-        return plan
+        if self._shared is not None:
+            self._shared.remove()
 
     def _new_plan(self) -> Plan:
         try:

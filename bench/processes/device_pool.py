@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -9,6 +10,8 @@ from typing import TypeVar
 from bench.errors import DeviceGone
 from bench.executor import BatchExecutor, Executor
 from bench.job import DeviceDescription, DeviceSpec, Job, Outcome
+from database.errors import OpAtlasError
+from database.store import write_text
 
 _T = TypeVar("_T")
 
@@ -25,9 +28,9 @@ class LeftOut:
         """Leaves a device out from now on."""
         self._reasons[spec.index] = reason
         if self._folder is not None:
-            unfinished = self._folder / f"left-out-{spec.index}.new"
-            unfinished.write_text(reason, encoding="utf-8")
-            unfinished.rename(self._file(spec.index))
+            # Where there is no room for it, the others find out by themselves.
+            with contextlib.suppress(OpAtlasError):
+                write_text(self._file(spec.index), reason)
 
     def reason(self, spec: DeviceSpec) -> str | None:
         """Why a device is left out; None where it is not."""

@@ -1,0 +1,45 @@
+"""What the processes of a session leave for each other."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from database.errors import OpAtlasError
+from plugins.plan import Plan
+from plugins.shared_folder import SharedFolder
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedFolder]:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = SharedFolder()
+    yield folder
+    folder.remove()
+    assert not folder.path.exists()
+
+
+def test_word_reaches_who_joins(made: SharedFolder) -> None:
+    joined = SharedFolder(made.path)
+    assert (joined.word("stop"), joined.handed()) == ("", None)
+    joined.leave("stop", "no room on /data")
+    joined.enter_worker("gw3")
+    made.hand(Plan(error="none"))
+    assert (made.word("stop"), made.workers()) == ("no room on /data", [os.getpid()])
+    assert joined.handed() == Plan(error="none")
+        "no room on /data",
+        [os.getpid()],
+        Plan(error="none"),
+    )
+    joined.remove()
+    assert made.path.is_dir()
+
+
+def test_a_plan_that_cannot_be_handed_names_the_remedy(made: SharedFolder) -> None:
+    (made.path / "plan.pickle").mkdir()
+    with pytest.raises(OpAtlasError, match=r"plan\.pickle cannot be written .*let TMPDIR name another folder"):
+        made.hand(Plan())
