@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from database.closest import closest
 from database.errors import OpAtlasError
 
 _USAGE = 2
@@ -64,15 +65,16 @@ COMMANDS = {
     "ingest": _of_database("ingest", "bring profiler captures into the database"),
     "fill-runtime": _of_database("fill-runtime", "fill the lengths of attention rows from records"),
     "shapes": _of_pytest("shapes/", "add theory rows of models to the database"),
-    "bench": _of_pytest("bench/", "replay the rows of the database on the device at hand"),
+    "bench": _of_pytest("bench/", "replay the rows of the database on a device"),
     "collectives": _of_pytest("bench/test_collectives.py", "measure collectives between the devices"),
     "merge": _of_database("merge", "join databases that were measured apart"),
     "plot": _of_database("plot", "plot what a database holds, as PNGs for a report"),
-    "plot-comm": _of_database("plot-comm", "plot the bus bandwidth of collectives, of several databases"),
-    "plot-products": _of_database("plot-products", "plot durations of matrix products of chosen weights"),
+    "plot-comm": _of_database("plot-comm", "plot the bus bandwidth of collectives"),
+    "plot-products": _of_database("plot-products", "plot matrix products of chosen weights"),
     "kernels": _of_bench("kernels", "list the kernel types that are replayed"),
     "doctor": _of_bench("doctor", "look at what this machine offers, stage by stage"),
-    "validate-comm": _of_bench("validate-comm", "compare measured collectives with an analytic model"),
+    "validate-comm": _of_bench("validate-comm", "compare collectives with an analytic model"),
+    "probe-dispatch-ffn-combine": _of_bench("probe-dispatch-ffn-combine", "find out which shapes it takes here"),
     "trace-to-csv": _of_database("trace-to-csv", "flatten a profiler's Chrome trace into CSV"),
 }
 
@@ -102,8 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"opatlas {_version()}")
         return 0
     if name not in COMMANDS:
-        problem = f"there is no command {name!r}" if name else "no command given"
-        print(f"error: {problem}; choose from {', '.join(COMMANDS)}, or see opatlas --help", file=sys.stderr)
+        problem = f"there is no command {name!r}{closest(name, COMMANDS)}" if name else "no command given"
+        print(f"error: {problem}: opatlas --help lists them", file=sys.stderr)
         return _USAGE
     try:
         return COMMANDS[name].run(rest)
@@ -114,8 +116,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _help() -> str:
     lines = ["usage: opatlas COMMAND ...", "", "A versioned database of measured operator durations.", ""]
+    width = max(map(len, COMMANDS))
     for name, command in COMMANDS.items():
-        lines += [f"  {name:14}{command.about}", f"  {'':14}  = {command.equivalent}"]
+        lines += [f"  {name:{width}}  {command.about}", f"  {'':{width}}    = {command.equivalent}"]
     lines += ["", "opatlas COMMAND --help tells the options of a command; --version the version."]
     return "\n".join(lines)
 
