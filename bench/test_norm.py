@@ -51,6 +51,22 @@ def test_add_rms_norm_bias(row, replay, custom_opp):
     replay(impl.add_rms_norm_bias, x1, x2, gamma, beta, 1e-6, expected=expected.add_rms_norm_bias)
 
 
+@replays("LayerNormV4", npu="torch.native_layer_norm")
+def test_layer_norm(row, replay):
+    """Slots: x, the sizes of its last axes, over which it is normalized, gamma, beta. LayerNormV3 is another kernel."""
+    row.expect_inputs(4)
+    sizes = row.shape(2)
+    if not sizes or row.shape(0)[-len(sizes) :] != sizes:
+        raise row.refuse(
+            INPUT_SHAPES, "slot 2 (gamma) must have the shape of slot 0's last axes", "correct one of them"
+        )
+    row.expect_list(1, len(sizes), "the sizes of these axes")
+    row.expect_shape(3, sizes, what="beta")
+    # Not around 0, where a mean that is left out would not show.
+    x = row.tensor(0, -1.0, 3.0)
+    replay(impl.layer_norm, x, sizes, row.tensor(2), row.tensor(3), 1e-5, expected=expected.layer_norm)
+
+
 @replays("LpNormV2", npu="torch.linalg.vector_norm")
 def test_lp_norm(row, replay):
     """The Euclidean norm, as the clipping of gradients takes it; p is not in a capture."""

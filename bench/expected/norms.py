@@ -10,7 +10,7 @@ import torch
 
 from bench.reference.formula import each, per_element, per_row, to_float64
 
-__all__ = ["add_rms_norm", "add_rms_norm_bias", "rms_norm", "rms_norm_backward", "vector_norm"]
+__all__ = ["add_rms_norm", "add_rms_norm_bias", "layer_norm", "rms_norm", "rms_norm_backward", "vector_norm"]
 
 At = tuple[torch.Tensor, ...]
 
@@ -70,6 +70,20 @@ def _add_rms_norm(
     x = x1 + x2
     rstd = 1 / ((x * x).sum(dim=-1, keepdim=True) / x.shape[-1] + epsilon) ** 0.5
     return x * rstd * gamma, rstd, x
+
+
+def _normalized_axes(x: torch.Tensor, sizes: Sequence[int], *_: object) -> int:
+    return len(sizes)
+
+
+@per_row("x", axes=_normalized_axes)
+def layer_norm(
+    x: torch.Tensor, sizes: Sequence[int], gamma: torch.Tensor, beta: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """y = (x - E[x]) / sqrt(Var[x] + epsilon) * gamma + beta; E[x]; the root's inverse (Ba, Kiros, Hinton 2016)."""
+    mean = x.sum(dim=-1, keepdim=True) / x.shape[-1]
+    rstd = 1 / (((x - mean) ** 2).sum(dim=-1, keepdim=True) / x.shape[-1] + epsilon) ** 0.5
+    return (x - mean) * rstd * gamma.flatten() + beta.flatten(), mean, rstd
 
 
 def _terms(x: torch.Tensor, order: int, axes: Sequence[int], keepdim: bool, **_: Any) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["add_rms_norm", "add_rms_norm_bias", "rms_norm", "rms_norm_backward", "vector_norm"]
+__all__ = ["add_rms_norm", "add_rms_norm_bias", "layer_norm", "rms_norm", "rms_norm_backward", "vector_norm"]
 
 #: A CPU's norms of more numbers than these are taken of the norms of as many each.
 _PIECE = 1 << 16
@@ -50,6 +50,19 @@ def add_rms_norm_bias(
     rstd = _reciprocal_rms(total, epsilon)
     y = (total * rstd).mul_(gamma)
     return (y if beta is None else y.add_(beta)).to(x1.dtype), rstd, total.to(x1.dtype)
+
+
+def layer_norm(
+    x: torch.Tensor, sizes: Sequence[int], gamma: torch.Tensor, beta: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(..., *sizes) to y of x's shape and dtype, mean and reciprocal deviation, float32 (..., 1 for each size)."""
+    if x.is_cuda:
+        # One kernel; its statistics are float32, and its inputs of one dtype.
+        y, mean, rstd = torch.native_layer_norm(x.to(gamma.dtype), sizes, gamma, beta, epsilon)
+        return y.to(x.dtype), mean, rstd
+    # A CPU's statistics have the dtype of gamma and beta, and x may have another.
+    y, mean, rstd = torch.native_layer_norm(x, sizes, gamma.float(), beta.float(), epsilon)
+    return y, mean, rstd
 
 
 def vector_norm(x: torch.Tensor, order: int, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype) -> torch.Tensor:

@@ -4,7 +4,7 @@ A large result is checked on a sample of its elements, so a formula must be comp
 those. Three kinds cover the kernels:
 
 - `pointwise`: an element of the result comes from the elements at the same place, after broadcasting.
-- `per_row`: a row (everything but the last axis) comes from the same row of some inputs.
+- `per_row`: a row (the last axis, or several) comes from the same row of some inputs.
 - `per_element`: the formula itself takes the coordinates of the elements that are asked for.
 
 `each` puts several together, for a kernel whose results are not sampled alike; `on_lists` goes through lists.
@@ -53,7 +53,9 @@ def pointwise(function: Callable[..., Any]) -> Formula:
     return _Pointwise(function.__name__, function)
 
 
-def per_row(*rowwise: str, least: int = _LEAST_ROWS, steps: int = 1) -> Callable[[Callable[..., Any]], Formula]:
+def per_row(
+    *rowwise: str, least: int = _LEAST_ROWS, steps: int = 1, axes: Callable[..., int] | None = None
+) -> Callable[[Callable[..., Any]], Formula]:
     """`function` gets the named tensors as (rows, last axis), cut to the rows asked for.
 
     The other tensors come whole; all real numbers in float64. It returns, for each result, a
@@ -62,13 +64,14 @@ def per_row(*rowwise: str, least: int = _LEAST_ROWS, steps: int = 1) -> Callable
     Args:
         least: so many rows are checked of a large result, however wide they are.
         steps: see Comparison.
+        axes: given the same arguments, how many axes at the end of the first named tensor make a row. Default: one.
     """
 
     def decorate(function: Callable[..., Any]) -> Formula:
         missing = set(rowwise) - set(inspect.signature(function).parameters)
         if missing or not rowwise:
             raise TypeError(f"{function.__name__} has no parameter {sorted(missing)}")
-        return _PerRow(function.__name__, function, rowwise, least, steps)
+        return _PerRow(function.__name__, function, rowwise, least, steps, axes)
 
     return decorate
 
@@ -137,13 +140,15 @@ class _PerRow:
     rowwise: tuple[str, ...]
     least: int
     steps: int
+    axes: Callable[..., int] | None
 
     def compare(
         self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
     ) -> list[Comparison]:
         bound = _signature(self.function).bind(*arguments, **keywords).arguments
         first = bound[self.rowwise[0]]
-        count, width = first.shape[:-1].numel(), (first.shape[-1] if first.dim() else 1)
+        axes = self.axes(*arguments, **keywords) if self.axes is not None else 1
+        count, width = first.shape[:-axes].numel(), first.shape[-axes:].numel()
         rows = sample(count, max(self.least, SAMPLED_ELEMENTS // max(width, 1)), seed, first.device)
 
         def cut(name: str, value: Any) -> Any:

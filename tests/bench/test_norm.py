@@ -11,6 +11,7 @@ from bench import impl
 
 BACKWARD = "RmsNormGrad"
 SUM = "AddRmsNormBias"
+LAYER, LAYER_FLOAT = "LayerNormV4", "FLOAT;INT32;FLOAT;FLOAT"
 
 REFUSED = [
     (BACKWARD, "4,8;4,8;4,1 | FLOAT;FLOAT;FLOAT -> 4,8;8 | FLOAT;FLOAT", SHAPES, "takes 4"),
@@ -23,6 +24,13 @@ REFUSED = [
     (SUM, "4,8;4,8;7 | FLOAT;FLOAT;FLOAT -> 4,8;4,1;4,8 | FLOAT;FLOAT;FLOAT", SHAPES, "slot 2 (gamma)"),
     (SUM, "4,8;4,8;8;7 | FLOAT;FLOAT;FLOAT;FLOAT -> 4,8;4,1;4,8 | FLOAT;FLOAT;FLOAT", SHAPES, "slot 3 (beta)"),
     (SUM, "4,8;4,8;8 | FLOAT;FLOAT;FLOAT -> 4,8;4,1;4,8 | FLOAT;DT_BF16;FLOAT", OUTPUT_TYPES, "output 1"),
+    (LAYER, "4,8;1;8 | FLOAT;INT32;FLOAT -> 4,8;4,1;4,1 | FLOAT;FLOAT;FLOAT", SHAPES, "3 tensors, where"),
+    (LAYER, f"4,8;1;7;7 | {LAYER_FLOAT} -> 4,8;4,1;4,1 | FLOAT;FLOAT;FLOAT", SHAPES, "slot 2 (gamma)"),
+    (LAYER, f"8;1;4,8;4,8 | {LAYER_FLOAT} -> 8;1;1 | FLOAT;FLOAT;FLOAT", SHAPES, "slot 2 (gamma)"),
+    (LAYER, f"4,8;2;8;8 | {LAYER_FLOAT} -> 4,8;4,1;4,1 | FLOAT;FLOAT;FLOAT", SHAPES, "slot 1 lists the sizes"),
+    (LAYER, f"4,8;1;8;4,8 | {LAYER_FLOAT} -> 4,8;4,1;4,1 | FLOAT;FLOAT;FLOAT", SHAPES, "slot 3 (beta)"),
+    (LAYER, f"4,8;1;8;8 | {LAYER_FLOAT} -> 4,8;4;4 | FLOAT;FLOAT;FLOAT", OUTPUT, "output 1"),
+    (LAYER, f"4,8;1;8;8 | {LAYER_FLOAT} -> 4,8;4,1;4,1 | FLOAT;FLOAT;DT_BF16", OUTPUT_TYPES, "output 2"),
     ("LpNormV2", "4,8 | FLOAT -> 7 | FLOAT", OUTPUT, "no norm over axes of the input (4, 8)"),
     ("LpNormV2", "4,8 | FLOAT -> 4,8 | FLOAT", OUTPUT, "no norm over axes of the input (4, 8)"),
 ]
@@ -34,9 +42,13 @@ MISTAKES = [
     ("add_rms_norm", "AddRmsNorm", lambda x1, x2, gamma, eps: (*impl.rms_norm(x1 + x2, gamma, epsilon=eps), x1)),
     ("add_rms_norm_bias", SUM, lambda x1, x2, gamma, beta, eps: true_sum(x1, x2, gamma, None, eps)),
     ("add_rms_norm_bias", SUM, lambda x1, x2, gamma, beta, eps: true_sum(x1, x2 * 0, gamma, beta, eps)),
+    ("layer_norm", LAYER, lambda x, *rest: true_layer(x - x.mean(-1, keepdim=True), *rest)),
+    ("layer_norm", LAYER, lambda x, sizes, gamma, beta, eps: true_layer(x, sizes, beta, gamma, eps)),
+    ("layer_norm", LAYER, lambda *a: (*true_layer(*a)[:2], 1 / a[0].std(-1, keepdim=True))),
+    ("layer_norm", LAYER, lambda *a: (impl.rms_norm(a[0], a[2], epsilon=1e-5)[0] + a[3], *true_layer(*a)[1:])),
     ("vector_norm", "LpNormV2", lambda x, order, axes, keepdim, dtype: x.abs().sum(axes, keepdim)),
 ]
-true_backward, true_sum = impl.rms_norm_backward, impl.add_rms_norm_bias
+true_backward, true_sum, true_layer = impl.rms_norm_backward, impl.add_rms_norm_bias, impl.layer_norm
 
 
 @pytest.mark.parametrize(("kernel_type", "row", "column", "words"), REFUSED)
