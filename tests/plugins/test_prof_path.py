@@ -228,7 +228,9 @@ def test_an_empty_database_is_made_of_samples_and_not_of_theory_rows(bench: Benc
     assert [path.name for path in bench.database.glob("*.csv")] == ["MatMulV3.csv"]
     assert bench.durations(V3) == {"16,32;64,32->16,64": "1.0000"}
     (manifest,) = (bench.database / "runs").glob("*.json")
-    assert '"profile": "profiles"' in manifest.read_text()
+    text = manifest.read_text()
+    assert '"profile": "profiles"' in text
+    assert '"kind": "npu"' in text
 
 
 def test_what_could_not_be_read_makes_the_session_fail_and_the_rest_is_used(bench: Bench) -> None:
