@@ -46,3 +46,15 @@ class DeviceSick(OpAtlasError):
 
 class DeviceGone(OpAtlasError):
     """The device is not there, or not there any more: no row can run on it."""
+
+
+class GroupLate(DeviceGone):
+    """A group did not come together in time: to wait for it again would take as long.
+
+    Attributes:
+        nodes: no rank of it could start, because other nodes did not come.
+    """
+
+    def __init__(self, message: str, *, nodes: bool) -> None:
+        super().__init__(message)
+        self.nodes = nodes

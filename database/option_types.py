@@ -18,6 +18,17 @@ def at_least(least: int) -> Callable[[str], int]:
     return read
 
 
+def between(least: int, most: int) -> Callable[[str], int]:
+    """Whole numbers from `least` to `most`."""
+
+    def read(text: str) -> int:
+        if not (text.isdecimal() and least <= int(text) <= most):
+            raise argparse.ArgumentTypeError(f"{text!r}: give a whole number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
 def real(words: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
     """Finite numbers that fit; `words` say which these are ("a number above 0")."""
 

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +21,7 @@ import pytest
 from bench.executor import Executor, InProcess
 from bench.groups.exclusive import OneAtATime
 from bench.groups.pool import GroupPool
+from bench.groups.process import GroupProcess
 from bench.job import DeviceSpec
 from bench.msprof.device import MsprofDevice
 from bench.processes.device_pool import DevicePool, LeftOut
@@ -126,14 +127,18 @@ class BenchSession:
             if settings.prof_path is not None:
                 self._executor = ProfileExecutor(self.samples(), settings.devices[0].name)
             elif settings.messages is not None:
-                self._executor = GroupPool(settings.devices, settings.measure, left_out)
+                self._executor = self._groups(left_out)
             elif settings.in_process:
                 self._executor = InProcess(settings.devices[0], settings.measure)
             else:
                 first = self._place % len(settings.devices)
                 single = DevicePool(settings.devices[first:] + settings.devices[:first], self._executor_of, left_out)
-                self._executor = OneAtATime(single, GroupPool(settings.devices, settings.measure, left_out))
+                self._executor = OneAtATime(single, self._groups(left_out))
         return self._executor
+
+    def _groups(self, left_out: LeftOut) -> GroupPool:
+        process = partial(GroupProcess, tell=self._tell)
+        return GroupPool(self.settings.devices, self.settings.measure, left_out, process)
 
     def _executor_of(self, spec: DeviceSpec) -> Executor:
         settings = self.settings

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from bench.groups.messages import Launch, NotLaunched, RanksEnded
+from bench.groups.messages import Launch, Launching, NotLaunched, RanksEnded
 from bench.groups.spec import GroupSpec
 from bench.processes.parent import die_with_parent
 
@@ -29,15 +30,16 @@ def main(fd: int) -> None:
     os.environ.update(_SHUTDOWN)
     with Connection(fd) as connection:
         launch: Launch = connection.recv()
-        connection.send(_run(launch))
+        connection.send(_run(launch, lambda: connection.send(Launching())))
 
 
-def _run(launch: Launch) -> RanksEnded | NotLaunched:
+def _run(launch: Launch, when_imported: Callable[[], None]) -> RanksEnded | NotLaunched:
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.launcher.api import elastic_launch
 
+    when_imported()
     # The rank inherits its keeper's standard input, which is none.
     keeper = ("-m", "bench.processes.keeper", str(os.getpid()), str(sys.stdin.fileno()))
     rank = (sys.executable, "-m", "bench.groups.rank_main", launch.address)

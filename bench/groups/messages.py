@@ -26,8 +26,16 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class Launching:
+    """The agent's first word: torch is imported, and it meets the other nodes now."""
+
+
+@dataclass(frozen=True)
 class RanksEnded:
-    """The agent's last word once ranks have ended by themselves: their exit codes, by local rank."""
+    """The agent's last word once ranks have ended: their exit codes, by local rank.
+
+    The first one ended by itself; of the others, the launcher has ended those that were left.
+    """
 
     exit_codes: dict[int, int]
 
@@ -52,6 +60,11 @@ class Hello:
     local_rank: int
     pid: int
     process_group: int
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Sent by a rank whose device computes what it should, before it meets the others."""
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.declared_options import Option, Scope, declare
-from bench.groups.spec import LOOPBACK, GroupSpec
-from database.option_types import at_least
+from bench.groups.spec import JOIN_TIMEOUT_S, LOOPBACK, NODES_JOIN_TIMEOUT_S, GroupSpec
+from database.option_types import at_least, between, positive
 
 
 class NodeOptions:
@@ -46,16 +46,25 @@ class NodeOptions:
             declare(
                 f"{self._prefix}master-port",
                 scope,
-                type=at_least(1),
+                type=between(1, 65535),
                 metavar="PORT",
                 help="the port there, needed with several nodes (default: a free one)",
+            ),
+            declare(
+                f"{self._prefix}join-timeout",
+                scope,
+                type=positive,
+                metavar="SECONDS",
+                help="how long a group may take to come together: its ranks start, and its nodes meet "
+                f"(default: {JOIN_TIMEOUT_S:g}, and {NODES_JOIN_TIMEOUT_S:g} with several nodes)",
             ),
         )
 
     def spec(self, options: Any, ranks: int, **more: Any) -> GroupSpec:
         """The group of so many ranks on these nodes; `more` as GroupSpec has it."""
-        names = ("nnodes", "node_rank", "master_addr", "master_port")
-        return GroupSpec(ranks, **{name: self._value(options, name) for name in names}, **more)
+        names = ("nnodes", "node_rank", "master_addr", "master_port", "join_timeout")
+        values = {name: self._value(options, name) for name in names}
+        return GroupSpec(ranks, join_timeout_s=values.pop("join_timeout"), **values, **more)
 
     def contradiction(self, options: Any) -> str:
         """What is wrong with the options as they go together; "" where nothing is."""

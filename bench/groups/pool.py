@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from bench.devices.cores import available_cores
 from bench.devices.kinds import ranks_share
-from bench.errors import DeviceGone
+from bench.errors import DeviceGone, GroupLate
 from bench.executor import Executor
 from bench.groups.process import GroupProcess
 from bench.groups.spec import GroupSpec
@@ -21,7 +21,8 @@ from database.schema import Status
 _CPU_RANKS = 2
 #: More of them would measure how the system shares out its cores.
 _RANKS_PER_CORE = 4
-#: A group that did not start for so many rows does not start for the others either; each try may take minutes.
+#: A group that did not start for so many rows does not start for the others either. One that did not come together
+#: in time is not tried twice: that may have taken minutes.
 _STARTS_THAT_FAIL = 2
 
 
@@ -54,6 +55,10 @@ class GroupPool:
         self._current: tuple[GroupSpec, Executor] | None = None
         self._description: DeviceDescription | None = None
         self._failed_starts: Counter[GroupSpec] = Counter()
+        #: Groups that are not tried again, and why they did not start.
+        self._given_up: dict[GroupSpec, str] = {}
+        #: The same of all groups of several nodes; "" while there is no reason.
+        self._nodes_absent = ""
 
     def describe(self) -> DeviceDescription:
         """The group that was launched last; before that, the devices by what is known of them from outside."""
@@ -67,8 +72,8 @@ class GroupPool:
         assert spec is not None
         if reason := self.too_few_for(spec):
             return Outcome(Status.SKIPPED, reason)
-        if self._failed_starts[spec] >= _STARTS_THAT_FAIL:
-            return Outcome(Status.SKIPPED, f"the {spec} did not start for {_STARTS_THAT_FAIL} rows before this one")
+        if given_up := self._given_up.get(spec) or (spec.nnodes > 1 and self._nodes_absent):
+            return Outcome(Status.SKIPPED, f"not tried again: {given_up}")
         if self._current is None or self._current[0] != spec:
             self.close()
             devices = self._devices_for(spec)[: spec.local_ranks]
@@ -80,6 +85,10 @@ class GroupPool:
         except DeviceGone as error:
             self.close()
             self._failed_starts[spec] += 1
+            if isinstance(error, GroupLate) or self._failed_starts[spec] >= _STARTS_THAT_FAIL:
+                self._given_up[spec] = str(error)
+            if isinstance(error, GroupLate) and error.nodes:
+                self._nodes_absent = str(error)
             return Outcome(Status.DEVICE_ERROR, str(error))
         self._failed_starts[spec] = 0
         return outcome

@@ -20,23 +20,28 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from enum import IntEnum
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from bench.devices.visible import environment_of
-from bench.errors import DeviceGone
-from bench.groups.messages import Hello, Joined, Launch, NotLaunched, RanksEnded, Reached
+from bench.errors import DeviceGone, GroupLate
+from bench.groups.messages import Hello, Joined, Launch, Launching, NotLaunched, Opened, RanksEnded, Reached
 from bench.groups.spec import GroupSpec
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.processes.child import PAUSES_S, TRIES, how_it_ended, open_end, start
 from bench.processes.device_messages import NotReady, Start, Started, Waiting
 from database.schema import Status
 
-#: Every rank imports torch, from a disk that may be cold, and then waits for the others.
-_START_TIMEOUT_S = 300.0
+#: Before the user is told for whom a group waits; most have come together by then.
+_TOLD_AFTER_S = 10.0
+#: And then so often.
+_TOLD_EVERY_S = 30.0
+#: The launcher gives other nodes up so much later than pytest does, which knows better whom to name.
+_LAUNCHER_LATER_S = 60.0
 #: A rank that was told to end, or killed, is gone within this time.
 _END_TIMEOUT_S = 20.0
 #: What the launcher takes to see that a rank has ended: it looks ten times a second, and ends the others first.
@@ -49,6 +54,19 @@ _STACKS_S = 0.2
 _IN_STEP = {Status.MEASURED, Status.FAILED, Status.INVALID, Status.UNSUPPORTED, Status.SKIPPED}
 
 
+class _Step(IntEnum):
+    """How far a rank is on its way into the group, or the launcher on its way to it."""
+
+    NOT_STARTED = 0
+    STARTED = 1
+    OPENED = 2
+    JOINED = 3
+
+
+#: What a rank does that has come so far.
+_DOES = {_Step.NOT_STARTED: "start", _Step.STARTED: "open its device", _Step.OPENED: "meet the others"}
+
+
 class _RanksDied(Exception):
     """Some ranks of this node have ended, by local rank."""
 
@@ -57,18 +75,30 @@ class _RanksDied(Exception):
         self.local_ranks = sorted(local_ranks)
 
 
+def _to_stderr(text: str) -> None:
+    print(f"opatlas: {text}", file=sys.stderr, flush=True)
+
+
 class GroupProcess:
     """An Executor whose jobs run on all ranks of a group, which is launched on first use."""
 
-    def __init__(self, spec: GroupSpec, devices: Sequence[DeviceSpec], settings: MeasureSettings) -> None:
+    def __init__(
+        self,
+        spec: GroupSpec,
+        devices: Sequence[DeviceSpec],
+        settings: MeasureSettings,
+        tell: Callable[[str], None] = _to_stderr,
+    ) -> None:
         """
         Args:
             spec: the group.
             devices: of this node, one for each of its ranks.
+            tell: shows the user a line, while a group comes together that takes long.
         """
         if len(devices) != spec.local_ranks:
             raise ValueError(f"{len(devices)} devices for {spec.local_ranks} ranks of a node")
         self.spec = spec
+        self._tell = tell
         self._starts = [Start(device, settings, tuple(sys.path)) for device in devices]
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
@@ -79,6 +109,9 @@ class GroupProcess:
         self._hellos: dict[int, Hello] = {}
         #: Of their processes; see `open_end`.
         self._ends: dict[int, int] = {}
+        self._steps = dict.fromkeys(range(spec.local_ranks), _Step.NOT_STARTED)
+        #: Whether the launcher has come so far that it meets the other nodes.
+        self._launching = False
         self._device: DeviceDescription | None = None
 
     def describe(self) -> DeviceDescription:
@@ -207,9 +240,9 @@ class GroupProcess:
         # To the launcher, a rank that ends with 0 has done its work, and others may go on.
         codes = dict.fromkeys(local_ranks, 0)
         with contextlib.suppress(EOFError, OSError):
-            if self._agent is not None and self._agent.poll(_LAST_WORDS_S):
-                ended = self._agent.recv()
-                codes |= ended.exit_codes if isinstance(ended, RanksEnded) else {}
+            while self._agent is not None and self._agent.poll(_LAST_WORDS_S):
+                message = self._agent.recv()
+                codes |= message.exit_codes if isinstance(message, RanksEnded) else {}
         return ", ".join(f"{self._name(rank)} died: {how_it_ended(codes[rank])}" for rank in local_ranks)
 
     def _messages(self, limit_s: float | None) -> list[tuple[int, Any]]:
@@ -258,30 +291,38 @@ class GroupProcess:
         environment = environment_of(replace(self._starts[0].spec, pinned=None))
         self._process, self._agent = start(lambda fd: [sys.executable, "-m", "bench.groups.agent", fd], environment)
         try:
-            self._agent.send(Launch(self.spec, address, str(self._folder), _START_TIMEOUT_S))
+            join_timeout_s = self.spec.join_limit_s + _LAUNCHER_LATER_S
+            self._agent.send(Launch(self.spec, address, str(self._folder), join_timeout_s))
         except OSError:
             return NotReady("the launcher ended at once", sick=False)
-        return self._expect_all(time.monotonic() + _START_TIMEOUT_S)
+        return self._expect_all(time.monotonic())
 
-    def _expect_all(self, deadline: float) -> DeviceDescription | NotReady:
-        """Waits for every rank of this node to join."""
+    def _expect_all(self, began: float) -> DeviceDescription | NotReady:
+        """Waits for every rank of this node to join. Raises GroupLate where that takes too long."""
         listener, agent = self._listener, self._agent
         assert listener is not None
         assert agent is not None
         joined: dict[int, DeviceDescription] = {}
         unknown: list[Connection] = []
+        self._steps = dict.fromkeys(self._steps, _Step.NOT_STARTED)
+        self._launching = False
+        deadline, tell_at = began + self.spec.join_limit_s, began + _TOLD_AFTER_S
         while len(joined) < self.spec.local_ranks:
             waited: list[Any] = [listener, agent, *unknown, *self._ranks.values()]
-            ready = wait(waited, max(deadline - time.monotonic(), 0))
+            now = time.monotonic()
+            ready = wait(waited, max(min(tell_at, deadline) - now, 0))
+            if not ready and time.monotonic() >= deadline:
+                raise GroupLate(f"the {self.spec} did not start: {self._late()}", nodes=self._waits_for_nodes())
             if not ready:
-                return NotReady(f"{self._missing(joined)} did not join within {_START_TIMEOUT_S:g} s", sick=False)
+                self._tell(f"waiting for {self._missing()}, {deadline - time.monotonic():.0f} s left")
+                tell_at = time.monotonic() + _TOLD_EVERY_S
             if listener in ready:
                 unknown.append(Connection(listener.accept()[0].detach()))
             for connection in [c for c in (*unknown, *self._ranks.values()) if c in ready]:
                 if failure := self._hear(connection, unknown, joined):
                     return failure
-            if agent in ready:
-                return self._launcher_ended(joined)
+            if agent in ready and (failure := self._hear_launcher(joined)):
+                return failure
         return self._described(joined)
 
     def _hear(
@@ -300,6 +341,7 @@ class GroupProcess:
                 unknown.remove(connection)
                 self._ranks[message.local_rank] = connection
                 self._hellos[message.local_rank] = message
+                self._steps[message.local_rank] = _Step.STARTED
                 if (end := open_end(message.pid)) is not None:
                     self._ends[end] = message.local_rank
                 connection.send(self._starts[message.local_rank])
@@ -307,32 +349,62 @@ class GroupProcess:
                 who = "a rank" if local_rank is None else self._name(local_rank)
                 return replace(message, reason=f"{who}: {message.reason}")
             else:
-                assert isinstance(message, Joined)
                 assert local_rank is not None
-                joined[local_rank] = message.device
+                if isinstance(message, Joined):
+                    joined[local_rank] = message.device
+                self._steps[local_rank] = _Step.OPENED if isinstance(message, Opened) else _Step.JOINED
         except (EOFError, OSError):
             if local_rank is not None:
                 return NotReady(f"{self._how_they_ended([local_rank])} before it had joined", sick=False)
             unknown.remove(connection)
         return None
 
-    def _launcher_ended(self, joined: dict[int, DeviceDescription]) -> NotReady:
+    def _hear_launcher(self, joined: dict[int, DeviceDescription]) -> NotReady | None:
+        """Takes a message of the launcher; gives why the group will not come together."""
         assert self._agent is not None
         try:
-            message: RanksEnded | NotLaunched = self._agent.recv()
+            message: Launching | RanksEnded | NotLaunched = self._agent.recv()
         except (EOFError, OSError):
             return NotReady("the launcher died", sick=False)
+        if isinstance(message, Launching):
+            self._launching = True
+            return None
         if isinstance(message, NotLaunched):
             return NotReady(message.reason, sick=False)
-        # Those that had not joined are to blame: the launcher ends the others itself.
-        left = [rank for rank in range(self.spec.local_ranks) if rank not in self._ranks] or [
-            rank for rank in message.exit_codes if rank not in joined
-        ]
-        how = ", ".join(f"{self._name(rank)} ended: {how_it_ended(message.exit_codes.get(rank, 0))}" for rank in left)
+        # By itself ended the first of them, and whichever was not killed: those that are left the launcher kills.
+        first, *others = message.exit_codes or {rank: 0 for rank in self._steps if rank not in joined}
+        codes = {rank: message.exit_codes.get(rank, 0) for rank in (first, *others)}
+        left = [first, *(rank for rank in others if codes[rank] not in (-signal.SIGKILL, -signal.SIGTERM))]
+        how = ", ".join(f"{self._name(rank)} ended: {how_it_ended(codes[rank])}" for rank in left)
         return NotReady(f"{how} before it had joined", sick=False)
 
-    def _missing(self, joined: dict[int, DeviceDescription]) -> str:
-        return " and ".join(self._name(rank) for rank in range(self.spec.local_ranks) if rank not in joined)
+    def _waits_for_nodes(self) -> bool:
+        """Whether the launcher has not met the other nodes' yet: it starts no rank before."""
+        return self.spec.nnodes > 1 and self._launching and not self._hellos
+
+    def _last(self) -> tuple[_Step, list[int]]:
+        """The ranks of this node that the others wait for, as far as is known here, and how far they are."""
+        least = min(self._steps.values())
+        return least, [rank for rank, step in self._steps.items() if step is least]
+
+    def _missing(self) -> str:
+        """For what the group waits: "node 1 at 10.0.0.1:29500", "rank 1 of 2 to open its device"."""
+        if not self._launching:
+            return "torchrun's launcher to start"
+        if self._waits_for_nodes():
+            return self.spec.other_nodes
+        least, ranks = self._last()
+        return f"{' and '.join(map(self._name, ranks))} to {_DOES[least]}"
+
+    def _late(self) -> str:
+        """Why the group is given up."""
+        limit = f"within {self.spec.join_limit_s:g} s"
+        if not self._launching:
+            return f"torchrun's launcher did not {limit}"
+        if self._waits_for_nodes():
+            return f"no {self.spec.other_nodes} {limit}: run the same command there, with its --node-rank"
+        least, ranks = self._last()
+        return f"{' and '.join(map(self._name, ranks))} did not join {limit}: still to {_DOES[least]}"
 
     def _described(self, joined: dict[int, DeviceDescription]) -> DeviceDescription:
         first = joined[0]

@@ -24,7 +24,7 @@ from bench.devices.kinds import ranks_share
 from bench.devices.visible import environment_of
 from bench.errors import DeviceSick, ReplayError
 from bench.groups.group import RANK_SPREAD, ranks_of_node, spread_us
-from bench.groups.messages import Hello, Joined, Reached
+from bench.groups.messages import Hello, Joined, Opened, Reached
 from bench.job import Job, MeasureSettings, Outcome
 from bench.processes import std_streams
 from bench.processes.device_messages import NotReady, Start, Started, Waiting
@@ -47,7 +47,11 @@ def main(address: str) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pytest_end = socket.socket(socket.AF_UNIX)
-    pytest_end.connect(address)
+    try:
+        pytest_end.connect(address)
+    except (FileNotFoundError, ConnectionRefusedError):
+        # The group was given up meanwhile, and pytest has said why.
+        return
     with Connection(pytest_end.detach()) as connection:
         missing = [name for name in _VARIABLES if not os.environ.get(name, "").strip()]
         if missing:
@@ -71,6 +75,7 @@ def main(address: str) -> None:
 
             runner = Runner(start.spec, _shared(start.settings) if ranks_share(start.spec.kind) else start.settings)
             runner.probe()
+            connection.send(Opened())
             group = join(rank, size, runner.torch_device, lambda step, what: connection.send(Reached(step, what)))
             runner.join(group)
             connection.send(Joined(runner.describe()))

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LOOPBACK = "127.0.0.1"
+#: Ranks import torch (and torch_npu) from a disk that may be cold; HCCL itself gives up after 120 s, and says of whom.
+JOIN_TIMEOUT_S = 180.0
+#: People start the same command on one node after the other.
+NODES_JOIN_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,7 @@ class GroupSpec:
         nproc_per_node: ranks that a node may have at most; None: one for each of its devices, and two on a CPU.
         members: the devices that the ranks own, in their order, counted from 0 through all nodes; None: each
             node's first ones.
+        join_timeout_s: how long it may take to come together; None: the usual time.
     """
 
     ranks: int
@@ -29,6 +34,7 @@ class GroupSpec:
     master_port: int | None = None
     nproc_per_node: int | None = None
     members: tuple[int, ...] | None = None
+    join_timeout_s: float | None = None
 
     def __str__(self) -> str:
         nodes = f" on {self.nnodes} nodes" if self.nnodes > 1 else ""
@@ -40,6 +46,17 @@ class GroupSpec:
     def local_ranks(self) -> int:
         """Ranks on this node."""
         return self.ranks // self.nnodes
+
+    @property
+    def join_limit_s(self) -> float:
+        """How long it may take to come together."""
+        return self.join_timeout_s or (JOIN_TIMEOUT_S if self.nnodes == 1 else NODES_JOIN_TIMEOUT_S)
+
+    @property
+    def other_nodes(self) -> str:
+        """Whom this node meets, and where: "node 1 at 10.0.0.1:29500"."""
+        others = [str(node) for node in range(self.nnodes) if node != self.node_rank]
+        return f"node{'s' * (len(others) > 1)} {', '.join(others)} at {self.master_addr}:{self.master_port}"
 
     def rank_of(self, local_rank: int) -> int:
         """The number in the whole group of one of this node's ranks."""

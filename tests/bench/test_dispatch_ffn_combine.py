@@ -58,9 +58,17 @@ def test_options_that_lack_something_say_what(arguments: tuple[str, ...], words:
         group_of({}, options(*arguments))
 
 
-@pytest.mark.parametrize("argument", ["ep-size=0", "nnodes=x", "master-port=0"])
-def test_numbers_are_whole(argument: str) -> None:
-    with pytest.raises(pytest.UsageError, match="give a whole number from 1 on"):
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("ep-size=0", "from 1 on"),
+        ("nnodes=x", "from 1 on"),
+        ("master-port=0", "from 1 to"),
+        ("master-port=99999", "65535"),
+    ],
+)
+def test_numbers_are_whole(argument: str, words: str) -> None:
+    with pytest.raises(pytest.UsageError, match=f"give a whole number .*{words}"):
         options(argument)
 
 

@@ -23,8 +23,9 @@ def test_the_probe_refuses_numbers_that_mean_nothing(arguments: list[str], capsy
 @pytest.mark.parametrize(("prefix", "names"), [("--", ""), ("--my-kernel-", "my_kernel_")])
 def test_nodes_are_read_under_their_prefix(prefix: str, names: str) -> None:
     values = {"nnodes": 2, "node_rank": 1, "master_addr": "10.0.0.1", "master_port": 29500}
-    options = Namespace(**{f"{names}{name}": value for name, value in values.items()})
-    assert NodeOptions(prefix).spec(options, 4, nproc_per_node=2) == GroupSpec(4, **values, nproc_per_node=2)
+    options = Namespace(**{f"{names}{name}": value for name, value in values.items()}, **{f"{names}join_timeout": 9.0})
+    spec = GroupSpec(4, **values, nproc_per_node=2, join_timeout_s=9.0)
+    assert NodeOptions(prefix).spec(options, 4, nproc_per_node=2) == spec
     assert NodeOptions(prefix).contradiction(options) == ""
     setattr(options, f"{names}master_port", None)
     assert NodeOptions(prefix).contradiction(options) == (

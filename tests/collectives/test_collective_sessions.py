@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sessions import ROOT, Sessions
 
-from bench.errors import DeviceGone
+from bench.errors import DeviceGone, GroupLate
 from bench.groups.pool import GroupPool
 from bench.groups.spec import GroupSpec
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
@@ -158,8 +158,12 @@ class Absent:
 
     def run(self, job: Job) -> Outcome:
         self.tries.append(self._spec)
+        if self._spec.nnodes > 1:
+            raise GroupLate("no node 1", nodes=True)
         if self._spec.ranks == 2:
-            raise DeviceGone("rank 1 of 2 did not join within 300 s")
+            raise DeviceGone("rank 1 of 2 died")
+        if self._spec.ranks == 4:
+            raise GroupLate("rank 1 of 4 did not join within 180 s", nodes=False)
         return Outcome(Status.FAILED, "ran")
 
     def close(self) -> None:
@@ -170,7 +174,7 @@ def test_a_group_that_does_not_start_costs_its_messages_only(tmp_path: Path) -> 
     Absent.tries = []
     pool = GroupPool([DeviceSpec("cpu")], MeasureSettings(), LeftOut(None), Absent)
     assert pool.describe().name == "cpu"
-    specs = [GroupSpec(n, members=tuple(range(n))) for n in (2, 2, 2, 3, 2)]
+    specs = [GroupSpec(n, members=tuple(range(n))) for n in (2, 2, 2, 3, 2, 4, 4)]
     outcomes = [pool.run(Job("m", "m.py", "f", "hcom_allReduce_", {}, 1.0, spec)) for spec in specs]
     assert [outcome.status for outcome in outcomes] == [
         Status.DEVICE_ERROR,
@@ -178,9 +182,20 @@ def test_a_group_that_does_not_start_costs_its_messages_only(tmp_path: Path) -> 
         Status.SKIPPED,
         Status.FAILED,
         Status.SKIPPED,
+        Status.DEVICE_ERROR,
+        Status.SKIPPED,
     ]
-    assert outcomes[0].reason == "rank 1 of 2 did not join within 300 s"
-    assert outcomes[2].reason == "the group of 2 ranks did not start for 2 rows before this one"
-    # Minutes each: not tried for every row.
-    assert [spec.ranks for spec in Absent.tries] == [2, 2, 3]
+    assert outcomes[0].reason == "rank 1 of 2 died"
+    assert outcomes[2].reason == "not tried again: rank 1 of 2 died"
+    assert outcomes[6].reason == "not tried again: rank 1 of 4 did not join within 180 s"
+    # A group that was waited for, which takes minutes, is tried once.
+    assert [spec.ranks for spec in Absent.tries] == [2, 2, 3, 4]
     assert pool.describe().name == "of a group"
+
+
+def test_nodes_that_did_not_come_are_not_waited_for_again() -> None:
+    Absent.tries = []
+    pool = GroupPool([DeviceSpec("cpu")], MeasureSettings(), LeftOut(None), Absent)
+    groups = [GroupSpec(ranks, nnodes=2) for ranks in (2, 4)] + [GroupSpec(1)]
+    outcomes = [pool.run(Job("m", "m.py", "f", "hcom_allReduce_", {}, 1.0, spec)) for spec in groups]
+    assert [outcome.reason for outcome in outcomes] == ["no node 1", "not tried again: no node 1", "ran"]

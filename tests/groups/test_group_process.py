@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,7 +21,7 @@ from replaying import cells_of
 from sample_rows_moe import LAYER, LAYER_INT8
 from sessions import wait_for
 
-from bench.errors import DeviceGone
+from bench.errors import DeviceGone, GroupLate
 from bench.groups import process as module
 from bench.groups.group import RANK_SPREAD
 from bench.groups.process import GroupProcess
@@ -145,16 +147,60 @@ def test_a_port_in_use_is_told() -> None:
     ("opener", "words"),
     [
         ("broken_ranks:second_is_missing", "rank 1 of 2: OpAtlasError: no second device"),
-        ("broken_ranks:second_dies", "rank 1 of 2 died: SIGKILL .signal 9. before it had joined"),
-        ("broken_ranks:second_hangs", "rank 1 of 2 did not join within 15 s"),
+        ("broken_ranks:second_dies", "start: rank 1 of 2 died: SIGKILL .signal 9. before it had joined"),
     ],
 )
-def test_a_rank_that_never_joins_is_named(monkeypatch: pytest.MonkeyPatch, opener: str, words: str) -> None:
-    monkeypatch.setattr(module, "_START_TIMEOUT_S", 15.0)
+def test_a_rank_that_cannot_join_is_named(monkeypatch: pytest.MonkeyPatch, opener: str, words: str) -> None:
     monkeypatch.setenv(MARK, "joining")
-    with pytest.raises(DeviceGone, match=words):
+    with pytest.raises(DeviceGone, match=words) as gone:
         group_of(TWO, opener).describe()
+    # It can be tried again: nobody waited for it.
+    assert not isinstance(gone.value, GroupLate)
     assert wait_for(lambda: not marked(f"{MARK}=joining"), seconds=60)
+
+
+class Hurried:
+    """A clock that is far ahead once the user has been told what the test waits for, however long that takes."""
+
+    def __init__(self, awaited: str) -> None:
+        self.told: list[str] = []
+        self._awaited = awaited
+
+    def tell(self, text: str) -> None:
+        self.told.append(text)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + (1000 if any(text.startswith(self._awaited) for text in self.told) else 0)
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+@pytest.mark.parametrize(
+    ("opener", "nodes", "waits_for", "late"),
+    [
+        ("broken_ranks:second_hangs", 1, "rank 1 of 2 to open its device", "rank 1 of 2 did not join within 180 s"),
+        ("", 2, "node 1 at 127.0.0.1:{port}", "no node 1 at 127.0.0.1:{port} within 300 s: run the same command there"),
+    ],
+)
+def test_whom_a_group_waits_for_is_told_and_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, opener: str, nodes: int, waits_for: str, late: str
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    clock = Hurried(f"waiting for {waits_for.format(port=port)}, ")
+    for name, value in (("_TOLD_AFTER_S", 0.2), ("_TOLD_EVERY_S", 0.2), ("time", clock)):
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setenv(MARK, "waiting")
+    spec = GroupSpec(2, nnodes=nodes, master_port=port if nodes > 1 else None)
+    devices = [DeviceSpec("cpu", opener=opener)] * spec.local_ranks
+    with pytest.raises(GroupLate, match=f"did not start: {re.escape(late.format(port=port))}") as gone:
+        GroupProcess(spec, devices, SETTINGS, clock.tell).describe()
+    assert gone.value.nodes is (nodes > 1)
+    assert re.fullmatch(r".*, \d+ s left", clock.told[-1]), clock.told
+    assert clock.told[0].startswith("waiting for torchrun's launcher to start, ")
+    assert wait_for(lambda: not marked(f"{MARK}=waiting"), seconds=60)
 
 
 def test_a_rank_without_torchruns_variables_says_which(tmp_path: Path) -> None:
