@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from types import ModuleType
 
 from database.errors import OpAtlasError
+from database.terminal import fitted
 
 #: As argparse exits.
 _USAGE = 2
@@ -56,7 +57,7 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
     try:
         status: int = parsed.run(parsed)
     except OpAtlasError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(fitted(f"error: {error}"), file=sys.stderr)
         return _USAGE if isinstance(error, UsageError) else 1
     except BrokenPipeError:
         # `| head` has seen enough; Python flushes stdout once more at its end.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
-from database.slots import dtype_name
+from database.schema import INPUT_DTYPES, OUTPUT_DTYPES
+from database.slots import dtype_name, split_cell
 
 
 @dataclass(frozen=True)
@@ -46,3 +48,18 @@ def known_dtype(name: str) -> Dtype | None:
     """The dtype of a profiler's name ("DT_BF16", "BF16", "FLOAT"); None for one that is not known."""
     name = dtype_name(name.strip().upper())
     return _KNOWN.get(_SYNONYMS.get(name, name))
+
+
+def unknown_dtypes(cells: Mapping[str, str]) -> tuple[str, ...]:
+    """Dtypes of a row that OpAtlas cannot name (65534).
+
+    Such a row is kept: its duration is measured whatever the tensors hold. A newer OpAtlas may know
+    the dtype, and a replay that cannot build the tensors says so.
+    """
+    unknown = {*_unknown_words(cells[INPUT_DTYPES]), *_unknown_words(cells[OUTPUT_DTYPES])}
+    return tuple(sorted(unknown))
+
+
+@lru_cache(maxsize=4096)
+def _unknown_words(dtypes: str) -> tuple[str, ...]:
+    return tuple(word for word in split_cell(dtypes) if word and known_dtype(word) is None)

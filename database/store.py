@@ -7,6 +7,7 @@ under a lock: a crash at any moment leaves the old file or the new one.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
 import io
@@ -15,7 +16,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,23 +27,9 @@ from filelock import FileLock, Timeout
 
 from database.communication import is_communication
 from database.errors import OpAtlasError, TableError
-from database.schema import (
-    AVERAGE,
-    LEGACY_COUNTER,
-    LEGACY_MICROBENCH,
-    LEGACY_PROFILING_MEDIAN,
-    LEGACY_PROFILING_STD,
-    MESSAGE_BYTES,
-    NUM_DEVICES,
-    PROFILING_AVERAGE,
-    PROFILING_MEDIAN,
-    PROFILING_STD,
-    REQUIRED,
-    profiling_counter,
-)
+from database.header import RESTORE, misspelt, modern_names, read_header, without_columns
+from database.schema import MESSAGE_BYTES, NUM_DEVICES, REQUIRED
 
-_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
-_BOM = b"\xef\xbb\xbf"
 #: A record may span lines only inside quotes; no cell of a profiler comes near this.
 _BLOCK_BYTES = 8 << 20
 _TEXT = pa.large_string()
@@ -60,7 +46,6 @@ _REMEDIES = {
     errno.EDQUOT: "make room",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
 }
-_RESTORE = "Repair the line, or restore the file from version control"
 
 
 @dataclass
@@ -103,6 +88,16 @@ class Database:
             )
         return self.path / self._file_names.get(kernel_type, f"{kernel_type}.csv")
 
+    def misspelt(self) -> list[str]:
+        """Columns that may be misspelt, as sentences; a file that cannot be read is left to who reads its rows."""
+        found: list[str] = []
+        for path in sorted(self.path.glob("[!.]*.csv")):
+            with contextlib.suppress(TableError):
+                names = read_header(path)
+                modern = modern_names(names)
+                found += misspelt(path, [modern.get(name, name) for name in names])
+        return found
+
     def read(self, kernel_type: str) -> Table:
         """The rows of a kernel type. Raises TableError."""
         path = self.csv_path(kernel_type)
@@ -128,7 +123,7 @@ class Database:
             for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
                 path.unlink(missing_ok=True)
 
-    @contextmanager
+    @contextlib.contextmanager
     def lock(self, timeout_s: float = 60.0) -> Iterator[None]:
         """Holds the database against other writers for the time of a read, change and write.
 
@@ -188,16 +183,10 @@ def read_frame(path: Path, kernel_type: str = "") -> pd.DataFrame:
     required = (MESSAGE_BYTES, NUM_DEVICES) if of_messages else REQUIRED
     missing = [column for column in required if column not in frame.columns]
     if missing:
-        raise TableError(
-            path,
-            f"no column {', '.join(map(repr, missing))}; the columns are: {', '.join(frame.columns[:12])}",
-            f"Correct the header; where this is not a {'communication' if of_messages else 'compute'} CSV, "
-            "move it out of the database",
-            line=1,
-        )
+        raise without_columns(path, list(frame.columns), missing, "communication" if of_messages else "compute")
     if of_messages:
         return frame
-    names = _modern_names(list(frame.columns))
+    names = modern_names(list(frame.columns))
     modern: pd.DataFrame = frame.rename(columns=names)
     return modern
 
@@ -228,14 +217,14 @@ def read_text_csv(path: Path) -> pd.DataFrame:
             # The header alone, which Arrow's reader cannot skip where no line ends.
             empty: pd.DataFrame = pd.DataFrame({name: pd.Series(dtype=str) for name in names})
             return empty
-        raise TableError(path, f"not readable as UTF-8 CSV ({error})", _RESTORE) from None
+        raise TableError(path, f"not readable as UTF-8 CSV ({error})", RESTORE) from None
     if rejected:
         first = rejected[0]
         raise TableError(
             path,
             f"{first.actual_columns} fields where the header has {first.expected_columns} columns"
             + (f" (and {len(rejected) - 1} more such lines)" if len(rejected) > 1 else ""),
-            _RESTORE,
+            RESTORE,
             line=first.number,
         )
     frame: pd.DataFrame = table.to_pandas()
@@ -331,50 +320,3 @@ def _sync(path: Path | str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def read_header(path: Path) -> list[str]:
-    """The column names of a CSV file, without BOM, quotes and blanks around them.
-
-    Raises:
-        TableError: no such file, a Git LFS pointer, an empty file, text that is not UTF-8, a repeated column.
-    """
-    try:
-        with open(path, "rb") as file:
-            head = file.read(4096)
-            line = head + file.readline() if b"\n" not in head else head
-    except OSError as error:
-        raise TableError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
-    if head.startswith(_LFS_POINTER):
-        raise TableError(path, "a Git LFS pointer, not the data itself", "Run `git lfs pull`")
-    line = line.removeprefix(_BOM).partition(b"\n")[0]
-    if not head.removeprefix(_BOM).strip():
-        raise TableError(path, "an empty file", "Remove it, or restore it")
-    try:
-        names = next(csv.reader([line.decode("utf-8")]), [])
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise TableError(path, f"the header is not UTF-8 CSV ({error})", _RESTORE, line=1) from None
-    names = [name.strip() for name in names]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise TableError(path, f"column {repeated[0]!r} stands twice in the header", "Remove or rename one", line=1)
-    return names
-
-
-def _modern_names(columns: list[str]) -> dict[str, str]:
-    """Today's names for the columns of files that older tools wrote."""
-    names = {}
-    if LEGACY_PROFILING_MEDIAN in columns and PROFILING_AVERAGE not in columns:
-        # A profiling file from before the prefixes: its average is the profiling one.
-        names[LEGACY_PROFILING_MEDIAN] = PROFILING_MEDIAN
-        if LEGACY_PROFILING_STD in columns:
-            names[LEGACY_PROFILING_STD] = PROFILING_STD
-        if AVERAGE in columns:
-            names[AVERAGE] = PROFILING_AVERAGE
-        for column in columns:
-            counter = LEGACY_COUNTER.fullmatch(column)
-            if counter:
-                names[column] = profiling_counter(counter["counter"])
-    if LEGACY_MICROBENCH in columns and (AVERAGE not in columns or AVERAGE in names):
-        names[LEGACY_MICROBENCH] = AVERAGE
-    return names

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 _COLUMNS = 80
 _PROBLEMS_SHOWN = 20
 
 
-def problem_lines(texts: Sequence[str]) -> str:
-    """What the user should see to, one line each; the first ones of many."""
-    lines = [f"error: {text}" for text in texts[:_PROBLEMS_SHOWN]]
-    if len(texts) > _PROBLEMS_SHOWN:
-        lines.append(f"error: and {len(texts) - _PROBLEMS_SHOWN:,} more")
-    return "\n".join(lines)
+def print_problems(texts: Sequence[str], *, word: str = "error", total: int | None = None, what: str = "") -> None:
+    """Tells on stderr what the user should see to, a line each; the first ones of many.
+
+    Args:
+        word: what each line begins with.
+        total: how many there are, where `texts` are only the first ones.
+        what: they are: `malformed lines`.
+    """
+    for text in texts[:_PROBLEMS_SHOWN]:
+        print(fitted(f"{word}: {text}"), file=sys.stderr)
+    more = (len(texts) if total is None else total) - len(texts[:_PROBLEMS_SHOWN])
+    if more:
+        print(f"{word}: and {more:,} more {what}".rstrip(), file=sys.stderr)
+
+
+def fitted(text: str) -> str:
+    """`text` for stderr: broken at blanks where that is a terminal, and one line, for a search, where it is none."""
+    if not sys.stderr.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    # What has lines of its own keeps them.
+    return "\n".join(_broken(line, width, "", "  ") for line in text.split("\n"))
 
 
 def count_lines(counts: Iterable[tuple[str, int, str]]) -> list[str]:
@@ -22,9 +41,17 @@ def count_lines(counts: Iterable[tuple[str, int, str]]) -> list[str]:
     return [f"{what:14}{count:>10,}   {more}".rstrip() for what, count, more in counts]
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 row`, `2,410 rows`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def unknown_dtype_lines(rows: Counter[str]) -> list[str]:
+    """What is said of rows with dtypes that are none of ours, counted by dtype; nothing where there is none."""
+    if not rows:
+        return []
+    words = ", ".join(f"{word} ({counted(count, 'row')})" for word, count in rows.most_common(3))
+    return ["", f"kept, with a dtype that OpAtlas does not know: {words}"[:_COLUMNS]]
+
+
+def counted(number: int, one: str, more: str = "") -> str:
+    """`1 row`, `2,410 rows`; `more` is what several are called, where that is not `one` and an s."""
+    return f"{number:,} {one if number == 1 else more or f'{one}s'}"
 
 
 def shortened(text: str, width: int) -> str:
@@ -34,11 +61,11 @@ def shortened(text: str, width: int) -> str:
 
 def folded(text: str, indent: int) -> str:
     """`text` in indented lines, broken at blanks; further lines are indented twice as far."""
+    return _broken(text, _COLUMNS, " " * indent, " " * (2 * indent))
+
+
+def _broken(text: str, width: int, first: str, further: str) -> str:
+    """`first` and `further` are the beginnings of lines. A path stays whole."""
     return textwrap.fill(
-        text,
-        _COLUMNS,
-        initial_indent=" " * indent,
-        subsequent_indent=" " * (2 * indent),
-        break_long_words=False,
-        break_on_hyphens=False,
+        text, width, initial_indent=first, subsequent_indent=further, break_long_words=False, break_on_hyphens=False
     )

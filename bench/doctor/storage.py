@@ -11,8 +11,9 @@ from bench.devices.at_hand import database_name, devices_at_hand
 from bench.doctor.verdict import Fact, Target, Verdict, failed, passed
 from database import journal, layout, versions
 from database.errors import OpAtlasError
+from database.header import read_header
 from database.session_lock import SessionLock
-from database.store import Database, read_header
+from database.store import Database
 
 _LEAST_FREE = 1 << 30
 _NAMED = 3

@@ -7,7 +7,6 @@ depends on. Records do: one JSON object a line, as the recorder of docs/attentio
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Container, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from database.recover import recover
 from database.session_lock import SessionLock
 from database.store import Database
 from database.streaming import size_mb
-from database.terminal import problem_lines
+from database.terminal import print_problems
 
 #: Lengths of a serving process differ from step to step, and each row takes as long to replay as another.
 _MAX_ROWS = 100
@@ -87,12 +86,11 @@ def run(arguments: argparse.Namespace) -> int:
     print(summary(database.path, len(files), records, outcome, alone, limit))
     if report is not None:
         print(f"without a partner:\n  {report}")
-    problems = [*records.malformed, *records.problems, *problems]
-    if len(records.malformed) < records.malformed_count:
-        problems.append(f"{records.malformed_count:,} malformed lines in all; the first ones are named above")
-    if problems:
-        print(problem_lines(problems), file=sys.stderr)
-    return 1 if problems else 0
+    problems = [*records.problems, *problems]
+    print_problems(records.malformed, total=records.malformed_count, what="malformed lines")
+    print_problems(problems)
+    print_problems(database.misspelt(), word="warning")
+    return 1 if records.malformed or problems else 0
 
 
 def _read(files: Sequence[Path], total_mb: float, wanted: Container[JoinKey], limit: int) -> Records:

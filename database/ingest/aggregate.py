@@ -23,18 +23,16 @@ import numpy as np
 import pyarrow as pa
 
 from database.counts import add_counts
-from database.dtypes import known_dtype
+from database.dtypes import unknown_dtypes
 from database.errors import CellError, TableError
 from database.ingest.capture import TYPE, Capture, Chunk, NotNumeric, read_capture_header
 from database.progress import Progress
 from database.schema import (
     ACCELERATOR_CORE,
     BASE,
-    INPUT_DTYPES,
     INPUT_SHAPES,
     INPUT_SLOTS,
     OP_STATE,
-    OUTPUT_DTYPES,
     OUTPUT_SHAPES,
     OUTPUT_SLOTS,
 )
@@ -317,7 +315,7 @@ class _FileLaunches:
                 self._report(line, str(error))
         if reason is not None:
             return _Variant(kernel_type, "", cells, reason, ())
-        return _Variant(kernel_type, signature(kernel_type, cells), cells, None, _unknown_dtypes(cells))
+        return _Variant(kernel_type, signature(kernel_type, cells), cells, None, unknown_dtypes(cells))
 
     def _add_counters(
         self, chunk: Chunk, groups: np.ndarray, count: int, numbers: np.ndarray, accepted: np.ndarray
@@ -380,21 +378,6 @@ def _no_dimension(shapes: str) -> str | None:
             if not (dimension.isascii() and dimension.isdigit()):
                 return dimension
     return None
-
-
-def _unknown_dtypes(cells: Mapping[str, str]) -> tuple[str, ...]:
-    """Dtypes of a row that OpAtlas cannot name (65534).
-
-    The row is kept: its duration is measured whatever the tensors hold. A newer OpAtlas may know
-    the dtype, and a replay that cannot build the tensors says so.
-    """
-    unknown = {*_unknown_words(cells[INPUT_DTYPES]), *_unknown_words(cells[OUTPUT_DTYPES])}
-    return tuple(sorted(unknown))
-
-
-@lru_cache(maxsize=4096)
-def _unknown_words(dtypes: str) -> tuple[str, ...]:
-    return tuple(word for word in split_cell(dtypes) if word and known_dtype(word) is None)
 
 
 def _group(columns: list[pa.DictionaryArray], rows: int) -> tuple[np.ndarray, np.ndarray]:

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.csv
 
 from database.errors import OpAtlasError, TableError
+from database.header import read_header
 from database.schema import ACCELERATOR_CORE, BASE, INPUT_SHAPES, OP_STATE, REQUIRED
-from database.store import read_header
 
 TYPE = "Type"
 DURATION = "Duration(us)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from database import layout, versions
@@ -15,7 +14,7 @@ from database.ingest.attention import bundles, runtime_cells
 from database.ingest.capture import find_captures
 from database.ingest.summary import summary
 from database.store import Database
-from database.terminal import problem_lines
+from database.terminal import print_problems
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,13 +59,13 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         outcome = apply_cases(database, cases, lambda case: runtime_cells(case, root)) if cases else Outcome()
     except OpAtlasError as error:
-        print(problem_lines([*errors, str(error)]), file=sys.stderr)
+        print_problems([*errors, str(error)])
         return 1
     errors += outcome.problems
     if aggregate.files:
         print(summary(database.path, len(aggregate.files), aggregate.account, outcome, bundles(cases)))
-    if errors:
-        print(problem_lines(errors), file=sys.stderr)
+    print_problems(errors)
+    print_problems(database.misspelt(), word="warning")
     return 1 if errors else 0
 
 

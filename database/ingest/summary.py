@@ -8,7 +8,7 @@ from pathlib import Path
 from database.ingest.aggregate import Account
 from database.ingest.apply import DurationChange, Outcome
 from database.ingest.attention import Bundle
-from database.terminal import count_lines, counted, shortened
+from database.terminal import count_lines, counted, shortened, unknown_dtype_lines
 
 CHANGES_SHOWN = 10
 
@@ -34,9 +34,7 @@ def summary(database: Path, files: int, account: Account, outcome: Outcome, atte
     if account.left_out.total():
         lines += ["", "left out:"]
         lines += [f"{count:>10,}   {reason.value}" for reason, count in account.left_out.most_common() if count]
-    if account.unknown_dtypes:
-        words = ", ".join(f"{word} ({counted(count, 'row')})" for word, count in account.unknown_dtypes.most_common(3))
-        lines += ["", f"kept, with a dtype that OpAtlas does not know: {words}"[:80]]
+    lines += unknown_dtype_lines(account.unknown_dtypes)
     if attention:
         details = sum(bundle.operator_details is not None for bundle in attention)
         traces = sum(bundle.trace_view is not None for bundle in attention)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,7 +21,7 @@ from database.progress import Progress
 from database.recover import recover
 from database.session_lock import SessionLock
 from database.store import Database
-from database.terminal import problem_lines
+from database.terminal import print_problems
 
 #: What a trial on a copy does without: reports, and what others are in the middle of.
 _NOT_COPIED = shutil.ignore_patterns("reports", "*.lock", ".*")
@@ -66,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
             opened = open_sources(Database(target), arguments.sources, scratch, progress.advance)
             if not arguments.mixed:
                 refuse_mixed(target, opened)
+        warnings = [text for path in (target, *arguments.sources) for text in Database(path).misspelt()]
         if not arguments.dry_run:
             lock = SessionLock(Database(target), run_id="merge", command="python -m database merge")
             lock.acquire(0, print)
@@ -80,8 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
             text = text.replace(str(copy.path), str(target)) + "\n\ndry run: nothing was written"
             problems = [problem.replace(str(copy.path), str(target)) for problem in problems]
     print(text)
-    if problems:
-        print(problem_lines(problems), file=sys.stderr)
+    print_problems(problems)
+    print_problems(warnings, word="warning")
     return 1 if problems else 0
 
 

@@ -7,7 +7,6 @@ bandwidth of collectives. docs/plots.md shows them.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,8 @@ from database.plots.figure import FORMATS, Plot, save
 from database.plots.peaks import PEAKS, Peak
 from database.plots.timed_rows import TimedRow, read_timed_rows
 from database.progress import Progress
-from database.terminal import problem_lines
+from database.store import Database
+from database.terminal import print_problems
 
 _WAYS_SHOWN = 3
 
@@ -90,8 +90,8 @@ def run(arguments: argparse.Namespace) -> int:
             save(plot.figure, arguments.output / f"{plot.name}.{arguments.format}")
             progress.advance()
     print(_summary(arguments, made, device, peak))
-    if problems:
-        print(problem_lines(problems), file=sys.stderr)
+    print_problems(problems)
+    print_problems(Database(arguments.database).misspelt(), word="warning")
     return 1 if problems or not any(made.values()) else 0
 
 

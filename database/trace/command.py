@@ -6,7 +6,6 @@ Traces of torch.profiler and torch_npu.profiler (trace_view.json) of any size ar
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from database.errors import OpAtlasError
 from database.progress import Progress
 from database.store import write_atomically
 from database.streaming import open_stream, size_mb
-from database.terminal import count_lines, problem_lines
+from database.terminal import count_lines, print_problems
 from database.trace.events import TraceCut, events
 from database.trace.table import Account, TableWriter
 
@@ -60,12 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     write_atomically(output, write)
     print(_summary(output, account))
-    problems += [f"{trace}: {problem}" for problem in account.malformed]
-    if len(account.malformed) < account.malformed_count:
-        problems.append(f"{trace}: {account.malformed_count:,} malformed events in all; the first are named above")
-    if problems:
-        print(problem_lines(problems), file=sys.stderr)
-    return 1 if problems else 0
+    malformed = [f"{trace}: {problem}" for problem in account.malformed]
+    print_problems(malformed, total=account.malformed_count, what="malformed events")
+    print_problems(problems)
+    return 1 if malformed or problems else 0
 
 
 def _beside(trace: Path) -> Path:

@@ -255,7 +255,7 @@ def test_many_malformed_lines_are_counted(fill):
     _, _, err = fill(*["{"] * 100)
     lines = err.splitlines()
     assert len(lines) == 21
-    assert lines[-1].endswith("and 1 more")
+    assert lines[-1] == "error: and 80 more malformed lines"
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from database.errors import OpAtlasError, TableError
+from database.header import read_header
 from database.store import (
     Database,
     Table,
     not_writable,
     read_frame,
-    read_header,
     read_text_csv,
     write_atomically,
     write_frame,

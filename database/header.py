@@ -1,0 +1,140 @@
+"""The header of a CSV file: its columns, their older names, and those that may be misspelt."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+from database.communication import is_communication
+from database.errors import TableError
+from database.schema import (
+    AVERAGE,
+    BANDWIDTH,
+    BASE,
+    BUS_BANDWIDTH,
+    DURATION,
+    EP_SIZE,
+    LEGACY_COUNTER,
+    LEGACY_MICROBENCH,
+    LEGACY_PROFILING_MEDIAN,
+    LEGACY_PROFILING_STD,
+    MESSAGE,
+    OWN,
+    PROFILING_AVERAGE,
+    PROFILING_DURATIONS,
+    PROFILING_MEDIAN,
+    PROFILING_STD,
+    RUNTIME,
+    of_microbench,
+    profiling_counter,
+)
+
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_BOM = b"\xef\xbb\xbf"
+RESTORE = "Repair the line, or restore the file from version control"
+_COLUMNS_SHOWN = 12
+
+#: By which a header is told from values.
+_NAMES = frozenset({*BASE, AVERAGE, *PROFILING_DURATIONS, *MESSAGE, DURATION})
+#: What a column may have been meant to be. MicroBench columns are of any counter, and so of any name.
+_OF_KERNELS = (*BASE, AVERAGE, *PROFILING_DURATIONS, EP_SIZE, *RUNTIME, *(n for n in OWN if not n.startswith("Micro")))
+_OF_MESSAGES = (*MESSAGE, DURATION, BANDWIDTH, BUS_BANDWIDTH)
+#: `Out Formats` is like `Output Formats` (0.88); columns of other tools are not so like any of ours.
+_ALIKE = 0.85
+
+
+def read_header(path: Path) -> list[str]:
+    """The column names of a CSV file, without BOM, quotes and blanks around them.
+
+    Raises:
+        TableError: no such file, a Git LFS pointer, an empty file, text that is not UTF-8, a repeated column.
+    """
+    try:
+        with open(path, "rb") as file:
+            head = file.read(4096)
+            line = head + file.readline() if b"\n" not in head else head
+    except OSError as error:
+        raise TableError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
+    if head.startswith(_LFS_POINTER):
+        raise TableError(path, "a Git LFS pointer, not the data itself", "Run `git lfs pull`")
+    line = line.removeprefix(_BOM).partition(b"\n")[0]
+    if not head.removeprefix(_BOM).strip():
+        raise TableError(path, "an empty file", "Remove it, or restore it")
+    try:
+        names = next(csv.reader([line.decode("utf-8")]), [])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TableError(path, f"the header is not UTF-8 CSV ({error})", RESTORE, line=1) from None
+    names = [name.strip() for name in names]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated and _NAMES.isdisjoint(names):
+        raise _no_header(path)
+    if repeated:
+        raise TableError(path, f"column {repeated[0]!r} stands twice in the header", "Remove or rename one", line=1)
+    return names
+
+
+def without_columns(path: Path, names: Sequence[str], missing: Sequence[str], kind: str) -> TableError:
+    """The error of a file whose header lacks columns.
+
+    Args:
+        kind: of the CSV that it was to be: compute, communication.
+    """
+    if _NAMES.isdisjoint(names) and any(name and not name.strip("0123456789.,;") for name in names):
+        # A number or a shape names no column.
+        return _no_header(path)
+    meant = {name: like for name in missing if (like := _like(name, names))}
+    said = ", ".join(f"{name!r}" + (f" (is {meant[name]!r} it?)" if name in meant else "") for name in missing)
+    more = f", and {len(names) - _COLUMNS_SHOWN} more" if len(names) > _COLUMNS_SHOWN else ""
+    # One that is like it says more than a list.
+    there = "" if meant else f"; the columns are: {', '.join(names[:_COLUMNS_SHOWN])}{more}"
+    remedy = f"Correct the header; where this is not a {kind} CSV, move it out of the database"
+    return TableError(path, f"no column {said}{there}", remedy, line=1)
+
+
+def misspelt(path: Path, names: Sequence[str], kernel_type: str = "") -> list[str]:
+    """Columns that we do not know and that are like one that a file lacks, as sentences.
+
+    Args:
+        path: of the file.
+        names: its columns, by today's names.
+        kernel_type: where the file is not named for it.
+    """
+    ours = _OF_MESSAGES if is_communication(kernel_type or path.stem) else _OF_KERNELS
+    lacking = [name for name in ours if name not in names]
+    return [
+        f"{path}:1: column {name!r} is not known (did you mean {like!r}?): it is kept as it is, and not used"
+        for name in names
+        if name not in ours and not of_microbench(name) and (like := _like(name, lacking))
+    ]
+
+
+def _like(name: str, others: Sequence[str]) -> str:
+    """The one of some names that is most like a name; "" where none is."""
+    by_lower = {other.lower(): other for other in others}
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=_ALIKE)
+    return by_lower[found[0]] if found else ""
+
+
+def _no_header(path: Path) -> TableError:
+    return TableError(path, "holds values, no header", "Restore the line of the columns' names", line=1)
+
+
+def modern_names(columns: list[str]) -> dict[str, str]:
+    """Today's names for the columns of files that older tools wrote."""
+    names = {}
+    if LEGACY_PROFILING_MEDIAN in columns and PROFILING_AVERAGE not in columns:
+        # A profiling file from before the prefixes: its average is the profiling one.
+        names[LEGACY_PROFILING_MEDIAN] = PROFILING_MEDIAN
+        if LEGACY_PROFILING_STD in columns:
+            names[LEGACY_PROFILING_STD] = PROFILING_STD
+        if AVERAGE in columns:
+            names[AVERAGE] = PROFILING_AVERAGE
+        for column in columns:
+            counter = LEGACY_COUNTER.fullmatch(column)
+            if counter:
+                names[column] = profiling_counter(counter["counter"])
+    if LEGACY_MICROBENCH in columns and (AVERAGE not in columns or AVERAGE in names):
+        names[LEGACY_MICROBENCH] = AVERAGE
+    return names

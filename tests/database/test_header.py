@@ -1,0 +1,100 @@
+"""Headers that are not quite those of the contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from database.__main__ import main
+from database.errors import TableError
+from database.header import misspelt
+from database.schema import AVERAGE, BASE, EP_SIZE, OWN, PIPE_UTILIZATION, microbench_counter, profiling_counter
+from database.store import Database, read_frame
+
+CELLS = ("dynamic", "AI_CORE", "4,8", "BF16", "ND", "4,8", "BF16", "ND")
+
+
+def write(path: Path, header: tuple[str, ...]) -> Path:
+    cells = [f'"{cell}"' for cell in (*CELLS, "1.5")]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(",".join(header) + "\n" + ",".join(cells[: len(header)]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("Out Formats", "Output Formats"),
+        ("input formats", "Input Formats"),
+        ("Op state", "OP State"),
+        ("Average Duration", AVERAGE),
+        ("Profiling Average Duration", "Profiling Average Duration(us)"),
+        ("Staus", "Status"),
+        ("EP_Size", EP_SIZE),
+    ],
+)
+def test_a_column_that_is_like_one_that_the_file_lacks(wrong: str, right: str) -> None:
+    names = [name for name in (*BASE, AVERAGE) if name != right]
+    (warning,) = misspelt(Path("Abs.csv"), [*names, wrong])
+    assert warning == (
+        f"Abs.csv:1: column {wrong!r} is not known (did you mean {right!r}?): it is kept as it is, and not used"
+    )
+
+
+def test_columns_of_others_are_nobodys_misspelling() -> None:
+    counters = [
+        name for counter in PIPE_UTILIZATION for name in (microbench_counter(counter), profiling_counter(counter))
+    ]
+    theirs = ["Note", "Model", "Layer", "avg_seq_len", "Average aic_mac_ratio", "MicroBench Max Duration(us)"]
+    assert not misspelt(Path("Abs.csv"), [*BASE, AVERAGE, *OWN, EP_SIZE, *counters])
+    assert not misspelt(Path("Abs.csv"), [*BASE, *counters, *theirs])
+    assert not misspelt(Path("Abs.csv"), [*BASE, AVERAGE, "Average Duration"]), "the right one is there"
+
+
+def test_columns_of_messages_have_names_of_their_own() -> None:
+    (warning,) = misspelt(Path("hcom_allReduce_.csv"), ["message_bytes", "num_device", "dtype"])
+    assert "'num_device' is not known (did you mean 'num_devices'?)" in warning
+    assert not misspelt(Path("mine.csv"), ["message_bytes", "num_devices", "dtype"], "hcom_allReduce_")
+
+
+def test_a_column_that_is_missing_is_looked_for_among_those_that_are_there(tmp_path: Path) -> None:
+    names = tuple("Out Shapes" if name == "Output Shapes" else name for name in BASE)
+    with pytest.raises(
+        TableError, match=r":1: no column 'Output Shapes' \(is 'Out Shapes' it\?\)\. Correct the header"
+    ):
+        read_frame(write(tmp_path / "Abs.csv", names))
+
+
+def test_of_many_columns_some_are_named(tmp_path: Path) -> None:
+    names = tuple(f"column {number}" for number in range(17))
+    path = tmp_path / "Abs.csv"
+    path.write_text(",".join(names) + "\n")
+    with pytest.raises(TableError, match=r"the columns are: column 0, .*, column 11, and 5 more\. Correct"):
+        read_frame(path)
+
+
+@pytest.mark.parametrize("cells", [(*CELLS, "", ""), ("dynamic", "AI_CORE", "4,8", "BF16", "ND", "4,9", "FLOAT", "NZ")])
+def test_values_where_the_header_was(tmp_path: Path, cells: tuple[str, ...]) -> None:
+    path = tmp_path / "Abs.csv"
+    path.write_text(",".join(f'"{cell}"' for cell in cells) + "\n")
+    with pytest.raises(TableError) as caught:
+        read_frame(path)
+    assert str(caught.value) == f"{path}:1: holds values, no header. Restore the line of the columns' names"
+
+
+def test_commands_warn_of_each_column_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    right = write(tmp_path / "target/Abs.csv", (*BASE, AVERAGE))
+    names = tuple("Out Formats" if name == "Output Formats" else name for name in BASE)
+    wrong = write(tmp_path / "source/Abs.csv", (*names, AVERAGE))
+    assert main(["merge", str(right.parent), str(wrong.parent)]) == 0
+    assert capsys.readouterr().err == (
+        f"warning: {wrong}:1: column 'Out Formats' is not known (did you mean 'Output Formats'?): "
+        f"it is kept as it is, and not used\n"
+    )
+    assert not Database(right.parent).misspelt(), "the right one is there, too"
+
+
+def test_a_file_that_cannot_be_read_is_left_to_who_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "Abs.csv").write_text("")
+    assert not Database(tmp_path).misspelt()

@@ -1,0 +1,38 @@
+"""What commands print."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from database.__main__ import main
+from database.terminal import print_problems
+
+
+def test_of_many_problems_the_first_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    print_problems([f"line {number}" for number in range(25)])
+    lines = capsys.readouterr().err.splitlines()
+    assert (len(lines), lines[0], lines[-1]) == (21, "error: line 0", "error: and 5 more")
+
+
+def test_of_those_that_are_only_the_first_all_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    print_problems(["line 1", "line 2"], total=2341, what="malformed lines")
+    assert capsys.readouterr().err.splitlines()[-1] == "error: and 2,339 more malformed lines"
+    print_problems([], total=0, what="malformed lines")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_gets_lines_that_fit_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    path = "/a/very/long/path" * 5 + "/nowhere"
+    command = ["ingest", "--profiling-path", path]
+    assert main(command) == 2
+    in_a_pipe = capsys.readouterr().err
+    assert len(in_a_pipe.splitlines()) == 1
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(command) == 2
+    on_a_terminal = capsys.readouterr().err
+    assert on_a_terminal.split() == in_a_pipe.split()
+    assert all(len(line) <= 60 for line in on_a_terminal.splitlines() if path not in line)
+    assert len(on_a_terminal.splitlines()) > 2
