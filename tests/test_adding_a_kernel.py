@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import csv
 import re
+import shutil
 
 import pytest
 from doc_commands import ROOT, blocks_of
 from scratch_checkout import ScratchCheckout
 
+from bench.kernels import found_by_tests
+
 PAGE = ROOT / "docs" / "adding-a-kernel.md"
 _BLOCK = re.compile(r"^```(python|yaml|csv)\n(?:# (\S+\.\w+)(?:, ([^\n]*))?\n)?(.*?)^```$", re.DOTALL | re.MULTILINE)
 #: What the fields of a block's first line say of where it goes, after the file: a line that it follows.
-_AFTER = {"in ROWS": "ROWS: dict", "among its imports": "import torch\n", "under kernels": "kernels:\n"}
+_AFTER = {
+    "in ROWS": "ROWS: dict",
+    "in CONTRADICTIONS": "CONTRADICTIONS = [",
+    "among its imports": "import torch\n",
+    "under kernels": "kernels:\n",
+}
 
 
 def put(text: str, where: str, block: str) -> str:
@@ -31,8 +39,11 @@ def put(text: str, where: str, block: str) -> str:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> ScratchCheckout:
     """With the kernel that the page adds."""
     scratch = ScratchCheckout(tmp_path_factory.mktemp("kernel") / "checkout", tests=True)
+    (scratch.folder / "docs").mkdir()
+    for name in ("README.md", "docs/kernels.md"):
+        shutil.copy(ROOT / name, scratch.folder / name)
     blocks = _BLOCK.findall(PAGE.read_text("utf-8"))
-    assert [language for language, *_ in blocks] == ["csv", *["python"] * 5, "yaml"]
+    assert [language for language, *_ in blocks] == ["csv", *["python"] * 6, "yaml"]
     for language, name, where, block in blocks:
         if language == "csv":
             (scratch.folder / "DB").mkdir()
@@ -45,14 +56,16 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> ScratchCheckout:
 
 @pytest.mark.slow
 def test_the_commands_of_the_page_take_a_row_to_the_coverage_table(checkout: ScratchCheckout) -> None:
-    done = {
-        command.text: checkout.run(command.text)
-        for block in blocks_of(PAGE)
-        for command in block.commands
-        # The proof of NPU calls installs torch_npu.
-        if "npu" not in command.text and "docs/kernels.md" not in command.text
-    }
-    bench, tests, theory, kernels = done.values()
+    done = []
+    for command in (command for block in blocks_of(PAGE) for command in block.commands):
+        if command.text == "pytest tests/npu/test_npu_calls.py --write-npu-proofs":
+            # It installs torch_npu: what it would write is written here.
+            proofs = checkout.folder / "bench" / "kernels" / "npu_proofs.json"
+            gelu = {"call": "torch.nn.functional.gelu", "proof": "torch", "references": ["gelu"]}
+            found_by_tests.write(proofs, {**found_by_tests.read(proofs), "Gelu": gelu})
+        else:
+            done.append(checkout.run(command.text))
+    bench, tests, theory, kernels, written, compared = done
     assert "1 measured + 1 invalid" in bench.stdout
     with open(checkout.folder / "DB" / "Gelu.csv", newline="") as file:
         first, second, *theory_rows = csv.DictReader(file)
@@ -61,11 +74,15 @@ def test_the_commands_of_the_page_take_a_row_to_the_coverage_table(checkout: Scr
     assert second["Status"] == "invalid"
     assert "column 'Input Shapes'" in second["Status Reason"]
     assert tests.returncode == 0, tests.stdout
-    # That there are rows, two of them, and the NPU's call; three wrong results on either side, and none.
-    assert " 11 passed" in tests.stdout
+    # That there are rows, two of them, and the NPU's call; three wrong results on either side, and none; two refusals.
+    assert " 13 passed" in tests.stdout
     assert theory.returncode == 0, theory.stdout
     assert len(theory_rows) == 20
     assert re.search(r"^Gelu +activation +torch\.nn\.functional\.gelu +not yet ", kernels.stdout, re.MULTILINE)
+    assert written.returncode == 0, written.stdout
+    assert "| Gelu | activation |" in (checkout.folder / "docs" / "kernels.md").read_text("utf-8")
+    assert re.search(r"^\| activation \| Gelu, ", (checkout.folder / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert compared.returncode == 0, compared.stdout
 
 
 @pytest.mark.slow
