@@ -96,18 +96,19 @@ class Report:
         if merged is None or not (self._outcomes or merged.added.total() or merged.unmatched):
             return
         database = self._session.database
-        kernel_types = sorted({*merged.updated, *merged.added})
-        self._gaps, self.problems = find_gaps(database, kernel_types)
+        # Of the others there may be no file: none of their rows was measured.
+        self._gaps, self.problems = find_gaps(database, sorted(merged.updated + merged.added))
         report = database.free_report(_REPORT, self._session.started_at, suffix=".md")
         # The two of a session bear the same time and number.
         gaps = report.with_name(f"duration_gap{report.stem.removeprefix(_REPORT)}.csv")
         try:
             write_text(report, replay_report(self._facts(), self._gaps))
-            write_gap_csv(gaps, self._gaps)
+            self._paths = [str(report)]
+            if self._gaps:
+                write_gap_csv(gaps, self._gaps)
+                self._paths.append(str(gaps))
         except OpAtlasError as error:
             self.problems.append(str(error))
-            return
-        self._paths = [str(report), str(gaps)]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

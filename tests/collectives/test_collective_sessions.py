@@ -7,6 +7,7 @@ import shutil
 import socket
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from sessions import ROOT, Sessions
@@ -21,6 +22,8 @@ from database.schema import Status
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")
 MODULE = ROOT / "bench" / "test_collectives.py"
 QUICKLY = ("--repeat-count=3",)
+#: Ranks, whatever machine this is.
+TOO_MANY = "4096"
 
 #: All_reduce, whose second rank misbehaves for messages of some sizes.
 BROKEN = """
@@ -55,10 +58,11 @@ def test_all_reduce(row, replay):
 
 
 def test_messages_become_rows_and_are_not_measured_again(sessions: Sessions) -> None:
-    wanted = (str(MODULE), "--num-devices", "2", "16", "--bytes-grid", "1000", "1001", "--comm-ops")
-    first = sessions.run(*wanted, "all_gather", "all_to_all", "--comm-dtype=float32", measure=QUICKLY)
+    wanted = (str(MODULE), "--num-devices", "2", TOO_MANY, "--bytes-grid", "1000", "1001", "--comm-ops")
+    junit = "--junitxml=report.xml"
+    first = sessions.run(*wanted, "all_gather", "all_to_all", "--comm-dtype=float32", junit, measure=QUICKLY)
     # 1000 and 1001 bytes for 2 devices are 1000 and 1008, and 1004 where there are no parts.
-    # For 16 both are 1024 where there are parts.
+    # For many both are one where there are parts.
     assert (first.code, first.ledger()) == (0, {"measured": 4, "skipped": 3}), first.output
     assert "all_to_all of 2 float32: bytes rounded up: 1001 -> 1008" in first
     assert "needs N devices, N are there" in first
@@ -75,6 +79,14 @@ def test_messages_become_rows_and_are_not_measured_again(sessions: Sessions) -> 
             )
             assert float(row["MicroBench Rank Spread(us)"]) >= 0
             assert row["MicroBench Samples"] == "3"
+    # In the order of the file: what JUnit calls the duration is what is stored.
+    told = [
+        float(p.get("value", "nan"))
+        for p in ElementTree.parse(sessions.folder / "report.xml").iter("property")
+        if p.get("name") == "duration_us"
+    ]
+    stored = [row["Duration(us)"] for name in ("hcom_allGather_", "hcom_alltoallv_") for row in sessions.read(name)]
+    assert told == [float(cell) for cell in stored]
     (run,) = {row["Run ID"] for row in rows}
     manifest = json.loads((sessions.database / "runs" / f"{run}.json").read_text())
     assert manifest["options"]["communication"][0].startswith("grid 1 x ")
@@ -82,12 +94,22 @@ def test_messages_become_rows_and_are_not_measured_again(sessions: Sessions) -> 
     missing = ("--update-mode=missing-only", "--bytes-grid", "1000", "1004")
     more = sessions.run(*of_two, *missing, "8", measure=QUICKLY)
     assert (more.code, more.ledger()) == (0, {"measured": 1}), more.output
-    assert "2 rows left out: they have a duration" in more
+    assert "2 rows left out, with a duration already" in more
     assert [row["message_bytes"] for row in sessions.read("hcom_allGather_")] == ["1000", "1004", "8"]
     nothing = sessions.run(*of_two, *missing, measure=QUICKLY)
     assert nothing.code == 0, nothing.output
     assert "nothing to do: 2 rows have a duration already" in nothing
     assert not sessions.left_behind()
+
+
+def test_messages_that_were_only_skipped_leave_no_file_and_no_error(sessions: Sessions) -> None:
+    options = ("--num-devices", TOO_MANY, "--bytes-grid", "1024", "--comm-ops", "all_reduce", "all_gather")
+    done = sessions.run(str(MODULE), *options, measure=())
+    assert (done.code, done.ledger()) == (0, {"skipped": 2}), done.output
+    assert "not read or written" not in done
+    assert not list(sessions.database.glob("*.csv"))
+    (report,) = (sessions.database / "reports").iterdir()
+    assert report.name.startswith("replay_report_")
 
 
 def test_a_bad_rank_costs_its_message_and_no_other(sessions: Sessions) -> None:

@@ -86,7 +86,9 @@ def test_junit_tells_duration_instrument_and_status(sessions: Sessions) -> None:
     }
     assert cases["test_toy"]["status"] == "measured"
     assert cases["test_toy"]["instrument"] == "wall-clock"
-    assert float(cases["test_toy"]["duration_us"] or 0) > 0
+    (stored,) = sessions.read("Toy")
+    assert float(cases["test_toy"]["duration_us"] or 0) == float(stored["Average Duration(us)"]) > 0
+    assert "duration_mean_us" not in cases["test_toy"]
     assert cases["test_moody"]["status"] == "failed"
     assert cases["test_moody"]["reason"] == "ValueError: bad mood"
 
