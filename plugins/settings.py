@@ -237,7 +237,7 @@ def _communication_database(option: argparse.Namespace, devices: Sequence[Device
     if not option.collectonly:
         _expect_installed(detect(torch=option.torch_version, cann=option.cann_version))
     name = database_name(devices)
-    return communication_path(name, collectives.communication_version(devices, name, option))
+    return communication_path(name, collectives.communication_version(name, option))
 
 
 def _expect_installed(versions: Versions) -> None:

@@ -275,14 +275,13 @@ def _expect_nodes(option: Any) -> None:
         )
 
 
-def communication_version(devices: Sequence[DeviceSpec], name: str, option: Any) -> str:
-    """Of the library that carries messages between the devices. Raises OpAtlasError where it cannot be detected."""
+def communication_version(name: str, option: Any) -> str:
+    """Of the library that carries messages between devices of a name. Raises OpAtlasError where it is not detected."""
     from database.versions import detect, nccl_version
 
     versions = detect(torch=option.torch_version, cann=option.cann_version)
-    kind = kind_of(name)
-    version = {"npu": versions.cann, "cuda": nccl_version(), "cpu": versions.torch}[kind]
+    of_kind = {"npu": ("CANN", versions.cann), "cuda": ("NCCL", nccl_version()), "cpu": ("torch", versions.torch)}
+    what, version = of_kind[kind_of(name)]
     if version is None:
-        what = {"npu": "CANN", "cuda": "NCCL", "cpu": "torch"}[kind]
         raise OpAtlasError(f"the version of {what} could not be detected: name the directory with --output-dir")
     return version
