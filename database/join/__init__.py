@@ -3,6 +3,7 @@
 sources.py     the databases and journals that a user names, and whether they may be joined
 runs.py        when a run began, and on what it measured
 table.py       one table into another, group of columns by group of columns
+holdings.py    how many rows there are, and how many of them have a duration
 apply.py       all tables, pruned rows and manifests into the CSVs of a database
 summary.py     tells the user what happened, and lists the conflicts
 command.py     `python -m database merge`

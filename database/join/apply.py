@@ -6,7 +6,9 @@ nothing changes is left as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,9 +16,12 @@ import pandas as pd
 
 from database.bulk import without_cycle_collection
 from database.counts import add_counts
+from database.dtypes import unknown_dtypes
 from database.errors import OpAtlasError, TableError
+from database.join.holdings import Holdings, holdings_of
 from database.join.runs import Age, Run, ages
-from database.join.table import Tally, join_table
+from database.join.table import Conflict, Tally, join_table
+from database.schema import INPUT_DTYPES, OUTPUT_DTYPES
 from database.store import Database, Table, read_frame, write_frame, write_text
 
 
@@ -42,7 +47,15 @@ class Outcome:
     Attributes:
         kernel_types: those that the sources have.
         new: of these, the ones that the target had no file of.
-        tally: of the rows of all tables; conflicts sorted, the furthest apart first.
+        added: rows that the target lacked.
+        holds: what is in the target now, but for files that cannot be read.
+        taken: rows that were there and have a source's duration now.
+        kept: rows that were there, and whose own duration stayed although a source has one.
+        statuses: rows that were there and have a source's status now, by that status.
+        profiled: rows that were there and whose profiling columns were filled.
+        filled: other cells that were filled.
+        unknown_dtypes: rows that were added with a dtype that OpAtlas cannot name, by that.
+        conflicts: the furthest apart first.
         pruned: pruned rows that were added to the target's.
         manifests: those that were copied.
         problems: files that could not be read or written.
@@ -50,7 +63,15 @@ class Outcome:
 
     kernel_types: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
-    tally: Tally = field(default_factory=Tally)
+    added: Holdings = field(default_factory=Holdings)
+    holds: Holdings = field(default_factory=Holdings)
+    taken: int = 0
+    kept: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    profiled: int = 0
+    filled: int = 0
+    unknown_dtypes: Counter[str] = field(default_factory=Counter)
+    conflicts: list[Conflict] = field(default_factory=list)
     pruned: int = 0
     manifests: int = 0
     problems: list[str] = field(default_factory=list)
@@ -79,14 +100,20 @@ def join(
     with target.lock(), without_cycle_collection():
         # First, so that no Run ID of a table ever leads nowhere.
         _copy_manifests(target, sources, outcome)
+        joined = set()
         for kernel_type in outcome.kernel_types:
             try:
                 _join_tables(target, kernel_type, sources, age, outcome)
+                joined.add(kernel_type)
             except OpAtlasError as error:
                 outcome.problems.append(f"{error} (so nothing was joined into it)")
             on_kernel_type()
+        for kernel_type in sorted(set(target.kernel_types()) - joined):
+            # What cannot be read is told where it was to be joined into, and is nothing to a join elsewhere.
+            with contextlib.suppress(OpAtlasError):
+                add_counts(outcome.holds, holdings_of(target.read(kernel_type).frame))
         _join_pruned(target, sources, outcome)
-    outcome.tally.conflicts.sort(key=lambda conflict: -conflict.distance)
+    outcome.conflicts.sort(key=lambda conflict: -conflict.distance)
     return outcome
 
 
@@ -110,17 +137,41 @@ def _join_tables(
     path = target.csv_path(kernel_type)
     is_new = not path.exists()
     frame = None if is_new else target.read(kernel_type).frame
-    tally = Tally()
+    there = 0 if frame is None else len(frame)
+    tallies: list[Tally] = []
     paths = [source.database.csv_path(kernel_type) for source in sources]
     for source, rows in _frames(sources, paths, outcome):
         # A new table has all columns of the first one that it is made of.
         joined = join_table(kernel_type, rows.iloc[:0] if frame is None else frame, rows, age, source.name)
         frame = joined.frame
-        add_counts(tally, joined.tally)
-    if frame is not None and (tally.added or tally.edited):
+        tallies.append(joined.tally)
+    if frame is None:
+        return
+    if any(tally.added or tally.edited for tally in tallies):
         target.write(Table(kernel_type, path, frame))
         outcome.new += [kernel_type] * is_new
-    add_counts(outcome.tally, tally)
+    add_counts(outcome.holds, holdings_of(frame))
+    new = frame.iloc[there:]
+    add_counts(outcome.added, holdings_of(new))
+    for cells in new[[INPUT_DTYPES, OUTPUT_DTYPES]].to_dict("records"):
+        outcome.unknown_dtypes.update(unknown_dtypes(cells))
+    _count(tallies, there, outcome)
+
+
+def _count(tallies: Sequence[Tally], there: int, outcome: Outcome) -> None:
+    """Adds what became of the first `there` rows of a table, each of which counts once, whatever the sources."""
+
+    def rows(of_each: Iterable[Iterable[int]]) -> set[int]:
+        return {position for positions in of_each for position in positions if position < there}
+
+    taken = rows(tally.taken for tally in tallies)
+    outcome.taken += len(taken)
+    outcome.kept += len(rows(tally.kept for tally in tallies) - taken)
+    statuses = {position: status for tally in tallies for position, status in tally.statuses.items()}
+    outcome.statuses.update(status for position, status in statuses.items() if position < there)
+    outcome.profiled += len(rows(tally.profiled for tally in tallies))
+    outcome.filled += sum(tally.filled for tally in tallies)
+    outcome.conflicts += [conflict for tally in tallies for conflict in tally.conflicts]
 
 
 def _join_pruned(target: Database, sources: Sequence[Source], outcome: Outcome) -> None:

@@ -70,13 +70,13 @@ def run(arguments: argparse.Namespace) -> int:
             lock = SessionLock(Database(target), run_id="merge", command="python -m database merge")
             lock.acquire(0, print)
             try:
-                text, problems = _join(Database(target), opened)
+                text, problems = _join(Database(target), opened, dry_run=False)
             finally:
                 lock.release()
         else:
             # On a copy, so that it tells exactly what would happen.
             copy = _copied(target, scratch / "target")
-            text, problems = _join(copy, opened)
+            text, problems = _join(copy, opened, dry_run=True)
             text = text.replace(str(copy.path), str(target)) + "\n\ndry run: nothing was written"
             problems = [problem.replace(str(copy.path), str(target)) for problem in problems]
     print(text)
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _join(target: Database, opened: Opened) -> tuple[str, list[str]]:
+def _join(target: Database, opened: Opened, *, dry_run: bool) -> tuple[str, list[str]]:
     """Joins what was opened; gives the summary, and what is wrong. Raises OpAtlasError."""
     recovered = recover(target, own_run="") if target.journal_dir.is_dir() else []
     with Progress(len(kernel_types_of(opened.sources)), "kernel types", label="merge") as progress:
@@ -93,10 +93,10 @@ def _join(target: Database, opened: Opened) -> tuple[str, list[str]]:
     report = None
     problems = [*opened.problems, *(problem for found in recovered for problem in found.problems), *outcome.problems]
     try:
-        report = write_conflicts(target, outcome.tally.conflicts, time.time())
+        report = write_conflicts(target, outcome.conflicts, time.time())
     except OpAtlasError as error:
         problems.append(str(error))
-    return summary(target.path, recovered, opened, outcome, report), problems
+    return summary(target.path, recovered, opened, outcome, report, dry_run=dry_run), problems
 
 
 def _copied(target: Path, folder: Path) -> Database:

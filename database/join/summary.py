@@ -11,7 +11,7 @@ from database.join.table import Conflict
 from database.recover import Recovered
 from database.schema import AVERAGE, INPUT_SHAPES, PROFILING_AVERAGE
 from database.store import Database, write_rows
-from database.terminal import count_lines, counted, shortened
+from database.terminal import count_lines, counted, shortened, unknown_dtype_lines
 
 CONFLICTS_SHOWN = 10
 _HEADER = (
@@ -21,40 +21,48 @@ _HEADER = (
 
 
 def summary(
-    target: Path, recovered: Sequence[Recovered], opened: Opened, outcome: Outcome, conflict_report: Path | None
+    target: Path,
+    recovered: Sequence[Recovered],
+    opened: Opened,
+    outcome: Outcome,
+    conflict_report: Path | None,
+    *,
+    dry_run: bool,
 ) -> str:
     """The text for the user.
 
     Args:
         recovered: journals of the target that were merged first.
         conflict_report: where the conflicts are listed, if there are any.
+        dry_run: this is what would be.
     """
-    tally = outcome.tally
-    statuses = ", ".join(f"{count:,} {status}" for status, count in tally.statuses.most_common() if status)
+    statuses = ", ".join(f"{count:,} {status}" for status, count in outcome.statuses.most_common() if status)
     lines = [str(found) for found in recovered if found.statuses]
     counts = [
         ("sources", opened.databases + opened.journals, _sources(opened)),
         ("kernel types", len(outcome.kernel_types), f"{len(outcome.new):,} new"),
-        ("rows added", tally.added, ""),
-        ("durations", tally.taken + tally.kept, f"{tally.taken:,} taken, {tally.kept:,} kept"),
-        ("statuses", tally.statuses.total(), statuses),
-        ("conflicts", len(tally.conflicts), _kinds(tally.conflicts)),
+        ("rows added", outcome.added.rows, outcome.added.durations if outcome.added.rows else ""),
+        ("durations", outcome.taken + outcome.kept, f"of rows there: {outcome.taken:,} taken, {outcome.kept:,} kept"),
+        ("statuses", outcome.statuses.total(), statuses),
+        ("conflicts", len(outcome.conflicts), _kinds(outcome.conflicts)),
+        ("TARGET then" if dry_run else "TARGET now", outcome.holds.rows, f"rows: {outcome.holds.durations}"),
     ]
     # What few joins have is told only where it is there.
     rarer = [
-        ("profiling", tally.profiled, "rows whose captured durations were filled in"),
-        ("other cells", tally.filled, "filled in"),
+        ("profiling", outcome.profiled, "rows whose captured durations were filled in"),
+        ("other cells", outcome.filled, "filled in"),
         ("pruned rows", outcome.pruned, "added to pruned/"),
         ("manifests", outcome.manifests, "copied to runs/"),
     ]
-    counts[-1:-1] = [line for line in rarer if line[1]]
+    counts[-2:-2] = [line for line in rarer if line[1]]
     lines += count_lines(counts)
-    lines += _furthest(tally.conflicts)
+    lines += unknown_dtype_lines(outcome.unknown_dtypes)
+    lines += _furthest(outcome.conflicts)
     if opened.left_alone:
         lines += ["", "left alone (communication has another schema):"]
         lines += [f"  {path}" for path in opened.left_alone]
     if conflict_report is not None:
-        lines += ["", "conflicts:", f"  {conflict_report}"]
+        lines += ["", "conflicts would be in:" if dry_run else "conflicts:", f"  {conflict_report}"]
     lines += ["", "database:", f"  {target}"]
     return "\n".join(lines)
 

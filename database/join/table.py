@@ -14,7 +14,6 @@ Joining the same table twice gives what joining it once gave.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -93,23 +92,23 @@ class Conflict:
 
 @dataclass
 class Tally:
-    """What became of the rows of a table.
+    """What became of the rows of a table, by their positions: several sources may be joined into it.
 
     Attributes:
-        added: rows that the target lacked.
+        added: how many rows the target lacked.
         taken: rows that have the source's duration now.
         kept: rows whose own duration stayed although the source has one: it is newer, or the same one.
-        statuses: rows that have the source's status now, by that status.
+        statuses: rows that have the source's status now, with that status.
         profiled: rows whose profiling columns were filled.
-        filled: other cells that were filled.
+        filled: how many other cells were filled.
         conflicts: in the order of the columns' groups, then of the rows.
     """
 
     added: int = 0
-    taken: int = 0
-    kept: int = 0
-    statuses: Counter[str] = field(default_factory=Counter)
-    profiled: int = 0
+    taken: set[int] = field(default_factory=set)
+    kept: set[int] = field(default_factory=set)
+    statuses: dict[int, str] = field(default_factory=dict)
+    profiled: set[int] = field(default_factory=set)
     filled: int = 0
     conflicts: list[Conflict] = field(default_factory=list)
 
@@ -218,14 +217,15 @@ class _Join:
         ours, theirs = _verdicts(self.rows), _verdicts(self._theirs)
         newer = self._newer_durations()
         self._move([name for name in self._columns if of_microbench(name)], newer)
-        self.tally.taken = len(newer)
+        self.tally.taken = {at for at, _ in newer}
         self._write_runs((at, ours[at]) for at, _ in newer)
         fresh = [(at, of) for at, of in self._pairs if self._weight(theirs[of]) > self._weight(ours[at])]
         before = self._accounts(fresh)
         self._move((STATUS, CRASHES_IN_A_ROW), fresh)
         self._write_runs((at, theirs[of]) for at, of in fresh)
         after = self._accounts(fresh)
-        self.tally.statuses.update(now[0] for was, now in zip(before, after, strict=True) if was != now)
+        rows = zip(fresh, before, after, strict=True)
+        self.tally.statuses = {at: now[0] for (at, _), was, now in rows if was != now}
 
     def _newer_durations(self) -> list[Pair]:
         """The pairs whose duration is the source's from now on; tells of conflicts."""
@@ -242,7 +242,7 @@ class _Join:
             if take:
                 newer.append((at, of))
             else:
-                self.tally.kept += 1
+                self.tally.kept.add(at)
             # Without a run id, an equal duration is all that tells one measurement from another.
             if our_us is not None and (run != their_run or (not run and our_us != their_us)):
                 ours, theirs = (durations[at], run), (their_durations[of], their_run)
@@ -292,7 +292,7 @@ class _Join:
                 what, kept, dropped = next((cells for cells in unlike if cells[0] == PROFILING_AVERAGE), unlike[0])
                 self._conflict(pair[0], what, kept, "", dropped, "")
         self._move(group, fill)
-        self.tally.profiled = len(fill)
+        self.tally.profiled = {at for at, _ in fill}
 
     def others(self) -> None:
         """Fills cells of the other columns; tells of those that differ."""

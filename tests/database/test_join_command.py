@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from test_join import AVERAGE, MIDDLE, NEW, OLD, contents, failed, manifest, measured
+from test_join import AVERAGE, MIDDLE, NEW, OLD, PROFILED, contents, failed, manifest, measured
 from test_merge import cells, read, record, write
 
 from database.__main__ import main
@@ -67,12 +67,13 @@ def test_the_summary_and_the_conflicts(target: Database, source: Database, merge
         == f"""\
 sources                1   1 database
 kernel types           2   1 new
-rows added             2
-durations              3   3 taken, 0 kept
+rows added             2   0 replayed, 0 captured
+durations              3   of rows there: 3 taken, 0 kept
 statuses               1   1 measured
 other cells            3   filled in
 manifests              1   copied to runs/
 conflicts              2   2 durations, 0 captured durations, 0 other cells
+TARGET now             5   rows: 3 replayed, 0 captured
 
 durations that disagree: 2 (the furthest first; kept, dropped, microseconds)
   Abs                1,4                           20.00       5.00    4.00 x
@@ -163,15 +164,43 @@ def test_a_dry_run_prints_the_same_and_writes_nothing(
     assert dry_status == status == 1
     assert dry_err == err
     time = r"\d{8}_\d{6}"
-    assert re.sub(time, "", dry) == re.sub(time, "", out) + "\ndry run: nothing was written\n"
+    done = re.sub(time, "", out).replace("TARGET now ", "TARGET then").replace("conflicts:", "conflicts would be in:")
+    assert re.sub(time, "", dry) == done + "\ndry run: nothing was written\n"
     assert ("9.00" in out) == own_journal
 
 
 def test_a_dry_run_makes_no_target(target: Database, source: Database, merge: Merge) -> None:
     write(source, [measured(1, 6.0, NEW)])
     status, out, _ = merge(target.path, source.path, "--dry-run")
-    assert (status, "rows added             1\n" in out) == (0, True)
+    assert (status, "rows added             1   1 replayed, 0 captured\n" in out) == (0, True)
     assert not target.path.exists()
+
+
+def test_each_row_counts_once_whatever_the_sources(target: Database, tmp_path: Path, merge: Merge) -> None:
+    shards = [Database(tmp_path / name) for name in ("one", "two", "three")]
+    for n, shard in enumerate(shards, start=1):
+        rows = [cells(size) for size in range(1, 5)]
+        rows[0] = measured(1, 5.0, OLD, **{PROFILED: "6"})
+        rows[n] = measured(n + 1, n, OLD)
+        write(shard, rows)
+    write(target, [measured(9, 1.0, OLD)], "Neg")
+    _, out, _ = merge(target.path, *(shard.path for shard in shards))
+    assert "rows added             4   4 replayed, 1 captured\n" in out
+    assert "durations              0   of rows there: 0 taken, 0 kept\n" in out
+    assert "TARGET now             5   rows: 5 replayed, 1 captured\n" in out
+    _, out, _ = merge(target.path, *(shard.path for shard in shards))
+    assert "rows added             0\n" in out
+    assert "durations              4   of rows there: 0 taken, 4 kept\n" in out
+    assert "TARGET now             5   rows: 5 replayed, 1 captured\n" in out
+
+
+def test_a_row_with_a_dtype_that_is_none_is_joined_and_told(target: Database, source: Database, merge: Merge) -> None:
+    write(source, [cells(1), {**cells(2), "Input Data Types": "DT_FLOAT99"}])
+    status, out, _ = merge(target.path, source.path)
+    assert status == 0
+    assert "kept, with a dtype that OpAtlas does not know: DT_FLOAT99 (1 row)\n" in out
+    assert len(read(target)) == 2
+    assert "DT_FLOAT99" not in merge(target.path, source.path)[1], "it was there"
 
 
 # What is refused
