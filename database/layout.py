@@ -33,6 +33,9 @@ NPU_DEVICES = (
     "ATLAS_800_A3_560T_128G_DIE",
 )
 
+#: In a database that ships with OpAtlas: what it was measured on. Take it away from one that is to be your own.
+SHIPPED = "SHIPPED.txt"
+
 _STACK: dict[Kind, str] = {"npu": "vllm_ascend", "cuda": "torch", "cpu": "torch"}
 _COMMUNICATION: dict[Kind, str] = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
 #: How names of devices that torch.cuda lists begin; without one a name is a CPU's.
@@ -72,6 +75,12 @@ def default_path(device: str, versions: Versions) -> Path:
     """
     kind = kind_of(device)
     return ROOT / _directory_name(device, "device") / _STACK[kind] / version_dir(kind, versions)
+
+
+def shipped_as(database: Path) -> str:
+    """What a database that ships with OpAtlas was measured on; "" for any other."""
+    marker = database / SHIPPED
+    return marker.read_text(encoding="utf-8").strip() if marker.is_file() else ""
 
 
 def communication_path(device: str, version: str) -> Path:

@@ -18,7 +18,7 @@ from bench.dispatch_ffn_combine import group as dispatch_ffn_combine
 from bench.instruments import MSPROF, OFFERED, choose
 from bench.job import DeviceSpec, MeasureSettings
 from bench.profiles.marks import MOST_ROWS
-from database.layout import DEFAULT_NPU_DEVICE, communication_path, default_path, expect_npu, kind_of
+from database.layout import DEFAULT_NPU_DEVICE, communication_path, default_path, expect_npu, kind_of, shipped_as
 from database.merge import UpdateMode
 from database.option_types import at_least
 from database.versions import CANN, TORCH, VLLM, Versions, detect, version_key
@@ -116,7 +116,7 @@ def settings_of(config: pytest.Config) -> Settings:
             if given(option, [each], each.scope)
         },
         messages=collectives.wanted_of(option, devices) if communicates else None,
-        note=place.note,
+        note=place.note or _shipped(option, place.database, communicates),
     )
 
 
@@ -230,6 +230,18 @@ def _of_this_machine(option: argparse.Namespace, versions: Versions) -> str:
         return ""
     names = ", ".join(f"{component.name} {getattr(versions, component.field)}" for component in here)
     return f"{names} as on this machine: where others were profiled, give {', '.join(c.option for c in here)}"
+
+
+def _shipped(option: argparse.Namespace, database: Path, communicates: bool) -> str:
+    """That durations of a database that ships, which are of another machine, are about to be replaced."""
+    measured_on = "" if option.collectonly else shipped_as(database)
+    if not measured_on:
+        return ""
+    own = "--output-dir" if communicates else "--database-path"
+    return (
+        f"this database ships with OpAtlas, with durations of {measured_on}: those of this machine take their place; "
+        f"{own} names a folder of your own"
+    )
 
 
 def _communication_database(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> Path:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from bench.collectives.topology import Grid
 from bench.devices.kinds import ranks_share
 from bench.devices.nvlink import islands
+from bench.groups.pool import RANKS_PER_CORE
 from bench.job import DeviceSpec
 from database.layout import DEFAULT_NPU_DEVICE
 
@@ -60,4 +61,8 @@ def guess(devices: Sequence[DeviceSpec], per_node: int, nnodes: int) -> Guess:
             return Guess((nnodes, per_node // size, size), (everything,), f"{found.why}, {size} GPUs each")
         return Guess((nnodes, per_node), (everything,), found.why)
     nodes = "one node" if nnodes == 1 else f"{nnodes} nodes"
-    return Guess((nnodes, per_node), (2 * nnodes if ranks_share(device.kind) else everything,), f"a guess: {nodes}")
+    if ranks_share(device.kind):
+        cores = per_node // RANKS_PER_CORE
+        why = f"{nodes}, at most {RANKS_PER_CORE} ranks on each of {cores} core{'s' * (cores > 1)}"
+        return Guess((nnodes, per_node), (2 * nnodes,), why)
+    return Guess((nnodes, per_node), (everything,), f"a guess: {nodes}")

@@ -14,7 +14,7 @@ from bench.collectives.at_hand import guess
 from bench.collectives.topology import Grid, NoGroup
 from bench.declared_options import Scope, add_all, declare
 from bench.groups.options import NodeOptions
-from bench.groups.pool import devices_of_node
+from bench.groups.pool import devices_of_node, misplaced
 from bench.groups.spec import GroupSpec
 from bench.job import DeviceSpec
 from database.communication import BY_NAME, TIERS, Collective
@@ -37,6 +37,8 @@ _SMALLEST, _LARGEST, _LARGEST_ON_CPU = 1 << 10, 512 << 20, 16 << 20
 _SHOWN = 3
 #: How variables begin that say how a library communicates.
 _LIBRARIES = ("NCCL_", "HCCL_", "GLOO_")
+#: Set in NVIDIA's containers to tell what is installed; NCCL does not read it.
+_OF_CONTAINERS = ("NCCL_VERSION",)
 #: Without --bench-mode kernel: what takes the durations, by kind of device.
 _EVENTS = {"cuda": "cuda-events", "npu": "npu-events"}
 
@@ -209,8 +211,12 @@ def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
     guessed = guess(devices, per_node, option.nnodes)
     sizes = list(dict.fromkeys(option.num_devices or guessed.num_devices))
     grid = Grid(tuple(option.grid_shape)) if option.grid_shape else guessed.holding(max(sizes))
-    about = [f"grid {grid}" + ("" if option.grid_shape else f" ({guessed.why})")]
-    variables = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_LIBRARIES)]
+    about = [f"grid {grid}" if option.grid_shape else f"grid {Grid(guessed.shape)}: {guessed.why}"]
+    variables = [
+        f"{name}={value}"
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_LIBRARIES) and name not in _OF_CONTAINERS
+    ]
     about += [f"environment: {' '.join(variables)}"] if variables else []
     # For `group_of`, which sees the options only.
     option.grid_shape = list(grid.shape)
@@ -224,7 +230,7 @@ def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
             ) from None
         tier = grid.tier_of(members)
         spec = group_of({NUM_DEVICES: str(size), TOPOLOGY_TIER: str(tier)}, option)
-        reason = spec.misplaced(per_node)
+        reason = misplaced(spec, devices)
         if reason and option.comm_strict:
             raise pytest.UsageError(f"--comm-strict: --num-devices {size} {reason}")
         for name in option.comm_ops:

@@ -20,7 +20,7 @@ from database.schema import Status
 #: Ranks that share a CPU, where nothing else is said: enough to try a kernel that communicates.
 _CPU_RANKS = 2
 #: More of them would measure how the system shares out its cores.
-_RANKS_PER_CORE = 4
+RANKS_PER_CORE = 4
 #: A group that did not start for so many rows does not start for the others either. One that did not come together
 #: in time is not tried twice: that may have taken minutes.
 _STARTS_THAT_FAIL = 2
@@ -29,8 +29,14 @@ _STARTS_THAT_FAIL = 2
 def devices_of_node(devices: Sequence[DeviceSpec]) -> Sequence[DeviceSpec]:
     """Those that ranks may own, one each; ranks share the cores of a CPU."""
     if devices and ranks_share(devices[0].kind):
-        return list(devices[:1]) * (_RANKS_PER_CORE * available_cores())
+        return list(devices[:1]) * (RANKS_PER_CORE * available_cores())
     return devices
+
+
+def misplaced(spec: GroupSpec, devices: Sequence[DeviceSpec]) -> str:
+    """Why a group that names its members cannot have them on nodes with these devices each; "" where it can."""
+    shared_cores = available_cores() if devices and ranks_share(devices[0].kind) else None
+    return spec.misplaced(len(devices_of_node(devices)), shared_cores)
 
 
 class GroupPool:
@@ -98,7 +104,7 @@ class GroupPool:
         if spec.ranks % spec.nnodes:
             return f"needs {spec.ranks} devices, which cannot be shared out evenly to {spec.nnodes} nodes"
         if spec.members is not None:
-            return spec.misplaced(len(devices_of_node(self._devices)))
+            return misplaced(spec, self._devices)
         available = len(self._devices_for(spec))
         if spec.local_ranks <= available:
             return ""

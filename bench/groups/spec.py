@@ -66,10 +66,20 @@ class GroupSpec:
         """Which of this node's devices its ranks own, where each node has so many."""
         return tuple(member % per_node for member in self.members or () if member // per_node == self.node_rank)
 
-    def misplaced(self, per_node: int) -> str:
-        """Why its members cannot be the ranks of nodes that have so many devices each; "" where they can."""
+    def misplaced(self, per_node: int, shared_cores: int | None = None) -> str:
+        """Why its members cannot be the ranks of nodes that have so many devices each; "" where they can.
+
+        Args:
+            per_node: devices, or ranks that the cores of a node may have.
+            shared_cores: of a node whose ranks share its cores; None where each rank has a device of its own.
+        """
         members = self.members or ()
         there = per_node * self.nnodes
+        if max(members) >= there and shared_cores is not None:
+            nodes = f" of {self.nnodes} nodes" if self.nnodes > 1 else ""
+            cores = f"{shared_cores * self.nnodes} core{'s' * (there > per_node or shared_cores > 1)}{nodes}"
+            hold = "holds" if cores == "1 core" else "hold"
+            return f"needs {max(members) + 1} ranks; {cores} {hold} {there} ({per_node // shared_cores} a core)"
         if max(members) >= there:
             which = "" if max(members) < self.ranks else f" (its ranks own {', '.join(map(str, members))}, from 0)"
             return f"needs {max(members) + 1} devices{which}, {there} {'is' if there == 1 else 'are'} there"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import sys
@@ -65,7 +66,7 @@ def test_messages_become_rows_and_are_not_measured_again(sessions: Sessions) -> 
     # For many both are one where there are parts.
     assert (first.code, first.ledger()) == (0, {"measured": 4, "skipped": 3}), first.output
     assert "all_to_all of 2 float32: bytes rounded up: 1001 -> 1008" in first
-    assert "needs N devices, N are there" in first
+    assert "needs N ranks; N cores hold N (N a core)" in first
     for name, sizes in (("hcom_allGather_", ["1000", "1004"]), ("hcom_alltoallv_", ["1000", "1008"])):
         rows = sessions.read(name)
         assert [row["message_bytes"] for row in rows] == sizes
@@ -104,8 +105,11 @@ def test_messages_become_rows_and_are_not_measured_again(sessions: Sessions) -> 
 
 def test_messages_that_were_only_skipped_leave_no_file_and_no_error(sessions: Sessions) -> None:
     options = ("--num-devices", TOO_MANY, "--bytes-grid", "1024", "--comm-ops", "all_reduce", "all_gather")
+    (sessions.database / "SHIPPED.txt").write_text("another machine\n")
     done = sessions.run(str(MODULE), *options, measure=())
     assert (done.code, done.ledger()) == (0, {"skipped": 2}), done.output
+    assert "this database ships with OpAtlas, with durations of another machine" in done
+    assert re.search(rf"needs {TOO_MANY} ranks; \d+ cores? holds? \d+ \(4 a core\)", done.output), done.output
     assert "not read or written" not in done
     assert not list(sessions.database.glob("*.csv"))
     (report,) = (sessions.database / "reports").iterdir()

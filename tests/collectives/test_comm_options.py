@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from _pytest.config.argparsing import Parser
 from bench.collectives import at_hand, options
 from bench.collectives.at_hand import guess
 from bench.devices.nvlink import islands_of
+from bench.groups.pool import misplaced
 from bench.job import DeviceSpec
 from database.communication import ALL_REDUCE, ALL_TO_ALL
 
@@ -22,8 +24,10 @@ ONE_NODE = dict.fromkeys(("update_mode", "database_path"))
 
 
 @pytest.fixture(autouse=True)
-def _eight_ranks_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def _a_machine_of_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.groups.pool.available_cores", lambda: 2)
+    for name in [name for name in os.environ if name.startswith(("NCCL_", "HCCL_", "GLOO_"))]:
+        monkeypatch.delenv(name)
 
 
 def parsed(*arguments: str) -> Namespace:
@@ -49,7 +53,7 @@ def test_defaults_of_a_cpu() -> None:
 def test_defaults_of_an_a3() -> None:
     found = messages(parsed(), NPUS)
     assert (found[0], found[-1]) == ((1024, 16, "DT_BF16", 1), (512 << 20, 16, "DT_BF16", 1))
-    assert options.wanted_of(parsed(), NPUS).about == ["grid 48 x 8 x 2 (that of an ATLAS_800_A3)"]
+    assert options.wanted_of(parsed(), NPUS).about == ["grid 48 x 8 x 2: that of an ATLAS_800_A3"]
 
 
 def test_defaults_of_gpus_are_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,10 +94,13 @@ def test_sizes_are_rounded_up_told_and_not_repeated() -> None:
 def test_a_group_that_is_too_large_is_a_case_unless_refused() -> None:
     option = parsed("--num-devices", "2", "16")
     assert {devices for _, devices, *_ in messages(option, CPU)} == {2, 16}
-    assert options.group_of({"num_devices": "16", "topology_tier": "1"}, option).misplaced(8) == (
-        "needs 16 devices, 8 are there"
-    )
-    with pytest.raises(pytest.UsageError, match="--comm-strict: --num-devices 16 needs 16 devices, 8 are there"):
+    # The grid that is told is that of the machine, and not one that would hold the group.
+    about = options.wanted_of(parsed("--num-devices", "2", "16"), CPU).about
+    assert about == ["grid 1 x 8: one node, at most 4 ranks on each of 2 cores"]
+    spec = options.group_of({"num_devices": "16", "topology_tier": "1"}, option)
+    assert spec.misplaced(8) == "needs 16 devices, 8 are there"
+    assert misplaced(spec, CPU) == "needs 16 ranks; 2 cores hold 8 (4 a core)"
+    with pytest.raises(pytest.UsageError, match="--comm-strict: --num-devices 16 needs 16 ranks; 2 cores hold 8"):
         options.wanted_of(parsed("--num-devices", "2", "16", "--comm-strict"), CPU)
 
 
@@ -145,6 +152,7 @@ def test_what_means_nothing_is_refused(arguments: list[str], words: str, capsys)
 def test_variables_of_the_libraries_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("NCCL_VERSION", "2.28.3-1")
     assert "environment: GLOO_SOCKET_IFNAME=lo NCCL_NVLS_ENABLE=0" in options.wanted_of(parsed(), CPU).about
 
 

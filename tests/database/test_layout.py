@@ -1,6 +1,8 @@
 """Where a database lies."""
 
 import platform
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ from database import layout
 from database.errors import OpAtlasError
 from database.versions import Versions
 
+REPOSITORY = Path(__file__).parents[2]
 NPU = Versions(vllm="0.18.0", torch="2.9.0", cann="8.5")
 
 
@@ -94,3 +97,12 @@ def test_a_cpu_without_a_name_is_its_architecture(monkeypatch):
 
 def test_this_cpu_can_have_a_database():
     assert layout.default_path(layout.cpu_device_name(), Versions(torch="2.9.0")).name == "torch2.9.0_cpu"
+
+
+def test_what_ships_says_what_it_was_measured_on(tmp_path):
+    tracked = subprocess.run(["git", "ls-files", "database/data"], cwd=REPOSITORY, capture_output=True, text=True)
+    folders = {Path(line).parent for line in tracked.stdout.splitlines() if line.endswith(".csv")}
+    if not folders:
+        pytest.skip("not a checkout of git, or without the databases")
+    assert [folder for folder in sorted(folders) if not layout.shipped_as(REPOSITORY / folder)] == []
+    assert layout.shipped_as(tmp_path) == ""
