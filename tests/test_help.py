@@ -74,7 +74,6 @@ def test_every_option_says_what_it_is_without_being_given(parser: argparse.Argum
     silent = [
         action.option_strings[-1]
         for action in optional(parser)
-        # --markdown and --summary choose a form: what comes without either is said of both.
         if not action.required and "default: " not in (action.help or "") and action.help is not argparse.SUPPRESS
     ]
     # The same as -x, which has pytest's default.
