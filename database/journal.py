@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -152,6 +152,31 @@ class Journal:
                     self._sync_error = error
                     return
                 time.sleep(_SYNC_PAUSE_S)
+
+
+class Ended:
+    """Journals of a session's processes that have ended, held open until they are merged."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, BinaryIO] = {}
+
+    def hold(self, paths: Iterable[Path]) -> None:
+        """Raises OSError: one cannot be read."""
+        for path in paths:
+            if path not in self._files:
+                self._files[path] = open(path, "rb")  # noqa: SIM115 - closed by give_up()
+
+    def give_up(self) -> None:
+        """Lets them go, for a merge. Writes anew what was removed meanwhile, as `Journal.close` does.
+
+        Raises:
+            OSError, OpAtlasError: the disk is full or gone.
+        """
+        while self._files:
+            path, file = self._files.popitem()
+            with file:
+                if not path.exists():
+                    write_text(path, file.read().decode())
 
 
 def write(path: Path, header: Header, records: Iterable[Mapping[str, Any]]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bench.job import DeviceDescription
+from database import journal
 from database.errors import OpAtlasError
 from database.merge import MergeResult, RowName
 from database.record import Record
@@ -36,6 +37,7 @@ class WriteBack:
         self._journaling = journaling
         self._devices: list[Mapping[str, Any]] = []
         self._unsaved: list[Mapping[str, Any]] = []
+        self._of_workers = journal.Ended()
         self.reported_only: list[RowName] = []
         self.merged: MergeResult | None = None
         self.statuses: Counter[str] = Counter()
@@ -70,6 +72,14 @@ class WriteBack:
         if asdict(device) not in self._devices:
             self._devices.append(asdict(device))
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self) -> None:
+        """xdist's hook: a worker has ended, and closed its journal."""
+        try:
+            self._of_workers.hold(journal.of_run(self._session.database, self._session.run_id))
+        except OSError as error:
+            self.problems.append(f"the journal of a worker cannot be read: {error}")
+
     def finish(self) -> Sequence[Record]:
         """Merges the records of the session, all of which it gives, and completes the manifest."""
         self.close_journal()
@@ -99,6 +109,7 @@ class WriteBack:
         """Gives the journal up, to be merged now or by the next session."""
         try:
             self._journaling.close()
+            self._of_workers.give_up()
         except (OpAtlasError, OSError) as error:
             self.problems.append(f"the journal may be incomplete: {error}")
 

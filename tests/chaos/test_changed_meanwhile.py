@@ -285,6 +285,17 @@ def test_journals_that_were_removed(sessions: Sessions) -> None:
     assert not list((sessions.database / "journal").glob("*.jsonl"))
 
 
+def test_the_journal_of_a_worker_that_has_ended_is_removed(sessions: Sessions) -> None:
+    running, measured = waiting(sessions, ["Here"], devices="2")
+    files = Path(f"/proc/{running.process.pid}/fd")
+    running.wait_until(lambda: any(os.path.realpath(file).endswith(".jsonl") for file in files.iterdir()))
+    shutil.rmtree(sessions.database / "journal")
+    done = go(sessions, running)
+    assert (done.code, done.ledger()) == (0, {"measured": 4})
+    assert in_tables(sessions).items() >= measured.items()
+    assert not list((sessions.database / "journal").glob("*.jsonl"))
+
+
 def test_journals_of_all_kinds_at_the_start(sessions: Sessions) -> None:
     sessions.write("Moody", [row(size) for size in (1, 2, 40, 3)])
     running = sessions.start(SIMULATED_DEVICES="1")
@@ -303,7 +314,7 @@ def test_journals_of_all_kinds_at_the_start(sessions: Sessions) -> None:
     done = sessions.run("--update-mode=missing-only", SIMULATED_DEVICES="1")
     assert (done.code, done.ledger()) == (1, {"measured": 2})
     assert f"opatlas: merged 2 records that session {first.stem} left behind" in done
-    assert f"opatlas: merged 1 records that session {later.stem} left behind" in done
+    assert f"opatlas: merged 1 record that session {later.stem} left behind" in done
     assert f"opatlas: {later}: the last record is cut off" in done
     assert f"opatlas: could not merge the records that session {strange.stem} left behind" in done
     assert f"opatlas: {strange}:1: journal version 99, this OpAtlas reads" in done
