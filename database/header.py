@@ -21,11 +21,14 @@ from database.schema import (
     LEGACY_PROFILING_MEDIAN,
     LEGACY_PROFILING_STD,
     MESSAGE,
+    MESSAGE_BYTES,
+    NUM_DEVICES,
     OWN,
     PROFILING_AVERAGE,
     PROFILING_DURATIONS,
     PROFILING_MEDIAN,
     PROFILING_STD,
+    REQUIRED,
     RUNTIME,
     of_microbench,
     profiling_counter,
@@ -75,12 +78,22 @@ def read_header(path: Path) -> list[str]:
     return names
 
 
-def without_columns(path: Path, names: Sequence[str], missing: Sequence[str], kind: str) -> TableError:
-    """The error of a file whose header lacks columns.
+def expect_columns(path: Path, names: Sequence[str], kernel_type: str = "") -> None:
+    """Sees to it that a header is one of a CSV of kernels, or of a collective.
 
     Args:
-        kind: of the CSV that it was to be: compute, communication.
+        kernel_type: where the file is not named for it.
+
+    Raises:
+        TableError: it lacks columns without which there are no rows.
     """
+    of_messages = is_communication(kernel_type or path.stem)
+    missing = [name for name in ((MESSAGE_BYTES, NUM_DEVICES) if of_messages else REQUIRED) if name not in names]
+    if missing:
+        raise _without_columns(path, names, missing, "communication" if of_messages else "compute")
+
+
+def _without_columns(path: Path, names: Sequence[str], missing: Sequence[str], kind: str) -> TableError:
     if _NAMES.isdisjoint(names) and any(name and not name.strip("0123456789.,;") for name in names):
         # A number or a shape names no column.
         return _no_header(path)

@@ -27,8 +27,7 @@ from filelock import FileLock, Timeout
 
 from database.communication import is_communication
 from database.errors import OpAtlasError, TableError
-from database.header import RESTORE, misspelt, modern_names, read_header, without_columns
-from database.schema import MESSAGE_BYTES, NUM_DEVICES, REQUIRED
+from database.header import RESTORE, expect_columns, misspelt, modern_names, read_header
 
 #: A record may span lines only inside quotes; no cell of a profiler comes near this.
 _BLOCK_BYTES = 8 << 20
@@ -40,11 +39,14 @@ _ROWS_PER_WRITE = 16384
 #: Most systems allow 255 bytes, of which ".csv" and the name of a temporary file beside it take some.
 _LONGEST_NAME_BYTES = 200
 TEMPORARY_SUFFIX = ".opatlas-tmp"
-#: What to do about errors that copying the database elsewhere would only repeat.
+#: What to do about errors that have nothing to do with who may write.
 _REMEDIES = {
     errno.ENOSPC: "make room",
     errno.EDQUOT: "make room",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EISDIR: "name a file that is none",
+    errno.ENOTDIR: "a file stands where a folder is to be: name another place",
+    errno.EEXIST: "a file stands where a folder is to be: name another place",
 }
 
 
@@ -159,13 +161,9 @@ def is_file_name(kernel_type: str) -> bool:
 
 
 def not_writable(path: Path, error: OSError) -> str:
-    """What to tell a user whose database cannot be written."""
-    return f"{path} cannot be written ({error.strerror or error}): {_remedy(error, 'it')}"
-
-
-def _remedy(error: OSError, what: object) -> str:
-    otherwise = f"make {what} writable, or copy the database and name the copy with --database-path"
-    return _REMEDIES.get(error.errno or 0, otherwise)
+    """What to tell a user whose database cannot be written, whichever option or argument named it."""
+    remedy = _REMEDIES.get(error.errno or 0, "make it writable, or name a copy of it instead")
+    return f"{path} cannot be written ({error.strerror or error}): {remedy}"
 
 
 def read_frame(path: Path, kernel_type: str = "") -> pd.DataFrame:
@@ -179,12 +177,8 @@ def read_frame(path: Path, kernel_type: str = "") -> pd.DataFrame:
             a CSV, a repeated column, a line with another number of fields, text that is not UTF-8.
     """
     frame = read_text_csv(path)
-    of_messages = is_communication(kernel_type or path.stem)
-    required = (MESSAGE_BYTES, NUM_DEVICES) if of_messages else REQUIRED
-    missing = [column for column in required if column not in frame.columns]
-    if missing:
-        raise without_columns(path, list(frame.columns), missing, "communication" if of_messages else "compute")
-    if of_messages:
+    expect_columns(path, list(frame.columns), kernel_type)
+    if is_communication(kernel_type or path.stem):
         return frame
     names = modern_names(list(frame.columns))
     modern: pd.DataFrame = frame.rename(columns=names)
@@ -308,7 +302,8 @@ def write_atomically(path: Path, write: Callable[[str], object]) -> None:
         temporary = None
         _sync(path.parent)
     except OSError as error:
-        raise OpAtlasError(f"{path} was not written ({error.strerror}): {_remedy(error, path.parent)}") from error
+        remedy = _REMEDIES.get(error.errno or 0, f"make {path.parent} writable, or name another folder")
+        raise OpAtlasError(f"{path} was not written ({error.strerror}): {remedy}") from error
     finally:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)

@@ -16,7 +16,7 @@ from database.commands import looking_at_usage
 from database.communication import BY_NAME, COLLECTIVES, Collective
 from database.errors import OpAtlasError, TableError
 from database.measured import duration_columns
-from database.plots.figure import Plot, new_figure, save, size_axis
+from database.plots.figure import Plot, new_figure, plot_file, save, size_axis
 from database.plots.timed_rows import expect_tables
 from database.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER, microbench_counter
 from database.statistics import valid_duration
@@ -92,8 +92,11 @@ def plots(folders: Sequence[Path], collectives: Sequence[Collective], title: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "exit status: 0 the plot was made; 1 there is nothing to plot, or it cannot be read or written; 2 wrong usage"
+    )
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of hcom_*.csv files")
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="the plot: .svg, .png or .pdf")
+    parser.add_argument("--output", required=True, type=plot_file, metavar="FILE", help="the plot: .svg, .png or .pdf")
     parser.add_argument(
         "--comm-ops",
         nargs="+",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,11 +44,17 @@ def new_figure(width_inches: float, height_inches: float, columns: int = 1, rows
     return figure, list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat)
 
 
+def plot_file(text: str) -> Path:
+    """The file that an option names, for `type=`. Raises argparse.ArgumentTypeError where it can hold no plot."""
+    path = Path(text)
+    if _format_of(path) not in FORMATS:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a file whose name ends with .{', .'.join(FORMATS)}")
+    return path
+
+
 def save(figure: Any, path: Path) -> None:
-    """Writes a figure in the format that the file's name ends with. Raises OpAtlasError."""
-    form = path.suffix.removeprefix(".").lower()
-    if form not in FORMATS:
-        raise OpAtlasError(f"{path}: a plot is a file whose name ends with .{', .'.join(FORMATS)}; name such a one")
+    """Writes a figure in the format that the file's name ends with, one of FORMATS. Raises OpAtlasError."""
+    form = _format_of(path)
     from matplotlib import rc_context
 
     # No date in it, and no random names: the same data give the same file.
@@ -56,6 +63,10 @@ def save(figure: Any, path: Path) -> None:
         write_atomically(
             path, lambda temporary: figure.savefig(temporary, format=form, metadata=metadata, dpi=_DOTS_PER_INCH)
         )
+
+
+def _format_of(path: Path) -> str:
+    return path.suffix.removeprefix(".").lower()
 
 
 def colors_of(names: Sequence[str]) -> Callable[[str], str]:

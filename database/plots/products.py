@@ -12,12 +12,13 @@ from pathlib import Path
 
 from database.commands import looking_at_usage
 from database.errors import OpAtlasError
-from database.plots.figure import new_figure, save
+from database.plots.figure import new_figure, plot_file, save
 from database.plots.timed_rows import device_of, expect_tables
 from database.schema import AVERAGE, CACHE_STATE, INPUT_SLOTS, MICROBENCH_MIN, MICROBENCH_STD
 from database.slots import parse_slots
 from database.statistics import valid_duration
 from database.store import Database
+from database.terminal import counted
 
 _INCHES = (7.0, 4.2)
 _DEFAULT_TYPE = "MatMulV2"
@@ -58,8 +59,11 @@ def lines_of(folder: Path, kernel_type: str, weight: tuple[int, int]) -> dict[st
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "exit status: 0 the plot was made; 1 there is nothing to plot, or it cannot be read or written; 2 wrong usage"
+    )
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="databases: a cold and a warm one, say")
-    parser.add_argument("--output", required=True, type=Path, metavar="FILE", help="the plot: .svg, .png or .pdf")
+    parser.add_argument("--output", required=True, type=plot_file, metavar="FILE", help="the plot: .svg, .png or .pdf")
     parser.add_argument(
         "--weights", nargs="+", required=True, type=_weight, metavar="N,K", help="the weights, a line for each"
     )
@@ -105,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     axis.set_ylabel("duration (us)")
     axis.legend(fontsize="small", title="weight N x K")
     save(figure, arguments.output)
-    print(f"{arguments.output}: {sum(map(len, lines.values()))} products in {len(lines)} lines")
+    print(f"{arguments.output}: {counted(sum(map(len, lines.values())), 'product')} in {counted(len(lines), 'line')}")
     return 0
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from database.bulk import without_cycle_collection
 from database.errors import CellError, OpAtlasError
+from database.header import expect_columns, read_header
 from database.join.runs import read_run
 from database.schema import AVERAGE, CACHE_STATE, INPUT_SLOTS, INSTRUMENT, OUTPUT_SLOTS, PROFILING_AVERAGE
 from database.slots import Slot, parse_slots
@@ -81,14 +82,23 @@ def read_timed_rows(folder: Path, kernel_types: Collection[str] = ()) -> TimedRo
 
 
 def expect_tables(folder: Path) -> None:
-    """Raises OpAtlasError where a folder is not there, or holds no CSV; names one below it that does."""
+    """Raises OpAtlasError where a folder is not there, or holds no CSV of a database; names one below it that does."""
     if not folder.is_dir():
         raise OpAtlasError(f"{folder}: no such folder: name one that holds {{KernelType}}.csv files")
-    if next(folder.glob("*.csv"), None) is None:
+    tables = sorted(folder.glob("*.csv"))
+    if not tables:
         below = itertools.chain.from_iterable(sorted(folder.glob(pattern)) for pattern in _BELOW)
         example = next(below, None)
         where = f"a folder that does, such as {example.parent}" if example else "a folder that does"
         raise OpAtlasError(f"{folder}: holds no CSV: name {where}")
+    problems: list[str] = []
+    for path in tables:
+        try:
+            expect_columns(path, read_header(path))
+            return
+        except OpAtlasError as error:
+            problems.append(str(error))
+    raise OpAtlasError(f"{folder}: no database, for none of its CSVs is one of kernels or collectives: {problems[0]}")
 
 
 def device_of(folder: Path) -> str:

@@ -40,6 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
         total_mb = size_mb(trace)
         if output.exists() and output.samefile(trace):
             raise OpAtlasError(f"{output}: is the trace itself: name another file with --output")
+        if output.is_dir():
+            raise OpAtlasError(f"{output}: is a folder: name a file in it with --output")
         if not output.parent.is_dir():
             raise OpAtlasError(f"{output}: there is no folder {output.parent}: make it")
     problems: list[str] = []

@@ -276,7 +276,7 @@ def test_a_journal_that_cannot_be_made_says_why_and_holds_nothing(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = database.path / "Abs.csv"
-    with pytest.raises(OpAtlasError, match=f"^{re.escape(str(file))} cannot be written .*: make it writable"):
+    with pytest.raises(OpAtlasError, match=f"^{re.escape(str(file))} cannot be written .*: name another place"):
         Journal(Database(file), Header("run-1", "all", prune=False))
 
     def full(*arguments: object) -> None:

@@ -219,6 +219,15 @@ def test_what_is_not_there(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["plot", "plot-comm", "plot-products"])
+def test_other_csvs_are_no_database(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "addresses.csv").write_text("name,street\nA,B\n")
+    weights = ["--weights", "1024,512"] if command == "plot-products" else []
+    assert main([command, str(tmp_path), "--output", str(tmp_path / "plots.svg"), *weights]) == 2
+    assert "no database, for none of its CSVs is one of kernels or collectives" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["addresses.csv"]
+
+
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [

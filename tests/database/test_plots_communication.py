@@ -44,16 +44,19 @@ def test_the_same_data_give_the_same_file(folder: Path, ending: str, capsys) -> 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--comm-ops", "all_gather", "--output", "a.svg"], "no message of a collective has a duration"),
-        (["--output", "a.xls"], "a.xls: a plot is a file whose name ends with .png, .svg, .pdf"),
-    ],
+    "arguments", [["plot-comm", "."], ["plot-products", ".", "--weights", "1024,512"]], ids=lambda words: words[0]
 )
-def test_what_cannot_be_plotted(folder: Path, arguments: list[str], words: str, capsys) -> None:
+def test_a_file_that_can_hold_no_plot_is_wrong_usage(arguments: list[str], capsys) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([*arguments, "--output", "a.jpg"])
+    assert exit_.value.code == 2
+    assert "'a.jpg': give a file whose name ends with .png, .svg, .pdf" in capsys.readouterr().err
+
+
+def test_what_was_not_measured_cannot_be_plotted(folder: Path, capsys) -> None:
     pytest.importorskip("matplotlib")
-    assert main(["plot-comm", str(folder), *arguments]) == 1
-    assert words in capsys.readouterr().err
+    assert main(["plot-comm", str(folder), "--comm-ops", "all_gather", "--output", "a.svg"]) == 1
+    assert "no message of a collective has a duration" in capsys.readouterr().err
     assert [path.suffix for path in folder.iterdir()] == [".csv"]
 
 

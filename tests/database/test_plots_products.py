@@ -44,6 +44,12 @@ def test_the_command_makes_a_file(folder: Path, capsys) -> None:
     assert b"rows M" in file.read_bytes() or file.stat().st_size > 10_000
 
 
+def test_one_product_is_one(folder: Path, capsys) -> None:
+    pytest.importorskip("matplotlib")
+    assert main(["plot-products", str(folder), "--weights", "1024,256", "--output", str(folder / "plot.svg")]) == 0
+    assert capsys.readouterr().out.endswith("plot.svg: 1 product in 1 line\n")
+
+
 def test_a_weight_that_nobody_measured_is_an_error(folder: Path, capsys) -> None:
     assert main(["plot-products", str(folder), "--weights", "7,7", "--output", str(folder / "a.svg")]) == 1
     assert "holds no duration of a weight 7,7; name one" in capsys.readouterr().err

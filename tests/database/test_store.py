@@ -286,7 +286,7 @@ def test_a_database_that_another_process_holds(tmp_path):
 
 def test_a_database_that_cannot_be_written(tmp_path):
     write(tmp_path / "file", "in the way")
-    with pytest.raises(OpAtlasError, match=r"cannot be written.*--database-path"), Database(tmp_path / "file").lock():
+    with pytest.raises(OpAtlasError, match=r"cannot be written.*another place"), Database(tmp_path / "file").lock():
         pass
 
 
@@ -345,9 +345,13 @@ def test_a_report_is_named_for_its_local_time(tmp_path):
     [
         (
             PermissionError(errno.EACCES, "Permission denied"),
-            "(Permission denied): make it writable, or copy the database and name the copy with --database-path",
+            "(Permission denied): make it writable, or name a copy of it instead",
         ),
         (OSError(errno.ENOSPC, "No space left on device"), "(No space left on device): make room"),
+        (
+            NotADirectoryError(errno.ENOTDIR, "Not a directory"),
+            "(Not a directory): a file stands where a folder is to be: name another place",
+        ),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "(Disk quota exceeded): make room"),
         (
             OSError(errno.EFBIG, "File too large"),
@@ -355,7 +359,7 @@ def test_a_report_is_named_for_its_local_time(tmp_path):
         ),
         (
             OSError("gone"),
-            "(gone): make it writable, or copy the database and name the copy with --database-path",
+            "(gone): make it writable, or name a copy of it instead",
         ),
     ],
 )

@@ -177,6 +177,12 @@ def test_the_trace_is_never_written_over(flatten, tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+def test_a_folder_is_no_table(flatten, tmp_path):
+    status, _, out, err = flatten([event()], "--output", str(tmp_path))
+    assert (status, out) == (2, "")
+    assert err == f"error: {tmp_path}: is a folder: name a file in it with --output\n"
+
+
 def test_more_args_than_columns(flatten):
     args = {f"arg {n}": n for n in range(_MOST_COLUMNS)}
     _, rows, _, _ = flatten([event(args=args), event()])
