@@ -133,6 +133,8 @@ class Theory:
         self._results: list[KernelResult] = []
         #: Why there is no manifest or report.
         self._problem = ""
+        #: Whether there was no such database: a mistyped path is one, too.
+        self._is_new = False
         self._is_worker = hasattr(config, "workerinput")
 
     @cached_property
@@ -177,6 +179,11 @@ class Theory:
             refuse(given(option, OF_REPLAYS, Scope.REPLAYS | Scope.RUNNING), "`pytest shapes/` runs no row")
         try:
             self._check_files()
+            self._is_new = not self.plan.database.path.exists()
+            if not (option.plan_only or option.collectonly):
+                # One that cannot be written is better told of once than by every kernel type.
+                with self.plan.database.lock():
+                    pass
         except OpAtlasError as error:
             raise pytest.UsageError(str(error)) from None
 
@@ -275,7 +282,8 @@ class Theory:
         plan_only = self._config.option.plan_only
         for line in summary_lines(self._results, plan_only=plan_only):
             terminalreporter.write_line(line)
-        terminalreporter.write_line(f"database: {self.plan.database.path}")
+        made = " (a new one)" if self._is_new and not plan_only else ""
+        terminalreporter.write_line(f"database: {self.plan.database.path}{made}")
         if self._problem:
             terminalreporter.write_line(f"error: {self._problem}")
         elif not plan_only:

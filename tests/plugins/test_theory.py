@@ -44,14 +44,15 @@ def test_a_second_run_adds_nothing(tmp_path: Path) -> None:
     second = run(tmp_path, *options)
     assert second.returncode == 0
     assert "0 rows added to 3 kernel types, 360 were there" in second.stdout
+    assert f"database: {tmp_path}\n" in second.stdout
     assert contents(tmp_path) == before
     assert len(list((tmp_path / "runs").glob("*.json"))) == 1
 
 
 def test_several_processes_add_the_same_rows(tmp_path: Path) -> None:
     for name, more in (("one", ()), ("two", ("-n", "2", "--junitxml", str(tmp_path / "junit.xml")))):
-        (tmp_path / name).mkdir()
         done = run(tmp_path / name, *FEW, "--rows=60", *more)
+        assert f"database: {tmp_path / name} (a new one)\n" in done.stdout
         assert done.returncode == 0, done.stdout
         assert "180 rows added to 3 kernel types" in done.stdout
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
@@ -112,6 +113,27 @@ def test_a_malformed_file_is_named_and_nothing_is_touched(tmp_path: Path, mistak
     assert contents(tmp_path) == {"SwiGlu.csv": text.encode()}
     # Other kernel types can be asked for.
     assert run(tmp_path, "--rows=20", "-k", "Neg").returncode == 0
+
+
+def test_a_database_that_cannot_be_written_is_refused_once(tmp_path: Path) -> None:
+    # Where locks are made stands a file: no permission keeps the administrator out.
+    (tmp_path / "journal").write_text("in the way")
+    done = run(tmp_path, *FEW, "--rows=3")
+    assert done.returncode == 4
+    assert (done.stdout + done.stderr).count("cannot be written (") == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    planned = run(tmp_path, *FEW, "--rows=3", "--plan-only")
+    assert planned.returncode == 0, "a plan writes nothing"
+
+
+def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "SwiGlu.csv").symlink_to(tmp_path / "nowhere" / "x" / "SwiGlu.csv")
+    (tmp_path / "nowhere").write_text("in the way")
+    done = run(tmp_path, "--ops=SwiGlu", "--rows=3")
+    assert done.returncode == 1
+    failure = done.stdout.partition("short test summary")[0]
+    assert failure.count("was not written (") == 1
+    assert "During handling" not in done.stdout
 
 
 def test_a_kernel_type_of_which_nothing_fits_fails_and_the_others_go_on(tmp_path: Path) -> None:
