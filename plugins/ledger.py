@@ -87,7 +87,8 @@ class Ledger:
         """`195 rows collected = 193 measured + 2 failed`."""
         counts = self.counts()
         terms = " + ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda entry: -entry[1]))
-        return f"{counts.total()} rows collected = {terms}"
+        # Without commas, as the terms: a script may add them up.
+        return f"{counts.total()} {'row' if counts.total() == 1 else 'rows'} collected = {terms}"
 
     def unresolved(self) -> Counter[str]:
         """Rows that an earlier session left without a measurement and this one did not run, by status."""

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
-from bench.msprof.launched import journal_left_behind
 from database.closest import closest
 from database.communication import is_communication
 from database.errors import OpAtlasError
+from database.header import misspelt
 from database.measured import duration_columns
 from database.merge import UpdateMode, has_duration
-from database.recover import Recovered, recover
 from database.schema import (
     BASE,
     CRASHES_IN_A_ROW,
@@ -33,6 +32,7 @@ from database.schema import (
 from database.signature import digest, signature, signatures
 from database.statistics import valid_duration
 from database.store import Database, Table, release_memory
+from plugins.preparation import Prepared
 
 #: Cells that a replay may need.
 _CELLS = (*BASE, EP_SIZE, *RUNTIME, *MESSAGE)
@@ -57,6 +57,23 @@ class Shard:
     def holds(self, row_digest: str) -> bool:
         """Whether a row belongs to this part; it depends on nothing but the row."""
         return int(row_digest, 16) % self.count == self.index - 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which rows of a database the user chose.
+
+    Attributes:
+        mode: whether rows with a valid duration are cases.
+        ops: the only kernel types wanted; empty: all.
+        shard: the only part of the rows wanted; None: all.
+        retry_failed: whether rows are run that were given up.
+    """
+
+    mode: UpdateMode = UpdateMode.ALL
+    ops: frozenset[str] = frozenset()
+    shard: Shard | None = None
+    retry_failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,10 +137,11 @@ class TablePlan:
         cases: positions of the rows that are cases, with the case's id.
         expected_to_fail: the cases that are xfail, by position.
         left_out: ids of rows that the update mode leaves out.
-        other_shards: how many rows belong to other shards.
+        other_shards: positions of rows that belong to other shards.
         unresolved: statuses of the rows that an earlier session ran and did not measure, by id.
         duplicates: positions of rows whose signature an earlier row has.
         no_durations: duration cells that hold something else, as "line: text".
+        misspelt: columns of the file that may be, as sentences.
         measured: positions of rows that have a replayed duration.
     """
 
@@ -135,10 +153,11 @@ class TablePlan:
     cases: dict[int, str] = field(default_factory=dict)
     expected_to_fail: dict[int, Expected] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
-    other_shards: int = 0
+    other_shards: list[int] = field(default_factory=list)
     unresolved: dict[str, str] = field(default_factory=dict)
     duplicates: list[int] = field(default_factory=list)
     no_durations: list[str] = field(default_factory=list)
+    misspelt: list[str] = field(default_factory=list)
     measured: set[int] = field(default_factory=set)
 
     def status(self, position: int) -> Status | None:
@@ -163,17 +182,15 @@ class Plan:
     Attributes:
         tables: by kernel type; a file that cannot be read has none.
         problems: files that cannot be read; they make the session fail.
-        recovered: what earlier sessions left behind and was merged first.
+        prepared: what was done to the database first.
         taken_over: the killed session whose lock on the database was taken over; "" if there was none.
-        starter_rows: rows of the starter database that was made, 0 if there was one.
         error: why there is no plan; the session ends with it before anything runs.
     """
 
     tables: dict[str, TablePlan] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    recovered: list[Recovered] = field(default_factory=list)
+    prepared: Prepared = field(default_factory=Prepared)
     taken_over: str = ""
-    starter_rows: int = 0
     error: str = ""
 
     def cases_of(self, kernel_types: Container[str]) -> int:
@@ -198,7 +215,7 @@ class Plan:
 
     def other_shards(self) -> int:
         """Rows that belong to other parts of the collection."""
-        return sum(table.other_shards for table in self.tables.values())
+        return sum(len(table.other_shards) for table in self.tables.values())
 
     def left_out(self) -> Counter[str]:
         """Rows that the mode leaves out, by kernel type."""
@@ -207,64 +224,40 @@ class Plan:
 
 def make_plan(
     database: Database,
-    mode: UpdateMode,
-    ops: frozenset[str],
+    chosen: Choice,
     *,
-    shard: Shard | None,
-    retry_failed: bool,
-    run_id: str,
-    write: bool,
-    starter: Callable[[Database], int],
     sampled: Container[str] = (),
     messages: Mapping[str, Sequence[Mapping[str, str]]] | None = None,
 ) -> Plan:
-    """Reads a database and decides which of its rows are cases.
+    """Reads a database and decides which of its rows are cases; writes nothing.
 
     Args:
         database: where rows are, and are written back.
-        mode: whether rows with a valid duration are cases.
-        ops: the only kernel types wanted; empty: all.
-        shard: the only part of the rows wanted; None: all.
-        retry_failed: whether rows are run that were given up.
-        run_id: of this session, whose own journal is left alone.
-        write: whether what earlier sessions left behind may be merged, and a starter made.
-        starter: fills a database that has no CSV.
+        chosen: what the user chose of them.
         sampled: kernel types that have samples already, so that they may be wanted and have no rows.
         messages: of a session that measures communication, the rows that it was asked for, by kernel type:
             these are the cases, in their order, whether or not the database has them.
 
     Raises:
-        OpAtlasError: a database that cannot be written, or a kernel type that it lacks.
+        OpAtlasError: a kernel type that it lacks.
     """
     plan = Plan()
-    if write and database.profiles_dir.is_dir():
-        plan.problems += journal_left_behind(database)
-    if write and database.journal_dir.is_dir():
-        plan.recovered = recover(database, own_run=run_id)
-        with database.lock():
-            database.sweep()
-    if write and messages is None and not database.kernel_types():
-        plan.starter_rows = starter(database)
     names = database.kernel_types() if messages is None else list(messages)
-    unknown = sorted(name for name in ops.difference(names) if name not in sampled)
+    unknown = sorted(name for name in chosen.ops.difference(names) if name not in sampled)
     if unknown:
         meant = "".join(closest(name, names) for name in unknown)
         there = "" if meant else f"; it has {', '.join(names) or 'none'}"
         raise OpAtlasError(f"--ops {','.join(unknown)}: no such kernel type in {database.path}{meant}{there}")
     for name in names:
-        if ops and name not in ops:
+        if chosen.ops and name not in chosen.ops:
             continue
         try:
             table = _table(database, name, messages)
             wanted = None if messages is None else [signature(name, row) for row in messages[name]]
-            plan.tables[name] = _plan_table(table, wanted, mode, shard, retry_failed)
+            plan.tables[name] = _plan_table(table, wanted, chosen)
         except OpAtlasError as error:
             plan.problems.append(str(error))
     release_memory()
-    if write and any(table.cases for table in plan.tables.values()):
-        # A database that cannot be written is better found out now than after hours of measuring.
-        with database.lock():
-            pass
     return plan
 
 
@@ -289,9 +282,7 @@ def _table(database: Database, name: str, messages: Mapping[str, Sequence[Mappin
     return _Rows(Table(name, path, together), len(frame))
 
 
-def _plan_table(
-    rows: _Rows, wanted: Sequence[str] | None, mode: UpdateMode, shard: Shard | None, retry_failed: bool
-) -> TablePlan:
+def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice) -> TablePlan:
     """`wanted` are the only rows that are cases, in this order; None: all, as they stand."""
     table = rows.table
     frame, kernel_type = table.frame, table.kernel_type
@@ -301,6 +292,7 @@ def _plan_table(
     own_duration, *_ = names = duration_columns(kernel_type)
     durations = {name: frame[name].tolist() for name in names if name in frame.columns}
     planned = TablePlan(kernel_type, table.path, rows.in_file, columns, state)
+    planned.misspelt = misspelt(table.path, list(frame.columns), kernel_type)
     places = None if wanted is None else {row_signature: place for place, row_signature in enumerate(wanted)}
     place_of: dict[int, int] = {}
     seen: set[str] = set()
@@ -310,8 +302,8 @@ def _plan_table(
                 continue
             place_of[position] = places[row_signature]
         row_digest = digest(kernel_type, row_signature)
-        if shard is not None and not shard.holds(row_digest):
-            planned.other_shards += 1
+        if chosen.shard is not None and not chosen.shard.holds(row_digest):
+            planned.other_shards.append(position)
             continue
         case_id = case_id_of(kernel_type, row_signature, row_digest)
         if case_id in seen:
@@ -329,13 +321,13 @@ def _plan_table(
         fails = status is not None and status.expected_to_fail
         if fails:
             planned.unresolved[case_id] = str(status)
-        if mode is UpdateMode.MISSING_ONLY and has_duration(kernel_type, row):
+        if chosen.mode is UpdateMode.MISSING_ONLY and has_duration(kernel_type, row):
             planned.left_out.append(case_id)
             continue
         planned.cases[position] = case_id
         if fails:
             before = f"{status} before: {state[STATUS_REASON][position] if STATUS_REASON in state else ''}"
-            given_up = planned.crashes(position) >= GIVEN_UP_AFTER and not retry_failed
+            given_up = planned.crashes(position) >= GIVEN_UP_AFTER and not chosen.retry_failed
             if given_up:
                 before += f" ({planned.crashes(position)} sessions in a row; --retry-failed runs it again)"
             planned.expected_to_fail[position] = Expected(before, run=not given_up)

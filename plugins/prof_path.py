@@ -14,6 +14,8 @@ from database.merge import RowName, UpdateMode
 from database.record import Measurement, Record
 from database.schema import Status
 from database.signature import digest
+from database.terminal import counted
+from plugins.asked_for import AskedFor
 from plugins.collector import Collector
 from plugins.plan import Plan, case_id_of
 from plugins.session import BenchSession
@@ -63,7 +65,7 @@ class ProfPath:
         self, config: pytest.Config, plan: Plan, samples: SamplesOfRows, executor: Executor
     ) -> None:
         known = self._collector.known_replays()
-        asked_for = self._collector.asked_for(config)
+        asked_for = AskedFor(config, self._collector)
         for kernel_type, table in plan.tables.items():
             if kernel_type in known:
                 continue
@@ -75,7 +77,7 @@ class ProfPath:
 
     def _take_unmatched(self, config: pytest.Config, plan: Plan, samples: SamplesOfRows, executor: Executor) -> None:
         settings, database = self._session.settings, self._session.database
-        asked_for = self._collector.asked_for(config)
+        asked_for = AskedFor(config, self._collector)
         for sample in samples.unmatched():
             kernel_type, row_digest = sample.kernel_type, digest(sample.kernel_type, sample.signature)
             if settings.ops and kernel_type not in settings.ops:
@@ -119,8 +121,9 @@ class ProfPath:
         account = profile.account
         signatures = sum(map(len, profile.cases.values()))
         yield (
-            f"samples: {account.ingested:,} launches of {signatures:,} signatures in {len(profile.files):,} summaries, "
-            f"{account.left_out.total():,} launches left out"
+            f"samples: {counted(account.ingested, 'launch', 'launches')} of {counted(signatures, 'signature')} in "
+            f"{counted(len(profile.files), 'summary', 'summaries')}, "
+            f"{counted(account.left_out.total(), 'launch', 'launches')} left out"
         )
         yield from (f"  {count:5,}  {reason.value}" for reason, count in account.left_out.most_common() if count)
         yield "warm-up and set-up launches of the profiled programs cannot be told from others: they count as samples"
@@ -134,5 +137,5 @@ class ProfPath:
 
 def _listed(counts: Counter[str]) -> str:
     shown = ", ".join(f"{name} {count}" for name, count in counts.most_common(_SHOWN))
-    more = f" and {len(counts) - _SHOWN} more kernel types" if len(counts) > _SHOWN else ""
+    more = f" and {counted(len(counts) - _SHOWN, 'other kernel type')}" if len(counts) > _SHOWN else ""
     return f"{counts.total()} ({shown}{more})"

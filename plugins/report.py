@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,11 +14,13 @@ from database.reports import Gap, SessionFacts, find_gaps, replay_report, write_
 from database.schema import Status
 from database.store import write_text
 from database.terminal import counted, folded
+from plugins.asked_for import AskedFor, meant
 from plugins.collector import Collector
 from plugins.interrupt import Interrupts
-from plugins.items import about_row, outcome_of_report
+from plugins.items import about_row, outcome_of_report, row_of
 from plugins.ledger import XFAILED, Ledger
 from plugins.plan import Plan
+from plugins.plan_lines import plan_lines
 from plugins.session import BenchSession
 from plugins.writeback import WriteBack
 
@@ -80,15 +82,24 @@ class Report:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any) -> None:
-        """What is known before rows run; where there is no controller, pytest asks the collector for it."""
+        """What is known before rows run; where there is no controller, pytest asks for it."""
         plan = self._session.plan_if_made
         terminal = node.config.pluginmanager.get_plugin("terminalreporter")
         if plan is None or terminal is None or self._plan_told:
             return
         self._plan_told = True
         terminal.ensure_newline()
-        for line in self._collector.plan_lines(plan, self._ledger.collected):
+        for line in self._plan_lines(plan, self._ledger.collected):
             terminal.write_line(line)
+
+    def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
+        plan = self._session.plan_if_made
+        if plan is None or plan.error:
+            return []
+        return self._plan_lines(plan, sum(row_of(item) is not None for item in items))
+
+    def _plan_lines(self, plan: Plan, selected: int) -> list[str]:
+        return plan_lines(plan, self._session.settings, self._collector.known_replays(), selected)
 
     def write(self) -> None:
         """Writes the two files, once the records are merged and the rows accounted for."""
@@ -111,6 +122,20 @@ class Report:
             self.problems.append(str(error))
 
     @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Having nothing to do is success; a file that could not be read, or a journal not merged, is not."""
+        plan = self._session.plan_if_made
+        if plan is None or session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return
+        if plan.problems or any(recovered.incomplete for recovered in plan.prepared.recovered):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+            asked_for = AskedFor(session.config, self._collector)
+            # Of few rows a shard may have none, and the machine that runs it has done what it was told.
+            if asked_for.done_already(plan) or asked_for.elsewhere(plan):
+                session.exitstatus = pytest.ExitCode.OK
+
+    @pytest.hookimpl(tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
         plan = self._session.plan_if_made
         if plan is None or plan.error or self._session.settings.collect_only:
@@ -128,12 +153,16 @@ class Report:
             return
         counts = self._ledger.counts()
         if not counts:
-            done = self._collector.done_already(config)
-            if done:
-                yield f"nothing to do: {done} rows have a duration already (--update-mode=all measures them again)"
+            asked_for = AskedFor(config, self._collector)
+            if done := asked_for.done_already(plan):
+                have = counted(done, "row has", "rows have")
+                yield f"nothing to do: {have} a duration already (--update-mode=all measures them again)"
+            elif elsewhere := asked_for.elsewhere(plan):
+                yield f"nothing to do: {counted(elsewhere, 'row')} in other shards, and none in this one"
             elif example := next((case for table in plan.tables.values() for case in table.cases.values()), None):
                 cases = counted(sum(len(table.cases) for table in plan.tables.values()), "row")
-                yield folded(f"no row was selected, of {cases}; a name of one, for -k: {example}", indent=0)
+                near = meant(self._keyword, plan.tables)
+                yield folded(f"no row was selected, of {cases}{near}; a name of one, for -k: {example}", indent=0)
             yield from self._not_replayable_lines()
             yield from self._problem_lines(plan)
             return
@@ -152,7 +181,8 @@ class Report:
             updated, added, marked = (counts.total() for counts in (merged.updated, merged.added, merged.marked))
             yield f"written back: {updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
             if merged.unmatched:
-                yield f"{len(merged.unmatched)} records match no row of the database and were not added"
+                match = counted(len(merged.unmatched), "record matches", "records match")
+                yield f"{match} no row of the database: not added"
         yield from self._not_replayable_lines()
         duplicates = sum(facts.duplicates.values())
         if duplicates:
@@ -177,10 +207,10 @@ class Report:
         """What became of the rows that earlier sessions left without a measurement."""
         passed = self._outcomes["xpassed"]
         if passed:
-            yield f"{passed} rows that had failed before were measured"
+            yield f"{counted(passed, 'row')} measured that had failed before"
         given_up = self._ledger.counts()[XFAILED] - self._outcomes["xfailed"]
         if given_up:
-            yield f"{given_up} rows were not run: they crashed or timed out in sessions before (--retry-failed)"
+            yield f"{counted(given_up, 'row')} not run, after crashes or timeouts in sessions before (--retry-failed)"
         unresolved = self._ledger.unresolved()
         if unresolved:
             counts = ", ".join(f"{n} {status}" for status, n in unresolved.most_common())
@@ -208,8 +238,9 @@ class Report:
         outside = [gap for gap in self._gaps if gap.outside]
         if outside:
             device = self._written.device_name
-            count = f"{len(outside)} of {len(self._gaps)}"
-            yield f"{count} durations on {device} are 20 % or more off the captured ones; worst:"
+            of_all = counted(len(self._gaps), "duration")
+            are = "is" if len(outside) == 1 else "are"
+            yield f"{len(outside)} of {of_all} on {device} {are} 20 % or more off the captured ones; worst:"
             for gap in outside[:_SHOWN]:
                 yield f"  {gap.ratio:8.2f} x  {gap.kernel_type} {gap.input_shapes}"[:_COLUMNS]
 

@@ -34,7 +34,8 @@ from database.journal import Header
 from database.merge import UpdateMode
 from database.session_lock import SessionLock
 from database.store import Database
-from plugins.plan import Plan, make_plan
+from plugins.plan import Choice, Plan, make_plan
+from plugins.preparation import Prepared, expect_writable, prepare_database
 from plugins.settings import Settings, is_distributed, settings_of
 from plugins.shared_folder import SharedFolder
 
@@ -234,25 +235,27 @@ class BenchSession:
                     self._profile = read_profile(settings.prof_path)
             if not settings.collect_only:
                 self._take_database()
+            prepared = Prepared() if settings.collect_only else self._prepare_database()
             plan = make_plan(
                 self.database,
-                settings.mode,
-                settings.ops,
-                shard=settings.shard,
-                retry_failed=settings.retry_failed,
-                run_id=self.run_id,
-                write=not settings.collect_only,
-                starter=_make_starter if self._profile is None else lambda database: 0,
+                Choice(settings.mode, settings.ops, settings.shard, settings.retry_failed),
                 sampled=() if self._profile is None else self._profile.cases.keys(),
                 messages=settings.messages.rows if settings.messages is not None else None,
             )
+            if not settings.collect_only and any(table.cases for table in plan.tables.values()):
+                expect_writable(self.database)
         except (OpAtlasError, pytest.UsageError) as error:
             return Plan(error=str(error))
-        if self._profile is not None:
-            plan.problems += self._profile.problems
+        plan.prepared = prepared
+        plan.problems += [*prepared.problems, *(self._profile.problems if self._profile is not None else ())]
         if self._lock is not None and self._lock.stale is not None:
             plan.taken_over = str(self._lock.stale)
         return plan
+
+    def _prepare_database(self) -> Prepared:
+        # Rows of profiles and of messages come from elsewhere.
+        has_rows = self._profile is not None or self.settings.messages is not None
+        return prepare_database(self.database, run_id=self.run_id, starter=None if has_rows else _make_starter)
 
     def _take_database(self) -> None:
         """Raises OpAtlasError where another session has it."""

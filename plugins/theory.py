@@ -20,7 +20,7 @@ from database.manifest import Manifest, code_digest
 from database.option_types import at_least, positive
 from database.store import Database, write_text
 from database.versions import detect
-from plugins.collector import keyword_filter
+from plugins.asked_for import keyword_filter
 from plugins.options import OPTIONS as OF_REPLAYS
 from plugins.options import refuse
 from plugins.settings import devices_of

@@ -11,6 +11,8 @@ import pytest
 from doc_commands import ROOT
 
 from bench.collectives.options import Wanted
+from bench.declared_options import Scope
+from bench.groups.options import NodeOptions
 from bench.job import DeviceSpec, MeasureSettings
 from database.merge import UpdateMode
 from plugins import options, theory
@@ -34,7 +36,7 @@ NOT_IN_MANIFEST = {
 #: Read by pytest itself.
 OF_PYTEST = {"--fail-fast"}
 #: Read by their names, which are made of a prefix (bench/groups/options.py).
-OF_NODES = ("nnodes", "node_rank", "master_addr", "master_port")
+OF_NODES = tuple(option.dest for option in NodeOptions("--").declared(Scope.ANY))
 
 
 def settings(**more: object) -> Settings:
@@ -57,10 +59,10 @@ def settings(**more: object) -> Settings:
     return Settings(**{**values, **more})  # type: ignore[arg-type]
 
 
-def attributes_read(*folders: str) -> Iterator[tuple[str, str]]:
-    """Attributes that the code of some folders reads: the last name of what has it, and its own."""
-    for folder in folders:
-        for path in sorted((ROOT / folder).rglob("*.py")):
+def attributes_read(*places: str) -> Iterator[tuple[str, str]]:
+    """Attributes that the code of some folders or files reads: the last name of what has it, and its own."""
+    for place in places:
+        for path in sorted((ROOT / place).rglob("*.py")) or [ROOT / place]:
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                     owner = node.value
@@ -80,7 +82,9 @@ def test_every_option_is_read() -> None:
 
 @pytest.mark.parametrize("kind", [Settings, MeasureSettings])
 def test_every_setting_is_read(kind: type) -> None:
-    of_settings = {name for owner, name in attributes_read("plugins", "bench") if owner in ("settings", "self")}
+    of_settings = {name for owner, name in attributes_read("plugins", "bench") if owner == "settings"}
+    if kind is Settings:
+        of_settings |= {name for owner, name in attributes_read("plugins/settings.py") if owner == "self"}
     assert {field.name for field in fields(kind)} <= of_settings
 
 

@@ -17,10 +17,9 @@ from bench.job import Job
 from bench.rows.attention import read_attention, with_operator_shapes
 from bench.rows.replay_row import ReplayRow
 from database.__main__ import main
-from database.merge import UpdateMode
 from database.schema import BASE, RUNTIME_PREFIX, Status
 from database.store import Database, Table
-from plugins.plan import make_plan
+from plugins.plan import Choice, make_plan
 
 ATTENTION = "FusedInferAttentionScore"
 #: As a capture has the calls of serving.py, and one that it does not make.
@@ -62,9 +61,7 @@ def database(records, tmp_path) -> Database:
 
 
 def test_recorded_calls_become_cases_with_their_lengths(database):
-    plan = make_plan(
-        database, UpdateMode.ALL, frozenset(), shard=None, retry_failed=False, run_id="", write=False, starter=len
-    )
+    plan = make_plan(database, Choice())
     (table,) = plan.tables.values()
     cases = [ReplayRow(ATTENTION, row.cells, torch.device("cpu")) for _, row, _ in table.rows()]
     calls = [read_attention(with_operator_shapes(case)) for case in cases]

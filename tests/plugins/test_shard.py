@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from sessions import Sessions, row
 
-from plugins.plan import Shard
+from database.store import Database
+from plugins.plan import Choice, Shard, make_plan
 
 
 def test_the_parts_are_disjoint_and_are_the_whole() -> None:
@@ -23,7 +24,7 @@ def test_each_part_runs_its_rows_and_the_last_leaves_nothing(sessions: Sessions)
     for shard in ("1/3", "2/3", "3/3"):
         done = sessions.run_in_process(f"--shard={shard}")
         assert done.code == 0
-        assert f"are in other shards (--shard={shard})" in done
+        assert f" in other shards (--shard={shard})" in done
         measured.append({n for n, status in sessions.statuses("Toy").items() if status == "measured"})
     assert measured[0] < measured[1] < measured[2] == set(sizes)
 
@@ -36,6 +37,21 @@ def test_a_row_stays_in_its_part_when_others_come_and_go(sessions: Sessions) -> 
     sessions.run_in_process("--shard=1/2")
     later = {n for n, status in sessions.statuses("Toy").items() if status == "measured"}
     assert later.intersection(range(1, 21)) == first.intersection(range(40, 0, -3))
+
+
+@pytest.mark.parametrize("how", [("test_toys.py", "--in-process"), ("-n1",)], ids=["one process", "xdist"])
+def test_a_part_without_rows_is_done_and_one_that_selects_nothing_is_not(
+    sessions: Sessions, how: tuple[str, ...]
+) -> None:
+    sessions.write("Toy", [row(7)])
+    plan = make_plan(Database(sessions.database), Choice(shard=Shard(1, 2)))
+    empty = 1 + bool(plan.tables["Toy"].cases)
+    done = sessions.run(f"--shard={empty}/2", *how)
+    assert done.code == 0, done.output
+    assert "nothing to do: 1 row in other shards, and none in this one" in done
+    wrong = sessions.run(f"--shard={empty}/2", "-k", "nothing_of_this_name", *how)
+    assert wrong.code == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert "in this one" not in wrong
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/", "-1/2", "1/0"])

@@ -161,7 +161,7 @@ def test_records_that_cannot_be_merged_are_told_of_and_kept_for_the_next_session
     assert done.code == pytest.ExitCode.TESTS_FAILED
     assert f"NOT WRITTEN BACK: {path}: an empty file" in done
     path.write_text(whole)
-    assert "merged 1 records" in sessions.run_in_process("-k", "nothing")
+    assert "merged 1 record that session" in sessions.run_in_process("-k", "nothing")
     assert [r["Status"] for r in sessions.read("Breaking")] == ["measured"]
 
 

@@ -1,0 +1,54 @@
+"""What a user should know before rows run."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+
+from database.terminal import counted
+from plugins.plan import Plan
+from plugins.settings import Settings
+
+
+def plan_lines(plan: Plan, settings: Settings, replayable: Container[str], selected: int) -> list[str]:
+    """What was done to the database, what is to run, and what is left out of that.
+
+    Args:
+        replayable: the kernel types that have a replay.
+        selected: how many rows were selected.
+    """
+    return [f"opatlas: {line}" for line in (*_prepared(plan), *_to_run(plan, settings, replayable, selected))]
+
+
+def _prepared(plan: Plan) -> Iterator[str]:
+    if plan.taken_over:
+        yield f"{plan.taken_over} was killed; took the database over from it"
+    if plan.prepared.starter_rows:
+        yield f"there was no database yet; made a starter of {counted(plan.prepared.starter_rows, 'theory row')}"
+    for recovered in plan.prepared.recovered:
+        what = ", ".join(f"{n} {status}" for status, n in recovered.statuses.most_common())
+        if what or not recovered.problems:
+            yield f"{recovered}{what and f' ({what})'}"
+        else:
+            yield f"could not merge the records that session {recovered.run_id} left behind"
+        yield from recovered.problems
+
+
+def _to_run(plan: Plan, settings: Settings, replayable: Container[str], selected: int) -> Iterator[str]:
+    # xdist's controller, which collects nothing, knows the replays of bench/ only.
+    rows = max(plan.cases_of(replayable), selected)
+    of_all = "" if selected == rows else f"{selected:,} of "
+    yield f"{of_all}{counted(rows, 'row')} to replay, database {settings.database}"
+    if settings.note:
+        yield settings.note
+    if settings.messages is not None:
+        yield from settings.messages.about
+    if left_out := plan.left_out().total():
+        yield f"{counted(left_out, 'row')} left out, with a duration already (--update-mode=missing-only)"
+    if settings.shard is not None:
+        yield f"{counted(plan.other_shards(), 'row')} in other shards (--shard={settings.shard})"
+    yield from (f"{path} has a header and no rows" for path in plan.without_rows())
+    for name, places in plan.no_durations().items():
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        yield f"{name}: {places[0]}{more} is no duration (a number above 0): counted as not measured"
+    yield from (text for table in plan.tables.values() for text in table.misspelt)
+    yield from (f"not read: {problem}" for problem in plan.problems)

@@ -1,0 +1,52 @@
+"""What is done to a database before a plan of it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bench.msprof.launched import journal_left_behind
+from database.recover import Recovered, recover
+from database.store import Database
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What was found, and seen to.
+
+    Attributes:
+        problems: what killed sessions left behind and cannot be read yet.
+        recovered: what they left behind and was merged.
+        starter_rows: rows of the starter database that was made, 0 if there was one.
+    """
+
+    problems: Sequence[str] = ()
+    recovered: Sequence[Recovered] = ()
+    starter_rows: int = 0
+
+
+def prepare_database(database: Database, *, run_id: str, starter: Callable[[Database], int] | None) -> Prepared:
+    """Merges what killed sessions left behind, and removes what they left half-written.
+
+    Args:
+        database: which the caller has for itself.
+        run_id: of this session, whose own journal is left alone.
+        starter: fills a database that has no CSV, and tells with how many rows; None: it stays empty.
+
+    Raises:
+        OpAtlasError: a database that cannot be written.
+    """
+    problems = journal_left_behind(database) if database.profiles_dir.is_dir() else []
+    recovered: Sequence[Recovered] = ()
+    if database.journal_dir.is_dir():
+        recovered = recover(database, own_run=run_id)
+        with database.lock():
+            database.sweep()
+    starter_rows = starter(database) if starter is not None and not database.kernel_types() else 0
+    return Prepared(problems, recovered, starter_rows)
+
+
+def expect_writable(database: Database) -> None:
+    """Better found out now than after hours of measuring. Raises OpAtlasError."""
+    with database.lock():
+        pass

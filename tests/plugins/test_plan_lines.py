@@ -1,0 +1,89 @@
+"""What a session says before its rows run, and which rows it was asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from doc_commands import ROOT
+
+from bench import test_norm
+from bench.job import DeviceSpec, MeasureSettings
+from database.merge import UpdateMode
+from database.recover import Recovered
+from plugins.asked_for import AskedFor, meant
+from plugins.plan import Plan, Shard, TablePlan
+from plugins.plan_lines import plan_lines
+from plugins.preparation import Prepared
+from plugins.settings import Settings
+
+SETTINGS = Settings(
+    database=Path("/data"),
+    devices=(DeviceSpec("cpu"),),
+    mode=UpdateMode.MISSING_ONLY,
+    prune=False,
+    ops=frozenset(),
+    shard=Shard(1, 2),
+    retry_failed=False,
+    prof_path=None,
+    measure=MeasureSettings(),
+    case_timeout_s=None,
+    wait_s=0.0,
+    msprof_rows=None,
+    in_process=False,
+    collect_only=False,
+)
+
+
+def test_what_was_done_first_is_told_first_and_one_is_no_plural() -> None:
+    table = TablePlan("Mul", Path("/data/Mul.csv"), 3, {"Input Shapes": ["1", "2", "3"]})
+    table.cases, table.left_out, table.other_shards = {0: "Mul-1"}, ["Mul-2"], [2]
+    recovered = Recovered("run-1", Counter({"measured": 1}))
+    plan = Plan({"Mul": table}, prepared=Prepared(recovered=[recovered], starter_rows=1), taken_over="session run-1")
+    assert plan_lines(plan, SETTINGS, {"Mul"}, 1) == [
+        "opatlas: session run-1 was killed; took the database over from it",
+        "opatlas: there was no database yet; made a starter of 1 theory row",
+        "opatlas: merged 1 record that session run-1 left behind (1 measured)",
+        "opatlas: 1 row to replay, database /data",
+        "opatlas: 1 row left out, with a duration already (--update-mode=missing-only)",
+        "opatlas: 1 row in other shards (--shard=1/2)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("expression", "hint"),
+    [
+        ("RmsNrm", " (did you mean RmsNorm?)"),
+        ("not Mul and (rmsnrm or softmx)", " (did you mean RmsNorm?) (did you mean SoftmaxV2?)"),
+        ("Mul", ""),
+        ("zzzzzz", ""),
+    ],
+)
+def test_the_words_of_k_that_are_in_no_name_are_told_what_is_near(expression: str, hint: str) -> None:
+    assert meant(expression, ["Mul", "RmsNorm", "SoftmaxV2"]) == hint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keyword", "asked"),
+    [
+        (["bench"], "", {"RmsNorm", "Unknown"}),
+        (["bench/test_norm.py"], "", {"RmsNorm"}),
+        (["bench/test_norm.py::test_rms_norm"], "", {"RmsNorm"}),
+        (["bench/test_matmul.py"], "", set()),
+        (["bench/test_matmul.py", "bench/impl", "bench"], "", {"RmsNorm"}),
+        (["no/such/place"], "", {"RmsNorm", "Unknown"}),
+        (["bench"], "rms_norm", {"RmsNorm"}),
+        (["bench"], "Unknown or rms", {"RmsNorm", "Unknown"}),
+    ],
+)
+def test_rows_are_asked_for_by_file_and_by_k(arguments: list[str], keyword: str, asked: set[str]) -> None:
+    """In xdist's controller too, which collects nothing and knows the replays of bench/ alone."""
+    config: Any = SimpleNamespace(
+        option=SimpleNamespace(keyword=keyword), args=arguments, invocation_params=SimpleNamespace(dir=ROOT)
+    )
+    collector: Any = SimpleNamespace(known_replays=lambda: {"RmsNorm": test_norm.test_rms_norm})
+    asked_for = AskedFor(config, collector)
+    assert {name for name in ("RmsNorm", "Unknown") if asked_for(name, f"{name}-1x2")} == asked
