@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import TypeVar
+
+from database.closest import closest
+
+T = TypeVar("T")
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -25,6 +30,45 @@ def between(least: int, most: int) -> Callable[[str], int]:
         if not (text.isdecimal() and least <= int(text) <= most):
             raise argparse.ArgumentTypeError(f"{text!r}: give a whole number from {least} to {most}")
         return int(text)
+
+    return read
+
+
+class Listed(argparse.Action):
+    """For options of several values: `2,4` and `2 4` are the same. To be used with `nargs="+"` and `items_of`."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        assert isinstance(values, list)
+        setattr(namespace, self.dest, [value for part in values for value in part])
+
+
+def items_of(read: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """What commas separate, each read by `read`. A path that stands behind such an option says so."""
+
+    def read_all(text: str) -> list[T]:
+        try:
+            return [read(item.strip()) for item in text.split(",") if item.strip()] or [read(text)]
+        except argparse.ArgumentTypeError as error:
+            if "/" in text or text.partition("::")[0].endswith(".py"):
+                raise argparse.ArgumentTypeError(f"{text!r}: name files and folders before this option") from None
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read_all
+
+
+def one_of(names: Collection[str]) -> Callable[[str], str]:
+    """One of some names."""
+
+    def read(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"{text!r}{closest(text, names)}: give one of {', '.join(names)}")
+        return text
 
     return read
 

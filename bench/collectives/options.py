@@ -21,7 +21,7 @@ from database.communication import BY_NAME, TIERS, Collective
 from database.dtypes import known_dtype
 from database.errors import OpAtlasError
 from database.layout import kind_of
-from database.option_types import at_least
+from database.option_types import Listed, at_least, items_of, one_of
 from database.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
 
 MODULE = "test_collectives.py"
@@ -42,32 +42,32 @@ _OF_CONTAINERS = ("NCCL_VERSION",)
 #: Without --bench-mode kernel: what takes the durations, by kind of device.
 _EVENTS = {"cuda": "cuda-events", "npu": "npu-events"}
 
+
+def _several(read: Callable[[str], Any], metavar: str) -> Mapping[str, Any]:
+    """What argparse is told of an option that takes several values, with commas or blanks between them."""
+    return {"nargs": "+", "action": Listed, "type": items_of(read), "metavar": (f"{metavar}[,{metavar}...]", metavar)}
+
+
 #: The options of the collectives alone.
 OPTIONS = (
     declare(
         "--comm-ops",
         Scope.COLLECTIVES,
-        nargs="+",
-        choices=list(BY_NAME),
+        **_several(one_of(BY_NAME), "OP"),
         default=list(BY_NAME),
-        metavar="OP",
-        help=f"the collectives to measure (default: {' '.join(BY_NAME)})",
+        help=f"the collectives to measure (default: {','.join(BY_NAME)})",
     ),
     declare(
         "--grid-shape",
         Scope.COLLECTIVES,
-        nargs="+",
-        type=at_least(1),
-        metavar="N",
+        **_several(at_least(1), "N"),
         help="how the devices of all nodes are linked: how many there are in each dimension, outermost first, such "
-        "as 48 8 2 (default: that on an A3, 128 8 on an A2, a guess elsewhere)",
+        "as 48,8,2 (default: that on an A3, 128,8 on an A2, a guess elsewhere)",
     ),
     declare(
         "--num-devices",
         Scope.COLLECTIVES,
-        nargs="+",
-        type=at_least(2),
-        metavar="N",
+        **_several(at_least(2), "N"),
         help="sizes of the groups to measure (default: 16 on an A3, 2 on a CPU, all devices elsewhere)",
     ),
     declare(
@@ -82,18 +82,14 @@ OPTIONS = (
     declare(
         "--comm-dtype",
         Scope.COLLECTIVES,
-        nargs="+",
-        choices=list(DTYPES),
+        **_several(one_of(DTYPES), "DTYPE"),
         default=["bfloat16"],
-        metavar="DTYPE",
         help=f"what messages are made of: {', '.join(DTYPES)} (default: bfloat16)",
     ),
     declare(
         "--bytes-grid",
         Scope.COLLECTIVES,
-        nargs="+",
-        type=at_least(1),
-        metavar="BYTES",
+        **_several(at_least(1), "BYTES"),
         help="sizes of the messages, rounded up to whole elements, as many for each device (default: powers of two "
         "from 1 KiB to 512 MiB, on a CPU to 16 MiB)",
     ),
@@ -207,6 +203,8 @@ def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
         pytest.UsageError: options that contradict each other, or a grid that does not hold a group.
     """
     _expect_nodes(option)
+    if named := [name for name in option.ops.split(",") if name in BY_NAME]:
+        raise pytest.UsageError(f"--ops takes kernel types: write --comm-ops {','.join(named)}")
     per_node = len(devices_of_node(devices))
     guessed = guess(devices, per_node, option.nnodes)
     sizes = list(dict.fromkeys(option.num_devices or guessed.num_devices))

@@ -21,7 +21,7 @@ from bench.collectives.topology import Grid, NoGroup
 from database.communication import COLLECTIVES, Collective
 from database.errors import OpAtlasError, TableError
 from database.measured import duration_columns
-from database.option_types import real
+from database.option_types import Listed, at_least, items_of, real
 from database.schema import MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
 from database.statistics import valid_duration
 from database.store import Database
@@ -121,10 +121,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grid-shape",
         nargs="+",
-        type=int,
+        action=Listed,
+        type=items_of(at_least(1)),
         default=[48, 8, 2],
-        metavar="N",
-        help="tells the tier of rows without one, as that of neighbours (default: 48 8 2)",
+        metavar=("N[,N...]", "N"),
+        help="tells the tier of rows without one, as that of neighbours (default: 48,8,2)",
     )
     parser.add_argument(
         "--min-bytes",

@@ -16,6 +16,7 @@ from database.commands import looking_at_usage
 from database.communication import BY_NAME, COLLECTIVES, Collective
 from database.errors import OpAtlasError, TableError
 from database.measured import duration_columns
+from database.option_types import Listed, items_of, one_of
 from database.plots.figure import Plot, new_figure, plot_file, save, size_axis
 from database.plots.timed_rows import expect_tables
 from database.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER, microbench_counter
@@ -100,8 +101,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--comm-ops",
         nargs="+",
-        choices=list(BY_NAME),
-        metavar="OP",
+        action=Listed,
+        type=items_of(one_of(BY_NAME)),
+        metavar=("OP[,OP...]", "OP"),
         help="the collectives to plot (default: those that have a file)",
     )
 

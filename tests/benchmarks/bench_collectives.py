@@ -1,6 +1,6 @@
 """Collectives on the devices at hand, and whether they reach what torch alone does in a plain loop.
 
-    python -m tests.benchmarks.bench_collectives OUTPUT_DIR --num-devices 2 4 [options of bench/test_collectives.py]
+    python -m tests.benchmarks.bench_collectives OUTPUT_DIR --num-devices 2,4 [options of bench/test_collectives.py]
 
 Runs `pytest bench/test_collectives.py` into OUTPUT_DIR, and then, for each number of devices, a loop of all_reduce of
 the largest message under torchrun: twenty calls behind each other, between two events of the device (on a CPU, its

@@ -30,11 +30,11 @@ def _a_machine_of_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def parsed(*arguments: str) -> Namespace:
+def parsed(*arguments: str, ops: str = "") -> Namespace:
     parser = Parser(_ispytest=True)
     options.add_options(parser)
     found = parser.parse(list(arguments))
-    found.update_mode, found.database_path = "all", None
+    found.update_mode, found.database_path, found.ops = "all", None, ops
     return found
 
 
@@ -91,6 +91,16 @@ def test_sizes_are_rounded_up_told_and_not_repeated() -> None:
     assert messages(option, CPU)[:2] == [(4, 3, "DT_FLOAT", 1), (8, 3, "DT_FLOAT", 1)]
 
 
+def test_several_values_have_commas_or_blanks_between_them() -> None:
+    commas = parsed("--num-devices", "2,4", "--comm-ops=all_reduce,all_gather", "--bytes-grid", "8,16", "32")
+    blanks = parsed(
+        "--num-devices", "2", "4", "--comm-ops", "all_reduce", "all_gather", "--bytes-grid", "8", "16", "32"
+    )
+    assert commas == blanks
+    assert (commas.num_devices, commas.bytes_grid) == ([2, 4], [8, 16, 32])
+    assert parsed("--grid-shape", "1,2,2", "--comm-dtype", "int8,float32").grid_shape == [1, 2, 2]
+
+
 def test_a_group_that_is_too_large_is_a_case_unless_refused() -> None:
     option = parsed("--num-devices", "2", "16")
     assert {devices for _, devices, *_ in messages(option, CPU)} == {2, 16}
@@ -131,11 +141,26 @@ def test_what_contradicts_itself_is_refused(arguments: list[str], words: str) ->
         options.wanted_of(parsed(*arguments), CPU)
 
 
+def test_collectives_are_no_kernel_types() -> None:
+    with pytest.raises(pytest.UsageError, match="--ops takes kernel types: write --comm-ops all_reduce,all_gather"):
+        options.wanted_of(parsed(ops="all_reduce,all_gather"), CPU)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--comm-ops", "broadcast"], "invalid choice: 'broadcast'"),
-        (["--comm-dtype", "float8"], "invalid choice: 'float8'"),
+        (
+            ["--comm-ops", "all_gather,broadcast"],
+            "'broadcast': give one of all_reduce, all_gather, reduce_scatter, all_to",
+        ),
+        (["--comm-ops", "allreduce"], "'allreduce' (did you mean all_reduce"),
+        (["--comm-dtype", "float8"], "'float8' (did you mean float"),
+        (["--num-devices", ","], "',': give a whole number from 2 on"),
+        (
+            ["--num-devices", "2", "4", "bench/test_collectives.py"],
+            "'bench/test_collectives.py': name files and folders before this option",
+        ),
+        (["--comm-ops", "all_reduce", "test_collectives.py::test_all_reduce"], "name files and folders before this"),
         (["--num-devices", "1"], "'1': give a whole number from 2 on"),
         (["--bytes-grid", "0"], "'0': give a whole number from 1 on"),
         (["--bytes-grid", "1k"], "'1k': give a whole number from 1 on"),

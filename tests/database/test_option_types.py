@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from database.option_types import at_least, positive
+from database.option_types import Listed, at_least, between, items_of, one_of, positive
 
 
 @pytest.mark.parametrize(("read", "text", "number"), [(at_least(0), "0", 0), (at_least(2), "17", 17)])
@@ -29,3 +29,25 @@ def test_real_numbers(text: str, number: float) -> None:
 def test_no_time_is_endless(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}': give a number above 0"):
         positive(text)
+
+
+@pytest.mark.parametrize("arguments", [["1,2,3"], ["1", "2", "3"], ["1,2", "3,"]])
+def test_lists_have_commas_or_blanks_between_their_items(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sizes", nargs="+", action=Listed, type=items_of(at_least(1)), default=[7])
+    assert parser.parse_args(["--sizes", *arguments]).sizes == [1, 2, 3]
+    assert parser.parse_args([]).sizes == [7]
+
+
+@pytest.mark.parametrize("text", ["bench/", "test_collectives.py", "test_a.py::test_b"])
+def test_a_path_behind_a_list_is_told_from_a_wrong_item(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="name files and folders before this option"):
+        items_of(one_of(["left", "right"]))(text)
+
+
+def test_names_and_ports() -> None:
+    assert (one_of(["left", "right"])("left"), between(1, 65535)("65535")) == ("left", 65535)
+    with pytest.raises(argparse.ArgumentTypeError, match=r"'rihgt' \(did you mean right\?\): give one of left, right"):
+        one_of(["left", "right"])("rihgt")
+    with pytest.raises(argparse.ArgumentTypeError, match="'65536': give a whole number from 1 to 65535"):
+        between(1, 65535)("65536")
