@@ -66,6 +66,12 @@ def expect_npu(device: str) -> None:
     )
 
 
+def device_of_messages(folder: Path) -> str:
+    """The device whose communication database a folder is by its place; "" where its place does not say."""
+    *_, device, library, _version = ("", "", *folder.resolve().parts[-3:])
+    return device if library in _COMMUNICATION.values() else ""
+
+
 def default_path(device: str, versions: Versions) -> Path:
     """The compute database of a device and its software.
 

@@ -2,32 +2,33 @@
 
 Reads the hcom_*.csv files of a folder, whoever wrote them, and compares each duration with what its link would do
 at best (bench/collectives/analytic.py): latency and 70 % of the stated bandwidth, those of an Atlas 800 A3 unless
---link says otherwise. Prints a table for each collective and the rows furthest off.
-
-Exit status: 0, every duration is within the tolerance; 1, some are not, or a file or row cannot be read; 2, wrong
-usage.
+--link says otherwise. Prints whose model that is, a line for each collective, and the rows furthest off.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from bench.collectives.analytic import A3, EFFICIENCY, Link, duration_us
 from bench.collectives.topology import Grid, NoGroup
-from database.communication import COLLECTIVES, Collective
+from database.communication import COLLECTIVES, TIERS, Collective
 from database.errors import OpAtlasError, TableError
+from database.layout import device_of_messages
 from database.measured import duration_columns
 from database.option_types import Listed, at_least, items_of, real
 from database.schema import MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
 from database.statistics import valid_duration
 from database.store import Database
 
+#: Whose links are taken where none are named, and how the names of these devices begin.
+_A3_NAME, _A3_PREFIX = "Atlas 800 A3", "ATLAS_800_A3"
 _TOLERANCE = 2.0
 _SHOWN = 10
+_TIERS = ", ".join(f"{tier} {name}" for tier, name in TIERS.items())
 
 
 @dataclass(frozen=True)
@@ -85,15 +86,17 @@ def compare(
         num_devices = _whole(path, line, NUM_DEVICES, cells[NUM_DEVICES], least=2)
         tier = _tier(path, line, cells.get(TOPOLOGY_TIER, ""), grid, num_devices)
         if tier not in links:
-            raise TableError(
-                path, f"column {TOPOLOGY_TIER!r} = {tier}: no link of that tier", "Add it with --link", line=line
-            )
+            raise TableError(path, f"column {TOPOLOGY_TIER!r} = {tier}: no such tier", f"There are {_TIERS}", line=line)
         modelled_us = duration_us(collective, message_bytes, num_devices, links[tier])
         found.append(Compared(collective, line, message_bytes, num_devices, tier, durations[0], modelled_us))
     return found, without
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "exit status: 0 every duration is within the tolerance; 1 some are not, there is none to compare, or a file or "
+        "row cannot be read; 2 wrong usage"
+    )
     parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of hcom_*.csv files")
     parser.add_argument(
         "--tolerance",
@@ -129,7 +132,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--min-bytes",
-        type=int,
+        type=at_least(0),
         default=0,
         metavar="BYTES",
         help="leave out smaller messages, whose launch the model does not know (default: 0)",
@@ -137,7 +140,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    links = {**A3, **dict(arguments.link)}
+    named = dict(arguments.link)
+    links = {**A3, **named}
     links = {t: Link(link.bandwidth_gbps, link.latency_us, arguments.efficiency) for t, link in links.items()}
     try:
         grid = Grid(tuple(arguments.grid_shape))
@@ -153,6 +157,7 @@ def run(arguments: argparse.Namespace) -> int:
             problems.append(f"{folder}: holds none of {names}")
             continue
         compared: list[Compared] = []
+        lines = []
         for collective in collectives:
             try:
                 found, without = compare(database, collective, links, grid)
@@ -160,8 +165,13 @@ def run(arguments: argparse.Namespace) -> int:
                 problems.append(str(error))
                 continue
             large = [row for row in found if row.message_bytes >= arguments.min_bytes]
-            print(_line(database, collective, large, without, len(found) - len(large), arguments.tolerance))
+            lines.append(_line(database, collective, large, without, len(found) - len(large), arguments.tolerance))
             compared += large
+        tiers = sorted({row.tier for row in compared})
+        if not compared:
+            problems.append(f"{folder}: no row to compare")
+        for text in (*([_model(folder, tiers, links, named)] if tiers else []), *lines):
+            print(text)
         worst = sorted(compared, key=lambda row: -row.distance)
         off = [row for row in worst if row.distance > arguments.tolerance]
         outside += len(off)
@@ -170,6 +180,21 @@ def run(arguments: argparse.Namespace) -> int:
     for problem in problems:
         print(f"error: {problem}")
     return 1 if outside or problems else 0
+
+
+def _model(folder: Path, tiers: Sequence[int], links: Mapping[int, Link], named: Collection[int]) -> str:
+    """Whose links the rows are compared with, and a word where these are not their own."""
+    of_tiers = "; ".join(
+        f"tier {tier}: {links[tier].bandwidth_gbps:g} GB/s, {links[tier].latency_us:g} us, "
+        f"{links[tier].efficiency:.0%}{'' if tier in named else f' ({_A3_NAME})'}"
+        for tier in tiers
+    )
+    device = device_of_messages(folder)
+    guessed = [tier for tier in tiers if tier not in named]
+    if not guessed or not device or device.startswith(_A3_PREFIX):
+        return f"model: {of_tiers}"
+    links_of = f"link{'s' * (len(guessed) > 1)} of tier {', '.join(map(str, guessed))}"
+    return f"model: {of_tiers}; these rows are of {device}: name its {links_of} with --link"
 
 
 def _line(
@@ -184,8 +209,8 @@ def _line(
     ratios = sorted(row.ratio for row in rows)
     within = sum(row.distance <= tolerance for row in rows)
     return (
-        f"{name}{within} of {len(rows)} rows within a factor of {tolerance:g}; measured / modelled "
-        f"{ratios[0]:.2f} ... {median(ratios):.2f} ... {ratios[-1]:.2f}{left_out}"
+        f"{name}{within} of {len(rows)} rows within a factor of {tolerance:g}; measured / modelled: "
+        f"min {ratios[0]:.2f}, median {median(ratios):.2f}, max {ratios[-1]:.2f}{left_out}"
     )
 
 
@@ -225,9 +250,11 @@ def _whole(path: Path, line: int, column: str, cell: str, *, least: int) -> int:
 def _link(text: str) -> tuple[int, Link]:
     try:
         tier, bandwidth_gbps, latency_us = text.split(":")
-        link = Link(float(bandwidth_gbps), float(latency_us))
-        if int(tier) < 0 or not 0 < link.bandwidth_gbps < float("inf") or not 0 <= link.latency_us < float("inf"):
+        link, _ = Link(float(bandwidth_gbps), float(latency_us)), int(tier)
+        if not 0 < link.bandwidth_gbps < float("inf") or not 0 <= link.latency_us < float("inf"):
             raise ValueError(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: give TIER:GBPS:US, such as 1:196:0.5") from None
+    if int(tier) not in TIERS:
+        raise argparse.ArgumentTypeError(f"{text!r}: no tier {tier}: there are {_TIERS}")
     return int(tier), link

@@ -74,11 +74,29 @@ def test_what_is_off_is_shown_worst_first_and_fails(tmp_path: Path, capsys) -> N
     write(tmp_path, ALL_GATHER, [row(1 << 20, slow), row(1 << 21, slower)])
     assert main(["validate-comm", str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert "0 of 2 rows within a factor of 2; measured / modelled 3.00 ... 6.00 ... 9.00" in lines[0]
-    assert [line.split()[-1] for line in lines[3:]] == ["9.00", "3.00"]
+    assert "0 of 2 rows within a factor of 2; measured / modelled: min 3.00, median 6.00, max 9.00" in lines[1]
+    assert lines[0] == "model: tier 1: 196 GB/s, 0.5 us, 70% (Atlas 800 A3)"
+    assert [line.split()[-1] for line in lines[4:]] == ["9.00", "3.00"]
     assert main(["validate-comm", str(tmp_path), "--tolerance", "10"]) == 0
-    assert main(["validate-comm", str(tmp_path), "--tolerance", "10", "--min-bytes", str(1 << 22)]) == 0
-    assert "no row to compare, 2 too small" in capsys.readouterr().out
+    assert main(["validate-comm", str(tmp_path), "--tolerance", "10", "--min-bytes", str(1 << 22)]) == 1
+    shown = capsys.readouterr().out
+    assert "no row to compare, 2 too small" in shown
+    assert f"error: {tmp_path}: no row to compare" in shown
+
+
+def test_a_device_whose_link_is_another_is_told(tmp_path: Path, capsys) -> None:
+    folder, other = tmp_path / "AMD_EPYC" / "gloo" / "2.13.0", tmp_path / "ATLAS_800_A3_752T_128G_DIE" / "hccl" / "8.5"
+    for each in (folder, other):
+        each.mkdir(parents=True)
+        write(each, ALL_REDUCE, [row(1 << 20, 1000.0, 2, topology_tier=1)])
+    main(["validate-comm", str(folder)])
+    of_an_a3 = "model: tier 1: 196 GB/s, 0.5 us, 70% (Atlas 800 A3)"
+    remark = "; these rows are of AMD_EPYC: name its link of tier 1 with --link"
+    assert capsys.readouterr().out.splitlines()[0] == of_an_a3 + remark
+    main(["validate-comm", str(folder), "--link", "1:2:50", "--efficiency", "1"])
+    assert capsys.readouterr().out.splitlines()[0] == "model: tier 1: 2 GB/s, 50 us, 100%"
+    main(["validate-comm", str(other)])
+    assert capsys.readouterr().out.splitlines()[0] == of_an_a3
 
 
 @pytest.mark.parametrize("column", ["Duration(us)", "Average Duration(us)", "Profiling Average Duration(us)"])
@@ -88,7 +106,7 @@ def test_files_of_other_tools(tmp_path: Path, capsys, column: str) -> None:
     rows = [{"message_bytes": "1048576.0", "num_devices": 2, column: own}, {"num_devices": 2, column: ""}]
     write(tmp_path, ALL_TO_ALL, rows)
     assert main(["validate-comm", str(tmp_path)]) == 0
-    assert "1 of 1 rows within a factor of 2; measured / modelled 1.00 ... 1.00 ... 1.00, 1 without a" in (
+    assert "1 of 1 rows within a factor of 2; measured / modelled: min 1.00, median 1.00, max 1.00, 1 without a" in (
         capsys.readouterr().out
     )
 
@@ -107,7 +125,10 @@ def test_links_and_efficiency_are_taken(tmp_path: Path, capsys) -> None:
         ([{"message_bytes": 8, "num_devices": 2}], ":1: no column of durations"),
         ([{"message_bytes": "x", "num_devices": 2, "Duration(us)": 1}], ":2: column 'message_bytes' = 'x' is no whole"),
         ([{"message_bytes": 8, "num_devices": 1, "Duration(us)": 1}], "'num_devices' = '1' is no whole number of at"),
-        ([row(8, 1.0, topology_tier=7)], "column 'topology_tier' = 7: no link of that tier. Add it with --link"),
+        (
+            [row(8, 1.0, topology_tier=7)],
+            "column 'topology_tier' = 7: no such tier. There are 0 inter_pod, 1 intra_pod",
+        ),
         ([row(8, 1.0, devices=1000)], "the grid 48 x 8 x 2 has 768 devices, and 1000 are needed"),
         ([{"message_bytes": 8, "Duration(us)": 1}], "no column 'num_devices'"),
     ],
@@ -124,7 +145,15 @@ def test_a_folder_without_any(tmp_path: Path, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [["--tolerance", "0.5"], ["--link", "1:0:1"], ["--link", "nonsense"], ["--efficiency", "2"]]
+    "option",
+    [
+        ["--tolerance", "0.5"],
+        ["--link", "1:0:1"],
+        ["--link", "5:100:1"],
+        ["--min-bytes", "-1"],
+        ["--link", "nonsense"],
+        ["--efficiency", "2"],
+    ],
 )
 def test_wrong_usage(tmp_path: Path, option: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
