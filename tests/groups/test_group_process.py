@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from sessions import wait_for
 from bench.errors import DeviceGone, GroupLate
 from bench.groups import process as module
 from bench.groups.group import RANK_SPREAD
+from bench.groups.messages import Launching, RanksEnded
 from bench.groups.process import GroupProcess
 from bench.groups.spec import GroupSpec
 from bench.job import DeviceSpec, Job, MeasureSettings
@@ -157,6 +159,36 @@ def test_a_rank_that_cannot_join_is_named(monkeypatch: pytest.MonkeyPatch, opene
     # It can be tried again: nobody waited for it.
     assert not isinstance(gone.value, GroupLate)
     assert wait_for(lambda: not marked(f"{MARK}=joining"), seconds=60)
+
+
+@pytest.mark.parametrize(
+    ("codes", "words"),
+    [
+        # In the order in which the launcher saw them end: the others it kills itself.
+        ({1: -9, 0: -9}, "rank 1 of 3 ended: SIGKILL (signal 9) before it had joined"),
+        (
+            {1: -11, 0: -15, 2: 3},
+            "rank 1 of 3 ended: SIGSEGV (signal 11), rank 2 of 3 ended: exit code 3 before it had",
+        ),
+        ({}, "rank 0 of 3 ended: exit code 0"),
+    ],
+)
+def test_ranks_that_the_launcher_ends_are_not_to_blame(codes: dict[int, int], words: str) -> None:
+    group = group_of(GroupSpec(3))
+    group._agent, launcher = Pipe()
+    with group._agent, launcher:
+        launcher.send(Launching())
+        assert group._hear_launcher({}) is None
+        launcher.send(RanksEnded(codes))
+        failure = group._hear_launcher({})
+    assert failure is not None
+    assert failure.reason.startswith(words)
+
+
+def test_a_rank_whose_group_was_given_up_ends_quietly(tmp_path: Path) -> None:
+    rank = [sys.executable, "-m", "bench.groups.rank_main", str(tmp_path / "gone")]
+    done = subprocess.run(rank, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 class Hurried:
