@@ -194,6 +194,11 @@ def of_run(database: Database, run_id: str) -> list[Path]:
     return [path for path in all_of(database) if path.stem == run_id or path.stem.startswith(f"{run_id}-")]
 
 
+def count_of_run(database: Database, run_id: str) -> int:
+    """How many whole records the journals of a session hold. Raises OSError."""
+    return sum(max(path.read_bytes().count(b"\n") - 1, 0) for path in of_run(database, run_id))
+
+
 @contextmanager
 def left_behind(path: Path) -> Iterator[bool]:
     """Whether a journal's process has ended or closed it; if so, holds it against other sessions.

@@ -47,6 +47,14 @@ class AskedFor:
         """How many of those the update mode leaves out because they have a duration."""
         return sum(self(name, case_id) for name, table in plan.tables.items() for case_id in table.left_out)
 
+    def captured_only(self, plan: Plan) -> int:
+        """How many of these have no replayed duration, but a captured one."""
+        return sum(
+            self(name, case_id)
+            for name, table in plan.tables.items()
+            for case_id in table.captured_only.intersection(table.left_out)
+        )
+
     def elsewhere(self, plan: Plan) -> int:
         """How many of those are in other shards."""
         return sum(

@@ -94,7 +94,8 @@ ROWS = (
         Scope.REPLAYS,
         choices=[mode.value for mode in UpdateMode],
         default=UpdateMode.ALL.value,
-        help="all: run every row; missing-only: run only rows without a valid duration (default: %(default)s)",
+        help="all: run every row; missing-only: run only rows without a duration, replayed or captured "
+        "(default: %(default)s)",
     ),
     declare(
         "--retry-failed",

@@ -143,6 +143,7 @@ class TablePlan:
         no_durations: duration cells that hold something else, as "line: text".
         misspelt: columns of the file that may be, as sentences.
         measured: positions of rows that have a replayed duration.
+        captured_only: ids of rows that have no replayed duration, and a captured one.
     """
 
     kernel_type: str
@@ -159,6 +160,7 @@ class TablePlan:
     no_durations: list[str] = field(default_factory=list)
     misspelt: list[str] = field(default_factory=list)
     measured: set[int] = field(default_factory=set)
+    captured_only: set[str] = field(default_factory=set)
 
     def status(self, position: int) -> Status | None:
         """What became of a row the last time it was run; None if it never was."""
@@ -208,6 +210,15 @@ class Plan:
     def case_ids(self) -> set[str]:
         """The ids of all cases."""
         return {case_id for table in self.tables.values() for case_id in table.cases.values()}
+
+    def without_duration(self) -> set[str]:
+        """The ids of the cases that have no duration, replayed or captured: those of missing-only."""
+        return {
+            case_id
+            for table in self.tables.values()
+            for position, case_id in table.cases.items()
+            if position not in table.measured and case_id not in table.captured_only
+        }
 
     def unresolved(self) -> dict[str, str]:
         """Statuses of the rows that an earlier session ran and did not measure, by id."""
@@ -318,6 +329,8 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice) -> Ta
         status = planned.status(position)
         if valid_duration(row.get(own_duration, "")) is not None:
             planned.measured.add(position)
+        elif has_duration(kernel_type, row):
+            planned.captured_only.add(case_id)
         fails = status is not None and status.expected_to_fail
         if fails:
             planned.unresolved[case_id] = str(status)

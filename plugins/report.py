@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 
 from database.errors import OpAtlasError
+from database.journal import count_of_run
+from database.merge import UpdateMode
+from database.progress import speed
 from database.reports import Gap, SessionFacts, find_gaps, replay_report, write_gap_csv
 from database.schema import Status
 from database.store import write_text
 from database.terminal import counted, folded
 from plugins.asked_for import AskedFor, meant
 from plugins.collector import Collector
-from plugins.interrupt import Interrupts
+from plugins.interrupt import STOPPED, Interrupts
 from plugins.items import about_row, outcome_of_report, row_of
 from plugins.ledger import XFAILED, Ledger
 from plugins.plan import Plan
@@ -104,7 +107,7 @@ class Report:
     def write(self) -> None:
         """Writes the two files, once the records are merged and the rows accounted for."""
         merged = self._written.merged
-        if merged is None or not (self._outcomes or merged.added.total() or merged.unmatched):
+        if merged is None or not (self._outcomes or self._has_written()):
             return
         database = self._session.database
         # Of the others there may be no file: none of their rows was measured.
@@ -149,38 +152,36 @@ class Report:
         plan = self._session.plan_if_made
         assert plan is not None
         if self._interrupts.now:
-            yield f"stopped at once: the records stay in {self._session.database.journal_dir} for the next session"
+            yield from self._stopped_at_once_lines()
             return
         counts = self._ledger.counts()
         if not counts:
-            asked_for = AskedFor(config, self._collector)
-            if done := asked_for.done_already(plan):
-                have = counted(done, "row has", "rows have")
-                yield f"nothing to do: {have} a duration already (--update-mode=all measures them again)"
-            elif elsewhere := asked_for.elsewhere(plan):
-                yield f"nothing to do: {counted(elsewhere, 'row')} in other shards, and none in this one"
-            elif example := next((case for table in plan.tables.values() for case in table.cases.values()), None):
-                cases = counted(sum(len(table.cases) for table in plan.tables.values()), "row")
-                near = meant(self._keyword, plan.tables)
-                yield folded(f"no row was selected, of {cases}{near}; a name of one, for -k: {example}", indent=0)
-            yield from self._not_replayable_lines()
-            yield from self._problem_lines(plan)
-            return
+            merged = self._written.merged
+            if merged is None or not (merged.added.total() or merged.updated.total()):
+                yield from self._nothing_run_lines(config, plan)
+            if not self._has_written():
+                yield from self._not_replayable_lines()
+                yield from self._problem_lines(plan)
+                return
         seconds = self._seconds()
         facts = self._facts()
-        yield self._ledger.line()
-        rows = sum(facts.statuses.values())
+        if counts:
+            yield self._ledger.line()
+        rows, unit = sum(facts.statuses.values()), self._session.settings.unit
         if rows:
             run = "run" if self._session.settings.prof_path is None else "looked up"
-            yield f"{counted(rows, 'row')} {run} in {seconds:.1f} s ({rows / seconds:.2f} rows/s)"
-        if self._session.stop_reason:
+            yield f"{counted(rows, unit)} {run} in {seconds:.1f} s ({speed(rows / seconds, f'{unit}s')})"
+        if self._session.stop_reason not in ("", STOPPED):
             yield f"stopped: {self._session.stop_reason}"
+        yield from self._not_run_lines(plan)
         yield from self._earlier_lines()
         merged = self._written.merged
-        if merged is not None and rows:
+        if merged is not None and (rows or self._has_written()):
             updated, added, marked = (counts.total() for counts in (merged.updated, merged.added, merged.marked))
             yield f"written back: {updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
-            if merged.unmatched:
+            if merged.unmatched and self._session.settings.messages is not None:
+                yield f"{counted(len(merged.unmatched), 'message')} not measured, and so without a row"
+            elif merged.unmatched:
                 match = counted(len(merged.unmatched), "record matches", "records match")
                 yield f"{match} no row of the database: not added"
         yield from self._not_replayable_lines()
@@ -198,6 +199,49 @@ class Report:
         yield f"database: {self._session.settings.database}"
         for path in self._paths:
             yield f"report: {path}"
+
+    def _nothing_run_lines(self, config: pytest.Config, plan: Plan) -> Iterator[str]:
+        asked_for = AskedFor(config, self._collector)
+        if done := asked_for.done_already(plan):
+            have = counted(done, "row has", "rows have")
+            again = "(--update-mode=all measures them again)"
+            if captured := asked_for.captured_only(plan):
+                again = f"({done - captured:,} replayed, {captured:,} captured only): --update-mode=all replays them"
+            yield f"nothing to do: {have} a duration already {again}"
+        elif elsewhere := asked_for.elsewhere(plan):
+            yield f"nothing to do: {counted(elsewhere, 'row')} in other shards, and none in this one"
+        elif example := next((case for table in plan.tables.values() for case in table.cases.values()), None):
+            cases = counted(sum(len(table.cases) for table in plan.tables.values()), "row")
+            near = meant(self._keyword, plan.tables)
+            yield folded(f"no row was selected, of {cases}{near}; a name of one, for -k: {example}", indent=0)
+
+    def _has_written(self) -> bool:
+        """Whether there is something to tell although no row was run: --prof-path may have added some."""
+        merged = self._written.merged
+        return merged is not None and bool(merged.added.total() or merged.updated.total() or merged.unmatched)
+
+    def _stopped_at_once_lines(self) -> Iterator[str]:
+        yield self._ledger.line()
+        database = self._session.database
+        try:
+            kept = counted(count_of_run(database, self._session.run_id), "record stays", "records stay")
+        except OSError as error:
+            kept = f"the records stay ({error.strerror})"
+        yield f"stopped at once: {kept} in {database.journal_dir}; the next session on this database merges them"
+
+    def _not_run_lines(self, plan: Plan) -> Iterator[str]:
+        """How to go on where a session was stopped."""
+        not_run = self._ledger.not_run()
+        if not not_run:
+            return
+        rows, missing = counted(len(not_run), "row"), len(plan.without_duration().intersection(not_run))
+        if self._session.settings.mode is UpdateMode.MISSING_ONLY:
+            yield f"{rows} not run: the same command goes on with them"
+        elif missing:
+            those = "them" if missing == len(not_run) else f"the {missing:,} that have no duration from before"
+            yield f"{rows} not run: the same command with --update-mode=missing-only goes on with {those}"
+        else:
+            yield f"{rows} not run: they keep their durations from before"
 
     def _problem_lines(self, plan: Plan) -> Iterator[str]:
         for problem in (*plan.problems, *self.problems):
@@ -226,13 +270,13 @@ class Report:
                 yield f"         and {counted(len(errors) - _SHOWN, 'other cause')}, see the report"
 
     def _causes(self) -> Counter[tuple[str, str]]:
-        """Rows that were not measured, by kernel type and cause; that of a single row in its own words."""
-        return Counter(
-            {
-                (error[0], self._reasons[error] if count == 1 else error[1]): count
-                for error, count in self._errors.items()
-            }
-        )
+        """Rows that were not measured, by kernel type and cause, in the words of the first of them."""
+        causes: Counter[tuple[str, str]] = Counter()
+        for (kernel_type, cause), count in self._errors.items():
+            reason = self._reasons[kernel_type, cause]
+            alike = f" (and {count - 1:,} like it)" if count > 1 and reason != cause else ""
+            causes[kernel_type, f"{reason}{alike}"] += count
+        return causes
 
     def _gap_lines(self) -> Iterator[str]:
         outside = [gap for gap in self._gaps if gap.outside]

@@ -87,7 +87,9 @@ def _summaries(path: Path) -> tuple[list[Path], list[str]]:
     ]
     if not files:
         nothing = f"--prof-path {path}: no PROF_* folder and no op_summary*.csv in this folder or below it"
-        raise OpAtlasError("\n".join(problems) or f"{nothing}: name the folder that msprof wrote")
+        details = next(path.rglob("*kernel_details*.csv"), None)
+        other = f" ({details} is of torch_npu.profiler: `python -m database ingest` reads it)" if details else ""
+        raise OpAtlasError("\n".join(problems) or f"{nothing}{other}: name the folder that msprof wrote")
     return files, problems
 
 

@@ -23,6 +23,9 @@ def test_once_stops_after_the_running_row_and_merges(sessions: Sessions, devices
     assert "Ctrl-C: stopping after the running row" in done
     assert set(ledger) == {"measured", "not run"}
     assert ledger["measured"] >= 2
+    not_run = f"{ledger['not run']} rows not run: the same command with --update-mode=missing-only goes on with them"
+    assert not_run in done
+    assert "stopped: Ctrl-C" not in done, "pytest says so"
     statuses = sessions.statuses("Moody")
     assert statuses[22] == "measured"
     assert list(statuses.values()).count("measured") == ledger["measured"]
@@ -43,7 +46,9 @@ def test_twice_stops_now_and_leaves_the_journal_to_the_next_session(sessions: Se
     # Long before the row is over.
     done = running.wait(120)
     assert done.code == pytest.ExitCode.INTERRUPTED
-    assert "stopped at once: the records stay in" in done
+    assert "stopped at once: 1 record stays in" in done
+    assert "3 rows collected = " in done
+    assert "--full-trace" not in done
     assert set(sessions.statuses("Moody").values()) == {""}
     assert sessions.left_behind() == []
     again = sessions.run("-k", "Moody-2_2", SIMULATED_DEVICES=devices)

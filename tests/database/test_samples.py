@@ -97,6 +97,8 @@ def test_paths_that_hold_no_samples_are_refused_with_the_remedy(tmp_path: Path) 
     with pytest.raises(OpAtlasError, match="no PROF_\\* folder and no op_summary"):
         read_profile(tmp_path)
     kernel_details = write_capture(tmp_path / "kernel_details.csv", [launch()])
+    with pytest.raises(OpAtlasError, match=r"kernel_details\.csv is of torch_npu\.profiler: `python -m database"):
+        read_profile(tmp_path)
     with pytest.raises(OpAtlasError, match="python -m database ingest"):
         read_profile(kernel_details)
     other = tmp_path / "op_summary.csv"

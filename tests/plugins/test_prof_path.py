@@ -191,7 +191,7 @@ def test_missing_only_reports_what_it_does_not_add(bench: Bench) -> None:
     assert not (bench.database / "Mul.csv").exists()
     assert "signatures that match no row, not added (--update-mode=all adds them): 2 (MatMulV3 1, Mul 1)" in done
     (report,) = (bench.database / "reports").glob("replay_report_*.md")
-    assert "| missing (sample without a row, reported only) | 2 |" in report.read_text()
+    assert "| missing (without a row, reported only) | 2 |" in report.read_text()
     again = bench.run("--update-mode=missing-only")
     assert again.code == 0
     assert "nothing to do: 2 rows have a duration already" in again
@@ -225,6 +225,11 @@ def test_an_empty_database_is_made_of_samples_and_not_of_theory_rows(bench: Benc
     write_summary(bench.profiles / OUTPUT / "op_summary_20240102030406.csv", [launched(V3, 1.0)])
     done = bench.run()
     assert done.code == 0, done.output
+    assert "opatlas: 0 rows to look up, database" in done
+    assert "written back: 0 updated, 1 added, 0 marked, 0 pruned" in done
+    assert f"database: {bench.database}\n" in done
+    (report,) = (bench.database / "reports").glob("replay_report_*.md")
+    assert f"report: {report}\n" in done
     assert [path.name for path in bench.database.glob("*.csv")] == ["MatMulV3.csv"]
     assert bench.durations(V3) == {"16,32;64,32->16,64": "1.0000"}
     (manifest,) = (bench.database / "runs").glob("*.json")

@@ -49,7 +49,23 @@ def test_missing_only_runs_what_has_no_duration_then_has_nothing_to_do(sessions:
     assert all(float(r["Average Duration(us)"]) > 0 for r in after[2:])
     second = sessions.run_in_process("--update-mode=missing-only")
     assert second.code == 0
-    assert "nothing to do: 5 rows have a duration already" in second
+    assert (
+        "nothing to do: 5 rows have a duration already (4 replayed, 1 captured only): --update-mode=all replays"
+        in second
+    )
+    assert "5 rows left out, with a duration already (4 replayed, 1 captured only)" in second
+
+
+def test_a_cause_is_told_in_the_words_of_its_first_row_and_a_misspelt_column_is_warned_of(sessions: Sessions) -> None:
+    wide = {**row(16), "Input Shapes": "16,3;16,3", "Output Shapes": "16,3"}
+    sessions.write("Moody", [{**cells, "Average Duration": "5.0"} for cells in (row(16), wide, row(15))])
+    done = sessions.run_in_process()
+    told = " ".join(done.output.split())
+    assert "2 Moody: invalid: column 'Input Shapes' is '16;16': a bad mood" in told
+    assert "(and 1 like it)" in told
+    assert told.count("like it)") == 1, "bad mood is one row"
+    path = sessions.database / "Moody.csv"
+    assert f"{path}:1: column 'Average Duration' is not known (did you mean 'Average Duration(us)'?)" in done
 
 
 def test_nothing_to_do_is_told_from_a_wrong_keyword(sessions: Sessions) -> None:
