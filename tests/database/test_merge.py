@@ -246,6 +246,18 @@ def test_what_became_of_the_rows_is_counted(database: Database) -> None:
     )
 
 
+def test_rows_of_several_types_are_named_and_counted(database: Database) -> None:
+    other = dataclasses.replace(record(9, 5.0), kernel_type="Neg", signature=signature("Neg", cells(9)))
+    result = merge(database, [record(8, 5.0), other], UpdateMode.MISSING_ONLY, prune=False)
+    assert {name.kernel_type for name in result.unmatched} == {"Abs", "Neg"}
+    assert not list(database.path.glob("*.csv")), "of a type without a table and without a row to append"
+    for size, kernel_type in ((1, "Abs"), (2, "Neg")):
+        write(database, [cells(size)], kernel_type)
+    failed = dataclasses.replace(record(2), kernel_type="Neg", signature=signature("Neg", cells(2)))
+    pruned = merge(database, [record(1), failed], UpdateMode.ALL, prune=True)
+    assert {name.kernel_type for name in pruned.pruned} == {"Abs", "Neg"}
+
+
 def test_counters_are_those_of_their_row(database: Database) -> None:
     write(database, [cells(1), cells(2), cells(3)])
     taken = [record(1, 5.0, counters={"a": 0.1}), record(2, 6.0), record(3, 7.0, counters={"a": 3.0, "b": 1e-9})]
