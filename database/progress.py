@@ -76,7 +76,7 @@ class Progress:
         if self.total:
             parts.append(f"{min(self.done / self.total, 1):.0%}")
         if rate:
-            parts.append(f"{rate:.3g} {self.unit}/s" if rate < 100 else f"{rate:.0f} {self.unit}/s")
+            parts.append(speed(rate, self.unit))
             if self.total:
                 parts.append(f"{duration(max(self.total - self.done, 0) / rate)} left")
         if note:
@@ -109,6 +109,15 @@ class Progress:
             self._stream.write(line + "\n")
         self._stream.flush()
         self._shown = line
+
+
+def speed(per_s: float, unit: str) -> str:
+    """`5.46 rows/s`, `240 rows/s`; where fewer than one pass in a second, `51 s a row`. `unit` is in the plural."""
+    if per_s >= 1:
+        return f"{per_s:.3g} {unit}/s" if per_s < 100 else f"{per_s:.0f} {unit}/s"
+    each_s = 1 / per_s
+    one = f"{each_s:.3g} s" if each_s < 60 else duration(each_s)
+    return f"{one} a {unit.removesuffix('s')}" if unit.endswith("s") else f"{one} for 1 {unit}"
 
 
 def duration(seconds: float) -> str:

@@ -155,11 +155,11 @@ def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
                 ("What", "Rows"),
                 [
                     ("updated (duration measured anew)", merged.updated.total()),
-                    ("added (sample of a row that was not there)", merged.added.total()),
+                    ("added (measured, and not there before)", merged.added.total()),
                     ("marked (status only, durations kept)", merged.marked.total()),
                     ("pruned (moved to pruned/)", len(merged.pruned)),
                     ("unchanged (merged before)", merged.unchanged.total()),
-                    ("missing (sample without a row, reported only)", len(merged.unmatched)),
+                    ("missing (without a row, reported only)", len(merged.unmatched)),
                     ("left out by the update mode", sum(facts.left_out.values())),
                     ("duplicate signatures", sum(facts.duplicates.values())),
                 ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -16,8 +16,13 @@ _WORDS = {"failed": "FAILED", "error": "ERROR", "skipped": "SKIPPED", "xfailed":
 class ReplayProgress:
     """Counts the rows that are done. Other tests keep pytest's own progress."""
 
-    def __init__(self, terminal: Any, verbosity: int) -> None:
-        """`terminal` is pytest's terminal reporter; with -v it shows each row as it does each test."""
+    def __init__(self, terminal: Any, verbosity: int, unit: Callable[[], str]) -> None:
+        """
+        Args:
+            terminal: pytest's terminal reporter; with -v it shows each row as it does each test.
+            unit: what a case is called, asked for when the first of them is done.
+        """
+        self._unit = unit
         self._terminal = terminal
         self._silent = verbosity > 0
         self._total = 0
@@ -68,7 +73,7 @@ class ReplayProgress:
         if self._progress is None:
             self._take_the_line()
             self._terminal.ensure_newline()
-            self._progress = Progress(self._total, "rows", stream=self._terminal._tw._file)
+            self._progress = Progress(self._total, f"{self._unit()}s", stream=self._terminal._tw._file)
         return self._progress
 
     def _take_the_line(self) -> None:

@@ -74,6 +74,11 @@ class Settings:
         """How many rows the instrument measures before it tells any duration."""
         return self.msprof_rows or 1
 
+    @property
+    def unit(self) -> str:
+        """What a case is called."""
+        return "row" if self.messages is None else "message"
+
     def timeout_s(self, *, first_run: bool) -> float:
         """The deadline of a row."""
         return self.case_timeout_s or (FIRST_CASE_TIMEOUT_S if first_run else CASE_TIMEOUT_S)

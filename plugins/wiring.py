@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
         register(feed, "opatlas-benchmark-feed")
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:
-        register(ReplayProgress(terminal, config.option.verbose), "opatlas-progress")
+        register(ReplayProgress(terminal, config.option.verbose, lambda: session.settings.unit), "opatlas-progress")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -8,7 +8,7 @@ import termios
 
 import pytest
 
-from database.progress import Progress, duration
+from database.progress import Progress, duration, speed
 
 
 class Clock:
@@ -35,6 +35,22 @@ def test_rate_and_time_left(clock):
     clock.now = 10.0
     progress.advance(50)
     assert progress.line("1 failed") == "replay  50/200 rows  25%  5 rows/s  30 s left  1 failed"
+
+
+@pytest.mark.parametrize(
+    ("per_s", "unit", "words"),
+    [
+        (239.7, "rows", "240 rows/s"),
+        (5.461, "rows", "5.46 rows/s"),
+        (1.0, "rows", "1 rows/s"),
+        (0.8, "plots", "1.25 s a plot"),
+        (0.0198, "messages", "50.5 s a message"),
+        (0.002, "rows", "8 min 20 s a row"),
+        (0.5, "MB", "2 s for 1 MB"),
+    ],
+)
+def test_what_is_slow_is_told_in_seconds(per_s: float, unit: str, words: str) -> None:
+    assert speed(per_s, unit) == words
 
 
 def test_an_unknown_total_has_no_end(clock):
