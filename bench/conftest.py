@@ -14,7 +14,7 @@ import pytest
 from bench.collectives import options as collectives
 from bench.dispatch_ffn_combine import group as dispatch_ffn_combine
 from bench.errors import DeviceGone
-from bench.executor import Executor
+from bench.executor import SESSION, Executor
 from bench.job import DeviceDescription
 
 #: They take all devices, and have databases of their own: collected when they are named, and not with the folder.
@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> Iterator[Executor]:
     """The device that rows are replayed on, open; the session ends where it cannot be opened."""
-    session: Any = request.config.pluginmanager.get_plugin("opatlas-session")
+    session: Any = request.config.pluginmanager.get_plugin(SESSION)
     try:
         executor: Executor = session.executor()
         executor.describe()

@@ -12,6 +12,9 @@ from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outco
 from database.errors import OpAtlasError
 from database.schema import Status
 
+#: The name under which fixtures find the session, and its `executor()`, without importing its class.
+SESSION = "opatlas-session"
+
 
 class Executor(Protocol):
     """Runs jobs one after the other on one device."""

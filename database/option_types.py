@@ -1,4 +1,4 @@
-"""Numbers of the command line, for `type=` of an option. Each raises argparse.ArgumentTypeError for other text."""
+"""Numbers and names of the command line, for `type=` of an option: each raises argparse.ArgumentTypeError otherwise."""
 
 from __future__ import annotations
 
@@ -60,6 +60,14 @@ def items_of(read: Callable[[str], T]) -> Callable[[str], list[T]]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return read_all
+
+
+def names(text: str) -> tuple[str, ...]:
+    """One name, or several with commas between them."""
+    found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a name, or several with commas")
+    return found
 
 
 def one_of(names: Collection[str]) -> Callable[[str], str]:

@@ -16,7 +16,7 @@ from bench.instruments import OFFERED
 from bench.job import DeviceSpec, MeasureSettings
 from bench.msprof.command import METRICS
 from database.merge import UpdateMode
-from database.option_types import at_least, positive
+from database.option_types import at_least, names, positive
 from plugins import newhooks
 from plugins.plan import GIVEN_UP_AFTER, Shard
 
@@ -30,7 +30,7 @@ FIRST_CASE_TIMEOUT_S = 900.0
 #: A profile of so many rows is parsed in seconds; starting the next process costs some twenty.
 _MSPROF_ROWS = 200
 #: What each kind of device offers, the best one first.
-_INSTRUMENTS = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in OFFERED.items())
+_INSTRUMENTS = "; ".join(f"{kind}: {', '.join(offered)}" for kind, offered in OFFERED.items())
 
 
 def _shard(text: str) -> Shard:
@@ -77,8 +77,9 @@ ROWS = (
     declare(
         "--ops",
         Scope.ANY,
+        type=names,
         metavar="TYPE[,TYPE...]",
-        default="",
+        default=(),
         help="run only these kernel types, named exactly (default: all; -k selects by part of a name)",
     ),
     declare(

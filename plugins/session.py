@@ -224,8 +224,7 @@ class BenchSession:
     def _new_plan(self) -> Plan:
         try:
             settings = self.settings
-            of_messages = settings.messages is not None
-            if self._config.option.database_path and not of_messages and not settings.database.is_dir():
+            if settings.named and not settings.database.is_dir():
                 raise OpAtlasError(
                     f"--database-path {settings.database}: no such folder; name one that holds "
                     f"{{KernelType}}.csv files, or an empty one for a starter database"

@@ -47,6 +47,7 @@ class Settings:
         file_names: of CSVs that are not named for their kernel type, by that.
         of_operators: options that belong to one operator, by name, where the user has given them.
         messages: what a session that measures communication is to measure; None: it replays rows.
+        named: whether the user named the database, which must be there then; others are made.
         note: what the user should know of the choice of the database; "" mostly.
     """
 
@@ -67,6 +68,7 @@ class Settings:
     file_names: Mapping[str, str] = field(default_factory=dict)
     of_operators: Mapping[str, object] = field(default_factory=dict)
     messages: Wanted | None = None
+    named: bool = False
     note: str = ""
 
     @property
@@ -102,7 +104,7 @@ def settings_of(config: pytest.Config) -> Settings:
         devices=tuple(devices),
         mode=UpdateMode(option.update_mode),
         prune=option.prune_empty_duration_rows,
-        ops=frozenset(name.strip() for name in option.ops.split(",") if name.strip()),
+        ops=frozenset(option.ops),
         shard=option.shard,
         # What crashed on a device costs nothing to look up, and nodes must run the same messages, whatever each of
         # them remembers.
@@ -121,6 +123,7 @@ def settings_of(config: pytest.Config) -> Settings:
             if given(option, [each], each.scope)
         },
         messages=collectives.wanted_of(option, devices) if communicates else None,
+        named=bool(option.database_path) and not communicates,
         note=place.note or _shipped(option, place.database, communicates),
     )
 
@@ -128,6 +131,7 @@ def settings_of(config: pytest.Config) -> Settings:
 def _expect_consistent(config: pytest.Config, communicates: bool) -> None:
     """Raises pytest.UsageError where options contradict each other, whatever the device."""
     option = config.option
+    refuse_useless_versions(option)
     if communicates:
         # Collectives run in the ranks of a group: what says how one process is to run rows has no meaning.
         refuse(
@@ -148,6 +152,18 @@ def _expect_consistent(config: pytest.Config, communicates: bool) -> None:
         raise pytest.UsageError("--pdb cannot reach into the device process: add --in-process")
     if option.msprof_rows > MOST_ROWS:
         raise pytest.UsageError(f"--msprof-rows {option.msprof_rows}: a profile tells at most {MOST_ROWS} rows apart")
+
+
+def refuse_useless_versions(option: argparse.Namespace) -> None:
+    """Raises pytest.UsageError where both a folder and versions say where the CSVs are."""
+    folders = ("--database-path", "--output-dir", "--output-csv")
+    if named := [each.name for each in OPTIONS if each.name in folders and getattr(option, each.dest, None)]:
+        refuse(given(option, OPTIONS, Scope.FINDS_DATABASE), f"{named[0]} names the folder, whatever the versions")
+
+
+def versions_of(option: argparse.Namespace) -> Versions:
+    """The versions that name a database: those given, and else those of the installed software."""
+    return detect(vllm=option.vllm_version, torch=option.torch_version, cann=option.cann_version)
 
 
 def devices_of(config: pytest.Config) -> Sequence[DeviceSpec]:
@@ -220,7 +236,7 @@ def _place_of(option: argparse.Namespace, devices: Sequence[DeviceSpec], communi
         return _Place(*collectives.output_of(option, lambda: _communication_database(option, devices)))
     if option.database_path:
         return _Place(Path(option.database_path))
-    versions = detect(vllm=option.vllm_version, torch=option.torch_version, cann=option.cann_version)
+    versions = versions_of(option)
     if option.prof_path is None and not option.collectonly:
         _expect_installed(versions)
     note = _of_this_machine(option, versions) if option.prof_path is not None else ""
@@ -251,10 +267,10 @@ def _shipped(option: argparse.Namespace, database: Path, communicates: bool) -> 
 
 def _communication_database(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> Path:
     """Raises OpAtlasError where a version that names it is not known, or not the installed one."""
+    name, versions = database_name(devices), versions_of(option)
     if not option.collectonly:
-        _expect_installed(detect(torch=option.torch_version, cann=option.cann_version))
-    name = database_name(devices)
-    return communication_path(name, collectives.communication_version(name, option))
+        _expect_installed(versions)
+    return communication_path(name, collectives.communication_version(name, versions))
 
 
 def _expect_installed(versions: Versions) -> None:

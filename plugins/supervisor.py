@@ -114,16 +114,17 @@ class Supervisor:
         row = row_of(item)
         assert row is not None
         function = item.function
-        spec = replay_spec(function)
+        spec, settings = replay_spec(function), self._session.settings
         assert spec is not None
+        options = item.config.option if settings.messages is None else settings.messages.options
         return Job(
             module=function.__module__,
             module_path=str(Path(function.__code__.co_filename)),
             function=function.__qualname__,
             kernel_type=row.kernel_type,
             cells=row.cells,
-            timeout_s=self._session.settings.timeout_s(first_run=row.first_run),
-            group=spec.group(row.cells, item.config.option) if spec.group else None,
+            timeout_s=settings.timeout_s(first_run=row.first_run),
+            group=spec.group(row.cells, options) if spec.group else None,
         )
 
     def _record(self, row: CaseRow, outcome: Outcome) -> Record:

@@ -14,16 +14,16 @@ import pytest
 
 from bench.declared_options import Scope, add_all, declare, given
 from bench.devices.at_hand import database_name
+from bench.executor import SESSION
 from database.errors import OpAtlasError
 from database.layout import default_path, expect_npu, kind_of
 from database.manifest import Manifest, code_digest
-from database.option_types import at_least, positive
+from database.option_types import at_least, names, positive
 from database.store import Database, write_text
-from database.versions import detect
 from plugins.asked_for import keyword_filter
 from plugins.options import OPTIONS as OF_REPLAYS
 from plugins.options import refuse
-from plugins.settings import devices_of
+from plugins.settings import devices_of, refuse_useless_versions, versions_of
 from plugins.theory_report import coverage_page, summary_lines
 from plugins.workers import replays_are_asked_for
 from shapes.results import KernelResult
@@ -52,8 +52,9 @@ OPTIONS = (
     declare(
         "--target-models",
         Scope.THEORY,
+        type=names,
         metavar="MODEL[,MODEL...]",
-        default="",
+        default=(),
         help="take shapes of these models only: names of built-in models, architectures of "
         "transformers, config.json files (default: the built-in models, and shapes of no model in particular)",
     ),
@@ -116,7 +117,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TheoryPlan:
     """What a session has decided before it writes anything."""
 
     database: Database
@@ -138,7 +139,7 @@ class Theory:
         self._is_worker = hasattr(config, "workerinput")
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> TheoryPlan:
         """Raises OpAtlasError, pytest.UsageError."""
         from shapes.catalog import built_in_catalog
         from shapes.kernels import kernels_of
@@ -154,16 +155,14 @@ class Theory:
                 f"--max-hbm-gb {option.max_hbm_gb:g}: no row fits, since {FLUSH_BUFFER_BYTES / GB:g} GB are needed to "
                 f"flush the cache between samples: give more"
             )
-        names = [name.strip() for name in option.target_models.split(",") if name.strip()]
-        targets = targets_of(names, option.tp_sizes, option.ep_sizes)
+        targets = targets_of(option.target_models, option.tp_sizes, option.ep_sizes)
         database = Database(database_path(self._config))
         kernels = kernels_of(database, catalog)
-        wanted = [name.strip() for name in option.ops.split(",") if name.strip()]
-        for name in wanted:
+        for name in option.ops:
             if name not in kernels:
                 catalog.kernel(name)
-        kernels = {name: kernel for name, kernel in kernels.items() if not wanted or name in wanted}
-        return Plan(database, Request(targets, option.rows, option.seed, budget_bytes), kernels)
+        kernels = {name: kernel for name, kernel in kernels.items() if not option.ops or name in option.ops}
+        return TheoryPlan(database, Request(targets, option.rows, option.seed, budget_bytes), kernels)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
@@ -259,7 +258,7 @@ class Theory:
                 "seed": option.seed,
                 "max_hbm_gb": option.max_hbm_gb,
                 "keyword": option.keyword,
-                "ops": option.ops,
+                "ops": ",".join(option.ops),
             },
             code=code_digest([_SHAPES]),
             statuses={"added": added},
@@ -267,7 +266,7 @@ class Theory:
 
     @cached_property
     def _run_id(self) -> str:
-        session: Any = self._config.pluginmanager.get_plugin("opatlas-session")
+        session: Any = self._config.pluginmanager.get_plugin(SESSION)
         return str(session.run_id)
 
     @property
@@ -293,12 +292,13 @@ class Theory:
 def database_path(config: pytest.Config) -> Path:
     """Where rows are added. Raises OpAtlasError, pytest.UsageError."""
     option = config.option
+    refuse_useless_versions(option)
     if option.database_path:
         path = Path(option.database_path).absolute()
         if path.exists() and not path.is_dir():
             raise OpAtlasError(f"--database-path {path}: a file; name a folder, or one that is to be made")
         return path
-    versions = detect(vllm=option.vllm_version, torch=option.torch_version, cann=option.cann_version)
+    versions = versions_of(option)
     if option.device and kind_of(option.device) != "cpu":
         # An NPU or a GPU by its name: its database can be filled where it is not.
         if kind_of(option.device) == "npu":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bench.executor import SESSION
 from plugins.benchmark_feed import benchmark_feed
 from plugins.collector import Collector
 from plugins.ending import Ending, WorkerEnding
@@ -18,9 +19,6 @@ from plugins.session import BenchSession
 from plugins.supervisor import Supervisor
 from plugins.workers import Controller
 from plugins.writeback import WriteBack
-
-#: Under this name the fixtures of bench/ find the session, without importing it.
-SESSION = "opatlas-session"
 
 
 @pytest.hookimpl(trylast=True)

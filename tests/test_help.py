@@ -135,9 +135,18 @@ def test_options_are_refused_where_all_of_their_group_are(
         ),
         (("bench/", "--rows=5", "--plan-only"), "added by `pytest shapes/`: leave out --rows, --plan-only"),
         (
-            ("bench/", "--device=cpu", "--cann-version=8.5", "--msprof-rows=5"),
-            "replayed on cpu 0, which is no NPU: leave out --cann-version, --msprof-rows",
+            ("bench/", "--device=cpu", "--aic-metrics=Memory", "--msprof-rows=5"),
+            "replayed on cpu 0, which is no NPU: leave out --aic-metrics, --msprof-rows",
         ),
+        *(
+            (
+                (place, "--torch-version=2.9.0", "--cann-version=8.5"),
+                "--database-path names the folder, whatever the versions: leave out --torch-version, --cann-version",
+            )
+            for place in ("bench/", "bench/test_collectives.py", "shapes/")
+        ),
+        (("shapes/", "--target-models", ","), "argument --target-models: ',': give a name, or several with commas"),
+        (("bench/", "--ops="), "argument --ops: '': give a name, or several with commas"),
         (("bench/", "--num-devices=2"), "only bench/test_collectives.py measures collectives: leave out --num-devices"),
     ],
 )

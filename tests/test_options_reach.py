@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -31,7 +32,8 @@ NOT_IN_MANIFEST = {
     "wait_s": "bears on nothing that is measured",
     "collect_only": "writes no manifest",
     "file_names": "the names of the CSVs beside it",
-    "note": "about the choice of the folder",
+    "named": "about the choice of the folder",
+    "note": "the same",
 }
 #: Read by pytest itself.
 OF_PYTEST = {"--fail-fast"}
@@ -96,7 +98,7 @@ def test_every_setting_is_in_the_manifest_or_known_not_to_be() -> None:
 
 
 def test_the_manifest_has_values_that_another_program_reads() -> None:
-    wanted = Wanted({}, ["grid 2"])
+    wanted = Wanted({}, Namespace(), ["grid 2"])
     told = options_of(settings(messages=wanted, of_operators={"dispatch_ffn_combine_ep_size": 8}))
     assert told == {
         "update_mode": "missing-only",

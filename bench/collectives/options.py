@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ from database.communication import BY_NAME, TIERS, Collective
 from database.dtypes import known_dtype
 from database.errors import OpAtlasError
 from database.layout import kind_of
+from database.merge import UpdateMode
 from database.option_types import Listed, at_least, items_of, one_of
 from database.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
+from database.versions import Versions, nccl_version
 
 MODULE = "test_collectives.py"
 _NODES = NodeOptions("--")
@@ -132,10 +135,12 @@ class Wanted:
 
     Attributes:
         rows: cells of the messages, by kernel type, in the order in which groups need them.
+        options: those of pytest, with the grid that was guessed where none was given.
         about: what was guessed and what was changed, in lines for the user to read.
     """
 
     rows: Mapping[str, Sequence[Mapping[str, str]]]
+    options: argparse.Namespace
     about: Sequence[str]
 
 
@@ -191,7 +196,7 @@ def output_of(option: Any, default: Callable[[], Path]) -> tuple[Path, Mapping[s
 
 
 def group_of(cells: Mapping[str, str], option: Any) -> GroupSpec:
-    """The group that a message is measured in, on the grid of the options."""
+    """The group that a message is measured in, on the grid of `Wanted.options`."""
     size = int(cells[NUM_DEVICES])
     return _NODES.spec(option, size, members=Grid(tuple(option.grid_shape)).group(size, int(cells[TOPOLOGY_TIER])))
 
@@ -203,7 +208,7 @@ def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
         pytest.UsageError: options that contradict each other, or a grid that does not hold a group.
     """
     _expect_nodes(option)
-    if named := [name for name in option.ops.split(",") if name in BY_NAME]:
+    if named := [name for name in option.ops if name in BY_NAME]:
         raise pytest.UsageError(f"--ops takes kernel types: write --comm-ops {','.join(named)}")
     per_node = len(devices_of_node(devices))
     guessed = guess(devices, per_node, option.nnodes)
@@ -216,8 +221,7 @@ def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
         if name.startswith(_LIBRARIES) and name not in _OF_CONTAINERS
     ]
     about += [f"environment: {' '.join(variables)}"] if variables else []
-    # For `group_of`, which sees the options only.
-    option.grid_shape = list(grid.shape)
+    options = argparse.Namespace(**{**vars(option), "grid_shape": list(grid.shape)})
     rows: dict[str, list[Mapping[str, str]]] = {BY_NAME[name].kernel_type: [] for name in option.comm_ops}
     for size in sizes:
         try:
@@ -227,7 +231,7 @@ def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
                 f"--num-devices {size}: {error}; change it, --topology-tier or --grid-shape"
             ) from None
         tier = grid.tier_of(members)
-        spec = group_of({NUM_DEVICES: str(size), TOPOLOGY_TIER: str(tier)}, option)
+        spec = group_of({NUM_DEVICES: str(size), TOPOLOGY_TIER: str(tier)}, options)
         reason = misplaced(spec, devices)
         if reason and option.comm_strict:
             raise pytest.UsageError(f"--comm-strict: --num-devices {size} {reason}")
@@ -240,7 +244,7 @@ def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
                     {MESSAGE_BYTES: str(count), NUM_DEVICES: str(size), DTYPE: DTYPES[dtype], TOPOLOGY_TIER: str(tier)}
                     for count in dict.fromkeys(sent.values())
                 ]
-    return Wanted(rows, about)
+    return Wanted(rows, options, about)
 
 
 def _tier(option: Any) -> int | None:
@@ -272,18 +276,15 @@ def _rounded(sent: Mapping[int, int]) -> Sequence[str]:
 def _expect_nodes(option: Any) -> None:
     if problem := _NODES.contradiction(option):
         raise pytest.UsageError(problem)
-    if option.nnodes > 1 and option.update_mode != "all":
+    if option.nnodes > 1 and option.update_mode != UpdateMode.ALL.value:
         raise pytest.UsageError(
             f"--nnodes {option.nnodes}: all nodes must run the same messages, and what is missing may differ "
             f"between them: leave out --update-mode"
         )
 
 
-def communication_version(name: str, option: Any) -> str:
+def communication_version(name: str, versions: Versions) -> str:
     """Of the library that carries messages between devices of a name. Raises OpAtlasError where it is not detected."""
-    from database.versions import detect, nccl_version
-
-    versions = detect(torch=option.torch_version, cann=option.cann_version)
     of_kind = {"npu": ("CANN", versions.cann), "cuda": ("NCCL", nccl_version()), "cpu": ("torch", versions.torch)}
     what, version = of_kind[kind_of(name)]
     if version is None:

@@ -14,6 +14,7 @@ from bench.collectives import at_hand, options
 from bench.collectives.at_hand import guess
 from bench.devices.nvlink import islands_of
 from bench.groups.pool import misplaced
+from bench.groups.spec import GroupSpec
 from bench.job import DeviceSpec
 from database.communication import ALL_REDUCE, ALL_TO_ALL
 
@@ -30,7 +31,7 @@ def _a_machine_of_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def parsed(*arguments: str, ops: str = "") -> Namespace:
+def parsed(*arguments: str, ops: tuple[str, ...] = ()) -> Namespace:
     parser = Parser(_ispytest=True)
     options.add_options(parser)
     found = parser.parse(list(arguments))
@@ -41,6 +42,14 @@ def parsed(*arguments: str, ops: str = "") -> Namespace:
 def messages(option: Namespace, devices: list[DeviceSpec], kernel_type: str = "hcom_allReduce_") -> list[tuple]:
     rows = options.wanted_of(option, devices).rows[kernel_type]
     return [(int(r["message_bytes"]), int(r["num_devices"]), r["dtype"], int(r["topology_tier"])) for r in rows]
+
+
+def of_group(option: Namespace, devices: list[DeviceSpec], size: str, tier: str) -> GroupSpec:
+    before = vars(option).copy()
+    wanted = options.wanted_of(option, devices)
+    # What pytest parsed stays as it is.
+    assert vars(option) == before
+    return options.group_of({"num_devices": size, "topology_tier": tier}, wanted.options)
 
 
 def test_defaults_of_a_cpu() -> None:
@@ -64,7 +73,7 @@ def test_defaults_of_gpus_are_all_of_them(monkeypatch: pytest.MonkeyPatch) -> No
     assert messages(parsed("--num-devices", "2"), GPUS)[0][3] == 2
     option = parsed("--num-devices", "2", "--topology-tier", "1")
     assert messages(option, GPUS)[0][3] == 1
-    assert options.group_of({"num_devices": "2", "topology_tier": "1"}, option).members == (0, 2)
+    assert of_group(option, GPUS, "2", "1").members == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +116,7 @@ def test_a_group_that_is_too_large_is_a_case_unless_refused() -> None:
     # The grid that is told is that of the machine, and not one that would hold the group.
     about = options.wanted_of(parsed("--num-devices", "2", "16"), CPU).about
     assert about == ["grid 1 x 8: one node, at most 4 ranks on each of 2 cores"]
-    spec = options.group_of({"num_devices": "16", "topology_tier": "1"}, option)
+    spec = of_group(option, CPU, "16", "1")
     assert spec.misplaced(8) == "needs 16 devices, 8 are there"
     assert misplaced(spec, CPU) == "needs 16 ranks; 2 cores hold 8 (4 a core)"
     with pytest.raises(pytest.UsageError, match="--comm-strict: --num-devices 16 needs 16 ranks; 2 cores hold 8"):
@@ -118,11 +127,10 @@ def test_groups_of_several_nodes_take_as_many_devices_of_each() -> None:
     nodes = ("--nnodes", "2", "--node-rank", "1", "--master-port", "29500")
     option = parsed(*nodes, "--num-devices", "2")
     assert messages(option, CPU)[0] == (1024, 2, "DT_BF16", 0)
-    spec = options.group_of({"num_devices": "2", "topology_tier": "0"}, option)
+    spec = of_group(option, CPU, "2", "0")
     assert (spec.members, spec.local_members(8), spec.misplaced(8), spec.rank_of(0)) == ((0, 8), (0,), "", 1)
     option = parsed(*nodes, "--num-devices", "3")
-    options.wanted_of(option, CPU)
-    uneven = options.group_of({"num_devices": "3", "topology_tier": "0"}, option)
+    uneven = of_group(option, CPU, "3", "0")
     assert uneven.misplaced(8).startswith("takes 2 + 1 devices of the 2 nodes")
 
 
@@ -143,7 +151,7 @@ def test_what_contradicts_itself_is_refused(arguments: list[str], words: str) ->
 
 def test_collectives_are_no_kernel_types() -> None:
     with pytest.raises(pytest.UsageError, match="--ops takes kernel types: write --comm-ops all_reduce,all_gather"):
-        options.wanted_of(parsed(ops="all_reduce,all_gather"), CPU)
+        options.wanted_of(parsed(ops=("all_reduce", "all_gather")), CPU)
 
 
 @pytest.mark.parametrize(
