@@ -85,10 +85,10 @@ class Ledger:
 
     def line(self) -> str:
         """`195 rows collected = 193 measured + 2 failed`."""
-        counts = self.counts()
+        counts, unit = self.counts(), self._session.settings.unit
         terms = " + ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda entry: -entry[1]))
         # Without commas, as the terms: a script may add them up.
-        return f"{counts.total()} {'row' if counts.total() == 1 else 'rows'} collected = {terms}"
+        return f"{counts.total()} {unit if counts.total() == 1 else f'{unit}s'} collected = {terms}"
 
     def unresolved(self) -> Counter[str]:
         """Rows that an earlier session left without a measurement and this one did not run, by status."""

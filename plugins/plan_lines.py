@@ -37,8 +37,9 @@ def _to_run(plan: Plan, settings: Settings, replayable: Container[str], selected
     # xdist's controller, which collects nothing, knows the replays of bench/ only.
     rows = max(plan.cases_of(replayable), selected)
     of_all = "" if selected == rows else f"{selected:,} of "
-    what = "to replay" if settings.prof_path is None else "to look up"
-    yield f"{of_all}{counted(rows, settings.unit)} {what}, database {settings.database}"
+    what = "measure" if settings.messages is not None else "replay" if settings.prof_path is None else "look up"
+    unit = settings.unit
+    yield f"{of_all}{counted(rows, unit)} to {what}, database {settings.database}"
     if settings.note:
         yield settings.note
     if settings.messages is not None:
@@ -46,9 +47,9 @@ def _to_run(plan: Plan, settings: Settings, replayable: Container[str], selected
     if left_out := plan.left_out().total():
         captured = sum(len(table.captured_only.intersection(table.left_out)) for table in plan.tables.values())
         kinds = f" ({left_out - captured:,} replayed, {captured:,} captured only)" if captured else ""
-        yield f"{counted(left_out, settings.unit)} left out, with a duration already{kinds} (--update-mode=missing-only)"
+        yield f"{counted(left_out, unit)} left out, with a duration already{kinds} (--update-mode=missing-only)"
     if settings.shard is not None:
-        yield f"{counted(plan.other_shards(), settings.unit)} in other shards (--shard={settings.shard})"
+        yield f"{counted(plan.other_shards(), unit)} in other shards (--shard={settings.shard})"
     yield from (f"{path} has a header and no rows" for path in plan.without_rows())
     for name, places in plan.no_durations().items():
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""

@@ -201,19 +201,19 @@ class Report:
             yield f"report: {path}"
 
     def _nothing_run_lines(self, config: pytest.Config, plan: Plan) -> Iterator[str]:
-        asked_for = AskedFor(config, self._collector)
+        asked_for, unit = AskedFor(config, self._collector), self._session.settings.unit
         if done := asked_for.done_already(plan):
-            have = counted(done, "row has", "rows have")
+            have = counted(done, f"{unit} has", f"{unit}s have")
             again = "(--update-mode=all measures them again)"
             if captured := asked_for.captured_only(plan):
                 again = f"({done - captured:,} replayed, {captured:,} captured only): --update-mode=all replays them"
             yield f"nothing to do: {have} a duration already {again}"
         elif elsewhere := asked_for.elsewhere(plan):
-            yield f"nothing to do: {counted(elsewhere, 'row')} in other shards, and none in this one"
+            yield f"nothing to do: {counted(elsewhere, unit)} in other shards, and none in this one"
         elif example := next((case for table in plan.tables.values() for case in table.cases.values()), None):
-            cases = counted(sum(len(table.cases) for table in plan.tables.values()), "row")
+            cases = counted(sum(len(table.cases) for table in plan.tables.values()), unit)
             near = meant(self._keyword, plan.tables)
-            yield folded(f"no row was selected, of {cases}{near}; a name of one, for -k: {example}", indent=0)
+            yield folded(f"no {unit} was selected, of {cases}{near}; a name of one, for -k: {example}", indent=0)
 
     def _has_written(self) -> bool:
         """Whether there is something to tell although no row was run: --prof-path may have added some."""
@@ -234,7 +234,8 @@ class Report:
         not_run = self._ledger.not_run()
         if not not_run:
             return
-        rows, missing = counted(len(not_run), "row"), len(plan.without_duration().intersection(not_run))
+        rows = counted(len(not_run), self._session.settings.unit)
+        missing = len(plan.without_duration().intersection(not_run))
         if self._session.settings.mode is UpdateMode.MISSING_ONLY:
             yield f"{rows} not run: the same command goes on with them"
         elif missing:
@@ -251,10 +252,11 @@ class Report:
         """What became of the rows that earlier sessions left without a measurement."""
         passed = self._outcomes["xpassed"]
         if passed:
-            yield f"{counted(passed, 'row')} measured that had failed before"
+            yield f"{counted(passed, self._session.settings.unit)} measured that had failed before"
         given_up = self._ledger.counts()[XFAILED] - self._outcomes["xfailed"]
         if given_up:
-            yield f"{counted(given_up, 'row')} not run, after crashes or timeouts in sessions before (--retry-failed)"
+            rows = counted(given_up, self._session.settings.unit)
+            yield f"{rows} not run, after crashes or timeouts in sessions before (--retry-failed)"
         unresolved = self._ledger.unresolved()
         if unresolved:
             counts = ", ".join(f"{n} {status}" for status, n in unresolved.most_common())
@@ -301,7 +303,8 @@ class Report:
         assert plan is not None
         # What was collected has a replay: xdist's controller, which collects nothing, knows those of bench/ only.
         known = self._ledger.kernel_types().union(self._collector.known_replays())
-        return Counter({name: len(table.cases) for name, table in plan.tables.items() if name not in known})
+        counts = {name: len(table.cases) for name, table in plan.tables.items() if name not in known}
+        return Counter({name: count for name, count in counts.items() if count})
 
     def _facts(self) -> SessionFacts:
         plan = self._session.plan_if_made

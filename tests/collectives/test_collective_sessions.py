@@ -100,7 +100,7 @@ def test_messages_become_rows_and_are_not_measured_again(sessions: Sessions) -> 
     assert [row["message_bytes"] for row in sessions.read("hcom_allGather_")] == ["1000", "1004", "8"]
     nothing = sessions.run(*of_two, *missing, measure=QUICKLY)
     assert nothing.code == 0, nothing.output
-    assert "nothing to do: 2 rows have a duration already" in nothing
+    assert "nothing to do: 2 messages have a duration already" in nothing
     assert not sessions.left_behind()
 
 
@@ -112,7 +112,8 @@ def test_messages_that_were_only_skipped_leave_no_file_and_no_error(sessions: Se
     assert "this database ships with OpAtlas, with durations of another machine" in done
     assert re.search(rf"needs {TOO_MANY} ranks; \d+ cores? holds? \d+ \(4 a core\)", done.output), done.output
     assert "not read or written" not in done
-    assert "opatlas: 2 messages to " in done
+    assert "opatlas: 2 messages to measure, database" in done
+    assert "2 messages collected = 2 skipped" in done
     assert re.search(r"^2 messages run in .* (messages/s|s a message)\)$", done.output, flags=re.MULTILINE), done.output
     assert not list(sessions.database.glob("*.csv"))
     (report,) = (sessions.database / "reports").iterdir()
