@@ -20,6 +20,7 @@ from database.layout import default_path, expect_npu, kind_of
 from database.manifest import Manifest, code_digest
 from database.option_types import at_least, names, positive
 from database.store import Database, write_text
+from database.terminal import counted
 from plugins.asked_for import keyword_filter
 from plugins.options import OPTIONS as OF_REPLAYS
 from plugins.options import refuse
@@ -236,7 +237,7 @@ class Theory:
         try:
             if added:
                 self._manifest(added).write(database)
-            page = coverage_page(self._results, f"run {self._run_id}, {added:,} rows added")
+            page = coverage_page(self._results, f"run {self._run_id}, {counted(added, 'row')} added")
             write_text(self._coverage_path, page)
         except OpAtlasError as error:
             self._problem = str(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from database.terminal import counted
 from shapes.results import Density, KernelResult, ModelCoverage
 
 #: On a terminal; the report has all of them.
@@ -22,19 +23,22 @@ def summary_lines(results: Sequence[KernelResult], *, plan_only: bool) -> Iterat
             f"{_size(result.largest_bytes):>8}  {_size(result.total_bytes):>8}"
         )
         if result.refused:
-            yield f"  {result.refused:,} rows left out: the device's kernel refuses them (constraints/)"
+            yield f"  {counted(result.refused, 'row')} left out, which the device's kernel refuses (constraints/)"
         if result.unknown_dtypes:
             yield f"  nothing is taken from rows with the dtypes {', '.join(result.unknown_dtypes)}"
     total = sum(result.added for result in ordered)
     there = sum(result.there for result in ordered)
-    yield f"{total:,} rows {'would be ' if plan_only else ''}added to {len(ordered)} kernel types, {there:,} were there"
+    added = f"{counted(total, 'row')} {'would be ' if plan_only else ''}added to {counted(len(ordered), 'kernel type')}"
+    yield f"{added}, {there:,} {'was' if there == 1 else 'were'} there"
     by_model: dict[str, list[ModelCoverage]] = {}
     for result in ordered:
         for coverage in result.coverage:
             by_model.setdefault(coverage.model, []).append(coverage)
     for model, parts in by_model.items():
         shapes, present = sum(part.shapes for part in parts), sum(part.present for part in parts)
-        yield f"{model}: {present:,} of {shapes:,} shapes are in the database{', missing:' if present < shapes else ''}"
+        are = "is" if present == 1 else "are"
+        of_all = f"{present:,} of {counted(shapes, 'shape')} {are} in the database"
+        yield f"{model}: {of_all}{', missing:' if present < shapes else ''}"
         missing = [f"  {part.kernel_type} {name}" for part in parts for name in part.missing]
         yield from missing[:_MISSING_NAMED]
         if len(missing) > _MISSING_NAMED:
