@@ -84,12 +84,18 @@ def _open_database(target: Database, path: Path, scratch: Path, opened: Opened, 
         raise OpAtlasError(f"{path}: this is TARGET itself; name other databases to join into it")
     database = Database(path)
     journals = journal.all_of(database)
+    collectives = sorted(path.glob("hcom_*.csv"))
+    if collectives and not database.kernel_types() and not journals:
+        raise OpAtlasError(
+            f"{path}: holds collectives only ({', '.join(file.name for file in collectives)}), which are not joined; "
+            f"measure them into one folder (--output-dir), or copy their files"
+        )
     if not database.kernel_types() and not journals:
         raise OpAtlasError(
             f"{path}: holds no {{KernelType}}.csv and no journal/*.jsonl; name the folder that the CSVs are in"
         )
     opened.databases += 1
-    opened.left_alone += sorted(path.glob("hcom_*.csv"))
+    opened.left_alone += collectives
     runs = _runs(database.runs_dir.glob("*.json"), opened.problems)
     opened.sources.append(Source(str(path), database, runs))
     for left_behind in journals:

@@ -111,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     with looking_at_usage():
         for folder in arguments.folders:
-            expect_tables(folder)
+            expect_tables(folder, of_collectives=True)
     wanted = [each for each in COLLECTIVES if arguments.comm_ops is None or each.name in arguments.comm_ops]
     made = plots(arguments.folders, wanted)
     if not made:

@@ -19,7 +19,7 @@ from database.store import Database
 from database.terminal import counted
 
 #: From a database up to the folder of all: version, software, device.
-_BELOW = ("*/*.csv", "*/*/*.csv", "*/*/*/*.csv")
+_BELOW = ("*", "*/*", "*/*/*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +81,22 @@ def read_timed_rows(folder: Path, kernel_types: Collection[str] = ()) -> TimedRo
     return TimedRows(folder, device_of(folder), rows, problems)
 
 
-def expect_tables(folder: Path) -> None:
-    """Raises OpAtlasError where a folder is not there, or holds no CSV of a database; names one below it that does."""
+def expect_tables(folder: Path, *, of_collectives: bool = False) -> None:
+    """Raises OpAtlasError where a folder is not there, or holds no CSV of a database; names one below it that does.
+
+    Args:
+        of_collectives: those of kernels do not do.
+    """
+    wanted = "hcom_*.csv" if of_collectives else "*.csv"
     if not folder.is_dir():
-        raise OpAtlasError(f"{folder}: no such folder: name one that holds {{KernelType}}.csv files")
-    tables = sorted(folder.glob("*.csv"))
+        files = wanted if of_collectives else "{KernelType}.csv"
+        raise OpAtlasError(f"{folder}: no such folder: name one that holds {files} files")
+    tables = sorted(folder.glob(wanted))
     if not tables:
-        below = itertools.chain.from_iterable(sorted(folder.glob(pattern)) for pattern in _BELOW)
+        below = itertools.chain.from_iterable(sorted(folder.glob(f"{level}/{wanted}")) for level in _BELOW)
         example = next(below, None)
         where = f"a folder that does, such as {example.parent}" if example else "a folder that does"
-        raise OpAtlasError(f"{folder}: holds no CSV: name {where}")
+        raise OpAtlasError(f"{folder}: holds no {wanted if of_collectives else 'CSV'}: name {where}")
     problems: list[str] = []
     for path in tables:
         try:

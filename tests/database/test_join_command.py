@@ -107,6 +107,14 @@ database:
     assert (second["Kept"], second["Dropped Run"]) == ("4.0", NEW)
 
 
+def test_a_source_of_collectives_alone_is_refused_as_such(target: Database, source: Database, merge: Merge) -> None:
+    write(target, [cells(1)])
+    write(source, [{"message_bytes": "1"}], "hcom_allReduce_")
+    status, _, err = merge(target.path, source.path)
+    assert status == 2
+    assert f"{source.path}: holds collectives only (hcom_allReduce_.csv), which are not joined" in " ".join(err.split())
+
+
 def test_with_no_conflict_there_is_no_report(target: Database, source: Database, merge: Merge) -> None:
     write(target, [cells(1)])
     write(source, [measured(1, 5.0, OLD)])

@@ -60,6 +60,17 @@ def test_what_was_not_measured_cannot_be_plotted(folder: Path, capsys) -> None:
     assert [path.suffix for path in folder.iterdir()] == [".csv"]
 
 
+def test_a_folder_without_collectives_is_told_so(folder: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "Add.csv").write_text("Input Shapes\n")
+    for where, words in (
+        ("missing", "no such folder: name one that holds hcom_*.csv files"),
+        ("kernels", "holds no hcom_*.csv: name a folder that does"),
+    ):
+        assert main(["plot-comm", str(tmp_path / where), "--output", "a.svg"]) == 2
+        assert words in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_cell_that_is_no_number_is_named(folder: Path, capsys) -> None:
     (folder / "hcom_allReduce_.csv").write_text(HEADER + "many,4,DT_BF16,1,20,,\n")
     assert main(["plot-comm", str(folder), "--output", str(folder / "a.svg")]) == 1
