@@ -239,10 +239,11 @@ class Report:
         if self._session.settings.mode is UpdateMode.MISSING_ONLY:
             yield f"{rows} not run: the same command goes on with them"
         elif missing:
-            those = "them" if missing == len(not_run) else f"the {missing:,} that have no duration from before"
+            some = f"{missing:,} of them: the others have durations from before"
+            those = "them" if missing == len(not_run) else some
             yield f"{rows} not run: the same command with --update-mode=missing-only goes on with {those}"
         else:
-            yield f"{rows} not run: they keep their durations from before"
+            yield f"{rows} not run: they have durations from before, and only --update-mode=all runs such rows"
 
     def _problem_lines(self, plan: Plan) -> Iterator[str]:
         for problem in (*plan.problems, *self.problems):

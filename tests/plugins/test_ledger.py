@@ -45,6 +45,25 @@ def test_rows_behind_the_last_allowed_failure_are_not_run(sessions: Sessions, op
     assert report.read_text().count("- `Moody-1") == ledger["not run"]
 
 
+@pytest.mark.parametrize(
+    ("rows", "options", "words"),
+    [
+        (
+            [{**row(101), **PROFILED}, row(102), row(103)],
+            (),
+            "3 rows not run: the same command with --update-mode=missing-only goes on with 2 of them: the others have",
+        ),
+        ([{**row(101), **PROFILED}], (), "1 row not run: they have durations from before, and only --update-mode=all"),
+        ([row(101), row(102)], ("--update-mode=missing-only",), "2 rows not run: the same command goes on with them"),
+    ],
+)
+def test_a_session_that_was_stopped_says_how_to_go_on(
+    sessions: Sessions, rows: list[dict[str, str]], options: tuple[str, ...], words: str
+) -> None:
+    sessions.write("Moody", [{**dict.fromkeys(PROFILED, ""), **cells} for cells in (row(15), *rows)])
+    assert words in sessions.run_in_process("-x", *options)
+
+
 def test_what_was_left_unresolved_and_is_not_run_now_is_told(sessions: Sessions) -> None:
     moods = [{**row(n), **PROFILED, "Status": status} for n, status in ((12, "crashed"), (13, "timeout"), (1, ""))]
     sessions.write("Moody", moods)
