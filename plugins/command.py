@@ -12,6 +12,8 @@ from database.closest import closest
 from database.errors import OpAtlasError
 
 _USAGE = 2
+#: As a shell tells of SIGINT.
+_INTERRUPTED = 130
 #: The checkout, for an editable install; site-packages for any other, where no pytest.ini lies.
 _HOME = Path(__file__).resolve().parents[1]
 
@@ -112,6 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OpAtlasError as error:
         print(f"error: {error}", file=sys.stderr)
         return _USAGE
+    except KeyboardInterrupt:
+        # While a command imports what it needs. One that is under way answers it itself.
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
 
 
 def _help() -> str:

@@ -78,6 +78,17 @@ def test_ingest_is_that_of_the_database(tmp_path: Path) -> None:
     assert (tmp_path / "db" / "Add.csv").exists()
 
 
+def test_an_interrupt_before_a_command_is_under_way_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(arguments: Sequence[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(command.COMMANDS, "bench", command.Command("pytest bench/", "", run))
+    assert command.main(["bench"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 def test_exit_statuses_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(arguments: Sequence[str]) -> int:
         assert arguments == ["-k", "Add"]
