@@ -73,6 +73,13 @@ def test_a_sample_is_appended_to_the_type_that_ran_and_fills_the_row_that_was_as
     assert (result.updated, result.added) == ({V2: 1, V3: 0}, {V2: 0, V3: 1})
 
 
+def test_a_record_that_brought_nothing_keeps_no_other_from_bringing(database: Database) -> None:
+    write(database, V2, cells())
+    result = merge(database, [failure("MatMulCommon"), record()], UpdateMode.ALL, prune=False)
+    assert result.added[V3] == 1
+    assert [row["Average Duration(us)"] for row in read(database, V3)] == ["6.0000"]
+
+
 def test_merging_twice_gives_the_same_files(database: Database) -> None:
     for mode in UpdateMode:
         write(database, V2, cells())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from database import schema
+from database.measured import measured_cells
 from database.merge import UpdateMode, merge
 from database.record import Measurement, RanAs, Record
 from database.schema import Status
@@ -56,3 +58,20 @@ def test_a_full_record_fills_every_column_of_ours(record: Record, elsewhere: set
     assert {name for name in schema.OWN if not row.get(name)} == OF_INGEST | elsewhere
     known = {*schema.OWN, schema.AVERAGE, schema.DURATION, schema.BANDWIDTH, schema.BUS_BANDWIDTH}
     assert row.keys() - record.cells.keys() <= known
+
+
+def test_what_is_not_known_is_an_empty_cell() -> None:
+    measurement = Measurement((1.0,), "wall-clock", "cold")
+    record = Record("Abs", "a", {}, Status.MEASURED, "", "run-1", 0.0, measurement)
+    row = measured_cells(record)
+    unknown = (schema.MICROBENCH_STD, schema.MICROBENCH_DEVICE_KERNELS, schema.STATUS_REASON, schema.CRASHES_IN_A_ROW)
+    assert [row[name] for name in unknown] == [""] * len(unknown)
+    two = dataclasses.replace(record, measurement=dataclasses.replace(measurement, samples_us=(1.0, 3.0)))
+    assert measured_cells(two)[schema.MICROBENCH_STD] == "1.4142"
+
+
+def test_a_remark_tells_what_ran_and_what_else_is_to_be_known() -> None:
+    other = {**PRODUCT, "Input Shapes": "2,8;4,8"}
+    assert measured_cells(full("MatMulV2", PRODUCT, None))[schema.STATUS_REASON] == "one dtype assumed"
+    remark = measured_cells(full("MatMulV2", PRODUCT, RanAs("MatMulV3", other)))[schema.STATUS_REASON]
+    assert remark == "ran as MatMulV3 on 2,8;4,8; one dtype assumed"

@@ -220,6 +220,16 @@ def test_what_is_not_there(
 
 
 @pytest.mark.parametrize("command", ["plot", "plot-comm", "plot-products"])
+def test_a_misspelt_column_is_warned_of(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header = "Input Shapes,Input Data Types,Output Shapes,Output Data Types,Averge Duration(us)\n"
+    (tmp_path / "MatMulV2.csv").write_text(header)
+    (tmp_path / "hcom_allReduce_.csv").write_text("message_bytes,num_devices\n")
+    weights = ["--weights", "1024,512"] if command == "plot-products" else []
+    assert main([command, str(tmp_path), "--output", str(tmp_path / "plots.svg"), *weights]) == 1
+    assert "MatMulV2.csv:1: column 'Averge Duration(us)' is not known" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["plot", "plot-comm", "plot-products"])
 def test_other_csvs_are_no_database(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "addresses.csv").write_text("name,street\nA,B\n")
     weights = ["--weights", "1024,512"] if command == "plot-products" else []
