@@ -16,6 +16,7 @@ from typing import Any
 
 from bench.groups.messages import Launch, Launching, NotLaunched, RanksEnded
 from bench.groups.spec import GroupSpec
+from bench.processes.end_at_once import end_at_once
 from bench.processes.parent import die_with_parent
 
 #: How many seconds the launcher lets ranks end by themselves; a keeper that is told to end has no more to do.
@@ -31,6 +32,7 @@ def main(fd: int) -> None:
     with Connection(fd) as connection:
         launch: Launch = connection.recv()
         connection.send(_run(launch, lambda: connection.send(Launching())))
+    end_at_once()
 
 
 def _run(launch: Launch, when_imported: Callable[[], None]) -> RanksEnded | NotLaunched:

@@ -46,6 +46,8 @@ _LAUNCHER_LATER_S = 60.0
 _END_TIMEOUT_S = 20.0
 #: What the launcher takes to see that a rank has ended: it looks ten times a second, and ends the others first.
 _LAST_WORDS_S = 5.0
+#: More ranks than these are counted.
+_NAMED = 3
 #: After one rank has failed: the others may be about to fail for the same reason, or wait for it for ever.
 _OTHERS_FAIL_WITHIN_S = 5.0
 #: What faulthandler needs to write the stacks of a rank.
@@ -64,7 +66,7 @@ class _Step(IntEnum):
 
 
 #: What a rank does that has come so far.
-_DOES = {_Step.NOT_STARTED: "start", _Step.STARTED: "open its device", _Step.OPENED: "meet the others"}
+_DOES = {_Step.NOT_STARTED: "start", _Step.STARTED: "open a device", _Step.OPENED: "meet the others"}
 
 
 class _RanksDied(Exception):
@@ -235,6 +237,11 @@ class GroupProcess:
     def _name(self, local_rank: int) -> str:
         return f"rank {self.spec.rank_of(local_rank)} of {self.spec.ranks}"
 
+    def _names(self, local_ranks: Sequence[int]) -> str:
+        if len(local_ranks) > _NAMED:
+            return f"{len(local_ranks)} of {self.spec.ranks} ranks, {self._name(local_ranks[0])} among them,"
+        return " and ".join(map(self._name, local_ranks))
+
     def _how_they_ended(self, local_ranks: Sequence[int]) -> str:
         """`rank 1 of 2 died: SIGKILL (signal 9)`. Asks the launcher, whose child it was."""
         # To the launcher, a rank that ends with 0 has done its work, and others may go on.
@@ -394,7 +401,7 @@ class GroupProcess:
         if self._waits_for_nodes():
             return self.spec.other_nodes
         least, ranks = self._last()
-        return f"{' and '.join(map(self._name, ranks))} to {_DOES[least]}"
+        return f"{self._names(ranks)} to {_DOES[least]}"
 
     def _late(self) -> str:
         """Why the group is given up."""
@@ -404,7 +411,7 @@ class GroupProcess:
         if self._waits_for_nodes():
             return f"no {self.spec.other_nodes} {limit}: run the same command there, with its --node-rank"
         least, ranks = self._last()
-        return f"{' and '.join(map(self._name, ranks))} did not join {limit}: still to {_DOES[least]}"
+        return f"{self._names(ranks)} did not join {limit}: still to {_DOES[least]}"
 
     def _described(self, joined: dict[int, DeviceDescription]) -> DeviceDescription:
         first = joined[0]

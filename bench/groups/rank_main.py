@@ -28,6 +28,7 @@ from bench.groups.messages import Hello, Joined, Opened, Reached
 from bench.job import Job, MeasureSettings, Outcome
 from bench.processes import std_streams
 from bench.processes.device_messages import NotReady, Start, Started, Waiting
+from bench.processes.end_at_once import end_at_once
 from bench.processes.parent import die_with_parent
 from database.schema import Status
 
@@ -83,6 +84,7 @@ def main(address: str) -> None:
             connection.send(NotReady(f"{type(error).__name__}: {error}", sick=isinstance(error, DeviceSick)))
             return
         _serve(connection, runner, group, takes_turn=not ranks_share(start.spec.kind) or _is_first_of_host(group))
+    end_at_once()
 
 
 def _is_first_of_host(group: Group) -> bool:

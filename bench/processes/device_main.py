@@ -6,20 +6,19 @@ ends when the other end is closed, and with its parent, unless that is a launche
 
 from __future__ import annotations
 
-import atexit
 import faulthandler
 import gc
 import os
 import signal
 import sys
 from multiprocessing.connection import Connection
-from typing import NoReturn
 
 from bench.errors import DeviceSick
 from bench.job import Job
 from bench.processes import std_streams
 from bench.processes.device_messages import NotReady, Ready, Start, Started, Waiting
 from bench.processes.device_process import UNDER_LAUNCHER
+from bench.processes.end_at_once import end_at_once
 from bench.processes.parent import die_with_parent
 from database.errors import OpAtlasError
 from database.schema import Status
@@ -66,13 +65,6 @@ def main(fd: int, *, under_launcher: bool) -> None:
             if outcome.status is Status.OOM and not runner.is_well():
                 # A poison in disguise; the next row gets a fresh process.
                 return
-
-
-def end_at_once() -> NoReturn:
-    """Ends the process as Python does, but does not take torch apart first: half a second, and the system does it."""
-    atexit._run_exitfuncs()
-    std_streams.write_out()
-    os._exit(0)
 
 
 if __name__ == "__main__":
