@@ -282,6 +282,8 @@ class Theory:
         plan_only = self._config.option.plan_only
         for line in summary_lines(self._results, plan_only=plan_only):
             terminalreporter.write_line(line)
+        for warning in self.plan.database.misspelt():
+            terminalreporter.write_line(f"warning: {warning}")
         made = " (a new one)" if self._is_new and not plan_only else ""
         terminalreporter.write_line(f"database: {self.plan.database.path}{made}")
         if self._problem:

@@ -22,7 +22,7 @@ from database.plots.timed_rows import expect_tables
 from database.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER, microbench_counter
 from database.statistics import valid_duration
 from database.store import Database
-from database.terminal import counted
+from database.terminal import counted, print_problems
 
 NAME = "bus_bandwidth"
 NEEDS = "messages of collectives (hcom_*.csv) with a duration"
@@ -112,6 +112,8 @@ def run(arguments: argparse.Namespace) -> int:
     with looking_at_usage():
         for folder in arguments.folders:
             expect_tables(folder, of_collectives=True)
+    for folder in arguments.folders:
+        print_problems(Database(folder).misspelt(), word="warning")
     wanted = [each for each in COLLECTIVES if arguments.comm_ops is None or each.name in arguments.comm_ops]
     made = plots(arguments.folders, wanted)
     if not made:

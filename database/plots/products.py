@@ -18,7 +18,7 @@ from database.schema import AVERAGE, CACHE_STATE, INPUT_SLOTS, MICROBENCH_MIN, M
 from database.slots import parse_slots
 from database.statistics import valid_duration
 from database.store import Database
-from database.terminal import counted
+from database.terminal import counted, print_problems
 
 _INCHES = (7.0, 4.2)
 _DEFAULT_TYPE = "MatMulV2"
@@ -76,6 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     with looking_at_usage():
         for folder in arguments.folders:
             expect_tables(folder)
+    for folder in arguments.folders:
+        print_problems(Database(folder).misspelt(), word="warning")
     lines = {
         (folder, name): points
         for folder in arguments.folders

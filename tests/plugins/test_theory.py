@@ -122,8 +122,11 @@ def test_a_database_that_cannot_be_written_is_refused_once(tmp_path: Path) -> No
     assert done.returncode == 4
     assert (done.stdout + done.stderr).count("cannot be written (") == 1
     assert "Traceback" not in done.stdout + done.stderr
+    header = "Input Shapes,Input Data Types,Output Shapes,Output Data Types,Averge Duration(us)\n"
+    (tmp_path / "SwiGlu.csv").write_text(header)
     planned = run(tmp_path, *FEW, "--rows=3", "--plan-only")
     assert planned.returncode == 0, "a plan writes nothing"
+    assert "SwiGlu.csv:1: column 'Averge Duration(us)' is not known" in planned.stdout
 
 
 def test_a_file_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
