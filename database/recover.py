@@ -167,24 +167,25 @@ def _keep_unmatched(database: Database, header: Header, records: Iterable[Record
         return []
     path = database.reports_dir / f"unmatched_{header.run_id}.jsonl"
     journal.write(path, replace(header, update_mode=UpdateMode.ALL.value), [record.to_json() for record in lost])
-    where = f"they are kept in {path}, and `{_merge_command(database, path)}` adds them"
-    return [f"{len(lost)} measured rows are not in the CSVs any more: {where}"]
+    where = f"kept in {path}, to be added by `{_merge_command(database, path)}`"
+    are = counted(len(lost), "measured row is", "measured rows are")
+    return [f"{are} not in the CSVs any more: {where}"]
 
 
 def _rescue(database: Database, header: Header, records: Sequence[Record]) -> str:
     """Keeps records that no journal holds where there is room for them; tells where."""
     name = f"{header.run_id}-rescued.jsonl"
     lines = [record.to_json() for record in records]
-    what = f"{len(lines)} records that the journal had no room for"
+    what = f"no room in the journal for {counted(len(lines), 'record')}"
     beside, elsewhere = database.journal_dir / name, Path(tempfile.gettempdir()) / name
     with suppress(OpAtlasError):
         journal.write(beside, header, lines)
-        return f"{what} are kept in {beside}: the next session merges them"
+        return f"{what}, kept in {beside}: the next session merges them"
     with suppress(OpAtlasError):
         journal.write(elsewhere, header, lines)
-        return f"{what} are kept in {elsewhere}: bring them in with `{_merge_command(database, elsewhere)}`"
+        return f"{what}, kept in {elsewhere}: bring them in with `{_merge_command(database, elsewhere)}`"
     text = "\n".join(json.dumps(values) for values in lines)
-    return f"{what} could be written nowhere; here they are:\n{text}"
+    return f"{what}, nor anywhere else; here is all there is:\n{text}"
 
 
 def _merge_command(database: Database, path: Path) -> str:

@@ -148,7 +148,7 @@ def test_full_while_journalling(sessions: Sessions, disk: Disk, temporary: Path,
     assert re.search(rf"stopped: {sessions.database}.* {re.escape(FULL)}", done.output)
     assert f"NOT WRITTEN BACK: {path} was not written {FULL}" in done
     assert "4 records stay in" in done
-    assert f"1 records that the journal had no room for are kept in {temporary / run}-rescued.jsonl" in done
+    assert f"no room in the journal for 1 record, kept in {temporary / run}-rescued.jsonl" in done
     assert (path.read_bytes(), half_made(sessions)) == (before, [])
     disk.make_room()
     merge_as_told(done)
@@ -225,7 +225,7 @@ def test_no_room_anywhere_prints_what_cannot_be_kept(sessions: Sessions, disk: D
     done = go(sessions, running)
     assert (done.code, done.ledger()) == (1, {"measured": 5, "not run": 1})
     assert f"stopped: {sessions.database}" in done
-    assert "1 records that the journal had no room for could be written nowhere; here they are:" in done
+    assert "no room in the journal for 1 record, nor anywhere else; here is all there is:" in done
     (line,) = (line for line in done.output.splitlines() if line.startswith('{"kernel_type"'))
     printed = Record.from_json(json.loads(line))
     assert printed.cells["Input Shapes"] == "40;40"
@@ -285,7 +285,7 @@ def test_what_neither_journal_nor_table_may_hold_is_kept_beside_the_journal(sess
     run, measured = only_run(sessions), done.ledger()["measured"]
     assert done.code == 1
     assert f"NOT WRITTEN BACK: {path} was not written {TOO_LARGE}" in done
-    assert f"are kept in {sessions.database}/journal/{run}-rescued.jsonl: the next session merges them" in done
+    assert f", kept in {sessions.database}/journal/{run}-rescued.jsonl: the next session merges them" in done
     assert (path.read_bytes(), half_made(sessions)) == (before, [])
     sessions.run("-k", "nothing")
     assert list(run_ids(sessions).values()) == [run] * measured

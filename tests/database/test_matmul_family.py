@@ -156,7 +156,7 @@ def test_a_sample_that_has_no_row_any_more_is_kept(database: Database) -> None:
     header = Header("run-1", "missing-only", False)
     journal.write(database.journal_dir / "run-1.jsonl", header, [record().to_json()])
     (problem,) = merge_run(database, header).problems
-    assert "1 measured rows are not in the CSVs any more" in problem
+    assert "1 measured row is not in the CSVs any more" in problem
     kept = database.reports_dir / "unmatched_run-1.jsonl"
     assert journal.read(kept).records == (record(),)
 
