@@ -259,8 +259,9 @@ def _shipped(option: argparse.Namespace, database: Path, communicates: bool) -> 
     if not measured_on:
         return ""
     own = "--output-dir" if communicates else "--database-path"
+    join = "join them" if UpdateMode(option.update_mode) is UpdateMode.MISSING_ONLY else "take their place"
     return (
-        f"this database ships with OpAtlas, with durations of {measured_on}: those of this machine take their place; "
+        f"this database ships with OpAtlas, with durations of {measured_on}: those of this machine {join}; "
         f"{own} names a folder of your own"
     )
 
