@@ -1,4 +1,4 @@
-"""Looks at what this machine offers for measuring: a probe per stage, each with pass, fail, warn or skip, and what to do.
+"""Looks at what this machine offers for measuring: a probe per stage, which passes, fails, warns or is skipped.
 
 Each probe runs in a process of its own with a deadline, so that one that hangs or dies is a finding too.
 """
