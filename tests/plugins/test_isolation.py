@@ -26,6 +26,7 @@ def test_a_debugger_stops_where_a_row_or_its_result_was_refused(
         "import pdb\n"
         "class Telling(pdb.Pdb):\n"
         "    def interaction(self, frame, traceback):\n"
+        "        traceback = getattr(traceback, '__traceback__', traceback)  # From Python 3.13 on, an exception.\n"
         "        while traceback is not None:\n"
         "            print('in', traceback.tb_frame.f_code.co_name)\n"
         "            traceback = traceback.tb_next\n"
