@@ -36,7 +36,7 @@ def test_one_device_is_enough_where_the_user_says_so(sessions: Sessions, options
     assert ids_used(sessions) == {"1"}
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "0")])
+@pytest.mark.parametrize("options", [(), pytest.param(("-n", "0"), marks=pytest.mark.slow)])
 def test_a_device_that_drops_out_hands_its_rows_to_the_others(sessions: Sessions, options: tuple[str, ...]) -> None:
     moods = [*range(101, 110), 32, *range(110, 120), 22]
     sessions.write("Moody", [row(mood) for mood in moods])

@@ -16,7 +16,7 @@ from sessions import QUICKLY, ROOT, Finished, Running, Sessions, row
 
 from database.record import Record
 
-DEVICES = pytest.mark.parametrize("devices", ["1", "2"])
+DEVICES = pytest.mark.parametrize("devices", ["1", pytest.param("2", marks=pytest.mark.slow)])
 #: While row 40 waits, the first four rows are measured by one device, or by the other of two; row 5 comes after it.
 ROWS = {"1": (1, 2, 3, 4, 40, 5), "2": (40, 5, 1, 2, 3, 4)}
 FULL = "(No space left on device): make room"

@@ -24,7 +24,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("devices", ["1", "2"])
+@pytest.mark.parametrize("devices", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_bad_rows_are_marked_and_healthy_ones_measured_once(sessions: Sessions, devices: str) -> None:
     rows = [*BAD, *HEALTHY]
     # A bad row first, one last, and healthy ones between bad ones.

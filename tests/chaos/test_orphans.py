@@ -87,7 +87,7 @@ def children(sessions: Sessions, running: Running, sizes: tuple[int, ...]) -> se
     return pids
 
 
-@pytest.mark.parametrize("devices", ["0", "2"])
+@pytest.mark.parametrize("devices", ["0", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_killed_pytest_leaves_nothing_behind(sessions: Sessions, devices: str) -> None:
     running = started(sessions, "Hanging", sizes=(ALL,), devices=devices)
     assert children(sessions, running, (ALL,)) <= set(sessions.processes())

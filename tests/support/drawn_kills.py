@@ -78,7 +78,7 @@ def draw(seed: int, devices: int, *kills: tuple[Role, Phase]) -> Run:
 
 
 def runs() -> tuple[list[Run], list[Run]]:
-    """Two draws of each: every role in every phase of its life, in sessions of one device and of two."""
+    """Two draws of each, every role in every phase of its life: the first of those of one device, and all others."""
     whole = [(Role.PYTEST, phase) for phase in PHASES]
     # Other processes end before the report is written, or a moment after.
     keeper, device, worker = (
@@ -92,4 +92,4 @@ def runs() -> tuple[list[Run], list[Run]]:
     kills = [(1, each) for each in one] + [(2, each) for each in two]
     first = int(os.environ.get("OPATLAS_CHAOS_SEED", "0"))
     drawn = [draw(seed, devices, *each) for seed, (devices, each) in enumerate(2 * kills, start=first)]
-    return drawn[: len(kills)], drawn[len(kills) :]
+    return drawn[: len(one)], drawn[len(one) :]
