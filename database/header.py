@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
+from database.closest import alike
 from database.communication import is_communication
 from database.errors import TableError
 from database.schema import (
@@ -125,9 +125,7 @@ def misspelt(path: Path, names: Sequence[str], kernel_type: str = "") -> list[st
 
 def _like(name: str, others: Sequence[str]) -> str:
     """The one of some names that is most like a name; "" where none is."""
-    by_lower = {other.lower(): other for other in others}
-    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=_ALIKE)
-    return by_lower[found[0]] if found else ""
+    return next(iter(alike(name, others, most=1, least=_ALIKE)), "")
 
 
 def _no_header(path: Path) -> TableError:

@@ -208,16 +208,14 @@ def _matched(
     keep_newer: bool,
 ) -> list[tuple[int, Record]]:
     """The rows that records tell of, each with its record, but for those that are to stay as they are."""
-    durations = [rows[column] for column in duration_columns(kernel_type)]
-    runs = rows[RUN_ID]
 
     def stays(position: int, record: Record) -> bool:
-        if keep_newer and runs[position] > record.run_id:
+        if keep_newer and rows[RUN_ID][position] > record.run_id:
             # Run ids begin with the time at which the run started.
             return True
         # Nobody asked for a row of which only a sample came by.
         only_came_by = mode is UpdateMode.MISSING_ONLY and record.signature in of_type.brought
-        return only_came_by and any(valid_duration(cells[position]) for cells in durations)
+        return only_came_by and any(valid_duration(rows[name][position]) for name in duration_columns(kernel_type))
 
     return [
         (position, record)

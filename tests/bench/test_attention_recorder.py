@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from captures import DECODE_RECORD
 
 from bench import attention_recorder
 from bench.attention_recorder import ENVIRONMENT, record_attention
@@ -83,19 +84,10 @@ def arguments(kv=(300, 128, 7), tokens=3):
 
 
 RECORD = {
+    **DECODE_RECORD,
     "query_shape": [3, 4, 16],
     "key_shape": [9, 128, 16],
     "value_shape": [9, 128, 16],
-    "atten_mask_shape": [2048, 2048],
-    "block_table_shape": [3, 16],
-    "actual_seq_lengths": [1, 2, 3],
-    "actual_seq_lengths_kv": [300, 128, 7],
-    "block_table_valid_blocks": [3, 1, 1],
-    "num_heads": 4,
-    "num_key_value_heads": 1,
-    "sparse_mode": 3,
-    "input_layout": "TND",
-    "block_size": 128,
 }
 
 
