@@ -245,8 +245,8 @@ def _place_of(option: argparse.Namespace, devices: Sequence[DeviceSpec], communi
 
 def _of_this_machine(option: argparse.Namespace, versions: Versions) -> str:
     """Which of the versions that name a database of profiles are only those of the software that is installed here."""
-    given = {VLLM: option.vllm_version, TORCH: option.torch_version, CANN: option.cann_version}
-    here = [component for component, version in given.items() if not version]
+    named = {VLLM: option.vllm_version, TORCH: option.torch_version, CANN: option.cann_version}
+    here = [component for component, version in named.items() if not version]
     if not here:
         return ""
     names = ", ".join(f"{component.name} {getattr(versions, component.field)}" for component in here)
@@ -278,10 +278,10 @@ def _expect_installed(versions: Versions) -> None:
     """What the installed software measures must not be filed under another version."""
     installed = detect()
     for component in (VLLM, TORCH, CANN):
-        given, here = getattr(versions, component.field), getattr(installed, component.field)
-        if given and here and version_key(given) != version_key(here):
+        named, here = getattr(versions, component.field), getattr(installed, component.field)
+        if named and here and version_key(named) != version_key(here):
             raise pytest.UsageError(
-                f"{component.option} {given}: rows would be measured with the installed {component.name} {here}; "
+                f"{component.option} {named}: rows would be measured with the installed {component.name} {here}; "
                 f"leave it out, or name a database with --database-path"
             )
 

@@ -14,7 +14,7 @@ from bench.errors import DeviceGone, ReplayError
 from bench.executor import BatchExecutor
 from bench.job import DeviceDescription, Job, Outcome
 from bench.registry import replay_spec
-from database.measured import duration_columns, measured_cells, microseconds
+from database.measured import stored_us
 from database.record import Record
 from database.schema import Status
 from plugins.items import REPORT_ATTRIBUTE, needs_group, row_of
@@ -165,11 +165,11 @@ def _properties(record: Record) -> list[tuple[str, object]]:
     properties: list[tuple[str, object]] = [("status", record.status.value), ("run_id", record.run_id)]
     if record.measurement is not None:
         summary = record.measurement.summary
-        # As in the CSV: of a kernel the mean, of a message the median of its slowest rank.
-        stored = measured_cells(record)[duration_columns(record.kernel_type)[0]]
-        properties.append(("duration_us", float(stored)))
-        if microseconds(summary.mean_us) != stored:
-            properties.append(("duration_mean_us", round(summary.mean_us, 4)))
+        # As in the CSV.
+        stored, mean = round(stored_us(record.kernel_type, summary), 4), round(summary.mean_us, 4)
+        properties.append(("duration_us", stored))
+        if mean != stored:
+            properties.append(("duration_mean_us", mean))
         properties += [
             ("duration_median_us", round(summary.median_us, 4)),
             ("duration_std_us", round(summary.std_us, 4)),
