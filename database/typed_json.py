@@ -38,8 +38,10 @@ def decode(text: bytes | str, kind: type[T], place: str) -> T:
         DecodeError: the text is malformed, nested too deeply, not UTF-8, holds a number out of range or a lone
             surrogate, or does not fit `kind`.
     """
+    # mypy does not take a type[T] for hashable.
+    hashable: Any = kind
     try:
-        value: T = _decoder(kind).decode(text)
+        value: T = _decoder(hashable).decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise DecodeError(place, str(error)) from None
     return value
