@@ -6,11 +6,17 @@ import hashlib
 import json
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
+from typing import Annotated, Any
 
+from msgspec import Meta
+
+from database.errors import OpAtlasError
+from database.layout import public_version
 from database.store import Database, write_text
+from database.typed_json import DecodeError, decode
 
 VERSION = 1
 #: Packages whose version bears on a duration or on how it is taken.
@@ -34,10 +40,10 @@ class Manifest:
 
     run_id: str
     started_at: float
-    options: Mapping[str, object]
+    options: Mapping[str, Any]
     code: str
-    device: Mapping[str, object] = field(default_factory=dict)
-    other_devices: Sequence[Mapping[str, object]] = ()
+    device: Mapping[str, Any] = field(default_factory=dict)
+    other_devices: Sequence[Mapping[str, Any]] = ()
     finished_at: float | None = None
     statuses: Mapping[str, int] = field(default_factory=dict)
     host: str = field(default_factory=platform.node)
@@ -45,6 +51,39 @@ class Manifest:
     python: str = field(default_factory=platform.python_version)
     packages: Mapping[str, str] = field(default_factory=lambda: installed(_PACKAGES))
     version: int = VERSION
+
+    @property
+    def device_names(self) -> frozenset[str]:
+        """Names of the devices that the run measured on; empty if the run ended before its first row."""
+        named = (device.get("name") for device in (self.device, *self.other_devices))
+        return frozenset(str(name) for name in named if name)
+
+    @property
+    def torch(self) -> str:
+        """Public version of torch ("2.9.0" of "2.9.0+cpu"); "" if torch was not installed."""
+        return public_version(self.packages.get("torch", ""))
+
+    @classmethod
+    def read(cls, path: Path) -> Manifest:
+        """Reads a manifest. A field that the file lacks is empty; a field that this version does not know is ignored.
+
+        The run id is that of the file's name, to which the Run ID of a row leads.
+
+        Raises:
+            OpAtlasError: the file cannot be read, or is no manifest.
+        """
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
+        try:
+            stored = decode(text, _Stored, str(path))
+        except DecodeError as error:
+            raise OpAtlasError(
+                f"{path}: not the manifest of a run ({error.problem}): restore it, or move it away"
+            ) from None
+        values = {field.name: getattr(stored, field.name) for field in fields(cls)}
+        return cls(**{**values, "run_id": path.stem})
 
     @staticmethod
     def path(database: Database, run_id: str) -> Path:
@@ -56,6 +95,43 @@ class Manifest:
         path = self.path(database, self.run_id)
         write_text(path, json.dumps(asdict(self), indent=2, default=str) + "\n")
         return path
+
+
+#: Seconds since the epoch, before the year 10000.
+_Time = Annotated[float, Meta(ge=0, lt=253402300800)]
+
+
+@dataclass(kw_only=True)
+class _Stored(Manifest):
+    """A manifest as its file has it: what the file lacks is not known, and not a fact of this machine."""
+
+    started_at: _Time
+    run_id: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    code: str = ""
+    finished_at: _Time | None = None
+    host: str = ""
+    system: str = ""
+    python: str = ""
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+
+def manifests_of(database: Database, problems: list[str]) -> dict[str, Manifest]:
+    """Reads the manifests of a database.
+
+    Args:
+        problems: gets a sentence for each manifest that cannot be read; the others are read all the same.
+
+    Returns:
+        The manifests by run id, in the order of the run ids.
+    """
+    found = {}
+    for path in sorted(database.runs_dir.glob("*.json")):
+        try:
+            found[path.stem] = Manifest.read(path)
+        except OpAtlasError as error:
+            problems.append(str(error))
+    return found
 
 
 def code_digest(directories: Iterable[Path]) -> str:

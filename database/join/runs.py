@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -10,8 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from database.errors import OpAtlasError
-from database.layout import public_version
+from database.manifest import Manifest
 
 #: Greater is newer. Run ids are compared last, so that of two different runs one is always the newer.
 Age = tuple[int, float, str]
@@ -42,23 +40,9 @@ def read_run(manifest: Path) -> Run:
     Raises:
         OpAtlasError: the file cannot be read, or is no manifest.
     """
-    try:
-        values = json.loads(manifest.read_bytes())
-        devices = [values["device"], *values.get("other_devices", ())]
-        torch = values["packages"].get("torch")
-        return Run(
-            run_id=manifest.stem,
-            manifest=manifest,
-            started_at=float(values["started_at"]),
-            devices=frozenset(str(device["name"]) for device in devices if device),
-            torch=frozenset([public_version(torch)] if torch else []),
-        )
-    except OSError as error:
-        raise OpAtlasError(f"{manifest}: cannot be read ({error.strerror}): check its permissions") from None
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise OpAtlasError(
-            f"{manifest}: not the manifest of a run ({type(error).__name__}: {error}): restore it, or move it away"
-        ) from None
+    read = Manifest.read(manifest)
+    torch = frozenset([read.torch] if read.torch else [])
+    return Run(read.run_id, manifest, read.started_at, read.device_names, torch)
 
 
 def ages(runs: Iterable[Run]) -> Callable[[str], Age]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from database.bulk import without_cycle_collection
 from database.errors import CellError, OpAtlasError
 from database.header import expect_columns, read_header
-from database.join.runs import read_run
+from database.manifest import manifests_of
 from database.schema import AVERAGE, CACHE_STATE, INPUT_SLOTS, INSTRUMENT, OUTPUT_SLOTS, PROFILING_AVERAGE
 from database.slots import Slot, parse_slots
 from database.statistics import valid_duration
@@ -112,11 +111,9 @@ def device_of(folder: Path) -> str:
     parts = folder.resolve().parts
     if parts[-4:-3] == ("data",):
         return parts[-3]
-    names: set[str] = set()
-    for manifest in sorted(Database(folder).runs_dir.glob("*.json")):
-        # One that cannot be read is nothing to a plot: merge and the runs themselves report it.
-        with suppress(OpAtlasError):
-            names |= read_run(manifest).devices
+    # A manifest that cannot be read is nothing to a plot: merge and the runs themselves report it.
+    manifests = manifests_of(Database(folder), problems=[])
+    names = {name for manifest in manifests.values() for name in manifest.device_names}
     return names.pop() if len(names) == 1 else ""
 
 

@@ -1,0 +1,86 @@
+"""Manifests of runs: what is written is read again, and one that is damaged costs itself only."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from database.errors import OpAtlasError
+from database.manifest import Manifest, manifests_of
+from database.store import Database
+
+RUN = "20261121T163006-1f0c9a"
+WRITTEN = Manifest(
+    RUN,
+    1.5e9,
+    {"update_mode": "all", "warmup": 3},
+    "abc",
+    device={"name": "NVIDIA H200", "memory_bytes": 150_000_000_000},
+    other_devices=[{"name": "NVIDIA H100"}],
+    statuses={"measured": 2},
+    packages={"torch": "2.9.0+cu130"},
+)
+
+DAMAGED = {
+    "empty": b"",
+    "zeros": bytes(100),
+    "list": b"[]",
+    "no start": b"{}",
+    "start is text": b'{"started_at": "x"}',
+    "start is huge": b'{"started_at": 1' + b"0" * 400 + b"}",
+    "start after the last date": b'{"started_at": 1e300}',
+    "5,000 digits": b'{"started_at": 1, "options": {"x": ' + b"1" * 5000 + b"}}",
+    "device is a list": b'{"started_at": 1, "device": ["CPU"]}',
+    "packages are numbers": b'{"started_at": 1, "packages": {"torch": 2}}',
+    "deep": b'{"started_at": 1, "options": ' + b'{"x":' * 100_000,
+    "deep where nobody looks": b'{"started_at": 1, "unknown": ' + b"[" * 100_000,
+    "not UTF-8": b'{"started_at": 1, "code": "\xff"}',
+    "lone surrogate": b'{"started_at": 1, "code": "\\udcff"}',
+}
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    path = WRITTEN.write(Database(tmp_path))
+    read = Manifest.read(path)
+    assert read == replace(WRITTEN, other_devices=read.other_devices)
+    assert read.device_names == {"NVIDIA H200", "NVIDIA H100"}
+    assert read.torch == "2.9.0"
+
+
+def test_fields_of_later_versions_are_ignored_and_those_of_earlier_ones_are_empty(tmp_path: Path) -> None:
+    path = tmp_path / f"{RUN}.json"
+    path.write_text(json.dumps({"started_at": 7, "version": 99, "of_later_versions": {"x": [1, None]}}))
+    read = Manifest.read(path)
+    assert (read.run_id, read.started_at, read.version) == (RUN, 7, 99)
+    assert (read.host, read.python, read.torch, read.packages, read.device_names) == ("", "", "", {}, frozenset())
+
+
+@pytest.mark.parametrize("text", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_manifest_costs_itself_only(tmp_path: Path, text: bytes) -> None:
+    database = Database(tmp_path)
+    WRITTEN.write(database)
+    damaged = database.runs_dir / "damaged.json"
+    damaged.write_bytes(text)
+    with pytest.raises(OpAtlasError) as raised:
+        Manifest.read(damaged)
+    assert str(damaged) in str(raised.value)
+    problems: list[str] = []
+    assert set(manifests_of(database, problems)) == {RUN}
+    assert problems == [str(raised.value)]
+
+
+def test_what_is_no_file_is_a_problem(tmp_path: Path) -> None:
+    database = Database(tmp_path)
+    (database.runs_dir / "folder.json").mkdir(parents=True)
+    problems: list[str] = []
+    assert manifests_of(database, problems) == {}
+    assert len(problems) == 1
+
+
+def test_a_database_without_runs_has_no_manifests(tmp_path: Path) -> None:
+    problems: list[str] = []
+    assert manifests_of(Database(tmp_path), problems) == {}
+    assert problems == []
