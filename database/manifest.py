@@ -19,6 +19,8 @@ from database.store import Database, write_text
 from database.typed_json import DecodeError, decode
 
 VERSION = 1
+#: How the names of an ingest's files in `runs/` begin (database/ingest/manifest.py).
+INGEST_PREFIX = "ingest-"
 #: Packages whose version bears on a duration or on how it is taken.
 _PACKAGES = ("opatlas", "torch", "torch_npu", "vllm-ascend", "numpy", "pandas", "pytest", "hypothesis", "transformers")
 
@@ -116,6 +118,11 @@ class _Stored(Manifest):
     packages: Mapping[str, str] = field(default_factory=dict)
 
 
+def run_manifests(database: Database) -> list[Path]:
+    """Paths of the manifests of runs, sorted; those of ingests (`ingest-*.json`) have another schema."""
+    return sorted(path for path in database.runs_dir.glob("*.json") if not path.name.startswith(INGEST_PREFIX))
+
+
 def manifests_of(database: Database, problems: list[str]) -> dict[str, Manifest]:
     """Reads the manifests of a database.
 
@@ -126,7 +133,7 @@ def manifests_of(database: Database, problems: list[str]) -> dict[str, Manifest]
         The manifests by run id, in the order of the run ids.
     """
     found = {}
-    for path in sorted(database.runs_dir.glob("*.json")):
+    for path in run_manifests(database):
         try:
             found[path.stem] = Manifest.read(path)
         except OpAtlasError as error:

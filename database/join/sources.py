@@ -13,6 +13,7 @@ from database.editing import TableEdit
 from database.errors import OpAtlasError
 from database.join.apply import Source
 from database.join.runs import Run, read_run
+from database.manifest import run_manifests
 from database.merge import UpdateMode, merge
 from database.record import Record
 from database.schema import BASE
@@ -63,7 +64,7 @@ def open_sources(target: Database, paths: Sequence[Path], scratch: Path, on_jour
     if target.path.exists() and not target.path.is_dir():
         raise OpAtlasError(f"TARGET {target.path}: not a folder; name that of its {{KernelType}}.csv files")
     opened = Opened()
-    opened.target_runs = _runs(target.runs_dir.glob("*.json"), opened.problems)
+    opened.target_runs = _runs(run_manifests(target), opened.problems)
     for path in paths:
         try:
             if not path.exists():
@@ -96,7 +97,7 @@ def _open_database(target: Database, path: Path, scratch: Path, opened: Opened, 
         )
     opened.databases += 1
     opened.left_alone += collectives
-    runs = _runs(database.runs_dir.glob("*.json"), opened.problems)
+    runs = _runs(run_manifests(database), opened.problems)
     opened.sources.append(Source(str(path), database, runs))
     for left_behind in journals:
         try:

@@ -84,3 +84,11 @@ def test_a_database_without_runs_has_no_manifests(tmp_path: Path) -> None:
     problems: list[str] = []
     assert manifests_of(Database(tmp_path), problems) == {}
     assert problems == []
+
+
+def test_the_manifest_of_an_ingest_is_not_one_of_a_run(tmp_path: Path) -> None:
+    database = Database(tmp_path)
+    WRITTEN.write(database)
+    (database.runs_dir / "ingest-20261122T144345Z-1a2b3c.json").write_text('{"kind": "ingest", "device": null}')
+    problems: list[str] = []
+    assert (list(manifests_of(database, problems)), problems) == ([RUN], [])
