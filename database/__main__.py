@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from database.commands import parser_of, run_command
+from database.combine import command as combine
+from database.commands import RENAMED, USAGE, parser_of, run_command
 from database.fill_runtime import command as fill_runtime
 from database.ingest import command as ingest
-from database.join import command as join
 from database.plots import command as plot
 from database.plots import communication, products
 from database.trace import command as trace
@@ -17,7 +17,7 @@ from database.trace import command as trace
 COMMANDS = {
     "ingest": ingest,
     "fill-runtime": fill_runtime,
-    "merge": join,
+    "combine": combine,
     "plot": plot,
     "plot-comm": communication,
     "plot-products": products,
@@ -32,6 +32,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; gives the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] in RENAMED:
+        print(f"error: {arguments[0]!r} is called {RENAMED[arguments[0]]!r} now", file=sys.stderr)
+        return USAGE
     return run_command(parser(), arguments)
 
 

@@ -14,7 +14,9 @@ from database.errors import OpAtlasError
 from database.terminal import fitted
 
 #: As argparse exits.
-_USAGE = 2
+USAGE = 2
+#: Commands that have another name now.
+RENAMED = {"merge": "combine"}
 
 
 class UsageError(OpAtlasError):
@@ -58,7 +60,7 @@ def run_command(parser: argparse.ArgumentParser, arguments: Sequence[str] | None
         status: int = parsed.run(parsed)
     except OpAtlasError as error:
         print(fitted(f"error: {error}"), file=sys.stderr)
-        return _USAGE if isinstance(error, UsageError) else 1
+        return USAGE if isinstance(error, UsageError) else 1
     except BrokenPipeError:
         # `| head` has seen enough; Python flushes stdout once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -27,6 +27,7 @@ from database.measured import (
     measured_cells,
 )
 from database.record import Record
+from database.run_order import RunOrder
 from database.schema import CRASHES_IN_A_ROW, RUN_ID, STATUS, STATUS_REASON, Status, microbench_counter
 from database.signature import signatures
 from database.statistics import valid_duration
@@ -208,10 +209,10 @@ def _matched(
     keep_newer: bool,
 ) -> list[tuple[int, Record]]:
     """The rows that records tell of, each with its record, but for those that are to stay as they are."""
+    order = RunOrder()
 
     def stays(position: int, record: Record) -> bool:
-        if keep_newer and rows[RUN_ID][position] > record.run_id:
-            # Run ids begin with the time at which the run started.
+        if keep_newer and order.age(rows[RUN_ID][position]) > order.age(record.run_id):
             return True
         # Nobody asked for a row of which only a sample came by.
         only_came_by = mode is UpdateMode.MISSING_ONLY and record.signature in of_type.brought

@@ -189,4 +189,4 @@ def _rescue(database: Database, header: Header, records: Sequence[Record]) -> st
 
 
 def _merge_command(database: Database, path: Path) -> str:
-    return shlex.join(["python", "-m", "database", "merge", str(database.path), str(path)])
+    return shlex.join(["python", "-m", "database", "combine", str(database.path), str(path)])

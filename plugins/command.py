@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from database.closest import closest
+from database.commands import RENAMED
 from database.errors import OpAtlasError
 
 _USAGE = 2
@@ -69,7 +70,7 @@ COMMANDS = {
     "shapes": _of_pytest("shapes/", "add theory rows of models to the database"),
     "bench": _of_pytest("bench/", "replay the rows of the database on a device"),
     "collectives": _of_pytest("bench/test_collectives.py", "measure collectives between the devices"),
-    "merge": _of_database("merge", "join databases that were measured apart"),
+    "combine": _of_database("combine", "combine databases that were measured apart"),
     "plot": _of_database("plot", "plot what a database holds, as PNGs for a report"),
     "plot-comm": _of_database("plot-comm", "plot the bus bandwidth of collectives"),
     "plot-products": _of_database("plot-products", "plot matrix products of chosen weights"),
@@ -105,6 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name == "--version":
         print(f"opatlas {_version()}")
         return 0
+    if name in RENAMED:
+        print(f"error: {name!r} is called {RENAMED[name]!r} now", file=sys.stderr)
+        return _USAGE
     if name not in COMMANDS:
         problem = f"there is no command {name!r}{closest(name, COMMANDS)}" if name else "no command given"
         print(f"error: {problem}: opatlas --help lists them", file=sys.stderr)

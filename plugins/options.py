@@ -88,7 +88,7 @@ ROWS = (
         type=_shard,
         metavar="I/N",
         help="run part I of N of the rows, the same part on every machine, whatever other rows come and go; "
-        "python -m database merge joins the parts (default: all rows)",
+        "opatlas combine puts the parts together (default: all rows)",
     ),
     declare(
         "--update-mode",

@@ -54,6 +54,12 @@ def test_an_unknown_command_is_an_error() -> None:
     assert done.stderr == "error: there is no command 'benhc' (did you mean bench?): opatlas --help lists them\n"
 
 
+def test_a_command_that_was_renamed_names_its_new_name(capfd: pytest.CaptureFixture[str]) -> None:
+    for run in (command.main, of_database.main):
+        assert run(["merge", "a", "b"]) == 2
+        assert "'combine'" in capfd.readouterr().err
+
+
 def test_no_command_is_an_error() -> None:
     done = opatlas()
     assert (done.returncode, done.stdout) == (2, "")
@@ -121,7 +127,7 @@ def test_bench_without_a_checkout_is_an_error(
     assert capsys.readouterr().err == "error: no checkout\n"
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("ingest", "--help"), ("merge", "--help")])
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("ingest", "--help"), ("combine", "--help")])
 def test_it_does_without_torch(arguments: tuple[str, ...]) -> None:
     script = (
         "import sys\n"

@@ -114,7 +114,7 @@ def test_older_columns() -> None:
 
 def test_journal_and_manifest_name_every_field() -> None:
     text = section("Journal")
-    told = words(text) - {"journal/{Run ID}.jsonl", "python -m database merge"}
+    told = words(text) - {"journal/{Run ID}.jsonl", "python -m database combine"}
     assert told == {field.name for kind in (journal.Header, Record, Measurement) for field in fields(kind)}
     assert f"version {journal.VERSION}." in text
     assert words(section("Manifest")) - {"runs/{Run ID}.json"} == {field.name for field in fields(Manifest)}

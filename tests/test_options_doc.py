@@ -29,7 +29,7 @@ ORIGINAL = {
 OWN = "Options that OpAtlas adds"
 #: Without a table of the original: commands of their own.
 COMMANDS = {
-    "Merge": ("database", "merge"),
+    "Combine": ("database", "combine"),
     "Fill runtime": ("database", "fill-runtime"),
     "Trace to CSV": ("database", "trace-to-csv"),
     "Doctor": ("bench", "doctor"),

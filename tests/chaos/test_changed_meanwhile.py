@@ -211,7 +211,7 @@ class TestEdited:
 
 def run_as_told(done: Finished) -> None:
     """Runs the command that a summary gives."""
-    (command,) = re.findall(r"`(python -m database merge .*?)`", done.output)
+    (command,) = re.findall(r"`(python -m database combine .*?)`", done.output)
     arguments = shlex.split(command)[1:]
     merged = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert merged.returncode == 0, merged.stdout + merged.stderr

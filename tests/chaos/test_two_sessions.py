@@ -123,7 +123,7 @@ class TestADatabaseThatASessionHas:
 
     def test_a_merge_is_refused(self, held: Held, sessions: Sessions) -> None:
         sessions.write("Moody", [row(3)])
-        done = database_command("merge", held.sessions.database, sessions.database)
+        done = database_command("combine", held.sessions.database, sessions.database)
         assert done.returncode != 0
         held.expect_identity(done.stderr)
         held.expect_untouched()

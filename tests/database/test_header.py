@@ -87,7 +87,7 @@ def test_commands_warn_of_each_column_once(tmp_path: Path, capsys: pytest.Captur
     right = write(tmp_path / "target/Abs.csv", (*BASE, AVERAGE))
     names = tuple("Out Formats" if name == "Output Formats" else name for name in BASE)
     wrong = write(tmp_path / "source/Abs.csv", (*names, AVERAGE))
-    assert main(["merge", str(right.parent), str(wrong.parent)]) == 0
+    assert main(["combine", str(right.parent), str(wrong.parent)]) == 0
     assert capsys.readouterr().err == (
         f"warning: {wrong}:1: column 'Out Formats' is not known (did you mean 'Output Formats'?): "
         f"it is kept as it is, and not used\n"

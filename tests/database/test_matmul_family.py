@@ -166,7 +166,7 @@ def test_a_journal_joins_as_its_session_would_have_merged_it(database: Database,
     path = tmp_path / "run-1.jsonl"
     journal.write(path, Header("run-1", "all", False), [record().to_json()])
     for _ in range(2):
-        assert database_command(["merge", str(database.path), str(path)]) == 0
+        assert database_command(["combine", str(database.path), str(path)]) == 0
         assert [read(database, name)[0]["Average Duration(us)"] for name in (V2, V3)] == ["6.0000", "6.0000"]
         assert read(database, V2)[0]["Status Reason"] == "ran as MatMulV3"
         assert [len(read(database, name)) for name in (V2, V3)] == [1, 1]

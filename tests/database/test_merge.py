@@ -277,6 +277,13 @@ def test_what_a_later_run_found_out_is_kept_where_it_is_asked_for(database: Data
     assert [row["Average Duration(us)"] for row in read(database)] == ["5.0000", "5.0000", ""]
 
 
+def test_a_run_of_a_clock_that_was_ahead_does_not_keep_records_out(database: Database) -> None:
+    write(database, [{**cells(1), "Average Duration(us)": "1.0", "Run ID": "20990101T000000-aaaaaa"}])
+    recovered = [record(1, 5.0, run="20251121T120000-aaaaaa")]
+    assert merge(database, recovered, UpdateMode.ALL, prune=False, keep_newer=True).updated == {"Abs": 1}
+    assert read(database)[0]["Average Duration(us)"] == "5.0000"
+
+
 def test_a_record_counts_whatever_run_the_row_was_measured_in_before(database: Database) -> None:
     write(database, [{**cells(1), "Average Duration(us)": "1.0", "Run ID": "run-2"}])
     merge(database, [record(1, 5.0, run="run-1")], UpdateMode.ALL, prune=False)

@@ -1,4 +1,4 @@
-"""How many rows there are, and how many of them have a duration."""
+"""Counts the rows of a database that have a duration."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from database.statistics import valid_duration
 
 
 @dataclass
-class Holdings:
-    """Of a table, or of many: `replayed` and `captured` are the rows that have a duration of that kind."""
+class DurationCounts:
+    """How many rows a table has, and how many of them have a replayed and a captured duration."""
 
     rows: int = 0
     replayed: int = 0
@@ -24,10 +24,10 @@ class Holdings:
         return f"{self.replayed:,} replayed, {self.captured:,} captured"
 
 
-def holdings_of(frame: pd.DataFrame) -> Holdings:
-    """Those of text cells."""
+def duration_counts(frame: pd.DataFrame) -> DurationCounts:
+    """Counts the rows of a table of text cells."""
     replayed, captured = (
         sum(valid_duration(cell) is not None for cell in frame[name].tolist()) if name in frame.columns else 0
         for name in (AVERAGE, PROFILING_AVERAGE)
     )
-    return Holdings(len(frame), replayed, captured)
+    return DurationCounts(len(frame), replayed, captured)

@@ -1,19 +1,18 @@
-"""The databases and journals that a user wants joined, and whether they may be."""
+"""The databases and journals that a user wants combined, and whether they may be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
 from database import journal
+from database.combine.apply import Source
 from database.editing import TableEdit
 from database.errors import OpAtlasError
-from database.join.apply import Source
-from database.join.runs import Run, read_run
-from database.manifest import run_manifests
+from database.manifest import Manifest, run_manifests
 from database.merge import UpdateMode, merge
 from database.record import Record
 from database.schema import BASE
@@ -23,33 +22,34 @@ from database.terminal import counted
 
 @dataclass
 class Opened:
-    """What the user named, ready to be joined.
+    """What the user named, ready to be combined.
 
     Attributes:
         sources: in the order named; each database is followed by its journals, oldest first.
-        target_runs: runs whose manifests the target has.
+        target_manifests: those of the target.
         databases, journals: how many there are of each.
         left_alone: files of another schema.
         problems: what could not be read.
     """
 
     sources: list[Source] = field(default_factory=list)
-    target_runs: tuple[Run, ...] = ()
+    target_manifests: Mapping[Path, Manifest] = field(default_factory=dict)
     databases: int = 0
     journals: int = 0
     left_alone: list[Path] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
-    def runs(self) -> list[Run]:
-        """The runs of all sources, then those of the target, which count where both have one."""
-        return [*(run for source in self.sources for run in source.runs), *self.target_runs]
+    def manifests(self) -> list[Manifest]:
+        """The manifests of all sources, then those of the target, which count if both have one of a run."""
+        every = (*(source.manifests for source in self.sources), self.target_manifests)
+        return [manifest for manifests in every for manifest in manifests.values()]
 
 
 def open_sources(target: Database, paths: Sequence[Path], scratch: Path, on_journal: Callable[[], None]) -> Opened:
-    """Looks at everything that is to be joined; writes to `scratch` only.
+    """Looks at everything that is to be combined; writes to `scratch` only.
 
-    Journals are read now and tables when they are joined, so that what a session writes back in
+    Journals are read now and tables when they are combined, so that what a session writes back in
     between is in either.
 
     Args:
@@ -64,7 +64,7 @@ def open_sources(target: Database, paths: Sequence[Path], scratch: Path, on_jour
     if target.path.exists() and not target.path.is_dir():
         raise OpAtlasError(f"TARGET {target.path}: not a folder; name that of its {{KernelType}}.csv files")
     opened = Opened()
-    opened.target_runs = _runs(run_manifests(target), opened.problems)
+    opened.target_manifests = _read(run_manifests(target), opened.problems)
     for path in paths:
         try:
             if not path.exists():
@@ -82,13 +82,13 @@ def open_sources(target: Database, paths: Sequence[Path], scratch: Path, on_jour
 def _open_database(target: Database, path: Path, scratch: Path, opened: Opened, on_journal: Callable[[], None]) -> None:
     """Raises OpAtlasError, OSError."""
     if target.path.exists() and path.samefile(target.path):
-        raise OpAtlasError(f"{path}: this is TARGET itself; name other databases to join into it")
+        raise OpAtlasError(f"{path}: this is TARGET itself; name other databases to combine into it")
     database = Database(path)
     journals = journal.all_of(database)
     collectives = sorted(path.glob("hcom_*.csv"))
     if collectives and not database.kernel_types() and not journals:
         raise OpAtlasError(
-            f"{path}: holds collectives only ({', '.join(file.name for file in collectives)}), which are not joined; "
+            f"{path}: holds collectives only ({', '.join(file.name for file in collectives)}), which are not combined; "
             f"measure them into one folder (--output-dir), or copy their files"
         )
     if not database.kernel_types() and not journals:
@@ -97,8 +97,8 @@ def _open_database(target: Database, path: Path, scratch: Path, opened: Opened, 
         )
     opened.databases += 1
     opened.left_alone += collectives
-    runs = _runs(run_manifests(database), opened.problems)
-    opened.sources.append(Source(str(path), database, runs))
+    manifests = _read(run_manifests(database), opened.problems)
+    opened.sources.append(Source(str(path), database, manifests))
     for left_behind in journals:
         try:
             contents = journal.read(left_behind)
@@ -110,7 +110,7 @@ def _open_database(target: Database, path: Path, scratch: Path, opened: Opened, 
         except OSError as error:
             opened.problems.append(f"{left_behind}: {error.strerror}: make it readable")
         else:
-            _add_journal(left_behind, contents, (), scratch, opened)
+            _add_journal(left_behind, contents, {}, scratch, opened)
             on_journal()
 
 
@@ -125,10 +125,12 @@ def _open_journal_alone(path: Path, scratch: Path, opened: Opened) -> None:
         run_ids = sorted({record.run_id for record in contents.records})
         beside = (Database(folder.parent).runs_dir / f"{run_id}.json" for run_id in run_ids)
         manifests = [manifest for manifest in beside if manifest.exists()]
-    _add_journal(path, contents, _runs(manifests, opened.problems), scratch, opened)
+    _add_journal(path, contents, _read(manifests, opened.problems), scratch, opened)
 
 
-def _add_journal(path: Path, contents: journal.Contents, runs: tuple[Run, ...], scratch: Path, opened: Opened) -> None:
+def _add_journal(
+    path: Path, contents: journal.Contents, manifests: Mapping[Path, Manifest], scratch: Path, opened: Opened
+) -> None:
     """Makes a database of a journal: the one that its session would have left if it had begun with bare rows."""
     opened.problems += [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
     if contents.torn:
@@ -154,25 +156,25 @@ def _add_journal(path: Path, contents: journal.Contents, runs: tuple[Run, ...], 
     opened.problems += merged.problems
     if merged.unmatched:
         opened.problems.append(f"{path}: not about the rows that they name: {counted(len(merged.unmatched), 'record')}")
-    opened.sources.append(Source(str(path), database, runs))
+    opened.sources.append(Source(str(path), database, manifests))
 
 
 def refuse_mixed(target: Path, opened: Opened) -> None:
-    """Sees to it that what is joined was measured on one device, and with one version of torch.
+    """Sees to it that what is combined was measured on one device, and with one version of torch.
 
     Raises:
         OpAtlasError: manifests say that a source was not measured on what the target, or a source
             before it, was.
     """
-    for where, of_run in _MEASURED:
-        known, holder = _union(map(of_run, opened.target_runs)), str(target)
+    for where, names_of in _MEASURED:
+        known, holder = _union(map(names_of, opened.target_manifests.values())), str(target)
         for source in opened.sources:
-            found = _union(map(of_run, source.runs))
+            found = _union(map(names_of, source.manifests.values()))
             if known and not found <= known:
                 raise OpAtlasError(
                     f"{source.name} was measured {where} {', '.join(sorted(found))}, {holder} {where} "
                     f"{', '.join(sorted(known))}: such durations do not compare; "
-                    f"join it into a TARGET of its own, or add --mixed"
+                    f"combine it into a TARGET of its own, or add --mixed"
                 )
             if not known:
                 holder = source.name
@@ -180,9 +182,9 @@ def refuse_mixed(target: Path, opened: Opened) -> None:
 
 
 #: What makes durations comparable, in the words of the error.
-_MEASURED: tuple[tuple[str, Callable[[Run], frozenset[str]]], ...] = (
-    ("on", lambda run: run.devices),
-    ("with torch", lambda run: run.torch),
+_MEASURED: tuple[tuple[str, Callable[[Manifest], frozenset[str]]], ...] = (
+    ("on", lambda manifest: manifest.device_names),
+    ("with torch", lambda manifest: frozenset(filter(None, [manifest.torch]))),
 )
 
 
@@ -190,11 +192,11 @@ def _union(names: Iterable[frozenset[str]]) -> frozenset[str]:
     return frozenset().union(*names)
 
 
-def _runs(manifests: Iterable[Path], problems: list[str]) -> tuple[Run, ...]:
-    runs = []
-    for manifest in sorted(manifests):
+def _read(paths: Iterable[Path], problems: list[str]) -> dict[Path, Manifest]:
+    manifests = {}
+    for path in sorted(paths):
         try:
-            runs.append(read_run(manifest))
+            manifests[path] = Manifest.read(path)
         except OpAtlasError as error:
             problems.append(str(error))
-    return tuple(runs)
+    return manifests

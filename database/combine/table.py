@@ -8,13 +8,13 @@ status      Status, Status Reason, Crashes In A Row: of the newest run that gave
 profiling   Profiling *: the target's, the source's where that has none
 others      each by itself: the target's cell, the source's where that is empty
 
-Joining the same table twice gives what joining it once gave.
+Combining the same table twice gives what combining it once gave.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from database.editing import TableEdit
-from database.join.runs import Age
+from database.run_order import Age, RunOrder
 from database.schema import (
     AVERAGE,
     CRASHES_IN_A_ROW,
@@ -62,7 +62,7 @@ class Conflict:
         what: the column; that of the average stands for a whole duration or profiling group.
         kept, dropped: the cells.
         kept_run, dropped_run: the runs of two durations; "" for anything else.
-        source: where what was joined came from.
+        source: where what was combined came from.
     """
 
     kernel_type: str
@@ -92,7 +92,7 @@ class Conflict:
 
 @dataclass
 class Tally:
-    """What became of the rows of a table, by their positions: several sources may be joined into it.
+    """What became of the rows of a table, by their positions: several sources may be combined into it.
 
     Attributes:
         added: how many rows the target lacked.
@@ -119,16 +119,16 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Joined:
+class Combined:
     """A table with another one in it."""
 
     frame: pd.DataFrame
     tally: Tally
 
 
-def join_table(
-    kernel_type: str, target: pd.DataFrame, source: pd.DataFrame, age: Callable[[str], Age], source_name: str
-) -> Joined:
+def combine_tables(
+    kernel_type: str, target: pd.DataFrame, source: pd.DataFrame, order: RunOrder, source_name: str
+) -> Combined:
     """Brings the rows of `source` into those of `target`; neither frame is changed.
 
     Rows of the target keep their places, rows that it lacks follow in the source's order. Rows of
@@ -137,15 +137,17 @@ def join_table(
 
     Args:
         target, source: text cells of rows of one kernel type.
-        age: how new the run of an id is.
+        order: tells which of two runs is the newer.
         source_name: what conflicts call the source.
     """
-    join = _Join(kernel_type, target, source, age, source_name)
-    join.durations_and_statuses()
-    join.profiling()
-    join.others()
-    frame = join.rows.frame() if join.tally.edited else target
-    return Joined(_with_rows(frame, source.iloc[join.missing]) if join.missing else frame, join.tally)
+    combination = _Combination(kernel_type, target, source, order, source_name)
+    combination.durations_and_statuses()
+    combination.profiling()
+    combination.others()
+    frame = combination.rows.frame() if combination.tally.edited else target
+    return Combined(
+        _with_rows(frame, source.iloc[combination.missing]) if combination.missing else frame, combination.tally
+    )
 
 
 def _with_rows(frame: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
@@ -164,8 +166,8 @@ class _Verdict(NamedTuple):
     reason: str
 
 
-class _Join:
-    """A join under way.
+class _Combination:
+    """A combination under way.
 
     Attributes:
         rows: the target's, being changed.
@@ -174,7 +176,7 @@ class _Join:
     """
 
     def __init__(
-        self, kernel_type: str, target: pd.DataFrame, source: pd.DataFrame, age: Callable[[str], Age], source_name: str
+        self, kernel_type: str, target: pd.DataFrame, source: pd.DataFrame, order: RunOrder, source_name: str
     ) -> None:
         self.rows = TableEdit(target)
         self.missing: list[int] = []
@@ -183,7 +185,7 @@ class _Join:
         self._kernel_type = kernel_type
         self._target, self._source = target, source
         self._columns = list(dict.fromkeys(map(str, [*target.columns, *source.columns])))
-        self._age = age
+        self._age = order.age
         self._source_name = source_name
         self._signatures = signatures(kernel_type, target)
         self._pairs: list[Pair] = []
@@ -314,7 +316,7 @@ class _Join:
     def _differing(self, names: Sequence[str]) -> list[Pair]:
         """The pairs in which one of some columns of the source holds something else than the target's.
 
-        Found without a Python object for each cell: in most joins there are few.
+        Found without a Python object for each cell: in most combinations there are few.
         """
         differs = np.zeros(len(self._pairs), dtype=bool)
         at, of = (pa.array([pair[side] for pair in self._pairs], type=pa.int64()) for side in (0, 1))

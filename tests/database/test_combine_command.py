@@ -1,4 +1,4 @@
-"""`python -m database merge`, as a user runs it."""
+"""`python -m database combine`, as a user runs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from test_join import AVERAGE, MIDDLE, NEW, OLD, PROFILED, contents, failed, manifest, measured
+from test_combine import AVERAGE, MIDDLE, NEW, OLD, PROFILED, contents, failed, manifest, measured
 from test_merge import cells, read, record, write
 
 from database.__main__ import main
@@ -28,7 +28,7 @@ def merge(capsys: pytest.CaptureFixture[str]) -> Merge:
     """Runs the command; gives status, stdout and stderr."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        status = main(["merge", *map(str, arguments)])
+        status = main(["combine", *map(str, arguments)])
         return status, *capsys.readouterr()
 
     return run
@@ -58,7 +58,7 @@ def test_the_summary_and_the_conflicts(target: Database, source: Database, merge
     write(source, [{**row, "Note": "theirs"} for row in rows])
     write(source, [cells(1)], "Neg")
     write(source, [{"message_bytes": "1"}], "hcom_allReduce_")
-    manifest(source, MIDDLE, 2e9)
+    manifest(source, MIDDLE, 1.77e9)
     status, out, err = merge(target.path, source.path)
     assert (status, err) == (0, "")
     (report,) = target.reports_dir.iterdir()
@@ -89,7 +89,7 @@ database:
   {target.path}
 """
     )
-    assert re.fullmatch(r"merge_conflicts_\d{8}_\d{6}\.csv", report.name)
+    assert re.fullmatch(r"combine_conflicts_\d{8}_\d{6}\.csv", report.name)
     with open(report, newline="") as file:
         first, second = csv.DictReader(file)
     assert first == {
@@ -112,7 +112,9 @@ def test_a_source_of_collectives_alone_is_refused_as_such(target: Database, sour
     write(source, [{"message_bytes": "1"}], "hcom_allReduce_")
     status, _, err = merge(target.path, source.path)
     assert status == 2
-    assert f"{source.path}: holds collectives only (hcom_allReduce_.csv), which are not joined" in " ".join(err.split())
+    assert f"{source.path}: holds collectives only (hcom_allReduce_.csv), which are not combined" in " ".join(
+        err.split()
+    )
 
 
 def test_with_no_conflict_there_is_no_report(target: Database, source: Database, merge: Merge) -> None:
@@ -202,7 +204,7 @@ def test_each_row_counts_once_whatever_the_sources(target: Database, tmp_path: P
     assert "TARGET now             5   rows: 5 replayed, 1 captured\n" in out
 
 
-def test_a_row_with_a_dtype_that_is_none_is_joined_and_told(target: Database, source: Database, merge: Merge) -> None:
+def test_a_row_with_a_dtype_that_is_none_is_combined_and_told(target: Database, source: Database, merge: Merge) -> None:
     write(source, [cells(1), {**cells(2), "Input Data Types": "DT_FLOAT99"}])
     status, out, _ = merge(target.path, source.path)
     assert status == 0
@@ -214,7 +216,9 @@ def test_a_row_with_a_dtype_that_is_none_is_joined_and_told(target: Database, so
 # What is refused
 
 
-def test_what_cannot_be_joined_is_wrong_usage(target: Database, source: Database, tmp_path: Path, merge: Merge) -> None:
+def test_what_cannot_be_combined_is_wrong_usage(
+    target: Database, source: Database, tmp_path: Path, merge: Merge
+) -> None:
     write(target, [cells(1)])
     write(source, [measured(1, 5.0, OLD)])
     empty = tmp_path / "empty"
@@ -249,7 +253,7 @@ def test_other_devices_and_other_torches_are_refused(target: Database, source: D
         ("Xeon", "2.13.0", f"{source.path} was measured on Xeon, {target.path} on AMD_EPYC"),
         ("AMD_EPYC", "2.9.0+cpu", f"{source.path} was measured with torch 2.9.0, {target.path} with torch 2.13.0"),
     ):
-        manifest(source, NEW, 2e9, device, torch)
+        manifest(source, NEW, 1.77e9, device, torch)
         before = contents(target.path)
         status, out, err = merge(target.path, source.path)
         assert (status, out) == (2, "")
@@ -262,12 +266,14 @@ def test_other_devices_and_other_torches_are_refused(target: Database, source: D
     assert merge(target.path, source.path)[0] == 0, "the target holds both already"
 
 
-def test_one_device_and_torch_under_another_build_are_joined(target: Database, source: Database, merge: Merge) -> None:
+def test_one_device_and_torch_under_another_build_are_combined(
+    target: Database, source: Database, merge: Merge
+) -> None:
     write(target, [measured(1, 5.0, OLD)])
     write(source, [measured(1, 6.0, NEW)])
     manifest(target, OLD, 1e9, torch="2.13.0+cpu")
-    manifest(source, NEW, 2e9, torch="2.13.0")
-    manifest(source, MIDDLE, 2e9)
+    manifest(source, NEW, 1.77e9, torch="2.13.0")
+    manifest(source, MIDDLE, 1.77e9)
     empty = source.runs_dir / "killed.json"
     empty.write_text(json.dumps({"started_at": 1.0, "device": {}, "packages": {}}))
     assert merge(target.path, source.path)[0] == 0
@@ -277,7 +283,7 @@ def test_every_device_of_a_session_counts(target: Database, source: Database, me
     write(target, [measured(1, 5.0, OLD)])
     write(source, [measured(1, 6.0, NEW)])
     manifest(target, OLD, 1e9, "NPU")
-    path = manifest(source, NEW, 2e9, "NPU")
+    path = manifest(source, NEW, 1.77e9, "NPU")
     path.write_text(json.dumps({**json.loads(path.read_text()), "other_devices": [{"name": "Other"}]}))
     status, _, err = merge(target.path, source.path)
     assert (status, "was measured on NPU, Other" in err) == (2, True)
@@ -297,7 +303,7 @@ def test_sources_of_different_devices_are_refused_too(target: Database, tmp_path
 def test_manifests_of_the_target_count(target: Database, source: Database, merge: Merge) -> None:
     write(target, [measured(1, 5.0, OLD)])
     write(source, [measured(1, 6.0, NEW)])
-    manifest(target, OLD, 5e9)
+    manifest(target, OLD, 1.78e9)
     assert merge(target.path, source.path)[0] == 0
     assert read(target)[0][AVERAGE] == "5.0", "the clock of its machine was wrong, says its manifest"
 
@@ -331,7 +337,7 @@ def test_journals_of_a_source_count_and_stay(target: Database, source: Database,
         write_journal(source.journal_dir / f"{OLD}.jsonl", record(2, 4.0, run=OLD), record(3, run=OLD), run=OLD),
         write_journal(source.journal_dir / f"{NEW}.jsonl", record(1, 6.0, run=NEW), record(2, run=NEW)),
     ]
-    manifest(source, NEW, 2e9)
+    manifest(source, NEW, 1.77e9)
     before = contents(source.path)
     status, out, _ = merge(target.path, source.path)
     assert status == 0
@@ -349,8 +355,8 @@ def test_journals_of_a_source_count_and_stay(target: Database, source: Database,
 def test_the_manifest_of_a_journal_in_a_database_comes_along(target: Database, source: Database, merge: Merge) -> None:
     write(target, [measured(1, 5.0, MIDDLE)])
     path = write_journal(source.journal_dir / f"{OLD}.jsonl", record(1, 6.0, run=OLD), run=OLD)
-    manifest(source, OLD, 5e9)
-    manifest(source, NEW, 5e9)
+    manifest(source, OLD, 1.78e9)
+    manifest(source, NEW, 1.78e9)
     assert merge(target.path, path)[0] == 0
     assert read(target)[0][AVERAGE] == "6.0000"
     assert [path.stem for path in target.runs_dir.iterdir()] == [OLD]
@@ -448,3 +454,15 @@ def test_a_target_that_a_session_has_is_refused(target: Database, source: Databa
     session.release()
     assert merge(target.path, source.path)[0] == 0
     assert len(read(target)) == 2
+
+
+def test_a_run_of_a_clock_that_was_ahead_does_not_win(target: Database, source: Database, merge: Merge) -> None:
+    ahead = "20990101T000000-aaaaaa"
+    write(target, [measured(1, 5.0, ahead)])
+    write(source, [measured(1, 6.0, NEW)])
+    status, out, _ = merge(target.path, source.path)
+    assert status == 0
+    assert [row[AVERAGE] for row in read(target)] == ["6.0"]
+    assert f"  {ahead}" in out.splitlines()
+    assert merge(source.path, target.path)[0] == 0
+    assert read(target) == read(source)

@@ -8,40 +8,41 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
 from database.bulk import without_cycle_collection
+from database.combine.counts import DurationCounts, duration_counts
+from database.combine.table import Conflict, Tally, combine_tables
 from database.counts import add_counts
 from database.dtypes import unknown_dtypes
 from database.errors import OpAtlasError, TableError
-from database.join.holdings import Holdings, holdings_of
-from database.join.runs import Age, Run, ages
-from database.join.table import Conflict, Tally, join_table
+from database.manifest import Manifest
+from database.run_order import RunOrder
 from database.schema import INPUT_DTYPES, OUTPUT_DTYPES
 from database.store import Database, Table, read_frame, write_frame, write_text
 
 
 @dataclass(frozen=True)
 class Source:
-    """What is joined into a database.
+    """What is combined into a database.
 
     Attributes:
         name: what the user calls it.
         database: where its tables are.
-        runs: those whose manifests go with it.
+        manifests: those of its runs, by their paths.
     """
 
     name: str
     database: Database
-    runs: tuple[Run, ...]
+    manifests: Mapping[Path, Manifest]
 
 
 @dataclass
-class Outcome:
+class CombineResult:
     """What became of the sources.
 
     Attributes:
@@ -58,13 +59,14 @@ class Outcome:
         conflicts: the furthest apart first.
         pruned: pruned rows that were added to the target's.
         manifests: those that were copied.
+        clocks_ahead: runs of machines whose clock was ahead; any other run is taken for the newer one.
         problems: files that could not be read or written.
     """
 
     kernel_types: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
-    added: Holdings = field(default_factory=Holdings)
-    holds: Holdings = field(default_factory=Holdings)
+    added: DurationCounts = field(default_factory=DurationCounts)
+    holds: DurationCounts = field(default_factory=DurationCounts)
     taken: int = 0
     kept: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
@@ -74,6 +76,7 @@ class Outcome:
     conflicts: list[Conflict] = field(default_factory=list)
     pruned: int = 0
     manifests: int = 0
+    clocks_ahead: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -82,57 +85,58 @@ def kernel_types_of(sources: Sequence[Source]) -> list[str]:
     return sorted({kernel_type for source in sources for kernel_type in source.database.kernel_types()})
 
 
-def join(
-    target: Database, sources: Sequence[Source], runs: Sequence[Run], on_kernel_type: Callable[[], None]
-) -> Outcome:
+def combine(
+    target: Database, sources: Sequence[Source], manifests: Iterable[Manifest], on_kernel_type: Callable[[], None]
+) -> CombineResult:
     """Joins the sources into the target, in their order.
 
     Args:
-        runs: of the target and of the sources: they tell which of two durations is the newer.
+        manifests: those of the target and of the sources, which tell when each run began.
         on_kernel_type: called after each of `kernel_types_of(sources)`.
 
     Raises:
         OpAtlasError: the target cannot be locked. A file that cannot be read or written is a
             problem of the outcome, and does not keep the others out.
     """
-    outcome = Outcome(kernel_types_of(sources))
-    age = ages(runs)
+    outcome = CombineResult(kernel_types_of(sources))
+    order = RunOrder({manifest.run_id: manifest.started_at for manifest in manifests})
     with target.lock(), without_cycle_collection():
         # First, so that no Run ID of a table ever leads nowhere.
         _copy_manifests(target, sources, outcome)
-        joined = set()
+        combined = set()
         for kernel_type in outcome.kernel_types:
             try:
-                _join_tables(target, kernel_type, sources, age, outcome)
-                joined.add(kernel_type)
+                _combine_tables(target, kernel_type, sources, order, outcome)
+                combined.add(kernel_type)
             except OpAtlasError as error:
-                outcome.problems.append(f"{error} (so nothing was joined into it)")
+                outcome.problems.append(f"{error} (so nothing was combined into it)")
             on_kernel_type()
-        for kernel_type in sorted(set(target.kernel_types()) - joined):
-            # What cannot be read is told where it was to be joined into, and is nothing to a join elsewhere.
+        for kernel_type in sorted(set(target.kernel_types()) - combined):
+            # What cannot be read is told where it was to be combined into, and is nothing to a combination elsewhere.
             with contextlib.suppress(OpAtlasError):
-                add_counts(outcome.holds, holdings_of(target.read(kernel_type).frame))
-        _join_pruned(target, sources, outcome)
+                add_counts(outcome.holds, duration_counts(target.read(kernel_type).frame))
+        _combine_pruned(target, sources, outcome)
+    outcome.clocks_ahead = sorted(order.ahead)
     outcome.conflicts.sort(key=lambda conflict: -conflict.distance)
     return outcome
 
 
-def _copy_manifests(target: Database, sources: Sequence[Source], outcome: Outcome) -> None:
-    for run in (run for source in sources for run in source.runs):
-        path = target.runs_dir / run.manifest.name
+def _copy_manifests(target: Database, sources: Sequence[Source], outcome: CombineResult) -> None:
+    for manifest in (path for source in sources for path in source.manifests):
+        path = target.runs_dir / manifest.name
         if path.exists():
             continue
         try:
-            write_text(path, run.manifest.read_text(encoding="utf-8"))
+            write_text(path, manifest.read_text(encoding="utf-8"))
             outcome.manifests += 1
         except OpAtlasError as error:
             outcome.problems.append(str(error))
         except OSError as error:
-            outcome.problems.append(f"{run.manifest}: cannot be read ({error.strerror}): check its permissions")
+            outcome.problems.append(f"{manifest}: cannot be read ({error.strerror}): check its permissions")
 
 
-def _join_tables(
-    target: Database, kernel_type: str, sources: Sequence[Source], age: Callable[[str], Age], outcome: Outcome
+def _combine_tables(
+    target: Database, kernel_type: str, sources: Sequence[Source], order: RunOrder, outcome: CombineResult
 ) -> None:
     path = target.csv_path(kernel_type)
     is_new = not path.exists()
@@ -142,23 +146,23 @@ def _join_tables(
     paths = [source.database.csv_path(kernel_type) for source in sources]
     for source, rows in _frames(sources, paths, outcome):
         # A new table has all columns of the first one that it is made of.
-        joined = join_table(kernel_type, rows.iloc[:0] if frame is None else frame, rows, age, source.name)
-        frame = joined.frame
-        tallies.append(joined.tally)
+        combined = combine_tables(kernel_type, rows.iloc[:0] if frame is None else frame, rows, order, source.name)
+        frame = combined.frame
+        tallies.append(combined.tally)
     if frame is None:
         return
     if any(tally.added or tally.edited for tally in tallies):
         target.write(Table(kernel_type, path, frame))
         outcome.new += [kernel_type] * is_new
-    add_counts(outcome.holds, holdings_of(frame))
+    add_counts(outcome.holds, duration_counts(frame))
     new = frame.iloc[there:]
-    add_counts(outcome.added, holdings_of(new))
+    add_counts(outcome.added, duration_counts(new))
     for cells in new[[INPUT_DTYPES, OUTPUT_DTYPES]].to_dict("records"):
         outcome.unknown_dtypes.update(unknown_dtypes(cells))
     _count(tallies, there, outcome)
 
 
-def _count(tallies: Sequence[Tally], there: int, outcome: Outcome) -> None:
+def _count(tallies: Sequence[Tally], there: int, outcome: CombineResult) -> None:
     """Adds what became of the first `there` rows of a table, each of which counts once, whatever the sources."""
 
     def rows(of_each: Iterable[Iterable[int]]) -> set[int]:
@@ -174,7 +178,7 @@ def _count(tallies: Sequence[Tally], there: int, outcome: Outcome) -> None:
     outcome.conflicts += [conflict for tally in tallies for conflict in tally.conflicts]
 
 
-def _join_pruned(target: Database, sources: Sequence[Source], outcome: Outcome) -> None:
+def _combine_pruned(target: Database, sources: Sequence[Source], outcome: CombineResult) -> None:
     """Adds the pruned rows that are not there to the letter."""
     names = sorted({path.name for source in sources for path in source.database.pruned_dir.glob("[!.]*.csv")})
     for name in names:
@@ -196,7 +200,7 @@ def _join_pruned(target: Database, sources: Sequence[Source], outcome: Outcome) 
 
 
 def _frames(
-    sources: Sequence[Source], paths: Sequence[Path], outcome: Outcome
+    sources: Sequence[Source], paths: Sequence[Path], outcome: CombineResult
 ) -> Iterator[tuple[Source, pd.DataFrame]]:
     """The tables of those sources that have one; one that cannot be read is a problem."""
     for source, path in zip(sources, paths, strict=True):

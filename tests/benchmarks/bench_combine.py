@@ -1,6 +1,6 @@
-"""What it takes to join a large CSV into another of the same rows, each measured by a newer run.
+"""What it takes to combine a large CSV into another of the same rows, each measured by a newer run.
 
-    python -m tests.benchmarks.bench_join [--rows N] [--rounds N]
+    python -m tests.benchmarks.bench_combine [--rows N] [--rounds N]
 
 Every row is a conflict: its duration is taken, and the report lists both. The command runs in a
 child process. The baseline is pandas reading both files and writing one.
@@ -33,15 +33,17 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the best counts (default: 3)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        joins, copies = [], []
+        combinations, copies = [], []
         source = write_measured(Path(folder, "source"), arguments.rows, "20261102T000000-bbbbbb")
         for i in range(arguments.rounds):
             target = write_measured(Path(folder, f"target{i}"), arguments.rows, "20261101T000000-aaaaaa")
             copies.append(measure([sys.executable, "-c", _PANDAS, str(target), str(source)]))
-            joins.append(measure([sys.executable, "-m", "database", "merge", str(target.parent), str(source.parent)]))
-            print(f"  pandas {copies[-1]}; join {joins[-1]}")
-    best = Cost.best(joins)
-    print(f"joining {arguments.rows:,} rows into as many: {best} (target: {TARGET_S} s, {TARGET_MB} MB)")
+            combinations.append(
+                measure([sys.executable, "-m", "database", "combine", str(target.parent), str(source.parent)])
+            )
+            print(f"  pandas {copies[-1]}; combine {combinations[-1]}")
+    best = Cost.best(combinations)
+    print(f"combining {arguments.rows:,} rows into as many: {best} (target: {TARGET_S} s, {TARGET_MB} MB)")
     print(f"{best.seconds / Cost.best(copies).seconds:.2f} times pandas reading both files and writing one")
     return 0 if best.seconds < TARGET_S and best.peak_mb < TARGET_MB else 1
 

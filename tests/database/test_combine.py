@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from test_merge import cells, read, record, write
 
-from database.errors import OpAtlasError
-from database.join.apply import Outcome, Source, join
-from database.join.runs import Run, ages, read_run
-from database.join.table import Joined, join_table
+from database.combine.apply import CombineResult, Source, combine
+from database.combine.table import Combined, combine_tables
+from database.manifest import manifests_of
 from database.merge import UpdateMode, merge
+from database.run_order import RunOrder
 from database.schema import Status
 from database.signature import signature
 from database.statistics import valid_duration
@@ -26,7 +25,7 @@ from database.store import Database
 AVERAGE, RUN = "Average Duration(us)", "Run ID"
 PROFILED = "Profiling Average Duration(us)"
 #: Runs of these ids began in this order.
-OLD, MIDDLE, NEW = (f"2026112{day}T120000-aaaaaa" for day in (1, 2, 3))
+OLD, MIDDLE, NEW = (f"2025112{day}T120000-aaaaaa" for day in (1, 2, 3))
 
 
 def measured(size: int, duration: float | str, run: str, **more: str) -> dict[str, str]:
@@ -44,26 +43,26 @@ def frame(rows: Sequence[Mapping[str, str]]) -> pd.DataFrame:
     return pd.DataFrame(list(rows), dtype=str).fillna("")
 
 
-def joined(
+def combined(
     target: Sequence[Mapping[str, str]], source: Sequence[Mapping[str, str]], kernel_type: str = "Abs"
-) -> Joined:
-    return join_table(kernel_type, frame(target), frame(source), ages([]), "elsewhere")
+) -> Combined:
+    return combine_tables(kernel_type, frame(target), frame(source), RunOrder(), "elsewhere")
 
 
-def rows_of(result: Joined) -> list[dict[str, str]]:
+def rows_of(result: Combined) -> list[dict[str, str]]:
     return result.frame.to_dict("records")
 
 
-def only_row(result: Joined) -> dict[str, str]:
+def only_row(result: Combined) -> dict[str, str]:
     (row,) = rows_of(result)
     return row
 
 
 def test_the_newer_duration_wins_with_everything_that_belongs_to_it() -> None:
     older, newer = measured(1, 5.0, OLD, **{"MicroBench aic_mac_ratio": "0.5"}), measured(1, 7.0, NEW)
-    taken = joined([older], [newer])
+    taken = combined([older], [newer])
     assert only_row(taken) == {**newer, "MicroBench aic_mac_ratio": ""}, "a counter of the older run is not of this one"
-    kept = joined([newer], [older])
+    kept = combined([newer], [older])
     assert only_row(kept) == newer
     assert (taken.tally.taken, taken.tally.kept, kept.tally.taken, kept.tally.kept) == ({0}, set(), set(), {0})
 
@@ -71,7 +70,7 @@ def test_the_newer_duration_wins_with_everything_that_belongs_to_it() -> None:
 def test_two_durations_are_a_conflict_that_names_both() -> None:
     for target, source in ((OLD, NEW), (NEW, OLD)):
         durations = {OLD: "5.0", NEW: "10.0"}
-        result = joined([measured(1, durations[target], target)], [measured(1, durations[source], source)])
+        result = combined([measured(1, durations[target], target)], [measured(1, durations[source], source)])
         (conflict,) = result.tally.conflicts
         assert (conflict.what, conflict.source, conflict.input_shapes) == (AVERAGE, "elsewhere", "1,4")
         assert (conflict.kept, conflict.kept_run) == ("10.0", NEW)
@@ -81,7 +80,7 @@ def test_two_durations_are_a_conflict_that_names_both() -> None:
 
 
 def test_one_run_is_one_measurement() -> None:
-    result = joined([measured(1, 5.0, OLD)], [measured(1, "5.00", OLD)])
+    result = combined([measured(1, 5.0, OLD)], [measured(1, "5.00", OLD)])
     assert only_row(result)[AVERAGE] == "5.0"
     assert not result.tally.conflicts
 
@@ -89,25 +88,25 @@ def test_one_run_is_one_measurement() -> None:
 @pytest.mark.parametrize("cell", ["", "0", "nan", "-1", "inf", "none"])
 def test_what_is_no_duration_neither_wins_nor_is_defended(cell: str) -> None:
     valid = measured(1, 5.0, OLD)
-    assert only_row(joined([valid], [measured(1, cell, NEW)]))[AVERAGE] == "5.0"
-    taken = joined([{**failed(1, NEW), AVERAGE: cell}], [valid])
+    assert only_row(combined([valid], [measured(1, cell, NEW)]))[AVERAGE] == "5.0"
+    taken = combined([{**failed(1, NEW), AVERAGE: cell}], [valid])
     assert only_row(taken)[AVERAGE] == "5.0"
     assert not taken.tally.conflicts
 
 
 def test_a_duration_of_no_run_is_older_than_any() -> None:
     foreign = {**cells(1), AVERAGE: "3.0"}
-    assert only_row(joined([foreign], [measured(1, 5.0, OLD)]))[AVERAGE] == "5.0"
-    assert only_row(joined([measured(1, 5.0, OLD)], [foreign]))[AVERAGE] == "5.0"
-    other = joined([foreign], [{**foreign, AVERAGE: "4.0"}])
+    assert only_row(combined([foreign], [measured(1, 5.0, OLD)]))[AVERAGE] == "5.0"
+    assert only_row(combined([measured(1, 5.0, OLD)], [foreign]))[AVERAGE] == "5.0"
+    other = combined([foreign], [{**foreign, AVERAGE: "4.0"}])
     assert only_row(other)[AVERAGE] == "3.0"
     assert [(c.kept, c.dropped) for c in other.tally.conflicts] == [("3.0", "4.0")]
-    assert not joined([foreign], [{**foreign, AVERAGE: "3.00"}]).tally.conflicts
+    assert not combined([foreign], [{**foreign, AVERAGE: "3.00"}]).tally.conflicts
 
 
 def test_a_newer_failure_marks_the_row_and_keeps_its_duration() -> None:
     valid = measured(1, 5.0, OLD)
-    result = joined([valid], [failed(1, NEW, **{"Crashes In A Row": "2"})])
+    result = combined([valid], [failed(1, NEW, **{"Crashes In A Row": "2"})])
     assert only_row(result) == {
         **valid,
         "Status": "crashed",
@@ -115,42 +114,42 @@ def test_a_newer_failure_marks_the_row_and_keeps_its_duration() -> None:
         "Crashes In A Row": "2",
     }
     assert result.tally.statuses == {0: "crashed"}
-    assert only_row(joined([failed(1, NEW)], [valid])) == only_row(joined([valid], [failed(1, NEW)]))
+    assert only_row(combined([failed(1, NEW)], [valid])) == only_row(combined([valid], [failed(1, NEW)]))
 
 
 def test_a_newer_measurement_beats_an_older_failure() -> None:
     valid = measured(1, 5.0, NEW, **{"Crashes In A Row": ""})
     failure = failed(1, OLD, **{"Crashes In A Row": "1"})
-    assert only_row(joined([failure], [valid])) == valid
-    assert only_row(joined([valid], [failure])) == valid
+    assert only_row(combined([failure], [valid])) == valid
+    assert only_row(combined([valid], [failure])) == valid
 
 
 def test_a_failure_between_two_measurements_is_read_from_the_reason() -> None:
     marked = {**measured(1, 5.0, OLD), "Status": "oom", "Status Reason": f"out of memory [run {MIDDLE}]"}
-    assert only_row(joined([marked], [measured(1, 6.0, NEW)]))["Status"] == "measured"
+    assert only_row(combined([marked], [measured(1, 6.0, NEW)]))["Status"] == "measured"
     late = {**marked, "Status Reason": f"out of memory [run {NEW}]"}
-    row = only_row(joined([late], [measured(1, 6.0, MIDDLE)]))
+    row = only_row(combined([late], [measured(1, 6.0, MIDDLE)]))
     assert (row[AVERAGE], row[RUN]) == ("6.0", MIDDLE)
     assert (row["Status"], row["Status Reason"]) == ("oom", f"out of memory [run {NEW}]")
 
 
 def test_what_one_run_measured_at_last_counts() -> None:
     valid = measured(1, 5.0, NEW)
-    assert only_row(joined([failed(1, NEW)], [valid])) == valid
-    assert only_row(joined([valid], [failed(1, NEW)])) == valid
+    assert only_row(combined([failed(1, NEW)], [valid])) == valid
+    assert only_row(combined([valid], [failed(1, NEW)])) == valid
 
 
 def test_measured_says_nothing_of_a_row_without_its_duration() -> None:
     emptied = measured(1, "", NEW)
-    row = only_row(joined([emptied], [failed(1, OLD)]))
+    row = only_row(combined([emptied], [failed(1, OLD)]))
     assert (row["Status"], row[RUN]) == ("crashed", OLD)
-    assert only_row(joined([failed(1, OLD)], [emptied]))["Status"] == "crashed"
+    assert only_row(combined([failed(1, OLD)], [emptied]))["Status"] == "crashed"
 
 
 def test_a_failure_without_a_duration_has_its_run_in_its_own_column() -> None:
     marked = {**measured(1, 5.0, OLD), "Status": "oom", "Status Reason": f"out of memory [run {NEW}]"}
     gone = {**marked, AVERAGE: ""}
-    row = only_row(joined([failed(1, OLD)], [gone]))
+    row = only_row(combined([failed(1, OLD)], [gone]))
     assert (row["Status"], row["Status Reason"], row[RUN]) == ("oom", "out of memory", NEW)
 
 
@@ -169,24 +168,24 @@ def test_reasons_are_as_the_merge_of_a_session_writes_them(tmp_path: Path) -> No
 def test_a_captured_duration_fills_and_never_replaces() -> None:
     captured = {**cells(1), PROFILED: "4.0", "Profiling Samples": "3"}
     empty = {**cells(1), PROFILED: "", "Mine": "x"}
-    filled = joined([empty], [captured])
+    filled = combined([empty], [captured])
     assert only_row(filled) == {**captured, "Mine": "x"}
     assert filled.tally.profiled == {0}
-    other = joined([captured], [{**captured, PROFILED: "5.0", "Profiling Samples": "9"}])
+    other = combined([captured], [{**captured, PROFILED: "5.0", "Profiling Samples": "9"}])
     assert only_row(other) == captured
     assert [(c.what, c.kept, c.dropped, c.ratio) for c in other.tally.conflicts] == [(PROFILED, "4.0", "5.0", 0.8)]
-    assert not joined([captured], [{**captured, PROFILED: "4.00"}]).tally.conflicts
+    assert not combined([captured], [{**captured, PROFILED: "4.00"}]).tally.conflicts
     counters_only = {**cells(1), PROFILED: "0", "Profiling Samples": "7"}
-    assert only_row(joined([counters_only], [captured])) == captured
-    assert only_row(joined([captured], [counters_only])) == captured
-    counters = joined([captured], [{**captured, "Profiling Samples": "9"}])
+    assert only_row(combined([counters_only], [captured])) == captured
+    assert only_row(combined([captured], [counters_only])) == captured
+    counters = combined([captured], [{**captured, "Profiling Samples": "9"}])
     assert [(c.what, c.ratio) for c in counters.tally.conflicts] == [("Profiling Samples", None)]
 
 
 def test_other_columns_are_filled_where_they_are_empty() -> None:
     target = [{**cells(1), "Note": "mine", "Runtime num_heads": ""}, {**cells(2), "Note": "", "Runtime num_heads": ""}]
     source = [{**cells(n), "Note": "theirs", "Extra": f"{n}", "Accelerator Core": "AIV"} for n in (2, 1)]
-    result = joined(target, source)
+    result = combined(target, source)
     assert [(row["Note"], row["Extra"], row["Accelerator Core"]) for row in rows_of(result)] == [
         ("mine", "1", "AIV"),
         ("theirs", "2", "AIV"),
@@ -201,14 +200,14 @@ def test_two_spellings_of_a_row_are_no_conflict() -> None:
         name: f'"{cell}"' if "Shapes" in name else f"DT_{cell}" if "Types" in name else cell
         for name, cell in cells(1).items()
     }
-    result = joined([cells(1)], [{**quoted, AVERAGE: "5.0"}])
+    result = combined([cells(1)], [{**quoted, AVERAGE: "5.0"}])
     assert only_row(result) == {**cells(1), AVERAGE: "5.0"}
     assert not result.tally.conflicts
 
 
 def test_rows_that_are_missing_follow_in_the_order_of_the_source_with_all_that_they_hold() -> None:
     source = [measured(n, n, OLD, Extra=f"{n}", Empty="") for n in (9, 2, 7)]
-    result = joined([{"Mine": "x", **cells(2)}], source)
+    result = combined([{"Mine": "x", **cells(2)}], source)
     assert [row["Input Shapes"] for row in rows_of(result)] == ["2,4", "9,4", "7,4"]
     assert [row["Extra"] for row in rows_of(result)] == ["2", "9", "7"]
     assert [row["Mine"] for row in rows_of(result)] == ["x", "", ""]
@@ -219,34 +218,15 @@ def test_rows_that_are_missing_follow_in_the_order_of_the_source_with_all_that_t
 def test_of_rows_that_stand_twice() -> None:
     twice = [measured(1, 3.0, OLD), failed(1, MIDDLE)]
     source = [failed(1, NEW), measured(1, 8.0, NEW), measured(1, 7.0, MIDDLE)]
-    result = joined(twice, source)
+    result = combined(twice, source)
     assert [row[AVERAGE] for row in rows_of(result)] == ["8.0", "8.0"]
-    assert [row[AVERAGE] for row in rows_of(joined([cells(2)], source))] == ["", "8.0"]
+    assert [row[AVERAGE] for row in rows_of(combined([cells(2)], source))] == ["", "8.0"]
 
 
 def test_sequence_lengths_make_another_row() -> None:
     lengths = [{**measured(1, n, OLD), "Runtime actual_seq_lengths_values": f"{n}"} for n in (1, 2)]
-    result = joined([lengths[0]], [lengths[1]], "FusedInferAttentionScore")
+    result = combined([lengths[0]], [lengths[1]], "FusedInferAttentionScore")
     assert [row[AVERAGE] for row in rows_of(result)] == ["1", "2"]
-
-
-# When a run began
-
-
-def test_age_is_the_start_in_the_manifest_else_the_time_in_the_id() -> None:
-    age = ages([Run(OLD, Path(), 4e9, frozenset(), frozenset())])
-    assert age("") < age("some other tool's run") < age(MIDDLE) < age(NEW) < age(OLD)
-    assert age(MIDDLE)[1] == time.mktime((2026, 11, 22, 12, 0, 0, 0, 0, -1))
-    assert age("20269999T999999-aaaaaa")[0] == age("x")[0], "no time"
-    assert len({age(f"20261121T120000-{n:06x}") for n in range(3)}) == 3, "two runs are never equally new"
-
-
-def test_a_manifest_that_is_none_names_itself(tmp_path: Path) -> None:
-    path = tmp_path / "r.json"
-    for text in ("", "[]", "{}", '{"started_at": "x", "device": {}, "packages": {}}'):
-        path.write_text(text)
-        with pytest.raises(OpAtlasError, match=r"r\.json: not the manifest of a run"):
-            read_run(path)
 
 
 def manifest(
@@ -262,11 +242,19 @@ def manifest(
 # Whole databases
 
 
-def apply(target: Database, *sources: Database) -> Outcome:
-    runs = {source.path: tuple(map(read_run, sorted(source.runs_dir.glob("*.json")))) for source in (target, *sources)}
-    every = [run for found in runs.values() for run in found]
-    named = [Source(str(source.path), source, runs[source.path]) for source in sources]
-    return join(target, named, every, lambda: None)
+def apply(target: Database, *sources: Database) -> CombineResult:
+    problems: list[str] = []
+    every = [one for each in (target, *sources) for one in manifests_of(each, problems).values()]
+    assert not problems
+    named = [
+        Source(
+            str(each.path),
+            each,
+            {each.runs_dir / f"{run_id}.json": one for run_id, one in manifests_of(each, problems).items()},
+        )
+        for each in sources
+    ]
+    return combine(target, named, every, lambda: None)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -288,7 +276,7 @@ def source(tmp_path: Path) -> Database:
 def test_manifests_tell_which_run_is_newer_and_come_along(target: Database, source: Database) -> None:
     write(target, [measured(1, 5.0, NEW)])
     write(source, [measured(1, 6.0, OLD)])
-    manifest(source, OLD, started_at=5e9)
+    manifest(source, OLD, started_at=1.78e9)
     assert apply(target, source).manifests == 1
     assert read(target)[0][AVERAGE] == "6.0", "the clock of its machine was wrong, says its manifest"
     assert (target.runs_dir / f"{OLD}.json").read_bytes() == (source.runs_dir / f"{OLD}.json").read_bytes()
@@ -328,7 +316,7 @@ def test_a_file_that_cannot_be_read_keeps_only_itself_out(target: Database, sour
     assert not (target.path / "Neg.csv").exists()
 
 
-def test_pruned_rows_are_joined_once(target: Database, source: Database) -> None:
+def test_pruned_rows_are_combined_once(target: Database, source: Database) -> None:
     def prune(database: Database, *rows: dict[str, str]) -> None:
         database.pruned_dir.mkdir(parents=True)
         write(Database(database.pruned_dir), list(rows))
@@ -354,7 +342,7 @@ def test_collectives_are_left_alone(target: Database, source: Database) -> None:
     assert list(contents(target.path)) == ["Abs.csv"]
 
 
-RUNS = st.sampled_from(["", *(f"2026112{day}T12000{second}-aaaaaa" for day in (1, 2) for second in range(4))])
+RUNS = st.sampled_from(["", *(f"2025112{day}T12000{second}-aaaaaa" for day in (1, 2) for second in range(4))])
 STATUSES = st.sampled_from(["", *(status.value for status in Status)])
 
 
@@ -377,7 +365,7 @@ def any_rows(draw: st.DrawFn) -> list[dict[str, str]]:
 
 def newest(tables: Sequence[Sequence[Mapping[str, str]]]) -> dict[str, str]:
     """The duration of the newest run of each row, by its shapes."""
-    age = ages([])
+    age = RunOrder().age
     best: dict[str, Mapping[str, str]] = {}
     for row in (row for table in tables for row in table if valid_duration(row[AVERAGE])):
         other = best.setdefault(row["Input Shapes"], row)
@@ -386,11 +374,11 @@ def newest(tables: Sequence[Sequence[Mapping[str, str]]]) -> dict[str, str]:
     return {shapes: row[AVERAGE] for shapes, row in best.items()}
 
 
-def join_all(tables: Sequence[Sequence[Mapping[str, str]]]) -> pd.DataFrame:
+def combine_all(tables: Sequence[Sequence[Mapping[str, str]]]) -> pd.DataFrame:
     result = frame([cells(0)]).reindex(columns=list(measured(0, "", "")), fill_value="")
     for rows in tables:
         if rows:
-            result = join_table("Abs", result, frame(rows), ages([]), "elsewhere").frame
+            result = combine_tables("Abs", result, frame(rows), RunOrder(), "elsewhere").frame
     return result
 
 
@@ -399,7 +387,7 @@ def join_all(tables: Sequence[Sequence[Mapping[str, str]]]) -> pd.DataFrame:
 def test_no_valid_duration_is_lost_in_any_order(tables, random) -> None:
     shuffled = random.sample(tables, len(tables))
     for order in (tables, shuffled):
-        result = join_all(order)
+        result = combine_all(order)
         there = {row["Input Shapes"]: row for row in result.to_dict("records")}
         assert {shapes: row[AVERAGE] for shapes, row in there.items() if valid_duration(row[AVERAGE])} == newest(tables)
         assert all(row["Cache State"] == row[RUN] for row in there.values() if row[AVERAGE]), "groups move whole"
@@ -408,11 +396,11 @@ def test_no_valid_duration_is_lost_in_any_order(tables, random) -> None:
 
 @settings(deadline=None)
 @given(any_rows(), any_rows())
-def test_joining_twice_is_joining_once(target, source) -> None:
+def test_combining_twice_is_combining_once(target, source) -> None:
     if not target or not source:
         return
-    once = joined(target, source)
-    twice = join_table("Abs", once.frame, frame(source), ages([]), "elsewhere")
+    once = combined(target, source)
+    twice = combine_tables("Abs", once.frame, frame(source), RunOrder(), "elsewhere")
     assert twice.frame.equals(once.frame)
     assert not twice.tally.edited
     assert not twice.tally.added
@@ -423,7 +411,7 @@ def test_joining_twice_is_joining_once(target, source) -> None:
 def test_rows_of_the_target_keep_their_places_and_their_own_columns(target, source) -> None:
     if not target or not source:
         return
-    result = rows_of(joined([{"Place": f"{i}", **row} for i, row in enumerate(target)], source))
+    result = rows_of(combined([{"Place": f"{i}", **row} for i, row in enumerate(target)], source))
     assert [row["Place"] for row in result] == [*map(str, range(len(target))), *[""] * (len(result) - len(target))]
     for before, after in zip(target, result, strict=False):
         assert {

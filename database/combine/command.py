@@ -12,11 +12,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from database.combine.apply import combine, kernel_types_of
+from database.combine.sources import Opened, open_sources, refuse_mixed
+from database.combine.summary import summary, write_conflicts
 from database.commands import looking_at_usage
 from database.errors import OpAtlasError
-from database.join.apply import join, kernel_types_of
-from database.join.sources import Opened, open_sources, refuse_mixed
-from database.join.summary import summary, write_conflicts
 from database.progress import Progress
 from database.recover import recover
 from database.session_lock import SessionLock
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target",
         type=Path,
         metavar="TARGET",
-        help="folder of {KernelType}.csv files to join into; made if it is not there",
+        help="folder of {KernelType}.csv files to combine into; made if it is not there",
     )
     parser.add_argument(
         "sources",
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mixed",
         action="store_true",
-        help="join what was measured on different devices or with different versions of torch "
+        help="combine what was measured on different devices or with different versions of torch "
         "(default: refused, where manifests tell)",
     )
     parser.add_argument(
@@ -67,16 +67,16 @@ def run(arguments: argparse.Namespace) -> int:
                 refuse_mixed(target, opened)
         warnings = [text for path in (target, *arguments.sources) for text in Database(path).misspelt()]
         if not arguments.dry_run:
-            lock = SessionLock(Database(target), run_id="merge", command="python -m database merge")
+            lock = SessionLock(Database(target), run_id="combine", command="python -m database combine")
             lock.acquire(0, print)
             try:
-                text, problems = _join(Database(target), opened, dry_run=False)
+                text, problems = _combine(Database(target), opened, dry_run=False)
             finally:
                 lock.release()
         else:
             # On a copy, so that it tells exactly what would happen.
             copy = _copied(target, scratch / "target")
-            text, problems = _join(copy, opened, dry_run=True)
+            text, problems = _combine(copy, opened, dry_run=True)
             text = text.replace(str(copy.path), str(target)) + "\n\ndry run: nothing was written"
             problems = [problem.replace(str(copy.path), str(target)) for problem in problems]
     print(text)
@@ -85,11 +85,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _join(target: Database, opened: Opened, *, dry_run: bool) -> tuple[str, list[str]]:
+def _combine(target: Database, opened: Opened, *, dry_run: bool) -> tuple[str, list[str]]:
     """Joins what was opened; gives the summary, and what is wrong. Raises OpAtlasError."""
     recovered = recover(target, own_run="") if target.journal_dir.is_dir() else []
-    with Progress(len(kernel_types_of(opened.sources)), "kernel types", label="merge") as progress:
-        outcome = join(target, opened.sources, opened.runs, progress.advance)
+    with Progress(len(kernel_types_of(opened.sources)), "kernel types", label="combine") as progress:
+        outcome = combine(target, opened.sources, opened.manifests, progress.advance)
     report = None
     problems = [*opened.problems, *(problem for found in recovered for problem in found.problems), *outcome.problems]
     try:

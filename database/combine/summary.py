@@ -1,13 +1,13 @@
-"""What a join did, in lines that fit a terminal of 80 columns, and a CSV of the conflicts."""
+"""What a combination did, in lines that fit a terminal of 80 columns, and a CSV of the conflicts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from database.join.apply import Outcome
-from database.join.sources import Opened
-from database.join.table import Conflict
+from database.combine.apply import CombineResult
+from database.combine.sources import Opened
+from database.combine.table import Conflict
 from database.recover import Recovered
 from database.schema import AVERAGE, INPUT_SHAPES, PROFILING_AVERAGE
 from database.store import Database, write_rows
@@ -24,7 +24,7 @@ def summary(
     target: Path,
     recovered: Sequence[Recovered],
     opened: Opened,
-    outcome: Outcome,
+    outcome: CombineResult,
     conflict_report: Path | None,
     *,
     dry_run: bool,
@@ -47,7 +47,7 @@ def summary(
         ("conflicts", len(outcome.conflicts), _kinds(outcome.conflicts)),
         ("TARGET then" if dry_run else "TARGET now", outcome.holds.rows, f"rows: {outcome.holds.durations}"),
     ]
-    # What few joins have is told only where it is there.
+    # What few combinations have is told only where it is there.
     rarer = [
         ("profiling", outcome.profiled, "rows whose captured durations were filled in"),
         ("other cells", outcome.filled, "filled in"),
@@ -58,6 +58,9 @@ def summary(
     lines += count_lines(counts)
     lines += unknown_dtype_lines(outcome.unknown_dtypes)
     lines += _furthest(outcome.conflicts)
+    if outcome.clocks_ahead:
+        lines += ["", "clock ahead (the time in the run id lies in the future, so every other run counts as newer):"]
+        lines += [f"  {run_id}" for run_id in outcome.clocks_ahead]
     if opened.left_alone:
         lines += ["", "left alone (communication has another schema):"]
         lines += [f"  {path}" for path in opened.left_alone]
@@ -75,7 +78,7 @@ def write_conflicts(database: Database, conflicts: Sequence[Conflict], at: float
     """
     if not conflicts:
         return None
-    path = database.free_report("merge_conflicts", at)
+    path = database.free_report("combine_conflicts", at)
     write_rows(path, _HEADER, map(_cells, conflicts))
     return path
 
