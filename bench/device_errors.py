@@ -12,7 +12,10 @@ import traceback
 from collections.abc import Iterator
 
 from bench.device_error_codes import ASCEND, ASCEND_MEMORY, CUDA
+from bench.one_line import without_middle
 
+#: Of one exception's message: to search megabytes takes seconds.
+_MOST_CHARACTERS = 100_000
 _BY_CODE = {(error.library, error.code): error for error in (*CUDA, *ASCEND)}
 _BY_NAME = {name: error for error in _BY_CODE.values() for name in error.names}
 _BY_WORDS = {words: error for error in _BY_CODE.values() for words in error.words}
@@ -60,15 +63,26 @@ _MEMORY = re.compile(
 
 
 def text_of(error: BaseException) -> str:
-    """Type and message of an exception, after those of the exceptions that led to it, the oldest first."""
+    """Type and message of an exception, after those of the exceptions that led to it, the oldest first.
+
+    The members of an exception group led to the group.
+    """
     texts: list[str] = []
     seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
+    # From the newest to the oldest, without recursion: groups and causes may be nested to any depth.
+    links: list[BaseException | None] = [error]
+    while links:
+        link = links.pop()
+        if link is None or id(link) in seen:
+            continue
         seen.add(id(link))
-        texts.insert(0, "".join(traceback.format_exception_only(type(link), link)))
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    return "".join(texts)
+        text = "".join(traceback.format_exception_only(type(link), link))
+        texts.append(without_middle(text, _MOST_CHARACTERS))
+        links.append(link.__cause__ or (None if link.__suppress_context__ else link.__context__))
+        # Not by its type, which Python 3.10 does not have.
+        members = getattr(link, "exceptions", ())
+        links += [each for each in members if isinstance(each, BaseException)] if isinstance(members, tuple) else []
+    return "".join(reversed(texts))
 
 
 def poisoned_by(text: str) -> str | None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
 import traceback
+import unittest
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from bench.custom_opp import missing_kernel
 from bench.device_errors import is_out_of_memory, poisoned_by, text_of
-from bench.errors import ReplayError
+from bench.errors import MissingPrecondition, ReplayError
 from bench.job import Outcome
-from bench.one_line import in_a_line
+from bench.one_line import in_a_line, message_of
 from database.schema import Status
 
 #: What torch says where an operator lacks a dtype; some operators raise a plain RuntimeError for it.
@@ -21,7 +25,7 @@ def outcome_of(error: BaseException) -> Outcome:
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         raise error
     if isinstance(error, ReplayError):
-        return Outcome(error.status, str(error))
+        return Outcome(error.status, message_of(error))
     reason = in_a_line(error)
     text = text_of(error)
     if is_out_of_memory(text):
@@ -34,3 +38,26 @@ def outcome_of(error: BaseException) -> Outcome:
     if isinstance(error, NotImplementedError) or _NOT_IMPLEMENTED.search(reason):
         return Outcome(Status.UNSUPPORTED, reason, detail)
     return Outcome(Status.FAILED, reason, detail)
+
+
+@contextmanager
+def pytest_verdicts() -> Iterator[None]:
+    """Gives the functions of pytest that a body may call their meaning for a row.
+
+    Raises:
+        MissingPrecondition: the body called `pytest.skip`, or raised `unittest.SkipTest`.
+        ReplayError: the body called `pytest.xfail`.
+    """
+    try:
+        yield
+    except BaseException as error:
+        # Whoever raises an exception of pytest has imported pytest.
+        pytest = sys.modules.get("pytest")
+        if isinstance(error, unittest.SkipTest) or (pytest and isinstance(error, pytest.skip.Exception)):
+            raise MissingPrecondition(message_of(error) or "skipped by the replay, without a reason") from error
+        if pytest and isinstance(error, pytest.xfail.Exception):
+            raise ReplayError(
+                f"pytest.xfail({message_of(error)!r}): a replay cannot expect to fail; call pytest.skip where the row "
+                "cannot run, and raise an exception where it should"
+            ) from error
+        raise

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bench.groups.spec import GroupSpec
+from bench.one_line import as_detail, as_reason
 from bench.profiles.attribution import Launched
 from database.record import Measurement
 from database.schema import Status
@@ -82,8 +83,8 @@ class Outcome:
     """What became of a job.
 
     Attributes:
-        status, reason: as in a record; `reason` is one line.
-        detail: what a person needs to mend it (a traceback); empty where the reason says all.
+        status, reason: as in a record; `reason` is made one printable line, whatever text an exception has.
+        detail: what a person needs to mend it (a traceback), printable; empty where the reason says all.
         measurement: set if and only if the status is measured.
         launched: where the samples of the measurement are to be looked for in a profile (bench/profiles/profiled.py);
             None once they are in it.
@@ -94,6 +95,10 @@ class Outcome:
     detail: str = ""
     measurement: Measurement | None = None
     launched: Launched | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", as_reason(self.reason))
+        object.__setattr__(self, "detail", as_detail(self.detail))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from bench.collectives.message import Message
 from bench.collectives.timed import TimedCollective
 from bench.devices import Device, open_device
 from bench.errors import DeviceSick, ReplayError
-from bench.failures import outcome_of
+from bench.failures import outcome_of, pytest_verdicts
 from bench.groups.group import ALONE, Group, InStep
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.registry import replay_spec
@@ -107,7 +107,7 @@ class Runner:
             row = ReplayRow(job.kernel_type, job.cells, self.torch_device)
             replay = Replay(row, spec, self._device, self._instrument, self._settings, self._group)
         replay.expect_memory()
-        with torch.no_grad():
+        with torch.no_grad(), pytest_verdicts():
             function(**arguments_of(function, row=row, replay=replay, group=self._group))
         if replay.outcome is None:
             raise ReplayError(f"{job.function} returned without having called replay(...)")

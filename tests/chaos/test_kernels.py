@@ -21,6 +21,8 @@ BAD = {
     15: ("failed", "ValueError: bad mood"),
     20: ("oom", "MemoryError: too moody"),
     25: ("oom", "RuntimeError: [enforce fail"),
+    26: ("failed", r"RuntimeError: \udcff\x1b[2Jxxx"),  # and 20 MB more
+    27: ("skipped", "not in the mood"),
 }
 
 
@@ -32,7 +34,7 @@ def test_bad_rows_are_marked_and_healthy_ones_measured_once(sessions: Sessions, 
     sessions.write("Moody", [row(mood) for mood in rows])
     done = sessions.run("--case-timeout=6", SIMULATED_DEVICES=devices)
     assert done.code == 1
-    assert done.ledger() == {"measured": 7, "crashed": 3, "timeout": 2, "failed": 1, "oom": 2}
+    assert done.ledger() == {"measured": 7, "crashed": 3, "timeout": 2, "failed": 2, "oom": 2, "skipped": 1}
     after = {int(r["Input Shapes"].partition(";")[0]): r for r in sessions.read("Moody")}
     for mood in HEALTHY:
         assert after[mood]["Status"] == "measured"

@@ -33,6 +33,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
 import simulated
 from bench import expected, impl
 from bench.registry import replays
@@ -88,6 +89,10 @@ def test_moody(row, replay):
         while not Path(__file__).with_name("go").exists():
             assert time.monotonic() < until, "nobody said go"
             time.sleep(0.02)
+    if mood == 26:
+        raise RuntimeError("\\udcff\\x1b[2J" + "x" * (20 << 20))
+    if mood == 27:
+        pytest.skip("not in the mood")
     if mood in (30, 34, 35):
         simulated.poison()
     if mood == 31:

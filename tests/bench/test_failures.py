@@ -1,0 +1,125 @@
+"""What exceptions make of their rows: clean reasons, pytest's own verdicts, groups of exceptions."""
+
+from __future__ import annotations
+
+import sys
+import unittest
+
+import pytest
+from replaying import job_of, runner
+
+from bench.device_errors import is_out_of_memory, poisoned_by, text_of
+from bench.errors import InvalidRow
+from bench.failures import outcome_of
+from bench.job import Outcome
+from bench.one_line import MOST_CHARACTERS, MOST_CHARACTERS_OF_DETAIL, without_middle
+from bench.registry import replays
+from database.schema import Status
+
+POISON = "CUDA error: an illegal memory access was encountered"
+FULL = "CUDA out of memory. Tried to allocate 20.00 MiB"
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    "text", ["lone \udcff surrogate", "\x1b[2Jcleared", "nul \0", "a\rb", "\u202eturned", "x" * 10**7]
+)
+@pytest.mark.parametrize("kind", [RuntimeError, InvalidRow])
+def test_a_reason_is_one_printable_line_whatever_an_exception_says(kind: type[Exception], text: str) -> None:
+    outcome = outcome_of(kind(text))
+    assert outcome.reason.isprintable()
+    assert len(outcome.reason) <= MOST_CHARACTERS
+    assert len(outcome.detail) <= MOST_CHARACTERS_OF_DETAIL
+    assert (outcome.reason + outcome.detail).encode()
+
+
+def test_what_is_escaped_can_still_be_read() -> None:
+    assert outcome_of(RuntimeError("a\udcffb\x1bc")).reason == r"RuntimeError: a\udcffb\x1bc"
+    assert outcome_of(InvalidRow("Größe in µs 行")).reason == "Größe in µs 行"
+
+
+def test_a_refusal_of_several_lines_becomes_one() -> None:
+    assert outcome_of(InvalidRow("first\nsecond")).reason == "first second"
+
+
+def test_an_exception_without_a_readable_message_fails_its_row() -> None:
+    outcome = outcome_of(Mute())
+    assert outcome.status is Status.FAILED
+    assert outcome.reason.startswith("Mute: ")
+
+
+def test_an_outcome_that_was_cleaned_stays_as_it_is() -> None:
+    once = outcome_of(RuntimeError("\x1b" * 200_000))
+    again = Outcome(once.status, once.reason, once.detail)
+    assert again == once
+
+
+def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
+    cut = without_middle("begin" + "x" * 1000 + "end", 200)
+    assert cut.startswith("begin")
+    assert cut.endswith("end")
+    assert len(cut) <= 200
+
+
+@replays("Skipping", npu=None)
+def skipping(row, replay):
+    pytest.skip("no such library")
+
+
+@replays("Unittest", npu=None)
+def unittest_skipping(row, replay):
+    raise unittest.SkipTest("no such library")
+
+
+@replays("Expecting", npu=None)
+def expecting_failure(row, replay):
+    pytest.xfail("known to be wrong")
+
+
+@replays("Failing", npu=None)
+def failing(row, replay):
+    pytest.fail("too bad")
+
+
+@pytest.mark.parametrize(
+    ("function", "status", "said"),
+    [
+        (skipping, Status.SKIPPED, "no such library"),
+        (unittest_skipping, Status.SKIPPED, "no such library"),
+        (expecting_failure, Status.FAILED, "known to be wrong"),
+        (failing, Status.FAILED, "too bad"),
+    ],
+)
+def test_what_pytest_offers_to_a_test_means_the_same_to_a_row(function, status, said) -> None:
+    outcome = runner().run(job_of("Any", "4 | FLOAT -> 4 | FLOAT", f"{__name__}.{function.__name__}"))
+    assert outcome.status is status
+    assert said in outcome.reason
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python has no exception groups before 3.11")
+class TestGroupsOfExceptions:
+    def group(self, *errors: Exception, depth: int = 1) -> Exception:
+        inner: Exception = ExceptionGroup("several", errors)  # noqa: F821
+        return inner if depth == 1 else self.group(inner, depth=depth - 1)
+
+    @pytest.mark.parametrize("depth", [1, 2, 40])
+    def test_a_device_error_in_one_counts(self, depth: int) -> None:
+        outcome = outcome_of(self.group(ValueError("something else"), RuntimeError(POISON), depth=depth))
+        assert outcome.status is Status.DEVICE_ERROR
+
+    def test_the_cause_of_a_member_counts(self) -> None:
+        member = ValueError("later")
+        member.__cause__ = RuntimeError(POISON)
+        assert poisoned_by(text_of(self.group(member)))
+
+    def test_running_out_of_memory_in_one_counts(self) -> None:
+        outcome = outcome_of(self.group(RuntimeError(FULL)))
+        assert outcome.status is Status.OOM
+        assert is_out_of_memory(text_of(self.group(MemoryError(), depth=2)))
+
+    def test_members_that_are_no_device_errors_fail_the_row(self) -> None:
+        assert outcome_of(self.group(ValueError("a"), TypeError("b"))).status is Status.FAILED
