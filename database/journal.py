@@ -101,10 +101,10 @@ class Journal:
         """
         if self._sync_error is not None:
             raise self._sync_error
-        line = _line(record)
+        encoded = line(record)
         try:
             # Where only a part fits, writing the rest tells why.
-            rest = memoryview(line)
+            rest = memoryview(encoded)
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError:
@@ -112,7 +112,7 @@ class Journal:
             os.ftruncate(self._file.fileno(), self._size)
             self._file.seek(self._size)
             raise
-        self._size += len(line)
+        self._size += len(encoded)
         self._dirty.set()
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ class Ended:
 
 def write(path: Path, header: Header, records: Iterable[Mapping[str, Any]]) -> None:
     """Writes a whole journal in one step, for records to be merged later. Raises OpAtlasError."""
-    write_text(path, b"".join(map(_line, (asdict(header), *records))).decode())
+    write_text(path, b"".join(map(line, (asdict(header), *records))).decode())
 
 
 def all_of(database: Database) -> list[Path]:
@@ -226,7 +226,12 @@ def read(path: Path) -> Contents:
         OpAtlasError: no header of a version that is known.
         OSError: the file cannot be read.
     """
-    lines = path.read_bytes().split(b"\n")
+    return parse(path.read_bytes(), path)
+
+
+def parse(content: bytes, path: Path) -> Contents:
+    """The records of a journal's content; `path` names it in errors. Raises OpAtlasError as `read` does."""
+    lines = content.split(b"\n")
     torn = lines.pop()
     try:
         header = Header(**json.loads(lines[0]))
@@ -239,15 +244,16 @@ def read(path: Path) -> Contents:
         )
     records, unreadable = [], []
     with without_cycle_collection():
-        for number, line in enumerate(lines[1:], start=2):
+        for number, text in enumerate(lines[1:], start=2):
             try:
-                records.append(Record.from_json(json.loads(line)))
+                records.append(Record.from_json(json.loads(text)))
             except (ValueError, OpAtlasError) as error:
                 unreadable.append((number, str(error)))
     return Contents(header, tuple(records), tuple(unreadable), bool(torn))
 
 
-def _line(values: Mapping[str, Any]) -> bytes:
+def line(values: Mapping[str, Any]) -> bytes:
+    """A header or a record, given as plain values, as a line. Raises ValueError if a number is not finite."""
     return json.dumps(values, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 

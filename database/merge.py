@@ -20,13 +20,14 @@ import pandas as pd
 from database.bulk import without_cycle_collection
 from database.editing import TableEdit, positions_by
 from database.errors import OpAtlasError
+from database.history import Histories, keep_replaced
 from database.measured import (
     crashes_cell,
     duration_columns,
     identity_columns,
     measured_cells,
 )
-from database.record import Record
+from database.record import Record, RowName
 from database.run_order import RunOrder
 from database.schema import CRASHES_IN_A_ROW, RUN_ID, STATUS, STATUS_REASON, Status, microbench_counter
 from database.signature import signatures
@@ -44,14 +45,6 @@ class UpdateMode(str, Enum):
 
     def __str__(self) -> str:
         return self.value
-
-
-@dataclass(frozen=True)
-class RowName:
-    """A row, named for reports."""
-
-    kernel_type: str
-    signature: str
 
 
 @dataclass
@@ -100,10 +93,11 @@ def merge(
             problem of the result, and does not keep the records of other kernel types out.
     """
     result = MergeResult()
+    histories = Histories(database)
     with database.lock(), without_cycle_collection():
         for kernel_type, of_type in _by_type(records).items():
             try:
-                _merge_table(database, kernel_type, of_type, mode, prune, keep_newer, result)
+                _merge_table(database, histories, kernel_type, of_type, mode, prune, keep_newer, result)
             except OpAtlasError as error:
                 result.problems.append(str(error))
     return result
@@ -146,6 +140,7 @@ def _by_type(records: Iterable[Record]) -> dict[str, _OfType]:
 
 def _merge_table(
     database: Database,
+    histories: Histories,
     kernel_type: str,
     of_type: _OfType,
     mode: UpdateMode,
@@ -167,6 +162,9 @@ def _merge_table(
         position for position, record in matched if record.measurement is None and _set_status(rows, position, record)
     }
     pruned = _to_prune(kernel_type, rows, positions, of_type.own) if prune else []
+    _keep_replaced(
+        database, histories, table, {position: record for position, record in matched if position in updated}
+    )
     gone = _write(database, table, rows.frame(), pruned) if updated or marked or pruned else []
     # Only now, for a file that cannot be written counts for nothing.
     result.updated[kernel_type] += len(updated) - len(appended)
@@ -224,6 +222,25 @@ def _matched(
         for position in positions.get(signature, ())
         if not stays(position, record)
     ]
+
+
+def _keep_replaced(database: Database, histories: Histories, table: Table, updated: Mapping[int, Record]) -> None:
+    """Keeps the rows whose durations go now and are in no history, by the run that replaces them."""
+    frame, kernel_type = table.frame, table.kernel_type
+    own_duration = duration_columns(kernel_type)[0]
+    if own_duration not in frame.columns:
+        return
+    durations = frame[own_duration].tolist()
+    run_ids = frame[RUN_ID].tolist() if RUN_ID in frame.columns else [""] * len(frame)
+    lost: dict[str, list[int]] = {}
+    for position, record in updated.items():
+        is_new = position >= len(frame)
+        if is_new or valid_duration(durations[position]) is None or run_ids[position] == record.run_id:
+            continue
+        if not histories.have(run_ids[position], RowName(kernel_type, record.signature)):
+            lost.setdefault(record.run_id, []).append(position)
+    for run_id, positions in lost.items():
+        keep_replaced(database, run_id, kernel_type, frame.iloc[sorted(positions)])
 
 
 def _write(database: Database, table: Table, frame: pd.DataFrame, pruned: Sequence[int]) -> list[RowName]:

@@ -61,6 +61,14 @@ class Measurement:
         return summarize(self.samples_us)
 
 
+@dataclass(frozen=True)
+class RowName:
+    """A row, named for reports."""
+
+    kernel_type: str
+    signature: str
+
+
 _MEASUREMENT_FIELDS = tuple(field.name for field in fields(Measurement))
 
 

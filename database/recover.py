@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from database import journal
+from database import history, journal
 from database.errors import OpAtlasError
 from database.journal import Contents, Header
-from database.merge import MergeResult, RowName, UpdateMode, merge
-from database.record import Record
+from database.merge import MergeResult, UpdateMode, merge
+from database.record import Record, RowName
 from database.store import Database
 from database.terminal import counted
 
@@ -61,7 +61,7 @@ class Merged:
 def recover(database: Database, *, own_run: str) -> list[Recovered]:
     """Merges the journals of sessions that ended without doing so, oldest first.
 
-    A journal is removed once all its records are in the CSVs. One with lines that cannot be read
+    A journal moves to the history of its run once all its records are in the CSVs. One with lines that cannot be read
     is kept beside, under another name; one that cannot be merged at all stays and is reported. Rows
     that a later session has measured meanwhile keep what it measured.
     """
@@ -92,19 +92,24 @@ def _recovered(database: Database, path: Path) -> Recovered:
         return Recovered(header.run_id, problems=tuple(problems), incomplete=True)
     # By journal: a killed session may have left several.
     kept = _keep_unmatched(database, replace(header, run_id=path.stem), contents.records, result)
+    try:
+        history.add(database, header, contents.records)
+    except OpAtlasError as error:
+        problems = [*kept, f"{error}; {path} stays until that is mended, though its records are merged"]
+        return Recovered(header.run_id, problems=tuple(problems), incomplete=True)
     problems = [*kept, *_put_away(path, contents)]
     statuses = Counter(record.status.value for record in contents.records)
     return Recovered(header.run_id, statuses, tuple(problems), incomplete=bool(kept or contents.unreadable))
 
 
 def merge_run(database: Database, header: Header, unsaved: Iterable[Mapping[str, Any]] = ()) -> Merged:
-    """Merges what a session measured, and removes its journals.
+    """Merges what a session measured, and moves its journals to the history of the run.
 
     Args:
         header: of the session's journals.
         unsaved: records that could not be written to a journal.
 
-    A journal whose records are not in the CSVs stays, for the next session to merge.
+    A journal whose records are not in the CSVs and in the history stays, for the next session to merge.
     """
     problems: list[str] = []
     read: list[tuple[Path, Contents]] = []
@@ -125,6 +130,8 @@ def merge_run(database: Database, header: Header, unsaved: Iterable[Mapping[str,
         result = merge(database, records, UpdateMode(header.update_mode), prune=header.prune)
         problems += result.problems or _keep_unmatched(database, header, records, result)
         all_kept = not result.problems
+        if all_kept and records:
+            history.add(database, header, records)
     except (OpAtlasError, OSError) as error:
         problems.append(str(error))
         all_kept = False
@@ -142,7 +149,10 @@ def merge_run(database: Database, header: Header, unsaved: Iterable[Mapping[str,
 
 
 def _put_away(path: Path, contents: Contents) -> list[str]:
-    """Removes a journal whose records are in the CSVs; what could not be read of it stays. Raises OSError."""
+    """Removes a journal whose records are in the CSVs and in the history; what could not be read of it stays.
+
+    Raises OSError.
+    """
     problems = [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
     if problems:
         kept = path.with_name(path.name + ".unreadable")

@@ -10,8 +10,8 @@ import pytest
 
 from bench.executor import Executor
 from database.ingest.samples import RowSamples, SamplesOfRows
-from database.merge import RowName, UpdateMode
-from database.record import Measurement, Record
+from database.merge import UpdateMode
+from database.record import Measurement, Record, RowName
 from database.schema import Status
 from database.signature import digest
 from database.terminal import counted

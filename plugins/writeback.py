@@ -14,8 +14,8 @@ import pytest
 from bench.job import DeviceDescription
 from database import journal
 from database.errors import OpAtlasError
-from database.merge import MergeResult, RowName
-from database.record import Record
+from database.merge import MergeResult
+from database.record import Record, RowName
 from database.recover import merge_run
 from plugins.items import about_row
 from plugins.journaling import Journaling, manifest_of

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 from sessions import QUICKLY, ROOT, Finished, Running, Sessions, row
 
+from database import history
 from database.record import Record
+from database.store import Database
 
 DEVICES = pytest.mark.parametrize("devices", ["1", pytest.param("2", marks=pytest.mark.slow)])
 #: While row 40 waits, the first four rows are measured by one device, or by the other of two; row 5 comes after it.
@@ -107,7 +109,7 @@ def only_run(sessions: Sessions) -> str:
 def half_made(sessions: Sessions) -> list[str]:
     """Files that are neither what was there nor what a session means to leave."""
     known = {"session.lock", "database.lock", "ballast"}
-    kept = (".csv", ".jsonl", ".json", ".md")
+    kept = (".csv", ".jsonl", ".json", ".gz", ".md")
     files = [path for path in sessions.database.rglob("*") if path.is_file() and path.name not in known]
     return [path.name for path in files if path.suffix not in kept or path.name.startswith((".", "session"))]
 
@@ -193,7 +195,12 @@ def test_full_while_writing_reports_and_the_manifest(sessions: Sessions, tempora
         assert run_ids(sessions) == dict.fromkeys(ROWS["1"], run)
         assert half_made(sessions) == []
         assert json.loads((runs / f"{run}.json").read_text())["finished_at"] is None
-        assert not list((sessions.database / "journal").glob("*.jsonl"))
+        # The history has no room either.
+        assert sessions.records() == 6
+        disk_of_runs.make_room()
+        sessions.run("--update-mode=missing-only", SIMULATED_DEVICES="1")
+        assert sessions.records() == 0
+        assert len(history.read(Database(sessions.database), run).records) == 6
 
 
 def test_measured_rows_that_have_gone_stay_in_the_journal_where_reports_have_no_room(

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import pytest
 from drawn_kills import Kill, Run, runs
-from killed_rows import FAILING, TELLING, Found, Key, fails, known_rows, read_table, start, toys, unvarying
+from killed_rows import FAILING, TELLING, Found, Key, fails, key_of, known_rows, read_table, start, toys, unvarying
 from processes import Role
 from sessions import Finished, Sessions
 from watched_sessions import Killed, Life, kill_at
 
+from database import history
 from database.schema import STATUS, STATUS_REASON
+from database.store import Database
 
 GIVEN_UP_AFTER = 2
 #: Two cores: while one session waits, another has something to do.
@@ -150,11 +152,26 @@ def check_run_again(run: Run, before: Mapping[Key, Found], sessions: Sessions, d
             assert (known[key].run_id > before[key].run_id) == (key in collected)
         assert (sessions.database / "runs" / f"{known[key].run_id}.json").exists()
     assert leftovers(sessions) == []
+    check_history(sessions, known)
+
+
+def check_history(sessions: Sessions, known: Mapping[Key, Found]) -> None:
+    """The histories hold each duration of the CSVs, and no record twice."""
+    database = Database(sessions.database)
+    records = [entry for run_id in history.runs(database) for entry in history.read(database, run_id).records]
+    times = Counter((entry.run_id, entry.kernel_type, entry.signature, entry.finished_at) for entry in records)
+    assert set(times.values()) == {1}
+    durations = {
+        (key_of(entry), entry.run_id, f"{entry.measurement.summary.mean_us:.4f}")
+        for entry in records
+        if entry.measurement is not None
+    }
+    assert durations >= {(key, found.run_id, found.duration) for key, found in known.items() if found.duration}
 
 
 def leftovers(sessions: Sessions) -> list[str]:
     """Files that belong to no ended session."""
-    expected = ("*.csv", "journal/*.lock", "runs/*.json", "reports/*.md", "reports/*.csv")
+    expected = ("*.csv", "journal/*.lock", "runs/*.json", "runs/*.jsonl.gz", "reports/*.md", "reports/*.csv")
     names = [path.relative_to(sessions.database) for path in sessions.database.rglob("*") if path.is_file()]
     return [str(name) for name in names if not any(name.match(pattern) for pattern in expected)]
 

@@ -16,8 +16,8 @@ from database import journal
 from database.__main__ import main as database_command
 from database.journal import Header
 from database.matmul_family import FAMILY, canonical_form, siblings
-from database.merge import RowName, UpdateMode, merge
-from database.record import Measurement, RanAs, Record
+from database.merge import UpdateMode, merge
+from database.record import Measurement, RanAs, Record, RowName
 from database.recover import merge_run, recover
 from database.schema import Status
 from database.signature import signature

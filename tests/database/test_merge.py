@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from database.errors import OpAtlasError
-from database.merge import MergeResult, RowName, UpdateMode, has_duration, merge
-from database.record import Measurement, Record
+from database.merge import MergeResult, UpdateMode, has_duration, merge
+from database.record import Measurement, Record, RowName
 from database.schema import Status
 from database.signature import signature
 from database.store import Database, Table

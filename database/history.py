@@ -1,0 +1,169 @@
+"""The history of a database: each record that was merged into its CSVs, in `runs/{run id}.jsonl.gz`.
+
+A history file holds the lines of a run's journals, compressed: a header, then one record a line. It
+has the samples, assumptions, counters and checked elements that no column of a CSV has.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from database import journal
+from database.errors import OpAtlasError
+from database.journal import Contents, Header
+from database.record import Record, RowName
+from database.signature import signature
+from database.store import Database, read_frame, write_atomically, write_frame
+from database.typed_json import decode
+
+_SUFFIX = ".jsonl.gz"
+#: A file that a small one expands to must not take all memory.
+_MOST_BYTES = 4 << 30
+#: Level 4 takes half the time of level 6 and a tenth more room.
+_LEVEL = 4
+_RUN_ID = re.compile(r"\w[\w.+-]*", re.ASCII)
+
+
+def path_of(database: Database, run_id: str) -> Path:
+    """The history file of a run, whether or not it exists. Raises OpAtlasError if the run id cannot name a file."""
+    return database.runs_dir / f"{_file_stem(run_id)}{_SUFFIX}"
+
+
+def replaced_path(database: Database, run_id: str, kernel_type: str) -> Path:
+    """Where the rows are kept whose durations a run replaced and no history has. Raises OpAtlasError."""
+    return database.runs_dir / f"{_file_stem(run_id)}.replaced" / database.csv_path(kernel_type).name
+
+
+def keep_replaced(database: Database, run_id: str, kernel_type: str, rows: pd.DataFrame) -> None:
+    """Keeps whole rows whose durations a run is about to replace and no history has; a row once.
+
+    Raises:
+        OpAtlasError: the file cannot be written, or the one that is there cannot be read.
+    """
+    path = replaced_path(database, run_id, kernel_type)
+    there = [read_frame(path, kernel_type)] if path.exists() else []
+    kept = pd.concat([*there, rows], ignore_index=True).fillna("").drop_duplicates()
+    write_frame(kept, path)
+
+
+def runs(database: Database) -> list[str]:
+    """The run ids that have a history, sorted."""
+    return sorted(path.name.removesuffix(_SUFFIX) for path in database.runs_dir.glob(f"[!.]*{_SUFFIX}"))
+
+
+def add(database: Database, header: Header, records: Sequence[Record]) -> None:
+    """Adds records to the histories of their runs; a record that is there already is not added again.
+
+    A file is replaced in one step, and equal records give equal bytes.
+
+    Args:
+        header: of the journal that holds the records.
+
+    Raises:
+        OpAtlasError: a file cannot be written, or what stands under its name is not a history.
+    """
+    of_run: dict[str, list[Record]] = {}
+    for record in records:
+        of_run.setdefault(record.run_id, []).append(record)
+    for run_id, of_this in of_run.items():
+        path = path_of(database, run_id)
+        first = replace(header, run_id=run_id, version=journal.VERSION)
+        there = _lines(path) if path.exists() else [journal.line(asdict(first))]
+        lines = dict.fromkeys([*there, *(journal.line(record.to_json()) for record in of_this)])
+        if len(lines) > len(there):
+            write_atomically(path, partial(_write, gzip.compress(b"".join(lines), _LEVEL, mtime=0)))
+
+
+def read(database: Database, run_id: str) -> Contents:
+    """The records of a run, in the order in which they were measured by each process.
+
+    Raises:
+        OpAtlasError: the file cannot be read, or is not a history.
+    """
+    path = path_of(database, run_id)
+    return journal.parse(b"".join(_lines(path)), path)
+
+
+class Histories:
+    """The histories of a database, to look up which durations they have. A run's file is read when first asked for."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._measured: dict[str, frozenset[RowName]] = {}
+
+    def have(self, run_id: str, row: RowName) -> bool:
+        """Whether the history of a run has a duration of a row. One that cannot be read has none."""
+        if run_id not in self._measured:
+            try:
+                self._measured[run_id] = frozenset(_measured_rows(path_of(self._database, run_id)))
+            except OpAtlasError:
+                self._measured[run_id] = frozenset()
+        return row in self._measured[run_id]
+
+
+@dataclass(frozen=True)
+class _Ran:
+    kernel_type: str
+    cells: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    ran_as: _Ran | None = None
+
+
+@dataclass(frozen=True)
+class _Line:
+    """What tells which rows a record measured; to decode no more than that is several times faster."""
+
+    kernel_type: str
+    signature: str
+    cells: Mapping[str, str]
+    measurement: _Measured | None = None
+
+
+def _measured_rows(path: Path) -> Iterator[RowName]:
+    """The rows that the records of a history measured, as the records name them. Raises OpAtlasError."""
+    if not path.exists():
+        return
+    for number, line in enumerate(_lines(path)[1:], start=2):
+        record = decode(line, _Line, f"{path}:{number}")
+        if record.measurement is not None:
+            yield RowName(record.kernel_type, record.signature)
+            ran_as = record.measurement.ran_as
+            if ran_as is not None:
+                yield RowName(ran_as.kernel_type, signature(ran_as.kernel_type, ran_as.cells or record.cells))
+
+
+def _write(content: bytes, path: str) -> None:
+    Path(path).write_bytes(content)
+
+
+def _lines(path: Path) -> list[bytes]:
+    """Whole lines, each with its end."""
+    remedy = "move it away, or restore it"
+    try:
+        with gzip.open(path) as file:
+            content = file.read(_MOST_BYTES + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise OpAtlasError(f"{path}: not a history of OpAtlas ({error}): {remedy}") from None
+    except OSError as error:
+        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): make it readable") from None
+    if len(content) > _MOST_BYTES:
+        raise OpAtlasError(f"{path}: a history of more than {_MOST_BYTES:,} bytes is not read: {remedy}")
+    journal.parse(content.partition(b"\n")[0] + b"\n", path)
+    return content.splitlines(keepends=True)
+
+
+def _file_stem(run_id: str) -> str:
+    if not _RUN_ID.fullmatch(run_id):
+        raise OpAtlasError(f"the run id {run_id!r} cannot name a file: use letters, digits and . _ + - only")
+    return run_id

@@ -1,0 +1,185 @@
+"""The history: each record that was merged stays in `runs/`, and so does each duration that one replaced."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from test_merge import cells, read, record, write
+
+from database import history, journal
+from database.errors import OpAtlasError
+from database.journal import Header
+from database.merge import UpdateMode, merge
+from database.record import RanAs, Record
+from database.recover import merge_run, recover
+from database.store import Database
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    database = Database(tmp_path / "database")
+    write(database, [cells(1), cells(2), cells(3)])
+    return database
+
+
+def abandoned(database: Database, *records: Record, run: str = "run-1", part: str = "", mode: str = "all") -> Path:
+    """A journal whose session ended without merging it."""
+    path = database.journal_dir / f"{run}{part}.jsonl"
+    journal.write(path, Header(run, mode, prune=False), [entry.to_json() for entry in records])
+    return path
+
+
+def replaced(database: Database, run: str, kernel_type: str = "Abs") -> list[dict[str, str]]:
+    with open(database.runs_dir / f"{run}.replaced" / f"{kernel_type}.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def whole_record() -> Record:
+    """A record that holds something in each field."""
+    more = {"assumptions": ("lengths",), "checked_elements": 3, "total_elements": 7, "counters": {"aic_mac_ratio": 0.5}}
+    return record(1, 1.0, 2.5, ran_as=RanAs("Exp", cells(1)), **more)
+
+
+class TestRecords:
+    def test_a_merged_journal_moves_to_the_history_with_all_that_it_holds(self, database: Database) -> None:
+        records = (whole_record(), record(2))
+        path = abandoned(database, *records)
+        recover(database, own_run="")
+        assert not path.exists()
+        kept = history.read(database, "run-1")
+        assert kept.records == records
+        assert kept.header == Header("run-1", "all", prune=False)
+
+    def test_the_journals_of_a_runs_workers_become_one_history(self, database: Database) -> None:
+        header = Header("run-1", "all", prune=False)
+        for part, entry in (("-gw0", record(1, 1.0)), ("-gw1", record(2, 2.0))):
+            abandoned(database, entry, part=part)
+        merged = merge_run(database, header, [record(3, 3.0).to_json()])
+        assert merged.problems == []
+        assert history.read(database, "run-1").records == (record(1, 1.0), record(2, 2.0), record(3, 3.0))
+        assert history.runs(database) == ["run-1"]
+        assert journal.all_of(database) == []
+
+    def test_equal_records_make_equal_bytes(self, database: Database, tmp_path: Path) -> None:
+        other = Database(tmp_path / "other")
+        for each in (database, other):
+            abandoned(each, record(1, 1.0))
+            recover(each, own_run="")
+        assert history.path_of(database, "run-1").read_bytes() == history.path_of(other, "run-1").read_bytes()
+
+    def test_a_part_that_is_recovered_later_is_added(self, database: Database) -> None:
+        for entry in (record(1, 1.0), record(2, 2.0)):
+            abandoned(database, entry)
+            recover(database, own_run="")
+        assert history.read(database, "run-1").records == (record(1, 1.0), record(2, 2.0))
+
+    @pytest.mark.parametrize("cut_off_at", ["before", "after"])
+    def test_a_merge_that_is_cut_off_is_done_again_without_loss_or_repetition(
+        self, database: Database, monkeypatch: pytest.MonkeyPatch, cut_off_at: str
+    ) -> None:
+        records = (record(1, 1.0), record(2, 2.0))
+        path = abandoned(database, *records)
+
+        unlink = Path.unlink
+
+        def cut_off(first: object, *_: object, **more: bool) -> None:
+            if isinstance(first, Path) and first != path:
+                return unlink(first, **more)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            owner, name = {"before": (history, "add"), "after": (Path, "unlink")}[cut_off_at]
+            patched.setattr(owner, name, cut_off)
+            with pytest.raises(KeyboardInterrupt):
+                recover(database, own_run="")
+        assert journal.read(path).records == records
+        before = read(database)
+        recover(database, own_run="")
+        assert history.read(database, "run-1").records == records
+        assert read(database) == before
+        assert not path.exists()
+
+    def test_a_history_that_cannot_be_written_keeps_the_journal(self, database: Database) -> None:
+        path = abandoned(database, record(1, 1.0))
+        database.runs_dir.write_text("no folder")
+        (found,) = recover(database, own_run="")
+        assert found.incomplete
+        assert path.exists()
+        database.runs_dir.unlink()
+        recover(database, own_run="")
+        assert history.read(database, "run-1").records == (record(1, 1.0),)
+
+    def test_a_damaged_history_is_left_as_it_is_and_the_journal_with_it(self, database: Database) -> None:
+        damaged = history.path_of(database, "run-1")
+        damaged.parent.mkdir()
+        damaged.write_bytes(b"something else")
+        path = abandoned(database, record(1, 1.0))
+        (found,) = recover(database, own_run="")
+        assert found.incomplete
+        assert str(damaged) in found.problems[0]
+        assert (damaged.read_bytes(), path.exists()) == (b"something else", True)
+
+    @pytest.mark.parametrize("run", ["../run-1", "a/b", "", ".hidden", "-x\n"])
+    def test_a_run_id_that_names_no_file_of_the_folder_is_refused(self, database: Database, run: str) -> None:
+        with pytest.raises(OpAtlasError):
+            history.path_of(database, run)
+
+    def test_older_journals_are_kept_as_records_of_today(self, database: Database) -> None:
+        header = {**asdict(Header("run-1", "all", prune=False)), "version": 1}
+        path = database.journal_dir / "run-1.jsonl"
+        database.journal_dir.mkdir()
+        path.write_bytes(journal.line(header) + journal.line(record(1, 1.0).to_json()))
+        recover(database, own_run="")
+        assert history.read(database, "run-1").header.version == journal.VERSION
+
+    def test_an_endless_history_is_refused(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(history, "_MOST_BYTES", 1000)
+        path = history.path_of(database, "run-1")
+        path.parent.mkdir()
+        path.write_bytes(gzip.compress(bytes(10_000)))
+        with pytest.raises(OpAtlasError):
+            history.read(database, "run-1")
+
+
+class TestReplacedRows:
+    def test_a_duration_that_no_history_has_is_kept_with_its_whole_row(self, database: Database) -> None:
+        foreign = {**cells(1), "Average Duration(us)": "7.5", "Note": "by hand"}
+        write(database, [foreign, {**cells(2), "Average Duration(us)": "", "Note": ""}])
+        merge(database, [record(1, 1.0), record(2, 2.0)], UpdateMode.ALL, prune=False)
+        assert replaced(database, "run-1") == [foreign]
+        assert read(database)[0]["Average Duration(us)"] == "1.0000"
+
+    def test_a_duration_of_a_run_without_history_is_kept(self, database: Database) -> None:
+        merge(database, [record(1, 1.0)], UpdateMode.ALL, prune=False)
+        before = read(database)[0]
+        merge(database, [record(1, 2.0, run="run-2")], UpdateMode.ALL, prune=False)
+        assert replaced(database, "run-2") == [before]
+
+    def test_one_that_is_in_a_history_is_not_kept_twice(self, database: Database) -> None:
+        for run in ("run-1", "run-2"):
+            abandoned(database, record(1, 1.0, 2.0, run=run), run=run)
+            recover(database, own_run="")
+        assert read(database)[0]["Run ID"] == "run-2"
+        assert not (database.runs_dir / "run-2.replaced").exists()
+
+    def test_doing_a_merge_again_keeps_it_once(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        write(database, [{**cells(1), "Average Duration(us)": "7.5"}])
+
+        def full(*_: object) -> None:
+            raise OpAtlasError("no room")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Database, "write", full)
+            assert merge(database, [record(1, 1.0)], UpdateMode.ALL, prune=False).problems
+        for _ in range(2):
+            assert not merge(database, [record(1, 1.0)], UpdateMode.ALL, prune=False).problems
+        assert len(replaced(database, "run-1")) == 1
+
+    def test_a_status_replaces_no_duration(self, database: Database) -> None:
+        write(database, [{**cells(1), "Average Duration(us)": "7.5"}])
+        merge(database, [record(1)], UpdateMode.ALL, prune=False)
+        assert not (database.runs_dir / "run-1.replaced").exists()
