@@ -7,6 +7,7 @@ rows ask `Constraints.accepts`. Nothing is known of a kernel that was not tried,
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
@@ -14,10 +15,11 @@ from functools import cached_property
 from pathlib import Path
 
 from database.errors import OpAtlasError
+from database.safe_paths import open_own, own_folder
 from database.schema import Status
 from database.store import write_rows
 
-_FILE = Path("constraints", "DispatchFFNCombine.csv")
+_FILE = "DispatchFFNCombine.csv"
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class Constraints:
 
 def constraints_file(database: Path) -> Path:
     """Where the table of a database is."""
-    return database / _FILE
+    return own_folder(database / "constraints") / _FILE
 
 
 def load_constraints(database: Path) -> Constraints:
@@ -172,7 +174,7 @@ def load_constraints(database: Path) -> Constraints:
     path = constraints_file(database)
     if not path.exists():
         return Constraints()
-    with open(path, encoding="utf-8", newline="") as file:
+    with io.TextIOWrapper(open_own(path), encoding="utf-8", newline="") as file:
         lines = csv.DictReader(file)
         if tuple(lines.fieldnames or ()) != _HEADER:
             raise OpAtlasError(f"{path}: its columns must be {', '.join(_HEADER)}; remove it and probe again")

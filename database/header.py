@@ -9,6 +9,7 @@ from pathlib import Path
 from database.closest import alike
 from database.communication import is_communication
 from database.errors import TableError
+from database.safe_paths import UnsafePath, open_own
 from database.schema import (
     AVERAGE,
     BANDWIDTH,
@@ -38,6 +39,8 @@ _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _BOM = b"\xef\xbb\xbf"
 RESTORE = "Repair the line, or restore the file from version control"
 _COLUMNS_SHOWN = 12
+#: What has no end of a line is no CSV, and may have no end at all.
+LONGEST_HEADER_BYTES = 1 << 20
 
 #: By which a header is told from values.
 _NAMES = frozenset({*BASE, AVERAGE, *PROFILING_DURATIONS, *MESSAGE, DURATION})
@@ -52,14 +55,19 @@ def read_header(path: Path) -> list[str]:
     """The column names of a CSV file, without BOM, quotes and blanks around them.
 
     Raises:
-        TableError: no such file, a Git LFS pointer, an empty file, text that is not UTF-8, a repeated column.
+        TableError: no such file, a link out of its folder, a Git LFS pointer, an empty file, text that is not UTF-8,
+            a header without an end, a repeated column.
     """
     try:
-        with open(path, "rb") as file:
+        with open_own(path) as file:
             head = file.read(4096)
-            line = head + file.readline() if b"\n" not in head else head
+            line = head + file.readline(LONGEST_HEADER_BYTES) if b"\n" not in head else head
+    except UnsafePath as error:
+        raise TableError(path, error.problem, error.remedy.capitalize()) from None
     except OSError as error:
         raise TableError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
+    if len(line) >= LONGEST_HEADER_BYTES:
+        raise TableError(path, f"no end of the header within {len(line):,} bytes", RESTORE, line=1)
     if head.startswith(_LFS_POINTER):
         raise TableError(path, "a Git LFS pointer, not the data itself", "Run `git lfs pull`")
     line = line.removeprefix(_BOM).partition(b"\n")[0]

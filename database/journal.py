@@ -23,12 +23,14 @@ from filelock import FileLock, Timeout
 from database.bulk import without_cycle_collection
 from database.errors import OpAtlasError
 from database.record import Record
+from database.safe_paths import open_own, own_lock, read_own
 from database.store import Database, not_writable, write_text
 
 VERSION = 3
 #: Version 1 had no crashes_in_a_row, version 2 no ran_as.
 _READABLE_VERSIONS = (1, 2, VERSION)
 _SUFFIX = ".jsonl"
+_LARGEST_BYTES = 1 << 30
 #: Between two syncs. What a record costs when the power fails; a killed process loses nothing.
 _SYNC_PAUSE_S = 0.02
 
@@ -164,7 +166,7 @@ class Ended:
         """Raises OSError: one cannot be read."""
         for path in paths:
             if path not in self._files:
-                self._files[path] = open(path, "rb")  # noqa: SIM115 - closed by give_up()
+                self._files[path] = open_own(path)
 
     def give_up(self) -> None:
         """Lets them go, for a merge. Writes anew what was removed meanwhile, as `Journal.close` does.
@@ -196,7 +198,7 @@ def of_run(database: Database, run_id: str) -> list[Path]:
 
 def count_of_run(database: Database, run_id: str) -> int:
     """How many whole records the journals of a session hold. Raises OSError."""
-    return sum(max(path.read_bytes().count(b"\n") - 1, 0) for path in of_run(database, run_id))
+    return sum(max(read_own(path, _LARGEST_BYTES).count(b"\n") - 1, 0) for path in of_run(database, run_id))
 
 
 @contextmanager
@@ -226,7 +228,7 @@ def read(path: Path) -> Contents:
         OpAtlasError: no header of a version that is known.
         OSError: the file cannot be read.
     """
-    return parse(path.read_bytes(), path)
+    return parse(read_own(path, _LARGEST_BYTES), path)
 
 
 def parse(content: bytes, path: Path) -> Contents:
@@ -258,7 +260,7 @@ def line(values: Mapping[str, Any]) -> bytes:
 
 
 def _owner_lock(path: Path) -> FileLock:
-    return FileLock(path.with_suffix(".lock"))
+    return own_lock(path.with_suffix(".lock"))
 
 
 def _give_up(lock: FileLock) -> None:

@@ -16,6 +16,8 @@ from typing import Literal
 
 from database.closest import closest
 from database.errors import OpAtlasError
+from database.safe_paths import read_own
+from database.terminal import shortened
 from database.versions import CANN, CUDA, TORCH, VLLM, Component, Versions
 
 Kind = Literal["npu", "cuda", "cpu"]
@@ -35,6 +37,8 @@ NPU_DEVICES = (
 
 #: In a database that ships with OpAtlas: what it was measured on. Take it away from one that is to be your own.
 SHIPPED = "SHIPPED.txt"
+_LARGEST_MARKER_BYTES = 1 << 20
+_LONGEST_MARKER = 300
 
 _STACK: dict[Kind, str] = {"npu": "vllm_ascend", "cuda": "torch", "cpu": "torch"}
 _COMMUNICATION: dict[Kind, str] = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
@@ -84,9 +88,15 @@ def default_path(device: str, versions: Versions) -> Path:
 
 
 def shipped_as(database: Path) -> str:
-    """What a database that ships with OpAtlas was measured on; "" for any other."""
-    marker = database / SHIPPED
-    return marker.read_text(encoding="utf-8").strip() if marker.is_file() else ""
+    """What a database that ships with OpAtlas was measured on; "" for any other. Raises OpAtlasError."""
+    try:
+        text = read_own(database / SHIPPED, _LARGEST_MARKER_BYTES)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise OpAtlasError(f"{database / SHIPPED}: cannot be read ({error.strerror}): remove it") from None
+    line = text.decode("utf-8", errors="replace").strip().partition("\n")[0]
+    return shortened(line, _LONGEST_MARKER)
 
 
 def communication_path(device: str, version: str) -> Path:

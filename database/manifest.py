@@ -15,12 +15,14 @@ from msgspec import Meta
 
 from database.errors import OpAtlasError
 from database.layout import public_version
+from database.safe_paths import read_own
 from database.store import Database, write_text
 from database.typed_json import DecodeError, decode
 
 VERSION = 1
 #: How the names of an ingest's files in `runs/` begin (database/ingest/manifest.py).
 INGEST_PREFIX = "ingest-"
+LARGEST_BYTES = 64 << 20
 #: Packages whose version bears on a duration or on how it is taken.
 _PACKAGES = ("opatlas", "torch", "torch_npu", "vllm-ascend", "numpy", "pandas", "pytest", "hypothesis", "transformers")
 
@@ -75,7 +77,7 @@ class Manifest:
             OpAtlasError: the file cannot be read, or is no manifest.
         """
         try:
-            text = path.read_bytes()
+            text = read_own(path, LARGEST_BYTES)
         except OSError as error:
             raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
         try:

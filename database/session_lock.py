@@ -9,13 +9,18 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
+from msgspec import Meta
 
 from database.errors import OpAtlasError
-from database.store import Database, not_writable
+from database.safe_paths import own_lock, read_own
+from database.store import Database, not_writable, write_text
+from database.typed_json import DecodeError, decode
 
 _POLL_S = 0.2
+_LARGEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -25,14 +30,14 @@ class Holder:
     Attributes:
         run_id, command: the session.
         pid, host: its process.
-        since: when it took the lock, in seconds since the epoch.
+        since: when it took the lock, in seconds since the epoch and before the year 10000.
     """
 
     run_id: str
     command: str
     pid: int
     host: str
-    since: float
+    since: Annotated[float, Meta(ge=0, lt=253402300800)]
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
@@ -53,7 +58,7 @@ class SessionLock:
         """`remedy` is what a user can do who is refused."""
         self._database = database
         self._remedy = remedy
-        self._lock = FileLock(database.journal_dir / "session.lock")
+        self._lock = own_lock(database.journal_dir / "session.lock")
         self._holder_file = database.journal_dir / "session.json"
         self._holder = Holder(run_id, command, os.getpid(), platform.node(), time.time())
         self.stale: Holder | None = None
@@ -77,7 +82,10 @@ class SessionLock:
                     when_waiting(f"waiting up to {timeout_s:g} s for {self._other()}, which has {self._database.path}")
                 self._lock.acquire(timeout=timeout_s, poll_interval=_POLL_S)
             self.stale = _read(self._holder_file)
-            self._holder_file.write_text(json.dumps(asdict(self._holder)), encoding="utf-8")
+            write_text(self._holder_file, json.dumps(asdict(self._holder)))
+        except OpAtlasError:
+            self._lock.release()
+            raise
         except Timeout:
             raise OpAtlasError(f"{self._database.path} is in use by {self._other()}: {self._remedy}") from None
         except OSError as error:
@@ -97,8 +105,8 @@ class SessionLock:
 
 
 def _read(path: Path) -> Holder | None:
-    """The holder named in a file; None where there is none, or the file was cut off."""
+    """The holder named in a file; None where there is none, or the file was cut off. Raises UnsafePath."""
     try:
-        return Holder(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return decode(read_own(path, _LARGEST_BYTES), Holder, str(path))
+    except (OSError, DecodeError):
         return None

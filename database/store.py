@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import csv
 import errno
+import fcntl
 import io
 import itertools
 import os
-import tempfile
+import re
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,11 +25,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from database.communication import is_communication
 from database.errors import OpAtlasError, TableError
-from database.header import RESTORE, expect_columns, misspelt, modern_names, read_header
+from database.header import LONGEST_HEADER_BYTES, RESTORE, expect_columns, misspelt, modern_names, read_header
+from database.safe_paths import open_own, own_file, own_folder, own_lock
 
 #: A record may span lines only inside quotes; no cell of a profiler comes near this.
 _BLOCK_BYTES = 8 << 20
@@ -39,6 +42,10 @@ _ROWS_PER_WRITE = 16384
 #: Most systems allow 255 bytes, of which ".csv" and the name of a temporary file beside it take some.
 _LONGEST_NAME_BYTES = 200
 TEMPORARY_SUFFIX = ".opatlas-tmp"
+_TEMPORARY_NAME = re.compile(rf"\..+\.\w+{re.escape(TEMPORARY_SUFFIX)}", re.DOTALL)
+_ABANDONED_AFTER_S = 60.0
+#: A larger CSV is no database of durations; what has no end would fill the memory.
+_LARGEST_CSV_BYTES = 4 << 30
 #: What to do about errors that have nothing to do with who may write.
 _REMEDIES = {
     errno.ENOSPC: "make room",
@@ -66,12 +73,35 @@ class Database:
         """`file_names` are those of kernel types whose file has another name than they."""
         self.path = Path(path)
         self._file_names = file_names or {}
-        self.journal_dir = self.path / "journal"
-        self.runs_dir = self.path / "runs"
-        self.reports_dir = self.path / "reports"
-        self.pruned_dir = self.path / "pruned"
-        #: What profilers have written of rows that are not in the CSVs.
-        self.profiles_dir = self.path / "profiles"
+
+    @property
+    def journal_dir(self) -> Path:
+        """Records that are not in the CSVs yet. Like each folder of a database, no link: raises UnsafePath."""
+        return own_folder(self.path / "journal")
+
+    @property
+    def runs_dir(self) -> Path:
+        """A manifest for each run."""
+        return own_folder(self.path / "runs")
+
+    @property
+    def reports_dir(self) -> Path:
+        """What sessions and commands tell."""
+        return own_folder(self.path / "reports")
+
+    @property
+    def pruned_dir(self) -> Path:
+        """Rows that were taken out of the CSVs."""
+        return own_folder(self.path / "pruned")
+
+    @property
+    def profiles_dir(self) -> Path:
+        """Output of profilers for rows that are not in the CSVs."""
+        return own_folder(self.path / "profiles")
+
+    @property
+    def _own_dirs(self) -> tuple[Path, ...]:
+        return self.journal_dir, self.runs_dir, self.reports_dir, self.pruned_dir, self.profiles_dir
 
     def kernel_types(self) -> list[str]:
         """Kernel types that have a file, sorted; collectives (`hcom_*`) have another schema, and hidden files none."""
@@ -119,29 +149,36 @@ class Database:
         stems = itertools.chain([stem], (f"{stem}_{number}" for number in itertools.count(2)))
         return next(path for path in (self.reports_dir / f"{stem}{suffix}" for stem in stems) if not path.exists())
 
-    def sweep(self) -> None:
-        """Removes what writers that were killed left half-written; call it with the lock held."""
-        for folder in (self.path, self.journal_dir, self.runs_dir, self.reports_dir, self.pruned_dir):
+    def _sweep(self) -> None:
+        """Removes what writers that were killed left half-written; the lock is held."""
+        for folder in (self.path, *self._own_dirs):
             for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
-                path.unlink(missing_ok=True)
+                if _is_abandoned(path):
+                    path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def lock(self, timeout_s: float = 60.0) -> Iterator[None]:
         """Holds the database against other writers for the time of a read, change and write.
 
+        What writers that were killed left half-written is removed.
+
         Raises:
-            OpAtlasError: another process holds it for longer than `timeout_s`, or it cannot be written.
+            OpAtlasError: another process holds it for longer than `timeout_s`, or it cannot be written, or one of
+                its folders is a link.
         """
-        lock = FileLock(self.journal_dir / "database.lock")
+        journal_dir, *_ = self._own_dirs
+        lock = own_lock(journal_dir / "database.lock")
         try:
-            self.journal_dir.mkdir(parents=True, exist_ok=True)
+            journal_dir.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=timeout_s, poll_interval=0.05)
+            self._sweep()
         except Timeout:
             raise OpAtlasError(
                 f"{self.path} has been locked by another process for {timeout_s:.0f} s "
-                f"({self.journal_dir / 'database.lock'}): wait for it to end, then run again"
+                f"({journal_dir / 'database.lock'}): wait for it to end, then run again"
             ) from None
         except OSError as error:
+            lock.release()
             raise OpAtlasError(not_writable(self.path, error)) from None
         try:
             yield
@@ -194,6 +231,8 @@ def read_text_csv(path: Path) -> pd.DataFrame:
         return "skip"
 
     names = read_header(path)
+    if path.stat().st_size > _LARGEST_CSV_BYTES:
+        raise TableError(path, f"larger than {_LARGEST_CSV_BYTES >> 30} GiB", "Split it, or restore it")
     try:
         table = pa.csv.read_csv(
             path,
@@ -207,7 +246,9 @@ def read_text_csv(path: Path) -> pd.DataFrame:
             ),
         )
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        if b"\n" not in path.read_bytes():
+        with open_own(path) as file:
+            header_alone = b"\n" not in file.read(LONGEST_HEADER_BYTES)
+        if header_alone:
             # The header alone, which Arrow's reader cannot skip where no line ends.
             empty: pd.DataFrame = pd.DataFrame({name: pd.Series(dtype=str) for name in names})
             return empty
@@ -288,15 +329,16 @@ def write_atomically(path: Path, write: Callable[[str], object]) -> None:
     Raises:
         OpAtlasError: the directory cannot be written, or the disk is full; an old file is intact.
     """
-    temporary = None
+    # A link within its folder stays one: the file that it leads to is replaced.
+    path = own_file(path)
+    handle, temporary = -1, None
     try:
-        # A link stays one: the file that it leads to is replaced.
-        path = path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=TEMPORARY_SUFFIX, dir=path.parent)
-        os.close(handle)
+        mode = path.stat().st_mode & 0o777 if path.exists() else None
+        handle, temporary = _temporary_beside(path, 0o666 if mode is None else mode)
         write(temporary)
-        os.chmod(temporary, path.stat().st_mode & 0o777 if path.exists() else 0o644)
+        if mode is not None:
+            os.chmod(temporary, mode)
         _sync(temporary)
         os.replace(temporary, path)
         temporary = None
@@ -307,6 +349,42 @@ def write_atomically(path: Path, write: Callable[[str], object]) -> None:
     finally:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
+        if handle >= 0:
+            os.close(handle)
+
+
+def _temporary_beside(path: Path, mode: int) -> tuple[int, str]:
+    """Creates an empty file beside `path`, whose lock tells others that its writer lives; heeds the umask."""
+    while True:
+        temporary = f"{path.parent / f'.{path.name}.{secrets.token_hex(8)}'}{TEMPORARY_SUFFIX}"
+        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        # Not every file system has locks.
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Nobody took it for abandoned before it was locked.
+        if os.path.exists(temporary):
+            return handle, temporary
+        os.close(handle)
+
+
+def _is_abandoned(temporary: Path) -> bool:
+    """Whether a file is one that `write_atomically` made, in a process that has ended."""
+    if not _TEMPORARY_NAME.fullmatch(temporary.name) or temporary.is_symlink() or not temporary.is_file():
+        return False
+    try:
+        handle = os.open(temporary, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        # No locks here. A write takes seconds.
+        return time.time() - os.fstat(handle).st_mtime > _ABANDONED_AFTER_S
+    finally:
+        os.close(handle)
+    return True
 
 
 def _sync(path: Path | str) -> None:

@@ -40,8 +40,7 @@ def prepare_database(database: Database, *, run_id: str, starter: Callable[[Data
     recovered: Sequence[Recovered] = ()
     if database.journal_dir.is_dir():
         recovered = recover(database, own_run=run_id)
-        with database.lock():
-            database.sweep()
+        expect_writable(database)
     starter_rows = starter(database) if starter is not None and not database.kernel_types() else 0
     return Prepared(problems, recovered, starter_rows)
 

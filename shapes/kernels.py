@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from database.errors import OpAtlasError
+from database.safe_paths import read_own
 from database.signature import normalized_kernel_type
 from database.store import Database
 from shapes.catalog import Catalog, Kernel
@@ -18,6 +19,7 @@ _TWIN = "aicore"
 #: The pattern of a kernel type of which a mapping says no more than that it works element by element.
 _ELEMENTWISE = "Add"
 MAPPING = "op_mapping.yaml"
+_LARGEST_BYTES = 16 << 20
 
 
 def kernels_of(database: Database, catalog: Catalog) -> dict[str, Kernel]:
@@ -57,7 +59,7 @@ def _mapped(path: Path) -> Iterator[tuple[str, str]]:
 
 def _entries(path: Path) -> list[dict[str, Any]]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(read_own(path, _LARGEST_BYTES).decode())
     except FileNotFoundError:
         return []
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:

@@ -20,8 +20,9 @@ from database.combine.table import Conflict, Tally, combine_tables
 from database.counts import add_counts
 from database.dtypes import unknown_dtypes
 from database.errors import OpAtlasError, TableError
-from database.manifest import Manifest
+from database.manifest import LARGEST_BYTES, Manifest
 from database.run_order import RunOrder
+from database.safe_paths import read_own
 from database.schema import INPUT_DTYPES, OUTPUT_DTYPES
 from database.store import Database, Table, read_frame, write_frame, write_text
 
@@ -127,7 +128,7 @@ def _copy_manifests(target: Database, sources: Sequence[Source], outcome: Combin
         if path.exists():
             continue
         try:
-            write_text(path, manifest.read_text(encoding="utf-8"))
+            write_text(path, read_own(manifest, LARGEST_BYTES).decode())
             outcome.manifests += 1
         except OpAtlasError as error:
             outcome.problems.append(str(error))

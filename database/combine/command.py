@@ -103,7 +103,8 @@ def _copied(target: Path, folder: Path) -> Database:
     """A copy of a database, empty where there is none. Raises OpAtlasError."""
     try:
         if target.exists():
-            shutil.copytree(target, folder, ignore=_NOT_COPIED)
+            # A link must not bring in what is not in the database.
+            shutil.copytree(target, folder, ignore=_NOT_COPIED, symlinks=True)
     except OSError as error:
         raise OpAtlasError(f"{target} cannot be copied to {folder} for the dry run ({error}): make room") from None
     return Database(folder)

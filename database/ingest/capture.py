@@ -186,7 +186,8 @@ def read_capture_header(path: Path) -> Header:
     Raises:
         TableError: the file cannot be read, is no capture, or was taken at level 0 (no shapes).
     """
-    names = read_header(path)
+    # Whoever names a capture may name a link to one.
+    names = read_header(path.resolve())
     text = {}
     for column in (TYPE, *BASE):
         for name in (column, _SYNONYMS.get(column)):

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from database.store import (
     write_text,
 )
 
+ROOT = Path(__file__).parents[2]
 HEADER = "OP State,Input Shapes,Input Data Types,Output Shapes,Output Data Types,Our Note\n"
 ROW = 'dynamic,"16,32;64,32",BF16;BF16,"16,64",BF16,"said ""so"""\n'
 
@@ -154,7 +157,8 @@ def test_a_carriage_return_is_no_end_of_a_line(path, rows):
     assert read_text_csv(path).to_dict("list") == frame.to_dict("list")
 
 
-def test_a_file_keeps_its_permissions_and_a_new_one_may_be_read_by_all(tmp_path):
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664), (0o077, 0o600)])
+def test_a_new_file_heeds_the_umask_and_an_old_one_keeps_its_mode(tmp_path, umask, mode):
     path = tmp_path / "new" / "folder" / "a.txt"
     seen = []
 
@@ -162,11 +166,15 @@ def test_a_file_keeps_its_permissions_and_a_new_one_may_be_read_by_all(tmp_path)
         seen.append(Path(temporary))
         Path(temporary).write_text("x")
 
-    write_atomically(path, fill)
-    assert path.stat().st_mode & 0o777 == 0o644
-    path.chmod(0o640)
-    write_atomically(path, fill)
-    assert path.stat().st_mode & 0o777 == 0o640
+    before = os.umask(umask)
+    try:
+        write_atomically(path, fill)
+        assert path.stat().st_mode & 0o777 == mode
+        path.chmod(0o660)
+        write_atomically(path, fill)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o660
     for temporary in seen:
         assert temporary.parent == path.parent
         assert temporary.name.startswith(".a.txt.")
@@ -256,10 +264,11 @@ def test_a_crash_while_writing_leaves_the_old_file(path):
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_a_link_stays_a_link(tmp_path):
-    behind, link = tmp_path / "shared.csv", tmp_path / "Add.csv"
+def test_a_link_within_its_folder_stays_a_link(tmp_path):
+    behind, link = tmp_path / "shared" / "Add.csv", tmp_path / "Add.csv"
+    behind.parent.mkdir()
     behind.write_text("old")
-    link.symlink_to(behind)
+    link.symlink_to("shared/Add.csv")
     write_text(link, "new")
     assert link.is_symlink()
     assert behind.read_text() == "new"
@@ -373,8 +382,24 @@ def test_rows_of_a_report(tmp_path):
     assert path.read_bytes() == b'Name,Number\n"a,b",1\n"say ""c""",\n'
 
 
-def test_a_sweep_removes_half_written_files_and_nothing_else(tmp_path):
+_UNFINISHED = """
+import os, sys, time
+from pathlib import Path
+from database.store import write_atomically
+
+def fill(temporary):
+    Path(temporary).write_text("half a")
+    print(temporary, flush=True)
+    time.sleep(600)
+
+write_atomically(Path(sys.argv[1]), fill)
+"""
+
+
+def test_whoever_locks_a_database_removes_half_written_files_of_killed_writers_and_nothing_else(tmp_path):
     database = Database(tmp_path)
+    outside = tmp_path.parent / f"{tmp_path.name}.outside"
+    outside.touch()
     folders = (tmp_path, database.journal_dir, database.runs_dir, database.reports_dir, database.pruned_dir)
     for folder in folders:
         folder.mkdir(exist_ok=True)
@@ -382,7 +407,24 @@ def test_a_sweep_removes_half_written_files_and_nothing_else(tmp_path):
         (folder / "Add.csv").touch()
         (folder / ".hidden").touch()
         (folder / "mine.opatlas-tmp").touch()
-    database.sweep()
-    for folder in folders:
-        names = sorted(path.name for path in folder.iterdir() if path.is_file())
-        assert names == [".hidden", "Add.csv", "mine.opatlas-tmp"]
+        (folder / ".link.x1.opatlas-tmp").symlink_to(outside)
+        (folder / ".folder.x1.opatlas-tmp").mkdir()
+    writer = subprocess.Popen(
+        [sys.executable, "-c", _UNFINISHED, tmp_path / "Mul.csv"], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    temporary = Path(writer.stdout.readline().strip())
+    try:
+        with database.lock():
+            pass
+        for folder in folders:
+            names = {path.name for path in folder.iterdir()}
+            assert ".Add.csv.x1.opatlas-tmp" not in names
+            kept = {".hidden", "Add.csv", "mine.opatlas-tmp", ".link.x1.opatlas-tmp", ".folder.x1.opatlas-tmp"}
+            assert kept <= names
+        assert temporary.read_text() == "half a"
+    finally:
+        writer.kill()
+        writer.communicate()
+    with database.lock():
+        assert not temporary.exists()
+    assert outside.exists()

@@ -1,0 +1,232 @@
+"""A database that a stranger sent: no link out of it is followed, no pipe is waited for, no file outside changes."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from database import journal
+from database.constraints import Kernel as MoeKernel
+from database.constraints import load_constraints, save_constraints
+from database.errors import OpAtlasError, TableError
+from database.journal import Header, Journal
+from database.layout import shipped_as
+from database.manifest import Manifest
+from database.merge import UpdateMode, append_pruned
+from database.recover import recover
+from database.safe_paths import UnsafePath, own_file, own_folder, read_own
+from database.session_lock import SessionLock
+from database.store import Database, read_frame, write_text
+
+HEADER = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats\n"
+ROW = "1,FLOAT,ND,1,FLOAT,ND\n"
+SECRET = "the secret of the user\n"
+
+
+@pytest.fixture
+def canary(tmp_path):
+    """A folder outside of the database; after the test, everything in it is as it was."""
+    folder = tmp_path / "home"
+    (folder / "below").mkdir(parents=True)
+    for name in ("secret.txt", "below/other.txt", "20261121T163006-1f0c9a.json", "table.csv"):
+        (folder / name).write_text(HEADER + ROW if name.endswith(".csv") else SECRET)
+    before = snapshot(folder)
+    yield folder
+    assert snapshot(folder) == before
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int, bytes]]:
+    return {
+        str(path): (path.lstat().st_mtime_ns, path.lstat().st_mode, path.read_bytes() if path.is_file() else b"")
+        for path in (folder, *folder.rglob("*"))
+    }
+
+
+@pytest.fixture
+def database(tmp_path):
+    path = tmp_path / "DB"
+    path.mkdir()
+    (path / "Add.csv").write_text(HEADER + ROW)
+    return Database(path)
+
+
+def linked(database: Database, name: str, target: Path | str) -> Path:
+    path = database.path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(target)
+    return path
+
+
+@pytest.mark.parametrize("name", ["journal", "runs", "reports", "pruned", "profiles"])
+@pytest.mark.parametrize("target", ["..", "../home", "../nowhere", ".", "LOOP"])
+def test_a_folder_that_is_a_link_ends_a_command_before_it_writes(database, canary, name, target):
+    linked(database, name, name if target == "LOOP" else target)
+    with pytest.raises(UnsafePath) as refused, database.lock():
+        pass
+    assert refused.value.path == database.path / name
+    assert refused.value.remedy
+    assert sorted(os.listdir(database.path)) == sorted(["Add.csv", name])
+
+
+def test_what_is_written_into_a_linked_folder_is_refused(database, canary):
+    for name in ("journal", "runs", "reports", "pruned", "constraints"):
+        linked(database, name, canary)
+    manifest = Manifest("20261121T163006-1f0c9a", 1.0, {}, "")
+    for write in (
+        lambda: manifest.write(database),
+        lambda: Journal(database, Header("run", UpdateMode.ALL.value, False)),
+        lambda: append_pruned(database, "Add", read_frame(database.path / "Add.csv")),
+        lambda: database.free_report("gaps", 0.0),
+        lambda: SessionLock(database, run_id="run", command="pytest").acquire(0, print),
+        lambda: save_constraints(database.path, MoeKernel(1, "INT8"), []),
+    ):
+        with pytest.raises(UnsafePath):
+            write()
+
+
+@pytest.mark.parametrize("target", ["../home/table.csv", "../home/nowhere.csv", "/dev/null", "Mul.csv", "../home"])
+def test_a_csv_that_is_a_link_out_of_its_folder_is_neither_read_nor_written(database, canary, target):
+    path = linked(database, "Mul.csv", target)
+    with pytest.raises(TableError) as refused:
+        database.read("Mul")
+    assert refused.value.path == path
+    with pytest.raises(UnsafePath):
+        database.write(database.read("Add").__class__("Mul", path, read_frame(database.path / "Add.csv")))
+    assert path.is_symlink()
+    assert len(database.read("Add").frame) == 1
+
+
+def test_a_link_within_the_folder_and_a_database_behind_links_work(database, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "link2").symlink_to("link/DB")
+    (database.path / "parts").mkdir()
+    (database.path / "parts" / "Mul.csv").write_text(HEADER + ROW)
+    linked(database, "Mul.csv", "parts/Mul.csv")
+    linked(database, "Sub.csv", "Mul.csv")
+    for path in (database.path, tmp_path / "link" / "DB", tmp_path / "link2"):
+        found = Database(path)
+        with found.lock():
+            for name in ("Add", "Mul", "Sub"):
+                table = found.read(name)
+                assert len(table.frame) == 1
+                found.write(table)
+        Manifest("20261121T163006-1f0c9a", 1.0, {}, "").write(found)
+    assert (database.path / "Sub.csv").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["Mul.csv", "SHIPPED.txt", "runs/r.json", "journal/r.jsonl", "journal/session.json"])
+def test_a_pipe_in_place_of_a_file_makes_nobody_wait(database, name):
+    path = database.path / name
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
+    for use in (lambda: read_own(path, 100), lambda: write_text(path, "x")):
+        with pytest.raises(UnsafePath):
+            use()
+    with pytest.raises(OpAtlasError):
+        {
+            "Mul.csv": lambda: database.read("Mul"),
+            "SHIPPED.txt": lambda: shipped_as(database.path),
+            "runs/r.json": lambda: Manifest.read(path),
+            "journal/r.jsonl": lambda: journal.read(path),
+            "journal/session.json": lambda: SessionLock(database, run_id="r", command="").acquire(0, print),
+        }[name]()
+
+
+@pytest.mark.parametrize("name", ["session.json", "session.lock", "database.lock"])
+def test_a_session_writes_through_no_link_of_its_journal(database, canary, name):
+    linked(database, f"journal/{name}", canary / "secret.txt")
+
+    def take():
+        with database.lock():
+            lock = SessionLock(database, run_id="run", command="pytest")
+            lock.acquire(0, print)
+            lock.release()
+
+    with pytest.raises(UnsafePath):
+        take()
+    # Whoever was refused holds nothing.
+    (database.journal_dir / name).unlink()
+    take()
+
+
+def test_filelock_itself_opens_no_link(database, canary):
+    linked(database, "journal/x.lock", canary / "secret.txt")
+    with pytest.raises(OSError):
+        FileLock(database.journal_dir / "x.lock").acquire(timeout=0)
+
+
+def test_a_journal_that_is_a_link_stays_where_it_leads(database, canary):
+    linked(database, "journal/20261121T163006-1f0c9a.jsonl", canary / "secret.txt")
+    linked(database, "journal/20261121T163006-1f0c9b.lock", canary / "secret.txt")
+    header = Header("20261121T163006-1f0c9b", UpdateMode.ALL.value, False)
+    (database.journal_dir / "20261121T163006-1f0c9b.jsonl").write_text(json.dumps(asdict(header)) + "\n")
+    found = recover(database, own_run="")
+    assert len(found) == 2
+    assert all(recovered.incomplete and recovered.problems for recovered in found)
+    assert not any(SECRET.strip() in problem for recovered in found for problem in recovered.problems)
+
+
+def test_a_constraints_table_behind_a_link_is_not_read(database, canary):
+    linked(database, "constraints/DispatchFFNCombine.csv", canary / "table.csv")
+    with pytest.raises(UnsafePath):
+        load_constraints(database.path)
+
+
+def test_what_a_shipped_database_tells_is_one_short_line_of_a_file_of_its_own(database, canary):
+    marker = linked(database, "SHIPPED.txt", canary / "secret.txt")
+    with pytest.raises(UnsafePath):
+        shipped_as(database.path)
+    marker.unlink()
+    marker.write_text("a machine\n" + SECRET)
+    assert shipped_as(database.path) == "a machine"
+    marker.write_text("x" * 10_000)
+    assert len(shipped_as(database.path)) <= 300
+    marker.unlink()
+    assert shipped_as(database.path) == ""
+    with open(marker, "wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UnsafePath):
+        shipped_as(database.path)
+
+
+@pytest.mark.parametrize("content", ["", HEADER])
+def test_a_file_with_no_end_does_not_fill_the_memory(database, content):
+    path = database.path / "Mul.csv"
+    path.write_text(content)
+    os.truncate(path, 1 << 40)
+    with pytest.raises(TableError):
+        database.read("Mul")
+    for name, read in (("runs/r.json", Manifest.read), ("journal/r.jsonl", journal.read)):
+        path = database.path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        os.truncate(path, 1 << 40)
+        with pytest.raises(OpAtlasError):
+            read(path)
+
+
+@pytest.mark.parametrize("name", ["Mul.csv", "runs/r.json", "journal/r.jsonl", "SHIPPED.txt"])
+def test_a_folder_in_place_of_a_file_is_an_error_for_the_user(database, name):
+    path = database.path / name
+    path.mkdir(parents=True)
+    with pytest.raises((OpAtlasError, IsADirectoryError)):
+        {
+            "Mul.csv": lambda: database.read("Mul"),
+            "SHIPPED.txt": lambda: shipped_as(database.path),
+            "runs/r.json": lambda: Manifest.read(path),
+            "journal/r.jsonl": lambda: journal.read(path),
+        }[name]()
+    with pytest.raises(OpAtlasError):
+        write_text(path, "x")
+    assert path.is_dir()
+
+
+def test_paths_that_are_not_there_are_fine(tmp_path):
+    for path in (tmp_path / "a", tmp_path / "b" / "c"):
+        assert own_file(path) == path
+        assert own_folder(path) == path
