@@ -1,6 +1,7 @@
 # make bench      measure this machine: installs OpAtlas into .venv, then runs `pytest bench/`
 # make test       check this checkout: installs what the tests need too, then runs linters and tests
 # make test-slow  runs the tests that `make test` leaves out: further random kills, the commands of the pages
+# make fuzz       fuzzes everything that OpAtlas reads, a minute for each parser: SECONDS=600 ARGS="trace catalog"
 # make coverage   runs the tests and tells which branches of database, plugins and shapes no test takes
 #
 # ARGS="..." is added to the pytest command line; PYTHON=... names the Python to make .venv with.
@@ -12,7 +13,7 @@ REQUIREMENTS := pyproject.toml constraints.txt
 # A file at a time for each of three workers, one more than the cores of a small machine: sessions wait.
 PYTEST := $(BIN)/python -m pytest tests -q -n 3 --dist=loadfile --no-loadscope-reorder
 
-.PHONY: help bench test test-slow coverage
+.PHONY: help bench test test-slow fuzz coverage
 .DELETE_ON_ERROR:
 
 help:
@@ -29,6 +30,10 @@ test: $(VENV)/.installed-for-tests
 
 test-slow: $(VENV)/.installed-for-tests
 	$(PYTEST) -m slow $(ARGS)
+
+SECONDS := 60
+fuzz: $(VENV)/.installed-for-tests
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
 
 # Of each branch, in whichever process: what a session that is killed has run is not counted.
 coverage: $(VENV)/.installed-for-tests

@@ -1,0 +1,1 @@
+"""Fuzzing of everything that OpAtlas reads: `python -m tests.fuzz --help`."""

@@ -1,0 +1,100 @@
+"""Fuzzes what OpAtlas reads: mutated inputs for each target, or with atheris installed inputs that reach new code.
+
+An input that finds something is saved below .fuzz/, with the command that runs it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import importlib.util
+import random
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# Captures for tests are made there.
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("targets", nargs="*", metavar="TARGET", help="what to fuzz (default: all that --list names)")
+    parser.add_argument("--list", action="store_true", help="print the targets, with what holds for each")
+    parser.add_argument("--seconds", type=float, default=60, metavar="S", help="for each target (default: %(default)g)")
+    parser.add_argument("--seed", type=int, metavar="N", help="what inputs follow from (default: another each time)")
+    parser.add_argument("--repeat", type=Path, metavar="FILE", help="run this one input of the target again")
+    parser.add_argument(
+        "--engine",
+        choices=("mutation", "atheris"),
+        help="where inputs come from (default: atheris if it is installed: pip install -e '.[fuzz]')",
+    )
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    engine = arguments.engine or ("atheris" if importlib.util.find_spec("atheris") else "mutation")
+    if engine == "atheris" and arguments.worker and not arguments.repeat:
+        from . import coverage_guided
+
+        return coverage_guided.run(arguments.targets[0], arguments.seed, arguments.seconds, arguments.worker)
+    from .targets import TARGETS, target_named
+
+    unknown = [name for name in arguments.targets if name not in TARGETS and ":" not in name]
+    if unknown:
+        parser.error(f"no target {', '.join(unknown)}: there are {', '.join(TARGETS)}")
+    if arguments.list:
+        for target in TARGETS.values():
+            print(f"{target.name:21} {target.about}")
+        return 0
+    chosen = arguments.targets or list(TARGETS)
+    if arguments.repeat:
+        if len(arguments.targets) != 1:
+            parser.error("--repeat takes one target")
+        return _repeat(target_named(chosen[0]), arguments.repeat)
+    seed = random.randrange(1 << 32) if arguments.seed is None else arguments.seed
+    if arguments.worker:
+        from .worker import run
+
+        run(target_named(chosen[0]), seed, arguments.seconds, arguments.worker)
+        return 0
+    return _campaigns(chosen, seed, arguments.seconds, engine)
+
+
+def _repeat(target, path: Path) -> int:
+    from .worker import check, limit_memory
+
+    faulthandler.enable()
+    with tempfile.TemporaryDirectory() as name:
+        limit_memory()
+        try:
+            check(target, path.read_bytes(), Path(name))
+        except Exception:
+            traceback.print_exc()
+            return 1
+    print(f"{path}: everything holds")
+    return 0
+
+
+def _campaigns(names: list[str], seed: int, seconds: float, engine: str) -> int:
+    from .campaign import FINDINGS, fuzz
+
+    print(f"{len(names)} targets, {seconds:g} s each, {engine}, --seed {seed}")
+    found = []
+    for name in names:
+        started = time.monotonic()
+        outcome = fuzz(name, seed, seconds, engine)
+        took_s = time.monotonic() - started
+        rate = f"{outcome.inputs:>9,} inputs {outcome.inputs / took_s:>8,.0f}/s"
+        print(f"{name:21} {rate} {len(outcome.findings):>3} found", flush=True)
+        found += outcome.findings
+    for finding in found:
+        print(f"\n{finding}")
+    if found:
+        print(f"\n{len(found)} found; the inputs are in {FINDINGS}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Runs a target for some time, in processes of its own, and saves every input that finds something."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from database.progress import Progress
+from database.progress import duration as words_of
+
+ROOT = Path(__file__).parents[2]
+#: Where inputs that find something are saved, unless told otherwise.
+FINDINGS = ROOT / ".fuzz"
+_MOST_CRASHES = 3
+#: Beyond its time: a worker imports what its target needs, runs the good inputs, and ends itself where one hangs.
+_START_S = 300.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An input for which something does not hold.
+
+    Attributes:
+        kind: what happened, in a few words.
+        text: the traceback.
+        path: the input.
+    """
+
+    target: str
+    kind: str
+    text: str
+    path: Path
+
+    def __str__(self) -> str:
+        return f"{self.target}: {self.kind}\n{self.text.rstrip()}\n  repeat: {repeat_command(self.target, self.path)}"
+
+
+@dataclass
+class Outcome:
+    """What came of a target: how many inputs were run, and what was found."""
+
+    target: str
+    inputs: int
+    findings: list[Finding]
+
+
+def repeat_command(target: str, path: Path) -> str:
+    """The command that runs one input again."""
+    return f"python -m tests.fuzz {target} --repeat {path}"
+
+
+def save(target: str, data: bytes, folder: Path) -> Path:
+    """Saves an input under the name of its contents."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{target.replace(':', '.')}-{blake2b(data, digest_size=4).hexdigest()}"
+    path.write_bytes(data)
+    return path
+
+
+def fuzz(name: str, seed: int, seconds: float, engine: str = "mutation", findings: Path = FINDINGS) -> Outcome:
+    """Runs inputs of a target for so many seconds.
+
+    Args:
+        seed: what the inputs follow from.
+        engine: where inputs come from, "mutation" or "atheris".
+        findings: the folder for inputs that find something.
+    """
+    outcome = Outcome(name, 0, [])
+    end = time.monotonic() + seconds
+    crashes = 0
+    memory = Path("/dev/shm")
+    # Every input is written to a file: a disk would set the pace.
+    with (
+        tempfile.TemporaryDirectory(prefix="opatlas-fuzz-", dir=memory if memory.is_dir() else None) as folder,
+        Progress(0, "inputs", label=name) as progress,
+    ):
+        current = Path(folder) / "input"
+        while (left_s := end - time.monotonic()) > 0 and crashes < _MOST_CRASHES:
+            current.unlink(missing_ok=True)
+            command = _worker(name, seed + crashes, left_s, current, engine)
+            status, errors = _followed(command, outcome, end, progress, findings)
+            if status == 0:
+                break
+            crashes += 1
+            data = current.read_bytes() if current.exists() else b""
+            kind = "hangs" if "Timeout (" in errors else f"ends its process ({status})"
+            outcome.findings.append(Finding(name, kind, errors, save(name, data, findings)))
+    return outcome
+
+
+def _worker(target: str, seed: int, seconds: float, current: Path, engine: str) -> list[str]:
+    arguments = ["--engine", engine, "--seed", str(seed), "--seconds", str(seconds), "--worker", str(current)]
+    return [sys.executable, "-m", "tests.fuzz", target, *arguments]
+
+
+def _followed(command: list[str], outcome: Outcome, end: float, progress: Progress, findings: Path) -> tuple[int, str]:
+    """Reads what a worker tells until it ends; gives its exit status and the end of its stderr."""
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True) as worker,
+    ):
+        assert worker.stdout is not None
+        # For a worker that cannot even end itself.
+        watchdog = threading.Timer(max(end - time.monotonic(), 0) + _START_S, worker.kill)
+        watchdog.start()
+        before = 0
+        for line in worker.stdout:
+            told = json.loads(line)
+            if "inputs" in told:
+                new, before = told["inputs"] - before, told["inputs"]
+                outcome.inputs += new
+                found = f", {len(outcome.findings)} found" if outcome.findings else ""
+                progress.advance(new, f"{words_of(max(end - time.monotonic(), 0))} left{found}")
+            else:
+                path = save(outcome.target, bytes.fromhex(told["input"]), findings)
+                outcome.findings.append(Finding(outcome.target, told["kind"], told["text"], path))
+        status = worker.wait()
+        watchdog.cancel()
+        errors.seek(0)
+        text = errors.read().decode(errors="replace")
+        return status, "\n".join(line for line in text.splitlines()[-40:] if not line.startswith("Extension modules"))

@@ -1,0 +1,119 @@
+"""What theory rows are made from: the catalog, the mapping of operators, and models' config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from database.store import Database
+from shapes.catalog import Catalog, built_in_catalog, read_catalog
+from shapes.expression import Expression
+from shapes.kernels import MAPPING, kernels_of
+from shapes.patterns import Lengths, Pattern
+
+from .target import Target, expect, refusing
+
+_SMALL = b"""
+grids:
+  tokens: [1, 16, 128]
+patterns:
+  rows_of_two:
+    axes: {m: tokens, k: [64, 128], pair: hidden}
+    let: {half: k // 2, padded: "align(m, 16)"}
+    where: [m * k <= 262144, half % 2 == 0]
+    inputs: [[m, k], [min(half, 64)], null]
+    outputs: [[m, half]]
+    forms: [BF16;BF16;  -> BF16, FLOAT;FLOAT; | ND;ND; -> FLOAT]
+kernels:
+  Add: rows_of_two
+  Sub: {pattern: [rows_of_two], core: AI_VECTOR_CORE, forms: {rows_of_two: [BF16;BF16; -> BF16]}}
+"""
+_MAPPING = b"""
+operator_mappings:
+  aten.add: {kernel_type: Add, query_mode: elementwise, alternate_kernel_types: [AddAiCore, add_kernel_0]}
+  aten.view: {kernel_type: View, zero_cost: true}
+  allreduce: {kernel_type: hcom_allReduce_, category: communication}
+"""
+
+
+def _seeds() -> Iterator[bytes]:
+    yield _SMALL
+
+
+def _check(data: bytes, folder: Path) -> None:
+    path = folder / "catalog.yaml"
+    path.write_bytes(data)
+    catalog = None
+    with refusing(path):
+        catalog = read_catalog(path)
+    if catalog is not None:
+        _evaluate(catalog)
+
+
+def _evaluate(catalog: Catalog) -> None:
+    """Whatever the sizes are, expressions that were accepted have values: of numbers and of arrays."""
+    for kernel in catalog.kernels.values():
+        for pattern in kernel.patterns:
+            for expression in _expressions(pattern):
+                for size in (1, 7, 64):
+                    value = expression.value(dict.fromkeys(expression.names, size))
+                    several = expression.value(dict.fromkeys(expression.names, np.array([size, size])))
+                    expect(
+                        np.all(several == value), f"{expression.text!r} is {value} of numbers and {several} of arrays"
+                    )
+
+
+def _expressions(pattern: Pattern) -> Iterator[Expression]:
+    yield from pattern.let.values()
+    yield from pattern.where
+    for template in (*pattern.inputs, *pattern.outputs):
+        yield from template or ()
+    for cell in pattern.cells.values():
+        if isinstance(cell, Lengths):
+            yield from (cell.count, cell.each)
+        elif isinstance(cell, Expression):
+            yield cell
+
+
+def _seeds_of_mapping() -> Iterator[bytes]:
+    yield _MAPPING
+
+
+def _mapping(data: bytes, folder: Path) -> None:
+    path = folder / MAPPING
+    path.write_bytes(data)
+    with refusing(path):
+        found = kernels_of(Database(folder), built_in_catalog())
+        expect(all(isinstance(name, str) for name in found), "a kernel type that is no text")
+
+
+_WORDS = (
+    b"- ",
+    b"? ",
+    b": ",
+    b"!!python/object:os.system",
+    b"!!binary",
+    b"*x",
+    b"&x",
+    b"<<",
+    b"~",
+    b"2026-11-22",
+    b"0o17",
+    b"1:30",
+)
+CATALOG = Target(
+    "catalog",
+    "a catalog is read, and every expression has a value, or its mistakes are told",
+    _seeds,
+    _check,
+    (*_WORDS, b"1%-0", b"m // (k-k)", b"m", b"k", b"hidden", b"generic", b"axes", b"->", b"(" * 150),
+)
+MAPPING_OF_OPERATORS = Target(
+    "op-mapping",
+    "a mapping of operators is read, or refused",
+    _seeds_of_mapping,
+    _mapping,
+    (*_WORDS, b"kernel_type", b"Add"),
+)

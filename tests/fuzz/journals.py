@@ -1,0 +1,128 @@
+"""Journals into CSVs, and manifests."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import captures
+
+from database import journal
+from database.join.runs import read_run
+from database.manifest import Manifest
+from database.record import Measurement, RanAs, Record
+from database.recover import recover
+from database.schema import Status
+from database.signature import signature
+from database.store import Database
+
+from .target import Target, expect, files_of, refusing, tables_of
+
+_RUN = "20261121T163006-1f0c9a"
+_MEASURED, _UNTOUCHED = captures.cells("16,32;64,32", "16,64"), captures.cells("9,9;9,9", "9,9")
+_REMARK = 'untouched, "to the letter" \u00e9'
+
+
+def _record(status: Status, measurement: Measurement | None = None, reason: str = "") -> dict[str, Any]:
+    named = signature("MatMulV3", _MEASURED)
+    return Record("MatMulV3", named, _MEASURED, status, reason, _RUN, 1.7e9, measurement).to_json()
+
+
+def _journal(mode: str, *records: dict[str, Any], prune: bool = False) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in (asdict(journal.Header(_RUN, mode, prune)), *records))
+
+
+def _seeds() -> Iterator[bytes]:
+    measurement = Measurement((10.5, 11.0, 10.75), "wall-clock", "cold", 1, 1, 64, 1024, ("lengths: 3",), {"a": 1.5})
+    sibling = Measurement((2.0,), "msprof", "warm", ran_as=RanAs("MatMulV2", _MEASURED))
+    yield _journal("all", _record(Status.MEASURED, measurement), _record(Status.FAILED, reason="ValueError: no"))
+    yield _journal("missing-only", _record(Status.MEASURED, sibling), prune=True)
+    yield _journal("all", _record(Status.INVALID, reason="a dimension"), prune=True) + b'{"kernel_type": "Ma'
+
+
+def _read(data: bytes, folder: Path) -> None:
+    path = folder / f"{_RUN}.jsonl"
+    path.write_bytes(data)
+    with refusing(path):
+        journal.read(path)
+
+
+def _write_back(data: bytes, folder: Path) -> None:
+    found = []
+    for name in ("one", "two"):
+        database = Database(folder / name)
+        database.journal_dir.mkdir(parents=True)
+        path = database.path / "MatMulV3.csv"
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow([*_MEASURED, "Remark"])
+            writer.writerow([*_UNTOUCHED.values(), _REMARK])
+            writer.writerow([*_MEASURED.values(), ""])
+        (database.journal_dir / f"{_RUN}.jsonl").write_bytes(data)
+        recover(database, own_run="")
+        tables = tables_of(database.path)
+        with open(path, encoding="utf-8", newline="") as file:
+            rows = [{name: cell for name, cell in row.items() if cell} for row in csv.DictReader(file)]
+        expect({**_UNTOUCHED, "Remark": _REMARK} in rows or b"9,9" in data, "a row that no record is of was changed")
+        before = files_of(database.path)
+        recover(database, own_run="")
+        expect(
+            files_of(database.path).keys() <= before.keys() | {"journal/database.lock"}, "a second recovery left files"
+        )
+        expect(tables_of(database.path) == tables, "a second recovery changed a table")
+        found.append(tables)
+    expect(found[0] == found[1], "the same journal gives another table")
+    expect(sorted(path.name for path in folder.iterdir()) == ["one", "two"], "a file outside of the database")
+
+
+def _seeds_of_manifest() -> Iterator[bytes]:
+    manifest = Manifest(
+        _RUN,
+        1.7e9,
+        {"ops": ["MatMulV3"]},
+        "0" * 64,
+        {"name": "AMD_EPYC", "cores": 2},
+        [{"name": "x"}],
+        1.8e9,
+        {"measured": 3},
+    )
+    yield json.dumps(asdict(manifest)).encode()
+    yield json.dumps(asdict(Manifest(_RUN, 1.7e9, {}, "0")), indent=2).encode()
+
+
+def _manifest(data: bytes, folder: Path) -> None:
+    path = folder / f"{_RUN}.json"
+    path.write_bytes(data)
+    with refusing(path):
+        first, second = read_run(path), read_run(path)
+        expect(repr(first) == repr(second), "a second reading is another one")
+
+
+_WORDS = (
+    b'"measured"',
+    b'"failed"',
+    b'"version"',
+    b'"samples_us"',
+    b'"cells"',
+    b'"ran_as"',
+    b'"MatMulV2"',
+    b"\n",
+    b"2",
+    b"3",
+    b"4",
+)
+JOURNAL = Target("journal", "records of a journal are read, or refused", _seeds, _read, _WORDS)
+WRITE_BACK = Target(
+    "write-back",
+    "journal to CSV: twice the same, rows of others keep their bytes, no file outside",
+    _seeds,
+    _write_back,
+    _WORDS,
+)
+MANIFEST = Target(
+    "manifest", "the manifest of a run is read, or refused", _seeds_of_manifest, _manifest, (b'"device"', b'"name"')
+)

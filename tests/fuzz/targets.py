@@ -1,0 +1,40 @@
+"""All targets, by name."""
+
+from __future__ import annotations
+
+import importlib
+
+from . import attention_records, catalogs, journals, options, profiles, tables, traces
+from .target import Target
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        profiles.CAPTURE,
+        profiles.OP_SUMMARY,
+        tables.TABLE,
+        tables.ROUND_TRIP,
+        tables.SIGNATURE,
+        journals.JOURNAL,
+        journals.WRITE_BACK,
+        journals.MANIFEST,
+        traces.TRACE,
+        traces.PACKED_TRACE,
+        attention_records.RECORDS,
+        attention_records.PACKED_RECORDS,
+        catalogs.CATALOG,
+        catalogs.MAPPING_OF_OPERATORS,
+        options.OPTION_VALUES,
+        options.SHAPES,
+    )
+}
+
+
+def target_named(name: str) -> Target:
+    """A target by its name, or one of another module as `module:NAME`. Raises KeyError, ImportError."""
+    if ":" not in name:
+        return TARGETS[name]
+    module, _, attribute = name.partition(":")
+    target = getattr(importlib.import_module(module), attribute)
+    assert isinstance(target, Target)
+    return target

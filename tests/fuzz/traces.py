@@ -1,0 +1,86 @@
+"""Chrome traces into tables."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from .target import Target, command, expect, files_of
+
+_EVENTS = [
+    {"ph": "M", "name": "process_name", "args": {"name": "Ascend Hardware"}},
+    {"ph": "X", "name": "aclnnAdd_AddAiCore_Add", "ts": "1764246877073569.640", "dur": 2.5, "pid": 7, "tid": 2},
+    {
+        "ph": "X",
+        "name": "gemm",
+        "ts": 1.25,
+        "dur": 0,
+        "args": {"Input Dims": [[2, 3], [], [[4], [5]]], "External id": 9},
+    },
+    {
+        "ph": "X",
+        "name": "aten::add",
+        "ts": 2,
+        "dur": "12.25",
+        "cat": "cpu_op",
+        "args": {"Stream Id": 5, "a": [1, {"b": 2}]},
+    },
+    {"ph": "s", "name": "HostToDevice"},
+]
+_ROWS = re.compile(r"^rows +([\d,]+)", re.MULTILINE)
+
+
+def _seeds() -> Iterator[bytes]:
+    yield json.dumps(_EVENTS).encode()
+    yield json.dumps({"schemaVersion": 1, "traceEvents": _EVENTS, "end": 1}, indent=1).encode()
+
+
+def _packed_seeds() -> Iterator[bytes]:
+    for data in _seeds():
+        yield gzip.compress(data, mtime=0)
+        # Not packed but stored, so that mutations reach the JSON.
+        yield gzip.compress(data, 0, mtime=0)
+
+
+def _check(name: str, data: bytes, folder: Path) -> None:
+    trace, output = folder / name, folder / "trace.csv"
+    trace.write_bytes(data)
+    status, out, err = command("trace-to-csv", "--trace", trace, "--output", output)
+    expect(not err or str(trace) in err, f"an error that does not name the trace: {err}")
+    files = files_of(folder)
+    expect(files.keys() <= {name, "trace.csv"}, f"files are left: {sorted(files)}")
+    if output.exists():
+        with open(output, encoding="utf-8", newline="") as file:
+            header, *rows = csv.reader(file)
+        expect(len(set(header)) == len(header), "a column stands twice")
+        expect(all(len(row) == len(header) for row in rows), "a row has not the header's columns")
+        told = _ROWS.search(out)
+        expect(told and int(told[1].replace(",", "")) == len(rows), "the table has not the rows that were told")
+    again, _, _ = command("trace-to-csv", "--trace", trace, "--output", output)
+    expect(again == status and files_of(folder) == files, "the second table is another one")
+
+
+_WORDS = (
+    b'"ph": "X"',
+    b'"dur"',
+    b'"args"',
+    b'"traceEvents"',
+    b'"Input Dims"',
+    b'"op_name"',
+    b'"more_args"',
+    b"\\r",
+    b'"a\\rb": 1,',
+)
+TRACE = Target(
+    "trace",
+    "trace-to-csv: a table whose rows have the header's columns, the events before what is damaged, no file left",
+    _seeds,
+    partial(_check, "trace.json"),
+    _WORDS,
+)
+PACKED_TRACE = Target("trace-gz", "the same, packed by gzip", _packed_seeds, partial(_check, "trace.json.gz"), _WORDS)
