@@ -12,7 +12,6 @@ from typing import Any
 import captures
 
 from database import journal
-from database.join.runs import read_run
 from database.manifest import Manifest
 from database.record import Measurement, RanAs, Record
 from database.recover import recover
@@ -98,7 +97,7 @@ def _manifest(data: bytes, folder: Path) -> None:
     path = folder / f"{_RUN}.json"
     path.write_bytes(data)
     with refusing(path):
-        first, second = read_run(path), read_run(path)
+        first, second = Manifest.read(path), Manifest.read(path)
         expect(repr(first) == repr(second), "a second reading is another one")
 
 
