@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Flag, auto
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -68,9 +69,24 @@ def add_all(group: pytest.OptionGroup, options: Iterable[Option]) -> None:
         group.addoption(each.name, **each.how)
 
 
-def given(values: argparse.Namespace, options: Iterable[Option], scope: Scope) -> list[str]:
-    """Those options of any of some scopes that the user has set to something else than their defaults."""
-    # One that is not there at all belongs to a plugin that this session does not have.
-    return [
-        each.name for each in options if each.scope & scope and getattr(values, each.dest, each.default) != each.default
-    ]
+def given(arguments: Iterable[str], options: Iterable[Option], scope: Scope) -> list[str]:
+    """The options of any of some scopes that stand on a command line, by name.
+
+    Args:
+        arguments: of the command line alone; what pytest.ini or PYTEST_ADDOPTS adds holds for sessions of all kinds.
+    """
+    names = {argument.partition("=")[0] for argument in takewhile(lambda argument: argument != "--", arguments)}
+    return [each.name for each in options if each.scope & scope and each.name in names]
+
+
+def reset(values: argparse.Namespace, options: Iterable[Option], scope: Scope) -> None:
+    """Gives the options of any of some scopes their defaults again, as far as the session has them at all."""
+    for each in options:
+        if each.scope & scope and hasattr(values, each.dest):
+            setattr(values, each.dest, each.default)
+
+
+def changed(values: argparse.Namespace, options: Iterable[Option]) -> dict[str, object]:
+    """The options that have other values than their defaults, wherever they were given."""
+    current = {each.dest: (getattr(values, each.dest, each.default), each.default) for each in options}
+    return {name: value for name, (value, default) in current.items() if value != default}

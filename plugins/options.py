@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.collectives import options as collectives
-from bench.declared_options import Scope, add_all, declare
+from bench.declared_options import Option, Scope, add_all, declare, given, reset
 from bench.devices.at_hand import devices_at_hand
 from bench.dispatch_ffn_combine import group as dispatch_ffn_combine
 from bench.instruments import OFFERED
@@ -227,7 +227,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add_all(parser.getgroup("opatlas-measuring", "OpAtlas: how a row is measured"), MEASURING)
 
 
-def refuse(useless: Sequence[str], why: str) -> None:
-    """Raises pytest.UsageError where options were given that would do nothing."""
-    if useless:
+def refuse(config: pytest.Config, options: Sequence[Option], scope: Scope, why: str, also: Sequence[str] = ()) -> None:
+    """Refuses options of a scope that a session does not have, if they stand on its command line.
+
+    What pytest.ini (`addopts`) or PYTEST_ADDOPTS says is meant for sessions of all kinds: in this one it has no effect.
+
+    Args:
+        also: further words of the command line that would do nothing.
+
+    Raises:
+        pytest.UsageError: there are such options.
+    """
+    if useless := [*also, *given(config.invocation_params.args, options, scope)]:
         raise pytest.UsageError(f"{why}: leave out {', '.join(useless)}")
+    reset(config.option, options, scope)

@@ -12,7 +12,7 @@ import pytest
 
 from bench.collectives import options as collectives
 from bench.collectives.options import Wanted
-from bench.declared_options import Scope, given
+from bench.declared_options import Scope, changed
 from bench.devices.at_hand import database_name, devices_at_hand, npus_present
 from bench.dispatch_ffn_combine import group as dispatch_ffn_combine
 from bench.instruments import MSPROF, OFFERED, choose
@@ -97,7 +97,7 @@ def settings_of(config: pytest.Config) -> Settings:
     option, communicates = config.option, collectives.are_asked_for(config)
     _expect_consistent(config, communicates)
     devices = devices_of(config)
-    has_msprof = _expect_of_devices(option, devices)
+    has_msprof = _expect_of_devices(config, devices)
     place = _place_of(option, devices, communicates)
     return Settings(
         database=place.database.absolute(),
@@ -117,11 +117,7 @@ def settings_of(config: pytest.Config) -> Settings:
         in_process=option.in_process,
         collect_only=option.collectonly,
         file_names=place.file_names,
-        of_operators={
-            each.dest: getattr(option, each.dest)
-            for each in dispatch_ffn_combine.OPTIONS
-            if given(option, [each], each.scope)
-        },
+        of_operators=changed(option, dispatch_ffn_combine.OPTIONS),
         messages=collectives.wanted_of(option, devices) if communicates else None,
         named=bool(option.database_path) and not communicates,
         note=place.note or _shipped(option, place.database, communicates),
@@ -131,34 +127,37 @@ def settings_of(config: pytest.Config) -> Settings:
 def _expect_consistent(config: pytest.Config, communicates: bool) -> None:
     """Raises pytest.UsageError where options contradict each other, whatever the device."""
     option = config.option
-    refuse_useless_versions(option)
+    refuse_useless_versions(config)
     if communicates:
         # Collectives run in the ranks of a group: what says how one process is to run rows has no meaning.
         refuse(
-            given(option, OPTIONS, Scope.KERNELS),
+            config,
+            OPTIONS,
+            Scope.KERNELS,
             f"{collectives.MODULE} runs in groups of processes, and --bench-mode chooses the instrument",
         )
     else:
-        refuse(given(option, OPTIONS, Scope.COLLECTIVES), f"only bench/{collectives.MODULE} measures collectives")
+        refuse(config, OPTIONS, Scope.COLLECTIVES, f"only bench/{collectives.MODULE} measures collectives")
     if option.prof_path is not None:
         # It takes samples as they are: what says how rows are to be run has no meaning.
         workers = ["-n"] if is_distributed(config) else []
-        refuse(workers + given(option, OPTIONS, Scope.RUNNING), "--prof-path runs no row")
+        refuse(config, OPTIONS, Scope.RUNNING, "--prof-path runs no row", also=workers)
     if option.in_process and is_distributed(config):
         raise pytest.UsageError("--in-process runs rows in one process: leave out -n")
-    if option.in_process and option.case_timeout:
-        raise pytest.UsageError("--in-process cannot end a row that hangs: leave out --case-timeout")
+    if option.in_process:
+        deadline = [each for each in OPTIONS if each.name == "--case-timeout"]
+        refuse(config, deadline, Scope.RUNNING, "--in-process cannot end a row that hangs")
     if option.usepdb and not option.in_process:
         raise pytest.UsageError("--pdb cannot reach into the device process: add --in-process")
     if option.msprof_rows > MOST_ROWS:
         raise pytest.UsageError(f"--msprof-rows {option.msprof_rows}: a profile tells at most {MOST_ROWS} rows apart")
 
 
-def refuse_useless_versions(option: argparse.Namespace) -> None:
+def refuse_useless_versions(config: pytest.Config) -> None:
     """Raises pytest.UsageError where both a folder and versions say where the CSVs are."""
     folders = ("--database-path", "--output-dir", "--output-csv")
-    if named := [each.name for each in OPTIONS if each.name in folders and getattr(option, each.dest, None)]:
-        refuse(given(option, OPTIONS, Scope.FINDS_DATABASE), f"{named[0]} names the folder, whatever the versions")
+    if named := [each.name for each in OPTIONS if each.name in folders and getattr(config.option, each.dest, None)]:
+        refuse(config, OPTIONS, Scope.FINDS_DATABASE, f"{named[0]} names the folder, whatever the versions")
 
 
 def versions_of(option: argparse.Namespace) -> Versions:
@@ -208,14 +207,15 @@ def _profiled_devices(name: str | None, database: str | None) -> list[DeviceSpec
     return [DeviceSpec("npu")]
 
 
-def _expect_of_devices(option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> bool:
+def _expect_of_devices(config: pytest.Config, devices: Sequence[DeviceSpec]) -> bool:
     """Whether rows are measured under msprof. Raises OpAtlasError, pytest.UsageError for what devices do not offer."""
+    option = config.option
     if option.prof_path is not None:
         return False
     kinds = {device.kind for device in devices}
     instruments = {choose(kind, option.instrument) for kind in kinds & OFFERED.keys()}
     if "npu" not in kinds:
-        refuse(given(option, OPTIONS, Scope.NPUS), f"rows are replayed on {devices[0]}, which is no NPU")
+        refuse(config, OPTIONS, Scope.NPUS, f"rows are replayed on {devices[0]}, which is no NPU")
     if MSPROF in instruments and option.in_process:
         raise pytest.UsageError("--in-process cannot run under msprof: choose another --instrument")
     return MSPROF in instruments

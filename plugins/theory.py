@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bench.declared_options import Scope, add_all, declare, given
+from bench.declared_options import Scope, add_all, declare
 from bench.devices.at_hand import database_name
 from bench.executor import SESSION
 from database.errors import OpAtlasError
@@ -173,10 +173,10 @@ class Theory:
         option, replays = self._config.option, replays_are_asked_for(self._config)
         if not self._is_asked_for():
             if replays:
-                refuse(given(option, OPTIONS, Scope.THEORY), "theory rows are added by `pytest shapes/`")
+                refuse(self._config, OPTIONS, Scope.THEORY, "theory rows are added by `pytest shapes/`")
             return
         if not replays:
-            refuse(given(option, OF_REPLAYS, Scope.REPLAYS | Scope.RUNNING), "`pytest shapes/` runs no row")
+            refuse(self._config, OF_REPLAYS, Scope.REPLAYS | Scope.RUNNING, "`pytest shapes/` runs no row")
         try:
             self._check_files()
             self._is_new = not self.plan.database.path.exists()
@@ -295,7 +295,7 @@ class Theory:
 def database_path(config: pytest.Config) -> Path:
     """Where rows are added. Raises OpAtlasError, pytest.UsageError."""
     option = config.option
-    refuse_useless_versions(option)
+    refuse_useless_versions(config)
     if option.database_path:
         path = Path(option.database_path).absolute()
         if path.exists() and not path.is_dir():

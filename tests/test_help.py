@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from doc_commands import ROOT
 
 from bench.__main__ import parser as bench_parser
 from bench.collectives import options as collectives
-from bench.declared_options import Option, Scope
+from bench.declared_options import Option, Scope, given
 from bench.dispatch_ffn_combine import group as dispatch_ffn_combine
 from database.__main__ import parser as database_parser
 from plugins import options, theory
@@ -155,3 +156,30 @@ def test_an_option_that_would_do_nothing_is_refused(arguments: tuple[str, ...], 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("place", "added"),
+    [
+        ("shapes/", "--repeat-count=3 --shard=1/2 --torch-version=2.9.0"),
+        ("bench/", "--rows=5 --num-devices=2 --msprof-rows=5 --cann-version=8.5"),
+        ("bench/test_collectives.py", "--in-process --instrument=cuda-events"),
+    ],
+)
+def test_an_option_that_pytest_is_always_given_has_no_effect_where_it_would_do_nothing(
+    place: str, added: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "--device=cpu", f"--database-path={tmp_path}", place],
+        cwd=ROOT,
+        env={**os.environ, "PYTEST_ADDOPTS": added},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED), done.stderr
+
+
+def test_only_words_of_the_command_line_count_as_given() -> None:
+    arguments = ["bench/", "--repeat-count=3", "--cache", "warm", "--", "--threads=4"]
+    assert given(arguments, options.MEASURING, Scope.RUNNING) == ["--repeat-count", "--cache"]
