@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from plugins.journaling import Journaling
 from plugins.ledger import NOT_RUN, Ledger
 from plugins.report import Report
 from plugins.session import BenchSession
-from plugins.writeback import WriteBack
+from plugins.writeback import UNSAVED, WriteBack
 
 
 class Ending:
@@ -58,8 +59,14 @@ class Ending:
 class WorkerEnding:
     """The end of a worker: its journal is closed, for the controller to merge."""
 
-    def __init__(self, journaling: Journaling) -> None:
+    def __init__(self, journaling: Journaling, output: dict[str, Any]) -> None:
+        """`output` is what xdist brings to the controller when the worker has ended."""
         self._journaling = journaling
+        self._output = output
+
+    def pytest_opatlas_unsaved(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Hands records that the journal had no room for to the controller."""
+        self._output[UNSAVED] = [*self._output.get(UNSAVED, ()), *records]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:

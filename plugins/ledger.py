@@ -21,13 +21,15 @@ class Ledger:
     """What became of each row. Lives in the only process of a session, or in xdist's controller.
 
     Attributes:
-        problems: rows that do not add up: reported twice, or never collected.
+        problems: rows that do not add up: reported by two workers, or never collected.
     """
 
     def __init__(self, session: BenchSession) -> None:
         self._session = session
         self._collected: set[str] = set()
         self._accounts: dict[str, str] = {}
+        #: The worker of xdist that reported each row; None in the only process of a session.
+        self._reporters: dict[str, Any] = {}
         self.problems: list[str] = []
 
     @pytest.hookimpl(trylast=True)
@@ -47,9 +49,9 @@ class Ledger:
         if about is None:
             return
         if outcome_of_report(report) == "xfailed":
-            self._account(case_id_in(report.nodeid), XFAILED)
+            self._account(case_id_in(report.nodeid), XFAILED, getattr(report, "node", None))
         elif "record" in about:
-            self._account(case_id_in(report.nodeid), about["record"]["status"])
+            self._account(case_id_in(report.nodeid), about["record"]["status"], getattr(report, "node", None))
 
     def settle(self, records: Iterable[Record]) -> None:
         """Accounts for rows whose record was kept, but whose report was lost with the worker that ran them."""
@@ -96,10 +98,11 @@ class Ledger:
         before = plan.unresolved() if plan is not None else {}
         return Counter(status for case_id, status in before.items() if case_id not in self._accounts)
 
-    def _account(self, case_id: str, what: str) -> None:
+    def _account(self, case_id: str, what: str, reporter: Any) -> None:
+        """Args: reporter: who ran the row. It may run the row again (pytest-rerunfailures): the last run counts."""
         if case_id not in self._collected:
             self.problems.append(f"{case_id} was reported as {what}, but not collected")
-        elif case_id in self._accounts:
-            self.problems.append(f"{case_id} was reported twice: {self._accounts[case_id]}, then {what}")
+        elif self._reporters.setdefault(case_id, reporter) is not reporter:
+            self.problems.append(f"{case_id} was reported by two workers: as {self._accounts[case_id]}, then as {what}")
         else:
             self._accounts[case_id] = what

@@ -25,6 +25,8 @@ class LookAhead:
         self._size = size
         #: By node id.
         self._ready: dict[str, Outcome] = {}
+        #: The rows that got their outcomes. A plugin that runs one of these again does not want its batch again.
+        self._given: set[str] = set()
         self._places: dict[str, int] = {}
 
     def outcome(
@@ -41,7 +43,9 @@ class LookAhead:
             stops: whether no further row is to be begun.
         """
         if item.nodeid not in self._ready:
-            self._run(self._batch(item), executor, job_of, stops)
+            items = [item] if item.nodeid in self._given else self._batch(item)
+            self._run(items, executor, job_of, stops)
+        self._given.add(item.nodeid)
         return self._ready.pop(item.nodeid)
 
     def left_over(self) -> dict[str, Outcome]:

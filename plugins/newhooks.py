@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -25,3 +26,7 @@ def pytest_opatlas_launched(launched: int, of: int) -> None:
 
     `launched` of the rows that are run together have been run; their samples are not known yet.
     """
+
+
+def pytest_opatlas_unsaved(records: Sequence[Mapping[str, Any]]) -> None:
+    """Called at the end of a process that ran rows: records that no report tells of, and no journal had room for."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
 
 from database.progress import Progress
-from plugins.items import about_row, outcome_of_report, row_of
+from plugins.items import about_row, row_of
 
-_WORDS = {"failed": "FAILED", "error": "ERROR", "skipped": "SKIPPED", "xfailed": "XFAIL", "xpassed": "XPASS"}
+#: What `pytest_report_teststatus` gives: a category, the letter of a test, its word.
+_TestStatus = tuple[str, str, Any]
 
 
 class ReplayProgress:
@@ -26,7 +27,9 @@ class ReplayProgress:
         self._terminal = terminal
         self._silent = verbosity > 0
         self._total = 0
-        self._failed = 0
+        #: By node id. A plugin that runs rows again reports them several times: each counts once, as it ended.
+        self._done: set[str] = set()
+        self._failed: set[str] = set()
         self._progress: Progress | None = None
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -38,17 +41,15 @@ class ReplayProgress:
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
         self._total = len(ids)
 
-    @pytest.hookimpl(tryfirst=True)
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_report_teststatus(
         self, report: pytest.TestReport | pytest.CollectReport
-    ) -> tuple[str, str, str | Mapping[str, bool]] | None:
+    ) -> Generator[None, _TestStatus, _TestStatus]:
+        """Whatever category a plugin gives the report of a row, its letter would interrupt the line."""
+        status = yield
         if not isinstance(report, pytest.TestReport) or about_row(report) is None or self._silent:
-            return None
-        if report.passed and not hasattr(report, "wasxfail"):
-            return "passed" if report.when == "call" else "", "", ""
-        category = outcome_of_report(report)
-        # No letter for the line of dots, but a word for pytest's short summary.
-        return category, "", _WORDS[category]
+            return status
+        return status[0], "", status[2]
 
     @pytest.hookimpl
     def pytest_opatlas_launched(self, launched: int, of: int) -> None:
@@ -61,8 +62,10 @@ class ReplayProgress:
             return
         progress = self._started()
         if report.when == "call" or not report.passed:
-            self._failed += report.failed
-            progress.advance(1, f"{self._failed} failed" if self._failed else "")
+            (self._failed.add if report.failed else self._failed.discard)(report.nodeid)
+            new = report.nodeid not in self._done
+            self._done.add(report.nodeid)
+            progress.advance(int(new), f"{len(self._failed)} failed" if self._failed else "")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:

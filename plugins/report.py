@@ -58,9 +58,10 @@ class Report:
         self._written = written
         self._ledger = ledger
         self._keyword = keyword
-        self._outcomes: Counter[str] = Counter()
-        self._errors: Counter[tuple[str, str]] = Counter()
-        #: The first reason of each, with what is particular to its row.
+        #: By node id: what pytest counted the last report of a row under, and why the row was not measured.
+        self._outcome_of: dict[str, str] = {}
+        self._error_of: dict[str, tuple[str, str]] = {}
+        #: The first reason of each error, with what is particular to its row.
         self._reasons: dict[tuple[str, str], str] = {}
         self._first_at: float | None = None
         self._last_at = 0.0
@@ -75,12 +76,14 @@ class Report:
             return
         self._first_at = self._first_at or report.start
         self._last_at = max(self._last_at, report.stop)
-        self._outcomes[outcome_of_report(report)] += 1
+        # A plugin that runs rows again reports them several times: the last report counts.
+        self._outcome_of[report.nodeid] = outcome_of_report(report)
+        self._error_of.pop(report.nodeid, None)
         record = about["record"]
         if record["status"] != Status.MEASURED.value:
             reason = str(record["reason"]).partition("\n")[0][:_REASON_SHOWN]
             error = record["kernel_type"], f"{record['status']}: {_cause(record['status'], reason)}"
-            self._errors[error] += 1
+            self._error_of[report.nodeid] = error
             self._reasons.setdefault(error, f"{record['status']}: {reason}")
 
     @pytest.hookimpl(optionalhook=True)
@@ -275,7 +278,7 @@ class Report:
     def _causes(self) -> Counter[tuple[str, str]]:
         """Rows that were not measured, by kernel type and cause, in the words of the first of them."""
         causes: Counter[tuple[str, str]] = Counter()
-        for (kernel_type, cause), count in self._errors.items():
+        for (kernel_type, cause), count in Counter(self._error_of.values()).items():
             reason = self._reasons[kernel_type, cause]
             alike = f" (and {count - 1:,} like it)" if count > 1 and reason != cause else ""
             causes[kernel_type, f"{reason}{alike}"] += count
@@ -327,6 +330,11 @@ class Report:
             merged=self._written.merged,
             seconds=self._seconds(),
         )
+
+    @property
+    def _outcomes(self) -> Counter[str]:
+        """Rows by what pytest counts them under."""
+        return Counter(self._outcome_of.values())
 
     def _seconds(self) -> float:
         return max(self._last_at - (self._first_at or self._last_at), 1e-3)

@@ -13,6 +13,7 @@ import pytest
 from bench.errors import DeviceGone, ReplayError
 from bench.executor import BatchExecutor
 from bench.job import DeviceDescription, Job, Outcome
+from bench.one_line import without_middle
 from bench.registry import replay_spec
 from database.measured import stored_us
 from database.record import Record
@@ -23,7 +24,9 @@ from plugins.look_ahead import LookAhead
 from plugins.plan import CaseRow
 from plugins.session import BenchSession
 
-_OUTCOME = pytest.StashKey[Outcome]()
+_OUTCOME = pytest.StashKey[Outcome | None]()
+#: What is kept of what a row printed: a crash says why at the end, and the first of many errors is the cause.
+_MOST_PRINTED = 40_000
 
 
 class Supervisor:
@@ -49,6 +52,8 @@ class Supervisor:
             return None
         row = pyfuncitem.funcargs["row"]
         assert isinstance(row, CaseRow)
+        # A plugin may run a row again: what became of it before counts no more, even if there is no device now.
+        pyfuncitem.stash[_OUTCOME] = None
         outcome = pyfuncitem.stash[_OUTCOME] = self._run(pyfuncitem)
         _give_verdict(outcome, row.place)
         return True
@@ -67,9 +72,15 @@ class Supervisor:
                     self._session.stop("the device reported an error, and --in-process cannot replace its process")
             if outcome is not None:
                 record = self._record(row, outcome)
-                item.user_properties += _properties(record)
+                properties = _properties(record)
+                ours = dict(properties)
+                # A row that is run again has those of its last run.
+                item.user_properties[:] = [each for each in item.user_properties if each[0] not in ours]
+                item.user_properties += properties
         elif row is not None and call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception):
             record = self._record(row, Outcome(Status.SKIPPED, str(call.excinfo.value)))
+        if row is not None:
+            _cut_printed(item, keep=call.when != "call" or call.excinfo is not None or _shows_passed(item.config))
         report = yield
         if row is not None:
             about: dict[str, Any] = {}
@@ -87,10 +98,15 @@ class Supervisor:
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
         """What was measured of rows whose turn never came is kept all the same, before journals are closed."""
         left_over = self._look_ahead.left_over() if self._look_ahead is not None else {}
+        unsaved: list[dict[str, Any]] = []
         for item in session.items if left_over else ():
             row = row_of(item)
             if row is not None and item.nodeid in left_over:
-                self._journaling.keep(self._record(row, left_over[item.nodeid]).to_json(), self._device_told)
+                record = self._record(row, left_over[item.nodeid]).to_json()
+                if self._journaling.keep(record, self._device_told):
+                    unsaved.append(record)
+        if unsaved:
+            session.config.hook.pytest_opatlas_unsaved(records=unsaved)
         return (yield)
 
     def _run(self, item: pytest.Function) -> Outcome:
@@ -150,6 +166,19 @@ def _give_verdict(outcome: Outcome, place: str) -> None:
     if outcome.status in (Status.UNSUPPORTED, Status.SKIPPED):
         pytest.skip(message)
     pytest.fail(f"{message}\n{outcome.detail}".rstrip(), pytrace=False)
+
+
+def _cut_printed(item: pytest.Item, *, keep: bool) -> None:
+    """Cuts what pytest has captured of an item, which it and its reports hold until the session ends."""
+    sections = item._report_sections
+    sections[:] = [(when, name, without_middle(text, _MOST_PRINTED)) for when, name, text in sections] if keep else []
+
+
+def _shows_passed(config: pytest.Config) -> bool:
+    """Whether the user wants to see what rows printed that passed."""
+    return bool({"P", "A"}.intersection(config.option.reportchars)) or (
+        bool(getattr(config.option, "xmlpath", None)) and config.getini("junit_logging") != "no"
+    )
 
 
 def _outcome_of_exception(call: pytest.CallInfo[None]) -> Outcome:

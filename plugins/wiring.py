@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if session.is_worker:
         # Its reports travel to the controller, which merges and tells.
         ignore_interrupts()
-        register(WorkerEnding(journaling), "opatlas-worker-ending")
+        register(WorkerEnding(journaling, vars(config)["workeroutput"]), "opatlas-worker-ending")
         return
     if session.is_controller:
         register(Controller(session), "opatlas-controller")

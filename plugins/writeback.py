@@ -21,6 +21,9 @@ from plugins.items import about_row
 from plugins.journaling import Journaling, manifest_of
 from plugins.session import BenchSession
 
+#: What a worker of xdist leaves for the controller at its end: the records that its journal had no room for.
+UNSAVED = "opatlas_unsaved"
+
 
 class WriteBack:
     """Lives in the only process of a session, or in xdist's controller.
@@ -28,7 +31,6 @@ class WriteBack:
     Attributes:
         reported_only: samples without a row that the update mode does not append, for the report.
         merged: what became of the rows, once the records are in the CSVs.
-        statuses: records by status.
         problems: why records could not be kept or merged; they make the session fail.
     """
 
@@ -40,7 +42,8 @@ class WriteBack:
         self._of_workers = journal.Ended()
         self.reported_only: list[RowName] = []
         self.merged: MergeResult | None = None
-        self.statuses: Counter[str] = Counter()
+        #: By node id.
+        self._status_of: dict[str, str] = {}
         self.problems: list[str] = []
 
     @property
@@ -62,7 +65,16 @@ class WriteBack:
         device = about.get("device")
         if device is not None and device not in self._devices:
             self._devices.append(device)
-        self.statuses[record["status"]] += 1
+        self._status_of[report.nodeid] = record["status"]
+
+    @property
+    def statuses(self) -> Counter[str]:
+        """Rows by the status of their last record."""
+        return Counter(self._status_of.values())
+
+    def pytest_opatlas_unsaved(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Keeps records that no report tells of, and that no journal had room for."""
+        self._unsaved += records
 
     def add(self, record: Record, device: DeviceDescription) -> None:
         """Keeps a record that no report tells of."""
@@ -73,8 +85,10 @@ class WriteBack:
             self._devices.append(asdict(device))
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self) -> None:
+    def pytest_testnodedown(self, node: Any) -> None:
         """xdist's hook: a worker has ended, and closed its journal."""
+        # A worker that died has left no word.
+        self.pytest_opatlas_unsaved(getattr(node, "workeroutput", {}).get(UNSAVED, ()))
         try:
             self._of_workers.hold(journal.of_run(self._session.database, self._session.run_id))
         except OSError as error:

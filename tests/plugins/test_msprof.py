@@ -148,3 +148,35 @@ def test_msprof_that_does_not_start_ends_the_session(sessions: Sessions, npus: S
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert "did not start" in done
     assert "exit code 1" in done
+
+
+#: The journal has room for two records, in each process.
+FULL = """
+import errno
+
+from database.journal import Journal
+
+append, kept = Journal.append, []
+
+
+def append_while_there_is_room(self, record):
+    if len(kept) == 2:
+        raise OSError(errno.ENOSPC, "No space left on device")
+    kept.append(record)
+    append(self, record)
+
+
+Journal.append = append_while_there_is_room
+"""
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_rows_that_were_measured_ahead_are_kept_if_the_journal_has_no_room(
+    sessions: Sessions, npus: StandInNpus, count: int
+) -> None:
+    (sessions.folder / "full.py").write_text(FULL)
+    sessions.write("Toy", [row(size) for size in range(1, 7)])
+    done = npus.run("-p", "full", npus=count)
+    assert done.code == pytest.ExitCode.TESTS_FAILED
+    assert done.ledger() == {"measured": 6}, done.output
+    assert measured_right(sessions) == set(range(1, 7))

@@ -93,6 +93,13 @@ def test_moody(row, replay):
         raise RuntimeError("\\udcff\\x1b[2J" + "x" * (20 << 20))
     if mood == 27:
         pytest.skip("not in the mood")
+    if mood == 28 and not Path(__file__).with_name("mended").exists():
+        Path(__file__).with_name("mended").touch()
+        raise ValueError("better next time")
+    if mood in (29, 129):
+        print("begin" + "x" * (1 << 20) + "end")
+    if mood == 29:
+        raise ValueError("talked too much")
     if mood in (30, 34, 35):
         simulated.poison()
     if mood == 31:

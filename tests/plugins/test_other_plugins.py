@@ -1,0 +1,97 @@
+"""Plugins of others: those that run a row again, with or without an outcome of their own."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from sessions import Sessions, row
+
+#: What pytest-rerunfailures does: a test that failed runs again, and its earlier reports get another outcome.
+AGAIN = """
+import pytest
+from _pytest.runner import runtestprotocol
+
+
+def pytest_addoption(parser):
+    parser.addoption("--earlier", default="again")
+
+
+def pytest_runtest_protocol(item, nextitem):
+    for left in (2, 1, 0):
+        item._initrequest()
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+        failed = any(report.failed for report in reports)
+        for report in reports:
+            if failed and left and report.when == "call":
+                report.outcome = item.config.option.earlier
+            item.ihook.pytest_runtest_logreport(report=report)
+        if not failed:
+            break
+    return True
+
+
+def pytest_report_teststatus(report):
+    if report.outcome == "again":
+        return "again", "A", ("AGAIN", {"yellow": True})
+"""
+
+
+@pytest.mark.parametrize("earlier", ["again", "failed"])
+def test_a_row_that_a_plugin_runs_again_counts_once_as_it_ended(sessions: Sessions, earlier: str) -> None:
+    (sessions.folder / "again.py").write_text(AGAIN)
+    sessions.write("Moody", [row(1), row(28), row(15), row(2)])
+    done = sessions.run_in_process("-p", "again", f"--earlier={earlier}", "--junitxml=junit.xml")
+    assert done.code == 1
+    assert "INTERNALERROR" not in done
+    assert "DO NOT ADD UP" not in done
+    assert done.ledger() == {"measured": 3, "failed": 1}
+    assert sessions.statuses("Moody") == {1: "measured", 28: "measured", 15: "failed", 2: "measured"}
+    if earlier == "again":
+        assert done.outcomes() == {"passed": 3, "failed": 1, "again": 3}
+    for case in ElementTree.parse(sessions.folder / "junit.xml").iter("testcase"):
+        names = [each.get("name") for each in case.iter("property")]
+        assert len(names) == len(set(names))
+
+
+@pytest.mark.slow
+def test_the_same_under_xdist(sessions: Sessions) -> None:
+    (sessions.folder / "again.py").write_text(AGAIN)
+    sessions.write("Moody", [row(1), row(28), row(15), row(2)])
+    done = sessions.run("-p", "again", "-n", "2", "test_toys.py")
+    assert done.ledger() == {"measured": 3, "failed": 1}
+    assert "DO NOT ADD UP" not in done
+
+
+#: Notes how much text pytest holds of what each row printed.
+HELD = """
+import json
+from pathlib import Path
+
+held = {}
+
+
+def pytest_runtest_logreport(report):
+    held[report.nodeid] = max(held.get(report.nodeid, 0), sum(len(text) for _, text in report.sections))
+
+
+def pytest_sessionfinish(session):
+    for item in session.items:
+        held[item.nodeid] = max(held[item.nodeid], sum(len(text) for _, _, text in item._report_sections))
+    Path("held.json").write_text(json.dumps(list(held.values())))
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-rP",), ("--junitxml=junit.xml", "-o", "junit_logging=all")])
+def test_pytest_does_not_hold_all_that_rows_print(sessions: Sessions, options: tuple[str, ...]) -> None:
+    (sessions.folder / "held.py").write_text(HELD)
+    sessions.write("Moody", [row(29), row(129)])
+    done = sessions.run_in_process("-p", "held", *options)
+    assert done.ledger() == {"measured": 1, "failed": 1}
+    failed, passed = json.loads((sessions.folder / "held.json").read_text())
+    assert 0 < failed < 100_000
+    assert (0 < passed < 100_000) if options else passed == 0
+    # The beginning and the end of what the row printed that failed.
+    assert "beginxxx" in done
+    assert "xxxend" in done
