@@ -19,6 +19,7 @@ import pandas as pd
 from database import journal
 from database.errors import OpAtlasError
 from database.journal import Contents, Header
+from database.manifest import INGEST_PREFIX
 from database.record import Record, RowName
 from database.signature import signature
 from database.store import Database, read_frame, write_atomically, write_frame
@@ -56,7 +57,9 @@ def keep_replaced(database: Database, run_id: str, kernel_type: str, rows: pd.Da
 
 def runs(database: Database) -> list[str]:
     """The run ids that have a history, sorted."""
-    return sorted(path.name.removesuffix(_SUFFIX) for path in database.runs_dir.glob(f"[!.]*{_SUFFIX}"))
+    stems = (path.name.removesuffix(_SUFFIX) for path in database.runs_dir.glob(f"[!.]*{_SUFFIX}"))
+    # The samples of ingests are another format (database/ingest/samples_file.py).
+    return sorted(stem for stem in stems if not stem.startswith(INGEST_PREFIX))
 
 
 def add(database: Database, header: Header, records: Sequence[Record]) -> None:

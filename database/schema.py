@@ -57,12 +57,14 @@ LEGACY_PROFILING_STD = "Std Duration(us)"
 LEGACY_COUNTER = re.compile(r"Average (?!Duration\(us\)$)(?P<counter>.+)")
 
 _MICROBENCH = "MicroBench "
+_PROFILING = "Profiling "
 MICROBENCH_MEDIAN = "MicroBench Median Duration(us)"
 MICROBENCH_MIN = "MicroBench Min Duration(us)"
 MICROBENCH_STD = "MicroBench Std Duration(us)"
 MICROBENCH_SAMPLES = "MicroBench Samples"
 MICROBENCH_DEVICE_KERNELS = "MicroBench Device Kernels"
 PROFILING_SAMPLES = "Profiling Samples"
+PROFILING_RUN_ID = "Profiling Run ID"
 CACHE_STATE = "Cache State"
 INSTRUMENT = "Instrument"
 STATUS = "Status"
@@ -79,6 +81,7 @@ OWN = (
     MICROBENCH_SAMPLES,
     MICROBENCH_DEVICE_KERNELS,
     PROFILING_SAMPLES,
+    PROFILING_RUN_ID,
     CACHE_STATE,
     INSTRUMENT,
     STATUS,
@@ -170,9 +173,14 @@ def of_microbench(column: str) -> bool:
     return column in (AVERAGE, CACHE_STATE, INSTRUMENT, RUN_ID) or column.startswith(_MICROBENCH)
 
 
+def of_profiling(column: str) -> bool:
+    """Whether a column tells of captured durations: what they were, and which ingests have them."""
+    return column.startswith(_PROFILING)
+
+
 def profiling_counter(counter: str) -> str:
     """Column of a counter averaged over the samples of a capture."""
-    return f"Profiling Average {counter}"
+    return f"{_PROFILING}Average {counter}"
 
 
 class Status(str, Enum):

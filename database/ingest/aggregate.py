@@ -66,7 +66,7 @@ class ProfiledCase:
     Attributes:
         cells: the base columns of the first launch, quotes dropped.
         durations_us: of all launches, in the order read.
-        counters: mean over the launches that have the counter, by name; None where none has it.
+        counter_sums: sum over the launches that have the counter, and how many have it, by name.
         sources: the capture files, in the order read.
     """
 
@@ -74,7 +74,7 @@ class ProfiledCase:
     signature: str
     cells: Mapping[str, str]
     durations_us: tuple[float, ...]
-    counters: Mapping[str, float | None]
+    counter_sums: Mapping[str, tuple[float, int]]
     sources: tuple[Path, ...]
 
     @cached_property
@@ -82,15 +82,25 @@ class ProfiledCase:
         """Statistics of all launches."""
         return summarize(self.durations_us)
 
+    @property
+    def counters(self) -> dict[str, float | None]:
+        """Mean of each counter over the launches that have it; None if no launch has it."""
+        return {name: total / count if count else None for name, (total, count) in self.counter_sums.items()}
+
 
 @dataclass
 class Account:
-    """Where the rows of the captures went: `rows` is `ingested` plus all of `left_out`."""
+    """Where the rows of captures went: `rows` is `ingested` plus all of `left_out`.
+
+    Attributes:
+        invalid_durations: file, line and text of the first duration of each file that is not a number above zero.
+    """
 
     rows: int = 0
     ingested: int = 0
     left_out: Counter[LeftOut] = field(default_factory=Counter)
     unknown_dtypes: Counter[str] = field(default_factory=Counter)
+    invalid_durations: list[str] = field(default_factory=list)
 
 
 class Aggregate:
@@ -98,12 +108,12 @@ class Aggregate:
 
     Attributes:
         account: where their rows went.
-        files: the captures that were read.
+        files: the captures that were read, each with the account of its own rows.
         problems: rows that were left out because something is wrong with them.
     """
 
     def __init__(self) -> None:
-        self.files: list[Path] = []
+        self.files: dict[Path, Account] = {}
         self.account = Account()
         self.problems: list[str] = []
         #: By kernel type and signature.
@@ -140,7 +150,7 @@ class Aggregate:
             launches = _FileLaunches(Capture(path, header, numbers_as_text=True), on_block)
         if not launches.account.rows:
             raise TableError(path, "a header and no rows", "Take the capture again, or leave the file out")
-        self.files.append(path)
+        self.files[path] = launches.account
         add_counts(self.account, launches.account)
         self.problems += launches.problems
         for number, variant in launches.accepted():
@@ -178,7 +188,7 @@ class CasesOfType:
             signature=text,
             cells=first.cells_of(number),
             durations_us=tuple(durations_us.tolist()),
-            counters=_mean_counters(parts),
+            counter_sums=_counter_sums(parts),
             sources=tuple(dict.fromkeys(launches.path for launches, _ in parts)),
         )
 
@@ -190,14 +200,13 @@ class CasesOfType:
             yield text, first.cells_of(number), sum(len(launches.durations_of(n)) for launches, n in parts)
 
 
-def _mean_counters(parts: Sequence[_Part]) -> dict[str, float | None]:
-    sums: dict[str, float] = {}
-    counts: dict[str, int] = {}
+def _counter_sums(parts: Sequence[_Part]) -> dict[str, tuple[float, int]]:
+    sums: dict[str, tuple[float, int]] = {}
     for launches, number in parts:
         for name, total, count in launches.counters_of(number):
-            sums[name] = sums.get(name, 0.0) + total
-            counts[name] = counts.get(name, 0) + count
-    return {name: total / counts[name] if counts[name] else None for name, total in sums.items()}
+            before, counted_before = sums.get(name, (0.0, 0))
+            sums[name] = before + total, counted_before + count
+    return sums
 
 
 @dataclass(frozen=True)
@@ -217,6 +226,7 @@ class _FileLaunches:
     def __init__(self, capture: Capture, on_block: Callable[[int], None]) -> None:
         self.path = capture.path
         self.account = Account()
+        self._capture = capture
         self._header = capture.header
         self._problems: list[tuple[int, str]] = []
         self._variants: list[_Variant] = []
@@ -262,7 +272,7 @@ class _FileLaunches:
         numbers, left_out = self._variants_of(chunk, groups, first)
         valid = np.isfinite(chunk.duration_us) & (chunk.duration_us > 0)
         accepted = np.array([reason is None for reason in left_out], dtype=bool)[groups]
-        self.account.left_out[LeftOut.INVALID_DURATION] += int(np.count_nonzero(accepted & ~valid))
+        self._add_invalid(chunk, accepted & ~valid)
         accepted &= valid
         self.account.ingested += int(np.count_nonzero(accepted))
         which = numbers[groups]
@@ -271,6 +281,14 @@ class _FileLaunches:
         self._durations.append(chunk.duration_us if everything else chunk.duration_us[accepted])
         self._add_counters(chunk, groups, len(first), numbers, accepted)
         self._add_malformed(chunk)
+
+    def _add_invalid(self, chunk: Chunk, invalid: np.ndarray) -> None:
+        """Counts the rows whose duration is not valid; names the first one of the file."""
+        count = int(np.count_nonzero(invalid))
+        self.account.left_out[LeftOut.INVALID_DURATION] += count
+        if count and not self.account.invalid_durations:
+            line = chunk.line_of(int(invalid.argmax()))
+            self.account.invalid_durations.append(f"{self.path}:{line}: {self._capture.duration_at(line)!r}")
 
     def _variants_of(
         self, chunk: Chunk, groups: np.ndarray, first: np.ndarray

@@ -7,7 +7,7 @@ which are what an attention kernel's duration depends on. The value columns stay
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,10 +61,21 @@ def runtime_cells(case: ProfiledCase, root: Path) -> dict[str, str]:
     """
     if case.kernel_type not in ATTENTION_TYPES:
         return {}
+    return {SOURCE_PROFILE: source_cell(source_names(case, root)), **shape_cells(case)}
+
+
+def shape_cells(case: ProfiledCase) -> dict[str, str]:
+    """The Runtime columns that the shapes of an attention kernel tell; none for other kernels."""
+    if case.kernel_type not in ATTENTION_TYPES:
+        return {}
     shapes = split_cell(case.cells[INPUT_SHAPES])
     cells = {column: shapes[slot] if slot < len(shapes) else "" for column, slot in _SHAPE_SLOTS.items()}
-    completeness = "shapes-only" if any(cells.values()) else "none"
-    return {SOURCE_PROFILE: _sources(case, root), **cells, COMPLETENESS: completeness}
+    return {**cells, COMPLETENESS: "shapes-only" if any(cells.values()) else "none"}
+
+
+def source_names(case: ProfiledCase, root: Path) -> list[str]:
+    """The captures of an attention kernel with what lies beside them, named from `root` on; none for other kernels."""
+    return [Bundle.of(source).name(root) for source in case.sources] if case.kernel_type in ATTENTION_TYPES else []
 
 
 def bundles(cases: Mapping[str, CasesOfType]) -> list[Bundle]:
@@ -75,10 +86,10 @@ def bundles(cases: Mapping[str, CasesOfType]) -> list[Bundle]:
     return [Bundle.of(capture) for capture in captures]
 
 
-def _sources(case: ProfiledCase, root: Path) -> str:
-    names = [Bundle.of(source).name(root) for source in case.sources[:_SOURCES_NAMED]]
-    more = len(case.sources) - len(names)
-    return "; ".join(names) + (f"; and {more} more" if more else "")
+def source_cell(names: Sequence[str]) -> str:
+    """The cell that names the captures of a row: the first ones, and how many more there are."""
+    more = len(names) - _SOURCES_NAMED
+    return "; ".join(names[:_SOURCES_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _beside(capture: Path, name: str) -> Path | None:

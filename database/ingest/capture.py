@@ -6,6 +6,7 @@ read: `Block Dim` or `Block Num`, with or without `Device_id` and `OP State`, an
 
 from __future__ import annotations
 
+import csv
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -258,6 +259,12 @@ class Capture:
             finally:
                 for future in pending:
                     future.cancel()
+
+    def duration_at(self, line: int) -> str:
+        """The text of the duration in a line of the file, the header being line 1. Raises OSError."""
+        with open(self.path, encoding="utf-8-sig", errors="replace", newline="") as file:
+            (cells,) = csv.reader(islice(file, line - 1, line))
+        return cells[self.header.names.index(self.header.duration)].strip()
 
     def _blocks(self) -> Iterator[tuple[int, bytes]]:
         """Whole lines of about BLOCK_BYTES, each block with the number of its first line."""

@@ -7,20 +7,18 @@ from pathlib import Path
 
 from database import layout, versions
 from database.commands import looking_at_usage
-from database.errors import OpAtlasError
-from database.ingest.aggregate import Aggregate
-from database.ingest.apply import Outcome, apply_cases
-from database.ingest.attention import bundles, runtime_cells
 from database.ingest.capture import find_captures
+from database.ingest.ingest import Asked, Ingested, ingest_captures
+from database.ingest.manifest import CaptureVersions
 from database.ingest.summary import summary
 from database.store import Database
-from database.terminal import print_problems
+from database.terminal import counted, print_problems
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "exit status: 0 everything is in; 1 something was left out because of an error, "
-        "or the database cannot be written; 2 wrong usage"
+        "exit status: 0 everything is in, or was already; 1 something was left out because of an error, "
+        "nothing could be ingested, or the database cannot be written; 2 wrong usage"
     )
     parser.add_argument(
         "--profiling-path",
@@ -37,9 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--device",
-        default=layout.DEFAULT_NPU_DEVICE,
         metavar="NAME",
-        help="NPU that the capture was taken on, by the name of its database folder (default: %(default)s)",
+        help="NPU that the capture was taken on, by the name of its database folder "
+        f"(default: {layout.DEFAULT_NPU_DEVICE}; with --database-path: not known)",
+    )
+    parser.add_argument(
+        "--replace",
+        action="store_true",
+        help="put the samples in the place of those of earlier captures, for the signatures that this capture has "
+        "(default: they join them)",
     )
     parser.add_argument("--vllm-version", metavar="V", help="vllm-ascend, such as 0.18.0 (default: the installed one)")
     parser.add_argument("--torch-version", metavar="V", help="torch, such as 2.9.0 (default: the installed one)")
@@ -49,29 +53,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Ingests; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
     root: Path = arguments.profiling_path
+    device, versions_of_capture = arguments.device, _given_versions(arguments)
     with looking_at_usage():
         captures = find_captures(root)
-        database = Database(arguments.database_path or _default_database(arguments))
-    # Everything is read before anything is written.
-    aggregate = Aggregate()
-    errors = [*aggregate.add_files(captures), *aggregate.problems]
-    cases = aggregate.cases()
-    try:
-        outcome = apply_cases(database, cases, lambda case: runtime_cells(case, root)) if cases else Outcome()
-    except OpAtlasError as error:
-        print_problems([*errors, str(error)])
-        return 1
-    errors += outcome.problems
-    if aggregate.files:
-        print(summary(database.path, len(aggregate.files), aggregate.account, outcome, bundles(cases)))
-    print_problems(errors)
+        path: Path | None = arguments.database_path
+        if path is None:
+            device = arguments.device or layout.DEFAULT_NPU_DEVICE
+            # Captures are of NPUs alone, and `npu` may be any of them.
+            layout.expect_npu(device)
+            found = versions.detect(arguments.vllm_version, arguments.torch_version, arguments.cann_version)
+            versions_of_capture = CaptureVersions(found.vllm, found.torch, found.cann)
+            path = layout.default_path(device, found)
+    options = {name: value for name, value in vars(arguments).items() if name != "run"}
+    asked = Asked(root, arguments.replace, device, versions_of_capture, _as_text(options))
+    database = Database(path)
+    done = ingest_captures(database, captures, asked)
+    if text := summary(database, done):
+        print(text)
+    print_problems(done.problems)
     print_problems(database.misspelt(), word="warning")
-    return 1 if errors else 0
+    if done.manifest is None and not done.already:
+        print_problems([_nothing(done)])
+        return 1
+    return 1 if done.problems else 0
 
 
-def _default_database(arguments: argparse.Namespace) -> Path:
-    """Raises OpAtlasError."""
-    # Captures are of NPUs alone, and `npu` may be any of them.
-    layout.expect_npu(arguments.device)
-    found = versions.detect(arguments.vllm_version, arguments.torch_version, arguments.cann_version)
-    return layout.default_path(arguments.device, found)
+def _given_versions(arguments: argparse.Namespace) -> CaptureVersions:
+    return CaptureVersions(arguments.vllm_version, arguments.torch_version, arguments.cann_version)
+
+
+def _as_text(options: dict[str, object]) -> dict[str, object]:
+    return {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+
+
+def _nothing(done: Ingested) -> str:
+    if not done.files:
+        return "nothing was ingested: none of the captures can be read"
+    return f"nothing was ingested: all {counted(done.account.rows, 'row')} were left out, for the reasons above"

@@ -2,50 +2,98 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from database.ingest.aggregate import Account
-from database.ingest.apply import DurationChange, Outcome
-from database.ingest.attention import Bundle
+from database.ingest.aggregate import Account, LeftOut
+from database.ingest.apply import DurationChange
+from database.ingest.attention import Bundle, bundles
+from database.ingest.ingest import Ingested
+from database.ingest.manifest import manifest_path
+from database.store import Database
 from database.terminal import count_lines, counted, shortened, unknown_dtype_lines
 
 CHANGES_SHOWN = 10
+FILES_SHOWN = 5
 
 
-def summary(database: Path, files: int, account: Account, outcome: Outcome, attention: Sequence[Bundle]) -> str:
-    """The text for the user.
+def summary(database: Database, done: Ingested) -> str:
+    """The text for the user."""
+    lines = [
+        *(f"completed {run_id}, which had been cut off" for run_id in done.completed),
+        *_already(done.already),
+        *_shortened_list("same bytes as another capture, not counted again", done.same_bytes),
+    ]
+    if done.files:
+        lines += ["", *_counts(done)] if lines else _counts(done)
+        lines += _left_out(done.account)
+        lines += unknown_dtype_lines(done.account.unknown_dtypes)
+        lines += _attention(bundles(done.cases))
+    lines += _changes(done.outcome.changes)
+    if done.report is not None:
+        lines += [f"  all of them: {done.report}"]
+    if done.manifest is not None:
+        lines += ["", "manifest:", f"  {manifest_path(database, done.manifest.run_id)}"]
+    if done.manifest is not None or done.already or done.completed:
+        command = shlex.join(["pytest", "bench/", "--database-path", str(database.path)])
+        lines += ["", "database:", f"  {database.path}", "next, measure its rows:", f"  {command}"]
+    return "\n".join(lines)
 
-    Args:
-        database: where the CSVs are.
-        files: captures that were read.
-        attention: the captures that have attention rows.
-    """
+
+def _counts(done: Ingested) -> list[str]:
+    account, outcome = done.account, done.outcome
     signatures = outcome.new + outcome.updated + outcome.unchanged
     fates = f"{outcome.new:,} new, {outcome.updated:,} updated, {outcome.unchanged:,} unchanged"
-    lines = count_lines(
+    return count_lines(
         [
-            ("captures", files, ""),
+            ("captures", len(done.files), ""),
             ("rows", account.rows, f"{account.ingested:,} ingested, {account.left_out.total():,} left out"),
             ("kernel types", len(outcome.kernel_types), ""),
             ("signatures", signatures, fates),
         ]
     )
-    if account.left_out.total():
-        lines += ["", "left out:"]
-        lines += [f"{count:>10,}   {reason.value}" for reason, count in account.left_out.most_common() if count]
-    lines += unknown_dtype_lines(account.unknown_dtypes)
-    if attention:
-        details = sum(bundle.operator_details is not None for bundle in attention)
-        traces = sum(bundle.trace_view is not None for bundle in attention)
-        lines += [
-            "",
-            f"attention rows came from {counted(len(attention), 'capture')} (shapes only; see fill-runtime)",
-            f"beside them: {details:,} operator_details.csv, {traces:,} trace_view.json",
-        ]
-    lines += _changes(outcome.changes)
-    lines += ["", "database:", f"  {database}"] if signatures else ["", "nothing was ingested"]
-    return "\n".join(lines)
+
+
+def _left_out(account: Account) -> list[str]:
+    if not account.left_out.total():
+        return []
+    lines = ["", "left out:"]
+    for reason, count in account.left_out.most_common():
+        if count:
+            lines.append(f"{count:>10,}   {reason.value}")
+            if reason is LeftOut.INVALID_DURATION and account.invalid_durations:
+                lines.append(f"             the first: {account.invalid_durations[0]}")
+    return lines
+
+
+def _attention(attention: Sequence[Bundle]) -> list[str]:
+    if not attention:
+        return []
+    details = sum(bundle.operator_details is not None for bundle in attention)
+    traces = sum(bundle.trace_view is not None for bundle in attention)
+    return [
+        "",
+        f"attention rows came from {counted(len(attention), 'capture')} (shapes only; see fill-runtime)",
+        f"beside them: {details:,} operator_details.csv, {traces:,} trace_view.json",
+    ]
+
+
+def _already(files: Sequence[tuple[Path, str]]) -> list[str]:
+    by_run: dict[str, list[Path]] = {}
+    for path, run_id in files:
+        by_run.setdefault(run_id, []).append(path)
+    return [
+        line for run_id, paths in by_run.items() for line in _shortened_list(f"already ingested by {run_id}", paths)
+    ]
+
+
+def _shortened_list(what: str, paths: Sequence[Path]) -> list[str]:
+    if not paths:
+        return []
+    shown = [f"  {path}" for path in paths[:FILES_SHOWN]]
+    more = len(paths) - len(shown)
+    return [f"{what}:", *shown, *([f"  and {more:,} more"] if more else [])]
 
 
 def _changes(changes: Sequence[DurationChange]) -> list[str]:

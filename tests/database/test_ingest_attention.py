@@ -4,8 +4,8 @@ import pytest
 from captures import KERNEL_DETAILS, launch, table, write_capture
 
 from database.ingest.aggregate import Aggregate
-from database.ingest.apply import apply_cases
 from database.ingest.attention import bundles, runtime_cells
+from database.ingest.ingest import Asked, ingest_captures
 from database.schema import RUNTIME
 from database.store import Database
 
@@ -33,9 +33,8 @@ def ingest(tmp_path, folder):
     database = Database(tmp_path / "database")
 
     def run(*launches, place="rank_0"):
-        aggregate = Aggregate()
-        aggregate.add_file(write_capture(folder / place / "kernel_details.csv", launches, KERNEL_DETAILS))
-        apply_cases(database, aggregate.cases(), lambda case: runtime_cells(case, folder))
+        capture = write_capture(folder / place / "kernel_details.csv", launches, KERNEL_DETAILS)
+        assert not ingest_captures(database, [capture], Asked(folder)).problems
         return table(database.csv_path(ATTENTION))
 
     return run
@@ -113,7 +112,9 @@ def test_what_fill_runtime_found_out_survives_the_next_ingest(ingest, tmp_path):
     stored.frame["Runtime metadata_completeness"] = "complete"
     database.write(stored)
     rows = ingest(attention(duration="30"), place="rank_1")
-    assert [row["Profiling Average Duration(us)"] for row in rows] == ["30", "30"]
+    assert [row["Profiling Average Duration(us)"] for row in rows] == ["20", "20"]
     assert [row["Runtime actual_seq_lengths_kv_values"] for row in rows] == ["[128]", "[4096]"]
     assert {row["Runtime metadata_completeness"] for row in rows} == {"complete"}
-    assert {row["Runtime source_profile"] for row in rows} == {"capture/rank_1/kernel_details.csv"}
+    assert {row["Runtime source_profile"] for row in rows} == {
+        "capture/rank_0/kernel_details.csv; capture/rank_1/kernel_details.csv"
+    }

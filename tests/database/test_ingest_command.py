@@ -10,6 +10,7 @@ from captures import COLLECTIVE, KERNEL_DETAILS, LEVEL_0, launch, table, write_c
 
 from database import layout, versions
 from database.__main__ import main
+from database.ingest.manifest import CaptureVersions, read_manifest
 from database.store import Database
 
 
@@ -29,6 +30,7 @@ def test_the_summary(tmp_path, ingest):
     write_capture(tmp_path / "c/kernel_details.csv", [launch(), launch(), launch(type="Add"), COLLECTIVE])
     status, out, err = ingest(tmp_path / "c")
     assert (status, err) == (0, "")
+    (manifest,) = (tmp_path / "database/runs").glob("ingest-*.json")
     assert (
         out
         == f"""\
@@ -40,8 +42,13 @@ signatures             2   2 new, 0 updated, 0 unchanged
 left out:
          1   collectives (hcom_*), measured by the communication bench
 
+manifest:
+  {manifest}
+
 database:
   {tmp_path / "database"}
+next, measure its rows:
+  pytest bench/ --database-path {tmp_path / "database"}
 """
     )
 
@@ -52,7 +59,8 @@ def test_changed_durations_worst_first_and_limited(tmp_path, ingest):
         return write_capture(tmp_path / "kernel_details.csv", rows)
 
     ingest(capture([100.0] * 15))
-    status, out, _ = ingest(capture([100.0, 101.0, 400.0, 20.0, *[110.0] * 11]))
+    second = capture([100.0, 101.0, 400.0, 20.0, *[110.0] * 11])
+    status, out, _ = ingest(second, "--database-path", str(tmp_path / "database"), "--replace")
     assert status == 0
     lines = out.splitlines()
     start = lines.index("changed durations: 14 (the 10 furthest; microseconds)")
@@ -60,8 +68,11 @@ def test_changed_durations_worst_first_and_limited(tmp_path, ingest):
     assert lines[start + 1].split()[0] == "Kernel3"
     assert lines[start + 1].endswith("100.00 ->    20.00   -80.0%")
     assert lines[start + 2].endswith("100.00 ->   400.00  +300.0%")
-    assert all(len(line) <= 80 for line in lines[:-1])
-    assert "1 unchanged" in out
+    assert all(len(line) <= 80 for line in lines[: start + 11])
+    (report,) = (tmp_path / "database/reports").glob("ingest_*.csv")
+    assert str(report) in out
+    assert len(table(report)) == 14
+    assert (table(report)[0]["Kernel Type"], table(report)[0]["Ratio (new/old)"]) == ("Kernel3", "0.2000")
 
 
 def test_a_file_that_cannot_be_read_leaves_the_others_in(tmp_path, ingest):
@@ -94,9 +105,10 @@ def test_many_problems_are_told_in_part(tmp_path, ingest):
 
 
 def test_nothing_to_ingest_says_so(tmp_path, ingest):
-    status, out, _ = ingest(write_capture(tmp_path / "kernel_details.csv", [COLLECTIVE]))
-    assert status == 0
-    assert "nothing was ingested" in out
+    status, out, err = ingest(write_capture(tmp_path / "kernel_details.csv", [COLLECTIVE]))
+    assert status == 1
+    assert "1   collectives" in out
+    assert "nothing was ingested" in err
     assert not (tmp_path / "database").exists()
 
 
@@ -156,6 +168,12 @@ def test_the_default_database_is_named_after_device_and_versions(tmp_path, inges
     assert (tmp_path / "data" / folder / "MatMulV3.csv").exists()
     ingest(path, *given, "--device", "ATLAS_800_A2_376T_64G")
     assert (tmp_path / "data/ATLAS_800_A2_376T_64G").exists()
+    (path,) = (tmp_path / "data" / folder / "runs").glob("ingest-*.json")
+    manifest = read_manifest(path)
+    assert (manifest.device, manifest.versions) == (
+        "ATLAS_800_A3_752T_128G_DIE",
+        CaptureVersions("0.18.0", "2.9.0+cpu", "8.5"),
+    )
 
 
 @pytest.mark.parametrize(

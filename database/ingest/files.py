@@ -1,0 +1,92 @@
+"""Which files an ingest is given, known by their bytes: a capture counts once, under whatever name it comes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from database.errors import OpAtlasError, TableError
+from database.ingest.manifest import IngestManifest
+
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass
+class Given:
+    """A capture as it is before it is read.
+
+    Attributes:
+        changed_ns: when it was last written, in nanoseconds since the epoch.
+        sha256: of its bytes, in hexadecimal digits.
+        same_bytes: further files that have the same bytes.
+    """
+
+    path: Path
+    size_bytes: int
+    changed_ns: int
+    sha256: str
+    same_bytes: list[Path] = field(default_factory=list)
+
+
+def given_files(paths: Iterable[Path], problems: list[str]) -> list[Given]:
+    """The files with different bytes, in their order.
+
+    Args:
+        problems: gets a sentence for each file that cannot be read.
+    """
+    found: dict[str, Given] = {}
+    for path in paths:
+        try:
+            # Before the bytes are read, so that one written meanwhile is noticed.
+            state = path.stat()
+            sha256 = _digest(path)
+        except OSError as error:
+            wrong = TableError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions")
+            problems.append(str(wrong))
+            continue
+        if sha256 in found:
+            found[sha256].same_bytes.append(path)
+        else:
+            found[sha256] = Given(path, state.st_size, state.st_mtime_ns, sha256)
+    return list(found.values())
+
+
+def expect_unchanged(given: Given) -> None:
+    """Sees to it that a file that was read is the one that was given. Raises OpAtlasError."""
+    try:
+        state = given.path.stat()
+    except OSError as error:
+        raise OpAtlasError(f"{given.path}: gone while it was read ({error.strerror}): run again") from None
+    if (state.st_size, state.st_mtime_ns) != (given.size_bytes, given.changed_ns):
+        raise OpAtlasError(
+            f"{given.path}: changed while it was read, so nothing was ingested: "
+            f"wait until the profiler has written it, then run again"
+        )
+
+
+def already_ingested(
+    files: Sequence[Given], earlier: Sequence[IngestManifest], *, replace: bool
+) -> Mapping[str, IngestManifest]:
+    """The files that would change nothing, by their sha256: the ingest that has each.
+
+    With `replace` these are all of the files if the last ingest replaced with just these, or is the only one; and
+    none otherwise.
+    """
+    if not replace:
+        return {file.sha256: manifest for manifest in earlier for file in manifest.files}
+    if earlier and (earlier[-1].replace or len(earlier) == 1):
+        last = earlier[-1]
+        if {file.sha256 for file in last.files} == {given.sha256 for given in files}:
+            return {file.sha256: last for file in last.files}
+    return {}
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of a file. Raises OSError."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,259 @@
+"""An ingest from its captures to the CSVs, such that it may be killed at any moment.
+
+1. The captures are read and grouped; nothing is written.
+2. The samples go to `runs/`, in one step. From here on the ingest has happened: a file of samples that no finished
+   manifest stands for is brought into the CSVs by the next ingest, or by `remake_profiling`.
+3. The manifest goes beside the samples.
+4. The CSVs get the statistics, pooled over all ingests that count, one file at a time.
+5. The report, and the manifest again, with the time at which all of that was done.
+
+`remake_profiling(database: Database) -> Remade` makes the Profiling cells of all rows anew from the files of the
+ingests. Call it with the lock of the database held.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from database.errors import OpAtlasError
+from database.ingest.aggregate import Account, Aggregate, CasesOfType
+from database.ingest.apply import Outcome, Unexplained, apply_cases, find_unexplained
+from database.ingest.attention import shape_cells, source_names
+from database.ingest.files import Given, already_ingested, expect_unchanged, given_files
+from database.ingest.manifest import (
+    CaptureFile,
+    CaptureVersions,
+    IngestManifest,
+    Signatures,
+    new_manifest,
+    samples_path,
+)
+from database.ingest.pool import Ingest, Key, ingests_of, keys_of, pool
+from database.ingest.report import write_report
+from database.ingest.samples_file import Kept, write_samples
+from database.schema import INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
+from database.store import Database
+from database.terminal import counted
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an ingest is to do.
+
+    Attributes:
+        root: the path that was named; attention rows name their captures from its last folder on.
+        replace: put the samples in the place of those of earlier ingests, where these have any.
+        device, versions: of the captures; None if not known.
+        options: for the manifest.
+    """
+
+    root: Path
+    replace: bool = False
+    device: str | None = None
+    versions: CaptureVersions = field(default_factory=CaptureVersions)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Ingested:
+    """What an ingest did.
+
+    Attributes:
+        manifest: None if nothing was written.
+        report: the changed durations; None if none changed.
+        account: where the rows went.
+        cases: by kernel type.
+        already: the files that an earlier ingest has, with its id; they were not read.
+        completed: earlier ingests that were cut off, and are whole now.
+        problems: what went wrong, a sentence each.
+    """
+
+    manifest: IngestManifest | None = None
+    report: Path | None = None
+    outcome: Outcome = field(default_factory=Outcome)
+    account: Account = field(default_factory=Account)
+    cases: Mapping[str, CasesOfType] = field(default_factory=dict)
+    files: Sequence[Path] = ()
+    already: Sequence[tuple[Path, str]] = ()
+    same_bytes: Sequence[Path] = ()
+    completed: Sequence[str] = ()
+    problems: list[str] = field(default_factory=list)
+
+
+def ingest_captures(database: Database, captures: Sequence[Path], asked: Asked) -> Ingested:
+    """Brings captures into a database.
+
+    Raises:
+        OpAtlasError: the database cannot be locked or written, an earlier ingest cannot be read, a capture changed
+            while it was read, or rows have captured durations that the samples can neither join nor replace unasked.
+    """
+    done = Ingested()
+    files = given_files(captures, done.problems)
+    done.same_bytes = [path for file in files for path in file.same_bytes]
+    if database.runs_dir.exists():
+        with database.lock():
+            done.completed = _complete(database, done)
+            known = already_ingested(files, _manifests(database), replace=asked.replace)
+    else:
+        known = {}
+    done.already = [(file.path, known[file.sha256].run_id) for file in files if file.sha256 in known]
+    files = [file for file in files if file.sha256 not in known]
+    aggregate = Aggregate()
+    done.problems += aggregate.add_files([file.path for file in files])
+    done.problems += aggregate.problems
+    done.account, done.cases, done.files = aggregate.account, aggregate.cases(), list(aggregate.files)
+    read = [file for file in files if file.path in aggregate.files]
+    for file in read:
+        expect_unchanged(file)
+    if done.cases:
+        with database.lock():
+            _ingest(database, read, aggregate, asked, done)
+    return done
+
+
+def _ingest(database: Database, files: Sequence[Given], aggregate: Aggregate, asked: Asked, done: Ingested) -> None:
+    """Steps 2 to 5. Raises OpAtlasError."""
+    earlier = ingests_of(database)
+    manifests = [ingest.manifest for ingest in earlier]
+    meanwhile = already_ingested(files, manifests, replace=asked.replace)
+    for file in files:
+        if file.sha256 in meanwhile:
+            run_id = meanwhile[file.sha256].run_id
+            raise OpAtlasError(f"{file.path}: ingested by another process meanwhile ({run_id}): run again")
+    signatures = {kernel_type: [text for text, _, _ in of_type.cells] for kernel_type, of_type in done.cases.items()}
+    unexplained = find_unexplained(database, signatures, _known(earlier))
+    if unexplained and not asked.replace:
+        raise OpAtlasError(_refusal(database, unexplained))
+    manifest = new_manifest(
+        manifests,
+        replace=asked.replace,
+        device=asked.device,
+        versions=asked.versions,
+        files=[_capture_file(file, aggregate.files[file.path]) for file in files],
+        options=asked.options,
+    )
+    path = samples_path(database, manifest.run_id)
+    write_samples(path, manifest, _lines(done.cases, unexplained, asked.root))
+    manifest.write(database)
+    keys = {(kernel_type, text) for kernel_type, texts in signatures.items() for text in texts}
+    done.manifest = manifest
+    done.outcome, done.report = _bring_in(database, [*earlier, Ingest(manifest, path)], manifest, keys)
+    done.problems += done.outcome.problems
+
+
+def _bring_in(
+    database: Database, ingests: Sequence[Ingest], manifest: IngestManifest, keys: set[Key]
+) -> tuple[Outcome, Path | None]:
+    """Steps 4 and 5 for the cases of one ingest; the report, if durations changed. Raises OpAtlasError."""
+    cases = pool(ingests, keys)
+    outcome = apply_cases(database, cases, _known(ingests))
+    report = write_report(database, outcome.changes) if outcome.changes else None
+    manifest.kernel_types = len(cases)
+    manifest.signatures = Signatures(outcome.new, outcome.updated, outcome.unchanged)
+    others = {run_id for of_type in cases.values() for case in of_type for run_id in case.run_ids}
+    manifest.added_to = tuple(sorted(others - {manifest.run_id}))
+    # What has problems is tried again by the next ingest, when they may be mended.
+    manifest.finished_at = None if outcome.problems else time.time()
+    manifest.write(database)
+    return outcome, report
+
+
+def _complete(database: Database, done: Ingested) -> list[str]:
+    """Brings in what ingests that were cut off have left; their ids. Raises OpAtlasError."""
+    completed = []
+    ingests = ingests_of(database)
+    for ingest in ingests:
+        if ingest.manifest.finished_at is None and ingest.samples is not None:
+            outcome, _ = _bring_in(database, ingests, ingest.manifest, keys_of(ingest))
+            done.problems += outcome.problems
+            if not outcome.problems:
+                completed.append(ingest.manifest.run_id)
+    return completed
+
+
+@dataclass(frozen=True)
+class Remade:
+    """What a remake of the Profiling cells did.
+
+    Attributes:
+        outcome: `updated` counts the signatures whose cells were other ones, `new` those whose row was gone. Its
+            problems name rows that were left as they are, because no samples explain their durations.
+        without_samples: ingests whose samples are not there, so that their rows cannot be remade.
+    """
+
+    outcome: Outcome
+    without_samples: tuple[str, ...]
+
+
+def remake_profiling(database: Database) -> Remade:
+    """Makes the Profiling cells of all rows anew from the files of the ingests; call it with the lock held.
+
+    Rows that are gone come back. A row that no ingest has samples of is left alone.
+
+    Raises:
+        OpAtlasError: a file of an ingest cannot be read, or a manifest cannot be written.
+    """
+    ingests = ingests_of(database)
+    outcome = apply_cases(database, pool(ingests), _known(ingests))
+    for ingest in ingests:
+        if ingest.manifest.finished_at is None and ingest.samples is not None and not outcome.problems:
+            ingest.manifest.finished_at = time.time()
+            ingest.manifest.write(database)
+    missing = [ingest.manifest.run_id for ingest in ingests if ingest.samples is None]
+    return Remade(outcome, tuple(missing))
+
+
+def _manifests(database: Database) -> list[IngestManifest]:
+    return [ingest.manifest for ingest in ingests_of(database)]
+
+
+def _known(ingests: Sequence[Ingest]) -> set[str]:
+    return {ingest.manifest.run_id for ingest in ingests if ingest.samples is not None}
+
+
+def _capture_file(file: Given, account: Account) -> CaptureFile:
+    return CaptureFile(
+        path=str(file.path),
+        name=file.path.name,
+        size_bytes=file.size_bytes,
+        sha256=file.sha256,
+        rows=account.rows,
+        ingested=account.ingested,
+        left_out={reason.name.lower(): count for reason, count in account.left_out.items() if count},
+        same_bytes=tuple(str(path) for path in file.same_bytes),
+    )
+
+
+def _lines(cases: Mapping[str, CasesOfType], unexplained: Sequence[Unexplained], root: Path) -> Iterator[Kept]:
+    for of_type in cases.values():
+        for case in of_type:
+            cells = {**case.cells, **shape_cells(case)}
+            yield Kept(
+                kernel_type=case.kernel_type,
+                cells={column: text for column, text in cells.items() if text},
+                durations_us=list(case.durations_us),
+                counters=case.counter_sums,
+                sources=source_names(case, root),
+            )
+    for row in unexplained:
+        yield Kept(row.kernel_type, row.cells, replaced=row.profiling)
+
+
+def _refusal(database: Database, rows: Sequence[Unexplained]) -> str:
+    first = rows[0]
+    types = list(dict.fromkeys(row.kernel_type for row in rows))
+    shown = ", ".join(types[:3]) + (", ..." if len(types) > 3 else "")
+    example = (
+        f"{first.kernel_type} {first.cells[INPUT_SHAPES]} -> {first.cells[OUTPUT_SHAPES]}, "
+        f"{first.profiling[PROFILING_AVERAGE]} us"
+    )
+    return (
+        f"{database.path}: {counted(len(rows), 'row')} of {shown} hold captured durations whose samples are not in "
+        f"{database.runs_dir}, so that no more samples can join them (an older OpAtlas or another tool wrote them; "
+        f"the first: {example}). Nothing was ingested. With --replace the new samples take their place, and the old "
+        f"cells are kept beside the new samples"
+    )

@@ -1,0 +1,337 @@
+"""What is kept of each capture, and what a further one does: it joins the earlier ones, or takes their place."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from captures import COLLECTIVE, COUNTERS, launch, table, write_capture, write_summary
+
+from database.__main__ import main
+from database.errors import OpAtlasError
+from database.ingest.aggregate import Aggregate
+from database.ingest.ingest import Asked, Ingested, ingest_captures, remake_profiling
+from database.ingest.manifest import CaptureVersions, read_manifest
+from database.ingest.samples_file import read_samples
+from database.schema import PROFILING_RUN_ID
+from database.store import Database
+
+AVERAGE, MEDIAN = "Profiling Average Duration(us)", "Profiling Median Duration(us)"
+STD, SAMPLES = "Profiling Std Duration(us)", "Profiling Samples"
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    return Database(tmp_path / "database")
+
+
+def capture(folder: Path, *durations: float, **more: str) -> Path:
+    """A capture in which a product was launched with these durations."""
+    return write_capture(folder / "kernel_details.csv", [launch(duration=str(us), **more) for us in durations])
+
+
+def ingest(database: Database, *paths: Path, replace: bool = False) -> Ingested:
+    done = ingest_captures(database, paths, Asked(paths[0], replace))
+    assert not done.problems
+    return done
+
+
+def run_id(done: Ingested) -> str:
+    assert done.manifest is not None
+    return done.manifest.run_id
+
+
+def rows(database: Database, kernel_type: str = "MatMulV3") -> list[dict[str, str]]:
+    return table(database.csv_path(kernel_type))
+
+
+def row(database: Database, kernel_type: str = "MatMulV3") -> dict[str, str]:
+    (only,) = rows(database, kernel_type)
+    return only
+
+
+def profiling(of: Mapping[str, str]) -> dict[str, str]:
+    """The Profiling cells of a row, but for where they came from."""
+    return {name: cell for name, cell in of.items() if name.startswith("Profiling ") and name != PROFILING_RUN_ID}
+
+
+def everything(database: Database) -> dict[Path, bytes]:
+    """All files of a database, but for locks."""
+    return {path: path.read_bytes() for path in database.path.rglob("*") if path.is_file() and path.suffix != ".lock"}
+
+
+def forget_samples(database: Database) -> None:
+    """Makes it a database of an OpAtlas that kept no samples."""
+    shutil.rmtree(database.runs_dir)
+    for path in database.path.glob("*.csv"):
+        stored = database.read(path.stem)
+        stored.frame = stored.frame.drop(columns=PROFILING_RUN_ID)
+        database.write(stored)
+
+
+class TestAdding:
+    def test_captures_one_after_the_other_are_those_in_one_command(self, tmp_path: Path) -> None:
+        draw = random.Random(7)
+        paths = []
+        for number in range(3):
+            launches = [
+                launch(
+                    {name: draw.choice(["N/A", f"{draw.uniform(0, 1e4):.3f}"]) for name in COUNTERS},
+                    duration=f"{draw.lognormvariate(3, 2):.3f}",
+                    type=draw.choice(["Add", "Mul"]),
+                    shapes=draw.choice(["8,8;8,8", "4,4;4,4"]),
+                )
+                for _ in range(40)
+            ]
+            paths.append(write_capture(tmp_path / f"{number}/kernel_details.csv", launches))
+        apart, together = Database(tmp_path / "apart"), Database(tmp_path / "together")
+        for path in paths:
+            ingest(apart, path)
+        ingest(together, *paths)
+        for kernel_type in ("Add", "Mul"):
+            shapes = {r["Input Shapes"]: profiling(r) for r in rows(apart, kernel_type)}
+            assert shapes == {r["Input Shapes"]: profiling(r) for r in rows(together, kernel_type)}
+            assert all(len(cells) > len(COUNTERS) for cells in shapes.values())
+
+    def test_statistics_are_of_all_launches(self, tmp_path: Path, database: Database) -> None:
+        first = ingest(database, capture(tmp_path / "a", 10, 20, 30))
+        second = ingest(database, capture(tmp_path / "b", 100))
+        now = row(database)
+        assert (now[AVERAGE], now[MEDIAN], now[SAMPLES]) == ("40", "25", "4")
+        assert float(now[STD]) == pytest.approx(40.8248, abs=1e-4)
+        assert now[PROFILING_RUN_ID] == f"{run_id(first)};{run_id(second)}"
+        assert second.manifest is not None
+        assert second.manifest.added_to == (run_id(first),)
+
+    def test_slices_of_one_summary(self, tmp_path: Path, database: Database) -> None:
+        slices = ([10.0, 20.0, 30.0], [100.0])
+        for number, durations in enumerate(slices):
+            path = tmp_path / f"op_summary_slice_{number}.csv"
+            ingest(database, write_summary(path, [launch(duration=str(us)) for us in durations]))
+        assert (row(database)[AVERAGE], row(database)[SAMPLES]) == ("40", "4")
+
+    def test_rows_that_only_one_capture_has_name_that_one(self, tmp_path: Path, database: Database) -> None:
+        first = ingest(database, capture(tmp_path / "a", 10, type="Add"))
+        ingest(database, capture(tmp_path / "b", 10, type="Mul"))
+        assert row(database, "Add")[PROFILING_RUN_ID] == run_id(first)
+
+    def test_the_order_holds_if_the_clock_is_set_back(
+        self, tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ingest(database, capture(tmp_path / "a", 10))
+        monkeypatch.setattr("time.time", lambda: 1e9)
+        newest = ingest(database, capture(tmp_path / "b", 40), replace=True)
+        last = ingest(database, capture(tmp_path / "c", 60))
+        assert (row(database)[AVERAGE], row(database)[PROFILING_RUN_ID]) == ("50", f"{run_id(newest)};{run_id(last)}")
+
+
+class TestTheSameFileAgain:
+    @pytest.mark.parametrize("place", ["a/kernel_details.csv", "b/kernel_details.csv", "b/rank3_kernel_details.csv"])
+    def test_changes_no_byte(
+        self, tmp_path: Path, database: Database, capsys: pytest.CaptureFixture[str], place: str
+    ) -> None:
+        path = capture(tmp_path / "a", 10)
+        first = ingest(database, path)
+        before = everything(database)
+        again = tmp_path / place
+        if again != path:
+            again.parent.mkdir()
+            shutil.copy(path, again)
+        assert main(["ingest", "--profiling-path", str(again), "--database-path", str(database.path)]) == 0
+        assert run_id(first) in capsys.readouterr().out
+        assert everything(database) == before
+
+    def test_in_one_folder_counts_once(self, tmp_path: Path, database: Database) -> None:
+        paths = [capture(tmp_path / "a", 10, 20), capture(tmp_path / "b", 10, 20), capture(tmp_path / "c", 30)]
+        done = ingest(database, *paths)
+        assert (row(database)[AVERAGE], row(database)[SAMPLES]) == ("20", "3")
+        assert done.same_bytes == [paths[1]]
+        assert done.manifest is not None
+        assert [file.same_bytes for file in done.manifest.files] == [(str(paths[1]),), ()]
+
+    def test_beside_a_new_one_counts_once(self, tmp_path: Path, database: Database) -> None:
+        first = ingest(database, capture(tmp_path / "a", 10), capture(tmp_path / "b", 20))
+        second = ingest(database, capture(tmp_path / "c", 60), tmp_path / "b/kernel_details.csv")
+        assert (row(database)[AVERAGE], row(database)[SAMPLES]) == ("30", "3")
+        assert second.already == [(tmp_path / "b/kernel_details.csv", run_id(first))]
+        assert second.manifest is not None
+        assert [Path(file.path) for file in second.manifest.files] == [tmp_path / "c/kernel_details.csv"]
+
+
+class TestReplacing:
+    def test_takes_the_place_of_all_earlier_ones(self, tmp_path: Path, database: Database) -> None:
+        ingest(database, capture(tmp_path / "a", 10), capture(tmp_path / "m", 7, type="Mul"))
+        ingest(database, capture(tmp_path / "b", 20))
+        third = ingest(database, capture(tmp_path / "c", 50), replace=True)
+        now = row(database)
+        assert (now[AVERAGE], now[SAMPLES], now[PROFILING_RUN_ID]) == ("50", "1", run_id(third))
+        assert row(database, "Mul")[AVERAGE] == "7"
+        ingest(database, capture(tmp_path / "d", 70))
+        assert (row(database)[AVERAGE], row(database)[SAMPLES]) == ("60", "2")
+
+    def test_with_an_earlier_capture_again(self, tmp_path: Path, database: Database) -> None:
+        ingest(database, capture(tmp_path / "a", 10))
+        ingest(database, capture(tmp_path / "b", 20))
+        ingest(database, tmp_path / "a/kernel_details.csv", replace=True)
+        assert (row(database)[AVERAGE], row(database)[SAMPLES]) == ("10", "1")
+        before = everything(database)
+        assert ingest(database, tmp_path / "a/kernel_details.csv", replace=True).manifest is None
+        assert everything(database) == before
+
+
+class TestDurationsWithoutSamples:
+    @pytest.fixture
+    def old(self, tmp_path: Path, database: Database) -> Database:
+        ingest(database, capture(tmp_path / "a", 10, 20), capture(tmp_path / "m", 7, type="Mul"))
+        forget_samples(database)
+        return database
+
+    def test_nothing_joins_them(self, tmp_path: Path, old: Database) -> None:
+        before = everything(old)
+        path = write_capture(tmp_path / "b/kernel_details.csv", [launch(duration="30"), launch(type="Add")])
+        with pytest.raises(OpAtlasError, match=r"1 row of MatMulV3 .*--replace"):
+            ingest(old, path)
+        assert everything(old) == before
+
+    def test_other_rows_are_no_obstacle(self, tmp_path: Path, old: Database) -> None:
+        ingest(old, capture(tmp_path / "b", 30, type="Add"))
+        assert (row(old, "Add")[AVERAGE], row(old)[AVERAGE]) == ("30", "15")
+
+    def test_replaced_ones_are_kept(self, tmp_path: Path, old: Database) -> None:
+        before = profiling(row(old))
+        done = ingest(old, capture(tmp_path / "b", 30), replace=True)
+        assert (row(old)[AVERAGE], row(old, "Mul")[AVERAGE]) == ("30", "7")
+        (kept,) = [line.replaced for line in read_samples(old.runs_dir / f"{run_id(done)}.jsonl.gz") if line.replaced]
+        assert kept == {name: cell for name, cell in before.items() if cell}
+        assert done.report is not None
+        (changed,) = table(done.report)
+        assert (changed["Old " + AVERAGE], changed["New " + AVERAGE]) == ("15", "30")
+
+    def test_of_an_ingest_whose_samples_are_gone(self, tmp_path: Path, database: Database) -> None:
+        done = ingest(database, capture(tmp_path / "a", 10))
+        (database.runs_dir / f"{run_id(done)}.jsonl.gz").unlink()
+        with pytest.raises(OpAtlasError, match="--replace"):
+            ingest(database, capture(tmp_path / "b", 30))
+        ingest(database, capture(tmp_path / "b", 30), replace=True)
+        ingest(database, capture(tmp_path / "c", 50))
+        assert row(database)[AVERAGE] == "40"
+
+
+class TestWhatIsKept:
+    def test_the_manifest(self, tmp_path: Path, database: Database) -> None:
+        path = write_capture(
+            tmp_path / "c/kernel_details.csv",
+            [launch(), launch(), launch(duration="abc"), launch(type="Add"), COLLECTIVE],
+        )
+        asked = Asked(path, device="ATLAS_800_A3_752T_128G_DIE", versions=CaptureVersions(cann="8.5"), options={"x": 1})
+        done = ingest_captures(database, [path], asked)
+        manifest = read_manifest(database.runs_dir / f"{run_id(done)}.json")
+        assert manifest == done.manifest
+        (file,) = manifest.files
+        assert (file.path, file.name, file.size_bytes) == (str(path), path.name, path.stat().st_size)
+        assert (file.rows, file.ingested, file.left_out) == (5, 3, {"invalid_duration": 1, "collective": 1})
+        assert (manifest.device, manifest.versions.cann, manifest.versions.torch) == (asked.device, "8.5", None)
+        assert (manifest.kernel_types, manifest.signatures.new) == (2, 2)
+        assert manifest.finished_at is not None
+        assert manifest.started_at <= manifest.finished_at
+
+    def test_all_durations_in_order(self, tmp_path: Path, database: Database) -> None:
+        done = ingest(database, capture(tmp_path / "a", 30, 10, 20))
+        (line,) = read_samples(database.runs_dir / f"{run_id(done)}.jsonl.gz")
+        assert line.durations_us == [30, 10, 20]
+        assert line.counters == {"aicore_time(us)": (24.0, 3), "aic_mac_ratio": (1.5, 3)}
+
+    def test_the_report_of_what_changed(self, tmp_path: Path, database: Database) -> None:
+        assert ingest(database, capture(tmp_path / "a", 10), capture(tmp_path / "m", 7, type="Mul")).report is None
+        second = ingest(database, capture(tmp_path / "b", 30), capture(tmp_path / "n", 35, type="Mul"))
+        assert second.report is not None
+        assert [line["Kernel Type"] for line in table(second.report)] == ["Mul", "MatMulV3"]
+
+    def test_the_first_duration_that_is_none_is_named(self, tmp_path: Path, database: Database) -> None:
+        lines = [launch(duration=us) for us in ("10", "1,234.56", "abc")]
+        path = write_capture(tmp_path / "kernel_details.csv", lines)
+        done = ingest(database, path)
+        assert done.account.invalid_durations == [f"{path}:3: '1,234.56'"]
+
+    @pytest.mark.parametrize("damage", ["cut off", "no gzip", "not JSON"])
+    def test_damaged_samples_are_named_and_nothing_changes(
+        self, tmp_path: Path, database: Database, damage: str
+    ) -> None:
+        done = ingest(database, capture(tmp_path / "a", 10))
+        path = database.runs_dir / f"{run_id(done)}.jsonl.gz"
+        content = path.read_bytes()
+        header = gzip.decompress(content).split(b"\n")[0]
+        damaged = {"cut off": content[:-20], "no gzip": b"x", "not JSON": gzip.compress(header + b"\n{,}\n")}
+        path.write_bytes(damaged[damage])
+        before = {name: text for name, text in everything(database).items() if name.suffix == ".csv"}
+        with pytest.raises(OpAtlasError, match=path.name):
+            ingest(database, capture(tmp_path / "b", 20))
+        after = everything(database)
+        assert {name: after[name] for name in before} == before
+
+
+class TestRemaking:
+    @pytest.fixture
+    def captured(self, tmp_path: Path, database: Database) -> Database:
+        """A database of four captures, one of which replaced what was there before."""
+        ingest(database, capture(tmp_path / "a", 10, 20), capture(tmp_path / "m", 7, type="Mul"))
+        ingest(database, capture(tmp_path / "b", 30))
+        ingest(database, capture(tmp_path / "c", 50, 70), replace=True)
+        ingest(database, capture(tmp_path / "d", 90), capture(tmp_path / "n", 9, type="Mul"))
+        return database
+
+    def test_changes_nothing_if_nothing_is_wrong(self, captured: Database) -> None:
+        before = everything(captured)
+        with captured.lock():
+            remade = remake_profiling(captured)
+        assert (remade.outcome.new, remade.outcome.updated, remade.outcome.unchanged) == (0, 0, 2)
+        assert everything(captured) == before
+
+    def test_brings_back_edited_cells_and_lost_tables(self, captured: Database) -> None:
+        before = everything(captured)
+        stored = captured.read("MatMulV3")
+        stored.frame[AVERAGE] = "1"
+        stored.frame[MEDIAN] = ""
+        captured.write(stored)
+        captured.csv_path("Mul").unlink()
+        with captured.lock():
+            remade = remake_profiling(captured)
+        assert (remade.outcome.new, remade.outcome.updated) == (1, 1)
+        assert everything(captured) == before
+
+    def test_leaves_durations_without_samples_alone(self, tmp_path: Path, database: Database) -> None:
+        ingest(database, capture(tmp_path / "a", 10), capture(tmp_path / "m", 7, type="Mul"))
+        forget_samples(database)
+        ingest(database, capture(tmp_path / "b", 30), replace=True)
+        before = everything(database)
+        with database.lock():
+            assert not remake_profiling(database).outcome.problems
+        assert everything(database) == before
+
+    def test_names_ingests_without_samples(self, captured: Database) -> None:
+        oldest = min(captured.runs_dir.glob("*.gz"))
+        oldest.unlink()
+        with captured.lock():
+            assert remake_profiling(captured).without_samples == (oldest.name.removesuffix(".jsonl.gz"),)
+
+
+def test_a_capture_that_is_written_while_it_is_read(
+    tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = capture(tmp_path / "a", 10)
+    add_files = Aggregate.add_files
+
+    def written_meanwhile(self: Aggregate, captures: Sequence[Path]) -> list[str]:
+        errors = add_files(self, captures)
+        with open(path, "a") as file:
+            file.write("\n")
+        return errors
+
+    monkeypatch.setattr(Aggregate, "add_files", written_meanwhile)
+    with pytest.raises(OpAtlasError, match="changed while it was read"):
+        ingest(database, path)
+    assert not database.path.exists()
