@@ -12,7 +12,8 @@ from database import journal, schema
 from database.communication import COLLECTIVES, TIERS
 from database.layout import NPU_DEVICES
 from database.manifest import Manifest
-from database.merge import PRUNED_REASON, UpdateMode
+from database.merge import UpdateMode
+from database.pruned import PRUNED_REASON
 from database.record import Measurement, Record
 from database.schema import Status
 from database.store import Database

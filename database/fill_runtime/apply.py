@@ -23,7 +23,7 @@ from database.errors import OpAtlasError
 from database.fill_runtime.key import JoinKey, key_of_row
 from database.fill_runtime.records import KV_VALUES, SHAPES, Chosen, Values, is_complete
 from database.ingest.attention import ATTENTION_TYPES, COMPLETENESS
-from database.merge import PRUNED_REASON, append_pruned
+from database.pruned import PRUNED_REASON, append_pruned
 from database.schema import (
     AVERAGE,
     INPUT_SLOTS,

@@ -154,7 +154,7 @@ RECORDS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(SIZES, RECORDS, st.sampled_from(UpdateMode), st.booleans())
 def test_no_row_is_lost_order_is_kept_and_twice_is_once(tmp_path_factory, sizes, records, mode, prune) -> None:
     database = Database(tmp_path_factory.mktemp("database") / "d")
@@ -270,11 +270,59 @@ def test_counters_are_those_of_their_row(database: Database) -> None:
 
 
 def test_what_a_later_run_found_out_is_kept_where_it_is_asked_for(database: Database) -> None:
-    write(database, [{**cells(n), "Run ID": run} for n, run in ((1, "run-1"), (2, "run-2"), (3, "run-3"))])
+    runs = (1, "run-1"), (2, "run-2"), (3, "run-3")
+    write(database, [{**cells(n), "Average Duration(us)": "4.0", "Run ID": run} for n, run in runs])
     older = [record(n, 5.0, run="run-2") for n in (1, 2, 3)]
     result = merge(database, older, UpdateMode.ALL, prune=False, keep_newer=True)
     assert result.updated == {"Abs": 2}
-    assert [row["Average Duration(us)"] for row in read(database)] == ["5.0000", "5.0000", ""]
+    assert [row["Average Duration(us)"] for row in read(database)] == ["5.0000", "5.0000", "4.0"]
+
+
+def test_a_later_failure_stays_beside_an_older_duration(database: Database) -> None:
+    write(database, [cells(1)])
+    merge(database, [record(1, status=Status.CRASHED, run="run-2")], UpdateMode.ALL, prune=False)
+    merge(database, [record(1, 5.0, run="run-1")], UpdateMode.ALL, prune=False, keep_newer=True)
+    (row,) = read(database)
+    assert (row["Average Duration(us)"], row["Run ID"]) == ("5.0000", "run-1")
+    assert (row["Status"], row["Status Reason"]) == ("crashed", "because of 1 [run run-2]")
+
+
+STATES = st.lists(
+    st.builds(
+        lambda duration, status, crashes: dataclasses.replace(
+            record(1, *([duration] if duration else []), status=status), crashes_in_a_row=0 if duration else crashes
+        ),
+        st.sampled_from([0.0, 1.0, 2.0]),
+        st.sampled_from(UNMEASURED),
+        st.integers(0, 2),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(states=STATES, data=st.data())
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_runs_that_are_merged_late_leave_what_they_would_have_left_in_time(tmp_path_factory, states, data) -> None:
+    records = [dataclasses.replace(state, run_id=f"run-{number}") for number, state in enumerate(states)]
+    in_time, late = (Database(tmp_path_factory.mktemp("order") / "database") for _ in range(2))
+    for each, order in ((in_time, records), (late, data.draw(st.permutations(records)))):
+        write(each, [cells(1)])
+        for entry in order:
+            merge(each, [entry], UpdateMode.ALL, prune=False, keep_newer=True)
+    # A column may be missing from one of the two, and hold nothing in the other.
+    late_cells, cells_in_time = (
+        {name: cell for name, cell in read(each)[0].items() if cell} for each in (late, in_time)
+    )
+    assert late_cells == cells_in_time
+
+
+@pytest.mark.parametrize("status", [Status.SKIPPED, Status.UNSUPPORTED])
+def test_a_row_that_this_device_did_not_run_is_not_pruned(database: Database, status: Status) -> None:
+    write(database, [cells(1), cells(2)])
+    result = merge(database, [record(1, status=status), record(2)], UpdateMode.ALL, prune=True)
+    assert [name.signature for name in result.pruned] == [signature("Abs", cells(2))]
+    assert [row["Input Shapes"] for row in read(database)] == ["1,4"]
 
 
 def test_a_run_of_a_clock_that_was_ahead_does_not_keep_records_out(database: Database) -> None:

@@ -17,7 +17,8 @@ from database.errors import OpAtlasError, TableError
 from database.journal import Header, Journal
 from database.layout import shipped_as
 from database.manifest import Manifest
-from database.merge import UpdateMode, append_pruned
+from database.merge import UpdateMode
+from database.pruned import append_pruned
 from database.recover import recover
 from database.safe_paths import UnsafePath, own_file, own_folder, read_own
 from database.session_lock import SessionLock

@@ -1,0 +1,227 @@
+"""The merge rule: what records do to the rows of one table.
+
+Samples of a sibling (database.matmul_family) are those of the row of the type that really ran: its
+CSV is where they are updated or appended. They fill the row that was asked for too, which says so in
+its Status Reason, and are never appended there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from database.editing import TableEdit, positions_by
+from database.measured import crashes_cell, duration_columns, measured_cells
+from database.record import Record
+from database.run_order import RunOrder
+from database.schema import CRASHES_IN_A_ROW, RUN_ID, STATUS, STATUS_GROUP, STATUS_REASON, Status, microbench_counter
+from database.signature import signatures
+from database.statistics import valid_duration
+
+#: At the end of the Status Reason of a row whose duration is of another run than its status.
+_STATUS_RUN = re.compile(r" \[run ([^\]]+)\]$")
+
+
+@dataclass
+class RecordsOfType:
+    """The records that count for the rows of a kernel type, by signature.
+
+    Attributes:
+        own: about the rows themselves.
+        brought: samples of rows that ran for a sibling's row, and that no record of their own tells of.
+    """
+
+    own: dict[str, Record] = field(default_factory=dict)
+    brought: dict[str, Record] = field(default_factory=dict)
+
+    def all(self) -> dict[str, Record]:
+        return {**self.own, **self.brought}
+
+
+def by_type(records: Iterable[Record]) -> dict[str, RecordsOfType]:
+    """The records that count for each kernel type. Of several about one row, the last counts."""
+    found: dict[str, RecordsOfType] = {}
+    for record in records:
+        found.setdefault(record.kernel_type, RecordsOfType()).own[record.signature] = record
+    for asked in [record for of_type in found.values() for record in of_type.own.values()]:
+        brought = asked.of_what_ran()
+        if brought is None:
+            continue
+        of_type = found.setdefault(brought.kernel_type, RecordsOfType())
+        own = of_type.own.get(brought.signature)
+        if own is not None and own.measurement is not None and own.measurement.ran_as is not None:
+            # It was filled by a sibling itself, and here are samples of its very own.
+            del of_type.own[brought.signature]
+            own = None
+        if own is None:
+            of_type.brought[brought.signature] = brought
+    return found
+
+
+@dataclass
+class Changes:
+    """What records did to the rows of a table.
+
+    Attributes:
+        updated: the records that measured rows anew, by position; rows that were appended are among them.
+        appended: positions of the rows that were not there.
+        marked: positions of the rows that only got a status.
+        unchanged: how many rows hold what their record says already.
+        missing: records whose row is not there, and was not appended.
+    """
+
+    updated: dict[int, Record] = field(default_factory=dict)
+    appended: set[int] = field(default_factory=set)
+    marked: set[int] = field(default_factory=set)
+    unchanged: int = 0
+    missing: list[Record] = field(default_factory=list)
+
+
+class TableMerge:
+    """The rows of a table while records are merged into them, in memory.
+
+    Attributes:
+        rows: the cells.
+        positions: of the rows, by signature.
+    """
+
+    def __init__(self, kernel_type: str, frame: pd.DataFrame) -> None:
+        self.kernel_type = kernel_type
+        self.rows = TableEdit(frame)
+        self.positions = positions_by(signatures(kernel_type, frame))
+
+    def apply(
+        self, records: RecordsOfType, *, append: bool, brought_too: bool, order: RunOrder | None = None
+    ) -> Changes:
+        """Brings rows up to date with records.
+
+        Args:
+            append: append the rows of records that were measured and have no row.
+            brought_too: append or update rows that nobody asked for, and that ran for a sibling's row. If
+                not, such samples fill only rows without a duration.
+            order: leave what later runs than a record's found out; None: the records are the latest.
+        """
+        changes = Changes()
+        for signature, record in records.all().items():
+            if signature in self.positions:
+                continue
+            of_a_sibling = record.measurement is None or record.measurement.ran_as is not None
+            if not of_a_sibling and (brought_too if signature in records.brought else append):
+                position = self.rows.append(record.cells)
+                self.positions[signature] = [position]
+                changes.appended.add(position)
+            else:
+                changes.missing.append(record)
+        measured, marks = self._matched(records, brought_too, order)
+        updated = self._set_measured(measured)
+        changes.updated = {position: record for position, record, _ in measured if position in updated}
+        changes.marked = {position for position, record in marks if self._set_status(position, record, order)}
+        changes.unchanged = len(measured) + len(marks) - len(updated) - len(changes.marked)
+        return changes
+
+    def to_prune(self, records: Iterable[Record]) -> list[int]:
+        """Positions of the rows that these records ran and that have no valid duration, replayed or captured.
+
+        A row that this device does not support, or for which something was not set up, was not run.
+        """
+        durations = [self.rows[column] for column in duration_columns(self.kernel_type)]
+        return sorted(
+            position
+            for record in records
+            if record.status not in (Status.SKIPPED, Status.UNSUPPORTED)
+            for position in self.positions.get(record.signature, ())
+            if not any(valid_duration(cells[position]) for cells in durations)
+        )
+
+    def _matched(
+        self, records: RecordsOfType, brought_too: bool, order: RunOrder | None
+    ) -> tuple[list[tuple[int, Record, bool]], list[tuple[int, Record]]]:
+        """The rows that records measured, each with whether its status is of a later run; and those only marked."""
+        names = duration_columns(self.kernel_type)
+        measured, marks = [], []
+        for signature, record in records.all().items():
+            for position in self.positions.get(signature, ()):
+                if record.measurement is None:
+                    marks.append((position, record))
+                    continue
+                only_came_by = signature in records.brought and not brought_too
+                if only_came_by and any(valid_duration(self.rows[name][position]) for name in names):
+                    continue
+                if order is None:
+                    measured.append((position, record, False))
+                elif order.age(self._duration_run(position)) <= order.age(record.run_id):
+                    measured.append((position, record, self._has_later_status(position, record, order)))
+        return measured, marks
+
+    def _set_measured(self, measured: Sequence[tuple[int, Record, bool]]) -> set[int]:
+        """Brings rows up to date with their measurement; the positions of those that changed."""
+        changed: set[int] = set()
+        later = [(position, self._status_run(position)) for position, _, has_later in measured if has_later]
+        # A column at a time: a session may have measured every row of a large table.
+        columns: dict[str, tuple[list[int], list[str]]] = {}
+        for position, record, has_later in measured:
+            for name, cell in measured_cells(record).items():
+                if not (has_later and name in STATUS_GROUP):
+                    positions, cells = columns.setdefault(name, ([], []))
+                    positions.append(position)
+                    cells.append(cell)
+        for name, (positions, cells) in columns.items():
+            changed |= _set_column(self.rows[name], positions, cells)
+        for position, record, _ in measured:
+            for counter, value in record.measurement.counters.items() if record.measurement else ():
+                changed |= _set_column(self.rows[microbench_counter(counter)], [position], [repr(value)])
+        for position, run_id in later:
+            reason = self.rows[STATUS_REASON][position]
+            if not _STATUS_RUN.search(reason):
+                self.rows[STATUS_REASON][position] = _with_run(reason, run_id)
+        return changed
+
+    def _set_status(self, position: int, record: Record, order: RunOrder | None) -> bool:
+        """Marks a row that was not measured; its durations stay. Whether that changed anything."""
+        there = Status.of_cell(self.rows[STATUS][position])
+        if record.status is Status.SKIPPED and there not in (None, Status.SKIPPED):
+            # It was not run: what earlier runs found out of it is still all there is to know.
+            return False
+        if order is not None and self._has_later_status(position, record, order):
+            return False
+        cells = {STATUS: record.status.value, STATUS_REASON: record.reason, CRASHES_IN_A_ROW: crashes_cell(record)}
+        if self._has_duration(position):
+            # The run id stays with the duration that it accounts for.
+            cells[STATUS_REASON] = _with_run(record.reason, record.run_id)
+        else:
+            cells[RUN_ID] = record.run_id
+        changed = [_set_column(self.rows[name], [position], [cell]) for name, cell in cells.items()]
+        return any(changed)
+
+    def _has_later_status(self, position: int, record: Record, order: RunOrder) -> bool:
+        """Whether a later run than the record's ran the row and gave it its status."""
+        there = Status.of_cell(self.rows[STATUS][position])
+        if there is None or (there is Status.SKIPPED and record.status is not Status.SKIPPED):
+            return False
+        return order.age(self._status_run(position)) > order.age(record.run_id)
+
+    def _has_duration(self, position: int) -> bool:
+        return valid_duration(self.rows[duration_columns(self.kernel_type)[0]][position]) is not None
+
+    def _duration_run(self, position: int) -> str:
+        return self.rows[RUN_ID][position] if self._has_duration(position) else ""
+
+    def _status_run(self, position: int) -> str:
+        found = _STATUS_RUN.search(self.rows[STATUS_REASON][position]) if self._has_duration(position) else None
+        return found[1] if found else self.rows[RUN_ID][position]
+
+
+def _with_run(reason: str, run_id: str) -> str:
+    return f"{reason} [run {run_id}]"
+
+
+def _set_column(column: list[str], positions: Sequence[int], cells: Sequence[str]) -> set[int]:
+    changed = set()
+    for position, cell in zip(positions, cells, strict=True):
+        if column[position] != cell:
+            column[position] = cell
+            changed.add(position)
+    return changed
