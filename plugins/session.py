@@ -26,6 +26,7 @@ from bench.job import DeviceSpec
 from bench.msprof.device import MsprofDevice
 from bench.processes.device_pool import DevicePool, LeftOut
 from bench.processes.device_process import DeviceProcess
+from bench.processes.fresh_python import forget_imports_from
 from bench.processes.parent import die_with_parent, parent_of
 from bench.profiles.profile_executor import ProfileExecutor
 from database.errors import OpAtlasError
@@ -82,7 +83,9 @@ class BenchSession:
     @cached_property
     def settings(self) -> Settings:
         """Raises OpAtlasError, pytest.UsageError."""
-        return settings_of(self._config)
+        settings = settings_of(self._config)
+        forget_imports_from(settings.database, unless_below=[self._config.rootpath])
+        return settings
 
     @property
     def database(self) -> Database:
@@ -191,6 +194,13 @@ class BenchSession:
             self.shared.hand(plan)
         except OpAtlasError as error:
             raise pytest.UsageError(str(error)) from None
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """A database holds no tests: pytest would run its conftest.py, which somebody else may have written."""
+        named = self._config.option.database_path
+        if not named or collection_path.name != Path(named).resolve().name or not collection_path.is_dir():
+            return None
+        return True if collection_path.resolve() == Path(named).resolve() else None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Generator
 from pathlib import Path
@@ -55,6 +56,8 @@ class Controller:
         if not replays_are_asked_for(session.config):
             return (yield)
         self._session.hand_plan_to_workers()
+        # xdist's `python -c` would look for every import in the working folder first; Python 3.10 does so all the same.
+        os.environ.setdefault("PYTHONSAFEPATH", "1")
         # A Ctrl-C that comes before a worker knows better would kill it: it inherits the blocked signal.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:

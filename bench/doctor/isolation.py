@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 from bench.doctor.probes import Probe
 from bench.doctor.verdict import State, Target, Verdict, failed
 from bench.processes.child import how_it_ended
+from bench.processes.fresh_python import import_environment, module_command
 
 #: What a process has printed last tells most.
 _OUTPUT_KEPT = 8000
@@ -42,19 +42,13 @@ def run_probe(probe: Probe, target: Target) -> Result:
         verdict_file = Path(folder) / "verdict.json"
         values = {**asdict(target), "database": str(target.database) if target.database else None}
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "bench.doctor.child",
-                probe.function.__module__,
-                probe.name,
-                json.dumps(values),
-                verdict_file,
-            ],
+            module_command(
+                "bench.doctor.child", probe.function.__module__, probe.name, json.dumps(values), str(verdict_file)
+            ),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONFAULTHANDLER": "1"},
+            env=import_environment() | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONFAULTHANDLER": "1"},
             start_new_session=True,
         )
         try:

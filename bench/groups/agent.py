@@ -1,6 +1,6 @@
 """torchrun's elastic agent, in a process of its own: starts the ranks of this node and tells how they ended.
 
-Run as `python -m bench.groups.agent FD` under a keeper. Each rank runs under a keeper too, because the
+Run as `bench.groups.agent FD` under a keeper. Each rank runs under a keeper too, because the
 launcher gives it a session of its own: with the agent goes each rank, and whatever its kernels have started.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 from bench.groups.messages import Launch, Launching, NotLaunched, RanksEnded
 from bench.groups.spec import GroupSpec
 from bench.processes.end_at_once import end_at_once
+from bench.processes.fresh_python import module_command
 from bench.processes.parent import die_with_parent
 
 #: How many seconds the launcher lets ranks end by themselves; a keeper that is told to end has no more to do.
@@ -43,10 +44,10 @@ def _run(launch: Launch, when_imported: Callable[[], None]) -> RanksEnded | NotL
 
     when_imported()
     # The rank inherits its keeper's standard input, which is none.
-    keeper = ("-m", "bench.processes.keeper", str(os.getpid()), str(sys.stdin.fileno()))
-    rank = (sys.executable, "-m", "bench.groups.rank_main", launch.address)
+    rank = module_command("bench.groups.rank_main", launch.address)
+    keeper = module_command("bench.processes.keeper", str(os.getpid()), str(sys.stdin.fileno()), *rank)
     try:
-        elastic_launch(_config(launch), sys.executable)(*keeper, *rank)
+        elastic_launch(_config(launch), keeper[0])(*keeper[1:])
     except ChildFailedError as error:
         return RanksEnded({failure.local_rank: failure.exitcode for failure in error.failures.values()})
     except (DistError, RendezvousError, OSError, RuntimeError) as error:

@@ -34,6 +34,7 @@ from bench.groups.spec import GroupSpec
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.processes.child import PAUSES_S, TRIES, how_it_ended, open_end, start
 from bench.processes.device_messages import NotReady, Start, Started, Waiting
+from bench.processes.fresh_python import import_paths, module_command
 from database.schema import Status
 
 #: Before the user is told for whom a group waits; most have come together by then.
@@ -101,7 +102,7 @@ class GroupProcess:
             raise ValueError(f"{len(devices)} devices for {spec.local_ranks} ranks of a node")
         self.spec = spec
         self._tell = tell
-        self._starts = [Start(device, settings, tuple(sys.path)) for device in devices]
+        self._starts = [Start(device, settings, import_paths()) for device in devices]
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
         self._listener: socket.socket | None = None
@@ -296,7 +297,7 @@ class GroupProcess:
         self._listener.listen(self.spec.local_ranks)
         # Each rank is shown its own device by what it is told to own (rank_main.py).
         environment = environment_of(replace(self._starts[0].spec, pinned=None))
-        self._process, self._agent = start(lambda fd: [sys.executable, "-m", "bench.groups.agent", fd], environment)
+        self._process, self._agent = start(lambda fd: module_command("bench.groups.agent", fd), environment)
         try:
             join_timeout_s = self.spec.join_limit_s + _LAUNCHER_LATER_S
             self._agent.send(Launch(self.spec, address, str(self._folder), join_timeout_s))

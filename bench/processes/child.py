@@ -8,15 +8,15 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from bench.processes.fresh_python import import_environment, module_command
+
 #: Before each further try of what did not start: a driver that resets a device needs a moment.
 PAUSES_S = (1.0, 4.0)
 TRIES = len(PAUSES_S) + 1
-_ROOT = Path(__file__).parents[2]
 
 
 def start(
@@ -30,15 +30,14 @@ def start(
         command_of: given the number of its end of the connection, the command.
         environment: besides that of this process.
     """
-    paths = filter(None, (str(_ROOT), os.environ.get("PYTHONPATH")))
     ours, theirs = socket.socketpair()
     with theirs:
         fd = str(theirs.fileno())
         process = subprocess.Popen(
-            [sys.executable, "-m", "bench.processes.keeper", str(os.getpid()), fd, *command_of(fd)],
+            module_command("bench.processes.keeper", str(os.getpid()), fd, *command_of(fd)),
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
+            env={**import_environment(), **environment},
             start_new_session=True,
         )
     return process, Connection(ours.detach())

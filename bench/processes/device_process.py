@@ -11,7 +11,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
@@ -22,6 +21,7 @@ from bench.errors import DeviceGone
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.processes.child import PAUSES_S, TRIES, how_it_ended, memory_kills, open_end, start
 from bench.processes.device_messages import NotReady, Ready, Start, Started, Waiting
+from bench.processes.fresh_python import import_paths, module_command
 from database.schema import Status
 
 #: Importing torch (and torch_npu) from a cold disk takes tens of seconds on busy machines.
@@ -55,7 +55,7 @@ class DeviceProcess:
         self._launcher = launcher
         #: How long a process group that ends by itself may take to do so.
         self._patience_s = launcher.patience_s if launcher else _LAST_WORDS_S
-        self._start_message = Start(spec, settings, tuple(sys.path))
+        self._start_message = Start(spec, settings, import_paths())
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         #: See `open_end`.
@@ -169,7 +169,7 @@ class DeviceProcess:
             return None
 
     def _command(self, fd: str) -> list[str]:
-        words = [sys.executable, "-m", "bench.processes.device_main", fd]
+        words = module_command("bench.processes.device_main", fd)
         return self._launcher.command([*words, UNDER_LAUNCHER]) if self._launcher else words
 
     def _watch(self, pid: int) -> None:
