@@ -6,7 +6,6 @@ nothing changes is left as it is.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +49,7 @@ class CombineResult:
         kernel_types: those that the sources have.
         new: of these, the ones that the target had no file of.
         added: rows that the target lacked.
-        holds: what is in the target now, but for files that cannot be read.
+        holds: what the target has now of `kernel_types`, but for files that cannot be read.
         taken: rows that were there and have a source's duration now.
         kept: rows that were there, and whose own duration stayed although a source has one.
         statuses: rows that were there and have a source's status now, by that status.
@@ -104,18 +103,12 @@ def combine(
     with target.lock(), without_cycle_collection():
         # First, so that no Run ID of a table ever leads nowhere.
         _copy_manifests(target, sources, outcome)
-        combined = set()
         for kernel_type in outcome.kernel_types:
             try:
                 _combine_tables(target, kernel_type, sources, order, outcome)
-                combined.add(kernel_type)
             except OpAtlasError as error:
                 outcome.problems.append(f"{error} (so nothing was combined into it)")
             on_kernel_type()
-        for kernel_type in sorted(set(target.kernel_types()) - combined):
-            # What cannot be read is told where it was to be combined into, and is nothing to a combination elsewhere.
-            with contextlib.suppress(OpAtlasError):
-                add_counts(outcome.holds, duration_counts(target.read(kernel_type).frame))
         _combine_pruned(target, sources, outcome)
     outcome.clocks_ahead = sorted(order.ahead)
     outcome.conflicts.sort(key=lambda conflict: -conflict.distance)

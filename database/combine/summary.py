@@ -45,7 +45,11 @@ def summary(
         ("durations", outcome.taken + outcome.kept, f"of rows there: {outcome.taken:,} taken, {outcome.kept:,} kept"),
         ("statuses", outcome.statuses.total(), statuses),
         ("conflicts", len(outcome.conflicts), _kinds(outcome.conflicts)),
-        ("TARGET then" if dry_run else "TARGET now", outcome.holds.rows, f"rows: {outcome.holds.durations}"),
+        (
+            "TARGET then" if dry_run else "TARGET now",
+            outcome.holds.rows,
+            f"rows of these kernel types: {outcome.holds.durations}",
+        ),
     ]
     # What few combinations have is told only where it is there.
     rarer = [

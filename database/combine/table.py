@@ -302,6 +302,8 @@ class _Combination:
             if of_microbench(name) or name in STATUS_GROUP or name.startswith(_PROFILING) or name in _SLOTS:
                 continue
             differing = self._differing([name])
+            if not differing:
+                continue
             ours = _cells(self._target, [name], [at for at, _ in differing])
             theirs = _cells(self._source, [name], [of for _, of in differing])
             fill = []
