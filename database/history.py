@@ -26,6 +26,7 @@ from database.store import Database, read_frame, write_atomically, write_frame
 from database.typed_json import decode
 
 _SUFFIX = ".jsonl.gz"
+REPLACED_SUFFIX = ".replaced"
 #: A file that a small one expands to must not take all memory.
 _MOST_BYTES = 4 << 30
 #: Level 4 takes half the time of level 6 and a tenth more room.
@@ -40,7 +41,7 @@ def path_of(database: Database, run_id: str) -> Path:
 
 def replaced_path(database: Database, run_id: str, kernel_type: str) -> Path:
     """Where the rows are kept whose durations a run replaced and no history has. Raises OpAtlasError."""
-    return database.runs_dir / f"{_file_stem(run_id)}.replaced" / database.csv_path(kernel_type).name
+    return database.runs_dir / f"{_file_stem(run_id)}{REPLACED_SUFFIX}" / database.csv_path(kernel_type).name
 
 
 def keep_replaced(database: Database, run_id: str, kernel_type: str, rows: pd.DataFrame) -> None:
@@ -53,6 +54,11 @@ def keep_replaced(database: Database, run_id: str, kernel_type: str, rows: pd.Da
     there = [read_frame(path, kernel_type)] if path.exists() else []
     kept = pd.concat([*there, rows], ignore_index=True).fillna("").drop_duplicates()
     write_frame(kept, path)
+
+
+def replaced_tables(database: Database) -> list[Path]:
+    """The CSVs that `keep_replaced` wrote, sorted."""
+    return sorted(database.runs_dir.glob(f"[!.]*{REPLACED_SUFFIX}/[!.]*.csv"))
 
 
 def runs(database: Database) -> list[str]:

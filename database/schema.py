@@ -73,6 +73,13 @@ STATUS_REASON = "Status Reason"
 CRASHES_IN_A_ROW = "Crashes In A Row"
 RUN_ID = "Run ID"
 
+#: Of all runs that measured the row: what `combine --pool` found.
+POOLED_MEDIAN = "Pooled Median Duration(us)"
+POOLED_RUNS = "Pooled Runs"
+POOLED_MACHINES = "Pooled Machines"
+POOLED_SPREAD = "Pooled Machine Spread(%)"
+POOLED = (POOLED_MEDIAN, POOLED_RUNS, POOLED_MACHINES, POOLED_SPREAD)
+
 #: OpAtlas' own columns; new files hold them at the end, in this order.
 OWN = (
     MICROBENCH_MEDIAN,
@@ -88,6 +95,7 @@ OWN = (
     STATUS_REASON,
     CRASHES_IN_A_ROW,
     RUN_ID,
+    *POOLED,
 )
 
 #: What became of the row the last time it ran.

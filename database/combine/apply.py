@@ -15,15 +15,17 @@ import pandas as pd
 
 from database.bulk import without_cycle_collection
 from database.combine.counts import DurationCounts, duration_counts
+from database.combine.runs import copy_histories, copy_manifests, keep_durations
 from database.combine.table import Conflict, Tally, combine_tables
 from database.counts import add_counts
 from database.dtypes import unknown_dtypes
 from database.errors import OpAtlasError, TableError
-from database.manifest import LARGEST_BYTES, Manifest
+from database.history import Histories
+from database.journal import Contents
+from database.manifest import Manifest
 from database.run_order import RunOrder
-from database.safe_paths import read_own
 from database.schema import INPUT_DTYPES, OUTPUT_DTYPES
-from database.store import Database, Table, read_frame, write_frame, write_text
+from database.store import Database, Table, read_frame, write_frame
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,13 @@ class Source:
         name: what the user calls it.
         database: where its tables are.
         manifests: those of its runs, by their paths.
+        journal: the journal that the tables were made of; None for a database.
     """
 
     name: str
     database: Database
     manifests: Mapping[Path, Manifest]
+    journal: Contents | None = None
 
 
 @dataclass
@@ -102,10 +106,13 @@ def combine(
     order = RunOrder({manifest.run_id: manifest.started_at for manifest in manifests})
     with target.lock(), without_cycle_collection():
         # First, so that no Run ID of a table ever leads nowhere.
-        _copy_manifests(target, sources, outcome)
+        for source in sources:
+            outcome.manifests += copy_manifests(target, source.manifests, outcome.problems)
+            copy_histories(target, source.database, source.journal, outcome.problems)
+        histories = Histories(target)
         for kernel_type in outcome.kernel_types:
             try:
-                _combine_tables(target, kernel_type, sources, order, outcome)
+                _combine_tables(target, kernel_type, sources, order, histories, outcome)
             except OpAtlasError as error:
                 outcome.problems.append(f"{error} (so nothing was combined into it)")
             on_kernel_type()
@@ -115,36 +122,30 @@ def combine(
     return outcome
 
 
-def _copy_manifests(target: Database, sources: Sequence[Source], outcome: CombineResult) -> None:
-    for manifest in (path for source in sources for path in source.manifests):
-        path = target.runs_dir / manifest.name
-        if path.exists():
-            continue
-        try:
-            write_text(path, read_own(manifest, LARGEST_BYTES).decode())
-            outcome.manifests += 1
-        except OpAtlasError as error:
-            outcome.problems.append(str(error))
-        except OSError as error:
-            outcome.problems.append(f"{manifest}: cannot be read ({error.strerror}): check its permissions")
-
-
 def _combine_tables(
-    target: Database, kernel_type: str, sources: Sequence[Source], order: RunOrder, outcome: CombineResult
+    target: Database,
+    kernel_type: str,
+    sources: Sequence[Source],
+    order: RunOrder,
+    histories: Histories,
+    outcome: CombineResult,
 ) -> None:
     path = target.csv_path(kernel_type)
     is_new = not path.exists()
     frame = None if is_new else target.read(kernel_type).frame
     there = 0 if frame is None else len(frame)
     tallies: list[Tally] = []
+    not_taken: list[pd.DataFrame] = []
     paths = [source.database.csv_path(kernel_type) for source in sources]
     for source, rows in _frames(sources, paths, outcome):
-        # A new table has all columns of the first one that it is made of.
-        combined = combine_tables(kernel_type, rows.iloc[:0] if frame is None else frame, rows, order, source.name)
+        before = rows.iloc[:0] if frame is None else frame
+        combined = combine_tables(kernel_type, before, rows, order, source.name)
+        not_taken += [before.iloc[combined.tally.replaced], rows.iloc[combined.tally.dropped]]
         frame = combined.frame
         tallies.append(combined.tally)
     if frame is None:
         return
+    keep_durations(target, kernel_type, not_taken, histories)
     if any(tally.added or tally.edited for tally in tallies):
         target.write(Table(kernel_type, path, frame))
         outcome.new += [kernel_type] * is_new

@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 
 from database.combine.apply import combine, kernel_types_of
+from database.combine.pool import pool
 from database.combine.sources import Opened, open_sources, refuse_mixed
 from database.combine.summary import summary, write_conflicts
-from database.commands import looking_at_usage
+from database.commands import UsageError, looking_at_usage
 from database.errors import OpAtlasError
 from database.progress import Progress
 from database.recover import recover
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "sources",
         type=Path,
-        nargs="+",
+        nargs="*",
         metavar="SOURCE",
         help="a folder of {KernelType}.csv files, with its unmerged journals, or a journal (.jsonl) of a session",
     )
@@ -52,6 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: refused, where manifests tell)",
     )
     parser.add_argument(
+        "--pool",
+        action="store_true",
+        help="then fill the Pooled columns of TARGET: the median over all runs of a row, their number, the number of "
+        "machines, and the spread between machines (default: of two durations the newer one stays, and that is all)",
+    )
+    parser.add_argument(
         "--dry-run", action="store_true", help="print what would be done, and write nothing (default: it is done)"
     )
 
@@ -59,6 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Joins; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
     target: Path = arguments.target
+    if not arguments.sources and not arguments.pool:
+        raise UsageError("no SOURCE: name databases to combine into TARGET, or pool the runs of TARGET with --pool")
     with tempfile.TemporaryDirectory(prefix="opatlas-") as folder:
         scratch = Path(folder)
         with looking_at_usage(), Progress(0, "journals", label="read") as progress:
@@ -70,13 +79,13 @@ def run(arguments: argparse.Namespace) -> int:
             lock = SessionLock(Database(target), run_id="combine", command="python -m database combine")
             lock.acquire(0, print)
             try:
-                text, problems = _combine(Database(target), opened, dry_run=False)
+                text, problems = _combine(Database(target), opened, pool_runs=arguments.pool, dry_run=False)
             finally:
                 lock.release()
         else:
             # On a copy, so that it tells exactly what would happen.
             copy = _copied(target, scratch / "target")
-            text, problems = _combine(copy, opened, dry_run=True)
+            text, problems = _combine(copy, opened, pool_runs=arguments.pool, dry_run=True)
             text = text.replace(str(copy.path), str(target)) + "\n\ndry run: nothing was written"
             problems = [problem.replace(str(copy.path), str(target)) for problem in problems]
     print(text)
@@ -85,18 +94,22 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _combine(target: Database, opened: Opened, *, dry_run: bool) -> tuple[str, list[str]]:
+def _combine(target: Database, opened: Opened, *, pool_runs: bool, dry_run: bool) -> tuple[str, list[str]]:
     """Joins what was opened; gives the summary, and what is wrong. Raises OpAtlasError."""
     recovered = recover(target, own_run="") if target.journal_dir.is_dir() else []
     with Progress(len(kernel_types_of(opened.sources)), "kernel types", label="combine") as progress:
         outcome = combine(target, opened.sources, opened.manifests, progress.advance)
+    pooled = None
+    if pool_runs:
+        with Progress(len(target.kernel_types()), "kernel types", label="pool") as progress:
+            pooled = pool(target, outcome.problems, progress.advance)
     report = None
     problems = [*opened.problems, *(problem for found in recovered for problem in found.problems), *outcome.problems]
     try:
         report = write_conflicts(target, outcome.conflicts, time.time())
     except OpAtlasError as error:
         problems.append(str(error))
-    return summary(target.path, recovered, opened, outcome, report, dry_run=dry_run), problems
+    return summary(target.path, recovered, opened, outcome, pooled, report, dry_run=dry_run), problems
 
 
 def _copied(target: Path, folder: Path) -> Database:

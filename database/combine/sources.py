@@ -156,7 +156,7 @@ def _add_journal(
     opened.problems += merged.problems
     if merged.unmatched:
         opened.problems.append(f"{path}: not about the rows that they name: {counted(len(merged.unmatched), 'record')}")
-    opened.sources.append(Source(str(path), database, manifests))
+    opened.sources.append(Source(str(path), database, manifests, contents))
 
 
 def refuse_mixed(target: Path, opened: Opened) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 from database.combine.apply import CombineResult
+from database.combine.pool import PooledRow
 from database.combine.sources import Opened
 from database.combine.table import Conflict
 from database.recover import Recovered
@@ -14,6 +17,7 @@ from database.store import Database, write_rows
 from database.terminal import count_lines, counted, shortened, unknown_dtype_lines
 
 CONFLICTS_SHOWN = 10
+POOLED_SHOWN = 5
 _HEADER = (
     *("Kernel Type", "Signature", INPUT_SHAPES),
     *("What", "Kept", "Kept Run", "Dropped", "Dropped Run", "Ratio", "Source"),
@@ -25,6 +29,7 @@ def summary(
     recovered: Sequence[Recovered],
     opened: Opened,
     outcome: CombineResult,
+    pooled: Sequence[PooledRow] | None,
     conflict_report: Path | None,
     *,
     dry_run: bool,
@@ -33,6 +38,7 @@ def summary(
 
     Args:
         recovered: journals of the target that were merged first.
+        pooled: the rows whose runs were pooled; None if that was not asked for.
         conflict_report: where the conflicts are listed, if there are any.
         dry_run: this is what would be.
     """
@@ -62,6 +68,7 @@ def summary(
     lines += count_lines(counts)
     lines += unknown_dtype_lines(outcome.unknown_dtypes)
     lines += _furthest(outcome.conflicts)
+    lines += _pool_lines(pooled) if pooled is not None else []
     if outcome.clocks_ahead:
         lines += ["", "clock ahead (the time in the run id lies in the future, so every other run counts as newer):"]
         lines += [f"  {run_id}" for run_id in outcome.clocks_ahead]
@@ -119,6 +126,26 @@ def _furthest(conflicts: Sequence[Conflict]) -> list[str]:
         lines.append(
             f"  {shortened(conflict.kernel_type, 18):18} {shortened(conflict.input_shapes, 24):24} "
             f"{float(conflict.kept):>10.2f} {float(conflict.dropped):>10.2f} {_ratio(ratio):>7} x"
+        )
+    return lines
+
+
+def _pool_lines(pooled: Sequence[PooledRow]) -> list[str]:
+    """How many runs and machines there are of a row, and the rows that machines disagree on most."""
+    lines = ["", "runs of each row, pooled:"]
+    kinds = Counter((row.runs, row.machines) for row in pooled)
+    lines += [
+        f"  {counted(count, 'row')}: {counted(runs, 'run')} on {counted(machines, 'machine')}"
+        for (runs, machines), count in sorted(kinds.items(), reverse=True)
+    ]
+    spread = sorted((row for row in pooled if row.spread is not None), key=lambda row: -(row.spread or 0))
+    if spread:
+        middle = median(row.spread or 0 for row in spread)
+        lines.append(f"  spread between machines: {middle:.1%} in the median, {spread[0].spread:.1%} at most; widest:")
+    for row in spread[:POOLED_SHOWN]:
+        lines.append(
+            f"  {shortened(row.kernel_type, 18):18} {shortened(row.input_shapes, 24):24} "
+            f"{row.median_us:>10.2f} us {row.spread:>8.1%}"
         )
     return lines
 

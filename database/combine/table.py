@@ -6,6 +6,7 @@ duration    Average Duration(us), MicroBench *, Cache State, Instrument, Run ID:
             that has a valid duration
 status      Status, Status Reason, Crashes In A Row: of the newest run that gave a status
 profiling   Profiling *: the target's, the source's where that has none
+pooled      Pooled *: the target's; database/combine/pool.py makes them
 others      each by itself: the target's cell, the source's where that is empty
 
 Combining the same table twice gives what combining it once gave.
@@ -32,6 +33,7 @@ from database.schema import (
     INPUT_SHAPES,
     INPUT_SLOTS,
     OUTPUT_SLOTS,
+    POOLED,
     PROFILING_AVERAGE,
     RUN_ID,
     STATUS,
@@ -48,6 +50,8 @@ _TEXT = pa.large_string()
 _PROFILING = "Profiling "
 #: Rows with equal signatures may spell their slots differently; either spelling is the row.
 _SLOTS = (*INPUT_SLOTS, *OUTPUT_SLOTS)
+#: What `others` leaves alone, besides columns with a prefix.
+_OF_OTHER_GROUPS = frozenset({*STATUS_GROUP, *POOLED, *_SLOTS})
 #: Positions of a row of the target, and of the source's row of its signature.
 Pair = tuple[int, int]
 #: How database.merge ends the reason of a row that failed in a later run than its duration is of.
@@ -102,6 +106,8 @@ class Tally:
         profiled: rows whose profiling columns were filled.
         filled: how many other cells were filled.
         conflicts: in the order of the columns' groups, then of the rows.
+        replaced: rows whose own duration is gone, because the source has a newer one.
+        dropped: positions of the source's rows whose duration was not taken, because the target has a newer one.
     """
 
     added: int = 0
@@ -111,6 +117,8 @@ class Tally:
     profiled: set[int] = field(default_factory=set)
     filled: int = 0
     conflicts: list[Conflict] = field(default_factory=list)
+    replaced: list[int] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
 
     @property
     def edited(self) -> bool:
@@ -249,6 +257,10 @@ class _Combination:
             if our_us is not None and (run != their_run or (not run and our_us != their_us)):
                 ours, theirs = (durations[at], run), (their_durations[of], their_run)
                 self._conflict(at, AVERAGE, *(theirs if take else ours), *(ours if take else theirs))
+                if take:
+                    self.tally.replaced.append(at)
+                else:
+                    self.tally.dropped.append(of)
         return newer
 
     def _weight(self, verdict: _Verdict | None) -> tuple[Age, int]:
@@ -299,7 +311,13 @@ class _Combination:
     def others(self) -> None:
         """Fills cells of the other columns; tells of those that differ."""
         for name in map(str, self._source.columns):
-            if of_microbench(name) or name in STATUS_GROUP or name.startswith(_PROFILING) or name in _SLOTS:
+            if (
+                of_microbench(name)
+                or name in POOLED
+                or name in STATUS_GROUP
+                or name.startswith(_PROFILING)
+                or name in _SLOTS
+            ):
                 continue
             differing = self._differing([name])
             if not differing:

@@ -12,15 +12,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from test_merge import cells, read, record, write
 
+from database import history
 from database.combine.apply import CombineResult, Source, combine
 from database.combine.table import Combined, combine_tables
+from database.journal import Header
 from database.manifest import manifests_of
 from database.merge import UpdateMode, merge
 from database.run_order import RunOrder
 from database.schema import Status
 from database.signature import signature
 from database.statistics import valid_duration
-from database.store import Database
+from database.store import Database, read_frame
 
 AVERAGE, RUN = "Average Duration(us)", "Run ID"
 PROFILED = "Profiling Average Duration(us)"
@@ -296,10 +298,34 @@ def test_a_target_that_is_not_there_is_made(target: Database, source: Database) 
 def test_a_file_in_which_nothing_changes_is_left_as_it_is(target: Database, source: Database) -> None:
     path = write(target, [measured(1, 5.0, NEW)])
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
-    before = contents(target.path)
+    before = path.read_bytes()
     write(source, [measured(1, 6.0, OLD)])
     apply(target, source)
-    assert contents(target.path) == before
+    assert path.read_bytes() == before
+
+
+def test_a_duration_that_is_not_in_the_table_stays_in_the_history(target: Database, source: Database) -> None:
+    write(target, [measured(1, 5.0, NEW), measured(2, 5.0, OLD)])
+    write(source, [measured(1, 6.0, OLD), measured(2, 6.0, NEW)])
+    apply(target, source)
+    (kept,) = history.replaced_tables(target)
+    durations = sorted((row["Input Shapes"], row[AVERAGE], row[RUN]) for row in read_frame(kept).to_dict("records"))
+    assert durations == [("1,4", "6.0", OLD), ("2,4", "5.0", OLD)]
+    before = contents(target.path)
+    apply(target, source)
+    assert contents(target.path) == before, "a row is kept once"
+
+
+def test_histories_come_along_and_their_durations_are_kept_there_only(target: Database, source: Database) -> None:
+    write(target, [measured(1, 5.0, NEW)])
+    write(source, [cells(1)])
+    header = Header(OLD, "all", prune=False)
+    merge(source, [record(1, 6.0, run=OLD)], UpdateMode.ALL, prune=False)
+    history.add(source, header, [record(1, 6.0, run=OLD)])
+    apply(target, source)
+    assert history.read(target, OLD).records == history.read(source, OLD).records
+    assert not history.replaced_tables(target)
+    assert read(target)[0][AVERAGE] == "5.0"
 
 
 def test_a_file_that_cannot_be_read_keeps_only_itself_out(target: Database, source: Database) -> None:

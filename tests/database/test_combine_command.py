@@ -14,6 +14,7 @@ import pytest
 from test_combine import AVERAGE, MIDDLE, NEW, OLD, PROFILED, contents, failed, manifest, measured
 from test_merge import cells, read, record, write
 
+from database import history
 from database.__main__ import main
 from database.journal import Header
 from database.record import Record
@@ -359,7 +360,8 @@ def test_the_manifest_of_a_journal_in_a_database_comes_along(target: Database, s
     manifest(source, NEW, 1.78e9)
     assert merge(target.path, path)[0] == 0
     assert read(target)[0][AVERAGE] == "6.0000"
-    assert [path.stem for path in target.runs_dir.iterdir()] == [OLD]
+    assert [path.stem for path in target.runs_dir.glob("*.json")] == [OLD]
+    assert [record.run_id for record in history.read(target, OLD).records] == [OLD]
 
 
 def test_journals_of_the_target_are_merged_first(target: Database, source: Database, merge: Merge) -> None:

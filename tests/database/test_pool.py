@@ -1,0 +1,123 @@
+"""Pooling the runs of a row: median over runs, spread between machines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_merge import cells, read, record, write
+
+from database import history
+from database.__main__ import main
+from database.combine.pool import pool
+from database.journal import Header
+from database.merge import UpdateMode, merge
+from database.schema import POOLED_MACHINES, POOLED_MEDIAN, POOLED_RUNS, POOLED_SPREAD
+from database.store import Database
+
+RUNS = tuple(f"2025112{day}T120000-aaaaaa" for day in range(1, 6))
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    database = Database(tmp_path / "db")
+    write(database, [cells(1), cells(2)])
+    return database
+
+
+def run(database: Database, run_id: str, duration_us: float, machine: str, *, torch: str = "2.9.0") -> None:
+    """A session that measured row 1 on a machine."""
+    records = [record(1, duration_us, run=run_id)]
+    merge(database, records, UpdateMode.ALL, prune=False)
+    history.add(database, Header(run_id, "all", prune=False), records)
+    device = {"name": "H200", "facts": {"uuid": machine}}
+    manifest = {"started_at": 1.7e9, "host": "vm", "device": device, "packages": {"torch": torch}}
+    (database.runs_dir / f"{run_id}.json").write_text(json.dumps(manifest))
+
+
+def pooled_cells(database: Database) -> list[tuple[str, ...]]:
+    columns = (POOLED_MEDIAN, POOLED_RUNS, POOLED_MACHINES, POOLED_SPREAD)
+    return [tuple(row.get(name, "") for name in columns) for row in read(database)]
+
+
+def pooled(database: Database) -> list[tuple[str, ...]]:
+    problems: list[str] = []
+    pool(database, problems, lambda: None)
+    assert not problems
+    return pooled_cells(database)
+
+
+def test_the_median_over_runs_and_the_spread_between_machines(database: Database) -> None:
+    for run_id, duration_us, machine in zip(RUNS, (10.0, 12.0, 11.0), ("GPU-1", "GPU-1", "GPU-2"), strict=False):
+        run(database, run_id, duration_us, machine)
+    assert pooled(database) == [("11.0000", "3", "2", "0.00"), ("", "", "", "")]
+    run(database, RUNS[3], 13.2, "GPU-3")
+    # Medians of the machines: 11, 11 and 13.2; of the runs: 10, 11, 12 and 13.2.
+    assert pooled(database)[0] == ("11.5000", "4", "3", "19.13")
+
+
+def test_one_machine_has_no_spread(database: Database) -> None:
+    run(database, RUNS[0], 10.0, "GPU-1")
+    assert pooled(database)[0] == ("10.0000", "1", "1", "")
+
+
+def test_runs_of_another_torch_are_not_pooled(database: Database) -> None:
+    run(database, RUNS[0], 10.0, "GPU-1", torch="2.8.0")
+    run(database, RUNS[1], 20.0, "GPU-2")
+    assert pooled(database)[0] == ("20.0000", "1", "1", "")
+
+
+def test_runs_with_another_cache_state_are_not_pooled(database: Database) -> None:
+    run(database, RUNS[0], 10.0, "GPU-1")
+    row = {**read(database)[0], "Cache State": "warm", "Average Duration(us)": "5.0", "Run ID": RUNS[1]}
+    row["MicroBench Median Duration(us)"] = "5.0"
+    write(database, [row])
+    assert pooled(database)[0] == ("5.0000", "1", "1", "")
+
+
+def test_rows_that_were_replaced_and_have_no_history_count(database: Database) -> None:
+    write(database, [{**cells(1), "Average Duration(us)": "30.0", "Cache State": "cold", "Instrument": "wall-clock"}])
+    run(database, RUNS[0], 10.0, "GPU-1")
+    cold = {**read(database)[0]}
+    assert (cold["Cache State"], cold["Instrument"]) == ("cold", "wall-clock")
+    # A run that nothing tells of is a machine of its own.
+    assert pooled(database)[0] == ("20.0000", "2", "2", "100.00")
+
+
+def test_a_row_without_a_duration_is_not_pooled_any_more(database: Database) -> None:
+    run(database, RUNS[0], 10.0, "GPU-1")
+    pooled(database)
+    write(database, [{**read(database)[0], "Average Duration(us)": ""}])
+    assert pooled(database)[0] == ("", "", "", "")
+
+
+def test_a_damaged_history_costs_itself_only(database: Database) -> None:
+    run(database, RUNS[0], 10.0, "GPU-1")
+    run(database, RUNS[1], 20.0, "GPU-2")
+    history.path_of(database, RUNS[0]).write_bytes(b"damaged")
+    problems: list[str] = []
+    pool(database, problems, lambda: None)
+    assert [str(history.path_of(database, RUNS[0])) in problem for problem in problems] == [True]
+    assert pooled_cells(database)[0] == ("20.0000", "1", "1", "")
+
+
+def test_databases_of_several_machines_are_pooled_by_the_command(
+    database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = [Database(tmp_path / name) for name in ("two", "three")]
+    run(database, RUNS[0], 10.0, "GPU-1")
+    for other, run_id, duration_us in zip(others, RUNS[1:], (11.0, 15.0), strict=False):
+        write(other, [cells(1)])
+        run(other, run_id, duration_us, run_id)
+    assert main(["combine", str(database.path), *(str(other.path) for other in others), "--pool"]) == 0
+    assert pooled_cells(database)[0] == ("11.0000", "3", "3", "45.45")
+    assert read(database)[0]["Average Duration(us)"] == "15.0000", "the newest run's, as without --pool"
+    assert "  1 row: 3 runs on 3 machines" in capsys.readouterr().out.splitlines()
+    before = database.csv_path("Abs").read_bytes()
+    assert main(["combine", str(database.path), "--pool"]) == 0
+    assert database.csv_path("Abs").read_bytes() == before
+
+
+def test_without_a_source_and_without_pool_nothing_is_done(database: Database) -> None:
+    assert main(["combine", str(database.path)]) == 2
