@@ -97,7 +97,7 @@ def test_update_modes() -> None:
 
 def test_folders_beside_the_csvs() -> None:
     database = Database(ROOT)
-    own = {folder.name for name, folder in vars(database).items() if name.endswith("_dir")}
+    own = {getattr(database, name).name for name in dir(Database) if name.endswith("_dir")}
     assert set(first_cells(section("Folders"), "folder")) == {f"{name}/" for name in {*own, "constraints"}}
     assert PRUNED_REASON in section("Folders")
 
