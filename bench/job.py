@@ -88,6 +88,8 @@ class Outcome:
         measurement: set if and only if the status is measured.
         launched: where the samples of the measurement are to be looked for in a profile (bench/profiles/profiled.py);
             None once they are in it.
+        changed: what rows have changed in the state of the process ("changed torch threads 2 -> 1"), which is to
+            run no other row then.
     """
 
     status: Status
@@ -95,6 +97,12 @@ class Outcome:
     detail: str = ""
     measurement: Measurement | None = None
     launched: Launched | None = None
+    changed: tuple[str, ...] = ()
+
+    @property
+    def explanation(self) -> str:
+        """The reason, and what was changed: Status Reason of the row."""
+        return as_reason("; ".join(filter(None, (self.reason, *self.changed))))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reason", as_reason(self.reason))

@@ -15,7 +15,9 @@ from bench.devices import Device, open_device
 from bench.errors import DeviceSick, ReplayError
 from bench.failures import outcome_of, pytest_verdicts
 from bench.groups.group import ALONE, Group, InStep
+from bench.instruments.pauses import count_pauses
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
+from bench.process_state import ProcessState, changes
 from bench.registry import replay_spec
 from bench.replay import Replay
 from bench.replay_function import arguments_of, load_function
@@ -43,6 +45,12 @@ class Runner:
             )
         self._settings = settings
         self._group = ALONE
+        count_pauses()
+        self._state = ProcessState(self.torch_device.type)
+        #: What rows have changed in this process so far.
+        self._changed: list[str] = []
+        #: The same as the row tells it that ran last.
+        self._told: tuple[str, ...] = ()
 
     @property
     def torch_device(self) -> torch.device:
@@ -86,7 +94,7 @@ class Runner:
         try:
             return self.run_raising(job)
         except BaseException as error:
-            outcome = outcome_of(error)
+            outcome = replace(outcome_of(error), changed=self._told)
         if outcome.status is Status.OOM:
             # Only now do the frames of the exception not hold the row's tensors any more.
             self._device.release_memory()
@@ -94,6 +102,16 @@ class Runner:
 
     def run_raising(self, job: Job) -> Outcome:
         """Runs a job; what its body raises comes through, for a debugger."""
+        earlier, before = [f"an earlier row {change}" for change in self._changed], self._state.read()
+        try:
+            outcome = self._run_body(job)
+        finally:
+            own = [f"changed {change}" for change in changes(before, self._state.read())]
+            self._changed += own
+            self._told = (*earlier, *own)
+        return replace(outcome, changed=self._told)
+
+    def _run_body(self, job: Job) -> Outcome:
         function = load_function(job)
         spec = replay_spec(function)
         if spec is None:

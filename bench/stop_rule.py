@@ -41,6 +41,10 @@ class Rule(Protocol):
         """How many samples to take before asking again, once there are `count`, where durations come in batches."""
         ...
 
+    def any_rank(self, happened: bool) -> bool:
+        """Whether something happened to this process or, in a group, to that of any rank."""
+        ...
+
     def again(self) -> Rule | None:
         """The same rule, fresh, with the time that is left; None where there is none."""
         ...
@@ -91,6 +95,9 @@ class StopRule:
         if self._repeat_count is not None:
             return max(1, self._repeat_count - count)
         return _LEAST_SAMPLES
+
+    def any_rank(self, happened: bool) -> bool:
+        return happened
 
     def again(self) -> StopRule | None:
         left_s = self._time_limit_s if self._deadline is None else self._deadline - self._clock()

@@ -149,7 +149,7 @@ class Supervisor:
             signature=row.signature,
             cells=row.cells,
             status=outcome.status,
-            reason=outcome.reason,
+            reason=outcome.explanation,
             run_id=self._session.run_id,
             finished_at=time.time(),
             measurement=outcome.measurement,
@@ -162,7 +162,7 @@ def _give_verdict(outcome: Outcome, place: str) -> None:
     __tracebackhide__ = True
     if outcome.status is Status.MEASURED:
         return
-    message = f"{outcome.status}: {place}: {outcome.reason}"
+    message = f"{outcome.status}: {place}: {outcome.explanation}"
     if outcome.status in (Status.UNSUPPORTED, Status.SKIPPED):
         pytest.skip(message)
     pytest.fail(f"{message}\n{outcome.detail}".rstrip(), pytrace=False)

@@ -153,6 +153,9 @@ class _AgreedRule:
         """One at a time: how many an instrument could queue is another number on each rank."""
         return 1
 
+    def any_rank(self, happened: bool) -> bool:
+        return any(happened for (happened,) in self._group.gather([float(happened)]))
+
     def again(self) -> None:
         """Samples of one rank alone are not taken again."""
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from bench.devices.torch_npu import npu_of_torch
 from bench.instruments import Samples
 from bench.instruments.collector import without_collections
+from bench.instruments.pauses import WithoutPauses, pauses
 from bench.job import MeasureSettings
 from bench.stop_rule import Rule
 
@@ -53,12 +54,17 @@ class DeviceEvents:
         with without_collections():
             calls = 1 if before_each else self._calls_per_sample(call)
             durations_us: list[float] = []
+            sample = WithoutPauses(rule)
             while not rule.enough(durations_us):
                 if before_each:
                     before_each()
                     self._synchronize()
-                durations_us.append(self._duration_us(call, calls) / calls)
-        return Samples(tuple(durations_us), device_kernels=None, calls_per_sample=calls)
+                # A device that waits for a stopped host to launch the call has the pause between its events.
+                sample.begin()
+                duration_us = self._duration_us(call, calls) / calls
+                if not sample.spoilt():
+                    durations_us.append(duration_us)
+        return Samples(tuple(durations_us), device_kernels=None, calls_per_sample=calls, notes=sample.notes)
 
     def _duration_us(self, call: Callable[[], object], calls: int) -> float:
         self._start.record()
@@ -73,7 +79,10 @@ class DeviceEvents:
         """Calls that together last long enough."""
         calls = 1
         while True:
+            before = pauses()
             elapsed_us = self._duration_us(call, calls)
+            if pauses() != before:
+                continue
             if elapsed_us >= _SHORTEST_SAMPLE_US or calls >= _MOST_CALLS_PER_SAMPLE:
                 return calls
             wanted = calls * 2 if elapsed_us <= 0 else int(calls * _SHORTEST_SAMPLE_US / elapsed_us) + 1

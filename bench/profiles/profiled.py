@@ -15,7 +15,8 @@ from database.signature import normalized_kernel_type
 def with_samples(outcome: Outcome, kernel_type: str, found: ProfiledSamples | NoSamples) -> Outcome:
     """The outcome of a row of `kernel_type` that was launched, now that its profile was read."""
     if isinstance(found, NoSamples):
-        return Outcome(Status.FAILED, f"launched and right, but not measured: {found.reason}")
+        reason = f"launched and right, but not measured: {found.reason}"
+        return Outcome(Status.FAILED, reason, changed=outcome.changed)
     seen = {normalized_kernel_type(launch.kernel_type): launch for launch in found.kernels}
     ran_as = None
     if kernel_type not in seen:
@@ -24,6 +25,7 @@ def with_samples(outcome: Outcome, kernel_type: str, found: ProfiledSamples | No
             return Outcome(
                 Status.UNSUPPORTED,
                 f"the call launches {' + '.join(seen)} here, whose duration is not that of {kernel_type}",
+                changed=outcome.changed,
             )
         ran_as = RanAs(sibling, seen[sibling].cells)
     assert outcome.measurement is not None

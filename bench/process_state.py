@@ -1,0 +1,233 @@
+"""The state of a process that bears on durations and results, and which of it a row has changed.
+
+A kernel may set the number of torch's threads, leave a thread running, or change into another folder. The next row
+would be measured under that, so a process whose state a row has changed runs no other row. What is compared is one
+table of readers, each of which takes a microsecond or two.
+
+What is not compared: the state of random generators, which each row sets for itself; modules that were imported;
+what a library keeps in its own memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import locale
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+#: Variables that say where caches lie, or that pytest and torch set for themselves while a row runs.
+_OTHERS_VARIABLES = frozenset(
+    {
+        b"DISABLE_CUPTI_LAZY_REINIT",
+        b"KINETO_USE_DAEMON",
+        b"PYTEST_CURRENT_TEST",
+        b"TEARDOWN_CUPTI",
+        b"TORCHINDUCTOR_CACHE_DIR",
+        b"TRITON_CACHE_DIR",
+    }
+)
+#: To ask for a handler takes some microseconds.
+_SIGNALS = ("SIGALRM", "SIGCHLD", "SIGCONT", "SIGINT", "SIGSEGV", "SIGTERM")
+_TIMERS = ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
+#: What makes tensors, compares results and takes times in here: functions that a kernel must leave as they are.
+_FUNCTIONS: Mapping[Any, str] = {
+    torch: "abs add all allclose any arange as_tensor bmm cat clamp device empty empty_like equal exp finfo full "
+    "gather isclose isfinite isnan matmul maximum mean mul no_grad ones ones_like rand randint randn randperm softmax "
+    "sqrt stack sub sum tensor topk where zeros zeros_like",
+    torch.Tensor: "__add__ __getitem__ __mul__ __sub__ abs add_ all any clone contiguous copy_ cpu double element_size "
+    "expand fill_ float item max mean min mul_ normal_ numel permute random_ reshape sum to tolist transpose uniform_ "
+    "unsqueeze view zero_",
+    torch.nn.functional: "gelu layer_norm linear normalize pad relu scaled_dot_product_attention silu softmax",
+    time: "monotonic monotonic_ns perf_counter perf_counter_ns sleep time",
+}
+#: Settings of torch by their dotted names, if this torch has them. A newer name stands before the older one, which
+#: newer versions of torch refuse to read where both were set.
+_SETTINGS = (
+    ("backends.cuda.matmul.fp32_precision", "backends.cuda.matmul.allow_tf32"),
+    ("backends.cudnn.conv.fp32_precision", "backends.cudnn.allow_tf32"),
+    ("backends.mkldnn.matmul.fp32_precision", "backends.mkldnn.allow_tf32"),
+    ("backends.cuda.matmul.allow_fp16_reduced_precision_reduction",),
+    ("backends.cuda.matmul.allow_bf16_reduced_precision_reduction",),
+    ("backends.cudnn.enabled",),
+    ("backends.cudnn.benchmark",),
+    ("backends.cudnn.deterministic",),
+    ("backends.mkldnn.enabled",),
+    ("backends.quantized.engine",),
+    ("utils.deterministic.fill_uninitialized_memory",),
+)
+#: Functions of torch that tell a setting, if this torch has them.
+_TOLD_BY_TORCH = {
+    "torch threads": "get_num_threads",
+    "torch interop threads": "get_num_interop_threads",
+    "default dtype": "get_default_dtype",
+    "default device": "get_default_device",
+    "deterministic algorithms": "get_deterministic_debug_mode",
+    "float32 matmul precision": "get_float32_matmul_precision",
+    "grad mode": "is_grad_enabled",
+    "inference mode": "is_inference_mode_enabled",
+    "anomaly detection": "is_anomaly_enabled",
+    "flash attention": "backends.cuda.flash_sdp_enabled",
+    "memory efficient attention": "backends.cuda.mem_efficient_sdp_enabled",
+    "math attention": "backends.cuda.math_sdp_enabled",
+    "cuDNN attention": "backends.cuda.cudnn_sdp_enabled",
+}
+_SMALLEST_NORMAL = sys.float_info.min
+#: More would hide the rest of a reason.
+_NAMED = 5
+
+Reader = Callable[[], object]
+#: By name. What is named in a table of its own (variables, handlers, threads) is told by name, without its value,
+#: which may be a secret.
+State = Mapping[str, object]
+
+
+class ProcessState:
+    """Reads the state of this process; `kind` is the type of the device that rows run on ("cpu", "cuda", "npu")."""
+
+    def __init__(self, kind: str) -> None:
+        self._readers = {**_of_python(), **_of_the_system(), **_of_torch(kind)}
+
+    def read(self) -> State:
+        """The state now."""
+        return {name: _read(reader) for name, reader in self._readers.items()}
+
+
+def changes(before: State, after: State) -> list[str]:
+    """What differs between two states of a process: `torch threads 2 -> 1`, `environment (OMP_NUM_THREADS)`."""
+    return [
+        _difference(name, before[name], value)
+        for name, value in after.items()
+        if name in before and before[name] != value
+    ]
+
+
+def _difference(name: str, before: object, after: object) -> str:
+    if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
+        return f"{name} {before} -> {after}"
+    missing = object()
+    names = [str(key) for key in {**before, **after} if before.get(key, missing) != after.get(key, missing)]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{name} ({', '.join(names[:_NAMED])}{more})"
+
+
+def _read(reader: Reader) -> object:
+    try:
+        return reader()
+    except Exception as error:
+        # A folder that was removed, settings that torch refuses to tell: another state than one that can be read.
+        return f"unreadable ({type(error).__name__})"
+
+
+def _of_python() -> dict[str, Reader]:
+    signals = {name: getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)}
+    timers = {name: getattr(signal, name) for name in _TIMERS if hasattr(signal, name)}
+    return {
+        "garbage collection": gc.isenabled,
+        "garbage collection threshold": gc.get_threshold,
+        "recursion limit": sys.getrecursionlimit,
+        "switch interval": sys.getswitchinterval,
+        "trace function": sys.gettrace,
+        "profile function": sys.getprofile,
+        "locale": partial(locale.setlocale, locale.LC_ALL),
+        "running threads": lambda: {thread.name: thread.ident for thread in threading.enumerate()},
+        "signal handlers": lambda: {name: signal.getsignal(number) for name, number in signals.items()},
+        "timers": lambda: {name: signal.getitimer(timer) != (0.0, 0.0) for name, timer in timers.items()},
+        "flushing of denormals": lambda: _SMALLEST_NORMAL * 0.5 == 0.0,
+    }
+
+
+def _of_the_system() -> dict[str, Reader]:
+    readers: dict[str, Reader] = {"working directory": os.getcwd, "environment": _environment, "umask": _umask}
+    if hasattr(os, "sched_getaffinity"):
+        readers["affinity"] = lambda: sorted(os.sched_getaffinity(0))
+    if hasattr(os, "getpriority"):
+        readers["niceness"] = lambda: os.getpriority(os.PRIO_PROCESS, 0)
+    if hasattr(os, "sched_getscheduler"):
+        readers["scheduling policy"] = lambda: os.sched_getscheduler(0)
+    if hasattr(signal, "pthread_sigmask"):
+        readers["blocked signals"] = lambda: sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+    if hasattr(os, "waitid"):
+        readers["child processes"] = _has_children
+    return readers
+
+
+def _environment() -> dict[str, bytes]:
+    # os.environ itself decodes each name and value: a hundred times as long.
+    variables: Mapping[bytes, bytes] = vars(os.environ)["_data"]
+    return {os.fsdecode(name): value for name, value in variables.items() if name not in _OTHERS_VARIABLES}
+
+
+def _umask() -> str:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return f"{mask:03o}"
+
+
+def _has_children() -> bool:
+    try:
+        # Looks, and leaves a child that has ended to whoever waits for it.
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _of_torch(kind: str) -> dict[str, Reader]:
+    readers: dict[str, Reader] = {}
+    for name, function in _TOLD_BY_TORCH.items():
+        if (reader := _found(function)) is not None:
+            readers[name] = reader
+    for names in _SETTINGS:
+        for name in names:
+            if _found(name) is not None:
+                readers[f"torch.{name}"] = partial(attrgetter(name), torch)
+                break
+    for type_ in dict.fromkeys(("cpu", kind)):
+        readers[f"autocast of {type_}"] = partial(torch.is_autocast_enabled, type_)
+    if kind != "cpu":
+        for name in ("current_device", "current_stream"):
+            if (reader := _found(f"{kind}.{name}")) is not None:
+                readers[f"torch.{kind}.{name}"] = partial(_told, reader)
+    readers["functions"] = _Functions()
+    return readers
+
+
+def _told(reader: Reader) -> str:
+    # Each call gives another object of the same stream.
+    return str(reader())
+
+
+def _found(name: str) -> Any:
+    """What has a dotted name in torch; None if this torch has no such thing, or does not tell."""
+    try:
+        return attrgetter(name)(torch)
+    except (AttributeError, RuntimeError):
+        return None
+
+
+class _Functions:
+    """Which of the functions in `_FUNCTIONS` are others than when this was made."""
+
+    def __init__(self) -> None:
+        self._known = [
+            (owner, name, getattr(owner, name))
+            for owner, names in _FUNCTIONS.items()
+            for name in names.split()
+            if hasattr(owner, name)
+        ]
+
+    def __call__(self) -> dict[str, object]:
+        return {
+            f"{owner.__name__}.{name}": True
+            for owner, name, known in self._known
+            if getattr(owner, name, None) is not known
+        }
