@@ -9,6 +9,19 @@ class OpAtlasError(Exception):
     """An error whose message is meant for the user: shown without a traceback."""
 
 
+def described(error: Exception, place: Path | str, remedy: str) -> str:
+    """Tells a user about an error that costs one file and no other.
+
+    Args:
+        place: the file, which an OpAtlasError names by itself.
+        remedy: what the user can do; an OpAtlasError says that, too.
+    """
+    if isinstance(error, OpAtlasError):
+        return str(error)
+    said = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+    return f"{place}: {said}: {remedy}"
+
+
 class TableError(OpAtlasError):
     """A CSV file that cannot be read or written as a table of the database."""
 

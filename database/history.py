@@ -7,7 +7,6 @@ has the samples, assumptions, counters and checked elements that no column of a 
 from __future__ import annotations
 
 import gzip
-import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,7 +19,7 @@ from database import journal
 from database.errors import OpAtlasError
 from database.journal import Contents, Header
 from database.manifest import INGEST_PREFIX
-from database.record import Record, RowName
+from database.record import Record, RowName, is_run_id
 from database.signature import signature
 from database.store import Database, read_frame, write_atomically, write_frame
 from database.typed_json import decode
@@ -31,7 +30,6 @@ REPLACED_SUFFIX = ".replaced"
 _MOST_BYTES = 4 << 30
 #: Level 4 takes half the time of level 6 and a tenth more room.
 _LEVEL = 4
-_RUN_ID = re.compile(r"\w[\w.+-]*", re.ASCII)
 
 
 def path_of(database: Database, run_id: str) -> Path:
@@ -173,6 +171,6 @@ def _lines(path: Path) -> list[bytes]:
 
 
 def _file_stem(run_id: str) -> str:
-    if not _RUN_ID.fullmatch(run_id):
+    if not is_run_id(run_id):
         raise OpAtlasError(f"the run id {run_id!r} cannot name a file: use letters, digits and . _ + - only")
     return run_id

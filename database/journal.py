@@ -4,17 +4,20 @@ A journal is JSON Lines. Its first line is a header with the journal's version, 
 records are to be merged; each other line is a record. A line is written whole as its record
 arrives, and a thread brings the file to disk without making the session wait. Each process that
 runs rows has a journal of its own, so that what it measured does not depend on another process.
+
+Reading takes each line by itself: one that is damaged costs that line and no other.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import shlex
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,11 +28,14 @@ from database.errors import OpAtlasError
 from database.record import Record
 from database.safe_paths import open_own, own_lock, read_own
 from database.store import Database, not_writable, write_text
+from database.typed_json import DecodeError, decode, json_line
 
 VERSION = 3
 #: Version 1 had no crashes_in_a_row, version 2 no ran_as.
 _READABLE_VERSIONS = (1, 2, VERSION)
 _SUFFIX = ".jsonl"
+#: What `Header.update_mode` may be (database.merge.UpdateMode).
+UPDATE_MODES = ALL, MISSING_ONLY = "all", "missing-only"
 _LARGEST_BYTES = 1 << 30
 #: Between two syncs. What a record costs when the power fails; a killed process loses nothing.
 _SYNC_PAUSE_S = 0.02
@@ -50,8 +56,9 @@ class Contents:
     """A journal as read.
 
     Attributes:
-        header, records: what could be read.
-        unreadable: lines that could not be read, with their numbers and why.
+        header: of a journal whose header cannot be read, the one that does least: rows are neither added nor pruned.
+        records: those that could be read, each once.
+        unreadable: lines that could not be read, or not wholly, with their numbers and why.
         torn: whether the last line is cut off, as it is when a process is killed while it writes.
     """
 
@@ -120,10 +127,12 @@ class Journal:
     def close(self) -> None:
         """Brings everything to disk and gives the file up, for a merge. It goes when its records are merged.
 
-        A journal whose file was removed meanwhile (by a checkout, by a clean-up) is written anew.
+        A journal whose file was removed meanwhile (by a checkout, by a clean-up) is written anew: in its place, or,
+        if that is gone, in the folder for temporary files.
 
         Raises:
-            OSError, OpAtlasError: the disk is full or gone.
+            OSError: the disk is full or gone.
+            OpAtlasError: the journal is not in its place; the message says where it is.
         """
         if self._closed:
             return
@@ -132,9 +141,9 @@ class Journal:
         self._syncer.join()
         try:
             with self._file as file:
-                if not self.path.exists():
+                if not _is_in_place(file, self.path):
                     file.seek(0)
-                    write_text(self.path, file.readall().decode())
+                    _put_back(file.read(), self.path)
                 os.fsync(file.fileno())
             if self._sync_error is not None:
                 raise self._sync_error
@@ -168,22 +177,52 @@ class Ended:
             if path not in self._files:
                 self._files[path] = open_own(path)
 
-    def give_up(self) -> None:
+    def give_up(self) -> list[str]:
         """Lets them go, for a merge. Writes anew what was removed meanwhile, as `Journal.close` does.
 
-        Raises:
-            OSError, OpAtlasError: the disk is full or gone.
+        Returns:
+            What is not in its place, and where it is instead.
         """
+        problems = []
         while self._files:
             path, file = self._files.popitem()
-            with file:
-                if not path.exists():
-                    write_text(path, file.read().decode())
+            try:
+                with file:
+                    if not _is_in_place(file, path):
+                        _put_back(file.read(), path)
+            except OSError as error:
+                problems.append(f"{path}: {error.strerror}: what it holds cannot be read any more")
+            except OpAtlasError as error:
+                problems.append(str(error))
+        return problems
 
 
 def write(path: Path, header: Header, records: Iterable[Mapping[str, Any]]) -> None:
     """Writes a whole journal in one step, for records to be merged later. Raises OpAtlasError."""
-    write_text(path, b"".join(map(line, (asdict(header), *records))).decode())
+    write_text(path, text_of(header, records))
+
+
+def text_of(header: Header, records: Iterable[Mapping[str, Any]]) -> str:
+    """The text of a journal."""
+    return b"".join(map(line, (asdict(header), *records))).decode()
+
+
+def keep_elsewhere(text: str, path: Path) -> str:
+    """Keeps a journal that cannot be written to `path`, in the folder for temporary files.
+
+    Returns:
+        Where the journal is kept, and how to bring it in; the text itself if there is no room for it anywhere.
+    """
+    with suppress(OSError, OpAtlasError):
+        elsewhere = Path(tempfile.gettempdir()) / path.name
+        write_text(elsewhere, text)
+        return f"kept in {elsewhere}: bring them in with `{combine_command(path.parent.parent, elsewhere)}`"
+    return f"kept nowhere else; here is all there is:\n{text}"
+
+
+def combine_command(database: Path, path: Path) -> str:
+    """The command that brings a journal into a database."""
+    return shlex.join(["python", "-m", "database", "combine", str(database), str(path)])
 
 
 def all_of(database: Database) -> list[Path]:
@@ -221,42 +260,83 @@ def left_behind(path: Path) -> Iterator[bool]:
         _give_up(lock)
 
 
+class NotAJournal(OpAtlasError):
+    """A file of which neither a header nor any record can be read."""
+
+
 def read(path: Path) -> Contents:
-    """The records of a journal. A torn last line is left out.
+    """Reads what can be read of a journal, each line by itself. A line that stands twice counts once.
 
     Raises:
-        OpAtlasError: no header of a version that is known.
+        NotAJournal: there is neither a header nor any record.
         OSError: the file cannot be read.
     """
     return parse(read_own(path, _LARGEST_BYTES), path)
 
 
 def parse(content: bytes, path: Path) -> Contents:
-    """The records of a journal's content; `path` names it in errors. Raises OpAtlasError as `read` does."""
-    lines = content.split(b"\n")
-    torn = lines.pop()
-    try:
-        header = Header(**json.loads(lines[0]))
-    except (IndexError, ValueError, TypeError) as error:
-        raise OpAtlasError(f"{path}:1: not a journal of OpAtlas ({error}): move it away") from None
-    if header.version not in _READABLE_VERSIONS:
-        raise OpAtlasError(
-            f"{path}:1: journal version {header.version}, this OpAtlas reads {', '.join(map(str, _READABLE_VERSIONS))}"
-            f": merge it with the OpAtlas that wrote it"
-        )
-    records, unreadable = [], []
+    """Reads what can be read of a journal's content; `path` names it in errors. Raises NotAJournal as `read` does."""
+    # A line that the power cut off may lie between zeros.
+    lines = [text.strip(b"\0\r\t ") for text in content.split(b"\n")]
+    header, why_not = _header(lines[0])
+    records: list[Record] = []
+    unreadable = [(1, why_not)] if why_not else []
+    torn = content.endswith(b"\0")
+    seen = {b"", lines[0]} if header else {b""}
     with without_cycle_collection():
-        for number, text in enumerate(lines[1:], start=2):
+        for number, text in enumerate(lines, start=1):
+            if text in seen:
+                continue
+            seen.add(text)
             try:
-                records.append(Record.from_json(json.loads(text)))
-            except (ValueError, OpAtlasError) as error:
-                unreadable.append((number, str(error)))
-    return Contents(header, tuple(records), tuple(unreadable), bool(torn))
+                records.append(Record.decode(text, ""))
+            except DecodeError as error:
+                if number == len(lines):
+                    torn = True
+                elif number > 1:
+                    unreadable.append((number, f"not a record of this version ({error.problem})"))
+    if header is None and not records:
+        raise NotAJournal(f"{path}:1: not a journal of OpAtlas ({why_not})")
+    if header is None:
+        header = Header(records[0].run_id, MISSING_ONLY, prune=False)
+    return Contents(header, tuple(records), tuple(unreadable), torn)
 
 
 def line(values: Mapping[str, Any]) -> bytes:
     """A header or a record, given as plain values, as a line. Raises ValueError if a number is not finite."""
-    return json.dumps(values, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    return f"{json_line(values)}\n".encode()
+
+
+def _header(text: bytes) -> tuple[Header | None, str]:
+    """The header in a line, and why it is none, or not one of this version."""
+    try:
+        header = decode(text, Header, "")
+    except DecodeError as error:
+        return None, f"no header of a journal ({error.problem}): its records add and prune no rows"
+    if header.update_mode not in UPDATE_MODES:
+        return None, f"no header of a journal (update_mode {header.update_mode!r}): its records add and prune no rows"
+    if header.version in _READABLE_VERSIONS:
+        return header, ""
+    known = ", ".join(map(str, _READABLE_VERSIONS))
+    why_not = f"journal version {header.version}, this OpAtlas reads {known}: of its records, those that it knows"
+    return replace(header, prune=False), why_not
+
+
+def _is_in_place(file: BinaryIO, path: Path) -> bool:
+    """Whether an open file still is the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except OSError:
+        return False
+
+
+def _put_back(content: bytes, path: Path) -> None:
+    """Raises OpAtlasError: that cannot be done; the message says where the content is instead."""
+    text = content.decode(errors="replace")
+    try:
+        write_text(path, text)
+    except OpAtlasError as error:
+        raise OpAtlasError(f"{error}; its records are {keep_elsewhere(text, path)}") from None
 
 
 def _owner_lock(path: Path) -> FileLock:
@@ -265,5 +345,7 @@ def _owner_lock(path: Path) -> FileLock:
 
 def _give_up(lock: FileLock) -> None:
     """Removes the file first: whoever took the lock in between would lose it."""
-    Path(lock.lock_file).unlink(missing_ok=True)
+    # Where its folder is gone, or cannot be written any more, there is nothing that another session would find.
+    with suppress(OSError):
+        Path(lock.lock_file).unlink()
     lock.release()

@@ -13,8 +13,9 @@ from enum import Enum
 
 import pandas as pd
 
+from database import journal
 from database.bulk import without_cycle_collection
-from database.errors import OpAtlasError
+from database.errors import described
 from database.history import Histories, keep_replaced
 from database.measured import duration_columns, identity_columns
 from database.merge_rule import RecordsOfType, TableMerge, by_type
@@ -30,8 +31,8 @@ from database.store import Database, Table
 class UpdateMode(str, Enum):
     """What a session runs, and what it does with samples that match no row."""
 
-    ALL = "all"
-    MISSING_ONLY = "missing-only"
+    ALL = journal.ALL
+    MISSING_ONLY = journal.MISSING_ONLY
 
     def __str__(self) -> str:
         return self.value
@@ -46,6 +47,7 @@ class MergeResult:
         added: rows that were not there and were appended, by kernel type.
         marked: rows that only got a status, by kernel type; their durations are what they were.
         unchanged: rows whose record had been merged before, by kernel type.
+        stayed: rows that were left alone, as a later run has found out more about them.
         unmatched: records without a row that the mode does not append.
         pruned: rows that were moved to the pruned folder.
         problems: files that could not be read or written; their records are not merged.
@@ -55,6 +57,7 @@ class MergeResult:
     added: Counter[str] = field(default_factory=Counter)
     marked: Counter[str] = field(default_factory=Counter)
     unchanged: Counter[str] = field(default_factory=Counter)
+    stayed: list[RowName] = field(default_factory=list)
     unmatched: list[RowName] = field(default_factory=list)
     pruned: list[RowName] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -78,8 +81,8 @@ def merge(
         keep_newer: leave rows alone that hold what a later run than the record's found out.
 
     Raises:
-        OpAtlasError: the database cannot be locked. A file that cannot be read or written is a
-            problem of the result, and does not keep the records of other kernel types out.
+        OpAtlasError: the database cannot be locked. A file that cannot be read or written, whatever
+            the reason, is a problem of the result, and does not keep the records of other kernel types out.
     """
     result = MergeResult()
     histories = Histories(database)
@@ -87,8 +90,9 @@ def merge(
         for kernel_type, of_type in by_type(records).items():
             try:
                 _merge_table(database, histories, kernel_type, of_type, mode, prune, keep_newer, result)
-            except OpAtlasError as error:
-                result.problems.append(str(error))
+            except Exception as error:
+                place = database.path / f"{kernel_type}.csv"
+                result.problems.append(described(error, place, "not merged; report this error with the file"))
     return result
 
 
@@ -115,6 +119,7 @@ def _merge_table(
     result.added[kernel_type] += len(changes.appended)
     result.marked[kernel_type] += len(changes.marked)
     result.unchanged[kernel_type] += changes.unchanged
+    result.stayed += [RowName(kernel_type, record.signature) for record in changes.stayed]
     result.unmatched += [
         RowName(kernel_type, record.signature)
         for record in changes.missing

@@ -70,6 +70,7 @@ class Changes:
         appended: positions of the rows that were not there.
         marked: positions of the rows that only got a status.
         unchanged: how many rows hold what their record says already.
+        stayed: records whose row holds what a later run found out.
         missing: records whose row is not there, and was not appended.
     """
 
@@ -77,6 +78,7 @@ class Changes:
     appended: set[int] = field(default_factory=set)
     marked: set[int] = field(default_factory=set)
     unchanged: int = 0
+    stayed: list[Record] = field(default_factory=list)
     missing: list[Record] = field(default_factory=list)
 
 
@@ -115,10 +117,10 @@ class TableMerge:
                 changes.appended.add(position)
             else:
                 changes.missing.append(record)
-        measured, marks = self._matched(records, brought_too, order)
+        measured, marks = self._matched(records, brought_too, order, changes.stayed)
         updated = self._set_measured(measured)
         changes.updated = {position: record for position, record, _ in measured if position in updated}
-        changes.marked = {position for position, record in marks if self._set_status(position, record, order)}
+        changes.marked = {position for position, record in marks if self._set_status(position, record)}
         changes.unchanged = len(measured) + len(marks) - len(updated) - len(changes.marked)
         return changes
 
@@ -137,15 +139,20 @@ class TableMerge:
         )
 
     def _matched(
-        self, records: RecordsOfType, brought_too: bool, order: RunOrder | None
+        self, records: RecordsOfType, brought_too: bool, order: RunOrder | None, stayed: list[Record]
     ) -> tuple[list[tuple[int, Record, bool]], list[tuple[int, Record]]]:
-        """The rows that records measured, each with whether its status is of a later run; and those only marked."""
+        """The rows that records measured, each with whether its status is of a later run; and those only marked.
+
+        Args:
+            stayed: gets the records that are not to change their rows, since a later run found out more.
+        """
         names = duration_columns(self.kernel_type)
         measured, marks = [], []
         for signature, record in records.all().items():
             for position in self.positions.get(signature, ()):
                 if record.measurement is None:
-                    marks.append((position, record))
+                    is_late = order is not None and self._has_later_status(position, record, order)
+                    stayed.append(record) if is_late else marks.append((position, record))
                     continue
                 only_came_by = signature in records.brought and not brought_too
                 if only_came_by and any(valid_duration(self.rows[name][position]) for name in names):
@@ -154,6 +161,8 @@ class TableMerge:
                     measured.append((position, record, False))
                 elif order.age(self._duration_run(position)) <= order.age(record.run_id):
                     measured.append((position, record, self._has_later_status(position, record, order)))
+                else:
+                    stayed.append(record)
         return measured, marks
 
     def _set_measured(self, measured: Sequence[tuple[int, Record, bool]]) -> set[int]:
@@ -179,13 +188,11 @@ class TableMerge:
                 self.rows[STATUS_REASON][position] = _with_run(reason, run_id)
         return changed
 
-    def _set_status(self, position: int, record: Record, order: RunOrder | None) -> bool:
+    def _set_status(self, position: int, record: Record) -> bool:
         """Marks a row that was not measured; its durations stay. Whether that changed anything."""
         there = Status.of_cell(self.rows[STATUS][position])
         if record.status is Status.SKIPPED and there not in (None, Status.SKIPPED):
             # It was not run: what earlier runs found out of it is still all there is to know.
-            return False
-        if order is not None and self._has_later_status(position, record, order):
             return False
         cells = {STATUS: record.status.value, STATUS_REASON: record.reason, CRASHES_IN_A_ROW: crashes_cell(record)}
         if self._has_duration(position):

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from sys import intern
-from typing import Any
+from typing import Annotated, Any
 
-from database.errors import OpAtlasError
-from database.schema import Status
+from msgspec import Meta
+
+from database.communication import BY_KERNEL_TYPE, is_communication
+from database.schema import MESSAGE_BYTES, NUM_DEVICES, Status
 from database.signature import signature
 from database.statistics import Summary, summarize
+from database.store import is_file_name
+from database.typed_json import DecodeError, decode, json_line, without_lone_surrogates
+
+#: Bounds of what a record that is read may hold. 10^15 us are 31 years; the sum of samples stays a number.
+_Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Durations = Annotated[tuple[Annotated[float, Meta(gt=0, le=1e15)], ...], Meta(min_length=1)]
+#: A run id names files, and a count stands in a cell of a message.
+_RUN_ID = re.compile(r"\w[\w.+-]{,150}", re.ASCII)
+_CELL_COUNT = re.compile("[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +56,13 @@ class Measurement:
             row's own. The samples are then also, and first of all, those of the sibling's row.
     """
 
-    samples_us: tuple[float, ...]
+    samples_us: _Durations
     instrument: str
     cache_state: str
-    device_kernels: int | None = None
-    calls_per_sample: int = 1
-    checked_elements: int = 0
-    total_elements: int = 0
+    device_kernels: _Count | None = None
+    calls_per_sample: Annotated[int, Meta(ge=1)] = 1
+    checked_elements: _Count = 0
+    total_elements: _Count = 0
     assumptions: tuple[str, ...] = ()
     counters: Mapping[str, float] = field(default_factory=dict)
     ran_as: RanAs | None = None
@@ -95,7 +107,7 @@ class Record:
     run_id: str
     finished_at: float
     measurement: Measurement | None = None
-    crashes_in_a_row: int = 0
+    crashes_in_a_row: _Count = 0
 
     def __post_init__(self) -> None:
         if (self.measurement is not None) != (self.status is Status.MEASURED):
@@ -140,24 +152,74 @@ class Record:
                 values["measurement"]["ran_as"] = {"kernel_type": ran_as.kernel_type, "cells": dict(ran_as.cells)}
         return values
 
+    def to_line(self) -> str:
+        """The record as a line of a journal."""
+        return json_line(self.to_json())
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Record:
-        """The record that `to_json` gave. Raises OpAtlasError for anything else."""
+        """The record that `to_json` gave. Raises DecodeError for anything else."""
+        return cls.decode(json_line(values), "a record")
+
+    @classmethod
+    def decode(cls, line: bytes | str, place: str) -> Record:
+        """Decodes the record that a line of a journal holds.
+
+        Args:
+            line: JSON; fields that this version does not know are ignored.
+            place: names the line in an error.
+
+        Raises:
+            DecodeError: the line is no record, or one whose durations, counts or kernel type are impossible.
+        """
         try:
-            values = dict(values)
-            values["status"] = Status(values["status"])
-            # A journal repeats few words many times; shared, its records take half the memory.
-            values["run_id"] = intern(values["run_id"])
-            values["cells"] = {intern(name): intern(cell) for name, cell in values["cells"].items()}
-            if values.get("measurement") is not None:
-                measurement = dict(values["measurement"])
-                measurement["samples_us"] = tuple(map(float, measurement["samples_us"]))
-                measurement["assumptions"] = tuple(map(intern, measurement.get("assumptions", ())))
-                measurement["instrument"] = intern(measurement["instrument"])
-                measurement["cache_state"] = intern(measurement["cache_state"])
-                if "ran_as" in measurement:
-                    measurement["ran_as"] = RanAs(**measurement["ran_as"])
-                values["measurement"] = Measurement(**measurement)
-            return cls(**values)
-        except (KeyError, TypeError, ValueError) as error:
-            raise OpAtlasError(f"not a record of this version: {error}") from None
+            record = decode(line, cls, place)
+        except DecodeError:
+            whole = without_lone_surrogates(line)
+            if whole is None:
+                raise
+            record = decode(whole, cls, place)
+        if not is_run_id(record.run_id):
+            raise DecodeError(place, f"run id {record.run_id!r} cannot name a file")
+        for kernel_type, cells in record._cases():
+            problem = _problem_of(kernel_type, cells)
+            if problem:
+                raise DecodeError(place, problem)
+        return _shared(record)
+
+    def _cases(self) -> Iterator[tuple[str, Mapping[str, str]]]:
+        yield self.kernel_type, self.cells
+        if self.measurement is not None and self.measurement.ran_as is not None:
+            yield self.measurement.ran_as.kernel_type, self.measurement.ran_as.cells or self.cells
+
+
+def is_run_id(text: str) -> bool:
+    """Whether a text can be the id of a run, which names the run's files."""
+    return _RUN_ID.fullmatch(text) is not None
+
+
+def _problem_of(kernel_type: str, cells: Mapping[str, str]) -> str:
+    """Why no row of a database is that of a kernel type and its cells; "" for one that may be."""
+    if not is_file_name(kernel_type):
+        return f"kernel type {kernel_type!r} cannot name a file"
+    if is_communication(kernel_type):
+        if kernel_type not in BY_KERNEL_TYPE:
+            return f"no collective is called {kernel_type!r}"
+        for name in (MESSAGE_BYTES, NUM_DEVICES):
+            if not _CELL_COUNT.fullmatch(cells.get(name, "")):
+                return f"cell {name!r} = {cells.get(name, '')!r} is not a count"
+    return ""
+
+
+def _shared(record: Record) -> Record:
+    """A journal repeats few words many times; shared, its records take half the memory."""
+    measurement = record.measurement
+    if measurement is not None:
+        measurement = replace(
+            measurement,
+            instrument=intern(measurement.instrument),
+            cache_state=intern(measurement.cache_state),
+            assumptions=tuple(map(intern, measurement.assumptions)),
+        )
+    cells = {intern(name): intern(cell) for name, cell in record.cells.items()}
+    return replace(record, run_id=intern(record.run_id), cells=cells, measurement=measurement)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from database import history, journal
-from database.errors import OpAtlasError
+from database.errors import OpAtlasError, described
 from database.journal import Contents, Header
 from database.merge import MergeResult, UpdateMode, merge
 from database.record import Record, RowName
 from database.store import Database
 from database.terminal import counted
+
+#: Unreadable lines of a journal that are told; the file itself has them all.
+_LINES_TOLD = 5
+_REMEDY = "make it readable and writable"
 
 
 @dataclass(frozen=True)
@@ -27,19 +29,28 @@ class Recovered:
 
     Attributes:
         run_id: the session; where not even that could be read, the name of its journal.
-        statuses: its records that were merged, by status.
+        statuses: its records that are in the CSVs now, by status.
+        stayed: records that are not, as a later run has found out more about their rows.
         problems: what was wrong, each with what became of it.
         incomplete: whether there are records that are not in the CSVs now.
     """
 
     run_id: str
     statuses: Counter[str] = field(default_factory=Counter)
+    stayed: int = 0
     problems: tuple[str, ...] = ()
     incomplete: bool = False
 
+    def __bool__(self) -> bool:
+        """Whether there were any records of the session."""
+        return bool(self.statuses or self.stayed)
+
     def __str__(self) -> str:
-        """`merged 3 records that session 20261121T163006-1f0c9a left behind`."""
-        return f"merged {counted(self.statuses.total(), 'record')} that session {self.run_id} left behind"
+        """`merged 3 records that session 20261121T163006-1f0c9a left behind (2 measured, 1 failed)`."""
+        what = ", ".join(f"{count:,} {status}" for status, count in self.statuses.most_common())
+        merged = f"merged {counted(self.statuses.total(), 'record')} that session {self.run_id} left behind"
+        stayed = f"; left out {self.stayed:,}, as a later run measured their rows" if self.stayed else ""
+        return f"{merged}{what and f' ({what})'}{stayed}"
 
 
 @dataclass(frozen=True)
@@ -62,8 +73,8 @@ def recover(database: Database, *, own_run: str) -> list[Recovered]:
     """Merges the journals of sessions that ended without doing so, oldest first.
 
     A journal moves to the history of its run once all its records are in the CSVs. One with lines that cannot be read
-    is kept beside, under another name; one that cannot be merged at all stays and is reported. Rows
-    that a later session has measured meanwhile keep what it measured.
+    is kept beside, under another name; one that cannot be merged at all stays and is reported, and keeps
+    no other journal out. Rows that a later session has measured meanwhile keep what it measured.
     """
     own = set(journal.of_run(database, own_run))
     found = []
@@ -74,17 +85,20 @@ def recover(database: Database, *, own_run: str) -> list[Recovered]:
             with journal.left_behind(path) as abandoned:
                 if abandoned:
                     found.append(_recovered(database, path))
-        except (OpAtlasError, ValueError) as error:
-            found.append(Recovered(path.stem, problems=(str(error),), incomplete=True))
-        except OSError as error:
-            problem = f"{path}: {error.strerror}: make it readable and writable"
+        except Exception as error:
+            remedy = _REMEDY if isinstance(error, OSError) else "not merged; report this error with the file"
+            problem = described(error, path, remedy)
             found.append(Recovered(path.stem, problems=(problem,), incomplete=True))
     return found
 
 
 def _recovered(database: Database, path: Path) -> Recovered:
-    """Raises OpAtlasError, ValueError, OSError."""
-    contents = journal.read(path)
+    """Raises OpAtlasError, OSError, and what nobody has foreseen."""
+    try:
+        contents = journal.read(path)
+    except journal.NotAJournal as error:
+        problems = (str(error), f"it is kept as {_set_aside(path)}")
+        return Recovered(path.stem, problems=problems, incomplete=True)
     header = contents.header
     result = merge(database, contents.records, UpdateMode(header.update_mode), prune=header.prune, keep_newer=True)
     if result.problems:
@@ -98,8 +112,17 @@ def _recovered(database: Database, path: Path) -> Recovered:
         problems = [*kept, f"{error}; {path} stays until that is mended, though its records are merged"]
         return Recovered(header.run_id, problems=tuple(problems), incomplete=True)
     problems = [*kept, *_put_away(path, contents)]
-    statuses = Counter(record.status.value for record in contents.records)
-    return Recovered(header.run_id, statuses, tuple(problems), incomplete=bool(kept or contents.unreadable))
+    stayed, unmatched = set(result.stayed), set(result.unmatched)
+    # Of several records about one row the last one counts.
+    records = {RowName(record.kernel_type, record.signature): record for record in contents.records}
+    merged = [record for name, record in records.items() if name not in stayed and name not in unmatched]
+    return Recovered(
+        header.run_id,
+        Counter(record.status.value for record in merged),
+        len(stayed.intersection(records)),
+        tuple(problems),
+        incomplete=bool(kept or contents.unreadable),
+    )
 
 
 def merge_run(database: Database, header: Header, unsaved: Iterable[Mapping[str, Any]] = ()) -> Merged:
@@ -119,11 +142,10 @@ def merge_run(database: Database, header: Header, unsaved: Iterable[Mapping[str,
                 if not closed:
                     raise OpAtlasError(f"{path} is still being written: the next session merges it")
                 read.append((path, journal.read(path)))
-        except OpAtlasError as error:
-            problems.append(str(error))
-        except OSError as error:
-            problems.append(f"{path}: {error.strerror}: make it readable and writable; the next session merges it")
-    homeless = [Record.from_json(values) for values in unsaved]
+        except Exception as error:
+            problems.append(described(error, path, f"{_REMEDY}; the next session merges it"))
+    unsaved = list(unsaved)
+    homeless = list(_decoded(unsaved, problems))
     records = [record for _, contents in read for record in contents.records] + homeless
     result = None
     try:
@@ -132,8 +154,8 @@ def merge_run(database: Database, header: Header, unsaved: Iterable[Mapping[str,
         all_kept = not result.problems
         if all_kept and records:
             history.add(database, header, records)
-    except (OpAtlasError, OSError) as error:
-        problems.append(str(error))
+    except Exception as error:
+        problems.append(described(error, database.path, "the records stay in their journals"))
         all_kept = False
     for path, contents in read:
         if all_kept or not (contents.records or contents.unreadable):
@@ -143,9 +165,17 @@ def merge_run(database: Database, header: Header, unsaved: Iterable[Mapping[str,
                 problems.append(f"{path}: {error.strerror}: its records are merged, remove it")
         else:
             problems.append(f"{counted(len(contents.records), 'record')} stay in {path}: the next session merges them")
-    if homeless and not all_kept:
-        problems.append(_rescue(database, header, homeless))
+    if unsaved and not (all_kept and len(homeless) == len(unsaved)):
+        problems.append(_rescue(database, header, unsaved))
     return Merged(result, records, problems)
+
+
+def _decoded(unsaved: Sequence[Mapping[str, Any]], problems: list[str]) -> Iterator[Record]:
+    for values in unsaved:
+        try:
+            yield Record.from_json(values)
+        except OpAtlasError as error:
+            problems.append(str(error))
 
 
 def _put_away(path: Path, contents: Contents) -> list[str]:
@@ -153,16 +183,24 @@ def _put_away(path: Path, contents: Contents) -> list[str]:
 
     Raises OSError.
     """
-    problems = [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
+    problems = [f"{path}:{line}: {problem}" for line, problem in contents.unreadable[:_LINES_TOLD]]
+    if more := contents.unreadable[_LINES_TOLD:]:
+        problems.append(f"{path}: {counted(len(more), 'more line')} that cannot be read")
     if problems:
-        kept = path.with_name(path.name + ".unreadable")
-        path.rename(kept)
-        problems.append(f"what could not be read is kept in {kept}")
+        problems.append(f"what could not be read is kept in {_set_aside(path)}")
     else:
         path.unlink()
     if contents.torn:
         problems.append(f"{path}: the last record is cut off, since the session was killed then; its row was not run")
     return problems
+
+
+def _set_aside(path: Path) -> Path:
+    """Gives a journal a name under which it is no journal, so that no later session tells of it. Raises OSError."""
+    names = chain([f"{path.name}.unreadable"], (f"{path.name}.unreadable{number}" for number in count(2)))
+    kept = next(kept for kept in map(path.with_name, names) if not kept.exists())
+    path.rename(kept)
+    return kept
 
 
 def _keep_unmatched(database: Database, header: Header, records: Iterable[Record], result: MergeResult) -> list[str]:
@@ -177,26 +215,16 @@ def _keep_unmatched(database: Database, header: Header, records: Iterable[Record
         return []
     path = database.reports_dir / f"unmatched_{header.run_id}.jsonl"
     journal.write(path, replace(header, update_mode=UpdateMode.ALL.value), [record.to_json() for record in lost])
-    where = f"kept in {path}, to be added by `{_merge_command(database, path)}`"
+    where = f"kept in {path}, to be added by `{journal.combine_command(database.path, path)}`"
     are = counted(len(lost), "measured row is", "measured rows are")
     return [f"{are} not in the CSVs any more: {where}"]
 
 
-def _rescue(database: Database, header: Header, records: Sequence[Record]) -> str:
+def _rescue(database: Database, header: Header, records: Sequence[Mapping[str, Any]]) -> str:
     """Keeps records that no journal holds where there is room for them; tells where."""
-    name = f"{header.run_id}-rescued.jsonl"
-    lines = [record.to_json() for record in records]
-    what = f"no room in the journal for {counted(len(lines), 'record')}"
-    beside, elsewhere = database.journal_dir / name, Path(tempfile.gettempdir()) / name
+    path = database.journal_dir / f"{header.run_id}-rescued.jsonl"
+    what = f"no room in the journal for {counted(len(records), 'record')}"
     with suppress(OpAtlasError):
-        journal.write(beside, header, lines)
-        return f"{what}, kept in {beside}: the next session merges them"
-    with suppress(OpAtlasError):
-        journal.write(elsewhere, header, lines)
-        return f"{what}, kept in {elsewhere}: bring them in with `{_merge_command(database, elsewhere)}`"
-    text = "\n".join(json.dumps(values) for values in lines)
-    return f"{what}, nor anywhere else; here is all there is:\n{text}"
-
-
-def _merge_command(database: Database, path: Path) -> str:
-    return shlex.join(["python", "-m", "database", "combine", str(database.path), str(path)])
+        journal.write(path, header, records)
+        return f"{what}, kept in {path}: the next session merges them"
+    return f"{what}, {journal.keep_elsewhere(journal.text_of(header, records), path)}"

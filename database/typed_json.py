@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
 
@@ -10,6 +13,7 @@ import msgspec
 from database.errors import OpAtlasError
 
 T = TypeVar("T")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class DecodeError(OpAtlasError):
@@ -45,6 +49,33 @@ def decode(text: bytes | str, kind: type[T], place: str) -> T:
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise DecodeError(place, str(error)) from None
     return value
+
+
+def json_line(values: Mapping[str, Any]) -> str:
+    """Some values as one line of JSON, with lone surrogates spelt out, so that `decode` reads the line.
+
+    Raises:
+        ValueError: a number is infinite, or none.
+    """
+    line = json.dumps(values, separators=(",", ":"), allow_nan=False)
+    return without_lone_surrogates(line) or line
+
+
+def without_lone_surrogates(text: bytes | str) -> str | None:
+    """The same JSON value with each lone surrogate as text (`\\udcff`, six characters).
+
+    Returns:
+        None if the text has no lone surrogate, or is no JSON at all.
+    """
+    if (b"\\ud" if isinstance(text, bytes) else "\\ud") not in text.lower():
+        return None
+    try:
+        plain = json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return None
+    if not _LONE_SURROGATE.search(plain):
+        return None
+    return _LONE_SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):04x}", plain)
 
 
 @cache

@@ -45,7 +45,7 @@ class Journaling:
         return ""
 
     def close(self) -> None:
-        """Gives the journal up to be merged. Raises OpAtlasError, OSError where it cannot be brought to disk."""
+        """Gives the journal up to be merged. Raises what `Journal.close` does."""
         if self._journal is not None:
             self._journal.close()
 

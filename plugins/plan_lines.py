@@ -25,9 +25,8 @@ def _prepared(plan: Plan) -> Iterator[str]:
     if plan.prepared.starter_rows:
         yield f"there was no database yet; made a starter of {counted(plan.prepared.starter_rows, 'theory row')}"
     for recovered in plan.prepared.recovered:
-        what = ", ".join(f"{n} {status}" for status, n in recovered.statuses.most_common())
-        if what or not recovered.problems:
-            yield f"{recovered}{what and f' ({what})'}"
+        if recovered or not recovered.problems:
+            yield str(recovered)
         else:
             yield f"could not merge the records that session {recovered.run_id} left behind"
         yield from recovered.problems

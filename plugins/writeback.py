@@ -123,9 +123,11 @@ class WriteBack:
         """Gives the journal up, to be merged now or by the next session."""
         try:
             self._journaling.close()
-            self._of_workers.give_up()
-        except (OpAtlasError, OSError) as error:
+        except OpAtlasError as error:
+            self.problems.append(str(error))
+        except OSError as error:
             self.problems.append(f"the journal may be incomplete: {error}")
+        self.problems += self._of_workers.give_up()
 
     def _removed_meanwhile(self) -> list[Path]:
         plan = self._session.plan_if_made

@@ -43,7 +43,7 @@ def summary(
         dry_run: this is what would be.
     """
     statuses = ", ".join(f"{count:,} {status}" for status, count in outcome.statuses.most_common() if status)
-    lines = [str(found) for found in recovered if found.statuses]
+    lines = [str(found) for found in recovered if found]
     counts = [
         ("sources", opened.databases + opened.journals, _sources(opened)),
         ("kernel types", len(outcome.kernel_types), f"{len(outcome.new):,} new"),

@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         lock.release()
     for found in recovered:
-        if found.statuses:
+        if found:
             print(found)
     print(summary(database.path, len(files), records, outcome, alone, limit))
     if report is not None:

@@ -7,7 +7,9 @@ import json
 import re
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from database.errors import OpAtlasError
 from database.journal import Header, Journal
 from database.merge import UpdateMode, merge
 from database.record import Record
-from database.recover import recover
+from database.recover import merge_run, recover
 from database.store import Database
 
 ROOT = Path(__file__).parents[2]
@@ -126,28 +128,6 @@ def test_lines_that_cannot_be_read_are_kept_and_named(database: Database) -> Non
     assert f"{path}:3: not a record of this version" in found.problems[0]
     assert path.with_name(path.name + ".unreadable").exists()
     assert [row["Average Duration(us)"] for row in read(database)] == ["10.0000", "10.0000", ""]
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "not a journal of OpAtlas"),
-        ("something else\n", "not a journal of OpAtlas"),
-        (
-            '{"run_id": "r", "update_mode": "all", "prune": false, "version": 99}\n',
-            "journal version 99, this OpAtlas reads 1, 2, 3: merge it with the OpAtlas that wrote it",
-        ),
-    ],
-)
-def test_what_is_no_journal_of_this_version_stays_and_is_reported(database: Database, text: str, words: str) -> None:
-    database.journal_dir.mkdir(parents=True)
-    path = database.journal_dir / "run-1.jsonl"
-    path.write_text(text)
-    with pytest.raises(OpAtlasError, match=words):
-        journal.read(path)
-    (found,) = recover(database, own_run="")
-    assert words in found.problems[0]
-    assert path.read_text() == text
 
 
 def test_a_table_that_cannot_be_read_keeps_its_journal(database: Database) -> None:
@@ -301,3 +281,72 @@ def test_a_line_is_short_and_holds_nothing_that_is_no_json(database: Database) -
     with pytest.raises(ValueError, match="JSON compliant"):
         journal.write(path, Header("run-1", "all", prune=False), [{"a": float("nan")}])
     assert path.read_bytes().startswith(header)
+
+
+def file_in_place_of_the_folder(database: Database) -> None:
+    database.path.rename(database.path.with_name("elsewhere"))
+    database.path.write_text("somebody else's")
+
+
+def file_in_place_of_the_journals(database: Database) -> None:
+    database.journal_dir.rename(database.path / "elsewhere")
+    database.journal_dir.write_text("somebody else's")
+
+
+@pytest.mark.parametrize("take_away", [file_in_place_of_the_folder, file_in_place_of_the_journals])
+@pytest.mark.parametrize("of_worker", [False, True])
+def test_what_an_open_journal_holds_is_kept_elsewhere_if_its_folder_is_gone(
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    take_away: Callable[[Database], None],
+    of_worker: bool,
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    kept = Journal(database, Header("run-1", "all", prune=True))
+    kept.append(record(1, 10.0).to_json())
+    if of_worker:
+        ended = journal.Ended()
+        ended.hold([kept.path])
+        kept.close()
+        take_away(database)
+        (problem,) = ended.give_up()
+        assert ended.give_up() == []
+    else:
+        take_away(database)
+        with pytest.raises(OpAtlasError) as raised:
+            kept.close()
+        problem = str(raised.value)
+        kept.close()
+    (elsewhere,) = temporary.iterdir()
+    assert journal.combine_command(database.path, elsewhere) in problem
+    contents = journal.read(elsewhere)
+    assert (contents.header, contents.records) == (Header("run-1", "all", prune=True), (record(1, 10.0),))
+    merged = merge_run(database, contents.header)
+    assert merged.problems
+
+
+def test_one_journal_that_is_lost_keeps_no_other_from_its_place(database: Database, tmp_path: Path) -> None:
+    paths = [abandoned(database, record(n, 10.0), run=f"run-{n}") for n in (1, 2, 3)]
+    ended = journal.Ended()
+    ended.hold(paths)
+    for path in paths:
+        path.unlink()
+    paths[1].mkdir()
+    (problem,) = ended.give_up()
+    assert str(paths[1]) in problem
+    assert [path.is_file() for path in paths] == [True, False, True]
+
+
+def test_no_room_anywhere_gives_the_text_of_the_journal(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(database.path / "not" / "a" / "folder"))
+    kept = Journal(database, Header("run-1", "all", prune=True))
+    kept.append(record(1, 10.0).to_json())
+    file_in_place_of_the_folder(database)
+    with pytest.raises(OpAtlasError) as raised:
+        kept.close()
+    copied = database.path.with_name("copied.jsonl")
+    copied.write_text(str(raised.value).partition("\n")[2])
+    assert journal.read(copied).records == (record(1, 10.0),)

@@ -1,0 +1,317 @@
+"""Damaged journals: each line is read by itself, nothing is told twice, and no other journal is kept out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_journal import abandoned
+from test_merge import cells, read, record, write
+
+from database import journal
+from database.journal import Header, NotAJournal
+from database.merge import UpdateMode, merge
+from database.record import Record
+from database.recover import merge_run, recover
+from database.schema import Status
+from database.store import Database
+from database.typed_json import DecodeError
+
+AVERAGE = "Average Duration(us)"
+DEEP = b'{"cells":' * 100_000
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    database = Database(tmp_path / "database")
+    write(database, [cells(1), cells(2), cells(3)])
+    return database
+
+
+def averages(database: Database) -> list[str]:
+    return [row[AVERAGE] for row in read(database)]
+
+
+def two_records(database: Database) -> tuple[Path, list[bytes]]:
+    """A journal of two records: its path, and its three lines without their ends."""
+    path = abandoned(database, record(1, 10.0), record(2, 20.0))
+    return path, path.read_bytes().splitlines()
+
+
+def changed(change: Mapping[str, Any], **measurement: Any) -> bytes:
+    """The line of a record about row 3, with other values in it."""
+    values = {**record(3, 30.0).to_json(), **change}
+    if measurement:
+        values["measurement"] = {**values["measurement"], **measurement}
+    return json.dumps(values).encode()
+
+
+NO_RECORDS = {
+    "kernel type is a number": changed({"kernel_type": 3}),
+    "kernel type is a path": changed({"kernel_type": "../Abs"}),
+    "kernel type is no file name": changed({"kernel_type": "a\0b"}),
+    "kernel type of what ran is a path": changed({}, ran_as={"kernel_type": "../Abs"}),
+    "unknown collective": changed({"kernel_type": "hcom_unknown_"}),
+    "collective without a size": changed({"kernel_type": "hcom_allReduce_"}),
+    "signature is a number": changed({"signature": 7}),
+    "cells are a number": changed({"cells": 7}),
+    "a cell is a number": changed({"cells": {"Input Shapes": 7}}),
+    "status is unknown": changed({"status": "of a later version"}),
+    "status is a list": changed({"status": []}),
+    "measured without samples": changed({"measurement": None}),
+    "samples without being measured": changed({"status": "failed"}),
+    "run id is a number": changed({"run_id": 1}),
+    "no sample": changed({}, samples_us=[]),
+    "sample of 0": changed({}, samples_us=[1.0, 0.0]),
+    "negative sample": changed({}, samples_us=[-1.0]),
+    "sample is NaN": changed({}, samples_us=[float("nan")]),
+    "sample is infinite": changed({}, samples_us=[float("inf")]),
+    "sample is text": changed({}, samples_us=["1"]),
+    "sample of 300 digits": changed({}, samples_us=[10**300]),
+    "sample of 5,000 digits": changed({}).replace(b"30.0", b"1" * 5000),
+    "counter is text": changed({}, counters={"MAC": "1"}),
+    "negative count": changed({}, checked_elements=-1),
+    "deep": DEEP,
+    "a list": b"[]",
+    "null": b"null",
+    "cut": changed({})[:-9],
+    "not UTF-8": changed({}).replace(b"Abs", b"A\xffs"),
+    "zeros within": changed({})[:40] + bytes(40) + changed({})[80:],
+}
+
+
+@pytest.mark.parametrize("line", NO_RECORDS.values(), ids=NO_RECORDS)
+def test_a_line_that_is_no_record_costs_itself_only(database: Database, line: bytes) -> None:
+    path, (header, first, second) = two_records(database)
+    path.write_bytes(b"\n".join((header, first, line, second, b"")))
+    contents = journal.read(path)
+    assert len(contents.records) == 2
+    assert [number for number, _ in contents.unreadable] == [3]
+    (found,) = recover(database, own_run="")
+    assert (found.statuses, found.incomplete) == ({"measured": 2}, True)
+    assert averages(database) == ["10.0000", "20.0000", ""]
+    assert path.with_name(f"{path.name}.unreadable").read_bytes().splitlines()[2] == line
+    assert recover(database, own_run="") == []
+
+
+def test_many_lines_that_are_no_records_are_not_all_told(database: Database) -> None:
+    path, (header, first, second) = two_records(database)
+    path.write_bytes(b"\n".join((header, *(b"line %d" % n for n in range(1000)), first, second, b"")))
+    (found,) = recover(database, own_run="")
+    assert found.statuses.total() == 2
+    assert len(found.problems) < 10
+
+
+HEADERS = {
+    "missing": b"",
+    "cut": b'run-1","update_mode":"all","prune":true,"version":3}\n',
+    "zeros": bytes(60) + b"\n",
+    "another update mode": b'{"run_id":"run-1","update_mode":"x","prune":true,"version":3}\n',
+    "a version that is text": b'{"run_id":"run-1","update_mode":"all","prune":true,"version":"3"}\n',
+    "a list": b"[]\n",
+    "deep": DEEP + b"\n",
+    "a later version": b'{"run_id":"run-1","update_mode":"all","prune":true,"version":99,"more":{"a":[1]}}\n',
+}
+
+
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
+def test_records_behind_a_header_that_is_none_are_merged_and_the_file_is_kept(
+    database: Database, header: bytes
+) -> None:
+    path, (_, first, second) = two_records(database)
+    text = header + b"\n".join((first, second, b""))
+    path.write_bytes(text)
+    (found,) = recover(database, own_run="")
+    assert (found.run_id, found.statuses, found.incomplete) == ("run-1", {"measured": 2}, True)
+    assert averages(database) == ["10.0000", "20.0000", ""]
+    assert path.with_name(f"{path.name}.unreadable").read_bytes() == text
+    assert recover(database, own_run="") == []
+
+
+def test_records_without_a_header_neither_add_rows_nor_prune_any(database: Database) -> None:
+    path = abandoned(database, record(1), record(9, 90.0))
+    path.write_bytes(path.read_bytes().partition(b"\n")[2])
+    (found,) = recover(database, own_run="")
+    assert len(read(database)) == 3
+    (kept,) = database.reports_dir.glob("unmatched_*.jsonl")
+    assert journal.read(kept).records == (record(9, 90.0),)
+    assert found.statuses == {str(record(1).status): 1}
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_journals_of_earlier_versions_are_read(database: Database, version: int) -> None:
+    values = record(1, 10.0).to_json()
+    values.pop("crashes_in_a_row", None)
+    header = json.dumps({"run_id": "run-1", "update_mode": "all", "prune": False, "version": version})
+    path = database.journal_dir / "run-1.jsonl"
+    path.parent.mkdir()
+    path.write_text(f"{header}\n{json.dumps(values)}\n")
+    (found,) = recover(database, own_run="")
+    assert (found.statuses, found.problems, found.incomplete) == ({"measured": 1}, (), False)
+    assert not path.exists()
+
+
+NOT_JOURNALS = {"empty": b"", "zeros": bytes(4096), "text": b"something else\nof two lines\n", "cut": b'{"run_id":"ru'}
+
+
+@pytest.mark.parametrize("text", NOT_JOURNALS.values(), ids=NOT_JOURNALS)
+def test_a_file_that_is_no_journal_is_kept_and_told_of_once(database: Database, text: bytes) -> None:
+    whole = abandoned(database, record(1, 10.0), run="run-2")
+    path = whole.with_name("run-1.jsonl")
+    path.write_bytes(text)
+    with pytest.raises(NotAJournal):
+        journal.read(path)
+    damaged, other = recover(database, own_run="")
+    assert (damaged.incomplete, bool(damaged)) == (True, False)
+    assert str(path) in damaged.problems[0]
+    assert path.with_name("run-1.jsonl.unreadable").read_bytes() == text
+    assert other.statuses == {"measured": 1}
+    assert recover(database, own_run="") == []
+
+
+def test_files_kept_under_one_name_do_not_replace_each_other(database: Database) -> None:
+    path = database.journal_dir / "run-1.jsonl"
+    path.parent.mkdir()
+    for text in ("first", "second", "third"):
+        path.write_text(text)
+        recover(database, own_run="")
+    assert sorted(kept.read_text() for kept in path.parent.glob("*.unreadable*")) == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda lines: b"\r\n".join((*lines, b"")),
+        lambda lines: b"".join(line + b"\n" + line + b"\n" for line in lines),
+        lambda lines: b"\n".join((*lines, b"")) * 2,
+        lambda lines: b"\n".join((*lines, b"")) + bytes(4096),
+        lambda lines: b"\n".join((lines[0], bytes(512) + lines[1], bytes(512) + lines[2], b"")),
+        lambda lines: b"\n".join(lines),
+        lambda lines: b"\n\n".join((*lines, b"")),
+    ],
+    ids=["CRLF", "doubled lines", "doubled", "zeros behind", "zeros between", "last end missing", "blank lines"],
+)
+def test_a_journal_that_only_looks_damaged_is_read_whole_and_each_record_counts_once(
+    database: Database, damage: Any
+) -> None:
+    path, lines = two_records(database)
+    path.write_bytes(damage(lines))
+    (found,) = recover(database, own_run="")
+    assert (found.run_id, found.statuses, found.incomplete) == ("run-1", {"measured": 2}, False)
+    assert averages(database) == ["10.0000", "20.0000", ""]
+    assert not list(path.parent.glob("run-1*"))
+
+
+def test_records_that_a_later_run_overtook_are_not_counted_as_merged(database: Database) -> None:
+    later = record(1, 99.0, run="run-2")
+    merge(database, [later], UpdateMode.ALL, prune=False)
+    abandoned(database, record(1, 10.0), record(2, 20.0))
+    (found,) = recover(database, own_run="")
+    assert (found.statuses, found.stayed) == ({"measured": 1}, 1)
+    assert averages(database) == ["99.0000", "20.0000", ""]
+    abandoned(database, record(1, 10.0))
+    (found,) = recover(database, own_run="")
+    assert (found.statuses, found.stayed, bool(found)) == ({}, 1, True)
+
+
+def test_of_several_records_about_a_row_one_counts(database: Database) -> None:
+    abandoned(database, record(1, 10.0), record(1), record(1, 11.0))
+    (found,) = recover(database, own_run="")
+    assert found.statuses == {"measured": 1}
+    assert averages(database)[0] == "11.0000"
+
+
+def test_an_error_that_nobody_has_foreseen_costs_one_table_and_one_journal(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = abandoned(database, record(1, 10.0))
+    whole = database.read
+
+    def broken(kernel_type: str) -> Any:
+        if kernel_type == "Abs":
+            raise RecursionError("deep")
+        return whole(kernel_type)
+
+    monkeypatch.setattr(database, "read", broken)
+    (found,) = recover(database, own_run="")
+    assert (found.incomplete, path.exists()) == (True, True)
+    assert "Abs.csv" in found.problems[0]
+    assert "RecursionError: deep" in found.problems[0]
+    merged = merge_run(database, Header("run-1", "all", prune=False))
+    assert "RecursionError: deep" in merged.problems[0]
+    assert path.exists()
+    monkeypatch.undo()
+    (found,) = recover(database, own_run="")
+    assert (found.statuses, found.incomplete) == ({"measured": 1}, False)
+
+
+def test_an_error_that_nobody_has_foreseen_in_one_journal_keeps_no_other_out(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = abandoned(database, record(1, 10.0), run="run-1")
+    abandoned(database, record(2, 20.0), run="run-2")
+    whole = journal.read
+
+    def broken(path: Path) -> journal.Contents:
+        if path == bad:
+            raise KeyError("x")
+        return whole(path)
+
+    monkeypatch.setattr(journal, "read", broken)
+    first, second = recover(database, own_run="")
+    assert (first.incomplete, second.statuses) == (True, {"measured": 1})
+    assert str(bad) in first.problems[0]
+    assert bad.exists()
+
+
+def test_a_lone_surrogate_is_spelt_out_where_it_is_written_and_where_it_was_written_before(database: Database) -> None:
+    odd = Record("Abs", record(1).signature, cells(1), Status.FAILED, "text \udcff \u00e9 \U0001f600", "run-1", 1.0)
+    spelt = "text \\udcff \u00e9 \U0001f600"
+    path = abandoned(database, odd)
+    assert journal.read(path).records[0].reason == spelt
+    # As versions before this one wrote it.
+    path.write_bytes(path.read_bytes().partition(b"\n")[0] + b"\n" + json.dumps(odd.to_json()).encode() + b"\n")
+    (found,) = recover(database, own_run="")
+    assert (found.statuses, found.incomplete) == ({"failed": 1}, False)
+    assert read(database)[0]["Status Reason"] == spelt
+
+
+def test_a_record_in_memory_that_is_none_is_told_and_keeps_no_other_out(database: Database) -> None:
+    good, bad = record(1, 10.0).to_json(), {**record(2, 20.0).to_json(), "cells": None}
+    merged = merge_run(database, Header("run-1", "all", prune=False), [good, bad])
+    assert merged.problems
+    assert averages(database) == ["10.0000", "", ""]
+
+
+@given(st.binary(max_size=400))
+def test_no_bytes_raise_another_error(text: bytes) -> None:
+    try:
+        Record.decode(text, "f")
+    except DecodeError:
+        return
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*record(1, 1.0).to_json(), "later"]), json_values), st.booleans())
+def test_a_record_with_other_values_is_a_record_or_a_decode_error(change: dict[str, Any], within: bool) -> None:
+    values = record(1, 1.0).to_json()
+    if within:
+        values["measurement"] |= change
+    else:
+        values |= change
+    try:
+        decoded = Record.decode(json.dumps(values), "f")
+    except DecodeError:
+        return
+    assert Record.decode(decoded.to_line(), "f") == decoded
