@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,7 @@ from msgspec import Meta
 from database.errors import OpAtlasError
 from database.safe_paths import own_lock, read_own
 from database.store import Database, not_writable, write_text
-from database.typed_json import DecodeError, decode
+from database.typed_json import DecodeError, decode, json_line
 
 _POLL_S = 0.2
 _LARGEST_BYTES = 1 << 20
@@ -82,7 +82,7 @@ class SessionLock:
                     when_waiting(f"waiting up to {timeout_s:g} s for {self._other()}, which has {self._database.path}")
                 self._lock.acquire(timeout=timeout_s, poll_interval=_POLL_S)
             self.stale = _read(self._holder_file)
-            write_text(self._holder_file, json.dumps(asdict(self._holder)))
+            write_text(self._holder_file, json_line(asdict(self._holder)))
         except OpAtlasError:
             self._lock.release()
             raise
@@ -95,8 +95,10 @@ class SessionLock:
         """Gives the lock up, if it was taken."""
         if self._lock.is_locked:
             # Where the journals were removed meanwhile, another session may have written its name there.
-            if _read(self._holder_file) in (self._holder, None):
-                self._holder_file.unlink(missing_ok=True)
+            # A file that stays behind names the holder of a lock that nobody holds.
+            with suppress(OSError, OpAtlasError):
+                if _read(self._holder_file) in (self._holder, None):
+                    self._holder_file.unlink()
             self._lock.release()
 
     def _other(self) -> str:

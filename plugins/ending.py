@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from database.errors import OpAtlasError
 from plugins.interrupt import STOPPED, Interrupts
 from plugins.journaling import Journaling
 from plugins.ledger import NOT_RUN, Ledger
 from plugins.report import Report
 from plugins.session import BenchSession
-from plugins.writeback import UNSAVED, WriteBack
+from plugins.writeback import LOST, UNSAVED, WriteBack
 
 
 class Ending:
@@ -70,4 +71,8 @@ class WorkerEnding:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        self._journaling.close()
+        """Before xdist's own, which sends the worker's output to the controller."""
+        try:
+            self._journaling.close()
+        except (OpAtlasError, OSError) as error:
+            self._output[LOST] = str(error)

@@ -21,8 +21,9 @@ from plugins.items import about_row
 from plugins.journaling import Journaling, manifest_of
 from plugins.session import BenchSession
 
-#: What a worker of xdist leaves for the controller at its end: the records that its journal had no room for.
-UNSAVED = "opatlas_unsaved"
+#: What a worker of xdist leaves for the controller at its end: the records that its journal had no room for, and why
+#: the journal is not in its place.
+UNSAVED, LOST = "opatlas_unsaved", "opatlas_lost"
 
 
 class WriteBack:
@@ -88,7 +89,9 @@ class WriteBack:
     def pytest_testnodedown(self, node: Any) -> None:
         """xdist's hook: a worker has ended, and closed its journal."""
         # A worker that died has left no word.
-        self.pytest_opatlas_unsaved(getattr(node, "workeroutput", {}).get(UNSAVED, ()))
+        output = getattr(node, "workeroutput", {})
+        self.pytest_opatlas_unsaved(output.get(UNSAVED, ()))
+        self.problems += filter(None, [output.get(LOST)])
         try:
             self._of_workers.hold(journal.of_run(self._session.database, self._session.run_id))
         except OSError as error:

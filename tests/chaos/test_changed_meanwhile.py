@@ -276,6 +276,28 @@ def test_a_database_that_was_removed(sessions: Sessions, mode: str) -> None:
     assert len(list((sessions.database / "runs").glob("*.json"))) == 1
 
 
+@pytest.mark.parametrize("devices", ["1", "2"])
+@pytest.mark.parametrize("what", ["database", "journal"])
+def test_a_folder_that_is_gone_and_cannot_be_made_again(sessions: Sessions, what: str, devices: str) -> None:
+    """As that of a network share: a file in its place also keeps root from it. What was measured is kept elsewhere."""
+    running, measured = waiting(sessions, ["Gone"], devices=devices)
+    gone = sessions.database if what == "database" else sessions.database / "journal"
+    gone.rename(sessions.folder / "elsewhere")
+    gone.write_text("a file")
+    done = go(sessions, running)
+    assert (done.code, done.ledger()) == (1, {"measured": 4})
+    kept = [path for path in named(done) if path.parent == sessions.temporary]
+    assert in_journals(kept).items() >= measured.items()
+    assert len(in_journals(kept)) == 4
+    assert "Traceback" not in done
+    gone.unlink()
+    (sessions.folder / "elsewhere").rename(gone)
+    for path in set(kept):
+        (command,) = set(re.findall(rf"`python (-m database merge [^`]*{re.escape(path.name)})`", done.output))
+        subprocess.run([sys.executable, *shlex.split(command)], cwd=ROOT, check=True, capture_output=True)
+    assert len(in_tables(sessions)) == 4
+
+
 def test_journals_that_were_removed(sessions: Sessions) -> None:
     running, measured = waiting(sessions, ["Here"], devices="1")
     shutil.rmtree(sessions.database / "journal")
@@ -316,9 +338,8 @@ def test_journals_of_all_kinds_at_the_start(sessions: Sessions) -> None:
     assert f"opatlas: merged 2 records that session {first.stem} left behind" in done
     assert f"opatlas: merged 1 record that session {later.stem} left behind" in done
     assert f"opatlas: {later}: the last record is cut off" in done
-    assert f"opatlas: could not merge the records that session {strange.stem} left behind" in done
     assert f"opatlas: {strange}:1: journal version 99, this OpAtlas reads" in done
     assert [r["Run ID"] for r in sessions.read("Moody")][:2] == [first.stem, later.stem]
     assert sessions.statuses("Moody") == dict.fromkeys((1, 2, 40, 3), "measured")
-    assert journal.all_of(Database(sessions.database)) == [strange]
-    assert strange.read_bytes() == of_strange
+    assert journal.all_of(Database(sessions.database)) == []
+    assert strange.with_name(f"{strange.name}.unreadable").read_bytes() == of_strange
