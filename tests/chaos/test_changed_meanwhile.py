@@ -293,7 +293,7 @@ def test_a_folder_that_is_gone_and_cannot_be_made_again(sessions: Sessions, what
     gone.unlink()
     (sessions.folder / "elsewhere").rename(gone)
     for path in set(kept):
-        (command,) = set(re.findall(rf"`python (-m database merge [^`]*{re.escape(path.name)})`", done.output))
+        (command,) = set(re.findall(rf"`python (-m database combine [^`]*{re.escape(path.name)})`", done.output))
         subprocess.run([sys.executable, *shlex.split(command)], cwd=ROOT, check=True, capture_output=True)
     assert len(in_tables(sessions)) == 4
 
@@ -327,7 +327,7 @@ def test_journals_of_all_kinds_at_the_start(sessions: Sessions) -> None:
     (first,) = journal.all_of(Database(sessions.database))
     header, one, two = first.read_text().splitlines(keepends=True)
     # A later session that was killed while it wrote its second record.
-    later = first.with_name(f"3{first.name[1:]}")
+    later = first.with_name(f"{first.stem[:-6]}ffffff.jsonl")
     later.write_text((header + two + one[:100]).replace(first.stem, later.stem))
     strange = first.with_name(f"4{first.name[1:]}")
     strange.write_text(header.replace('"version":3', '"version":99') + one)
