@@ -97,8 +97,8 @@ def _recovered(database: Database, path: Path) -> Recovered:
     try:
         contents = journal.read(path)
     except journal.NotAJournal as error:
-        problems = (str(error), f"it is kept as {_set_aside(path)}")
-        return Recovered(path.stem, problems=problems, incomplete=True)
+        told = (str(error), f"it is kept as {_set_aside(path)}")
+        return Recovered(path.stem, problems=told, incomplete=True)
     header = contents.header
     result = merge(database, contents.records, UpdateMode(header.update_mode), prune=header.prune, keep_newer=True)
     if result.problems:

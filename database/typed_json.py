@@ -67,10 +67,11 @@ def without_lone_surrogates(text: bytes | str) -> str | None:
     Returns:
         None if the text has no lone surrogate, or is no JSON at all.
     """
-    if (b"\\ud" if isinstance(text, bytes) else "\\ud") not in text.lower():
+    plain = text.decode(errors="replace") if isinstance(text, bytes) else text
+    if "\\ud" not in plain.lower():
         return None
     try:
-        plain = json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
+        plain = json.dumps(json.loads(plain), separators=(",", ":"), ensure_ascii=False)
     except (ValueError, RecursionError):
         return None
     if not _LONE_SURROGATE.search(plain):
