@@ -15,12 +15,13 @@ import pandas as pd
 
 from database.bulk import without_cycle_collection
 from database.combine.counts import DurationCounts, duration_counts
-from database.combine.runs import copy_histories, copy_manifests, keep_durations
+from database.combine.runs import copy_histories, copy_ingests, copy_manifests, keep_durations
 from database.combine.table import Conflict, Tally, combine_tables
 from database.counts import add_counts
 from database.dtypes import unknown_dtypes
 from database.errors import OpAtlasError, TableError
 from database.history import Histories
+from database.ingest.ingest import remake_profiling
 from database.journal import Contents
 from database.manifest import Manifest
 from database.run_order import RunOrder
@@ -62,7 +63,8 @@ class CombineResult:
         unknown_dtypes: rows that were added with a dtype that OpAtlas cannot name, by that.
         conflicts: the furthest apart first.
         pruned: pruned rows that were added to the target's.
-        manifests: those that were copied.
+        manifests, ingests: those that were copied.
+        captures_pooled: rows whose captured durations are of launches of several databases now.
         clocks_ahead: runs of machines whose clock was ahead; any other run is taken for the newer one.
         problems: files that could not be read or written.
     """
@@ -80,6 +82,8 @@ class CombineResult:
     conflicts: list[Conflict] = field(default_factory=list)
     pruned: int = 0
     manifests: int = 0
+    ingests: int = 0
+    captures_pooled: int = 0
     clocks_ahead: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -109,6 +113,7 @@ def combine(
         for source in sources:
             outcome.manifests += copy_manifests(target, source.manifests, outcome.problems)
             copy_histories(target, source.database, source.journal, outcome.problems)
+            outcome.ingests += copy_ingests(target, source.database, outcome.problems)
         histories = Histories(target)
         for kernel_type in outcome.kernel_types:
             try:
@@ -116,10 +121,23 @@ def combine(
             except OpAtlasError as error:
                 outcome.problems.append(f"{error} (so nothing was combined into it)")
             on_kernel_type()
+        if outcome.ingests:
+            _pool_captures(target, outcome)
         _combine_pruned(target, sources, outcome)
     outcome.clocks_ahead = sorted(order.ahead)
     outcome.conflicts.sort(key=lambda conflict: -conflict.distance)
     return outcome
+
+
+def _pool_captures(target: Database, outcome: CombineResult) -> None:
+    """Makes the Profiling columns from the samples of all ingests that the target has now."""
+    try:
+        remade = remake_profiling(target).outcome
+    except OpAtlasError as error:
+        outcome.problems.append(str(error))
+        return
+    outcome.problems += remade.problems
+    outcome.captures_pooled = remade.updated
 
 
 def _combine_tables(

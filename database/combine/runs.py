@@ -1,8 +1,9 @@
-"""Brings what is known of the sources' runs into the target: manifests, histories, durations that were not taken."""
+"""Brings what is known of the sources' runs into the target: manifests, histories, ingests, durations not taken."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -10,16 +11,19 @@ import pandas as pd
 from database import history
 from database.errors import OpAtlasError
 from database.history import Histories
+from database.ingest.manifest import manifest_path
+from database.ingest.pool import ingests_of
 from database.journal import Contents
 from database.manifest import LARGEST_BYTES
 from database.record import RowName
 from database.safe_paths import read_own
 from database.schema import RUN_ID
 from database.signature import signatures
-from database.store import Database, read_frame, write_text
+from database.store import Database, read_frame, write_atomically, write_text
 
 #: Stands for a run id in the name of the folder that keeps durations which `combine` did not take.
 COMBINE = "combine"
+_LARGEST_SAMPLES_BYTES = 4 << 30
 
 
 def copy_manifests(target: Database, manifests: Iterable[Path], problems: list[str]) -> int:
@@ -60,6 +64,42 @@ def copy_histories(target: Database, source: Database, journal: Contents | None,
             problems.append(str(error))
     if journal is not None:
         history.add(target, journal.header, journal.records)
+
+
+def copy_ingests(target: Database, source: Database, problems: list[str]) -> int:
+    """Copies the ingests of a source with their samples; gives their number.
+
+    An ingest whose captures the target has already is not copied.
+    """
+    copied = 0
+    try:
+        known = {file.sha256: ingest.manifest.run_id for ingest in ingests_of(target) for file in ingest.manifest.files}
+        ingests = [ingest for ingest in ingests_of(source) if ingest.manifest.finished_at is not None]
+        for ingest in ingests:
+            run_id, files = ingest.manifest.run_id, ingest.manifest.files
+            there = [file for file in files if file.sha256 in known]
+            if len(there) == len(files) or ingest.samples is None:
+                continue
+            if there:
+                problems.append(
+                    f"{manifest_path(source, run_id)}: of its captures, {there[0].name} is in TARGET already, by "
+                    f"{known[there[0].sha256]}, and others are not: ingest these into TARGET"
+                )
+                continue
+            for path in (ingest.samples, manifest_path(source, run_id)):
+                content = read_own(path, _LARGEST_SAMPLES_BYTES)
+                write_atomically(target.runs_dir / path.name, partial(_write, content))
+            known |= {file.sha256: run_id for file in files}
+            copied += 1
+    except OpAtlasError as error:
+        problems.append(str(error))
+    except OSError as error:
+        problems.append(f"{error.filename}: cannot be read ({error.strerror}): check its permissions")
+    return copied
+
+
+def _write(content: bytes, path: str) -> None:
+    Path(path).write_bytes(content)
 
 
 def keep_durations(target: Database, kernel_type: str, not_taken: Sequence[pd.DataFrame], histories: Histories) -> None:

@@ -63,6 +63,8 @@ def summary(
         ("other cells", outcome.filled, "filled in"),
         ("pruned rows", outcome.pruned, "added to pruned/"),
         ("manifests", outcome.manifests, "copied to runs/"),
+        ("ingests", outcome.ingests, "copied to runs/"),
+        ("captures", outcome.captures_pooled, "rows with launches of further captures now"),
     ]
     counts[-2:-2] = [line for line in rarer if line[1]]
     lines += count_lines(counts)

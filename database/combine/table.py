@@ -5,7 +5,8 @@ Columns belong to groups, and a group moves whole, so that no row mixes two meas
 duration    Average Duration(us), MicroBench *, Cache State, Instrument, Run ID: of the newest run
             that has a valid duration
 status      Status, Status Reason, Crashes In A Row: of the newest run that gave a status
-profiling   Profiling *: the target's, the source's where that has none
+profiling   Profiling *: the target's, the source's where that has none; those whose samples both databases have are
+            made anew from all samples afterwards
 pooled      Pooled *: the target's; database/combine/pool.py makes them
 others      each by itself: the target's cell, the source's where that is empty
 
@@ -35,6 +36,7 @@ from database.schema import (
     OUTPUT_SLOTS,
     POOLED,
     PROFILING_AVERAGE,
+    PROFILING_RUN_ID,
     RUN_ID,
     STATUS,
     STATUS_GROUP,
@@ -292,6 +294,7 @@ class _Combination:
         differing = self._differing([name for name in group if name in self._source.columns])
         ours = _cells(self._target, group, [at for at, _ in differing])
         theirs = _cells(self._source, group, [of for _, of in differing])
+        run = group.index(PROFILING_RUN_ID) if PROFILING_RUN_ID in group else None
         fill = []
         for pair, our_cells, their_cells in zip(differing, ours, theirs, strict=True):
             if _worth(group, their_cells) > _worth(group, our_cells):
@@ -302,7 +305,8 @@ class _Combination:
                 for cells in zip(group, our_cells, their_cells, strict=True)
                 if cells[1] and cells[2] and not _same(cells[1], cells[2])
             ]
-            if unlike:
+            both_have_samples = our_cells[run] and their_cells[run] if run is not None else ""
+            if unlike and not both_have_samples:
                 what, kept, dropped = next((cells for cells in unlike if cells[0] == PROFILING_AVERAGE), unlike[0])
                 self._conflict(pair[0], what, kept, "", dropped, "")
         self._move(group, fill)
