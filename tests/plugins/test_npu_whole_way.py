@@ -15,6 +15,9 @@ from sessions import ROOT, Finished
 from stand_in_npu_plugin import NAME
 from stand_in_npus import StandInNpus, is_mean_us
 
+from database.manifest import run_manifests
+from database.store import Database
+
 SAMPLES = 3
 LAUNCHES = (
     launch(type="MatMulV2", shapes="16,32;64,32", out="16,64"),
@@ -62,7 +65,7 @@ def test_a_capture_is_measured_on_the_npu(database: Path, npus: StandInNpus, tmp
         assert is_mean_us(float(row["Average Duration(us)"]), size, SAMPLES), row
         assert row["Instrument"] == "msprof"
     assert "ran as MatMulV3" in rows(database, "MatMulV2")[0]["Status Reason"]
-    (manifest,) = (database / "runs").glob("*.json")
+    (manifest,) = run_manifests(Database(database))
     options = json.loads(manifest.read_text())["options"]
     assert (options["aic_metrics"], options["msprof_rows"]) == ("PipeUtilization", 200)
     assert junit.read_text().count('name="instrument" value="msprof"') == 4

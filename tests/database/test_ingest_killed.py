@@ -1,0 +1,176 @@
+"""An ingest that is killed at any moment, and run again, gives what one gives that was not killed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from captures import launch, write_capture
+
+from database import store
+from database.errors import OpAtlasError
+from database.ingest.ingest import Asked, ingest_captures, remake_profiling
+from database.ingest.manifest import read_manifest
+from database.ingest.pool import ingests_of
+from database.ingest.samples_file import Kept, read_samples
+from database.store import Database
+
+ROOT = Path(__file__).parents[2]
+#: Samples, manifest, three CSVs, the report, and the manifest again.
+WRITES = 7
+_RUN = re.compile(r"ingest-\d{8}T\d{6}Z-[0-9a-f]{6}")
+#: An ingest that dies at one of its writes: the file is there under its temporary name, or, after it, in its place.
+_KILLED = """
+import itertools, os, signal, sys
+from database.__main__ import main
+write, after, *arguments = sys.argv[1:]
+replace, numbers = os.replace, itertools.count()
+def killed(source, target):
+    mine = next(numbers) == int(write)
+    if mine and after == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(source, target)
+    if mine:
+        os.kill(os.getpid(), signal.SIGKILL)
+os.replace = killed
+sys.exit(main(arguments))
+"""
+
+
+@pytest.fixture
+def earlier(tmp_path: Path) -> Database:
+    """A database that has a capture of Add and MatMulV3."""
+    database = Database(tmp_path / "earlier")
+    path = write_capture(tmp_path / "a/kernel_details.csv", [launch(type="Add", duration="3"), launch(duration="10")])
+    ingest(database, path)
+    return database
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Path:
+    """A further capture, of Mul too."""
+    launches = [launch(type="Add", duration="5"), launch(duration="30"), launch(duration="70"), launch(type="Mul")]
+    return write_capture(tmp_path / "b/kernel_details.csv", launches)
+
+
+def ingest(database: Database, path: Path, *, replace: bool = False) -> list[str]:
+    return ingest_captures(database, [path], Asked(path, replace)).problems
+
+
+def copy_of(database: Database, name: str) -> Database:
+    shutil.copytree(database.path, database.path.with_name(name))
+    return Database(database.path.with_name(name))
+
+
+def contents(database: Database) -> tuple[dict[str, str], list[list[Kept]]]:
+    """The CSVs, runs named by the order in which they count, and the samples of all ingests."""
+    ingests = ingests_of(database)
+    run_ids = [found.manifest.run_id for found in ingests]
+
+    def named(text: str) -> str:
+        return _RUN.sub(lambda found: f"run {run_ids.index(found[0])}", text)
+
+    tables = {path.name: named(path.read_text()) for path in sorted(database.path.glob("*.csv"))}
+    return tables, [list(read_samples(found.samples)) for found in ingests if found.samples]
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("write", range(WRITES))
+def test_the_same_capture_again(
+    earlier: Database, second: Path, write: int, replace: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = copy_of(earlier, "whole")
+    assert not ingest(whole, second, replace=replace)
+    written = 0
+
+    def stop(source: str, target: Path) -> None:
+        nonlocal written
+        if written == write:
+            raise KeyboardInterrupt
+        written += 1
+        move(source, target)
+
+    move = store.os.replace
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", stop)
+        with pytest.raises(KeyboardInterrupt):
+            ingest(earlier, second, replace=replace)
+    assert not ingest(earlier, second, replace=replace)
+    assert contents(earlier) == contents(whole)
+    assert all(read_manifest(path).finished_at for path in earlier.runs_dir.glob("ingest-*.json"))
+
+
+@pytest.mark.parametrize(("write", "when"), [(0, "before"), (0, "after"), (1, "after"), (3, "after"), (6, "before")])
+def test_killed_by_a_signal(earlier: Database, second: Path, write: int, when: str) -> None:
+    whole = copy_of(earlier, "whole")
+    ingest(whole, second)
+    command: Sequence[str] = ["ingest", "--profiling-path", str(second), "--database-path", str(earlier.path)]
+    done = subprocess.run([sys.executable, "-c", _KILLED, str(write), when, *command], cwd=ROOT, capture_output=True)
+    assert done.returncode == -signal.SIGKILL
+    assert not ingest(earlier, second)
+    assert contents(earlier) == contents(whole)
+    assert not list(earlier.path.rglob(f".*{store.TEMPORARY_SUFFIX}"))
+
+
+class TestCutOff:
+    """After the samples were written, and before any CSV was."""
+
+    @pytest.fixture
+    def cut_off(self, earlier: Database, second: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
+        def killed(*arguments: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr("database.ingest.ingest.apply_cases", killed)
+            with pytest.raises(KeyboardInterrupt):
+                ingest(earlier, second)
+        return earlier
+
+    def test_another_capture_brings_it_in_too(self, cut_off: Database, second: Path, tmp_path: Path) -> None:
+        third = write_capture(tmp_path / "c/kernel_details.csv", [launch(duration="90")])
+        whole = Database(tmp_path / "whole")
+        for path in (tmp_path / "a/kernel_details.csv", second, third):
+            ingest(whole, path)
+        assert not ingest(cut_off, third)
+        assert contents(cut_off) == contents(whole)
+
+    def test_a_remake_brings_it_in_too(self, cut_off: Database, second: Path, tmp_path: Path) -> None:
+        whole = Database(tmp_path / "whole")
+        for path in (tmp_path / "a/kernel_details.csv", second):
+            ingest(whole, path)
+        with cut_off.lock():
+            remake_profiling(cut_off)
+        assert contents(cut_off) == contents(whole)
+        assert all(read_manifest(path).finished_at for path in cut_off.runs_dir.glob("ingest-*.json"))
+
+
+def test_a_damaged_csv_gets_its_statistics_when_it_is_mended(earlier: Database, second: Path) -> None:
+    whole = copy_of(earlier, "whole")
+    ingest(whole, second)
+    path = earlier.csv_path("MatMulV3")
+    text = path.read_text()
+    path.write_text(text + "half a row\n")
+    assert ingest(earlier, second)
+    assert ingest(earlier, second), "it is not in yet, and still told"
+    path.write_text(text)
+    assert not ingest(earlier, second)
+    assert contents(earlier) == contents(whole)
+
+
+def test_a_full_disk_leaves_all_as_it_was(earlier: Database, second: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = contents(earlier)
+
+    def full(source: str, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", full)
+        with pytest.raises(OpAtlasError, match="No space left"):
+            ingest(earlier, second)
+    assert contents(earlier) == before
