@@ -17,7 +17,7 @@ from database.counts import add_counts
 from database.editing import TableEdit, positions_by
 from database.errors import OpAtlasError
 from database.ingest.attention import ATTENTION_TYPES, SOURCE_PROFILE, source_cell
-from database.ingest.pool import PooledCase
+from database.ingest.pool import PooledCase, PooledCases
 from database.schema import (
     AVERAGE,
     BASE,
@@ -95,7 +95,7 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
 
 
-def apply_cases(database: Database, cases: Mapping[str, Sequence[PooledCase]], known: Collection[str]) -> Outcome:
+def apply_cases(database: Database, cases: Mapping[str, PooledCases], known: Collection[str]) -> Outcome:
     """Brings the cases into the CSVs, one file after the other, each in one step; call it with the lock held.
 
     A file that cannot be read or written is a problem of the outcome: it stays as it was, and the others go in. So
@@ -115,7 +115,7 @@ def apply_cases(database: Database, cases: Mapping[str, Sequence[PooledCase]], k
 
 
 def _apply_to_table(
-    database: Database, kernel_type: str, cases: Sequence[PooledCase], known: Collection[str], outcome: Outcome
+    database: Database, kernel_type: str, cases: PooledCases, known: Collection[str], outcome: Outcome
 ) -> None:
     path = database.csv_path(kernel_type)
     if path.exists():

@@ -22,7 +22,7 @@ from typing import Any
 from database.errors import OpAtlasError
 from database.ingest.aggregate import Account, Aggregate, CasesOfType
 from database.ingest.apply import Outcome, Unexplained, apply_cases, find_unexplained
-from database.ingest.attention import shape_cells, source_names
+from database.ingest.attention import Bundle, bundles, shape_cells, source_names
 from database.ingest.files import Given, already_ingested, expect_unchanged, given_files
 from database.ingest.manifest import (
     CaptureFile,
@@ -66,8 +66,10 @@ class Ingested:
         manifest: None if nothing was written.
         report: the changed durations; None if none changed.
         account: where the rows went.
-        cases: by kernel type.
+        files: the captures that were read.
+        attention: the captures that have attention rows.
         already: the files that an earlier ingest has, with its id; they were not read.
+        same_bytes: files with the same bytes as another one; they were not read.
         completed: earlier ingests that were cut off, and are whole now.
         problems: what went wrong, a sentence each.
     """
@@ -76,8 +78,8 @@ class Ingested:
     report: Path | None = None
     outcome: Outcome = field(default_factory=Outcome)
     account: Account = field(default_factory=Account)
-    cases: Mapping[str, CasesOfType] = field(default_factory=dict)
     files: Sequence[Path] = ()
+    attention: Sequence[Bundle] = ()
     already: Sequence[tuple[Path, str]] = ()
     same_bytes: Sequence[Path] = ()
     completed: Sequence[str] = ()
@@ -105,18 +107,27 @@ def ingest_captures(database: Database, captures: Sequence[Path], asked: Asked) 
     aggregate = Aggregate()
     done.problems += aggregate.add_files([file.path for file in files])
     done.problems += aggregate.problems
-    done.account, done.cases, done.files = aggregate.account, aggregate.cases(), list(aggregate.files)
+    done.account, done.files = aggregate.account, list(aggregate.files)
     read = [file for file in files if file.path in aggregate.files]
     for file in read:
         expect_unchanged(file)
-    if done.cases:
+    if aggregate.account.ingested:
+        done.attention = bundles(aggregate.cases())
         with database.lock():
-            _ingest(database, read, aggregate, asked, done)
+            ingests, keys = _keep(database, read, aggregate, asked)
+            # Some hundred megabytes of a capture with very many signatures, which are on disk now.
+            del aggregate
+            done.manifest = ingests[-1].manifest
+            done.outcome, done.report = _bring_in(database, ingests, done.manifest, keys)
+            done.problems += done.outcome.problems
     return done
 
 
-def _ingest(database: Database, files: Sequence[Given], aggregate: Aggregate, asked: Asked, done: Ingested) -> None:
-    """Steps 2 to 5. Raises OpAtlasError."""
+def _keep(
+    database: Database, files: Sequence[Given], aggregate: Aggregate, asked: Asked
+) -> tuple[list[Ingest], set[Key]]:
+    """Steps 2 and 3; all ingests, this one last, and the cases that it has. Raises OpAtlasError."""
+    cases = aggregate.cases()
     earlier = ingests_of(database)
     manifests = [ingest.manifest for ingest in earlier]
     meanwhile = already_ingested(files, manifests, replace=asked.replace)
@@ -124,7 +135,7 @@ def _ingest(database: Database, files: Sequence[Given], aggregate: Aggregate, as
         if file.sha256 in meanwhile:
             run_id = meanwhile[file.sha256].run_id
             raise OpAtlasError(f"{file.path}: ingested by another process meanwhile ({run_id}): run again")
-    signatures = {kernel_type: [text for text, _, _ in of_type.cells] for kernel_type, of_type in done.cases.items()}
+    signatures = {kernel_type: [text for text, _, _ in of_type.cells] for kernel_type, of_type in cases.items()}
     unexplained = find_unexplained(database, signatures, _known(earlier))
     if unexplained and not asked.replace:
         raise OpAtlasError(_refusal(database, unexplained))
@@ -137,12 +148,10 @@ def _ingest(database: Database, files: Sequence[Given], aggregate: Aggregate, as
         options=asked.options,
     )
     path = samples_path(database, manifest.run_id)
-    write_samples(path, manifest, _lines(done.cases, unexplained, asked.root))
+    write_samples(path, manifest, _lines(cases, unexplained, asked.root))
     manifest.write(database)
     keys = {(kernel_type, text) for kernel_type, texts in signatures.items() for text in texts}
-    done.manifest = manifest
-    done.outcome, done.report = _bring_in(database, [*earlier, Ingest(manifest, path)], manifest, keys)
-    done.problems += done.outcome.problems
+    return [*earlier, Ingest(manifest, path)], keys
 
 
 def _bring_in(
@@ -154,7 +163,7 @@ def _bring_in(
     report = write_report(database, outcome.changes) if outcome.changes else None
     manifest.kernel_types = len(cases)
     manifest.signatures = Signatures(outcome.new, outcome.updated, outcome.unchanged)
-    others = {run_id for of_type in cases.values() for case in of_type for run_id in case.run_ids}
+    others = {run_id for of_type in cases.values() for run_id in of_type.run_ids}
     manifest.added_to = tuple(sorted(others - {manifest.run_id}))
     # What has problems is tried again by the next ingest, when they may be mended.
     manifest.finished_at = None if outcome.problems else time.time()

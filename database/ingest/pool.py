@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from database.ingest.manifest import (
@@ -86,46 +87,89 @@ class PooledCase:
         return {name: total / count if count else None for name, (total, count) in self.counter_sums.items()}
 
 
+class _Part:
+    """What one ingest has of a signature, in arrays: in Python's own objects it takes five times the memory."""
+
+    def __init__(self, run_id: str, line: Kept) -> None:
+        self.run_id = run_id
+        self.cells = line.cells
+        self.sources = line.sources
+        self.durations_us = array("d", line.durations_us)
+        self._names = _same(tuple(line.counters))
+        self._sums = array("d", [total for total, _ in line.counters.values()])
+        self._counts = array("q", [count for _, count in line.counters.values()])
+
+    def add_counters(self, sums: dict[str, tuple[float, int]]) -> None:
+        """Adds its counters to those of other ingests."""
+        for name, total, count in zip(self._names, self._sums, self._counts, strict=True):
+            before, counted_before = sums.get(name, (0.0, 0))
+            sums[name] = before + total, counted_before + count
+
+
+@lru_cache(maxsize=1024)
+def _same(names: tuple[str, ...]) -> tuple[str, ...]:
+    """One object for equal tuples."""
+    return names
+
+
+@dataclass
 class _Parts:
-    """What the ingests have of a signature, collected from the newest to the oldest."""
+    """What the ingests have of a signature, from the newest to the oldest.
 
-    def __init__(self) -> None:
-        self.closed = self.replaced = False
-        self._parts: list[tuple[str, Kept, array[float]]] = []
-        #: Of the oldest ingest, and the line in its file.
-        self.place = (0, 0)
+    Attributes:
+        place: of the oldest ingest, and of the line in its file.
+        closed: whether an ingest replaced what older ones have.
+        replaced: see PooledCase.
+    """
 
-    @property
-    def any(self) -> bool:
-        """Whether an ingest has samples."""
-        return bool(self._parts)
+    parts: list[_Part] = field(default_factory=list)
+    place: tuple[int, int] = (0, 0)
+    closed: bool = False
+    replaced: bool = False
 
-    def add(self, run_id: str, line: Kept, place: tuple[int, int]) -> None:
-        # 8 bytes for each launch, where a list has 32.
-        self._parts.append((run_id, replace(line, durations_us=[]), array("d", line.durations_us)))
-        self.place = place
-
-    def case(self, key: Key) -> PooledCase:
+    def case(self, kernel_type: str, signature: str) -> PooledCase:
         durations_us: array[float] = array("d")
         sums: dict[str, tuple[float, int]] = {}
-        for _, line, part_us in reversed(self._parts):
-            durations_us += part_us
-            for name, (total, count) in line.counters.items():
-                before, counted_before = sums.get(name, (0.0, 0))
-                sums[name] = before + total, counted_before + count
-        lines = [line for _, line, _ in reversed(self._parts)]
+        for part in reversed(self.parts):
+            durations_us += part.durations_us
+            part.add_counters(sums)
         return PooledCase(
-            *key,
-            cells=lines[0].cells,
-            run_ids=tuple(run_id for run_id, _, _ in reversed(self._parts)),
+            kernel_type=kernel_type,
+            signature=signature,
+            cells=self.parts[-1].cells,
+            run_ids=tuple(part.run_id for part in reversed(self.parts)),
             durations_us=durations_us,
             counter_sums=sums,
-            sources=tuple(dict.fromkeys(name for line in lines for name in line.sources)),
+            sources=tuple(dict.fromkeys(name for part in reversed(self.parts) for name in part.sources)),
             replaced=self.replaced,
         )
 
 
-def pool(ingests: Sequence[Ingest], keys: Collection[Key] | None = None) -> dict[str, list[PooledCase]]:
+class PooledCases:
+    """The cases of a kernel type. Each is made as it is looked at, so that a million need not be there at once."""
+
+    def __init__(self, kernel_type: str) -> None:
+        self._kernel_type = kernel_type
+        self._parts: dict[str, _Parts] = {}
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[PooledCase]:
+        for signature, parts in self._parts.items():
+            yield parts.case(self._kernel_type, signature)
+
+    @property
+    def run_ids(self) -> set[str]:
+        """The ingests that have samples of one of the cases."""
+        return {part.run_id for parts in self._parts.values() for part in parts.parts}
+
+    def put(self, signature: str, parts: _Parts) -> None:
+        """Adds a case."""
+        self._parts[signature] = parts
+
+
+def pool(ingests: Sequence[Ingest], keys: Collection[Key] | None = None) -> dict[str, PooledCases]:
     """The cases of the ingests by kernel type, in the order in which they were first seen.
 
     Args:
@@ -149,16 +193,17 @@ def pool(ingests: Sequence[Ingest], keys: Collection[Key] | None = None) -> dict
             if line.replaced:
                 parts.replaced = True
             else:
-                parts.add(ingests[number].manifest.run_id, line, (number, place))
+                parts.parts.append(_Part(ingests[number].manifest.run_id, line))
+                parts.place = number, place
         if ingests[number].manifest.replace:
             for key in seen:
                 found[key].closed = True
             if open_keys is not None:
                 open_keys -= seen
-    pooled: dict[str, list[PooledCase]] = {}
-    for key, parts in sorted(found.items(), key=lambda item: item[1].place):
-        if parts.any:
-            pooled.setdefault(key[0], []).append(parts.case(key))
+    pooled: dict[str, PooledCases] = {}
+    for (kernel_type, text), parts in sorted(found.items(), key=lambda item: item[1].place):
+        if parts.parts:
+            pooled.setdefault(kernel_type, PooledCases(kernel_type)).put(text, parts)
     return dict(sorted(pooled.items()))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from database.ingest.aggregate import Account, LeftOut
 from database.ingest.apply import DurationChange
-from database.ingest.attention import Bundle, bundles
+from database.ingest.attention import Bundle
 from database.ingest.ingest import Ingested
 from database.ingest.manifest import manifest_path
 from database.store import Database
@@ -29,7 +29,7 @@ def summary(database: Database, done: Ingested) -> str:
         lines += ["", *_counts(done)] if lines else _counts(done)
         lines += _left_out(done.account)
         lines += unknown_dtype_lines(done.account.unknown_dtypes)
-        lines += _attention(bundles(done.cases))
+        lines += _attention(done.attention)
     lines += _changes(done.outcome.changes)
     if done.report is not None:
         lines += [f"  all of them: {done.report}"]
