@@ -129,32 +129,6 @@ class NotNumeric(Exception):
     """A column of numbers holds a word: read the file again with `numbers_as_text`."""
 
 
-def find_captures(path: Path) -> list[Path]:
-    """The capture files at `path`: the file itself, or every `*kernel_details*.csv` below the folder, sorted.
-
-    Raises:
-        OpAtlasError: there is no such path, or no permission to look there or anywhere below it (a
-            rank left out without a word would be worse), or the folder has no capture.
-    """
-    try:
-        path.stat()
-    except FileNotFoundError:
-        raise OpAtlasError(f"{path}: no such file or folder: check --profiling-path") from None
-    except OSError as error:
-        raise OpAtlasError(
-            f"{path}: cannot be read ({error.strerror}): check --profiling-path, and who may look there"
-        ) from None
-    if path.is_dir():
-        found = sorted(files_below(path, _is_capture_name))
-        if not found:
-            raise OpAtlasError(
-                f"{path}: no CSV file named *kernel_details* in this folder or below it: "
-                f"name the folder that the profiler wrote, or one file (an op_summary file too)"
-            )
-        return found
-    return [path]
-
-
 def files_below(folder: Path, wanted: Callable[[str], bool]) -> Iterator[Path]:
     """Files at any depth whose name is wanted; links to folders are followed, each folder once.
 
@@ -175,10 +149,6 @@ def files_below(folder: Path, wanted: Callable[[str], bool]) -> Iterator[Path]:
             continue
         seen.add(real)
         yield from (Path(name, file) for file in files if wanted(file))
-
-
-def _is_capture_name(name: str) -> bool:
-    return "kernel_details" in name.lower() and name.lower().endswith(".csv")
 
 
 def read_capture_header(path: Path) -> Header:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from database import layout, versions
 from database.commands import looking_at_usage
-from database.ingest.capture import find_captures
+from database.ingest.files import find_captures, passed_over
 from database.ingest.ingest import Asked, Ingested, ingest_captures
 from database.ingest.manifest import CaptureVersions
 from database.ingest.summary import summary
@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         required=True,
         metavar="PATH",
-        help="a kernel_details or op_summary file, or a folder that is searched for *kernel_details*.csv",
+        help="a kernel_details or op_summary file, or a folder that is searched for *kernel_details*.csv, "
+        "or for *op_summary*.csv if it has none of these",
     )
     parser.add_argument(
         "--database-path",
@@ -56,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     device, versions_of_capture = arguments.device, _given_versions(arguments)
     with looking_at_usage():
         captures = find_captures(root)
+        summaries = passed_over(root, captures)
         path: Path | None = arguments.database_path
         if path is None:
             device = arguments.device or layout.DEFAULT_NPU_DEVICE
@@ -68,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     asked = Asked(root, arguments.replace, device, versions_of_capture, _as_text(options))
     database = Database(path)
     done = ingest_captures(database, captures, asked)
-    if text := summary(database, done):
+    if text := summary(database, done, summaries):
         print(text)
     print_problems(done.problems)
     print_problems(database.misspelt(), word="warning")

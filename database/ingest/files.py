@@ -1,4 +1,7 @@
-"""Which files an ingest is given, known by their bytes: a capture counts once, under whatever name it comes."""
+"""Which files an ingest is given.
+
+A capture counts once, under whatever name it comes: files are known by their bytes.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,49 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from database.errors import OpAtlasError, TableError
+from database.ingest.capture import files_below
 from database.ingest.manifest import IngestManifest
+from database.profiles import op_summaries
 
 _BLOCK_BYTES = 1 << 20
+
+
+def find_captures(path: Path) -> list[Path]:
+    """The capture files at `path`: the file itself, or those below the folder, sorted.
+
+    These are every `*kernel_details*.csv`; if there is none, the op_summary files, each export once. Where both lie,
+    they tend to be of the same launches (see `passed_over`).
+
+    Raises:
+        OpAtlasError: there is no such path, or no permission to look there or anywhere below it (a
+            rank left out without a word would be worse), or the folder has no capture.
+    """
+    try:
+        path.stat()
+    except FileNotFoundError:
+        raise OpAtlasError(f"{path}: no such file or folder: check --profiling-path") from None
+    except OSError as error:
+        raise OpAtlasError(
+            f"{path}: cannot be read ({error.strerror}): check --profiling-path, and who may look there"
+        ) from None
+    if path.is_dir():
+        found = sorted(files_below(path, _is_capture_name)) or op_summaries(path)
+        if not found:
+            raise OpAtlasError(
+                f"{path}: no CSV file named *kernel_details* or *op_summary* in this folder or below it: "
+                f"name the folder that the profiler wrote, or one file"
+            )
+        return found
+    return [path]
+
+
+def passed_over(path: Path, captures: Sequence[Path]) -> list[Path]:
+    """The op_summary files below a folder whose kernel_details are the captures. Raises OpAtlasError."""
+    return [found for found in op_summaries(path) if found not in captures] if path.is_dir() else []
+
+
+def _is_capture_name(name: str) -> bool:
+    return "kernel_details" in name.lower() and name.lower().endswith(".csv")
 
 
 @dataclass

@@ -18,11 +18,16 @@ CHANGES_SHOWN = 10
 FILES_SHOWN = 5
 
 
-def summary(database: Database, done: Ingested) -> str:
-    """The text for the user."""
+def summary(database: Database, done: Ingested, summaries: Sequence[Path]) -> str:
+    """The text for the user.
+
+    Args:
+        summaries: op_summary files that were passed over.
+    """
     lines = [
         *(f"completed {run_id}, which had been cut off" for run_id in done.completed),
         *_already(done.already),
+        *_shortened_list("passed over, for kernel_details files tend to be of the same launches", summaries),
         *_shortened_list("same bytes as another capture, not counted again", done.same_bytes),
     ]
     if done.files:

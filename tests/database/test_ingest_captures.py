@@ -19,7 +19,7 @@ from captures import (
 from database.errors import OpAtlasError, TableError
 from database.ingest import capture as capture_module
 from database.ingest.aggregate import Aggregate, LeftOut
-from database.ingest.capture import find_captures
+from database.ingest.files import find_captures
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from captures import COLLECTIVE, KERNEL_DETAILS, LEVEL_0, launch, table, write_capture
+from captures import COLLECTIVE, KERNEL_DETAILS, LEVEL_0, launch, table, write_capture, write_summary
 
 from database import layout, versions
 from database.__main__ import main
@@ -251,3 +251,22 @@ def test_a_reader_that_has_seen_enough_is_no_traceback(tmp_path):
         process.stdout.close()
         assert process.stderr.read() == b""
     assert (tmp_path / "d/MatMulV3.csv").exists()
+
+
+def test_a_folder_of_slices_of_a_summary_is_one_capture(tmp_path, ingest):
+    for number, durations in enumerate(([10, 20, 30], [100])):
+        path = tmp_path / f"PROF_1/mindstudio_profiler_output/op_summary_slice_{number}_20260101000000.csv"
+        write_summary(path, [launch(duration=str(us)) for us in durations])
+    status, _, err = ingest(tmp_path / "PROF_1")
+    assert (status, err) == (0, "")
+    (row,) = table(tmp_path / "database/MatMulV3.csv")
+    assert (row["Profiling Average Duration(us)"], row["Profiling Samples"]) == ("40", "4")
+
+
+def test_summaries_beside_kernel_details_are_passed_over_and_named(tmp_path, ingest):
+    write_capture(tmp_path / "c/ASCEND_PROFILER_OUTPUT/kernel_details.csv", [launch(duration="10")])
+    summary = write_summary(tmp_path / "c/PROF_1/op_summary_20260101000000.csv", [launch(duration="10")])
+    status, out, _ = ingest(tmp_path / "c")
+    assert status == 0
+    assert str(summary) in out
+    assert table(tmp_path / "database/MatMulV3.csv")[0]["Profiling Samples"] == "1"

@@ -7,7 +7,7 @@ from captures import table
 
 from database.__main__ import main
 from database.ingest.aggregate import Aggregate, LeftOut
-from database.ingest.capture import find_captures
+from database.ingest.files import find_captures
 from database.slots import parse_slots
 
 REAL = Path(__file__).parents[3] / "shared/data/ascend_profiler"
