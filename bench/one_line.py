@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from database.terminal import printable, shown
+
 #: Of a reason, which becomes a cell of a CSV and a line on the terminal.
 MOST_CHARACTERS = 1_000
 #: Of the detail of a failure, such as a traceback with a message of megabytes.
@@ -33,15 +35,6 @@ def message_of(error: BaseException) -> str:
         return f"its message cannot be read: __str__ raised {type(unreadable).__name__}"
 
 
-def printable(text: str, *, keeps: str = "") -> str:
-    r"""Text whose control characters and lone surrogates are escaped (`\x1b`, `\udcff`), but for those in `keeps`."""
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character.isprintable() or character in keeps else ascii(character)[1:-1] for character in text
-    )
-
-
 def as_reason(text: str) -> str:
     """Printable text of one line and at most MOST_CHARACTERS, the last of which is an ellipsis if text is missing."""
     # The beginning alone first: a text of megabytes takes seconds to escape.
@@ -52,7 +45,7 @@ def as_reason(text: str) -> str:
 def as_detail(text: str) -> str:
     """Printable text of several lines and at most MOST_CHARACTERS_OF_DETAIL; a longer text loses its middle."""
     text = without_middle(text, MOST_CHARACTERS_OF_DETAIL)
-    return without_middle(printable(text, keeps="\n\t"), MOST_CHARACTERS_OF_DETAIL)
+    return without_middle(shown(text), MOST_CHARACTERS_OF_DETAIL)
 
 
 def without_middle(text: str, most: int) -> str:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from database.terminal import shown
+
 
 class OpAtlasError(Exception):
-    """An error whose message is meant for the user: shown without a traceback."""
+    """An error whose message is meant for the user: shown without a traceback, and printable whatever it quotes."""
+
+    def __str__(self) -> str:
+        return shown(super().__str__())
 
 
 def described(error: Exception, place: Path | str, remedy: str) -> str:

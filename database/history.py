@@ -20,6 +20,7 @@ from database.errors import OpAtlasError
 from database.journal import Contents, Header
 from database.manifest import INGEST_PREFIX
 from database.record import Record, RowName, is_run_id
+from database.safe_paths import open_own
 from database.signature import signature
 from database.store import Database, read_frame, write_atomically, write_frame
 from database.typed_json import decode
@@ -158,7 +159,7 @@ def _lines(path: Path) -> list[bytes]:
     """Whole lines, each with its end."""
     remedy = "move it away, or restore it"
     try:
-        with gzip.open(path) as file:
+        with open_own(path) as packed, gzip.open(packed) as file:
             content = file.read(_MOST_BYTES + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise OpAtlasError(f"{path}: not a history of OpAtlas ({error}): {remedy}") from None

@@ -13,6 +13,7 @@ from database.schema import AVERAGE, INPUT_SHAPES, INSTRUMENT, OUTPUT_SHAPES, PR
 from database.signature import signatures
 from database.statistics import valid_duration
 from database.store import Database, write_rows
+from database.terminal import shown
 
 #: A replay within 20 % of the capture counts as agreeing with it.
 LOWEST_RATIO, HIGHEST_RATIO = 0.8, 1.2
@@ -202,7 +203,7 @@ def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
             for gap in outside[:_HOT_SPOTS]
         ]
         lines += ["", *_table(("Kernel type", "Input shapes", "Microbench (us)", "Profiling (us)", "Ratio"), rows)]
-    return "\n".join(lines) + "\n"
+    return shown("\n".join(lines) + "\n")
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:

@@ -31,6 +31,7 @@ from database.communication import is_communication
 from database.errors import OpAtlasError, TableError
 from database.header import LONGEST_HEADER_BYTES, RESTORE, expect_columns, misspelt, modern_names, read_header
 from database.safe_paths import open_own, own_file, own_folder, own_lock
+from database.terminal import shown
 
 #: A record may span lines only inside quotes; no cell of a profiler comes near this.
 _BLOCK_BYTES = 8 << 20
@@ -314,7 +315,8 @@ def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
-    writer.writerows(rows)
+    # Somebody will print it.
+    writer.writerows([shown(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
     write_text(path, text.getvalue())
 
 

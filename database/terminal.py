@@ -12,6 +12,29 @@ _COLUMNS = 80
 _PROBLEMS_SHOWN = 20
 
 
+def printable(text: str, *, keeps: str = "") -> str:
+    r"""Text whose control characters and lone surrogates are escaped (`\x1b`, `\udcff`), but for those in `keeps`.
+
+    Text of a database or a capture may come from anybody, and a terminal obeys what it is shown. Characters that turn
+    the direction of writing are escaped too.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() or character in keeps else ascii(character)[1:-1] for character in text
+    )
+
+
+def shown(text: str) -> str:
+    """Returns printable text that keeps its lines, for the terminal and for reports."""
+    return printable(text, keeps="\n\t")
+
+
+def show(text: str) -> None:
+    """Prints text on stdout, whoever it comes from."""
+    print(shown(text), flush=True)
+
+
 def print_problems(texts: Sequence[str], *, word: str = "error", total: int | None = None, what: str = "") -> None:
     """Tells on stderr what the user should see to, a line each; the first ones of many.
 
@@ -24,11 +47,12 @@ def print_problems(texts: Sequence[str], *, word: str = "error", total: int | No
         print(fitted(f"{word}: {text}"), file=sys.stderr)
     more = (len(texts) if total is None else total) - len(texts[:_PROBLEMS_SHOWN])
     if more:
-        print(f"{word}: and {more:,} more {what}".rstrip(), file=sys.stderr)
+        print(shown(f"{word}: and {more:,} more {what}").rstrip(), file=sys.stderr)
 
 
 def fitted(text: str) -> str:
-    """`text` for stderr: broken at blanks where that is a terminal, and one line, for a search, where it is none."""
+    """Printable `text` for stderr: broken at blanks on a terminal, and one line, for a search, anywhere else."""
+    text = shown(text)
     if not sys.stderr.isatty():
         return text
     width = shutil.get_terminal_size().columns

@@ -32,6 +32,7 @@ from database.schema import (
 from database.signature import digest, signature, signatures
 from database.statistics import valid_duration
 from database.store import Database, Table, release_memory
+from database.terminal import printable
 from plugins.preparation import Prepared
 
 #: Cells that a replay may need.
@@ -343,7 +344,7 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice) -> Ta
             given_up = planned.crashes(position) >= GIVEN_UP_AFTER and not chosen.retry_failed
             if given_up:
                 before += f" ({planned.crashes(position)} sessions in a row; --retry-failed runs it again)"
-            planned.expected_to_fail[position] = Expected(before, run=not given_up)
+            planned.expected_to_fail[position] = Expected(printable(before), run=not given_up)
     if place_of:
         ordered = sorted(planned.cases, key=place_of.__getitem__)
         planned.cases = {position: planned.cases[position] for position in ordered}

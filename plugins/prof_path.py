@@ -14,7 +14,7 @@ from database.merge import UpdateMode
 from database.record import Measurement, Record, RowName
 from database.schema import Status
 from database.signature import digest
-from database.terminal import counted
+from database.terminal import counted, shown
 from plugins.asked_for import AskedFor
 from plugins.collector import Collector
 from plugins.plan import Plan, case_id_of
@@ -59,7 +59,7 @@ class ProfPath:
         plan = self._session.plan_if_made
         if plan is not None and not plan.error and not self._session.settings.collect_only:
             for line in self._lines():
-                terminalreporter.write_line(line)
+                terminalreporter.write_line(shown(line))
 
     def _take_rows_without_replay(
         self, config: pytest.Config, plan: Plan, samples: SamplesOfRows, executor: Executor

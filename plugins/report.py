@@ -16,7 +16,7 @@ from database.progress import speed
 from database.reports import Gap, SessionFacts, find_gaps, replay_report, write_gap_csv
 from database.schema import Status
 from database.store import write_text
-from database.terminal import counted, folded
+from database.terminal import counted, folded, shown
 from plugins.asked_for import AskedFor, meant
 from plugins.collector import Collector
 from plugins.interrupt import STOPPED, Interrupts
@@ -105,7 +105,8 @@ class Report:
         return self._plan_lines(plan, sum(row_of(item) is not None for item in items))
 
     def _plan_lines(self, plan: Plan, selected: int) -> list[str]:
-        return plan_lines(plan, self._session.settings, self._collector.known_replays(), selected)
+        lines = plan_lines(plan, self._session.settings, self._collector.known_replays(), selected)
+        return list(map(shown, lines))
 
     def write(self) -> None:
         """Writes the two files, once the records are merged and the rows accounted for."""
@@ -149,7 +150,7 @@ class Report:
         terminalreporter.ensure_newline()
         terminalreporter.section("OpAtlas", sep="=")
         for line in self._summary(config):
-            terminalreporter.write_line(line)
+            terminalreporter.write_line(shown(line))
 
     def _summary(self, config: pytest.Config) -> Iterator[str]:
         plan = self._session.plan_if_made

@@ -35,6 +35,7 @@ from database.journal import Header
 from database.merge import UpdateMode
 from database.session_lock import SessionLock
 from database.store import Database
+from database.terminal import shown
 from plugins.plan import Choice, Plan, make_plan
 from plugins.preparation import Prepared, expect_writable, prepare_database
 from plugins.settings import Settings, is_distributed, settings_of
@@ -275,7 +276,7 @@ class BenchSession:
 
     def _tell(self, text: str) -> None:
         with self._past_capture():
-            print(f"\nopatlas: {text}", file=sys.stderr, flush=True)
+            print(shown(f"\nopatlas: {text}"), file=sys.stderr, flush=True)
 
     def _past_capture(self) -> AbstractContextManager[None]:
         """pytest's capture would keep what is printed until modules are collected."""

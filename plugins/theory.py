@@ -20,7 +20,7 @@ from database.layout import default_path, expect_npu, kind_of
 from database.manifest import Manifest, code_digest
 from database.option_types import at_least, names, positive
 from database.store import Database, write_text
-from database.terminal import counted
+from database.terminal import counted, shown
 from plugins.asked_for import keyword_filter
 from plugins.options import OPTIONS as OF_REPLAYS
 from plugins.options import refuse
@@ -281,15 +281,15 @@ class Theory:
         terminalreporter.section("theory rows")
         plan_only = self._config.option.plan_only
         for line in summary_lines(self._results, plan_only=plan_only):
-            terminalreporter.write_line(line)
+            terminalreporter.write_line(shown(line))
         for warning in self.plan.database.misspelt():
-            terminalreporter.write_line(f"warning: {warning}")
+            terminalreporter.write_line(shown(f"warning: {warning}"))
         made = " (a new one)" if self._is_new and not plan_only else ""
-        terminalreporter.write_line(f"database: {self.plan.database.path}{made}")
+        terminalreporter.write_line(shown(f"database: {self.plan.database.path}{made}"))
         if self._problem:
-            terminalreporter.write_line(f"error: {self._problem}")
+            terminalreporter.write_line(shown(f"error: {self._problem}"))
         elif not plan_only:
-            terminalreporter.write_line(f"coverage: {self._coverage_path}")
+            terminalreporter.write_line(shown(f"coverage: {self._coverage_path}"))
 
 
 def database_path(config: pytest.Config) -> Path:

@@ -23,6 +23,7 @@ from database.option_types import Listed, at_least, items_of, real
 from database.schema import MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
 from database.statistics import valid_duration
 from database.store import Database
+from database.terminal import show
 
 #: Whose links are taken where none are named, and how the names of these devices begin.
 _A3_NAME, _A3_PREFIX = "Atlas 800 A3", "ATLAS_800_A3"
@@ -171,14 +172,14 @@ def run(arguments: argparse.Namespace) -> int:
         if not compared:
             problems.append(f"{folder}: no row to compare")
         for text in (*([_model(folder, tiers, links, named)] if tiers else []), *lines):
-            print(text)
+            show(text)
         worst = sorted(compared, key=lambda row: -row.distance)
         off = [row for row in worst if row.distance > arguments.tolerance]
         outside += len(off)
         for text in _table(off[:_SHOWN] or worst[: _SHOWN // 2], bool(off)):
-            print(text)
+            show(text)
     for problem in problems:
-        print(f"error: {problem}")
+        show(f"error: {problem}")
     return 1 if outside or problems else 0
 
 

@@ -31,6 +31,7 @@ from database.option_types import at_least, positive
 from database.progress import Progress
 from database.schema import EP_SIZE, Status
 from database.store import Database
+from database.terminal import show
 from database.versions import detect
 
 _KERNEL_TYPE = "DispatchFFNCombine"
@@ -106,9 +107,9 @@ def run(arguments: argparse.Namespace) -> int:
     kernel = Kernel(arguments.ep_size, arguments.weights)
     limits = load_constraints(path).limits(kernel)
     for axis, limit in limits.items():
-        print(f"{axis:8} {limit}")
+        show(f"{axis:8} {limit}")
     taken = sum(trial.accepted for trial in probe.trials)
-    print(f"{len(probe.trials)} cases tried, {taken} taken: {written}")
+    show(f"{len(probe.trials)} cases tried, {taken} taken: {written}")
     if not limits:
         first = probe.trials[0] if probe.trials else None
         why = f" ({first.status}: {first.reason})" if first else ""
@@ -162,7 +163,7 @@ class Probe:
             try:
                 search.run(start, _TOGETHER)
             except KeyboardInterrupt:
-                print("interrupted: what was tried is kept")
+                show("interrupted: what was tried is kept")
         manifest = Manifest(
             self._run_id,
             began,

@@ -21,6 +21,7 @@ from bench.doctor.isolation import Result, run_probe
 from bench.doctor.probes import PROBES, Probe
 from bench.doctor.verdict import State, Target, skipped
 from database.store import write_text
+from database.terminal import show
 
 _FORMAT = 1
 #: Variables that change what devices, their libraries and OpAtlas do, by the beginning of their names.
@@ -71,12 +72,12 @@ def run(arguments: argparse.Namespace) -> int:
         if probe.name == "device":
             device_is_there = found.state is State.PASS
             target = replace(target, kind=str(found.facts.get("kind", target.kind)))
-        print(_lines(probe, results[probe.name], target), flush=True)
+        show(_lines(probe, results[probe.name], target))
     failing = [probe.name for probe in PROBES.values() if _fails(probe, results[probe.name], target)]
     what = f"the {target.kind or 'device'} needs"
     verb, they = ("fails", "it") if len(failing) == 1 else ("fail", "them")
     ending = f"{', '.join(failing)}: {verb}, and {what} {they}" if failing else f"everything that {what} passes"
-    print(f"\n{_wrapped(ending)}")
+    show(f"\n{_wrapped(ending)}")
     if arguments.json is not None:
         _write(arguments.json, target, signs, results)
     return 1 if failing else 0
@@ -139,4 +140,4 @@ def _write(path: Path, target: Target, signs: list[str], results: Mapping[str, R
         + (f", without the values of {', '.join(left_out)}" if left_out else "")
         + ". Look through it before you send it."
     )
-    print("\n" + _wrapped(contents))
+    show("\n" + _wrapped(contents))

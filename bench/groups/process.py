@@ -36,6 +36,7 @@ from bench.processes.child import PAUSES_S, TRIES, how_it_ended, open_end, start
 from bench.processes.device_messages import NotReady, Start, Started, Waiting
 from bench.processes.fresh_python import import_paths, module_command
 from database.schema import Status
+from database.terminal import shown
 
 #: Before the user is told for whom a group waits; most have come together by then.
 _TOLD_AFTER_S = 10.0
@@ -79,7 +80,7 @@ class _RanksDied(Exception):
 
 
 def _to_stderr(text: str) -> None:
-    print(f"opatlas: {text}", file=sys.stderr, flush=True)
+    print(shown(f"opatlas: {text}"), file=sys.stderr, flush=True)
 
 
 class GroupProcess:

@@ -7,6 +7,8 @@ rows have their verdict, the file goes.
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -22,11 +24,15 @@ from database.errors import OpAtlasError
 from database.journal import Header
 from database.merge import UpdateMode
 from database.record import Measurement, Record
+from database.safe_paths import UnsafePath, own_file, read_own
 from database.schema import Status
 from database.signature import signature
 from database.store import Database
 
 _FILE = "launched.jsonl"
+#: `{run id}/{number}` below `profiles/`, with a worker of xdist between: what MsprofSession makes, and nobody else.
+_OUTPUT = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}/(gw\d+/)?\d{4,}", re.ASCII)
+_LARGEST_BYTES = 1 << 28
 
 
 def note_launched(output: Path, job: Job, outcome: Outcome) -> None:
@@ -62,11 +68,15 @@ def journal_left_behind(database: Database) -> list[str]:
         Why profiles could not be read; they stay for a later session.
     """
     problems: list[str] = []
-    for noted in sorted(database.profiles_dir.rglob(_FILE)):
-        output = noted.parent
-        run, *rest = output.relative_to(database.profiles_dir).parts
+    profiles = database.profiles_dir
+    for output in sorted(Path(folder) for folder, _, files in os.walk(profiles) if _FILE in files):
+        of_profiles = output.relative_to(profiles)
+        run, *rest = of_profiles.parts or [""]
         try:
-            records = list(_records(noted, run))
+            if not _OUTPUT.fullmatch(of_profiles.as_posix()):
+                raise OpAtlasError("no session gives a folder such a name: move it away")
+            _expect_plain(output)
+            records = list(_records(output / _FILE, run))
             if records:
                 path = database.journal_dir / f"{'-'.join((run, *rest))}-profile.jsonl"
                 journal.write(path, Header(run, UpdateMode.ALL.value, False), [r.to_json() for r in records])
@@ -76,8 +86,16 @@ def journal_left_behind(database: Database) -> list[str]:
     return problems
 
 
+def _expect_plain(output: Path) -> None:
+    """Raises UnsafePath if a folder holds anything but folders and regular files: what lies elsewhere is not ours."""
+    for folder, folders, files in os.walk(output):
+        for path in (Path(folder, name) for name in (*folders, *files)):
+            if own_file(path) != path:
+                raise UnsafePath(path, "a link, which msprof does not make")
+
+
 def _records(noted: Path, run: str) -> Iterator[Record]:
-    jobs = [json.loads(line) for line in noted.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    jobs = [json.loads(line) for line in read_own(noted, _LARGEST_BYTES).decode().splitlines() if line.endswith("}")]
     rows = [ProfiledRow(values["kernel_type"], values["cells"], Launched(**values["launched"])) for values in jobs]
     for values, found in zip(jobs, samples_of(noted.parent, rows), strict=True):
         measurement = Measurement(

@@ -22,7 +22,7 @@ from database.progress import Progress
 from database.recover import recover
 from database.session_lock import SessionLock
 from database.store import Database
-from database.terminal import print_problems
+from database.terminal import print_problems, show
 
 #: What a trial on a copy does without: reports, and what others are in the middle of.
 _NOT_COPIED = shutil.ignore_patterns("reports", "*.lock", ".*")
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         warnings = [text for path in (target, *arguments.sources) for text in Database(path).misspelt()]
         if not arguments.dry_run:
             lock = SessionLock(Database(target), run_id="combine", command="python -m database combine")
-            lock.acquire(0, print)
+            lock.acquire(0, show)
             try:
                 text, problems = _combine(Database(target), opened, pool_runs=arguments.pool, dry_run=False)
             finally:
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
             text, problems = _combine(copy, opened, pool_runs=arguments.pool, dry_run=True)
             text = text.replace(str(copy.path), str(target)) + "\n\ndry run: nothing was written"
             problems = [problem.replace(str(copy.path), str(target)) for problem in problems]
-    print(text)
+    show(text)
     print_problems(problems)
     print_problems(warnings, word="warning")
     return 1 if problems else 0

@@ -23,7 +23,7 @@ from database.recover import recover
 from database.session_lock import SessionLock
 from database.store import Database
 from database.streaming import size_mb
-from database.terminal import print_problems
+from database.terminal import print_problems, show
 
 #: Lengths of a serving process differ from step to step, and each row takes as long to replay as another.
 _MAX_ROWS = 100
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         total_mb = sum(map(size_mb, files))
     # Sessions write rows back by their signatures, which change here.
     lock = SessionLock(database, run_id="fill-runtime", command="python -m database fill-runtime")
-    lock.acquire(0, print)
+    lock.acquire(0, show)
     try:
         recovered = recover(database, own_run="") if database.journal_dir.is_dir() else []
         keys = list(keys_of_rows(database))
@@ -82,10 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
         lock.release()
     for found in recovered:
         if found:
-            print(found)
-    print(summary(database.path, len(files), records, outcome, alone, limit))
+            show(str(found))
+    show(summary(database.path, len(files), records, outcome, alone, limit))
     if report is not None:
-        print(f"without a partner:\n  {report}")
+        show(f"without a partner:\n  {report}")
     problems = [*records.problems, *problems]
     print_problems(records.malformed, total=records.malformed_count, what="malformed lines")
     print_problems(problems)

@@ -12,7 +12,7 @@ from database.ingest.ingest import Asked, Ingested, ingest_captures
 from database.ingest.manifest import CaptureVersions
 from database.ingest.summary import summary
 from database.store import Database
-from database.terminal import counted, print_problems
+from database.terminal import counted, print_problems, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     database = Database(path)
     done = ingest_captures(database, captures, asked)
     if text := summary(database, done, summaries):
-        print(text)
+        show(text)
     print_problems(done.problems)
     print_problems(database.misspelt(), word="warning")
     if done.manifest is None and not done.already:

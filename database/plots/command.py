@@ -22,7 +22,7 @@ from database.plots.peaks import PEAKS, Peak
 from database.plots.timed_rows import TimedRow, read_timed_rows
 from database.progress import Progress
 from database.store import Database
-from database.terminal import print_problems
+from database.terminal import print_problems, show
 
 _WAYS_SHOWN = 3
 
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         for plot in plots:
             save(plot.figure, arguments.output / f"{plot.name}.{arguments.format}")
             progress.advance()
-    print(_summary(arguments, made, device, peak))
+    show(_summary(arguments, made, device, peak))
     print_problems(problems)
     print_problems(Database(arguments.database).misspelt(), word="warning")
     return 1 if problems or not any(made.values()) else 0

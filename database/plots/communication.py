@@ -22,7 +22,7 @@ from database.plots.timed_rows import expect_tables
 from database.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER, microbench_counter
 from database.statistics import valid_duration
 from database.store import Database
-from database.terminal import counted, print_problems
+from database.terminal import counted, print_problems, show
 
 NAME = "bus_bandwidth"
 NEEDS = "messages of collectives (hcom_*.csv) with a duration"
@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise OpAtlasError(f"{folders}: no message of a collective has a duration; measure some first")
     for plot in made:
         save(plot.figure, arguments.output)
-        print(f"{arguments.output}: {plot.holds}")
+        show(f"{arguments.output}: {plot.holds}")
     return 0
 
 

@@ -18,7 +18,7 @@ from database.schema import AVERAGE, CACHE_STATE, INPUT_SLOTS, MICROBENCH_MIN, M
 from database.slots import parse_slots
 from database.statistics import valid_duration
 from database.store import Database
-from database.terminal import counted, print_problems
+from database.terminal import counted, print_problems, show
 
 _INCHES = (7.0, 4.2)
 _DEFAULT_TYPE = "MatMulV2"
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
     axis.set_ylabel("duration (us)")
     axis.legend(fontsize="small", title="weight N x K")
     save(figure, arguments.output)
-    print(f"{arguments.output}: {counted(sum(map(len, lines.values())), 'product')} in {counted(len(lines), 'line')}")
+    show(f"{arguments.output}: {counted(sum(map(len, lines.values())), 'product')} in {counted(len(lines), 'line')}")
     return 0
 
 

@@ -14,7 +14,7 @@ from database.errors import OpAtlasError
 from database.progress import Progress
 from database.store import write_atomically
 from database.streaming import open_stream, size_mb
-from database.terminal import count_lines, print_problems
+from database.terminal import count_lines, print_problems, show
 from database.trace.events import TraceCut, events
 from database.trace.table import Account, TableWriter
 
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
             writer.finish(target)
 
     write_atomically(output, write)
-    print(_summary(output, account))
+    show(_summary(output, account))
     malformed = [f"{trace}: {problem}" for problem in account.malformed]
     print_problems(malformed, total=account.malformed_count, what="malformed events")
     print_problems(problems)

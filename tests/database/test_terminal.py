@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from database.__main__ import main
-from database.terminal import print_problems
+from database.errors import CellError, OpAtlasError
+from database.terminal import print_problems, printable, show, shown
 
 
 def test_of_many_problems_the_first_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,3 +37,20 @@ def test_a_terminal_gets_lines_that_fit_it(monkeypatch: pytest.MonkeyPatch, caps
     assert on_a_terminal.split() == in_a_pipe.split()
     assert all(len(line) <= 60 for line in on_a_terminal.splitlines() if path not in line)
     assert len(on_a_terminal.splitlines()) > 2
+
+
+@pytest.mark.parametrize(
+    "text", ["\x1b[31m", "\x07", "\r", "\x00", "\x7f", "\x9b", "\u202e", "\u2066", "\u2028", "\ufeff", "\udcff", "\x08"]
+)
+def test_what_a_terminal_would_obey_is_escaped(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for told in (shown(f"a {text} b"), str(OpAtlasError(text)), str(CellError("Format", text, text)), printable(text)):
+        assert told.isprintable()
+    show(f"a\n\tb{text}")
+    print_problems([text], what=text, total=2)
+    told = "".join(capsys.readouterr())
+    assert told.startswith("a\n\tb")
+    assert told.replace("\n", "").replace("\t", "").isprintable()
+
+
+def test_letters_of_all_languages_are_shown_as_they_are() -> None:
+    assert shown("größe 模型 \U0001f600 a\n\tb") == "größe 模型 \U0001f600 a\n\tb"
