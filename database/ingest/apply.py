@@ -36,7 +36,6 @@ from database.schema import (
     PROFILING_SAMPLES,
     PROFILING_STD,
     RUNTIME,
-    RUNTIME_PREFIX,
     in_contract_order,
     of_profiling,
     profiling_counter,
@@ -284,7 +283,7 @@ def _columns_of_new_table(kernel_type: str) -> list[str]:
 
 
 def _runtime_cells(case: PooledCase) -> dict[str, str]:
-    cells = {column: text for column, text in case.cells.items() if column.startswith(RUNTIME_PREFIX)}
+    cells = {column: text for column, text in case.cells.items() if column in RUNTIME}
     return {**cells, SOURCE_PROFILE: source_cell(case.sources)} if case.sources else cells
 
 

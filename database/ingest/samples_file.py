@@ -85,9 +85,12 @@ def read_samples(path: Path) -> Iterator[Kept]:
         if number == 1:
             continue
         try:
-            yield decode(text, Kept, f"{path}:{number}")
+            line = decode(text, Kept, f"{path}:{number}")
         except DecodeError as error:
             raise OpAtlasError(f"{error}: {_RESTORE}") from None
+        if not line.durations_us and not line.replaced:
+            raise OpAtlasError(f"{path}:{number}: neither durations nor replaced cells: {_RESTORE}")
+        yield line
 
 
 def _lines(path: Path) -> Iterator[bytes]:

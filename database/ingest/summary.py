@@ -27,7 +27,7 @@ def summary(database: Database, done: Ingested, summaries: Sequence[Path]) -> st
     lines = [
         *(f"completed {run_id}, which had been cut off" for run_id in done.completed),
         *_already(done.already),
-        *_shortened_list("passed over, for kernel_details files tend to be of the same launches", summaries),
+        *_shortened_list("not read: op_summary files beside kernel_details, usually of the same launches", summaries),
         *_shortened_list("same bytes as another capture, not counted again", done.same_bytes),
     ]
     if done.files:

@@ -257,7 +257,7 @@ class TestWhatIsKept:
         done = ingest(database, path)
         assert done.account.invalid_durations == [f"{path}:3: '1,234.56'"]
 
-    @pytest.mark.parametrize("damage", ["cut off", "no gzip", "not JSON"])
+    @pytest.mark.parametrize("damage", ["cut off", "no gzip", "not JSON", "no durations"])
     def test_damaged_samples_are_named_and_nothing_changes(
         self, tmp_path: Path, database: Database, damage: str
     ) -> None:
@@ -265,7 +265,12 @@ class TestWhatIsKept:
         path = database.runs_dir / f"{run_id(done)}.jsonl.gz"
         content = path.read_bytes()
         header = gzip.decompress(content).split(b"\n")[0]
-        damaged = {"cut off": content[:-20], "no gzip": b"x", "not JSON": gzip.compress(header + b"\n{,}\n")}
+        damaged = {
+            "cut off": content[:-20],
+            "no gzip": b"x",
+            "not JSON": gzip.compress(header + b"\n{,}\n"),
+            "no durations": gzip.compress(header + b'\n{"kernel_type": "MatMulV3", "cells": {}}\n'),
+        }
         path.write_bytes(damaged[damage])
         before = {name: text for name, text in everything(database).items() if name.suffix == ".csv"}
         with pytest.raises(OpAtlasError, match=path.name):

@@ -12,6 +12,7 @@ TARGETS: dict[str, Target] = {
     for target in (
         profiles.CAPTURE,
         profiles.OP_SUMMARY,
+        profiles.SAMPLES,
         tables.TABLE,
         tables.ROUND_TRIP,
         tables.SIGNATURE,
