@@ -100,8 +100,8 @@ class Database:
         """Output of profilers for rows that are not in the CSVs."""
         return own_folder(self.path / "profiles")
 
-    @property
-    def _own_dirs(self) -> tuple[Path, ...]:
+    def folders(self) -> tuple[Path, ...]:
+        """All of these, whether or not they are there. Raises UnsafePath."""
         return self.journal_dir, self.runs_dir, self.reports_dir, self.pruned_dir, self.profiles_dir
 
     def kernel_types(self) -> list[str]:
@@ -152,7 +152,7 @@ class Database:
 
     def _sweep(self) -> None:
         """Removes what writers that were killed left half-written; the lock is held."""
-        for folder in (self.path, *self._own_dirs):
+        for folder in (self.path, *self.folders()):
             for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
                 if _is_abandoned(path):
                     path.unlink(missing_ok=True)
@@ -167,7 +167,7 @@ class Database:
             OpAtlasError: another process holds it for longer than `timeout_s`, or it cannot be written, or one of
                 its folders is a link.
         """
-        journal_dir, *_ = self._own_dirs
+        journal_dir, *_ = self.folders()
         lock = own_lock(journal_dir / "database.lock")
         try:
             journal_dir.mkdir(parents=True, exist_ok=True)

@@ -33,6 +33,7 @@ def database(target: Target) -> Verdict:
     if not path.is_dir():
         return failed(f"{path} is no folder", "name another one with --database-path")
     found = Database(path)
+    found.folders()
     # Writes as a session does, and refuses what a session would be refused.
     lock = SessionLock(found, run_id="doctor", command="python -m bench doctor")
     lock.acquire(0, print)

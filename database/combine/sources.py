@@ -84,6 +84,8 @@ def _open_database(target: Database, path: Path, scratch: Path, opened: Opened, 
     if target.path.exists() and path.samefile(target.path):
         raise OpAtlasError(f"{path}: this is TARGET itself; name other databases to combine into it")
     database = Database(path)
+    # Before anything is done: a folder of a source may be a link out of it.
+    database.folders()
     journals = journal.all_of(database)
     collectives = sorted(path.glob("hcom_*.csv"))
     if collectives and not database.kernel_types() and not journals:

@@ -11,6 +11,7 @@ import pytest
 from filelock import FileLock
 
 from database import journal
+from database.__main__ import main
 from database.constraints import Kernel as MoeKernel
 from database.constraints import load_constraints, save_constraints
 from database.errors import OpAtlasError, TableError
@@ -231,3 +232,20 @@ def test_paths_that_are_not_there_are_fine(tmp_path):
     for path in (tmp_path / "a", tmp_path / "b" / "c"):
         assert own_file(path) == path
         assert own_folder(path) == path
+
+
+@pytest.mark.parametrize("name", ["journal", "runs", "pruned"])
+def test_a_source_with_a_linked_folder_is_refused_before_anything_is_combined(database, canary, tmp_path, name):
+    linked(database, name, canary)
+    target = tmp_path / "target"
+    assert main(["combine", str(target), str(database.path)]) == 2
+    assert not target.exists()
+
+
+def test_a_dry_run_copies_no_file_that_a_link_of_the_database_leads_to(database, canary, tmp_path, capsys):
+    linked(database, "Mul.csv", canary / "table.csv")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "Mul.csv").write_text(HEADER + ROW)
+    assert main(["combine", "--dry-run", str(database.path), str(source)]) == 1
+    assert str(database.path / "Mul.csv") in capsys.readouterr().err
