@@ -12,6 +12,7 @@ import ijson
 
 from database.errors import OpAtlasError
 from database.streaming import BROKEN_GZIP
+from database.trace.guard import Guard, UnbearableError
 
 _BOM = b"\xef\xbb\xbf"
 #: More blanks than this before the first bracket are no trace.
@@ -19,7 +20,7 @@ _LEADING_BYTES = 4096
 
 
 class TraceCut(OpAtlasError):
-    """A trace that ends, or stops to be JSON, after some of its events."""
+    """A trace that ends, or cannot be read any further, after some of its events."""
 
 
 def events(path: Path, file: IO[bytes]) -> Iterator[Any]:
@@ -33,7 +34,7 @@ def events(path: Path, file: IO[bytes]) -> Iterator[Any]:
         file: its bytes, unpacked.
 
     Raises:
-        TraceCut: after the last event that is whole.
+        TraceCut: after the last event that can be read.
         OpAtlasError: not a trace.
     """
     prefix = {b"[": "item", b"{": "traceEvents.item"}.get(_first_byte(file))
@@ -44,9 +45,16 @@ def events(path: Path, file: IO[bytes]) -> Iterator[Any]:
         )
     found = 0
     try:
-        for event in ijson.items(file, prefix):
+        for event in ijson.items(Guard(file), prefix):
             found += 1
             yield event
+    except UnbearableError as error:
+        raise TraceCut(f"{path}: has {error} behind {found:,} events: these are kept") from None
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise TraceCut(f"{path}: is not UTF-8 (byte {byte:#04x}) behind {found:,} events: these are kept") from None
+    except ArithmeticError:
+        raise TraceCut(f"{path}: has a number out of range behind {found:,} events: these are kept") from None
     except ijson.JSONError as error:
         # The parser draws a picture of the place in further lines.
         what = str(error).removeprefix("b'").partition("\n")[0].strip()

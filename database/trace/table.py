@@ -26,6 +26,7 @@ _SHAPE_ARGS = ("Input Shapes", "Input Dims", "input_shapes", "Input shapes", "sh
 _COMPLETE = "X"
 _MALFORMED_NAMED = 20
 _CONTROL = re.compile("[\r\0]")
+_ON_ONE_LINE = str.maketrans({"\r": "\\r", "\n": "\\n", "\0": "\\0"})
 #: JSON can hold half of a surrogate pair, and UTF-8 cannot.
 _ERRORS = "backslashreplace"
 
@@ -62,7 +63,9 @@ class TableWriter:
         self._scratch = scratch
         self._text = io.TextIOWrapper(scratch, encoding="utf-8", errors=_ERRORS, newline="")
         self._writer = csv.writer(self._text, lineterminator="\n")
-        self._places = {name: place for place, name in enumerate(COLUMNS)}
+        #: The column of each arg, by the arg's name.
+        self._places: dict[str, int] = {}
+        self._more: int | None = None
         #: Where in the file rows of so many columns begin.
         self._widths = [(0, len(COLUMNS))]
 
@@ -82,36 +85,45 @@ class TableWriter:
             elif not _is_duration(duration):
                 self._reject(number, f"dur is {duration!r}, not a number of microseconds, 0 or more")
             else:
-                self._row(event, duration)
+                try:
+                    cells = self._cells(event, duration)
+                except RecursionError:
+                    self._reject(number, "its values are nested too deep")
+                    continue
+                self._writer.writerow(cells)
+                self.account.rows += 1
 
-    def _row(self, event: Mapping[str, Any], duration: str) -> None:
+    def _cells(self, event: Mapping[str, Any], duration: str) -> list[str]:
         args = event.get("args")
         args = args if isinstance(args, dict) else {}
         name = _text(event.get("name"))
         cells = [name, _kernel_type(name, args), duration, _shapes(args)]
         cells += [_text(event.get(key)) for key in ("ts", "pid", "tid", "cat")]
-        cells += [""] * (len(self._places) - len(COLUMNS))
+        cells += [""] * (len(self.account.columns) - len(COLUMNS))
         more = {}
         for key, value in args.items():
-            place = self._places.get(_column(key))
+            place = self._places.get(key)
+            if place is None and len(self.account.columns) >= _MOST_COLUMNS:
+                more[key] = value
+                continue
+            text = _text(value)
             if place is None:
-                if len(self._places) >= _MOST_COLUMNS:
-                    more[key] = value
-                    continue
-                place = self._new_column(_column(key))
+                place = self._places[key] = self._new_column(_column(key))
                 cells.append("")
-            cells[place] = _text(value)
+            cells[place] = text
         if more:
-            if MORE_ARGS not in self._places:
-                self._new_column(MORE_ARGS)
+            if self._more is None:
+                self._more = self._new_column(MORE_ARGS)
                 cells.append("")
-            cells[self._places[MORE_ARGS]] = _text(more)
-        self._writer.writerow(cells)
-        self.account.rows += 1
+            cells[self._more] = _text(more)
+        return cells
 
     def _new_column(self, name: str) -> int:
         self._text.flush()
-        self._places[name] = place = len(self._places)
+        place = len(self.account.columns)
+        # Two args may differ in letters that a header cannot have.
+        while name in self.account.columns:
+            name += "_"
         self.account.columns.append(name)
         start = self._scratch.tell()
         if self._widths[-1][0] == start:
@@ -156,7 +168,8 @@ def _is_duration(text: str) -> bool:
 
 
 def _column(name: str) -> str:
-    """The column of an arg; those that are called as one of the event's own get a prefix."""
+    """The column of an arg, on one line; those that are called as one of the event's own get a prefix."""
+    name = name.encode(errors=_ERRORS).decode().translate(_ON_ONE_LINE)
     return f"args.{name}" if name in COLUMNS or name == MORE_ARGS else name
 
 

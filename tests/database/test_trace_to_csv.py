@@ -214,3 +214,65 @@ def test_cells_survive_whatever_they_hold(tmp_path_factory, all_args):
 def test_line_ends_are_one_character(flatten):
     _, rows, _, _ = flatten([event(args={"a": "1\r\n2\r3\0"})])
     assert rows[0]["a"] == "1\n2\n3\\0"
+
+
+def number_of(digits):
+    return b'{"ph": "X", "name": "b", "dur": 1, "args": {"n": ' + b"9" * digits + b"}}"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        number_of(5000),
+        # It begins in one block of bytes that the parser reads, and goes on in the next.
+        number_of(200_000),
+        b'{"ph": "X", "name": "b\xff", "dur": 1}',
+        b'{"ph": "X", "name": "b", "dur": 1e9999999999999999999}',
+        b'{"ph": "X", "dur": 1, "name": "' + b"b" * (10 << 20) + b'"}',
+    ],
+    ids=["5,000 digits", "200,000 digits", "not UTF-8", "out of range", "10 MB of text"],
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_events_before_what_no_parser_bears_are_kept(bad, packed, flatten, tmp_path):
+    trace = b'[{"ph": "X", "name": "a", "dur": 2}, ' + bad + b', {"ph": "X", "name": "c", "dur": 3}]'
+    name = "trace_view.json.gz" if packed else "trace_view.json"
+    status, rows, _, err = flatten(gzip.compress(trace) if packed else trace, name=name)
+    assert (status, [row["op_name"] for row in rows]) == (1, ["a"])
+    assert str(tmp_path / name) in err
+    assert {path.name for path in tmp_path.iterdir()} == {name, "trace_view.csv"}
+
+
+@pytest.mark.parametrize("before", ["", '\\"', "\\\\", '\\\\\\"', "x" * 65536 + "\\"])
+def test_digits_within_text_are_text(before, flatten):
+    digits = "7" * 40_000
+    if before.endswith("x\\"):
+        before += "n"
+    status, rows, _, err = flatten(f'[{{"ph": "X", "dur": 1, "name": "{before}{digits}", "cat": "c"}}]'.encode())
+    assert (status, err) == (0, "")
+    assert rows[0]["op_name"].endswith(digits)
+    assert rows[0]["category"] == "c"
+
+
+@given(st.lists(st.text(), min_size=1, max_size=5, unique=True), st.data())
+def test_any_names_of_args_are_columns_of_their_own(tmp_path_factory, names, data):
+    path = tmp_path_factory.mktemp("trace") / "table.csv"
+    values = {name: str(number) for number, name in enumerate(names)}
+    later = {name: values[name] for name in data.draw(st.permutations(names))}
+    with open(path.with_suffix(".scratch"), "w+b") as scratch, open(path, "wb") as target:
+        writer = TableWriter(scratch)
+        writer.add([event(args={names[0]: "0"}), event(args=later)])
+        writer.finish(target)
+    with open(path, encoding="utf-8", newline="") as file:
+        header, first, second = csv.reader(file)
+    assert len(set(header)) == len(header) == len(COLUMNS) + len(names)
+    assert first[len(COLUMNS)] == "0"
+    assert sorted(second[len(COLUMNS) :]) == sorted(values.values())
+
+
+def test_an_event_that_is_nested_too_deep_costs_itself(flatten):
+    deep = b"[" * 5000 + b"]" * 5000
+    status, rows, _, err = flatten(
+        b'[{"ph": "X", "dur": 1, "name": "a", "args": {"x": ' + deep + b'}}, {"ph": "X", "dur": 1, "name": "b"}]'
+    )
+    assert (status, [row["op_name"] for row in rows]) == (1, ["b"])
+    assert "event 1" in err

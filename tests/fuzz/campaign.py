@@ -112,6 +112,9 @@ def _followed(command: list[str], outcome: Outcome, end: float, progress: Progre
         watchdog.start()
         before = 0
         for line in worker.stdout:
+            if not line.startswith("{"):
+                # libFuzzer has things to say, too.
+                continue
             told = json.loads(line)
             if "inputs" in told:
                 new, before = told["inputs"] - before, told["inputs"]
