@@ -7,6 +7,7 @@ layer's shape, and those of the stacked matrices of its experts.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -27,6 +28,14 @@ from shapes.models import (
 _INSTALL = "pip install 'opatlas[models]'"
 #: Names under which configurations have the same number.
 _EXPERT_COUNTS = ("n_routed_experts", "num_local_experts", "num_experts")
+
+#: Keys of a configuration that no shape depends on.
+_NOT_OF_SHAPES = frozenset(
+    {
+        *("auto_map", "quantization_config", "compression_config", "kernel_config", "use_kernels", "architectures"),
+        *("_name_or_path", "name_or_path", "dtype", "torch_dtype", "custom_pipelines"),
+    }
+)
 
 #: Modules that engines fuse, in this order, and what their product is called. Those of the attention
 #: share heads among devices; a gate and what it lets through are cut alike.
@@ -77,6 +86,7 @@ def architectures() -> frozenset[str]:
     """
     if find_spec("transformers") is None:
         return frozenset()
+    _stay_offline()
     try:
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     except ImportError as error:
@@ -97,25 +107,47 @@ def model_of_config_file(path: Path) -> ModelFacts:
         OpAtlasError: the file is no model's, or transformers, which knows its architecture, is not installed.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        content = _of_shapes(whole)
+    except RecursionError:
+        raise OpAtlasError(f"--target-models {path}: it is nested too deep for a model's config.json") from None
+    except (OSError, ValueError) as error:
+        # UnicodeDecodeError and JSONDecodeError are ValueErrors, and so is a number of too many digits.
         raise OpAtlasError(f"--target-models {path}: it cannot be read as JSON ({error})") from None
     if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
         raise OpAtlasError(f"--target-models {path}: it has no 'model_type', as a model's config.json does")
     if find_spec("transformers") is None:
         raise OpAtlasError(f"--target-models {path}: reading it takes transformers, which is not installed: {_INSTALL}")
-    name = content.get("_name_or_path")
+    name = whole.get("_name_or_path")
     return _model(name if isinstance(name, str) and name else path.resolve().parent.name, content)
+
+
+def _of_shapes(value: Any) -> Any:
+    """What has a bearing on shapes of a configuration and the configurations in it.
+
+    Left out is what says where code or weights are (also as the name of a kernel that transformers would download),
+    how attention and experts are computed (by packages that need not be installed), and how weights are stored.
+    """
+    if isinstance(value, list):
+        return [_of_shapes(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _of_shapes(item)
+        for key, item in value.items()
+        if key not in _NOT_OF_SHAPES and "implementation" not in key and not (isinstance(item, str) and "/" in item)
+    }
+
+
+def _stay_offline() -> None:
+    """Keeps transformers, once it is imported, from downloading anything: no shape is worth it."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def _model(name: str, content: Mapping[str, Any]) -> ModelFacts:
     model_type = content["model_type"]
-    # What says where code or weights are, and how these are compressed, has no bearing on shapes.
-    given = {
-        key: value
-        for key, value in content.items()
-        if key not in ("model_type", "auto_map", "quantization_config", "_name_or_path", "architectures")
-    }
+    given = {key: value for key, value in content.items() if key != "model_type"}
+    _stay_offline()
     try:
         # transformers imports torch's compiler, which cannot be done where the meta device is the default (torch 2.6).
         import torch._dynamo

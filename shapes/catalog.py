@@ -8,8 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from database.closest import closest
 from database.dtypes import known_dtype
 from database.errors import OpAtlasError
@@ -18,6 +16,7 @@ from shapes import attention, experts, split_qkv
 from shapes.expression import Expression, ExpressionError, parse
 from shapes.patterns import Axis, Form, Lengths, Pattern, Template
 from shapes.sources import SOURCES
+from shapes.yaml_file import NotYaml, parse_yaml
 
 PATH = Path(__file__).with_name("catalog.yaml")
 #: Patterns whose rows need more than arithmetic, in Python.
@@ -68,30 +67,16 @@ def read_catalog(path: Path) -> Catalog:
         CatalogError: it cannot be read, or has mistakes.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        content = parse_yaml(path.read_bytes(), strict=True)
     except OSError as error:
         raise CatalogError(f"{path} cannot be read ({error.strerror}): check the path and its permissions") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise CatalogError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except NotYaml as error:
+        raise CatalogError(f"{path} is not YAML: {error}") from None
     reader = _Reader(path)
     catalog = reader.catalog(content)
     if reader.problems:
         raise CatalogError("\n".join(reader.problems))
     return catalog
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice: YAML would take the last one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for i, key in enumerate(keys):
-            if key in keys[:i]:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key!r} stands twice", node.value[i][0].start_mark
-                )
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
-        return mapping
 
 
 class _Reader:

@@ -23,12 +23,29 @@ _LONGEST = 200
 #: No dimension comes near this, and products of a few stay within 64 bits.
 _LARGEST = 1 << 40
 
+
+def _quotient(value: Ints, divisor: Ints) -> Ints:
+    """0 where a size is divided by 0, which is no legal size of anything."""
+    if isinstance(value, int) and isinstance(divisor, int):
+        return value // divisor if divisor else 0
+    with np.errstate(divide="ignore"):
+        return np.floor_divide(value, divisor)
+
+
+def _remainder(value: Ints, divisor: Ints) -> Ints:
+    """0 where a size is divided by 0."""
+    if isinstance(value, int) and isinstance(divisor, int):
+        return value % divisor if divisor else 0
+    with np.errstate(divide="ignore"):
+        return np.remainder(value, divisor)
+
+
 _OPERATORS: dict[type[ast.AST], Callable[[Ints, Ints], Ints]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
+    ast.FloorDiv: _quotient,
+    ast.Mod: _remainder,
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -39,7 +56,7 @@ _OPERATORS: dict[type[ast.AST], Callable[[Ints, Ints], Ints]] = {
 
 
 def _align(value: Ints, multiple: Ints) -> Ints:
-    return -(-value // multiple) * multiple
+    return -_quotient(-value, multiple) * multiple
 
 
 def _least(a: Ints, b: Ints) -> Ints:
@@ -108,13 +125,10 @@ def _walk(node: ast.expr, names: set[str]) -> _Value:
         inner = _walk(node.operand, names)
         return lambda env: -inner(env)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        if (
-            isinstance(node.op, (ast.FloorDiv, ast.Mod))
-            and isinstance(node.right, ast.Constant)
-            and not node.right.value
-        ):
+        left, right = _walk(node.left, names), _walk(node.right, names)
+        if isinstance(node.op, (ast.FloorDiv, ast.Mod)) and not _names_in(node.right) and not right({}):
             raise ExpressionError(f"{ast.unparse(node)!r} divides by nothing")
-        return _binary(_OPERATORS[type(node.op)], _walk(node.left, names), _walk(node.right, names))
+        return _binary(_OPERATORS[type(node.op)], left, right)
     if isinstance(node, ast.Compare) and all(type(op) in _OPERATORS for op in node.ops):
         operands = [_walk(operand, names) for operand in (node.left, *node.comparators)]
         pairs = [
@@ -136,6 +150,10 @@ def _walk(node: ast.expr, names: set[str]) -> _Value:
         f"{ast.unparse(node)!r} is not arithmetic: use whole numbers, variables, + - * // %, comparisons, and, "
         f"min(a, b), max(a, b), align(a, multiple)"
     )
+
+
+def _names_in(node: ast.expr) -> bool:
+    return any(isinstance(part, ast.Name) and part.id not in _FUNCTIONS for part in ast.walk(node))
 
 
 def _binary(function: Callable[[Ints, Ints], Ints], left: _Value, right: _Value) -> _Value:

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from database.errors import OpAtlasError
 from database.safe_paths import read_own
 from database.signature import normalized_kernel_type
 from database.store import Database
 from shapes.catalog import Catalog, Kernel
+from shapes.yaml_file import NotYaml, parse_yaml
 
 #: Profilers also name a kernel after the function that launches it.
 _TWIN = "aicore"
@@ -59,10 +58,10 @@ def _mapped(path: Path) -> Iterator[tuple[str, str]]:
 
 def _entries(path: Path) -> list[dict[str, Any]]:
     try:
-        content = yaml.safe_load(read_own(path, _LARGEST_BYTES).decode())
+        content = parse_yaml(read_own(path, _LARGEST_BYTES))
     except FileNotFoundError:
         return []
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (OSError, NotYaml) as error:
         raise OpAtlasError(
             f"{path} cannot be read ({' '.join(str(error).split())}): repair it, or move it out of the database"
         ) from None

@@ -64,6 +64,8 @@ def test_a_kernel_is_a_few_lines(tmp_path: Path) -> None:
         ("kernels:", "kernel:", "kernels", "there must be a mapping"),
         ("[m, twice], []", "{m: 1}, []", "pattern 'scale', key 'inputs'", "not a list of dimensions"),
         ("where: [m < 100]", "where: m < 100", "pattern 'scale', key 'where'", "must be a list"),
+        ("2 * h", "h // (1 % -0)", "pattern 'scale', key 'let'", "divides by nothing"),
+        ("2 * h", "h % (2 - 2)", "pattern 'scale', key 'let'", "divides by nothing"),
     ],
 )
 def test_a_mistake_is_named_by_place_and_expression(tmp_path: Path, old: str, new: str, place: str, words: str) -> None:
@@ -89,7 +91,16 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
         ("- 1", "there must be a mapping"),
         ("", "there must be a mapping"),
         ("!!python/object/apply:os.getcwd []", "is not YAML"),
+        ("grids: {2026-11-22: [1]}", "line 1, column 9"),
+        ("grids: {1: [1]}", "line 1, column 9"),
+        ("[" * 100_000, "nested"),
+        ("grids: &a [*a]", "holds itself"),
+        ("\n".join(["l0: &l0 [1, 1]", *(f"l{n}: &l{n} [{f'*l{n - 1}, ' * 10}]" for n in range(1, 40))]), "words"),
+        ("grids: {a: [" + "9" * 5000 + "]}", "is not YAML"),
+        ("grids: !!bool maybe", "is not YAML"),
+        ("grids: 2026-99-99", "is not YAML"),
     ],
+    ids=range(13),
 )
 def test_files_that_are_no_catalog(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(CatalogError, match=words):

@@ -22,6 +22,10 @@ from shapes.expression import ExpressionError, parse
         ("align(k, 8)", 8),
         ("align(16, 8)", 16),
         ("(m + k) * 2", 30),
+        # What is divided by 0 is 0, and so no size that a tensor may have.
+        ("m // (k - k)", 0),
+        ("m % (k - k)", 0),
+        ("align(m, k - k)", 0),
     ],
 )
 def test_values(text: str | int, value: int) -> None:
@@ -37,7 +41,15 @@ def test_conditions(text: str, holds: bool) -> None:
 
 @given(st.lists(st.integers(1, 10**5), min_size=1, max_size=20), st.integers(1, 10**5))
 def test_many_at_once_are_what_each_is(values: list[int], k: int) -> None:
-    for text in ("m * k", "align(m, k)", "min(m, k) - max(m, k)", "m // k + m % k", "m >= k and m != 7", "1 < m < k"):
+    for text in (
+        "m * k",
+        "align(m, k)",
+        "min(m, k) - max(m, k)",
+        "m // k + m % k",
+        "m % (k - k)",
+        "m >= k and m != 7",
+        "1 < m < k",
+    ):
         expression = parse(text)
         at_once = expression.value({"m": np.array(values), "k": k})
         assert at_once.tolist() == [expression.value({"m": m, "k": k}) for m in values]

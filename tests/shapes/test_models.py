@@ -217,6 +217,8 @@ def test_without_transformers_built_in_models_serve_and_others_say_what_to_insta
     ("text", "words"),
     [
         ("{", "cannot be read as JSON"),
+        ("[" * 100_000, "nested too deep"),
+        ('{"model_type": "llama", "hidden_size": ' + "9" * 5000 + "}", "cannot be read as JSON"),
         ("[]", "has no 'model_type'"),
         ('{"hidden_size": 8}', "has no 'model_type'"),
         ('{"model_type": "no_such_architecture"}', "cannot build a no_such_architecture"),
@@ -229,6 +231,41 @@ def test_files_that_are_no_models_are_named(tmp_path: Path, text: str, words: st
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(OpAtlasError, match=words):
         model_of(str(tmp_path))
+
+
+#: What published files have, at any depth; transformers needs packages for it that theory does not, or downloads it.
+NOT_OF_SHAPES: dict[str, Any] = {
+    "attn_implementation": "flash_attention_2",
+    "_attn_implementation": "kernels-community/flash-attn",
+    "_experts_implementation": "kernels-community/megablocks",
+    "experts_implementation": "no_such_thing",
+    "auto_map": {"AutoConfig": "configuration_x.XConfig"},
+    "quantization_config": {"quant_method": "fp8"},
+    "dtype": "no_such_dtype",
+    "_name_or_path": "somebody/else",
+}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_how_a_model_is_computed_has_no_bearing_on_its_shapes(
+    nested: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers", reason="pip install 'opatlas[models]'")
+    sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 64}
+
+    def built(further: dict[str, Any]) -> ModelFacts:
+        text = {"model_type": "gemma3_text", **sizes, **further}
+        content = {"model_type": "gemma3", "text_config": text, **further} if nested else text
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        return model_of(str(tmp_path))
+
+    def connect(*arguments: object) -> None:
+        raise AssertionError(f"the network was asked for: {arguments}")
+
+    monkeypatch.setattr("socket.socket.connect", connect)
+    monkeypatch.setattr("socket.getaddrinfo", connect)
+    assert built(NOT_OF_SHAPES).weights == built({}).weights
+    assert model_of(str(tmp_path)).hidden == 256
 
 
 def test_parallel_sizes_that_fit_no_model_are_an_error() -> None:

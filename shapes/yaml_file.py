@@ -1,0 +1,77 @@
+"""YAML that people edit, read so that whatever stands in it costs an error and no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+#: Levels of lists and mappings in each other; no file of ours has ten.
+_MOST_LEVELS = 50
+#: Words, lists and mappings, each as often as it is used.
+_MOST_NODES = 100_000
+
+
+class NotYaml(Exception):
+    """Text that is not YAML, or means what no file of ours can mean; the message says where and why."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses deep nesting, and names for lists of such names, which a few lines make millions of."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._level = 0
+        self._nodes: dict[int, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()
+        mark = event.start_mark
+        self._level += 1
+        if self._level > _MOST_LEVELS:
+            raise yaml.composer.ComposerError(None, None, f"nested more than {_MOST_LEVELS} levels deep", mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._level -= 1
+        if not isinstance(event, yaml.AliasEvent):
+            inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+            parts = [part for pair in inner for part in (pair if isinstance(pair, tuple) else (pair,))]
+            self._nodes[id(node)] = 1 + sum(self._nodes[id(part)] for part in parts)
+        elif id(node) not in self._nodes:
+            raise yaml.composer.ComposerError(None, None, "a list or mapping that holds itself", mark)
+        if self._nodes[id(node)] > _MOST_NODES:
+            raise yaml.composer.ComposerError(None, None, f"more than {_MOST_NODES:,} words", mark)
+        return node
+
+
+class _StrictLoader(_Loader):
+    """Refuses a key that is not text, and a key that stands twice: YAML would take the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        there = set()
+        for name, _ in node.value:
+            key = self.construct_object(name, deep=True)
+            problem = f"{key!r} stands twice" if isinstance(key, str) and key in there else ""
+            if not isinstance(key, str):
+                problem = f"the key {str(key)[:40]} is not text: put quotes around it"
+            if problem:
+                raise yaml.constructor.ConstructorError(None, None, problem, name.start_mark)
+            there.add(key)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
+def parse_yaml(text: bytes, *, strict: bool = False) -> Any:
+    """The value of YAML text.
+
+    Args:
+        strict: refuse keys that are not text, or stand twice.
+
+    Raises:
+        NotYaml: it is not UTF-8, not YAML, nested too deep, or too large with all that it repeats by name.
+    """
+    try:
+        return yaml.load(text.decode("utf-8"), Loader=_StrictLoader if strict else _Loader)
+    except Exception as error:
+        # PyYAML's constructors raise anything for a word that is not what its form or tag says (a date of month 99,
+        # a number of 5,000 digits, `!!bool maybe`).
+        raise NotYaml(" ".join(str(error).split()) or type(error).__name__) from None
