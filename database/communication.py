@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from database.numbers import whole
 from database.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
 from database.slots import dtype_name
 
@@ -85,5 +86,5 @@ def message_signature(row: Mapping[str, str]) -> str:
 def _whole(cell: str) -> str:
     """`1024.0`, as pandas writes a column with gaps, is 1024."""
     text = cell.strip().strip("\"'")
-    whole, _, fraction = text.partition(".")
-    return whole if whole.isdecimal() and not fraction.strip("0") else text
+    number, _, fraction = text.partition(".")
+    return number if whole(number) is not None and not fraction.strip("0") else text

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from database.numbers import whole
 from database.schema import INPUT_SLOTS, OUTPUT_SLOTS
 from database.slots import slot_words
 
@@ -51,10 +52,9 @@ def canonical_form(row: Mapping[str, str]) -> str | None:
 
 def _matrix(shape: str, form: str) -> tuple[int, int] | None:
     """Rows and columns; those of (a, b, c, d) in FRACTAL_NZ are b*c and a*d."""
-    words = shape.split(",")
-    if not all(word.isascii() and word.isdigit() for word in words):
+    sizes = [size for word in shape.split(",") if (size := whole(word)) is not None]
+    if len(sizes) != shape.count(",") + 1:
         return None
-    sizes = [int(word) for word in words]
     if form == _NZ and len(sizes) == 4:
         return sizes[1] * sizes[2], sizes[0] * sizes[3]
     return (sizes[0], sizes[1]) if len(sizes) == 2 else None

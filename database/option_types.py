@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from database.closest import closest
+from database.numbers import real as real_number
+from database.numbers import whole
 
 T = TypeVar("T")
 
@@ -16,9 +18,10 @@ def at_least(least: int) -> Callable[[str], int]:
     """Whole numbers from `least` on."""
 
     def read(text: str) -> int:
-        if not (text.isdecimal() and int(text) >= least):
+        number = whole(text)
+        if number is None or number < least:
             raise argparse.ArgumentTypeError(f"{text!r}: give a whole number from {least} on")
-        return int(text)
+        return number
 
     return read
 
@@ -27,9 +30,10 @@ def between(least: int, most: int) -> Callable[[str], int]:
     """Whole numbers from `least` to `most`."""
 
     def read(text: str) -> int:
-        if not (text.isdecimal() and least <= int(text) <= most):
+        number = whole(text)
+        if number is None or not least <= number <= most:
             raise argparse.ArgumentTypeError(f"{text!r}: give a whole number from {least} to {most}")
-        return int(text)
+        return number
 
     return read
 
@@ -85,11 +89,8 @@ def real(words: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
     """Finite numbers that fit; `words` say which these are ("a number above 0")."""
 
     def read(text: str) -> float:
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not (math.isfinite(number) and fits(number)):
+        number = real_number(text)
+        if number is None or not (math.isfinite(number) and fits(number)):
             raise argparse.ArgumentTypeError(f"{text!r}: give {words}")
         return number
 

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from database.errors import CellError
+from database.numbers import whole
 
 #: Words that stand for "nothing" in a shape, dtype or format cell.
 EMPTY_WORDS = frozenset({"", "N/A", "NA", "NULL", "NONE", "NAN", "UNDEFINED", "DT_UNDEFINED", "FORMAT_UNDEFINED"})
 
+#: Characters of a cell that is wrong.
+_SHOWN = 200
 _DROPPED = {ord(c): None for c in "\"'()[]{} \t\r\n"}
 
 
@@ -116,6 +119,7 @@ def parse_slots(shapes: str, dtypes: str, formats: str, columns: tuple[str, str,
 
 
 def _dimension(text: str, column: str, cell: str) -> int:
-    if text.isascii() and text.isdigit():
-        return int(text)
-    raise CellError(column, cell, f"{text!r} is not a dimension (a whole number, 0 or more)")
+    size = whole(text)
+    if size is None:
+        raise CellError(column, cell[:_SHOWN], f"{text[:_SHOWN]!r} is not a dimension (a whole number below 10^18)")
+    return size

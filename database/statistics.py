@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from database.numbers import real
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -34,11 +36,8 @@ def standard_deviation(samples: Sequence[float], mean: float) -> float:
 
 def valid_duration(cell: str) -> float | None:
     """A duration cell in microseconds; None unless it is a finite number above zero."""
-    try:
-        value = float(cell)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) and value > 0 else None
+    value = real(cell)
+    return value if value is not None and math.isfinite(value) and value > 0 else None
 
 
 def cell(value: float) -> str:

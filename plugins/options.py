@@ -16,6 +16,7 @@ from bench.instruments import OFFERED
 from bench.job import DeviceSpec, MeasureSettings
 from bench.msprof.command import METRICS
 from database.merge import UpdateMode
+from database.numbers import whole
 from database.option_types import at_least, names, positive
 from plugins import newhooks
 from plugins.plan import GIVEN_UP_AFTER, Shard
@@ -34,10 +35,10 @@ _INSTRUMENTS = "; ".join(f"{kind}: {', '.join(offered)}" for kind, offered in OF
 
 
 def _shard(text: str) -> Shard:
-    index, _, count = text.partition("/")
-    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count)):
+    index, count = (whole(part) or 0 for part in text.partition("/")[::2])
+    if not 1 <= index <= count:
         raise argparse.ArgumentTypeError(f"{text!r}: give I/N with I from 1 to N, such as 2/8")
-    return Shard(int(index), int(count))
+    return Shard(index, count)
 
 
 DATABASE = (

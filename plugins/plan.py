@@ -19,6 +19,7 @@ from database.errors import OpAtlasError
 from database.header import misspelt
 from database.measured import duration_columns
 from database.merge import UpdateMode, has_duration
+from database.numbers import whole
 from database.schema import (
     BASE,
     CRASHES_IN_A_ROW,
@@ -170,7 +171,7 @@ class TablePlan:
     def crashes(self, position: int) -> int:
         """Sessions in a row in which a row crashed or timed out; 0 where the cell holds no number."""
         cell = self.state[CRASHES_IN_A_ROW][position] if CRASHES_IN_A_ROW in self.state else ""
-        return int(cell) if cell.isdecimal() else 0
+        return whole(cell) or 0
 
     def rows(self) -> Iterator[tuple[str, CaseRow, Expected | None]]:
         """Each case's id, its row, and why it is expected to fail, if it is."""

@@ -18,6 +18,7 @@ from bench.executor import SESSION
 from database.errors import OpAtlasError
 from database.layout import default_path, expect_npu, kind_of
 from database.manifest import Manifest, code_digest
+from database.numbers import whole
 from database.option_types import at_least, names, positive
 from database.store import Database, write_text
 from database.terminal import counted, shown
@@ -42,10 +43,10 @@ _PROPERTY = "theory_rows"
 
 
 def _sizes(text: str) -> Sequence[int]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) > 0 for word in words):
+    sizes = [whole(word.strip()) for word in text.split(",")]
+    if not all(sizes):
         raise argparse.ArgumentTypeError(f"{text!r}: give whole numbers above 0, such as 1,2,8")
-    return tuple(sorted({int(word) for word in words}))
+    return tuple(sorted({size for size in sizes if size}))
 
 
 #: The options of theory rows alone.
@@ -86,7 +87,7 @@ OPTIONS = (
     declare(
         "--seed",
         Scope.THEORY,
-        type=int,
+        type=at_least(0),
         metavar="N",
         default=0,
         help="the same seed draws the same rows, for a given version of hypothesis (default: %(default)s)",

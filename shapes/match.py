@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from database.errors import TableError
+from database.numbers import whole
 from database.schema import BASE, INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
 from database.slots import slot_words
 from database.statistics import valid_duration
@@ -128,7 +129,7 @@ def read_rows(table: Table) -> Iterator[KnownRow]:
             except ValueError:
                 raise TableError(
                     table.path,
-                    f"column {column!r} is {cells[first]!r}, and dimensions are whole numbers, 0 or more",
+                    f"column {column!r} is {cells[first][:200]!r}, and dimensions are whole numbers, 0 or more",
                     "Correct the cell, or ingest the capture again",
                     line=position + 2,
                 ) from None
@@ -160,6 +161,7 @@ def _words(shapes: str, dtypes: str, formats: str) -> tuple[Word, ...]:
 
 
 def _dimension(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
+    size = whole(text)
+    if size is None:
         raise ValueError(text)
-    return int(text)
+    return size

@@ -25,7 +25,7 @@ class _Loader(yaml.SafeLoader):
         self._nodes: dict[int, int] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()
+        event = self.peek_event()  # type: ignore[no-untyped-call]
         mark = event.start_mark
         self._level += 1
         if self._level > _MOST_LEVELS:

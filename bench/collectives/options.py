@@ -23,7 +23,7 @@ from database.dtypes import known_dtype
 from database.errors import OpAtlasError
 from database.layout import kind_of
 from database.merge import UpdateMode
-from database.option_types import Listed, at_least, items_of, one_of
+from database.option_types import Listed, at_least, between, items_of, one_of
 from database.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
 from database.versions import Versions, nccl_version
 
@@ -76,7 +76,7 @@ OPTIONS = (
     declare(
         "--topology-tier",
         Scope.COLLECTIVES,
-        type=int,
+        type=between(min(TIERS), max(TIERS)),
         choices=list(TIERS),
         help="the outermost dimension of the grid in which the devices of a group differ: "
         f"{', '.join(f'{tier} {name}' for tier, name in TIERS.items())} "

@@ -19,6 +19,7 @@ from database.communication import COLLECTIVES, TIERS, Collective
 from database.errors import OpAtlasError, TableError
 from database.layout import device_of_messages
 from database.measured import duration_columns
+from database.numbers import whole
 from database.option_types import Listed, at_least, items_of, real
 from database.schema import MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
 from database.statistics import valid_duration
@@ -241,11 +242,12 @@ def _tier(path: Path, line: int, cell: str, grid: Grid, num_devices: int) -> int
 
 
 def _whole(path: Path, line: int, column: str, cell: str, *, least: int) -> int:
-    whole, _, fraction = cell.strip().partition(".")
-    if not whole.isdecimal() or fraction.strip("0") or int(whole) < least:
+    text, _, fraction = cell.strip().partition(".")
+    number = whole(text)
+    if number is None or fraction.strip("0") or number < least:
         problem = f"column {column!r} = {cell!r} is no whole number of at least {least}"
         raise TableError(path, problem, "Correct the cell", line=line)
-    return int(whole)
+    return number
 
 
 def _link(text: str) -> tuple[int, Link]:

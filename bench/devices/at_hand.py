@@ -15,6 +15,7 @@ from bench.devices.visible import VISIBLE, all_hidden, pinned, visible_ids
 from bench.job import DeviceSpec
 from database.errors import OpAtlasError
 from database.layout import NPU_DEVICES, cpu_device_name, kind_of
+from database.numbers import whole
 from database.versions import cuda_version
 
 _DEVICE_FILES = Path("/dev")
@@ -123,8 +124,9 @@ def _gpus(name: str | None) -> list[DeviceSpec]:
 
 def _gpu(entry: str, present: Sequence[Gpu]) -> Gpu:
     """What an entry of CUDA_VISIBLE_DEVICES names: a number, or the beginning of a UUID. Raises OpAtlasError."""
-    if entry.isdecimal():
-        return present[int(entry)]
+    index = whole(entry)
+    if index is not None:
+        return present[index]
     for gpu in present:
         if gpu.uuid.startswith(entry):
             return gpu

@@ -17,6 +17,7 @@ from bench.devices.turn import turn_on
 from bench.instruments import Instrument, open_instrument
 from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
 from database.layout import cpu_device_name
+from database.numbers import whole
 
 #: Used where the system does not tell the size of its last-level cache; larger than most.
 _ASSUMED_LLC_BYTES = 64 << 20
@@ -93,6 +94,7 @@ def last_level_cache_bytes() -> int | None:
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = path.read_text().strip()
         unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:])
-        if unit and text[:-1].isdigit():
-            sizes.append(int(text[:-1]) * unit)
+        size = whole(text[:-1])
+        if unit and size is not None:
+            sizes.append(size * unit)
     return max(sizes, default=None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.job import DeviceSpec
+from database.numbers import whole
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,9 @@ def islands_of(count: int, joined: Callable[[int, int], bool]) -> Islands:
 
 def _handle(library: Any, device: DeviceSpec) -> Any:
     name = device.pinned[1] if device.pinned is not None else str(device.index)
-    if name.isdecimal():
-        return library.nvmlDeviceGetHandleByIndex(int(name))
+    index = whole(name)
+    if index is not None:
+        return library.nvmlDeviceGetHandleByIndex(index)
     return library.nvmlDeviceGetHandleByUUID(name)
 
 

@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Sequence
 from functools import cache
 
+from database.numbers import whole
+
 
 def printed(tool: str, *arguments: str, timeout_s: float) -> str:
     """What a tool prints, asked once in a process; "" where it is not on PATH, fails, or does not answer in time."""
@@ -27,4 +29,4 @@ def _run(executable: str, arguments: Sequence[str], timeout_s: float) -> str:
 
 def whole_number(text: str | None) -> int | None:
     """Of what a tool prints; None for other words, or none."""
-    return int(text) if text is not None and text.isdecimal() else None
+    return None if text is None else whole(text)

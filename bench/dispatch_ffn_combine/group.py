@@ -9,6 +9,7 @@ from bench.declared_options import Scope, add_all, declare
 from bench.errors import InvalidRow, MissingPrecondition
 from bench.groups.options import NodeOptions
 from bench.groups.spec import GroupSpec
+from database.numbers import whole
 from database.option_types import at_least
 from database.schema import EP_SIZE
 
@@ -57,11 +58,12 @@ def group_of(cells: Mapping[str, str], options: Any) -> GroupSpec:
 def ep_size(cells: Mapping[str, str], default: int) -> int:
     """How many devices share the experts of a row. Raises InvalidRow."""
     text = cells.get(EP_SIZE, "").strip()
-    if text and not (text.isdecimal() and int(text) > 0):
+    size = whole(text) if text else default
+    if not size:
         raise InvalidRow(
             f"column {EP_SIZE!r}: {text!r} is not the number of devices that share the experts; correct the cell"
         )
-    return int(text) if text else default
+    return size
 
 
 class Experts(Sequence[Any]):

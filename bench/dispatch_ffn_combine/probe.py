@@ -27,6 +27,7 @@ from database.constraints import AXES, Kernel, MoeShape, Trial, load_constraints
 from database.errors import OpAtlasError
 from database.layout import default_path
 from database.manifest import Manifest, code_digest
+from database.numbers import whole
 from database.option_types import at_least, positive
 from database.progress import Progress
 from database.schema import EP_SIZE, Status
@@ -230,7 +231,7 @@ class Probe:
 
 
 def _shape(text: str) -> MoeShape:
-    sizes = text.split(",")
-    if len(sizes) != len(AXES) or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+    sizes = [size for word in text.split(",") if (size := whole(word))]
+    if not len(sizes) == len(AXES) == text.count(",") + 1:
         raise argparse.ArgumentTypeError(f"{text!r}: give {','.join(AXES)}, five whole numbers above 0")
-    return MoeShape(*map(int, sizes))
+    return MoeShape(*sizes)

@@ -9,6 +9,8 @@ kernels, whichever profiler wrote it and whatever its options; range markers of 
 
 from __future__ import annotations
 
+from database.numbers import whole
+
 #: The profiler's type of a mark.
 KERNEL_TYPE = "Neg"
 #: A mark moves 44 to 52 KB: nothing to a cache of megabytes that a flush has emptied.
@@ -30,9 +32,10 @@ def row_mark(number: int) -> tuple[int, int, int]:
 def row_of_mark(dimensions: str) -> int | None:
     """The row that a mark stands for; None where the dimensions are those of something else."""
     sizes = dimensions.split(",")
-    if len(sizes) != 3 or sizes[0] != str(_ROW) or not all(size.isdecimal() for size in sizes[1:]):
+    if len(sizes) != 3 or sizes[0] != str(_ROW):
         return None
-    high, low = int(sizes[1]) - 1, int(sizes[2]) - 1
+    # 0 stands for no number, too: a mark has sizes from 1 on.
+    high, low = ((whole(size) or 0) - 1 for size in sizes[1:])
     return high * _BASE + low if 0 <= high < _BASE and 0 <= low < _BASE else None
 
 

@@ -26,6 +26,7 @@ from database.counts import add_counts
 from database.dtypes import unknown_dtypes
 from database.errors import CellError, TableError
 from database.ingest.capture import TYPE, Capture, Chunk, NotNumeric, read_capture_header
+from database.numbers import whole
 from database.progress import Progress
 from database.schema import (
     ACCELERATOR_CORE,
@@ -41,6 +42,8 @@ from database.slots import EMPTY_WORDS, slot_words, split_cell, unwrapped
 from database.statistics import Summary, summarize
 from database.store import is_file_name
 
+#: Characters of a cell that is wrong.
+_SHOWN = 200
 #: The columns whose cells tell the launches of a block apart. OP State is not among them: the same
 #: kernel is `static` or `dynamic` by how it was compiled, which the contract does not group by.
 _KEY = (TYPE, ACCELERATOR_CORE, *INPUT_SLOTS, *OUTPUT_SLOTS)
@@ -385,7 +388,9 @@ def _check_dimensions(cells: Mapping[str, str]) -> None:
     for column in (INPUT_SHAPES, OUTPUT_SHAPES):
         wrong = _no_dimension(cells[column])
         if wrong is not None:
-            raise CellError(column, cells[column], f"{wrong!r} is not a dimension (a whole number, 0 or more)")
+            raise CellError(
+                column, cells[column][:_SHOWN], f"{wrong[:_SHOWN]!r} is not a dimension (a whole number below 10^18)"
+            )
 
 
 @lru_cache(maxsize=4096)
@@ -393,7 +398,7 @@ def _no_dimension(shapes: str) -> str | None:
     """The first dimension of a cell that is none."""
     for shape in split_cell(shapes):
         for dimension in shape.split(",") if shape else ():
-            if not (dimension.isascii() and dimension.isdigit()):
+            if whole(dimension) is None:
                 return dimension
     return None
 

@@ -22,6 +22,7 @@ import pyarrow.csv
 
 from database.errors import OpAtlasError, TableError
 from database.header import read_header
+from database.numbers import real
 from database.schema import ACCELERATOR_CORE, BASE, INPUT_SHAPES, OP_STATE, REQUIRED
 
 TYPE = "Type"
@@ -310,7 +311,5 @@ def _numbers(column: pa.Array) -> np.ndarray:
 
 
 def _number(word: str) -> float:
-    try:
-        return float(word)
-    except ValueError:
-        return float("nan")
+    number = real(word)
+    return float("nan") if number is None else number

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from database.plots.figure import Plot, bytes_text, new_figure
+from database.plots.figure import Plot, bytes_text, new_figure, plain
 from database.plots.peaks import Peak
 from database.plots.timed_rows import TimedRow
 from database.terminal import counted
@@ -73,10 +73,10 @@ def plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
     if peak.bandwidth_gbps:
         axis.axvline(peak.bandwidth_gbps, color="black", linewidth=1, label=f"memory: {peak.bandwidth_gbps:,.0f} GB/s")
     axis.set_xscale("log")
-    axis.set_yticks(range(len(types)), [f"{name} ({len(points[name]):,})" for name in types], fontsize="small")
+    axis.set_yticks(range(len(types)), [f"{plain(name)} ({len(points[name]):,})" for name in types], fontsize="small")
     axis.set_ylim(-0.6, len(types) - 0.4)
     axis.grid(alpha=0.3)
-    figure.suptitle(title)
+    figure.suptitle(plain(title))
     axis.set_xlabel("10⁹ bytes/s (each input read once, each output written once)")
     axis.set_ylabel("kernel type (rows)")
     figure.legend(loc="outside lower left", ncols=2, fontsize="small")

@@ -17,7 +17,7 @@ from database.communication import BY_NAME, COLLECTIVES, Collective
 from database.errors import OpAtlasError, TableError
 from database.measured import duration_columns
 from database.option_types import Listed, items_of, one_of
-from database.plots.figure import Plot, new_figure, plot_file, save, size_axis
+from database.plots.figure import Plot, new_figure, plain, plot_file, save, size_axis
 from database.plots.timed_rows import expect_tables
 from database.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER, microbench_counter
 from database.statistics import valid_duration
@@ -85,7 +85,7 @@ def plots(folders: Sequence[Path], collectives: Sequence[Collective], title: str
         _panel(axis, collective, lines, folders)
     axes[0].set_ylabel("bus bandwidth (10⁹ bytes/s)")
     if title:
-        figure.suptitle(title)
+        figure.suptitle(plain(title))
     count = sum(len(points) for lines in measured.values() for points in lines.values())
     names = [collective.name for collective in measured]
     what = names[0] if len(names) == 1 else f"{len(names)} collectives"
@@ -131,7 +131,7 @@ def _panel(
     for (folder, name), points in lines.items():
         sizes = [point.message_bytes for point in points]
         speeds = [point.bus_gbps for point in points]
-        (drawn,) = axis.plot(sizes, speeds, marker=".", label=_label(folder, name, folders))
+        (drawn,) = axis.plot(sizes, speeds, marker=".", label=plain(_label(folder, name, folders)))
         axis.fill_between(
             sizes,
             speeds,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from database.plots.figure import Plot, colors_of, new_figure
+from database.plots.figure import Plot, colors_of, new_figure, plain
 from database.plots.peaks import Peak
 from database.plots.timed_rows import TimedRow
 from database.reports import HIGHEST_RATIO, LOWEST_RATIO
@@ -62,7 +62,7 @@ def plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
     figure, (axis,) = new_figure(*_INCHES)
     for place, name in enumerate(types):
         shown = [row for row in rows if row.kernel_type == name]
-        label = f"{name} ({numbers[name]:,})" if place < _TYPES_SHOWN else ""
+        label = f"{plain(name)} ({numbers[name]:,})" if place < _TYPES_SHOWN else ""
         if place == _TYPES_SHOWN:
             label = f"{len(types) - _TYPES_SHOWN} others"
         axis.scatter(
@@ -100,7 +100,7 @@ def plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
     axis.set_xlim(*ends)
     axis.set_ylim(*ends)
     axis.grid(alpha=0.3)
-    figure.suptitle(title)
+    figure.suptitle(plain(title))
     axis.set_xlabel("captured: Profiling Average Duration (us)")
     axis.set_ylabel("replayed: Average Duration (us)")
     figure.legend(loc="outside right center", fontsize="small", markerscale=1.5)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from database.plots.figure import Plot, colors_of, new_figure, size_axis
+from database.plots.figure import Plot, colors_of, new_figure, plain, size_axis
 from database.plots.peaks import Peak
 from database.plots.timed_rows import TimedRow
 from database.terminal import counted
@@ -99,7 +99,7 @@ def _page(points: dict[str, list[Point]], title: str, peak: Peak) -> Any:
         size_axis(axis)
         axis.set_yscale("log")
         axis.grid(alpha=0.3)
-        axis.set_title(kernel_type, fontsize="small")
+        axis.set_title(plain(kernel_type), fontsize="small")
         axis.set_xlabel("bytes", fontsize="small")
         axis.set_ylabel("us", fontsize="small")
         axis.minorticks_off()
@@ -110,7 +110,7 @@ def _page(points: dict[str, list[Point]], title: str, peak: Peak) -> Any:
     axes[0].set_ylim(bottom=min(point.duration_us for point in everything) * 0.7)
     for axis in axes[len(points) :]:
         axis.set_visible(False)
-    figure.suptitle(f"{title}\nduration against the bytes of all inputs and outputs")
+    figure.suptitle(f"{plain(title)}\nduration against the bytes of all inputs and outputs")
     figure.legend(handles=_legend(everything, peak), loc="outside lower center", ncols=int(width / _LEGEND_INCHES))
     return figure
 

@@ -69,6 +69,11 @@ def _format_of(path: Path) -> str:
     return path.suffix.removeprefix(".").lower()
 
 
+def plain(name: str) -> str:
+    """A name as text of a figure, in which matplotlib sees no formula: `$x^$` would end the plot."""
+    return name.replace("$", r"\$")
+
+
 def colors_of(names: Sequence[str]) -> Callable[[str], str]:
     """A colour for each of some names, in their order; grey for those that come too late, and for others."""
     colors = dict(zip(names, _PALETTE, strict=False))

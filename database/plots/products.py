@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from database.commands import looking_at_usage
-from database.errors import OpAtlasError
-from database.plots.figure import new_figure, plot_file, save
+from database.errors import CellError, OpAtlasError, TableError
+from database.numbers import whole
+from database.plots.figure import new_figure, plain, plot_file, save
 from database.plots.timed_rows import device_of, expect_tables
 from database.schema import AVERAGE, CACHE_STATE, INPUT_SLOTS, MICROBENCH_MIN, MICROBENCH_STD
 from database.slots import parse_slots
@@ -38,13 +39,17 @@ def lines_of(folder: Path, kernel_type: str, weight: tuple[int, int]) -> dict[st
     """By what the legend calls them; points by M. None where nothing of this weight was measured.
 
     Raises:
-        TableError: the file is not there, or no compute CSV.
+        TableError: the file is not there, or no compute CSV, or has a shape that is no shape.
     """
     lines: dict[str, list[Point]] = {}
-    for cells in Database(folder).read(kernel_type).frame.to_dict("records"):
+    table = Database(folder).read(kernel_type)
+    for line, cells in enumerate(table.frame.to_dict("records"), start=2):
         average_us = valid_duration(cells.get(AVERAGE, ""))
         shapes, dtypes, formats = (cells.get(column, "") for column in INPUT_SLOTS)
-        slots = parse_slots(shapes, dtypes, formats, INPUT_SLOTS)
+        try:
+            slots = parse_slots(shapes, dtypes, formats, INPUT_SLOTS)
+        except CellError as error:
+            raise TableError(table.path, str(error), "Correct the cell", line=line) from None
         if average_us is None or len(slots) != 2 or slots[1].shape != weight or len(slots[0].shape) != 2:
             continue
         m, k = slots[0].shape
@@ -93,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     figure, (axis,) = new_figure(*_INCHES)
     for (_, name), points in lines.items():
         rows = [point.m for point in points]
-        (drawn,) = axis.plot(rows, [point.average_us for point in points], marker=".", label=name)
+        (drawn,) = axis.plot(rows, [point.average_us for point in points], marker=".", label=plain(name))
         axis.fill_between(
             rows,
             [point.fastest_us for point in points],
@@ -106,7 +111,8 @@ def run(arguments: argparse.Namespace) -> int:
     axis.set_yscale("log")
     axis.xaxis.set_major_formatter(lambda m, _: f"{m:g}")
     axis.grid(alpha=0.3)
-    axis.set_title(f"{arguments.kernel_type} on {device_of(arguments.folders[0]) or arguments.folders[0].name}")
+    device = device_of(arguments.folders[0]) or arguments.folders[0].name
+    axis.set_title(plain(f"{arguments.kernel_type} on {device}"))
     axis.set_xlabel("rows M of the left operand")
     axis.set_ylabel("duration (us)")
     axis.legend(fontsize="small", title="weight N x K")
@@ -117,6 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _weight(text: str) -> tuple[int, int]:
     n, _, k = text.partition(",")
-    if not (n.isdecimal() and k.isdecimal()):
+    sizes = whole(n), whole(k)
+    if sizes[0] is None or sizes[1] is None:
         raise argparse.ArgumentTypeError(f"{text!r}: give N,K, such as 6400,5120")
-    return int(n), int(k)
+    return sizes[0], sizes[1]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from database.plots.figure import Plot, colors_of, new_figure
+from database.plots.figure import Plot, colors_of, new_figure, plain
 from database.plots.peaks import Peak
 from database.plots.timed_rows import TimedRow
 from database.terminal import counted
@@ -63,14 +63,14 @@ def plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
             [point.tera_ops for point in shown],
             color=color(name),
             alpha=0.7,
-            label=f"{name} ({numbers[name]:,})",
+            label=f"{plain(name)} ({numbers[name]:,})",
             **(_OF_ARITHMETIC if plain_type(name) in ARITHMETIC else _OF_PRODUCTS),
         )
     _roofs(axis, points, peak)
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.grid(alpha=0.3)
-    figure.suptitle(title)
+    figure.suptitle(plain(title))
     axis.set_xlabel("operations per byte (each input read once, each output written once)")
     axis.set_ylabel("10¹² operations/s")
     figure.legend(loc="outside right center", fontsize="small", markerscale=2, title="kernel type (rows)")

@@ -163,3 +163,10 @@ def test_replay_that_measures_nothing_fails():
     outcome = runner().run(job_of("Silent", "4 | FLOAT -> 4 | FLOAT", f"{__name__}.silent"))
     assert outcome.status is Status.FAILED
     assert "without having called replay" in outcome.reason
+
+
+def test_a_size_of_more_digits_than_python_converts_is_invalid():
+    outcome = replay_row("Add", f"4;{'9' * 5000} | FLOAT;FLOAT -> 4 | FLOAT")
+    assert outcome.status is Status.INVALID
+    assert "Input Shapes" in outcome.reason
+    assert len(outcome.reason) < 1000

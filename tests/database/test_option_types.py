@@ -14,7 +14,7 @@ def test_whole_numbers(read, text: str, number: int) -> None:
     assert read(text) == number
 
 
-@pytest.mark.parametrize("text", ["1", "-3", "2.0", "two", ""])
+@pytest.mark.parametrize("text", ["1", "-3", "2.0", "two", "", "\uff11\uff12", "\u0663", "1_000", "9" * 5000])
 def test_what_is_none_or_too_small_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}': give a whole number from 2 on"):
         at_least(2)(text)
@@ -25,7 +25,7 @@ def test_real_numbers(text: str, number: float) -> None:
     assert positive(text) == number
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon", ""])
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon", "", "\uff11", "1_0"])
 def test_no_time_is_endless(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=f"'{text}': give a number above 0"):
         positive(text)

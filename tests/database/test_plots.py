@@ -164,6 +164,18 @@ def test_every_plot_that_there_is_data_for(folder: Path, capsys: pytest.CaptureF
     ]
 
 
+def test_names_are_no_formulas(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    for name in ("$x^$", "a$b", "$"):
+        table(folder, name, product(8, "5", "5"), add(1, "2", "2"))
+    database = folder.rename(folder.with_name("$\\frac$"))
+    for path in (database / "runs").iterdir():
+        path.unlink()
+    assert main(["plot", str(database), "--output", str(database / "plots")]) == 0
+    arguments = [str(database), "--kernel-type", "$x^$", "--weights", "1024,512", "--output", str(database / "one.png")]
+    assert main(["plot-products", *arguments]) == 0
+
+
 def test_what_there_is_no_data_for_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     output = folder / "plots"

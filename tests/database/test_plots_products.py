@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from database.__main__ import main
+from database.errors import TableError
 from database.plots.products import Point, lines_of
 
 HEADER = (
@@ -59,3 +60,11 @@ def test_a_weight_is_two_numbers(folder: Path, capsys) -> None:
     with pytest.raises(SystemExit):
         main(["plot-products", str(folder), "--weights", "7", "--output", "a.svg"])
     assert "'7': give N,K" in capsys.readouterr().err
+
+
+def test_a_shape_that_is_none_is_named_with_its_line(folder: Path) -> None:
+    with open(folder / "MatMulV2.csv", "a", encoding="utf-8") as file:
+        file.write('"x,512;1024,512",DT_BF16;DT_BF16,ND;ND,"64,1024",DT_BF16,5.5,5.1,0.2,cold\n')
+    with pytest.raises(TableError) as caught:
+        lines_of(folder, "MatMulV2", (1024, 512))
+    assert (caught.value.path.name, caught.value.line) == ("MatMulV2.csv", 8)

@@ -72,10 +72,13 @@ def test_words_for_nothing(nothing):
     assert slot_words(nothing, nothing, nothing) == ()
 
 
-@pytest.mark.parametrize("shape", ["-1,4", "4,x", "4,,4", "4.5", "1e3", "²"])
+@pytest.mark.parametrize(
+    "shape", ["-1,4", "4,x", "4,,4", "4.5", "1e3", "²", "\uff11\uff12", "1_000", "9" * 19, "9" * 5000]
+)
 def test_what_is_not_a_dimension(shape):
-    with pytest.raises(CellError, match=r"column 'Input Shapes'.*is not a dimension"):
+    with pytest.raises(CellError, match=r"column 'Input Shapes'.*is not a dimension") as caught:
         parse_slots(shape, "FLOAT", "ND", COLUMNS)
+    assert len(str(caught.value)) < 1000
 
 
 def test_a_shape_without_a_dtype():
