@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from database import rebuild
 from database.combine import command as combine
 from database.commands import RENAMED, USAGE, parser_of, run_command
 from database.fill_runtime import command as fill_runtime
@@ -18,6 +19,7 @@ COMMANDS = {
     "ingest": ingest,
     "fill-runtime": fill_runtime,
     "combine": combine,
+    "rebuild": rebuild,
     "plot": plot,
     "plot-comm": communication,
     "plot-products": products,

@@ -101,20 +101,55 @@ def read(database: Database, run_id: str) -> Contents:
 
 
 class Histories:
-    """The histories of a database, to look up which durations they have. A run's file is read when first asked for."""
+    """The histories of a database, to look up which rows they tell of. The file of a run is read when first asked for.
+
+    A history that cannot be read tells of nothing.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._lines: dict[str, Sequence[_Line]] = {}
         self._measured: dict[str, frozenset[RowName]] = {}
+        self._types: dict[str, dict[str, set[str]]] = {}
+        self._today: dict[str, set[RowName]] = {}
 
     def have(self, run_id: str, row: RowName) -> bool:
-        """Whether the history of a run has a duration of a row. One that cannot be read has none."""
+        """Whether the history of a run has a duration of a row."""
         if run_id not in self._measured:
-            try:
-                self._measured[run_id] = frozenset(_measured_rows(path_of(self._database, run_id)))
-            except OpAtlasError:
-                self._measured[run_id] = frozenset()
+            measured = (line for line in self._of_run(run_id) if line.measurement is not None)
+            self._measured[run_id] = frozenset(row for line in measured for row in line.rows())
         return row in self._measured[run_id]
+
+    def tell_of_type(self, run_id: str, kernel_type: str) -> bool:
+        """Whether the history of a run tells of rows of a kernel type, measured or not."""
+        return kernel_type in self._types_of(run_id)
+
+    def tell_of(self, run_id: str, row: RowName) -> bool:
+        """Whether the history of a run tells of a row, measured or not."""
+        types = self._types_of(run_id)
+        if row.signature in types.get(row.kernel_type, ()):
+            return True
+        if run_id not in self._today:
+            # An older OpAtlas may have computed the signatures of the records in another way.
+            self._today[run_id] = {
+                RowName(line.kernel_type, signature(line.kernel_type, line.cells)) for line in self._of_run(run_id)
+            }
+        return row in self._today[run_id]
+
+    def _types_of(self, run_id: str) -> Mapping[str, set[str]]:
+        if run_id not in self._types:
+            types = self._types[run_id] = {}
+            for row in (row for line in self._of_run(run_id) for row in line.rows()):
+                types.setdefault(row.kernel_type, set()).add(row.signature)
+        return self._types[run_id]
+
+    def _of_run(self, run_id: str) -> Sequence[_Line]:
+        if run_id not in self._lines:
+            try:
+                self._lines[run_id] = list(_lines_of(path_of(self._database, run_id)))
+            except OpAtlasError:
+                self._lines[run_id] = ()
+        return self._lines[run_id]
 
 
 @dataclass(frozen=True)
@@ -137,18 +172,19 @@ class _Line:
     cells: Mapping[str, str]
     measurement: _Measured | None = None
 
+    def rows(self) -> Iterator[RowName]:
+        """The row that was asked for, and the one that its samples are of, if that is another one."""
+        yield RowName(self.kernel_type, self.signature)
+        ran_as = self.measurement.ran_as if self.measurement is not None else None
+        if ran_as is not None:
+            yield RowName(ran_as.kernel_type, signature(ran_as.kernel_type, ran_as.cells or self.cells))
 
-def _measured_rows(path: Path) -> Iterator[RowName]:
-    """The rows that the records of a history measured, as the records name them. Raises OpAtlasError."""
-    if not path.exists():
-        return
-    for number, line in enumerate(_lines(path)[1:], start=2):
-        record = decode(line, _Line, f"{path}:{number}")
-        if record.measurement is not None:
-            yield RowName(record.kernel_type, record.signature)
-            ran_as = record.measurement.ran_as
-            if ran_as is not None:
-                yield RowName(ran_as.kernel_type, signature(ran_as.kernel_type, ran_as.cells or record.cells))
+
+def _lines_of(path: Path) -> Iterator[_Line]:
+    """The records of a history, as far as `_Line` goes. Raises OpAtlasError."""
+    if path.exists():
+        for number, line in enumerate(_lines(path)[1:], start=2):
+            yield decode(line, _Line, f"{path}:{number}")
 
 
 def _write(content: bytes, path: str) -> None:

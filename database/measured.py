@@ -27,8 +27,10 @@ from database.schema import (
     PROFILING_AVERAGE,
     RUN_ID,
     STATUS,
+    STATUS_GROUP,
     STATUS_REASON,
     Status,
+    of_microbench,
 )
 from database.statistics import Summary
 
@@ -49,6 +51,14 @@ def duration_columns(kernel_type: str) -> Sequence[str]:
 def stored_us(kernel_type: str, summary: Summary) -> float:
     """The duration of a row in microseconds: of a kernel the mean of its samples, of a message their median."""
     return summary.median_us if is_communication(kernel_type) else summary.mean_us
+
+
+def is_measured_column(kernel_type: str, column: str) -> bool:
+    """Whether a column of a table holds what a replay found out of a row: durations, how they were taken, status."""
+    of_message = is_communication(kernel_type)
+    if of_message and column in (DURATION, BANDWIDTH, BUS_BANDWIDTH):
+        return True
+    return column in STATUS_GROUP or (of_microbench(column) and not (of_message and column == AVERAGE))
 
 
 def measured_cells(record: Record) -> dict[str, str]:

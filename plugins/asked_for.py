@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from _pytest.mark.expression import Expression
 
+from database.case_id import case_id_of
 from database.closest import closest
 from plugins.collector import Collector
-from plugins.plan import CaseRow, Plan, case_id_of
+from plugins.plan import CaseRow, Plan
 
 
 class AskedFor:

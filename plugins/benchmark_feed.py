@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from database.case_id import case_id_in
 from database.record import Record
 from plugins.items import about_row
-from plugins.plan import case_id_in
 
 #: Any of these asks pytest-benchmark for something; without them its table would only repeat the summary.
 _ASKING = ("benchmark_json", "benchmark_save", "benchmark_autosave", "benchmark_compare", "benchmark_histogram")

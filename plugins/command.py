@@ -71,6 +71,7 @@ COMMANDS = {
     "bench": _of_pytest("bench/", "replay the rows of the database on a device"),
     "collectives": _of_pytest("bench/test_collectives.py", "measure collectives between the devices"),
     "combine": _of_database("combine", "combine databases that were measured apart"),
+    "rebuild": _of_database("rebuild", "make the CSVs again from the histories of their runs"),
     "plot": _of_database("plot", "plot what a database holds, as PNGs for a report"),
     "plot-comm": _of_database("plot-comm", "plot the bus bandwidth of collectives"),
     "plot-products": _of_database("plot-products", "plot matrix products of chosen weights"),

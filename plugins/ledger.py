@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from database.case_id import case_id_in, case_id_of
 from database.record import Record
 from plugins.items import about_row, outcome_of_report, row_of
-from plugins.plan import case_id_in, case_id_of
 from plugins.session import BenchSession
 
 NOT_RUN = "not run"

@@ -5,7 +5,6 @@ Every process of a session sees the same plan, whatever happens to the CSV files
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +12,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from database.case_id import case_id_of
 from database.closest import closest
-from database.communication import is_communication
+from database.edited import without_measurement
 from database.errors import OpAtlasError
 from database.header import misspelt
 from database.measured import duration_columns
@@ -42,8 +42,6 @@ _STATE = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW)
 #: A row that crashed or timed out in so many sessions in a row is not run again by itself: each time
 #: costs a device process, and a row that hangs its whole deadline.
 GIVEN_UP_AFTER = 2
-#: Readable part of an id: enough for the shapes of most kernels, short enough for one line.
-_READABLE = 72
 
 
 @dataclass(frozen=True)
@@ -241,6 +239,7 @@ def make_plan(
     *,
     sampled: Container[str] = (),
     messages: Mapping[str, Sequence[Mapping[str, str]]] | None = None,
+    unmeasured: Mapping[str, Sequence[int]] | None = None,
 ) -> Plan:
     """Reads a database and decides which of its rows are cases; writes nothing.
 
@@ -250,6 +249,7 @@ def make_plan(
         sampled: kernel types that have samples already, so that they may be wanted and have no rows.
         messages: of a session that measures communication, the rows that it was asked for, by kernel type:
             these are the cases, in their order, whether or not the database has them.
+        unmeasured: positions of rows, by kernel type, whose durations and statuses do not count.
 
     Raises:
         OpAtlasError: a kernel type that it lacks.
@@ -267,6 +267,8 @@ def make_plan(
         try:
             table = _table(database, name, messages)
             wanted = None if messages is None else [signature(name, row) for row in messages[name]]
+            if unmeasured and name in unmeasured:
+                table.table.frame = without_measurement(name, table.table.frame, unmeasured[name])
             plan.tables[name] = _plan_table(table, wanted, chosen)
         except OpAtlasError as error:
             plan.problems.append(str(error))
@@ -356,26 +358,3 @@ def _shared(cells: list[str]) -> list[str]:
     """Equal cells as one object: most columns of a table repeat a few words."""
     known: dict[str, str] = {}
     return [known.setdefault(cell, cell) for cell in cells]
-
-
-_SEPARATORS = str.maketrans({",": "x", ";": "_"})
-_NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_.x+-]+")
-
-
-def case_id_of(kernel_type: str, signature: str, row_digest: str = "") -> str:
-    """`MatMulV2-4096x4096_4096x1024-BF16_BF16-4096x1024-1f0c9a72b3de`: readable, then unique.
-
-    Of a collective, `hcom_allReduce_-1048576-BF16-16-tier1-0c9a72b3de1f`.
-    """
-    if is_communication(kernel_type):
-        message_bytes, devices, dtype, tier = signature.split("|")
-        readable = f"{message_bytes}-{dtype}-{devices}-tier{tier}"
-    else:
-        inputs, dtypes, _formats, outputs = signature.split("|")[:4]
-        readable = f"{inputs}-{dtypes}-{outputs}".translate(_SEPARATORS)
-    return f"{kernel_type}-{_NOT_IN_IDS.sub('', readable)[:_READABLE]}-{row_digest or digest(kernel_type, signature)}"
-
-
-def case_id_in(nodeid: str) -> str:
-    """The id of the row in a node id: what stands in its last brackets."""
-    return nodeid.rpartition("[")[2].removesuffix("]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
+from database.case_id import case_id_of
 from database.terminal import counted
 from plugins.plan import Plan
 from plugins.settings import Settings
@@ -24,6 +25,14 @@ def _prepared(plan: Plan) -> Iterator[str]:
         yield f"{plan.taken_over} was killed; took the database over from it"
     if plan.prepared.starter_rows:
         yield f"there was no database yet; made a starter of {counted(plan.prepared.starter_rows, 'theory row')}"
+    edited = plan.prepared.edited
+    if edited.example is not None:
+        rows = counted(edited.count, "row was", "rows were")
+        example = case_id_of(edited.example.kernel_type, edited.example.signature)
+        yield (
+            f"{rows} measured with other shapes than the CSV has now ({example}): counted as not measured; the "
+            f"durations stay in runs/ (`opatlas history`)"
+        )
     for recovered in plan.prepared.recovered:
         if recovered or not recovered.problems:
             yield str(recovered)

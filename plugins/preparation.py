@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bench.msprof.launched import journal_left_behind
+from database.edited import EditedRows, clear_edited
 from database.recover import Recovered, recover
 from database.store import Database
 
@@ -18,15 +19,17 @@ class Prepared:
         problems: what killed sessions left behind and cannot be read yet.
         recovered: what they left behind and was merged.
         starter_rows: rows of the starter database that was made, 0 if there was one.
+        edited: rows that held the duration or the status of another shape.
     """
 
     problems: Sequence[str] = ()
     recovered: Sequence[Recovered] = ()
     starter_rows: int = 0
+    edited: EditedRows = field(default_factory=EditedRows)
 
 
 def prepare_database(database: Database, *, run_id: str, starter: Callable[[Database], int] | None) -> Prepared:
-    """Merges what killed sessions left behind, and removes what they left half-written.
+    """Merges what killed sessions left behind, and clears durations that rows have of other shapes.
 
     Args:
         database: which the caller has for itself.
@@ -42,7 +45,8 @@ def prepare_database(database: Database, *, run_id: str, starter: Callable[[Data
         recovered = recover(database, own_run=run_id)
         expect_writable(database)
     starter_rows = starter(database) if starter is not None and not database.kernel_types() else 0
-    return Prepared(problems, recovered, starter_rows)
+    edited = clear_edited(database, run_id)
+    return Prepared([*problems, *edited.problems], recovered, starter_rows, edited)
 
 
 def expect_writable(database: Database) -> None:

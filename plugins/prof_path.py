@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from bench.executor import Executor
+from database.case_id import case_id_of
 from database.ingest.samples import RowSamples, SamplesOfRows
 from database.merge import UpdateMode
 from database.record import Measurement, Record, RowName
@@ -17,7 +18,7 @@ from database.signature import digest
 from database.terminal import counted, shown
 from plugins.asked_for import AskedFor
 from plugins.collector import Collector
-from plugins.plan import Plan, case_id_of
+from plugins.plan import Plan
 from plugins.session import BenchSession
 from plugins.writeback import WriteBack
 

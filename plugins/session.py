@@ -29,6 +29,7 @@ from bench.processes.device_process import DeviceProcess
 from bench.processes.fresh_python import forget_imports_from
 from bench.processes.parent import die_with_parent, parent_of
 from bench.profiles.profile_executor import ProfileExecutor
+from database.edited import find_edited
 from database.errors import OpAtlasError
 from database.ingest.samples import KnownRows, Profile, SamplesOfRows, read_profile
 from database.journal import Header
@@ -245,12 +246,15 @@ class BenchSession:
                     self._profile = read_profile(settings.prof_path)
             if not settings.collect_only:
                 self._take_database()
-            prepared = Prepared() if settings.collect_only else self._prepare_database()
+            prepared = (
+                self._prepare_database() if not settings.collect_only else Prepared(edited=find_edited(self.database))
+            )
             plan = make_plan(
                 self.database,
                 Choice(settings.mode, settings.ops, settings.shard, settings.retry_failed),
                 sampled=() if self._profile is None else self._profile.cases.keys(),
                 messages=settings.messages.rows if settings.messages is not None else None,
+                unmeasured=prepared.edited.positions,
             )
             if not settings.collect_only and any(table.cases for table in plan.tables.values()):
                 expect_writable(self.database)

@@ -7,7 +7,6 @@ never changed.
 from __future__ import annotations
 
 import argparse
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -23,9 +22,7 @@ from database.recover import recover
 from database.session_lock import SessionLock
 from database.store import Database
 from database.terminal import print_problems, show
-
-#: What a trial on a copy does without: reports, and what others are in the middle of.
-_NOT_COPIED = shutil.ignore_patterns("reports", "*.lock", ".*")
+from database.trial import copied
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
                 lock.release()
         else:
             # On a copy, so that it tells exactly what would happen.
-            copy = _copied(target, scratch / "target")
+            copy = copied(target, scratch / "target")
             text, problems = _combine(copy, opened, pool_runs=arguments.pool, dry_run=True)
             text = text.replace(str(copy.path), str(target)) + "\n\ndry run: nothing was written"
             problems = [problem.replace(str(copy.path), str(target)) for problem in problems]
@@ -110,14 +107,3 @@ def _combine(target: Database, opened: Opened, *, pool_runs: bool, dry_run: bool
     except OpAtlasError as error:
         problems.append(str(error))
     return summary(target.path, recovered, opened, outcome, pooled, report, dry_run=dry_run), problems
-
-
-def _copied(target: Path, folder: Path) -> Database:
-    """A copy of a database, empty where there is none. Raises OpAtlasError."""
-    try:
-        if target.exists():
-            # A link must not bring in what is not in the database.
-            shutil.copytree(target, folder, ignore=_NOT_COPIED, symlinks=True)
-    except OSError as error:
-        raise OpAtlasError(f"{target} cannot be copied to {folder} for the dry run ({error}): make room") from None
-    return Database(folder)

@@ -1,0 +1,134 @@
+"""Rows that were edited after a run told of them: what they hold is the duration or the status of another case.
+
+The Run ID of a row leads to the history of the run, which has the cells of each row that the run had. A row
+that is not among these was given other shapes, dtypes or lengths since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from database import history
+from database.communication import COLLECTIVES
+from database.errors import OpAtlasError, TableError
+from database.history import Histories, keep_replaced
+from database.measured import duration_columns, is_measured_column
+from database.record import RowName
+from database.schema import RUN_ID
+from database.signature import signatures
+from database.statistics import valid_duration
+from database.store import Database, Table
+
+
+@dataclass(frozen=True)
+class EditedRows:
+    """The rows that were found.
+
+    Attributes:
+        positions: by kernel type, from 0.
+        example: one of them; None if there are none.
+        problems: files that could not be written, so that their rows are as they were.
+    """
+
+    positions: dict[str, list[int]] = field(default_factory=dict)
+    example: RowName | None = None
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.positions.values()))
+
+
+def find_edited(database: Database) -> EditedRows:
+    """Finds the rows of a database that were edited; writes nothing. A file that cannot be read is left to others."""
+    return _each_edited(database, None)
+
+
+def clear_edited(database: Database, run_id: str) -> EditedRows:
+    """Clears what edited rows hold of their old shapes; first, the rows are kept as replaced by the run `run_id`.
+
+    Raises:
+        OpAtlasError: the database cannot be locked.
+    """
+    if not history.runs(database):
+        return EditedRows()
+    with database.lock():
+        return _each_edited(database, run_id)
+
+
+def without_measurement(kernel_type: str, frame: pd.DataFrame, positions: Sequence[int]) -> pd.DataFrame:
+    """The rows of a table, of which some hold nothing that a replay found out."""
+    cleared = {}
+    for name in frame.columns:
+        if is_measured_column(kernel_type, name):
+            cells = frame[name].tolist()
+            for position in positions:
+                cells[position] = ""
+            cleared[name] = cells
+    result: pd.DataFrame = frame.assign(**cleared)
+    return result
+
+
+def _each_edited(database: Database, run_id: str | None) -> EditedRows:
+    """`run_id` is the run that clears the rows; None: they stay as they are."""
+    found = EditedRows()
+    example = None
+    runs = _whole_histories(database)
+    if not runs:
+        return found
+    histories = Histories(database)
+    messages = [each.kernel_type for each in COLLECTIVES if database.csv_path(each.kernel_type).is_file()]
+    for kernel_type in (*database.kernel_types(), *messages):
+        try:
+            table = database.read(kernel_type)
+        except TableError:
+            continue
+        edited = _edited_rows(histories, table, runs)
+        if not edited:
+            continue
+        try:
+            if run_id is not None:
+                _clear(database, table, list(edited), run_id)
+        except OpAtlasError as error:
+            found.problems.append(str(error))
+            continue
+        found.positions[kernel_type] = list(edited)
+        example = example or RowName(kernel_type, next(iter(edited.values())))
+    return EditedRows(found.positions, example, found.problems)
+
+
+def _whole_histories(database: Database) -> set[str]:
+    """Runs all of whose records are in their history: a journal that is left may tell of any row."""
+    with_journal = {path.name.partition(".")[0] for path in database.journal_dir.glob("*.jsonl*")}
+    runs = history.runs(database)
+    # With several devices a journal has a part after its run id.
+    return {run for run in runs if not any(name == run or name.startswith(f"{run}-") for name in with_journal)}
+
+
+def _edited_rows(histories: Histories, table: Table, runs: set[str]) -> dict[int, str]:
+    """The signatures of edited rows, by position."""
+    frame, kernel_type = table.frame, table.kernel_type
+    if RUN_ID not in frame.columns:
+        return {}
+    run_ids = frame[RUN_ID].tolist()
+    known = {run for run in runs.intersection(run_ids) if histories.tell_of_type(run, kernel_type)}
+    if not known:
+        return {}
+    return {
+        position: signature
+        for position, (run, signature) in enumerate(zip(run_ids, signatures(kernel_type, frame), strict=True))
+        if run in known and not histories.tell_of(run, RowName(kernel_type, signature))
+    }
+
+
+def _clear(database: Database, table: Table, edited: Sequence[int], run_id: str) -> None:
+    kernel_type, frame = table.kernel_type, table.frame
+    own_duration = duration_columns(kernel_type)[0]
+    durations = frame[own_duration].tolist() if own_duration in frame.columns else [""] * len(frame)
+    held = [position for position in edited if valid_duration(durations[position]) is not None]
+    if held:
+        keep_replaced(database, run_id, kernel_type, frame.iloc[held])
+    database.write(Table(kernel_type, table.path, without_measurement(kernel_type, frame, edited)))

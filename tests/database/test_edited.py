@@ -1,0 +1,116 @@
+"""A row whose shape was edited does not keep the duration of the old one."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from test_history import abandoned, replaced
+from test_matmul_family import record as matmul_record
+from test_merge import cells, read, record, write
+
+from database import history
+from database.communication import BY_KERNEL_TYPE
+from database.edited import clear_edited, find_edited
+from database.journal import Header
+from database.record import Measurement, Record
+from database.recover import merge_run, recover
+from database.schema import MESSAGE, Status
+from database.signature import signature
+from database.store import Database
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    """Two rows that run-1 measured, one of which stands twice, one that it could not, and one of another tool."""
+    database = Database(tmp_path / "database")
+    foreign = {**cells(9), "Average Duration(us)": "7.5"}
+    write(database, [dict.fromkeys(foreign, "") | row for row in (cells(1), cells(2), cells(2), cells(3), foreign)])
+    abandoned(database, record(1, 1.0), record(2, 2.0), record(3))
+    recover(database, own_run="")
+    return database
+
+
+def edit(database: Database, position: int, **changes: str) -> None:
+    rows = read(database)
+    rows[position].update(changes)
+    write(database, rows)
+
+
+def test_rows_that_nobody_edited_stay(database: Database) -> None:
+    before = read(database)
+    assert find_edited(database).positions == clear_edited(database, "run-2").positions == {}
+    assert read(database) == before
+
+
+def test_a_note_or_another_spelling_is_no_other_case(database: Database) -> None:
+    edit(database, 0, **{"Input Data Types": "DT_FLOAT", "Input Shapes": '"1,4"', "Status Reason": "nice"})
+    assert find_edited(database).count == 0
+
+
+@pytest.mark.parametrize("position", [0, 3])
+def test_an_edited_row_is_as_if_it_had_never_run_and_its_duration_is_kept(database: Database, position: int) -> None:
+    edit(database, position, **cells(5))
+    before = read(database)
+    edited = find_edited(database)
+    assert (edited.positions, read(database)) == ({"Abs": [position]}, before)
+    assert edited.example is not None
+    assert edited.example.signature == signature("Abs", cells(5))
+    assert clear_edited(database, "run-2").positions == edited.positions
+    after = read(database)
+    assert after[position] == {**dict.fromkeys(before[0], ""), **cells(5)}
+    assert [row for n, row in enumerate(after) if n != position] == [
+        row for n, row in enumerate(before) if n != position
+    ]
+    if before[position]["Average Duration(us)"]:
+        assert replaced(database, "run-2") == [before[position]]
+    assert find_edited(database).count == 0
+
+
+def test_a_run_without_history_vouches_for_its_rows(database: Database) -> None:
+    edit(database, 0, **cells(5))
+    history.path_of(database, "run-1").unlink()
+    assert find_edited(database).count == 0
+
+
+@pytest.mark.parametrize("name", ["run-1.jsonl", "run-1-gw0.jsonl.unreadable"])
+def test_a_run_whose_journal_is_still_there_vouches_for_its_rows(database: Database, name: str) -> None:
+    edit(database, 0, **cells(5))
+    (database.journal_dir / name).touch()
+    assert find_edited(database).count == 0
+
+
+def test_signatures_of_an_older_version_are_computed_anew(tmp_path: Path) -> None:
+    database = Database(tmp_path / "database")
+    write(database, [{**cells(1), "Average Duration(us)": "1.0", "Run ID": "run-1"}])
+    older = dataclasses.replace(record(1, 1.0), signature="as it was then")
+    history.add(database, Header("run-1", "all", prune=False), [older])
+    assert find_edited(database).count == 0
+
+
+def test_rows_of_siblings_are_told_of(tmp_path: Path) -> None:
+    database = Database(tmp_path / "database")
+    asked = matmul_record()
+    write(database, [dict(asked.cells)], asked.kernel_type)
+    merge_run(database, Header(asked.run_id, "all", prune=False), [asked.to_json()])
+    assert len(list(database.path.glob("*.csv"))) == 2
+    assert find_edited(database).count == 0
+
+
+def test_messages(tmp_path: Path) -> None:
+    database = Database(tmp_path / "database")
+    kernel_type = next(iter(BY_KERNEL_TYPE))
+    message = dict(zip(MESSAGE, ("1024", "2", "DT_BF16", "2"), strict=True))
+    measured = Record(
+        *(kernel_type, signature(kernel_type, message), message, Status.MEASURED, "", "run-1", 0.0),
+        Measurement((5.0, 6.0), "wall-clock", "warm"),
+    )
+    merge_run(database, Header("run-1", "all", prune=False), [measured.to_json()])
+    assert find_edited(database).count == 0
+    (row,) = read(database, kernel_type)
+    write(database, [{**row, "message_bytes": "2048"}], kernel_type)
+    assert clear_edited(database, "run-2").count == 1
+    (cleared,) = read(database, kernel_type)
+    assert {name: cell for name, cell in cleared.items() if cell} == {**message, "message_bytes": "2048"}
+    assert replaced(database, "run-2", kernel_type)[0]["Duration(us)"] == "5.5000"

@@ -1,0 +1,171 @@
+"""`python -m database rebuild`: the CSVs can be made again from the histories, to the letter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+from test_history import abandoned, replaced
+from test_matmul_family import record as matmul_record
+from test_merge import RUN, cells, read, record, write
+
+from database.__main__ import main
+from database.journal import Header
+from database.rebuild import rebuild
+from database.recover import merge_run, recover
+from database.session_lock import SessionLock
+from database.store import Database
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    """Three rows, of which run-1 measured two and run-2 one again."""
+    database = Database(tmp_path / "database")
+    write(database, [cells(1), {**cells(2)}, cells(3)])
+    abandoned(database, record(1, 1.0, 3.0), record(2, 2.0), run="run-1")
+    abandoned(database, record(1, 5.0, run="run-2"), record(3, run="run-2"), run="run-2")
+    recover(database, own_run="")
+    return database
+
+
+def contents(database: Database) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in database.path.glob("*.csv")}
+
+
+def edit(database: Database, size: int, **changes: str) -> None:
+    rows = read(database)
+    for row in rows:
+        if row["Input Shapes"] == f"{size},4":
+            row.update(changes)
+    write(database, rows)
+
+
+def test_an_undisturbed_database_stays_as_it_is(database: Database) -> None:
+    before = contents(database)
+    rebuilt = rebuild(database)
+    assert (rebuilt.changed.total(), rebuilt.added.total(), rebuilt.problems) == (0, 0, [])
+    assert contents(database) == before
+    assert not list(database.runs_dir.glob("*.replaced"))
+
+
+def test_damaged_cells_are_made_again_and_what_stood_there_is_kept(database: Database) -> None:
+    before = contents(database)
+    edit(database, 1, **{"Average Duration(us)": "77", "Status": "failed"})
+    edit(database, 2, **{"Average Duration(us)": "", "Run ID": ""})
+    rebuilt = rebuild(database)
+    assert (rebuilt.changed, rebuilt.added) == ({"Abs": 2}, {"Abs": 0})
+    assert contents(database) == before
+    assert [row["Average Duration(us)"] for row in replaced(database, "run-2")] == ["77"]
+
+
+def test_a_table_that_is_gone_comes_back_with_its_measured_rows(database: Database) -> None:
+    before = {row["Input Shapes"]: row for row in read(database) if row["Average Duration(us)"]}
+    (database.path / "Abs.csv").unlink()
+    assert rebuild(database).added == {"Abs": 2}
+    after = {row["Input Shapes"]: {name: cell for name, cell in row.items() if cell} for row in read(database)}
+    assert after == {shapes: {name: cell for name, cell in row.items() if cell} for shapes, row in before.items()}
+
+
+def test_rows_without_history_stay(database: Database) -> None:
+    rows = read(database)
+    foreign = {**dict.fromkeys(rows[0], ""), **cells(8), "Average Duration(us)": "7.5", "Status": "measured"}
+    of_unknown_run = {**foreign, **cells(9), "Run ID": "run-0"}
+    write(database, [*rows, foreign, of_unknown_run])
+    before = contents(database)
+    assert rebuild(database).changed.total() == 0
+    assert contents(database) == before
+
+
+def test_a_history_that_cannot_be_read_costs_itself_only(database: Database) -> None:
+    before = contents(database)
+    (database.runs_dir / "run-2.jsonl.gz").write_bytes(b"damaged")
+    rebuilt = rebuild(database)
+    assert (len(rebuilt.problems), rebuilt.runs) == (1, ["run-1"])
+    assert contents(database) == before
+
+
+def test_samples_of_a_sibling_fill_both_rows_again(tmp_path: Path) -> None:
+    database = Database(tmp_path / "database")
+    asked = matmul_record()
+    write(database, [dict(asked.cells)], asked.kernel_type)
+    merge_run(database, Header(asked.run_id, "all", prune=False), [asked.to_json()])
+    before = contents(database)
+    assert len(before) == 2
+    for kernel_type in (path.stem for path in database.path.glob("*.csv")):
+        rows = [{**row, "Average Duration(us)": "", "Run ID": ""} for row in read(database, kernel_type)]
+        write(database, rows, kernel_type)
+    assert rebuild(database).changed.total() == 2
+    assert contents(database) == before
+
+
+SESSIONS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "durations": st.dictionaries(st.integers(1, 4), st.sampled_from([0.0, 1.0, 2.0]), min_size=1),
+            "status": st.sampled_from(RUN),
+            "killed": st.booleans(),
+            "mode": st.sampled_from(["all", "missing-only"]),
+        }
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(sessions=SESSIONS, damaged=st.sets(st.integers(0, 3)))
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_life_of_a_database_is_made_again_to_the_letter(tmp_path_factory, sessions, damaged) -> None:
+    database = Database(tmp_path_factory.mktemp("life") / "database")
+    write(database, [{**cells(size), "Note": f"of {size}"} for size in range(1, 5)])
+    for number, session in enumerate(sessions):
+        if number and not session["killed"]:
+            recover(database, own_run="")
+        run = f"run-{number}"
+        records = [
+            record(size, *([duration] if duration else []), status=session["status"], run=run)
+            for size, duration in session["durations"].items()
+        ]
+        path = abandoned(database, *records, run=run, mode=session["mode"])
+        if not session["killed"]:
+            merge_run(database, Header(run, session["mode"], prune=False))
+            assert not path.exists()
+    recover(database, own_run="")
+    before = contents(database)
+    assert rebuild(database).changed.total() == 0
+    assert contents(database) == before
+    rows = read(database)
+    for position in damaged:
+        kept = {*cells(1), "Note"}
+        rows[position] = {name: cell if name in kept else "" for name, cell in rows[position].items()}
+    write(database, rows)
+    assert not rebuild(database).problems
+    assert contents(database) == before
+
+
+class TestCommand:
+    def test_a_dry_run_tells_and_writes_nothing(self, database: Database, capsys: pytest.CaptureFixture[str]) -> None:
+        edit(database, 1, **{"Average Duration(us)": "77"})
+        before = {path: path.read_bytes() for path in database.path.rglob("*") if path.is_file()}
+        assert main(["rebuild", str(database.path), "--dry-run"]) == 0
+        assert "Abs: 1 changed, 0 added" in capsys.readouterr().out
+        assert {path: path.read_bytes() for path in database.path.rglob("*") if path.is_file()} == before
+        assert main(["rebuild", str(database.path)]) == 0
+        assert read(database)[0]["Average Duration(us)"] == "5.0000"
+
+    def test_a_database_that_a_session_has_is_refused(self, database: Database) -> None:
+        lock = SessionLock(database, run_id="run-3", command="pytest")
+        lock.acquire(0, print)
+        before = contents(database)
+        assert main(["rebuild", str(database.path)]) == 1
+        assert contents(database) == before
+        lock.release()
+
+    def test_no_database(self, tmp_path: Path) -> None:
+        assert main(["rebuild", str(tmp_path / "nothing")]) == 2
+
+    def test_journals_are_merged_first(self, database: Database) -> None:
+        abandoned(database, record(3, 9.0, run="run-3"), run="run-3")
+        assert main(["rebuild", str(database.path)]) == 0
+        assert read(database)[2]["Average Duration(us)"] == "9.0000"

@@ -1,0 +1,28 @@
+"""A session measures a row anew whose shape was edited since a run measured it."""
+
+from __future__ import annotations
+
+from sessions import Sessions, row
+
+from database import history
+from database.store import Database
+
+
+def test_an_edited_row_is_measured_anew_and_nothing_is_lost(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1), row(2)])
+    assert sessions.run_in_process().outcomes() == {"passed": 2}
+    first, second = sessions.read("Toy")
+    path = sessions.write("Toy", [{**first, **row(7)}, second])
+    before = path.read_bytes()
+    planned = sessions.run_in_process("--collect-only", "-q", "--update-mode=missing-only")
+    assert "Toy-7_7-FLOAT_FLOAT-7" in planned
+    assert "Toy-2_2" not in planned
+    assert path.read_bytes() == before
+    done = sessions.run_in_process("--update-mode=missing-only")
+    assert done.ledger() == {"measured": 1}
+    assert "1 row was measured with other shapes than the CSV has now (Toy-7_7-FLOAT_FLOAT-7" in done
+    again, untouched = sessions.read("Toy")
+    assert untouched == second
+    assert again["Run ID"] > first["Run ID"]
+    kept = history.read(Database(sessions.database), first["Run ID"]).records
+    assert {record.cells["Input Shapes"] for record in kept} == {"1;1", "2;2"}
