@@ -14,6 +14,7 @@ from pathlib import Path
 from database.ingest.aggregate import CasesOfType, ProfiledCase
 from database.schema import INPUT_SHAPES, RUNTIME_PREFIX
 from database.slots import split_cell
+from database.terminal import printable
 
 ATTENTION_TYPES = frozenset({"FusedInferAttentionScore"})
 
@@ -49,7 +50,7 @@ class Bundle:
         capture = self.capture.resolve()
         place = capture.relative_to(above) if capture.is_relative_to(above) else Path(capture.parent.name, capture.name)
         beside = [path.name for path in (self.operator_details, self.trace_view) if path is not None]
-        return " + ".join([place.as_posix(), *beside])
+        return " + ".join([printable(place.as_posix()), *beside])
 
 
 def runtime_cells(case: ProfiledCase, root: Path) -> dict[str, str]:

@@ -12,7 +12,7 @@ from database.ingest.ingest import Asked, Ingested, ingest_captures
 from database.ingest.manifest import CaptureVersions
 from database.ingest.summary import summary
 from database.store import Database
-from database.terminal import counted, print_problems, show
+from database.terminal import counted, print_problems, printable, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +85,7 @@ def _given_versions(arguments: argparse.Namespace) -> CaptureVersions:
 
 
 def _as_text(options: dict[str, object]) -> dict[str, object]:
-    return {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    return {name: printable(str(value)) if isinstance(value, str | Path) else value for name, value in options.items()}
 
 
 def _nothing(done: Ingested) -> str:

@@ -37,7 +37,7 @@ from database.ingest.report import write_report
 from database.ingest.samples_file import Kept, write_samples
 from database.schema import INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
 from database.store import Database
-from database.terminal import counted
+from database.terminal import counted, printable
 
 
 @dataclass(frozen=True)
@@ -226,14 +226,14 @@ def _known(ingests: Sequence[Ingest]) -> set[str]:
 
 def _capture_file(file: Given, account: Account) -> CaptureFile:
     return CaptureFile(
-        path=str(file.path),
-        name=file.path.name,
+        path=printable(str(file.path)),
+        name=printable(file.path.name),
         size_bytes=file.size_bytes,
         sha256=file.sha256,
         rows=account.rows,
         ingested=account.ingested,
         left_out={reason.name.lower(): count for reason, count in account.left_out.items() if count},
-        same_bytes=tuple(str(path) for path in file.same_bytes),
+        same_bytes=tuple(printable(str(path)) for path in file.same_bytes),
     )
 
 

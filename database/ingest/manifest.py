@@ -36,7 +36,7 @@ class CaptureFile:
     """A capture that was ingested.
 
     Attributes:
-        path: as it was given or found; `name` is its last part.
+        path: as it was given or found; `name` is its last part. What cannot be printed is escaped.
         sha256: of its bytes, in hexadecimal digits.
         rows: of which `ingested` are in the database, and the others `left_out`, by reason.
         same_bytes: paths of further files with the same bytes, whose rows were not counted again.

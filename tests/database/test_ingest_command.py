@@ -270,3 +270,14 @@ def test_summaries_beside_kernel_details_are_passed_over_and_named(tmp_path, ing
     assert status == 0
     assert str(summary) in out
     assert table(tmp_path / "database/MatMulV3.csv")[0]["Profiling Samples"] == "1"
+
+
+def test_a_folder_whose_name_is_no_utf8(tmp_path, ingest):
+    folder = os.fsdecode(os.fsencode(tmp_path) + b"/rank\xff")
+    launches = [launch(), launch(type="FusedInferAttentionScore")]
+    write_capture(Path(folder) / "kernel_details.csv", launches)
+    status, _, err = ingest(folder)
+    assert (status, err) == (0, "")
+    (path,) = (tmp_path / "database/runs").glob("*.json")
+    (file,) = read_manifest(path).files
+    assert file.path == f"{tmp_path}/rank\\udcff/kernel_details.csv"
