@@ -36,8 +36,10 @@ class Executor(Protocol):
 class BatchExecutor(Executor, Protocol):
     """One whose instrument tells durations only of many rows at once."""
 
-    def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> list[Outcome]:
-        """Runs jobs in their order; gives the outcomes of those that were run, at least one. Raises DeviceGone.
+    def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> dict[int, Outcome]:
+        """Runs jobs in their order; gives the outcomes of those that were run, at least one, by the job's id.
+
+        Raises DeviceGone.
 
         Args:
             enough: told what became of each job, before its samples are known (`Outcome.launched`);

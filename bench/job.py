@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -67,6 +68,7 @@ class Job:
         kernel_type, cells: the row.
         timeout_s: how long it may take, from its start to its outcome.
         group: the group of devices that it needs at once; None: one device.
+        id: of all jobs of the process that made it, this one; each answer names it.
     """
 
     module: str
@@ -76,6 +78,7 @@ class Job:
     cells: Mapping[str, str]
     timeout_s: float
     group: GroupSpec | None = None
+    id: int = field(default_factory=itertools.count(1).__next__, compare=False)
 
 
 @dataclass(frozen=True)

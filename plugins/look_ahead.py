@@ -60,6 +60,7 @@ class LookAhead:
         stops: Callable[[], bool],
     ) -> None:
         config = items[0].config
+        jobs = [(item, job_of(item)) for item in items]
         launched = 0
 
         def enough(outcome: Outcome) -> bool:
@@ -69,8 +70,9 @@ class LookAhead:
             # Where pytest stops after some failures, rows after the next failure may never be wanted.
             return stops() or (bool(config.option.maxfail) and outcome.launched is None)
 
-        outcomes = executor.run_all([job_of(item) for item in items], enough)
-        self._ready.update((item.nodeid, outcome) for item, outcome in zip(items, outcomes, strict=False))
+        nodeids = {job.id: item.nodeid for item, job in jobs}
+        outcomes = executor.run_all([job for _, job in jobs], enough)
+        self._ready.update((nodeids[job_id], outcome) for job_id, outcome in outcomes.items())
 
     def _batch(self, item: pytest.Function) -> Sequence[pytest.Function]:
         """The rows from `item` to the end of its batch that are to be run."""

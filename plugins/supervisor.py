@@ -13,7 +13,7 @@ import pytest
 from bench.errors import DeviceGone, ReplayError
 from bench.executor import BatchExecutor
 from bench.job import DeviceDescription, Job, Outcome
-from bench.one_line import without_middle
+from bench.one_line import in_a_line, without_middle
 from bench.registry import replay_spec
 from database.measured import stored_us
 from database.record import Record
@@ -70,6 +70,8 @@ class Supervisor:
                 outcome = _outcome_of_exception(call)
                 if outcome.status is Status.DEVICE_ERROR:
                     self._session.stop("the device reported an error, and --in-process cannot replace its process")
+            elif outcome is None:
+                outcome = self._outcome_of_interruption(call)
             if outcome is not None:
                 record = self._record(row, outcome)
                 properties = _properties(record)
@@ -125,6 +127,16 @@ class Supervisor:
             return Outcome(error.status, str(error))
         except DeviceGone as error:
             self._session.end_without_device(str(error), pytest.ExitCode.TESTS_FAILED)
+
+    def _outcome_of_interruption(self, call: pytest.CallInfo[None]) -> Outcome | None:
+        """The outcome of a row for which a plugin, such as pytest-timeout, did not want to wait any more.
+
+        None in the middle of a batch: nobody knows here which of its rows was late.
+        """
+        if call.excinfo is None or not call.excinfo.errisinstance(pytest.fail.Exception) or self._look_ahead:
+            return None
+        reason = in_a_line(call.excinfo.value)
+        return Outcome(Status.TIMEOUT, f"the wait for it was interrupted, and its process ended: {reason}")
 
     def _job(self, item: pytest.Function) -> Job:
         row = row_of(item)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from bench.groups.messages import Launch, Launching, NotLaunched, RanksEnded
 from bench.groups.spec import GroupSpec
+from bench.processes.channel import ChildChannel
 from bench.processes.end_at_once import end_at_once
 from bench.processes.fresh_python import module_command
 from bench.processes.parent import die_with_parent
@@ -27,12 +28,11 @@ _SHUTDOWN = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}
 def main(fd: int) -> None:
     """Launches the group that the first message over `fd` describes, and stays until its ranks have ended."""
     die_with_parent()
-    os.set_inheritable(fd, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(_SHUTDOWN)
-    with Connection(fd) as connection:
-        launch: Launch = connection.recv()
-        connection.send(_run(launch, lambda: connection.send(Launching())))
+    with ChildChannel(socket.socket(fileno=fd)) as channel:
+        launch: Launch = channel.receive()
+        channel.send(_run(launch, lambda: channel.send(Launching())))
     end_at_once()
 
 
@@ -60,16 +60,22 @@ def _config(launch: Launch) -> Any:
     from torch.distributed.launcher.api import LaunchConfig
 
     spec = launch.spec
-    # As torchrun does: --standalone where nothing is said, the static rendezvous where the port is.
-    standalone = spec.nnodes == 1 and spec.master_port is None
+    if spec.nnodes == 1 and spec.master_port is None:
+        # The ranks of one node meet in a file that is this user's alone. A store that listens on a port, as that of
+        # `torchrun --standalone` does, would be open to everybody who reaches this machine, and the launcher unpickles
+        # what it finds there.
+        backend, endpoint, more = "c10d", str(Path(launch.folder) / "rendezvous"), {"store_type": "file"}
+    else:
+        # As torchrun does if it is told a port.
+        backend, endpoint, more = "static", f"{spec.master_addr}:{spec.master_port or 0}", {}
     return LaunchConfig(
         min_nodes=spec.nnodes,
         max_nodes=spec.nnodes,
         nproc_per_node=spec.local_ranks,
         run_id="opatlas",
-        rdzv_backend="c10d" if standalone else "static",
-        rdzv_endpoint=f"{spec.master_addr}:{spec.master_port or 0}",
-        rdzv_configs={"rank": spec.node_rank, "timeout": int(launch.join_timeout_s)},
+        rdzv_backend=backend,
+        rdzv_endpoint=endpoint,
+        rdzv_configs={"rank": spec.node_rank, "timeout": int(launch.join_timeout_s), **more},
         max_restarts=0,
         local_addr=spec.master_addr if spec.nnodes == 1 else None,
         logs_specs=DefaultLogsSpecs(log_dir=str(Path(launch.folder) / "elastic")),

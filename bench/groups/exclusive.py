@@ -30,7 +30,7 @@ class OneAtATime:
         self._use(self._single if job.group is None else self._groups)
         return self._current.run(job)
 
-    def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> list[Outcome]:
+    def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> dict[int, Outcome]:
         """Of jobs of one device."""
         self._use(self._single)
         return self._single.run_all(jobs, enough)

@@ -54,12 +54,10 @@ class Hello:
     Attributes:
         local_rank: its number on this node, which tells the device it is to own.
         pid: of its process.
-        process_group: of it and its keeper.
     """
 
     local_rank: int
     pid: int
-    process_group: int
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,19 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import IntEnum
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 from bench.devices.visible import environment_of
 from bench.errors import DeviceGone, GroupLate
+from bench.groups.address import listen
 from bench.groups.messages import Hello, Joined, Launch, Launching, NotLaunched, Opened, RanksEnded, Reached
 from bench.groups.spec import GroupSpec
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
-from bench.processes.child import PAUSES_S, TRIES, how_it_ended, open_end, start
-from bench.processes.device_messages import NotReady, Start, Started, Waiting
+from bench.processes.channel import Channel, ChannelBroken
+from bench.processes.child import PAUSES_S, TRIES, Uninterrupted, end, how_it_ended, open_end, start
+from bench.processes.device_messages import Answer, NotReady, Start, Started, Waiting
 from bench.processes.fresh_python import import_paths, module_command
 from database.schema import Status
 from database.terminal import shown
@@ -79,6 +81,15 @@ class _RanksDied(Exception):
         self.local_ranks = sorted(local_ranks)
 
 
+class _RankBabbles(Exception):
+    """A rank has sent something that is no answer to what it was asked."""
+
+    def __init__(self, local_rank: int, what: str) -> None:
+        super().__init__(local_rank, what)
+        self.local_rank = local_rank
+        self.what = what
+
+
 def _to_stderr(text: str) -> None:
     print(shown(f"opatlas: {text}"), file=sys.stderr, flush=True)
 
@@ -107,9 +118,9 @@ class GroupProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
         self._listener: socket.socket | None = None
-        self._agent: Connection | None = None
+        self._agent: Channel | None = None
         #: By local rank.
-        self._ranks: dict[int, Connection] = {}
+        self._ranks: dict[int, Channel] = {}
         self._hellos: dict[int, Hello] = {}
         #: Of their processes; see `open_end`.
         self._ends: dict[int, int] = {}
@@ -117,29 +128,29 @@ class GroupProcess:
         #: Whether the launcher has come so far that it meets the other nodes.
         self._launching = False
         self._device: DeviceDescription | None = None
+        self._uninterrupted = Uninterrupted(self._kill)
 
     def describe(self) -> DeviceDescription:
         if self._device is None:
-            self._open()
+            with self._uninterrupted:
+                self._open()
         assert self._device is not None
         return self._device
 
     def run(self, job: Job) -> Outcome:
-        for _ in range(TRIES):
-            if self._process is None:
-                self._open()
-            try:
-                for connection in self._ranks.values():
-                    connection.send(job)
-            except OSError:
-                # A rank died before it took the job: the row is not to blame.
-                self._kill()
-                continue
-            try:
+        with self._uninterrupted:
+            for _ in range(TRIES):
+                if self._process is None:
+                    self._open()
+                try:
+                    self._expect_idle()
+                    for channel in self._ranks.values():
+                        channel.send(job)
+                except (ChannelBroken, EOFError, OSError):
+                    # A rank died before it took the job: the row is not to blame.
+                    self._kill()
+                    continue
                 return self._await(job)
-            except BaseException:
-                self._kill()
-                raise
         raise DeviceGone(f"a rank of a {self.spec} died before it took a row, {TRIES} times")
 
     def close(self) -> None:
@@ -150,6 +161,12 @@ class GroupProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_TIMEOUT_S)
         self._kill()
+
+    def _expect_idle(self) -> None:
+        """Raises ChannelBroken, EOFError or OSError where a rank has ended, or says what nobody has asked for."""
+        for channel in self._ranks.values():
+            if channel.take() is not None or not channel.is_silent():
+                raise ChannelBroken
 
     def _await(self, job: Job) -> Outcome:
         """What became of a job that was sent to all ranks; the group is ended where it is not in step any more."""
@@ -167,7 +184,12 @@ class GroupProcess:
                 messages = self._messages(None if waiting and not failed else deadline - now)
             except _RanksDied as died:
                 return self._died(died.local_ranks)
-            for local_rank, message in messages:
+            except _RankBabbles as babbles:
+                return self._babbled(babbles)
+            for local_rank, answer in messages:
+                if not isinstance(answer, Answer) or answer.job_id != job.id or local_rank in outcomes:
+                    return self._babbled(_RankBabbles(local_rank, "an answer that was not asked for came"))
+                message = answer.content
                 if isinstance(message, Waiting):
                     waiting.add(local_rank)
                 elif isinstance(message, Started):
@@ -212,6 +234,10 @@ class GroupProcess:
         self._kill()
         return Outcome(Status.CRASHED, f"{how}; the group was ended")
 
+    def _babbled(self, babbles: _RankBabbles) -> Outcome:
+        self._kill()
+        return Outcome(Status.CRASHED, f"{self._name(babbles.local_rank)}: {babbles.what}; the group was ended")
+
     def _hung(self, job: Job, reached: dict[int, Reached], outcomes: dict[int, Outcome]) -> Outcome:
         running = {rank: reached[rank] for rank in sorted(self._ranks) if rank not in outcomes}
         least = min(step.step for step in running.values())
@@ -248,25 +274,25 @@ class GroupProcess:
         """`rank 1 of 2 died: SIGKILL (signal 9)`. Asks the launcher, whose child it was."""
         # To the launcher, a rank that ends with 0 has done its work, and others may go on.
         codes = dict.fromkeys(local_ranks, 0)
-        with contextlib.suppress(EOFError, OSError):
-            while self._agent is not None and self._agent.poll(_LAST_WORDS_S):
-                message = self._agent.recv()
+        with contextlib.suppress(ChannelBroken, EOFError, OSError):
+            while self._agent is not None and (message := self._agent.receive(_LAST_WORDS_S)) is not None:
                 codes |= message.exit_codes if isinstance(message, RanksEnded) else {}
         return ", ".join(f"{self._name(rank)} died: {how_it_ended(codes[rank])}" for rank in local_ranks)
 
     def _messages(self, limit_s: float | None) -> list[tuple[int, Any]]:
-        """What ranks have sent, in time; empty where none has. Raises _RanksDied."""
-        by_connection = {connection: rank for rank, connection in self._ranks.items()}
-        ready = wait([*by_connection, *self._ends], limit_s)
-        messages, died = [], set()
-        for connection, rank in by_connection.items():
-            if connection in ready:
-                try:
-                    messages.append((rank, connection.recv()))
-                except (EOFError, OSError):
-                    died.add(rank)
-        # What a kernel has forked holds the connection open.
-        died |= {rank for end, rank in self._ends.items() if end in ready and not self._ranks[rank].poll()}
+        """What ranks have sent, in time; empty where none has. Raises _RanksDied, _RankBabbles."""
+        ready = wait([*(channel.fileno() for channel in self._ranks.values()), *self._ends], limit_s)
+        messages = []
+        # What a kernel has forked may hold the connection open.
+        died = {rank for rank_end, rank in self._ends.items() if rank_end in ready}
+        for rank, channel in self._ranks.items():
+            try:
+                while (message := channel.take()) is not None:
+                    messages.append((rank, message))
+            except (EOFError, OSError):
+                died.add(rank)
+            except ChannelBroken as broken:
+                raise _RankBabbles(rank, str(broken)) from None
         if died:
             raise _RanksDied(died)
         return messages
@@ -276,9 +302,9 @@ class GroupProcess:
         for pause_s in (*PAUSES_S, 0.0):
             try:
                 answer = self._launch()
-            except BaseException:
-                self._kill()
-                raise
+            except OSError as error:
+                # No more processes, no more files, or no room for them.
+                answer = NotReady(str(error), sick=False)
             if not isinstance(answer, NotReady):
                 self._device = answer
                 return
@@ -292,16 +318,14 @@ class GroupProcess:
 
     def _launch(self) -> DeviceDescription | NotReady:
         self._folder = Path(tempfile.mkdtemp(prefix="opatlas-group-"))
-        address = str(self._folder / "ranks")
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(address)
-        self._listener.listen(self.spec.local_ranks)
+        address = self._folder / "ranks"
+        self._listener = listen(address, self.spec.local_ranks)
         # Each rank is shown its own device by what it is told to own (rank_main.py).
         environment = environment_of(replace(self._starts[0].spec, pinned=None))
         self._process, self._agent = start(lambda fd: module_command("bench.groups.agent", fd), environment)
         try:
             join_timeout_s = self.spec.join_limit_s + _LAUNCHER_LATER_S
-            self._agent.send(Launch(self.spec, address, str(self._folder), join_timeout_s))
+            self._agent.send(Launch(self.spec, str(address), str(self._folder), join_timeout_s))
         except OSError:
             return NotReady("the launcher ended at once", sick=False)
         return self._expect_all(time.monotonic())
@@ -312,12 +336,13 @@ class GroupProcess:
         assert listener is not None
         assert agent is not None
         joined: dict[int, DeviceDescription] = {}
-        unknown: list[Connection] = []
+        unknown: list[Channel] = []
         self._steps = dict.fromkeys(self._steps, _Step.NOT_STARTED)
         self._launching = False
         deadline, tell_at = began + self.spec.join_limit_s, began + _TOLD_AFTER_S
         while len(joined) < self.spec.local_ranks:
-            waited: list[Any] = [listener, agent, *unknown, *self._ranks.values()]
+            channels = [agent, *unknown, *self._ranks.values()]
+            waited = [listener.fileno(), *(channel.fileno() for channel in channels)]
             now = time.monotonic()
             ready = wait(waited, max(min(tell_at, deadline) - now, 0))
             if not ready and time.monotonic() >= deadline:
@@ -325,56 +350,64 @@ class GroupProcess:
             if not ready:
                 self._tell(f"waiting for {self._missing()}, {deadline - time.monotonic():.0f} s left")
                 tell_at = time.monotonic() + _TOLD_EVERY_S
-            if listener in ready:
-                unknown.append(Connection(listener.accept()[0].detach()))
-            for connection in [c for c in (*unknown, *self._ranks.values()) if c in ready]:
-                if failure := self._hear(connection, unknown, joined):
+            if listener.fileno() in ready:
+                with contextlib.suppress(OSError):
+                    # A rank that has ended meanwhile, of which the launcher tells.
+                    unknown.append(Channel(listener.accept()[0]))
+            for channel in (*unknown, *self._ranks.values()):
+                if failure := self._hear(channel, unknown, joined):
                     return failure
-            if agent in ready and (failure := self._hear_launcher(joined)):
+            if failure := self._hear_launcher(joined):
                 return failure
         return self._described(joined)
 
-    def _hear(
-        self, connection: Connection, unknown: list[Connection], joined: dict[int, DeviceDescription]
-    ) -> NotReady | None:
+    def _hear(self, channel: Channel, unknown: list[Channel], joined: dict[int, DeviceDescription]) -> NotReady | None:
         """Takes a message of a rank that has not joined yet; gives why it will not.
 
         Args:
             unknown: connections of ranks that have not said Hello.
             joined: the devices of those that have joined, by local rank.
         """
-        local_rank = next((rank for rank, own in self._ranks.items() if own is connection), None)
+        local_rank = next((rank for rank, own in self._ranks.items() if own is channel), None)
+        who = "a rank" if local_rank is None else self._name(local_rank)
         try:
-            message = connection.recv()
-            if isinstance(message, Hello):
-                unknown.remove(connection)
-                self._ranks[message.local_rank] = connection
-                self._hellos[message.local_rank] = message
-                self._steps[message.local_rank] = _Step.STARTED
-                if (end := open_end(message.pid)) is not None:
-                    self._ends[end] = message.local_rank
-                connection.send(self._starts[message.local_rank])
-            elif isinstance(message, NotReady):
-                who = "a rank" if local_rank is None else self._name(local_rank)
-                return replace(message, reason=f"{who}: {message.reason}")
-            else:
-                assert local_rank is not None
-                if isinstance(message, Joined):
-                    joined[local_rank] = message.device
-                self._steps[local_rank] = _Step.OPENED if isinstance(message, Opened) else _Step.JOINED
+            while (message := channel.take()) is not None:
+                if isinstance(message, Hello):
+                    local_rank = message.local_rank
+                    self._welcome(channel, message)
+                    unknown.remove(channel)
+                elif isinstance(message, NotReady):
+                    return replace(message, reason=f"{who}: {message.reason}")
+                elif local_rank is not None:
+                    if isinstance(message, Joined):
+                        joined[local_rank] = message.device
+                    self._steps[local_rank] = _Step.OPENED if isinstance(message, Opened) else _Step.JOINED
+        except ChannelBroken as broken:
+            return NotReady(f"{who}: {broken}", sick=False)
         except (EOFError, OSError):
             if local_rank is not None:
                 return NotReady(f"{self._how_they_ended([local_rank])} before it had joined", sick=False)
-            unknown.remove(connection)
+            unknown.remove(channel)
         return None
+
+    def _welcome(self, channel: Channel, hello: Hello) -> None:
+        """Tells a rank which device it is to own. Raises OSError where the rank has ended."""
+        self._ranks[hello.local_rank] = channel
+        self._hellos[hello.local_rank] = hello
+        self._steps[hello.local_rank] = _Step.STARTED
+        if (end_of_rank := open_end(hello.pid)) is not None:
+            self._ends[end_of_rank] = hello.local_rank
+        channel.send(self._starts[hello.local_rank])
 
     def _hear_launcher(self, joined: dict[int, DeviceDescription]) -> NotReady | None:
         """Takes a message of the launcher; gives why the group will not come together."""
         assert self._agent is not None
         try:
-            message: Launching | RanksEnded | NotLaunched = self._agent.recv()
-        except (EOFError, OSError):
+            message: Launching | RanksEnded | NotLaunched | None = self._agent.take()
+        except (ChannelBroken, EOFError, OSError):
             return NotReady("the launcher died", sick=False)
+        if message is None:
+            return None
         if isinstance(message, Launching):
             self._launching = True
             return None
@@ -422,15 +455,9 @@ class GroupProcess:
     def _kill(self) -> None:
         """Ends all processes of the group, and waits until they are gone and their devices free."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                # The agent; with it go the keepers of the ranks, and with these the ranks.
-                os.killpg(self._process.pid, signal.SIGKILL)
-            for hello in self._hellos.values():
-                # Each rank has a process group of its own, with whatever its kernels have started.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(hello.process_group, signal.SIGKILL)
-            self._process.wait()
-            self._wait_for_ranks()
+            # The agent, the keepers of the ranks, the ranks, and whatever their kernels have started.
+            end(self._process)
+        self._forget(list(self._ranks))
         if self._agent is not None:
             self._agent.close()
         if self._listener is not None:
@@ -440,20 +467,10 @@ class GroupProcess:
         self._process = self._agent = self._listener = self._folder = None
         self._hellos.clear()
 
-    def _wait_for_ranks(self) -> None:
-        """Until their connections are closed, which they are at the latest with their processes."""
-        deadline = time.monotonic() + _END_TIMEOUT_S
-        while self._ranks and time.monotonic() < deadline:
-            try:
-                self._messages(deadline - time.monotonic())
-            except _RanksDied as died:
-                self._forget(died.local_ranks)
-        self._forget(list(self._ranks))
-
     def _forget(self, local_ranks: Iterable[int]) -> None:
         """Closes what leads to some ranks."""
         for local_rank in local_ranks:
             self._ranks.pop(local_rank).close()
-            for end in [end for end, rank in self._ends.items() if rank == local_rank]:
-                del self._ends[end]
-                os.close(end)
+            for rank_end in [each for each, rank in self._ends.items() if rank == local_rank]:
+                del self._ends[rank_end]
+                os.close(rank_end)

@@ -11,23 +11,23 @@ import faulthandler
 import os
 import platform
 import signal
-import socket
 import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.devices.kinds import ranks_share
 from bench.devices.visible import environment_of
 from bench.errors import DeviceSick, ReplayError
+from bench.groups.address import connect
 from bench.groups.group import RANK_SPREAD, ranks_of_node, spread_us
 from bench.groups.messages import Hello, Joined, Opened, Reached
 from bench.job import Job, MeasureSettings, Outcome
 from bench.processes import std_streams
-from bench.processes.device_messages import NotReady, Start, Started, Waiting
+from bench.processes.channel import ChildChannel
+from bench.processes.device_messages import Answer, NotReady, Start, Started, Waiting
 from bench.processes.end_at_once import end_at_once
 from bench.processes.parent import die_with_parent
 from database.schema import Status
@@ -47,16 +47,15 @@ def main(address: str) -> None:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pytest_end = socket.socket(socket.AF_UNIX)
     try:
-        pytest_end.connect(address)
-    except (FileNotFoundError, ConnectionRefusedError):
+        channel = ChildChannel(connect(Path(address)))
+    except (FileNotFoundError, ConnectionRefusedError, EOFError):
         # The group was given up meanwhile, and pytest has said why.
         return
-    with Connection(pytest_end.detach()) as connection:
+    with channel:
         missing = [name for name in _VARIABLES if not os.environ.get(name, "").strip()]
         if missing:
-            connection.send(
+            channel.send(
                 NotReady(
                     f"{', '.join(missing)}: not set, which torchrun sets for each rank; bench/groups/agent.py "
                     "starts ranks through it",
@@ -65,8 +64,8 @@ def main(address: str) -> None:
             )
             return
         rank, local_rank, size = (int(os.environ[name]) for name in _VARIABLES[:3])
-        connection.send(Hello(local_rank, os.getpid(), os.getpgrp()))
-        start: Start = connection.recv()
+        channel.send(Hello(local_rank, os.getpid()))
+        start: Start = channel.receive()
         sys.path[:] = dict.fromkeys((*sys.path, *start.sys_path))
         # Before torch, or what it loads, looks for devices.
         os.environ.update(environment_of(start.spec))
@@ -76,15 +75,29 @@ def main(address: str) -> None:
 
             runner = Runner(start.spec, _shared(start.settings) if ranks_share(start.spec.kind) else start.settings)
             runner.probe()
-            connection.send(Opened())
-            group = join(rank, size, runner.torch_device, lambda step, what: connection.send(Reached(step, what)))
+            channel.send(Opened())
+            answers = _Answers(channel)
+            group = join(rank, size, runner.torch_device, lambda step, what: answers.give(Reached(step, what)))
             runner.join(group)
-            connection.send(Joined(runner.describe()))
+            channel.send(Joined(runner.describe()))
         except Exception as error:
-            connection.send(NotReady(f"{type(error).__name__}: {error}", sick=isinstance(error, DeviceSick)))
+            channel.send(NotReady(f"{type(error).__name__}: {error}", sick=isinstance(error, DeviceSick)))
             return
-        _serve(connection, runner, group, takes_turn=not ranks_share(start.spec.kind) or _is_first_of_host(group))
+        _serve(channel, answers, runner, group, takes_turn=not ranks_share(start.spec.kind) or _is_first_of_host(group))
     end_at_once()
+
+
+class _Answers:
+    """What this rank says of the job that it runs."""
+
+    def __init__(self, channel: ChildChannel) -> None:
+        self.job: Job | None = None
+        self._channel = channel
+
+    def give(self, content: object) -> None:
+        # While the group comes together there is no job, and no step to tell.
+        if self.job is not None:
+            self._channel.send(Answer(self.job.id, content))
 
 
 def _is_first_of_host(group: Group) -> bool:
@@ -105,15 +118,16 @@ def _shared(settings: MeasureSettings) -> MeasureSettings:
     return replace(settings, threads=settings.threads or max(available_cores() // ranks_of_node(), 1))
 
 
-def _serve(connection: Connection, runner: Runner, group: Group, *, takes_turn: bool) -> None:
+def _serve(channel: ChildChannel, answers: _Answers, runner: Runner, group: Group, *, takes_turn: bool) -> None:
     """Args: takes_turn: False where another rank of the same device takes it for both."""
     while True:
         try:
-            job: Job = connection.recv()
+            job: Job = channel.receive()
         except EOFError:
             _leave()
             return
-        with _turn(connection, runner, group, takes_turn):
+        answers.job = job
+        with _turn(answers, runner, group, takes_turn), channel.only_here():
             if _all_have(job, group):
                 outcome = runner.run(job)
             else:
@@ -122,7 +136,7 @@ def _serve(connection: Connection, runner: Runner, group: Group, *, takes_turn: 
             if outcome.measurement is not None and RANK_SPREAD not in outcome.measurement.counters:
                 outcome = slowest(outcome, group)
         std_streams.write_out()
-        connection.send(outcome)
+        answers.give(outcome)
 
 
 def _all_have(job: Job, group: Group) -> bool:
@@ -132,12 +146,12 @@ def _all_have(job: Job, group: Group) -> bool:
 
 
 @contextlib.contextmanager
-def _turn(connection: Connection, runner: Runner, group: Group, takes_turn: bool) -> Iterator[None]:
+def _turn(answers: _Answers, runner: Runner, group: Group, takes_turn: bool) -> Iterator[None]:
     """Holds the devices of all ranks, taken one after the other: two groups cannot each hold what the other needs."""
     with contextlib.ExitStack() as held:
         for rank in range(group.size):
             if rank == group.rank and takes_turn:
-                held.enter_context(runner.turn(lambda: connection.send(Waiting()), lambda: connection.send(Started())))
+                held.enter_context(runner.turn(lambda: answers.give(Waiting()), lambda: answers.give(Started())))
             group.together()
         yield
 

@@ -33,20 +33,19 @@ class MsprofDevice:
         return self._description
 
     def run(self, job: Job) -> Outcome:
-        return self.run_all([job], lambda outcome: True)[0]
+        return self.run_all([job], lambda outcome: True)[job.id]
 
-    def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> list[Outcome]:
+    def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> dict[int, Outcome]:
         session, self._session = self._session or self._new_session(), None
         result = session.run(jobs, enough)
         outcomes = result.outcomes
-        for positions in _smaller(result.missing, jobs):
+        for smaller in _smaller(result.missing, len(jobs)):
             try:
-                again = self._new_session().run([jobs[position] for position in positions], lambda outcome: False)
+                again = self._new_session().run(smaller, lambda outcome: False)
             except DeviceGone:
                 # Whoever asks for the next row is told.
                 break
-            for position, outcome in zip(positions, again.outcomes, strict=False):
-                outcomes[position] = outcome
+            outcomes |= again.outcomes
         return outcomes
 
     def close(self) -> None:
@@ -58,12 +57,16 @@ class MsprofDevice:
         return MsprofSession(self._spec, self._settings, self._folder)
 
 
-def _smaller(missing: Sequence[int], jobs: Sequence[Job]) -> Iterator[Sequence[int]]:
-    """Positions for one session each: of one kernel type, since what spoils a profile may be a kernel's doing."""
-    most = max(1, len(jobs) // _SMALLER)
-    by_type: dict[str, list[int]] = defaultdict(list)
-    for position in missing:
-        by_type[jobs[position].kernel_type].append(position)
-    for positions in by_type.values():
-        for start in range(0, len(positions), most):
-            yield positions[start : start + most]
+def _smaller(missing: Sequence[Job], rows: int) -> Iterator[Sequence[Job]]:
+    """Jobs for one session each: of one kernel type, since what spoils a profile may be a kernel's doing.
+
+    Args:
+        rows: of the session in which they were missing.
+    """
+    most = max(1, rows // _SMALLER)
+    by_type: dict[str, list[Job]] = defaultdict(list)
+    for job in missing:
+        by_type[job.kernel_type].append(job)
+    for jobs in by_type.values():
+        for start in range(0, len(jobs), most):
+            yield jobs[start : start + most]

@@ -25,12 +25,12 @@ class SessionResult:
     """What became of the jobs of a session.
 
     Attributes:
-        outcomes: of the jobs that were run, in their order.
-        missing: positions of those that were launched, but whose samples are in no summary.
+        outcomes: of the jobs that were run, in their order, by the job's id.
+        missing: those that were launched, but whose samples are in no summary.
     """
 
-    outcomes: list[Outcome]
-    missing: list[int]
+    outcomes: dict[int, Outcome]
+    missing: list[Job]
 
 
 class MsprofSession:
@@ -66,17 +66,17 @@ class MsprofSession:
         Args:
             enough: told of each outcome; whether no further job is to be run.
         """
-        outcomes: list[Outcome] = []
-        launched: dict[Path, list[int]] = defaultdict(list)
+        outcomes: dict[int, Outcome] = {}
+        launched: dict[Path, list[Job]] = defaultdict(list)
         try:
             for job in jobs:
                 outcome = self._process.run(job)
                 if outcome.launched:
-                    launched[self._outputs[-1]].append(len(outcomes))
+                    launched[self._outputs[-1]].append(job)
                     # Without room for it a killed session could not be read later; this one can.
                     with contextlib.suppress(OSError):
                         note_launched(self._outputs[-1], job, outcome)
-                outcomes.append(outcome)
+                outcomes[job.id] = outcome
                 if enough(outcome):
                     break
         except DeviceGone:
@@ -84,13 +84,13 @@ class MsprofSession:
                 raise
         finally:
             self._process.close()
-        missing: list[int] = []
-        for output, positions in launched.items():
-            rows = [_profiled_row(jobs[position], outcomes[position]) for position in positions]
-            for position, found in zip(positions, samples_of(output, rows), strict=True):
-                outcomes[position] = with_samples(outcomes[position], jobs[position].kernel_type, found)
+        missing: list[Job] = []
+        for output, its_jobs in launched.items():
+            rows = [_profiled_row(job, outcomes[job.id]) for job in its_jobs]
+            for job, found in zip(its_jobs, samples_of(output, rows), strict=True):
+                outcomes[job.id] = with_samples(outcomes[job.id], job.kernel_type, found)
                 if isinstance(found, NoSamples):
-                    missing.append(position)
+                    missing.append(job)
             forget_launched(output)
         self._remove_outputs(keep=bool(missing))
         return SessionResult(outcomes, missing)

@@ -9,30 +9,36 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 
+from bench.processes.channel import Channel
 from bench.processes.fresh_python import import_environment, module_command
+from bench.processes.keeper import END, END_TIMEOUT_S
 
 #: Before each further try of what did not start: a driver that resets a device needs a moment.
 PAUSES_S = (1.0, 4.0)
 TRIES = len(PAUSES_S) + 1
+#: On top of what its descendants take, on a loaded machine.
+_KEEPER_TIMEOUT_S = 10.0
 
 
 def start(
     command_of: Callable[[str], Sequence[str]], environment: Mapping[str, str]
-) -> tuple[subprocess.Popen[bytes], Connection]:
-    """Starts a process under a keeper (bench/processes/keeper.py), in a group of its own; the connection leads to it.
+) -> tuple[subprocess.Popen[bytes], Channel]:
+    """Starts a process under a keeper (bench/processes/keeper.py), in a group of its own; the channel leads to it.
 
     Output is inherited, so that it lands where pytest's capture wants it, or on the terminal with -s.
 
     Args:
         command_of: given the number of its end of the connection, the command.
         environment: besides that of this process.
+
+    Raises:
+        OSError: the system starts no process: it has too many, or this Python must not be executed.
     """
     ours, theirs = socket.socketpair()
-    with theirs:
-        fd = str(theirs.fileno())
+    channel, fd = Channel(ours), str(theirs.fileno())
+    try:
         process = subprocess.Popen(
             module_command("bench.processes.keeper", str(os.getpid()), fd, *command_of(fd)),
             stdin=subprocess.DEVNULL,
@@ -40,7 +46,48 @@ def start(
             env={**import_environment(), **environment},
             start_new_session=True,
         )
-    return process, Connection(ours.detach())
+    except BaseException:
+        channel.close()
+        raise
+    finally:
+        theirs.close()
+    return process, channel
+
+
+class Uninterrupted:
+    """A context of all that is done with a process: if it is not done to its end, the process is ended.
+
+    Otherwise an answer that nobody waits for any more would be taken for that to the next question. It takes a second
+    Ctrl-C, a timeout of pytest-timeout, or an error of ours.
+    """
+
+    def __init__(self, end_process: Callable[[], object]) -> None:
+        self._end_process = end_process
+        self._entered = False
+
+    def __enter__(self) -> None:
+        if self._entered:
+            # Even the end of the process was interrupted.
+            self._end_process()
+        self._entered = True
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._end_process()
+        self._entered = False
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ends what `start` has started, and all that this has started, and waits for it."""
+    for number in (END, signal.SIGCONT):
+        # The keeper may have been stopped.
+        process.send_signal(number)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_TIMEOUT_S + _KEEPER_TIMEOUT_S)
+    with contextlib.suppress(ProcessLookupError):
+        # Whatever is left where a kernel has killed the keeper.
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def open_end(pid: int) -> int | None:

@@ -10,13 +10,15 @@ import faulthandler
 import gc
 import os
 import signal
+import socket
 import sys
-from multiprocessing.connection import Connection
+from functools import partial
 
 from bench.errors import DeviceSick
 from bench.job import Job
 from bench.processes import std_streams
-from bench.processes.device_messages import NotReady, Ready, Start, Started, Waiting
+from bench.processes.channel import ChildChannel
+from bench.processes.device_messages import Answer, NotReady, Ready, Start, Started, Waiting
 from bench.processes.device_process import UNDER_LAUNCHER
 from bench.processes.end_at_once import end_at_once
 from bench.processes.parent import die_with_parent
@@ -30,14 +32,12 @@ def main(fd: int, *, under_launcher: bool) -> None:
         # A launcher may start it from a thread of its own, whose end would count as its parent's. The
         # keeper ends the whole group in any case.
         die_with_parent()
-    # What a kernel starts must not hold the connection open when this process has died.
-    os.set_inheritable(fd, False)
     # The Python stack of a segfault goes to stderr, into the report of the row that caused it.
     faulthandler.enable()
     # Ctrl-C is pytest's to answer: it decides what becomes of the row that runs.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with Connection(fd) as connection:
-        start: Start = connection.recv()
+    with ChildChannel(socket.socket(fileno=fd)) as channel:
+        start: Start = channel.receive()
         sys.path[:] = dict.fromkeys((*sys.path, *start.sys_path))
         # torch brings half a million objects, which stay: nobody need look for garbage among them, neither while it
         # is imported nor while a row is timed.
@@ -47,24 +47,29 @@ def main(fd: int, *, under_launcher: bool) -> None:
 
             runner = Runner(start.spec, start.settings)
             runner.probe()
-            connection.send(Ready(runner.describe(), os.getpid()))
+            channel.send(Ready(runner.describe(), os.getpid()))
         except (OpAtlasError, ImportError) as error:
-            connection.send(NotReady(f"{type(error).__name__}: {error}", sick=isinstance(error, DeviceSick)))
+            channel.send(NotReady(f"{type(error).__name__}: {error}", sick=isinstance(error, DeviceSick)))
             return
         gc.freeze()
         gc.enable()
         while True:
             try:
-                job: Job = connection.recv()
+                job: Job = channel.receive()
             except EOFError:
                 return
-            with runner.turn(lambda: connection.send(Waiting()), lambda: connection.send(Started())):
+            answer = partial(_answer, channel, job)
+            with runner.turn(partial(answer, Waiting()), partial(answer, Started())), channel.only_here():
                 outcome = runner.run(job)
             std_streams.write_out()
-            connection.send(outcome)
+            answer(outcome)
             if outcome.status is Status.OOM and not runner.is_well():
                 # A poison in disguise; the next row gets a fresh process.
                 return
+
+
+def _answer(channel: ChildChannel, job: Job, content: object) -> None:
+    channel.send(Answer(job.id, content))
 
 
 if __name__ == "__main__":

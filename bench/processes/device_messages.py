@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
 
@@ -45,3 +46,16 @@ class Waiting:
 @dataclass(frozen=True)
 class Started:
     """Sent after that, when the body begins; its deadline runs from here."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Whatever a process says of a job.
+
+    Attributes:
+        job_id: of that job. An answer to another job than the one that runs is never taken.
+        content: an Outcome, Waiting, Started or, from a rank of a group, Reached.
+    """
+
+    job_id: int
+    content: Any

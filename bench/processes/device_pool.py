@@ -70,10 +70,12 @@ class DevicePool:
         # An executor that raises DeviceGone has not run the job.
         return self._on_a_device(lambda executor: executor.run(job))
 
-    def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> list[Outcome]:
+    def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> dict[int, Outcome]:
         return self._on_a_device(
             lambda executor: (
-                executor.run_all(jobs, enough) if isinstance(executor, BatchExecutor) else [executor.run(jobs[0])]
+                executor.run_all(jobs, enough)
+                if isinstance(executor, BatchExecutor)
+                else {jobs[0].id: executor.run(jobs[0])}
             )
         )
 

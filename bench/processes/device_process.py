@@ -13,21 +13,25 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Protocol
 
 from bench.devices.visible import environment_of
 from bench.errors import DeviceGone
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
-from bench.processes.child import PAUSES_S, TRIES, how_it_ended, memory_kills, open_end, start
-from bench.processes.device_messages import NotReady, Ready, Start, Started, Waiting
+from bench.processes.channel import Channel, ChannelBroken
+from bench.processes.child import PAUSES_S, TRIES, Uninterrupted, end, how_it_ended, memory_kills, open_end, start
+from bench.processes.device_messages import Answer, NotReady, Ready, Start, Waiting
 from bench.processes.fresh_python import import_paths, module_command
 from database.schema import Status
 
 #: Importing torch (and torch_npu) from a cold disk takes tens of seconds on busy machines.
 _START_TIMEOUT_S = 300.0
-#: How long a process that was told to end may take to end by itself.
+#: How long a process that was told to end, or has closed its connection, may take to end by itself: torch takes a
+#: while to be taken apart, more so on a loaded machine.
 _END_TIMEOUT_S = 10.0
+#: The same of a process under a launcher, whose libraries are hooked by a profiler.
+_PROFILED_END_TIMEOUT_S = 60.0
 #: What a process has sent or not read before its end is seen within this time after it.
 _LAST_WORDS_S = 0.2
 #: Last word on the command line of a device process whose parent is not its keeper.
@@ -53,93 +57,98 @@ class DeviceProcess:
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings, launcher: Launcher | None = None) -> None:
         self._launcher = launcher
-        #: How long a process group that ends by itself may take to do so.
-        self._patience_s = launcher.patience_s if launcher else _LAST_WORDS_S
         self._start_message = Start(spec, settings, import_paths())
         self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
+        self._channel: Channel | None = None
         #: See `open_end`.
         self._end: int | None = None
         self._device: DeviceDescription | None = None
         self._memory_kills = 0
+        self._uninterrupted = Uninterrupted(self._kill)
 
     def describe(self) -> DeviceDescription:
         if self._device is None:
-            self._open()
+            with self._uninterrupted:
+                self._open()
         assert self._device is not None
         return self._device
 
     def run(self, job: Job) -> Outcome:
-        for _ in range(TRIES):
-            connection = self._connection or self._open()
-            try:
-                self._expect_alive()
-                connection.send(job)
-                outcome = self._await(connection, job)
-            except (BrokenPipeError, ConnectionResetError):
-                # The process died before it took the job: the row is not to blame.
-                code = self._kill(self._patience_s)
-                continue
-            except (EOFError, OSError):
-                code = self._kill(self._patience_s)
-                return Outcome(Status.CRASHED, f"the device process died: {self._how_it_ended(code)}")
-            except KeyboardInterrupt:
-                # Nobody waits for this row any more, and it may have minutes to go.
-                self._kill()
-                raise
-            if outcome.status is Status.DEVICE_ERROR:
-                # Every later call in that process would fail.
-                connection.close()
-                self._kill(self._patience_s)
-            return outcome
-        raise DeviceGone(f"its process died before it took a row, {TRIES} times ({self._how_it_ended(code)})")
+        with self._uninterrupted:
+            for _ in range(TRIES):
+                channel = self._channel or self._open()
+                try:
+                    self._expect_idle(channel)
+                    channel.send(job)
+                except (ChannelBroken, EOFError, OSError) as error:
+                    code = self._kill(0.0 if isinstance(error, ChannelBroken) else _LAST_WORDS_S)
+                    continue
+                try:
+                    outcome = self._await(channel, job)
+                except ConnectionResetError:
+                    # The process died before it took the job: the row is not to blame.
+                    code = self._kill(_LAST_WORDS_S)
+                    continue
+                except ChannelBroken as broken:
+                    self._kill()
+                    return Outcome(Status.CRASHED, f"{broken}: the device process was ended")
+                except (EOFError, OSError):
+                    code = self._kill(_END_TIMEOUT_S)
+                    return Outcome(Status.CRASHED, f"the device process {self._what_became_of_it(code)}")
+                if outcome.status is Status.DEVICE_ERROR:
+                    # Every later call in that process would fail.
+                    channel.close()
+                    self._kill(_LAST_WORDS_S)
+                return outcome
+        raise DeviceGone(f"its process {self._what_became_of_it(code)} before it took a row, {TRIES} times")
 
     def close(self) -> None:
         """Lets the process end by itself, then makes it, and whatever kernels have left running."""
-        if self._process is None or self._connection is None:
-            return
-        self._connection.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(_END_TIMEOUT_S, self._patience_s))
-        self._kill()
+        if self._channel is not None:
+            self._channel.close()
+        self._kill(_END_TIMEOUT_S)
 
-    def _await(self, connection: Connection, job: Job) -> Outcome:
-        """Raises EOFError where the process died of the job, ConnectionResetError where it died without it."""
+    def _await(self, channel: Channel, job: Job) -> Outcome:
+        """
+        Raises:
+            EOFError: the process died of the job; ConnectionResetError: it died without having taken it.
+            ChannelBroken: it sent something else than an answer to this job.
+        """
         limit_s: float | None = job.timeout_s
         while True:
-            if not self._message_comes(limit_s):
+            answer = channel.receive(limit_s, self._end)
+            if answer is None:
                 self._kill()
                 return Outcome(Status.TIMEOUT, f"still running after {job.timeout_s:g} s; its process was ended")
-            answer: Waiting | Started | Outcome = connection.recv()
-            if isinstance(answer, Outcome):
-                return answer
-            limit_s = None if isinstance(answer, Waiting) else job.timeout_s
+            if not isinstance(answer, Answer) or answer.job_id != job.id:
+                raise ChannelBroken("an answer that was not asked for came over its connection")
+            if isinstance(answer.content, Outcome):
+                return answer.content
+            limit_s = None if isinstance(answer.content, Waiting) else job.timeout_s
 
-    def _expect_alive(self) -> None:
-        """Raises BrokenPipeError where the process has ended."""
+    def _expect_idle(self, channel: Channel) -> None:
+        """
+        Raises:
+            EOFError: the process has ended, or is about to.
+            ChannelBroken: it says something that nobody has asked for.
+        """
         if self._process is not None and self._process.poll() is not None:
-            raise BrokenPipeError
-        if self._end is not None and wait([self._end], 0):
-            raise BrokenPipeError
-
-    def _message_comes(self, limit_s: float | None) -> bool:
-        """Whether there is a message in time, or the connection is closed. Raises EOFError where the process ended."""
-        assert self._connection is not None
-        ready = wait([self._connection, *([] if self._end is None else [self._end])], limit_s)
-        if ready and self._connection not in ready and not self._connection.poll(_LAST_WORDS_S):
             raise EOFError
-        return bool(ready)
+        if self._end is not None and wait([self._end], 0):
+            raise EOFError
+        if channel.take() is not None or not channel.is_silent():
+            raise ChannelBroken("an answer that was not asked for came over its connection")
 
-    def _open(self) -> Connection:
+    def _open(self) -> Channel:
         """Starts a process whose device computes what it should. Raises DeviceGone after the last try."""
         for pause_s in (*PAUSES_S, 0.0):
             answer = self._start()
             if isinstance(answer, Ready):
-                assert self._connection is not None
+                assert self._channel is not None
                 self._device = answer.device
-                return self._connection
+                return self._channel
             failure = answer or NotReady(f"it ended before it was ready, {TRIES} times", sick=False)
-            how = self._how_it_ended(self._kill())
+            how = self._what_became_of_it(self._kill(_LAST_WORDS_S))
             if answer is not None and not answer.sick and self._device is None:
                 # It never was there: trying again will not bring it.
                 break
@@ -154,19 +163,24 @@ class DeviceProcess:
     def _start(self) -> Ready | NotReady | None:
         """Starts a process; gives its answer, None where it ended without one."""
         self._memory_kills = memory_kills()
-        self._process, self._connection = start(self._command, environment_of(self._start_message.spec))
+        try:
+            self._process, self._channel = start(self._command, environment_of(self._start_message.spec))
+        except OSError as error:
+            return NotReady(f"no process can be started: {error}", sick=False)
         self._watch(self._process.pid)
         try:
-            self._connection.send(self._start_message)
-            if self._message_comes(_START_TIMEOUT_S):
-                answer: Ready | NotReady = self._connection.recv()
-                if self._launcher and isinstance(answer, Ready):
-                    # A profiler goes on after the end of what it has started.
-                    self._watch(answer.pid)
-                return answer
-            return NotReady(f"it was not ready after {_START_TIMEOUT_S:g} s", sick=False)
+            self._channel.send(self._start_message)
+            answer = self._channel.receive(_START_TIMEOUT_S, self._end)
+        except ChannelBroken as broken:
+            return NotReady(str(broken), sick=False)
         except (EOFError, OSError):
             return None
+        if answer is None:
+            return NotReady(f"it was not ready after {_START_TIMEOUT_S:g} s", sick=False)
+        if self._launcher and isinstance(answer, Ready):
+            # A profiler goes on after the end of what it has started.
+            self._watch(answer.pid)
+        return answer if isinstance(answer, (Ready, NotReady)) else NotReady("it sent no answer to that", sick=False)
 
     def _command(self, fd: str) -> list[str]:
         words = module_command("bench.processes.device_main", fd)
@@ -178,29 +192,36 @@ class DeviceProcess:
             os.close(self._end)
         self._end = open_end(pid)
 
-    def _kill(self, patience_s: float = _LAST_WORDS_S) -> int:
-        """Ends the whole process group, waits for it, and gives the exit code of the process.
+    def _kill(self, patience_s: float = 0.0) -> int | None:
+        """Ends the process with all that it has started, and waits for that.
 
         Args:
-            patience_s: how long one that is ending by itself may take: its code says more, and a
-                profiler has yet to write what it recorded.
+            patience_s: how long a process that is ending by itself may take: its exit code says more, and a profiler
+                has yet to write what it recorded.
+
+        Returns:
+            The exit code; None where the process had to be ended.
         """
-        assert self._process is not None
-        try:
-            code = self._process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            code = None
-        with contextlib.suppress(ProcessLookupError):
-            # Raised where everybody in the group is gone already.
-            os.killpg(self._process.pid, signal.SIGKILL)
-        code = self._process.wait() if code is None else code
-        if self._connection is not None:
-            self._connection.close()
+        code = None
+        if self._process is not None:
+            if patience_s and self._launcher:
+                patience_s = self._launcher.patience_s if self._has_ended(_PROFILED_END_TIMEOUT_S) else 0.0
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(patience_s)
+            end(self._process)
+        if self._channel is not None:
+            self._channel.close()
         if self._end is not None:
             os.close(self._end)
-        self._process = self._connection = self._end = None
+        self._process = self._channel = self._end = None
         return code
 
-    def _how_it_ended(self, code: int) -> str:
+    def _has_ended(self, within_s: float) -> bool:
+        """Whether the device process, and not only its launcher, ends in time; True where the system does not tell."""
+        return self._end is None or bool(wait([self._end], within_s))
+
+    def _what_became_of_it(self, code: int | None) -> str:
+        if code is None:
+            return "closed its connection and was ended"
         for_memory = code == -signal.SIGKILL and memory_kills() > self._memory_kills
-        return how_it_ended(code) + (", killed by the system for want of memory" if for_memory else "")
+        return f"died: {how_it_ended(code)}" + (", killed by the system for want of memory" if for_memory else "")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
@@ -24,16 +25,35 @@ def die_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
     if sys.platform != "linux":
         return
     parent = os.getppid() if parent is None else parent
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    _prctl(_PR_SET_PDEATHSIG, number, "PR_SET_PDEATHSIG")
     if os.getppid() != parent:
         os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Asks Linux to make this process the parent of each descendant whose own parent has ended.
+
+    Raises:
+        OSError: the system refused.
+    """
+    if sys.platform == "linux":
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1, "PR_SET_CHILD_SUBREAPER")
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes whose parent a process is, whether they run or wait to be reaped; none where there is no /proc."""
+    return [child for child in (int(path.name) for path in Path("/proc").glob("[0-9]*")) if parent_of(child) == pid]
 
 
 def parent_of(pid: int) -> int | None:
     """The parent of a process; None where it is gone, or the system does not say."""
     try:
         # The name, in parentheses, may hold anything.
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
     except OSError:
         return None
+
+
+def _prctl(option: int, value: int, name: str) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({name}) failed")

@@ -9,8 +9,9 @@ import sys
 def write_out() -> None:
     """Captured output must be in its file before the report is made.
 
-    Where the disk of that file is full, what was printed is lost, and what was measured is not.
+    If the disk of that file is full, or a kernel has closed the stream or put something else in its place, what was
+    printed is lost, and what was measured is not.
     """
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):
             stream.flush()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
+from processes import Role, in_role
 from sessions import Running, Sessions, row
 
 #: Each starts children, as its size says, and then does what its kernel type says.
 PARENT_REPLAYS = """
+import ctypes
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -38,7 +42,18 @@ def by_fork():
     return pid
 
 
-WAYS = {1: [by_subprocess], 2: [by_shell], 3: [by_fork], 4: [by_subprocess, by_shell, by_fork]}
+def by_session():
+    return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
+
+
+def by_daemon():
+    # In a session of its own, and a child of nobody that is left.
+    daemon = "import os, subprocess; os.setsid(); print(subprocess.Popen(['sleep', '1000']).pid)"
+    return int(subprocess.run([sys.executable, "-c", daemon], capture_output=True, check=True).stdout)
+
+
+WAYS = {1: [by_subprocess], 2: [by_shell], 3: [by_fork], 4: [by_session], 5: [by_daemon]}
+WAYS[6] = [start for (start,) in WAYS.values()]
 
 
 def start_children(row):
@@ -60,14 +75,23 @@ def test_hanging(row, replay):
     time.sleep(1000)
 
 
+@replays("Leaving", npu=None)
+def test_leaving(row, replay):
+    # The device process itself leaves its process group, and does not end with the keeper any more.
+    os.setsid()
+    ctypes.CDLL(None).prctl(1, 0)
+    start_children(row)
+    time.sleep(1000)
+
+
 @replays("Dying", npu=None)
 def test_dying(row, replay):
     start_children(row)
     os._exit(3)
 """
 
-EACH = (1, 2, 3)
-ALL = 4
+EACH = (1, 2, 3, 4, 5)
+ALL = 6
 
 
 def started(sessions: Sessions, kernel_type: str, *options: str, sizes: tuple[int, ...], devices: str = "0") -> Running:
@@ -83,14 +107,27 @@ def children(sessions: Sessions, running: Running, sizes: tuple[int, ...]) -> se
     paths = [sessions.folder / f"children-{size}" for size in sizes]
     running.wait_until(lambda: all(path.exists() for path in paths))
     pids = {int(pid) for path in paths for pid in path.read_text().split()}
-    assert len(pids) == 3
+    assert len(pids) == len(EACH)
     return pids
 
 
-@pytest.mark.parametrize("devices", ["0", pytest.param("2", marks=pytest.mark.slow)])
-def test_a_killed_pytest_leaves_nothing_behind(sessions: Sessions, devices: str) -> None:
-    running = started(sessions, "Hanging", sizes=(ALL,), devices=devices)
+@pytest.mark.parametrize(
+    ("kernel_type", "devices"),
+    [("Hanging", "0"), ("Leaving", "0"), pytest.param("Hanging", "2", marks=pytest.mark.slow)],
+)
+def test_a_killed_pytest_leaves_nothing_behind(sessions: Sessions, kernel_type: str, devices: str) -> None:
+    running = started(sessions, kernel_type, sizes=(ALL,), devices=devices)
     assert children(sessions, running, (ALL,)) <= set(sessions.processes())
+    running.send(signal.SIGKILL)
+    assert running.wait().code == -signal.SIGKILL
+    assert sessions.left_behind() == []
+
+
+def test_a_stopped_keeper_goes_on_when_pytest_is_killed(sessions: Sessions) -> None:
+    running = started(sessions, "Hanging", sizes=(ALL,))
+    children(sessions, running, (ALL,))
+    (keeper,) = in_role(running.process.pid, Role.KEEPER)
+    os.kill(keeper.pid, signal.SIGSTOP)
     running.send(signal.SIGKILL)
     assert running.wait().code == -signal.SIGKILL
     assert sessions.left_behind() == []
@@ -100,10 +137,11 @@ def test_a_killed_pytest_leaves_nothing_behind(sessions: Sessions, devices: str)
     ("kernel_type", "timeout_s", "status", "reason"),
     [
         ("Hanging", 3, "timeout", "still running after 3 s; its process was ended"),
+        ("Leaving", 3, "timeout", "still running after 3 s; its process was ended"),
         # At once, and not when its time is over.
         ("Dying", 60, "crashed", "the device process died: exit code 3"),
     ],
-    ids=["timeout", "crash"],
+    ids=["timeout", "timeout in a session of its own", "crash"],
 )
 def test_a_row_takes_its_children_along(
     sessions: Sessions, kernel_type: str, timeout_s: int, status: str, reason: str
@@ -113,7 +151,7 @@ def test_a_row_takes_its_children_along(
     assert children(sessions, running, EACH).isdisjoint(sessions.processes())
     sessions.go()
     done = running.wait()
-    assert (done.code, done.ledger()) == (1, {"measured": 1, status: 3})
+    assert (done.code, done.ledger()) == (1, {"measured": 1, status: len(EACH)})
     assert {cells["Status Reason"] for cells in sessions.read(kernel_type)} == {reason}
     assert sessions.left_behind() == []
 
@@ -125,5 +163,5 @@ def test_a_session_that_ends_takes_the_children_of_its_rows_along(sessions: Sess
     assert children(sessions, running, EACH) <= set(sessions.processes())
     sessions.go()
     done = running.wait()
-    assert (done.code, done.ledger()) == (0, {"measured": 4})
+    assert (done.code, done.ledger()) == (0, {"measured": 1 + len(EACH)})
     assert sessions.left_behind() == []

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
+import pickle
 import re
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from datetime import timedelta
 from pathlib import Path
 
 import group_replays
@@ -29,6 +32,7 @@ from bench.groups.messages import Launching, RanksEnded
 from bench.groups.process import GroupProcess
 from bench.groups.spec import GroupSpec
 from bench.job import DeviceSpec, Job, MeasureSettings
+from bench.processes.channel import Channel, ChildChannel
 from bench.processes.device_messages import NotReady
 from database.schema import Status
 
@@ -55,6 +59,24 @@ def marked(mark: str) -> list[str]:
             if int(directory.name) != os.getpid() and mark.encode() in (directory / "environ").read_bytes():
                 found.append((directory / "cmdline").read_bytes().replace(b"\0", b" ").decode())
     return found
+
+
+def listening_ports(mark: str) -> list[int]:
+    """Ports on which torchrun's launcher, which inherited a mark, waits for connections."""
+    listening = {}
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A":
+                listening[f"socket:[{fields[9]}]"] = int(fields[1].rpartition(":")[2], 16)
+    ports = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            launcher = b"bench.groups.agent" in (process / "cmdline").read_bytes()
+            if launcher and mark.encode() in (process / "environ").read_bytes():
+                links = {os.readlink(fd) for fd in (process / "fd").iterdir()}
+                ports |= {listening[link] for link in links & listening.keys()}
+    return sorted(ports)
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +113,7 @@ def test_rows_follow_each_other_in_one_group(group: GroupProcess) -> None:
         (group_replays.RAISES, Status.FAILED, "rank 1 of 2: ValueError: rank 1 has its own mind"),
         (group_replays.EXITS, Status.CRASHED, "rank 1 of 2 died: exit code 0"),
         (group_replays.FORKS, Status.CRASHED, "rank 1 of 2 died: SIGSEGV (signal 11)"),
+        (group_replays.WRITES, Status.CRASHED, "rank 1 of 2: bytes that are no message came over its connection"),
     ],
 )
 def test_a_rank_costs_its_row_and_no_other(group: GroupProcess, capfd, mood: int, status: Status, words: str) -> None:
@@ -107,6 +130,72 @@ def test_a_rank_costs_its_row_and_no_other(group: GroupProcess, capfd, mood: int
         assert "in sum_of_shares" in shown
     if status is not Status.INVALID:
         assert not marked(f"{MARK}={os.getpid()}")
+    assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
+
+
+def test_a_fork_of_a_rank_answers_nobody(group: GroupProcess) -> None:
+    """Its stack goes through the runner, as that of the rank does."""
+    ran = [group.run(job(mood)) for mood in (group_replays.RETURNS_TWICE, group_replays.GOOD)]
+    assert [outcome.status for outcome in ran] == [Status.MEASURED] * 2
+
+
+class Interrupted(BaseException):
+    """As a second Ctrl-C, or pytest-timeout, raises it in the middle of a wait."""
+
+
+def test_an_interrupted_wait_ends_the_group(group: GroupProcess) -> None:
+    def interrupt(number: int, frame: object) -> None:
+        raise Interrupted
+
+    group.run(job(group_replays.GOOD))
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.alarm(2)
+        with pytest.raises(Interrupted):
+            group.run(job(group_replays.HANGS))
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert not marked(f"{MARK}={os.getpid()}")
+    assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
+
+
+def test_a_folder_for_temporary_files_may_have_a_long_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Longer than the name of a socket may be."""
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    group = group_of(TWO)
+    try:
+        assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
+    finally:
+        group.close()
+
+
+class Touch:
+    """What is unpickled of it is a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mknod, (str(self._path),)
+
+
+def test_whoever_reaches_the_ports_of_a_group_runs_no_code(group: GroupProcess, tmp_path: Path) -> None:
+    """torchrun's launcher unpickles the state of its rendezvous each time that it says it is alive: every 5 s."""
+    from torch.distributed import TCPStore
+
+    group.run(job(group_replays.GOOD))
+    state = base64.b64encode(pickle.dumps(Touch(tmp_path / "ran")))
+    stores = []
+    for port in listening_ports(f"{MARK}={os.getpid()}"):
+        with contextlib.suppress(Exception):
+            # Not every port is that of a store.
+            stores.append(TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=3)))
+            stores[-1].set("torch.rendezvous.opatlas", state)
+    assert stores, "the store of the ranks was not found"
+    assert not wait_for((tmp_path / "ran").exists, seconds=8)
     assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
 
 
@@ -175,12 +264,14 @@ def test_a_rank_that_cannot_join_is_named(monkeypatch: pytest.MonkeyPatch, opene
 )
 def test_ranks_that_the_launcher_ends_are_not_to_blame(codes: dict[int, int], words: str) -> None:
     group = group_of(GroupSpec(3))
-    group._agent, launcher = Pipe()
-    with group._agent, launcher:
+    ours, theirs = socket.socketpair()
+    group._agent = Channel(ours)
+    with ChildChannel(theirs) as launcher:
         launcher.send(Launching())
         assert group._hear_launcher({}) is None
         launcher.send(RanksEnded(codes))
         failure = group._hear_launcher({})
+    group._agent.close()
     assert failure is not None
     assert failure.reason.startswith(words)
 
@@ -243,8 +334,9 @@ def test_a_rank_without_torchruns_variables_says_which(tmp_path: Path) -> None:
         listener.bind(address)
         listener.listen()
         rank = subprocess.Popen([sys.executable, "-m", "bench.groups.rank_main", address], env=environment)
-        with Connection(listener.accept()[0].detach()) as connection:
-            answer = connection.recv()
+        channel = Channel(listener.accept()[0])
+        answer = channel.receive(60)
+        channel.close()
     assert rank.wait(60) == 0
     assert isinstance(answer, NotReady)
     assert answer.reason.startswith("RANK, MASTER_PORT: not set")

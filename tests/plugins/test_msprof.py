@@ -12,6 +12,20 @@ import pytest
 from sessions import Sessions, row
 from stand_in_npus import SAMPLES, StandInNpus, is_mean_us, measured_right
 
+#: Of pytest-timeout, for the first row alone. The row that the batch waits for goes on when that has failed.
+LIMIT = """
+
+def pytest_collection_modifyitems(items):
+    import pytest
+    items[0].add_marker(pytest.mark.timeout(8, method="signal"))
+
+
+def pytest_runtest_logreport(report):
+    import pathlib
+    if report.failed:
+        pathlib.Path(__file__).with_name("go").touch()
+"""
+
 
 def test_the_database_holds_the_durations_of_the_profile_and_nothing_else(
     sessions: Sessions, npus: StandInNpus
@@ -94,6 +108,19 @@ def test_a_row_that_hangs_costs_itself_alone(sessions: Sessions, npus: StandInNp
     assert done.ledger() == {"measured": 2, "timeout": 1}
     assert measured_right(sessions, "Moody") == {1, 2}
     assert sessions.left_behind() == []
+
+
+def test_an_interrupted_batch_shifts_no_duration(sessions: Sessions, npus: StandInNpus) -> None:
+    """pytest-timeout interrupts the turn of the first row, in which the others run with it."""
+    sessions.write("Moody", [row(1), row(40), row(2), row(3)])
+    with open(sessions.folder / "conftest.py", "a") as conftest:
+        conftest.write(LIMIT)
+    done = npus.run()
+    assert done.ledger() == {"measured": 3, "not run": 1}, done.output
+    assert measured_right(sessions, "Moody") == {40, 2, 3}
+    assert sessions.left_behind() == []
+    npus.run("--update-mode=missing-only")
+    assert measured_right(sessions, "Moody") == {1, 40, 2, 3}
 
 
 def test_several_kernels_of_a_call_add_up_and_anothers_duration_is_not_the_rows(

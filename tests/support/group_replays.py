@@ -5,9 +5,11 @@ Copied into a session's folder as test_groups.py.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from bench.errors import InvalidRow
 from bench.groups.spec import GroupSpec
 from bench.registry import replays
 
-GOOD, KILLED, HANGS, RAISES, REFUSED, EXITS, FORKS, OTHER_GOOD = range(10, 18)
+GOOD, KILLED, HANGS, RAISES, REFUSED, EXITS, FORKS, OTHER_GOOD, WRITES, RETURNS_TWICE = range(10, 20)
 #: The rank that misbehaves.
 ONE = 1
 
@@ -60,6 +62,14 @@ def misbehave(mood):
         if os.fork() == 0:
             time.sleep(1000)
         os.kill(os.getpid(), signal.SIGSEGV)
+    if mood == WRITES:
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            with contextlib.suppress(OSError):
+                end = socket.socket(fileno=os.dup(fd))
+                if end.family == socket.AF_UNIX:
+                    end.send(b"123456789")
+    if mood == RETURNS_TWICE:
+        os.fork()
 
 
 def expect_no_device_process():

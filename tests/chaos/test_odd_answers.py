@@ -1,0 +1,133 @@
+"""A device process that answers what it was not asked, or not in time: no row gets the duration of another."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import odd_device
+import pytest
+
+from bench.errors import DeviceGone
+from bench.job import DeviceSpec, Job, MeasureSettings, Outcome
+from bench.processes.device_process import DeviceProcess
+from database.schema import Status
+
+ODD = int(odd_device.ODD)
+TIMEOUT_S = 5.0
+
+
+class Odd:
+    """A launcher that starts odd_device.py in the place of a device process."""
+
+    patience_s = 1.0
+
+    def __init__(self, way: str) -> None:
+        self._way = way
+        self.starts = 0
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        self.starts += 1
+        fd = words[words.index("bench.processes.device_main") + 1]
+        return [sys.executable, odd_device.__file__, fd, self._way]
+
+
+def job(size: int, timeout_s: float = TIMEOUT_S) -> Job:
+    return Job("module", "module.py", "test_it", "Odd", {"Input Shapes": str(size)}, timeout_s)
+
+
+def sample(outcome: Outcome) -> float | None:
+    return outcome.measurement.samples_us[0] if outcome.measurement else None
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[DeviceProcess]]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(odd_device.__file__).parent))
+    started: list[DeviceProcess] = []
+    yield started
+    for device in started:
+        device.close()
+
+
+def odd(devices: list[DeviceProcess], way: str) -> tuple[DeviceProcess, Odd]:
+    launcher = Odd(way)
+    devices.append(DeviceProcess(DeviceSpec("odd"), MeasureSettings(), launcher))
+    return devices[0], launcher
+
+
+@pytest.mark.parametrize(
+    ("way", "status"),
+    [
+        # The second answer is there before the next job is sent: that gets a fresh process.
+        ("answers_twice", Status.MEASURED),
+        ("answers_for_another", Status.CRASHED),
+        ("answers_without_a_job", Status.CRASHED),
+        ("answers_unreadably", Status.CRASHED),
+        ("replays_its_answer_to_the_row_before", Status.CRASHED),
+        ("answers_half", Status.TIMEOUT),
+        ("ends_with_one", Status.CRASHED),
+    ],
+)
+def test_an_odd_answer_costs_its_row_at_most(devices: list[DeviceProcess], way: str, status: Status) -> None:
+    device, launcher = odd(devices, way)
+    outcomes = {size: device.run(job(size)) for size in (1, ODD, 3, 4)}
+    assert {size: outcome.status for size, outcome in outcomes.items()} == {
+        **dict.fromkeys((1, 3, 4), Status.MEASURED),
+        ODD: status,
+    }
+    assert all(sample(outcome) in (None, size) for size, outcome in outcomes.items())
+    assert launcher.starts == 2
+    if way == "ends_with_one":
+        assert outcomes[ODD].reason.endswith("exit code 1")
+
+
+class Interrupted(BaseException):
+    """As a second Ctrl-C, or pytest-timeout, raises it in the middle of a wait."""
+
+
+def test_an_interrupted_wait_is_not_answered_to_the_next_row(devices: list[DeviceProcess]) -> None:
+    def interrupt(number: int, frame: object) -> None:
+        raise Interrupted
+
+    device, launcher = odd(devices, "answers_half")
+    assert sample(device.run(job(1))) == 1
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGALRM)).start()
+        with pytest.raises(Interrupted):
+            device.run(job(ODD, timeout_s=60))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert [sample(device.run(job(size))) for size in (3, 4)] == [3, 4]
+    assert launcher.starts == 2
+
+
+def test_a_process_that_cannot_be_started_is_told_as_a_device_that_is_gone(
+    devices: list[DeviceProcess], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With no more processes, or a Python that must not be executed: one reason, not the traceback of every row."""
+    python = tmp_path / "python"
+    python.write_text("")
+    device, _ = odd(devices, "answers_twice")
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(DeviceGone, match="Permission denied"):
+        device.run(job(1))
+
+
+def test_a_process_that_closed_its_connection_and_goes_on_is_not_waited_for_long(
+    devices: list[DeviceProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_END_TIMEOUT_S", "_PROFILED_END_TIMEOUT_S"):
+        monkeypatch.setattr(f"bench.processes.device_process.{name}", 0.5)
+    device, _ = odd(devices, "closes_and_goes_on")
+    began = time.monotonic()
+    outcome = device.run(job(ODD, timeout_s=600))
+    assert time.monotonic() - began < 300
+    assert (outcome.status, sample(outcome)) == (Status.CRASHED, None)
+    assert "closed its connection and was ended" in outcome.reason
+    assert sample(device.run(job(3))) == 3

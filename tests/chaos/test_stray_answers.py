@@ -1,0 +1,181 @@
+"""No row gets the duration of another: a kernel that writes, forks or closes, and a wait that something interrupts."""
+
+from __future__ import annotations
+
+import pytest
+from sessions import Sessions, row
+
+#: Each row takes as many milliseconds as its size says, so that its duration tells whose it is. A row whose size is a
+#: key of DEEDS does that first.
+ROGUE_REPLAY = """
+import ctypes
+import os
+import stat
+import sys
+import time
+
+from bench import expected, impl
+from bench.registry import replays
+
+
+def sockets():
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                yield int(name)
+        except OSError:
+            pass
+
+
+def write():
+    for fd in sockets():
+        os.write(fd, b"123456789")
+
+
+def write_a_length():
+    # As multiprocessing's connections have it: a message of 1 MB follows, which never comes.
+    for fd in sockets():
+        os.write(fd, bytes([0, 16, 0, 0, 1]))
+
+
+def close():
+    os.closerange(3, 4096)
+    time.sleep(1000)
+
+
+def put_a_file_in_place():
+    for fd in list(sockets()):
+        file = os.open(os.path.join(os.path.dirname(__file__), "victim"), os.O_RDWR)
+        os.dup2(file, fd)
+
+
+def fork_and_return():
+    os.fork()
+
+
+def fork_and_raise():
+    if os.fork() == 0:
+        raise ValueError("the child has its own mind")
+
+
+def fork_and_exit():
+    if os.fork() == 0:
+        sys.exit("the child leaves")
+
+
+def fork_unseen():
+    # No function of Python's takes part.
+    ctypes.CDLL(None).fork()
+
+
+def close_stdout():
+    sys.stdout.close()
+
+
+def leave():
+    sys.exit("enough")
+
+
+DEEDS = {
+    101: write, 102: write_a_length, 103: close, 104: put_a_file_in_place, 105: fork_and_return, 106: fork_and_raise,
+    107: fork_and_exit, 108: fork_unseen, 109: close_stdout, 110: leave,
+}
+
+
+@replays("Rogue", npu=None)
+def test_rogue(row, replay):
+    size = row.shape(0)[0]
+    DEEDS.get(size, int)()
+
+    def slowly(x, y):
+        time.sleep(size / 1000)
+        return impl.add(x, y)
+
+    replay(slowly, *row.inputs(), expected=expected.add)
+"""
+NEIGHBOURS = (10, 30, 20, 40)
+
+
+def rogues(sessions: Sessions, *sizes: int) -> None:
+    """The rows of these sizes, with neighbours before and behind."""
+    (sessions.folder / "test_rogue.py").write_text(ROGUE_REPLAY)
+    (sessions.folder / "victim").write_text("precious")
+    sessions.write("Rogue", [row(size) for size in (NEIGHBOURS[0], *sizes, *NEIGHBOURS[1:])])
+
+
+def statuses_and_own_durations(sessions: Sessions) -> dict[int, str]:
+    """Status by size; each duration must be that of its own row."""
+    for cells in sessions.read("Rogue"):
+        size = int(cells["Input Shapes"].partition(";")[0])
+        if duration := cells.get("Average Duration(us)"):
+            # A sleep is never shorter. The next larger row lies 10 ms above.
+            assert size * 1000 <= float(duration) < size * 1000 + 9000, cells
+    return sessions.statuses("Rogue")
+
+
+@pytest.mark.parametrize(
+    ("size", "status"),
+    [
+        pytest.param(101, "crashed", id="writes"),
+        pytest.param(102, "crashed", id="writes a length"),
+        pytest.param(103, "crashed", id="closes"),
+        pytest.param(104, "crashed", id="puts a file in place"),
+        pytest.param(105, "measured", id="forks, the child returns"),
+        pytest.param(106, "measured", id="forks, the child raises"),
+        pytest.param(107, "measured", id="forks, the child exits"),
+        pytest.param(108, "measured", id="forks unseen by Python"),
+        pytest.param(109, "measured", id="closes stdout"),
+    ],
+)
+def test_what_a_kernel_does_to_the_connection_costs_its_row_at_most(sessions: Sessions, size: int, status: str) -> None:
+    rogues(sessions, size)
+    done = sessions.run("--case-timeout=60")
+    assert statuses_and_own_durations(sessions) == {**dict.fromkeys(NEIGHBOURS, "measured"), size: status}, done.output
+    assert (sessions.folder / "victim").read_text() == "precious"
+    assert "Traceback" not in done
+    assert sessions.left_behind() == []
+
+
+def test_how_a_process_ended_by_itself_is_told(sessions: Sessions) -> None:
+    rogues(sessions, 110)
+    sessions.run()
+    assert statuses_and_own_durations(sessions)[110] == "crashed"
+    (reason,) = (cells["Status Reason"] for cells in sessions.read("Rogue") if cells["Status"] == "crashed")
+    assert reason == "the device process died: exit code 1"
+
+
+LATE = 600_000
+#: A limit of pytest-timeout for the late row alone, so that no slow machine makes others late.
+LIMIT = """
+
+def pytest_collection_modifyitems(items):
+    import pytest
+    for item in items:
+        if "{size}_{size}" in item.nodeid:
+            item.add_marker(pytest.mark.timeout(5, method="{method}"))
+"""
+
+
+class TestPytestTimeout:
+    """The plugin that many projects use interrupts the wait for a row."""
+
+    def test_its_signal_costs_the_row_that_is_late(self, sessions: Sessions) -> None:
+        rogues(sessions, LATE)
+        with open(sessions.folder / "conftest.py", "a") as conftest:
+            conftest.write(LIMIT.format(size=LATE, method="signal"))
+        done = sessions.run()
+        late = {LATE: "timeout"}
+        assert statuses_and_own_durations(sessions) == {**dict.fromkeys(NEIGHBOURS, "measured"), **late}, done.output
+        assert done.ledger() == {"measured": 4, "timeout": 1}
+        assert sessions.left_behind() == []
+
+    def test_its_thread_ends_the_session_and_the_next_one_goes_on(self, sessions: Sessions) -> None:
+        rogues(sessions, LATE)
+        with open(sessions.folder / "conftest.py", "a") as conftest:
+            conftest.write(LIMIT.format(size=LATE, method="thread"))
+        done = sessions.run()
+        assert done.code == 1
+        assert sessions.left_behind() == []
+        done = sessions.run("-k", " or ".join(f"{size}_{size}" for size in NEIGHBOURS))
+        assert done.ledger() == {"measured": 4}
+        assert statuses_and_own_durations(sessions) == {**dict.fromkeys(NEIGHBOURS, "measured"), LATE: ""}
