@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import pickle
-import shutil
-import tempfile
-import time
 from pathlib import Path
 
 from database.errors import OpAtlasError
 from database.store import write_text
+from database.temporary import TemporaryFolder
 from plugins.plan import Plan
 
-_PREFIX = "opatlas-session-"
 _PID_SUFFIX = ".pid"
-#: One that is younger may not be held yet.
-_ABANDONED_AFTER_S = 60.0
 
 
 class SharedFolder:
     """A folder among the temporary files: who is to stop and why, which processes are workers, and the plan of all.
 
-    The process that makes one holds it until `remove`, or its own end. If it is killed it leaves the folder
-    behind, with the plan of the session, which is large for a large database. Whoever makes the next one removes it.
+    The process that makes one holds it until `remove`, or its own end. The plan of a session may be large: what a
+    killed session has left goes with the next one (database/temporary.py).
     """
 
     def __init__(self, joined: Path | None = None) -> None:
         """`joined` is where the process that made it says that it is; None makes one."""
-        self._held: int | None = None
-        if joined is not None:
-            self.path = joined
-            return
-        _remove_abandoned()
-        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self._held = os.open(self.path, os.O_RDONLY)
-        fcntl.flock(self._held, fcntl.LOCK_SH)
+        self._made: TemporaryFolder | None = None
+        if joined is None:
+            self._made = TemporaryFolder("session")
+            joined = self._made.path
+        self.path = joined
 
     def leave(self, name: str, text: str) -> None:
         """Leaves word under a name, to be read whole or not at all. Raises OpAtlasError where there is no room."""
@@ -74,24 +64,9 @@ class SharedFolder:
 
     def remove(self) -> None:
         """Removes the folder, where this process has made it."""
-        if self._held is not None:
-            shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self._held)
-            self._held = None
+        if self._made is not None:
+            self._made.remove()
 
     @property
     def _plan_file(self) -> Path:
         return self.path / "plan.pickle"
-
-
-def _remove_abandoned() -> None:
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        # Raised for what is somebody else's, a link, or held.
-        with contextlib.suppress(OSError):
-            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                if time.time() - os.fstat(folder).st_mtime > _ABANDONED_AFTER_S:
-                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(path)
-            finally:
-                os.close(folder)

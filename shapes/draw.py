@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections.abc import Container
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.strategies import SearchStrategy
 
+from database.temporary import TemporaryFolder
 from shapes.rows import TheoryRow
 from shapes.strategies import ROWS_OF_SAMPLE
 
@@ -63,8 +63,8 @@ def _draws(strategy: SearchStrategy[list[TheoryRow]], count: int, label: str) ->
         drawn.extend(rows)
 
     # Where it would keep what it finds in the sources of loaded modules, in the working directory.
-    with tempfile.TemporaryDirectory(prefix="opatlas-hypothesis-") as folder:
-        set_hypothesis_home_dir(folder)
+    with TemporaryFolder("hypothesis") as folder:
+        set_hypothesis_home_dir(str(folder))
         try:
             collect()
         finally:

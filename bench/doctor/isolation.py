@@ -16,6 +16,7 @@ from bench.doctor.probes import Probe
 from bench.doctor.verdict import State, Target, Verdict, failed
 from bench.processes.child import how_it_ended
 from bench.processes.fresh_python import import_environment, module_command
+from database.temporary import TemporaryFolder
 
 #: What a process has printed last tells most.
 _OUTPUT_KEPT = 8000
@@ -38,8 +39,8 @@ class Result:
 def run_probe(probe: Probe, target: Target) -> Result:
     """Runs a probe in a child process, which is ended at the probe's deadline with all that it has started."""
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="opatlas-") as folder, tempfile.TemporaryFile() as output:
-        verdict_file = Path(folder) / "verdict.json"
+    with TemporaryFolder("doctor") as folder, tempfile.TemporaryFile() as output:
+        verdict_file = folder / "verdict.json"
         values = {**asdict(target), "database": str(target.database) if target.database else None}
         process = subprocess.Popen(
             module_command(

@@ -13,18 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any
 
 from bench.devices.visible import environment_of
@@ -38,6 +35,7 @@ from bench.processes.child import PAUSES_S, TRIES, Uninterrupted, end, how_it_en
 from bench.processes.device_messages import Answer, NotReady, Start, Started, Waiting
 from bench.processes.fresh_python import import_paths, module_command
 from database.schema import Status
+from database.temporary import TemporaryFolder
 from database.terminal import shown
 
 #: Before the user is told for whom a group waits; most have come together by then.
@@ -116,7 +114,7 @@ class GroupProcess:
         self._tell = tell
         self._starts = [Start(device, settings, import_paths()) for device in devices]
         self._process: subprocess.Popen[bytes] | None = None
-        self._folder: Path | None = None
+        self._folder: TemporaryFolder | None = None
         self._listener: socket.socket | None = None
         self._agent: Channel | None = None
         #: By local rank.
@@ -317,15 +315,15 @@ class GroupProcess:
         raise DeviceGone(f"the {self.spec} did not start: {failure.reason}")
 
     def _launch(self) -> DeviceDescription | NotReady:
-        self._folder = Path(tempfile.mkdtemp(prefix="opatlas-group-"))
-        address = self._folder / "ranks"
+        self._folder = TemporaryFolder("group")
+        address = self._folder.path / "ranks"
         self._listener = listen(address, self.spec.local_ranks)
         # Each rank is shown its own device by what it is told to own (rank_main.py).
         environment = environment_of(replace(self._starts[0].spec, pinned=None))
         self._process, self._agent = start(lambda fd: module_command("bench.groups.agent", fd), environment)
         try:
             join_timeout_s = self.spec.join_limit_s + _LAUNCHER_LATER_S
-            self._agent.send(Launch(self.spec, str(address), str(self._folder), join_timeout_s))
+            self._agent.send(Launch(self.spec, str(address), str(self._folder.path), join_timeout_s))
         except OSError:
             return NotReady("the launcher ended at once", sick=False)
         return self._expect_all(time.monotonic())
@@ -463,7 +461,7 @@ class GroupProcess:
         if self._listener is not None:
             self._listener.close()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
         self._process = self._agent = self._listener = self._folder = None
         self._hellos.clear()
 

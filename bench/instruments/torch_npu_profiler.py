@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -18,6 +17,7 @@ from bench.profiles.attribution import NoSamples, ProfiledRow, ProfiledSamples, 
 from bench.stop_rule import Rule
 from database.errors import TableError
 from database.launches import read_launches
+from database.temporary import TemporaryFolder
 
 NAME = "torch-npu-profiler"
 
@@ -33,10 +33,10 @@ class TorchNpuProfiler:
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
         marked = MarkedLaunches(NAME, torch.device("npu"), npu_of_torch().synchronize)
-        with tempfile.TemporaryDirectory(prefix="opatlas-profile-") as folder:
-            with profiling(folder, self._metrics):
+        with TemporaryFolder("profile") as folder:
+            with profiling(str(folder), self._metrics):
                 samples = marked.sample(call, before_each, rule)
-            return replace(samples, profiled=_found(Path(folder), samples))
+            return replace(samples, profiled=_found(folder, samples))
 
 
 def profiling(folder: str, metrics: str) -> AbstractContextManager[object]:

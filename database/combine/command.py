@@ -7,7 +7,6 @@ never changed.
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from database.progress import Progress
 from database.recover import recover
 from database.session_lock import SessionLock
 from database.store import Database
+from database.temporary import TemporaryFolder
 from database.terminal import print_problems, show
 from database.trial import copied
 
@@ -65,8 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     target: Path = arguments.target
     if not arguments.sources and not arguments.pool:
         raise UsageError("no SOURCE: name databases to combine into TARGET, or pool the runs of TARGET with --pool")
-    with tempfile.TemporaryDirectory(prefix="opatlas-") as folder:
-        scratch = Path(folder)
+    with TemporaryFolder("combine") as scratch:
         with looking_at_usage(), Progress(0, "journals", label="read") as progress:
             opened = open_sources(Database(target), arguments.sources, scratch, progress.advance)
             if not arguments.mixed:

@@ -178,7 +178,7 @@ def leftovers(sessions: Sessions) -> list[str]:
 
 def temporary(sessions: Sessions) -> list[Path]:
     """What sessions have left in their folder for temporary files."""
-    return list(sessions.temporary.glob("opatlas-session-*"))
+    return list(sessions.temporary.glob("opatlas-tmp-session-*"))
 
 
 class Ahead:

@@ -33,6 +33,7 @@ class Odd:
 
     def command(self, words: Sequence[str]) -> list[str]:
         self.starts += 1
+        # The descriptor follows the name of the module.
         fd = words[words.index("bench.processes.device_main") + 1]
         return [sys.executable, odd_device.__file__, fd, self._way]
 

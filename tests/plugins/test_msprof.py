@@ -15,15 +15,19 @@ from stand_in_npus import SAMPLES, StandInNpus, is_mean_us, measured_right
 #: Of pytest-timeout, for the first row alone. The row that the batch waits for goes on when that has failed.
 LIMIT = """
 
+import pathlib
+GO = pathlib.Path(__file__).with_name("go")
+
+
 def pytest_collection_modifyitems(items):
     import pytest
-    items[0].add_marker(pytest.mark.timeout(8, method="signal"))
+    if not GO.exists():
+        items[0].add_marker(pytest.mark.timeout(8, method="signal"))
 
 
 def pytest_runtest_logreport(report):
-    import pathlib
     if report.failed:
-        pathlib.Path(__file__).with_name("go").touch()
+        GO.touch()
 """
 
 
