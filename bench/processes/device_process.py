@@ -21,7 +21,7 @@ from bench.errors import DeviceGone
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.processes.channel import Channel, ChannelBroken
 from bench.processes.child import PAUSES_S, TRIES, Uninterrupted, end, how_it_ended, memory_kills, open_end, start
-from bench.processes.device_messages import Answer, NotReady, Ready, Start, Waiting
+from bench.processes.device_messages import Answer, NotReady, Ready, Start, Started, Waiting
 from bench.processes.fresh_python import import_paths, module_command
 from database.schema import Status
 
@@ -124,6 +124,8 @@ class DeviceProcess:
                 raise ChannelBroken("an answer that was not asked for came over its connection")
             if isinstance(answer.content, Outcome):
                 return answer.content
+            if not isinstance(answer.content, (Waiting, Started)):
+                raise ChannelBroken(f"an answer of the type {type(answer.content).__name__} came over its connection")
             limit_s = None if isinstance(answer.content, Waiting) else job.timeout_s
 
     def _expect_idle(self, channel: Channel) -> None:
