@@ -52,6 +52,10 @@ class Launcher(Protocol):
         ...
 
 
+class _LateAnswer(ChannelBroken):
+    """An answer to an earlier job."""
+
+
 class DeviceProcess:
     """An Executor whose jobs run in a process of their own, started on first use."""
 
@@ -75,7 +79,7 @@ class DeviceProcess:
 
     def run(self, job: Job) -> Outcome:
         with self._uninterrupted:
-            for _ in range(TRIES):
+            for attempt in range(TRIES):
                 channel = self._channel or self._open()
                 try:
                     self._expect_idle(channel)
@@ -91,6 +95,9 @@ class DeviceProcess:
                     continue
                 except ChannelBroken as broken:
                     self._kill()
+                    if isinstance(broken, _LateAnswer) and attempt == 0:
+                        # Something that an earlier row has left behind sent it.
+                        continue
                     return Outcome(Status.CRASHED, f"{broken}: the device process was ended")
                 except (EOFError, OSError):
                     code = self._kill(_END_TIMEOUT_S)
@@ -112,7 +119,7 @@ class DeviceProcess:
         """
         Raises:
             EOFError: the process died of the job; ConnectionResetError: it died without having taken it.
-            ChannelBroken: it sent something else than an answer to this job.
+            ChannelBroken: it sent something else than an answer to this job; _LateAnswer: to an earlier one.
         """
         limit_s: float | None = job.timeout_s
         while True:
@@ -120,6 +127,8 @@ class DeviceProcess:
             if answer is None:
                 self._kill()
                 return Outcome(Status.TIMEOUT, f"still running after {job.timeout_s:g} s; its process was ended")
+            if isinstance(answer, Answer) and answer.job_id < job.id:
+                raise _LateAnswer("an answer to an earlier row came over its connection")
             if not isinstance(answer, Answer) or answer.job_id != job.id:
                 raise ChannelBroken("an answer that was not asked for came over its connection")
             if isinstance(answer.content, Outcome):

@@ -62,19 +62,22 @@ def odd(devices: list[DeviceProcess], way: str) -> tuple[DeviceProcess, Odd]:
 
 
 @pytest.mark.parametrize(
-    ("way", "status"),
+    ("way", "status", "starts"),
     [
-        # The second answer is there before the next job is sent: that gets a fresh process.
-        ("answers_twice", Status.MEASURED),
-        ("answers_for_another", Status.CRASHED),
-        ("answers_without_a_job", Status.CRASHED),
-        ("answers_unreadably", Status.CRASHED),
-        ("replays_its_answer_to_the_row_before", Status.CRASHED),
-        ("answers_half", Status.TIMEOUT),
-        ("ends_with_one", Status.CRASHED),
+        # The second answer comes before the next job is sent, or after: that gets a fresh process either way.
+        ("answers_twice", Status.MEASURED, 2),
+        # An earlier row may have left behind what sent these: the row is tried once more.
+        ("answers_for_another", Status.CRASHED, 3),
+        ("replays_its_answer_to_the_row_before", Status.CRASHED, 3),
+        ("answers_without_a_job", Status.CRASHED, 2),
+        ("answers_unreadably", Status.CRASHED, 2),
+        ("answers_half", Status.TIMEOUT, 2),
+        ("ends_with_one", Status.CRASHED, 2),
     ],
 )
-def test_an_odd_answer_costs_its_row_at_most(devices: list[DeviceProcess], way: str, status: Status) -> None:
+def test_an_odd_answer_costs_its_row_at_most(
+    devices: list[DeviceProcess], way: str, status: Status, starts: int
+) -> None:
     device, launcher = odd(devices, way)
     outcomes = {size: device.run(job(size)) for size in (1, ODD, 3, 4)}
     assert {size: outcome.status for size, outcome in outcomes.items()} == {
@@ -82,7 +85,7 @@ def test_an_odd_answer_costs_its_row_at_most(devices: list[DeviceProcess], way: 
         ODD: status,
     }
     assert all(sample(outcome) in (None, size) for size, outcome in outcomes.items())
-    assert launcher.starts == 2
+    assert launcher.starts == starts
     if way == "ends_with_one":
         assert outcomes[ODD].reason.endswith("exit code 1")
 
