@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from database.closest import alike
 from database.communication import is_communication
@@ -47,43 +50,96 @@ _NAMES = frozenset({*BASE, AVERAGE, *PROFILING_DURATIONS, *MESSAGE, DURATION})
 #: What a column may have been meant to be. MicroBench columns are of any counter, and so of any name.
 _OF_KERNELS = (*BASE, AVERAGE, *PROFILING_DURATIONS, EP_SIZE, *RUNTIME, *(n for n in OWN if not n.startswith("Micro")))
 _OF_MESSAGES = (*MESSAGE, DURATION, BANDWIDTH, BUS_BANDWIDTH)
+_KNOWN = frozenset(
+    {*_OF_KERNELS, *_OF_MESSAGES, *OWN, LEGACY_MICROBENCH, LEGACY_PROFILING_MEDIAN, LEGACY_PROFILING_STD}
+)
+_LINE_END = re.compile(b"\r\n|\n|\r")
 #: `Out Formats` is like `Output Formats` (0.88); columns of other tools are not so like any of ours.
 _ALIKE = 0.85
 
 
-def read_header(path: Path) -> list[str]:
-    """The column names of a CSV file, without BOM, quotes and blanks around them.
+@dataclass(frozen=True)
+class Header:
+    """The header of a CSV file.
+
+    Attributes:
+        names: of the columns, as the file has them, but without blanks around names that OpAtlas knows.
+        lines: how many lines the header takes, for names may span lines; a lone carriage return ends a line, too.
+        alone: whether nothing stands behind the header.
+    """
+
+    names: list[str]
+    lines: int
+    alone: bool
+
+
+def read_header(path: Path) -> Header:
+    """Reads the header of a CSV file, without a BOM.
 
     Raises:
-        TableError: no such file, a link out of its folder, a Git LFS pointer, an empty file, text that is not UTF-8,
-            a header without an end, a repeated column.
+        TableError: no such file, a link out of its folder, or no header, as `parse_header` says.
     """
     try:
         with open_own(path) as file:
-            head = file.read(4096)
-            line = head + file.readline(LONGEST_HEADER_BYTES) if b"\n" not in head else head
+            return parse_header(file, path)
     except UnsafePath as error:
         raise TableError(path, error.problem, error.remedy.capitalize()) from None
     except OSError as error:
         raise TableError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
-    if len(line) >= LONGEST_HEADER_BYTES:
-        raise TableError(path, f"no end of the header within {len(line):,} bytes", RESTORE, line=1)
+
+
+def parse_header(file: BinaryIO, path: Path) -> Header:
+    """Reads the header at the beginning of a file.
+
+    Args:
+        path: names the file in errors.
+
+    Raises:
+        TableError: a Git LFS pointer, an empty file, a blank line, text that is not UTF-8, an open quote, a header
+            without an end, a repeated column.
+        OSError: the file cannot be read.
+    """
+    head = file.read(4096)
     if head.startswith(_LFS_POINTER):
         raise TableError(path, "a Git LFS pointer, not the data itself", "Run `git lfs pull`")
-    line = line.removeprefix(_BOM).partition(b"\n")[0]
     if not head.removeprefix(_BOM).strip():
         raise TableError(path, "an empty file", "Remove it, or restore it")
+    file.seek(len(_BOM) if head.startswith(_BOM) else 0)
+    text: list[bytes] = []
     try:
-        names = next(csv.reader([line.decode("utf-8")]), [])
+        names = next(csv.reader(_lines(file, text, path), strict=True), [])
     except (UnicodeDecodeError, csv.Error) as error:
         raise TableError(path, f"the header is not UTF-8 CSV ({error})", RESTORE, line=1) from None
-    names = [name.strip() for name in names]
+    if len(names) < 2 and not "".join(names).strip():
+        raise TableError(path, "a blank line, no header", RESTORE, line=1)
+    names = [_without_blanks(name) for name in names]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated and _NAMES.isdisjoint(names):
         raise _no_header(path)
     if repeated:
         raise TableError(path, f"column {repeated[0]!r} stands twice in the header", "Remove or rename one", line=1)
-    return names
+    lines = len(_LINE_END.findall(b"".join(text)))
+    return Header(names, lines, alone=not file.read(1))
+
+
+def _lines(file: BinaryIO, text: list[bytes], path: Path) -> Iterator[str]:
+    """Lines of a file, as a reader of CSV asks for them; `text` gets the same lines.
+
+    Raises TableError, UnicodeDecodeError.
+    """
+    while line := file.readline(LONGEST_HEADER_BYTES):
+        text.append(line)
+        size = sum(map(len, text))
+        if size >= LONGEST_HEADER_BYTES:
+            raise TableError(path, f"no end of the header within {size:,} bytes", RESTORE, line=1)
+        yield line.decode("utf-8")
+
+
+def _without_blanks(name: str) -> str:
+    """A column's name, without blanks around it if OpAtlas knows the column: other names are the user's own."""
+    stripped = name.strip()
+    is_known = stripped in _KNOWN or of_microbench(stripped) or LEGACY_COUNTER.fullmatch(stripped)
+    return stripped if is_known else name
 
 
 def expect_columns(path: Path, names: Sequence[str], kernel_type: str = "") -> None:

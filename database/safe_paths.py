@@ -81,7 +81,9 @@ def open_own(path: Path) -> BinaryIO:
 def read_own(path: Path, most_bytes: int) -> bytes:
     """Reads a whole file. Raises UnsafePath, as `own_file` does or if the file is larger; OSError."""
     with open_own(path) as file:
-        content = file.read(most_bytes + 1) if os.fstat(file.fileno()).st_size <= most_bytes else None
+        size = os.fstat(file.fileno()).st_size
+        # To read more than there is would take the memory for that.
+        content = file.read(size + 1) if size <= most_bytes else None
     if content is None or len(content) > most_bytes:
         raise UnsafePath(path, f"larger than {most_bytes >> 20:,} MiB", "remove it, or restore it")
     return content

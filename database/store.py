@@ -29,12 +29,18 @@ from filelock import Timeout
 
 from database.communication import is_communication
 from database.errors import OpAtlasError, TableError
-from database.header import LONGEST_HEADER_BYTES, RESTORE, expect_columns, misspelt, modern_names, read_header
+from database.header import RESTORE, Header, expect_columns, misspelt, modern_names, parse_header, read_header
 from database.safe_paths import open_own, own_file, own_folder, own_lock
 from database.terminal import shown
 
 #: A record may span lines only inside quotes; no cell of a profiler comes near this.
 _BLOCK_BYTES = 8 << 20
+#: Arrow counts the bytes of a block in 32 bits.
+_LARGEST_BLOCK_BYTES = (1 << 31) - 1
+#: At the beginning of a file no text, but a mark.
+_BOM = "\ufeff"
+#: Of a cell in an error.
+_CELL_SHOWN = 80
 _TEXT = pa.large_string()
 #: A hundred columns of a few rows are written sooner row by row.
 _FEW_ROWS = 200
@@ -126,7 +132,7 @@ class Database:
         found: list[str] = []
         for path in sorted(self.path.glob("[!.]*.csv")):
             with contextlib.suppress(TableError):
-                names = read_header(path)
+                names = read_header(path).names
                 modern = modern_names(names)
                 found += misspelt(path, [modern.get(name, name) for name in names])
         return found
@@ -225,46 +231,71 @@ def read_frame(path: Path, kernel_type: str = "") -> pd.DataFrame:
 
 def read_text_csv(path: Path) -> pd.DataFrame:
     """Any CSV file as text cells, with its errors named by line. Raises TableError."""
+    header = read_header(path)
+    if header.alone:
+        empty: pd.DataFrame = pd.DataFrame({name: pd.Series(dtype=str) for name in header.names})
+        return empty
+    size = path.stat().st_size
+    if size > _LARGEST_CSV_BYTES:
+        raise TableError(path, f"larger than {_LARGEST_CSV_BYTES >> 30} GiB", "Split it, or restore it")
+    # A block must hold a whole line: one that is longer than usual has the file read again in larger blocks.
+    block_bytes = _BLOCK_BYTES
+    while True:
+        try:
+            frame: pd.DataFrame = _arrow_table(path, header, block_bytes).to_pandas()
+            return frame
+        except pa.ArrowInvalid as error:
+            if block_bytes > size or block_bytes == _LARGEST_BLOCK_BYTES:
+                raise _what_is_wrong(path, header, block_bytes, error) from None
+            block_bytes = min(8 * block_bytes, size + 1, _LARGEST_BLOCK_BYTES)
+        except OSError as error:
+            raise TableError(path, f"cannot be read ({error.strerror or error})", "Check the disk") from None
+
+
+def _arrow_table(
+    path: Path, header: Header, block_bytes: int, reject: Callable[[pa.csv.InvalidRow], str] | None = None
+) -> pa.Table:
+    """Raises ArrowInvalid; OSError."""
+    return pa.csv.read_csv(
+        path,
+        # One thread, so that a rejected row knows its number.
+        read_options=pa.csv.ReadOptions(
+            use_threads=False, block_size=block_bytes, column_names=header.names, skip_rows=header.lines
+        ),
+        # Without a handler: a handler is not asked about a line that is not UTF-8, and the line is passed over.
+        parse_options=pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=reject),
+        convert_options=pa.csv.ConvertOptions(
+            column_types={name: pa.string() for name in header.names}, strings_can_be_null=False
+        ),
+    )
+
+
+def _what_is_wrong(path: Path, header: Header, block_bytes: int, error: pa.ArrowInvalid) -> TableError:
+    """Looks for the line of a file because of which the file cannot be read."""
+    with open_own(path) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as undecodable:
+                return TableError(path, f"not readable as UTF-8 CSV ({undecodable})", RESTORE, line=number)
     rejected: list[pa.csv.InvalidRow] = []
 
     def reject(row: pa.csv.InvalidRow) -> str:
         rejected.append(row)
         return "skip"
 
-    names = read_header(path)
-    if path.stat().st_size > _LARGEST_CSV_BYTES:
-        raise TableError(path, f"larger than {_LARGEST_CSV_BYTES >> 30} GiB", "Split it, or restore it")
-    try:
-        table = pa.csv.read_csv(
-            path,
-            # One thread, so that a rejected row knows its number.
-            read_options=pa.csv.ReadOptions(
-                use_threads=False, block_size=_BLOCK_BYTES, column_names=names, skip_rows=1
-            ),
-            parse_options=pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=reject),
-            convert_options=pa.csv.ConvertOptions(
-                column_types={name: pa.string() for name in names}, strings_can_be_null=False
-            ),
-        )
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        with open_own(path) as file:
-            header_alone = b"\n" not in file.read(LONGEST_HEADER_BYTES)
-        if header_alone:
-            # The header alone, which Arrow's reader cannot skip where no line ends.
-            empty: pd.DataFrame = pd.DataFrame({name: pd.Series(dtype=str) for name in names})
-            return empty
-        raise TableError(path, f"not readable as UTF-8 CSV ({error})", RESTORE) from None
-    if rejected:
-        first = rejected[0]
-        raise TableError(
-            path,
-            f"{first.actual_columns} fields where the header has {first.expected_columns} columns"
-            + (f" (and {len(rejected) - 1} more such lines)" if len(rejected) > 1 else ""),
-            RESTORE,
-            line=first.number,
-        )
-    frame: pd.DataFrame = table.to_pandas()
-    return frame
+    with contextlib.suppress(pa.ArrowInvalid):
+        _arrow_table(path, header, block_bytes, reject)
+    if not rejected:
+        return TableError(path, f"not readable as UTF-8 CSV ({error})", RESTORE)
+    first = rejected[0]
+    return TableError(
+        path,
+        f"{first.actual_columns} fields where the header has {first.expected_columns} columns"
+        + (f" (and {len(rejected) - 1} more such lines)" if len(rejected) > 1 else ""),
+        RESTORE,
+        line=first.number,
+    )
 
 
 def release_memory() -> None:
@@ -275,34 +306,71 @@ def release_memory() -> None:
 def write_frame(frame: pd.DataFrame, path: Path) -> None:
     """Writes text cells as CSV: UTF-8, `\\n`, no BOM; the old file stays until the new one is on disk.
 
+    `read_text_csv` reads the same names and cells again.
+
     Raises:
+        TableError: a name or a cell cannot be written so that it is read again; the old file is intact.
         OpAtlasError: the directory cannot be written, or the disk is full; the old file is intact.
     """
-    write_atomically(path, lambda temporary: _write_csv(frame, temporary))
+    header = _header_line(frame, path)
+    try:
+        write_atomically(path, lambda temporary: _write_csv(frame, header, temporary))
+    except UnicodeEncodeError as error:
+        raise _not_encodable(frame, path, error) from None
 
 
-def _write_csv(frame: pd.DataFrame, path: str) -> None:
+def _header_line(frame: pd.DataFrame, path: Path) -> bytes:
+    """The header of a table as a line. Raises TableError: other names would be read again."""
+    names = [str(name) for name in frame.columns]
+    remedy = "Rename the column; nothing was written"
+    try:
+        line = (",".join(_quoted(pa.array(names, type=_TEXT)).to_pylist()) + "\n").encode()
+        again = parse_header(io.BytesIO(line), path).names
+    except UnicodeEncodeError as error:
+        raise TableError(path, f"a column's name cannot be UTF-8 ({error})", remedy, line=1) from None
+    except TableError as error:
+        raise TableError(path, f"such a header cannot be read again: {error.problem}", remedy, line=1) from None
+    for name, found in itertools.zip_longest(names, again):
+        if name != found:
+            raise TableError(path, f"column {name!r} would be read again as {found!r}", remedy, line=1)
+    return line
+
+
+def _not_encodable(frame: pd.DataFrame, path: Path, error: UnicodeEncodeError) -> TableError:
+    for name in frame.columns:
+        for row, cell in enumerate(frame[name], start=2):
+            try:
+                str(cell).encode()
+            except UnicodeEncodeError:
+                said = ascii(cell)[:_CELL_SHOWN]
+                remedy = "Correct the cell; nothing was written"
+                return TableError(path, f"column {name!r}: {said} cannot be UTF-8", remedy, line=row)
+    return TableError(path, f"a cell cannot be UTF-8 ({error})", "Correct the cell; nothing was written")
+
+
+def _write_csv(frame: pd.DataFrame, header: bytes, path: str) -> None:
     """What `frame.to_csv` writes for text cells, put together by columns: ten times faster for many rows."""
     if len(frame) <= _FEW_ROWS:
-        rows = [tuple(frame.columns), *frame.itertuples(index=False, name=None)]
+        rows = list(frame.itertuples(index=False, name=None))
         # Not every version of csv quotes a lone carriage return, which ends a line for who reads it.
-        if not any("\r" in cell for row in rows for cell in row):
-            with open(path, "w", encoding="utf-8", newline="") as file:
+        if not any("\r" in cell or cell.startswith(_BOM) for row in rows for cell in row):
+            with open(path, "wb") as binary:
+                binary.write(header)
+            with open(path, "a", encoding="utf-8", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerows(rows)
             return
-    columns = [_quoted(pa.array(frame[name], type=_TEXT)) for name in frame.columns]
-    header = _quoted(pa.array([str(name) for name in frame.columns], type=_TEXT))
+    columns = [_quoted(pa.array(frame[name], type=_TEXT), alone=frame.shape[1] == 1) for name in frame.columns]
     comma = pa.scalar(",", type=_TEXT)
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        file.write(",".join(header.to_pylist()) + "\n")
+    with open(path, "wb") as binary:
+        binary.write(header)
         for start in range(0, len(frame), _ROWS_PER_WRITE):
             lines = pc.binary_join_element_wise(*(c.slice(start, _ROWS_PER_WRITE) for c in columns), comma)
-            file.write("\n".join(lines.to_pylist()) + "\n")
+            binary.write(("\n".join(lines.to_pylist()) + "\n").encode())
 
 
-def _quoted(cells: pa.Array) -> pa.Array:
-    """Cells with quotes around those that need them."""
-    special = pc.match_substring_regex(cells, '[",\r\n]')
+def _quoted(cells: pa.Array, *, alone: bool = False) -> pa.Array:
+    """Cells with quotes around those that need them: an empty cell does if it is alone in its line."""
+    special = pc.match_substring_regex(cells, f'[",\r\n]|^{_BOM}' + ("|^$" if alone else ""))
     if not pc.any(special).as_py():
         return cells
     quote, nothing = pa.scalar('"', type=_TEXT), pa.scalar("", type=_TEXT)

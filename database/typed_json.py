@@ -67,10 +67,10 @@ def without_lone_surrogates(text: bytes | str) -> str | None:
     Returns:
         None if the text has no lone surrogate, or is no JSON at all.
     """
-    plain = text.decode(errors="replace") if isinstance(text, bytes) else text
-    if "\\ud" not in plain.lower():
-        return None
     try:
+        plain = text.decode() if isinstance(text, bytes) else text
+        if "\\ud" not in plain.lower():
+            return None
         plain = json.dumps(json.loads(plain), separators=(",", ":"), ensure_ascii=False)
     except (ValueError, RecursionError):
         return None

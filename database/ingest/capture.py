@@ -159,7 +159,12 @@ def read_capture_header(path: Path) -> Header:
         TableError: the file cannot be read, is no capture, or was taken at level 0 (no shapes).
     """
     # Whoever names a capture may name a link to one.
-    names = read_header(path.resolve())
+    header = read_header(path.resolve())
+    if header.lines > 1:
+        raise TableError(
+            path, "a column's name spans lines", "No profiler writes such a header; leave the file out", line=1
+        )
+    names = [name.strip() for name in header.names]
     text = {}
     for column in (TYPE, *BASE):
         for name in (column, _SYNONYMS.get(column)):

@@ -99,7 +99,7 @@ def expect_tables(folder: Path, *, of_collectives: bool = False) -> None:
     problems: list[str] = []
     for path in tables:
         try:
-            expect_columns(path, read_header(path))
+            expect_columns(path, read_header(path).names)
             return
         except OpAtlasError as error:
             problems.append(str(error))
