@@ -14,8 +14,13 @@ import pandas as pd
 
 from database.case_id import case_id_of
 from database.closest import closest
+<<<<<<< HEAD
 from database.edited import without_measurement
 from database.errors import OpAtlasError
+=======
+from database.communication import is_communication
+from database.errors import OpAtlasError, described
+>>>>>>> f52c0c4 (An error in one table leaves out its rows only, and one in making the plan is told once)
 from database.header import misspelt
 from database.measured import duration_columns
 from database.merge import UpdateMode, has_duration
@@ -270,8 +275,10 @@ def make_plan(
             if unmeasured and name in unmeasured:
                 table.table.frame = without_measurement(name, table.table.frame, unmeasured[name])
             plan.tables[name] = _plan_table(table, wanted, chosen)
-        except OpAtlasError as error:
-            plan.problems.append(str(error))
+        except Exception as error:
+            # Whatever is wrong with one file, the rows of the others run.
+            place = database.path / f"{name}.csv"
+            plan.problems.append(described(error, place, "its rows are left out; report this error with the file"))
     release_memory()
     return plan
 

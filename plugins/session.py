@@ -10,6 +10,7 @@ import shlex
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
@@ -260,6 +261,10 @@ class BenchSession:
                 expect_writable(self.database)
         except (OpAtlasError, pytest.UsageError) as error:
             return Plan(error=str(error))
+        except Exception as error:
+            # Told once: raised, each module that is collected would show it again.
+            said = f"{type(error).__name__}: {error}"
+            return Plan(error=f"no plan could be made ({said}): report this error of OpAtlas\n{traceback.format_exc()}")
         plan.prepared = prepared
         plan.problems += [*prepared.problems, *(self._profile.problems if self._profile is not None else ())]
         if self._lock is not None and self._lock.stale is not None:
