@@ -14,13 +14,8 @@ import pandas as pd
 
 from database.case_id import case_id_of
 from database.closest import closest
-<<<<<<< HEAD
 from database.edited import without_measurement
-from database.errors import OpAtlasError
-=======
-from database.communication import is_communication
 from database.errors import OpAtlasError, described
->>>>>>> f52c0c4 (An error in one table leaves out its rows only, and one in making the plan is told once)
 from database.header import misspelt
 from database.measured import duration_columns
 from database.merge import UpdateMode, has_duration

@@ -6,21 +6,23 @@ rows have their verdict, the file goes.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
-from bench.errors import DeviceGone
+from msgspec import Meta
+
 from bench.job import Job, Outcome
 from bench.msprof.output import samples_of
 from bench.profiles.attribution import Launched, NoSamples, ProfiledRow
 from bench.profiles.profiled import with_samples
 from database import journal
-from database.errors import OpAtlasError
+from database.errors import OpAtlasError, described
 from database.journal import Header
 from database.merge import UpdateMode
 from database.record import Measurement, Record
@@ -28,11 +30,27 @@ from database.safe_paths import UnsafePath, own_file, read_own
 from database.schema import Status
 from database.signature import signature
 from database.store import Database
+from database.typed_json import DecodeError, decode, json_line
 
 _FILE = "launched.jsonl"
 #: `{run id}/{number}` below `profiles/`, with a worker of xdist between: what MsprofSession makes, and nobody else.
 _OUTPUT = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}/(gw\d+/)?\d{4,}", re.ASCII)
 _LARGEST_BYTES = 1 << 28
+_Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """A row that was launched, as `note_launched` writes it."""
+
+    kernel_type: str
+    cells: Mapping[str, str]
+    launched: Launched
+    instrument: str
+    cache_state: str
+    checked_elements: _Count
+    total_elements: _Count
+    assumptions: tuple[str, ...]
 
 
 def note_launched(output: Path, job: Job, outcome: Outcome) -> None:
@@ -50,7 +68,7 @@ def note_launched(output: Path, job: Job, outcome: Outcome) -> None:
         "assumptions": outcome.measurement.assumptions,
     }
     with open(output / _FILE, "a", encoding="utf-8") as file:
-        file.write(json.dumps(values) + "\n")
+        file.write(json_line(values) + "\n")
 
 
 def forget_launched(output: Path) -> None:
@@ -76,13 +94,20 @@ def journal_left_behind(database: Database) -> list[str]:
             if not _OUTPUT.fullmatch(of_profiles.as_posix()):
                 raise OpAtlasError("no session gives a folder such a name: move it away")
             _expect_plain(output)
-            records = list(_records(output / _FILE, run))
+            rows, unreadable = _read(output / _FILE)
+            records = list(_records(output / _FILE, run, rows))
             if records:
                 path = database.journal_dir / f"{'-'.join((run, *rest))}-profile.jsonl"
                 journal.write(path, Header(run, UpdateMode.ALL.value, False), [r.to_json() for r in records])
-            shutil.rmtree(output)
-        except (OpAtlasError, DeviceGone, OSError) as error:
-            problems.append(f"the profile {output} that session {run} left behind cannot be read yet: {error}")
+            if unreadable:
+                # Told once: no later session can read more.
+                kept = (output / _FILE).replace(output / f"{_FILE}.unreadable")
+                problems.append(f"{unreadable}; the profile is kept in {output}, its rows in {kept.name}")
+            else:
+                shutil.rmtree(output)
+        except Exception as error:
+            text = described(error, output, "it stays as it is; report this error with the profile")
+            problems.append(f"the profile {output} that session {run} left behind cannot be read yet: {text}")
     return problems
 
 
@@ -94,23 +119,42 @@ def _expect_plain(output: Path) -> None:
                 raise UnsafePath(path, "a link, which msprof does not make")
 
 
-def _records(noted: Path, run: str) -> Iterator[Record]:
-    jobs = [json.loads(line) for line in read_own(noted, _LARGEST_BYTES).decode().splitlines() if line.endswith("}")]
-    rows = [ProfiledRow(values["kernel_type"], values["cells"], Launched(**values["launched"])) for values in jobs]
-    for values, found in zip(jobs, samples_of(noted.parent, rows), strict=True):
+def _read(noted: Path) -> tuple[list[_Noted], str]:
+    """What was noted, up to the first line that cannot be read, and why that is so. A torn last line is left out.
+
+    Without marks samples are told by the order of the rows, so no row behind one that is missing can be read.
+    """
+    rows: list[_Noted] = []
+    *lines, last = read_own(noted, _LARGEST_BYTES).split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(decode(line, _Noted, f"{noted}:{number}"))
+        except DecodeError as error:
+            return rows, f"{error}: this row and those behind it are run again"
+    with suppress(DecodeError):
+        rows.append(decode(last, _Noted, str(noted)))
+    return rows, ""
+
+
+def _records(noted: Path, run: str, jobs: Sequence[_Noted]) -> Iterator[Record]:
+    rows = [ProfiledRow(job.kernel_type, job.cells, job.launched) for job in jobs]
+    for job, found in zip(jobs, samples_of(noted.parent, rows), strict=True):
         measurement = Measurement(
-            samples_us=(),
-            **{name: values[name] for name in ("instrument", "cache_state", "checked_elements", "total_elements")},
-            assumptions=tuple(values["assumptions"]),
+            (),
+            job.instrument,
+            job.cache_state,
+            checked_elements=job.checked_elements,
+            total_elements=job.total_elements,
+            assumptions=job.assumptions,
         )
         pending = Outcome(Status.MEASURED, measurement=measurement)
-        outcome = pending if isinstance(found, NoSamples) else with_samples(pending, values["kernel_type"], found)
+        outcome = pending if isinstance(found, NoSamples) else with_samples(pending, job.kernel_type, found)
         if outcome is pending or outcome.measurement is None:
             continue
         yield Record(
-            kernel_type=values["kernel_type"],
-            signature=signature(values["kernel_type"], values["cells"]),
-            cells=values["cells"],
+            kernel_type=job.kernel_type,
+            signature=signature(job.kernel_type, job.cells),
+            cells=job.cells,
             status=Status.MEASURED,
             reason="",
             run_id=run,

@@ -1,0 +1,124 @@
+"""What killed sessions under msprof noted of their rows: each line is read by itself, and each profile, too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import captures
+import pytest
+
+from bench.msprof import launched
+from bench.msprof.launched import journal_left_behind
+from bench.profiles.attribution import ProfiledRow, ProfiledSamples
+from database import journal
+from database.launches import Launch
+from database.store import Database
+
+RUN = "20261121T163006-1f0c9a"
+
+
+def line(size: int, **changes: Any) -> bytes:
+    values = {
+        "kernel_type": "Abs",
+        "cells": captures.cells(f"{size}", f"{size}"),
+        "launched": {"number": size, "samples": 2, "calls": 3},
+        "instrument": "msprof",
+        "cache_state": "cold",
+        "checked_elements": 1,
+        "total_elements": 1,
+        "assumptions": ["a"],
+    }
+    return json.dumps({**values, **changes}).encode()
+
+
+@pytest.fixture(autouse=True)
+def profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Profiles that hold two samples of each row: its size, in microseconds."""
+
+    def samples_of(output: Path, rows: Sequence[ProfiledRow]) -> list[ProfiledSamples]:
+        return [
+            ProfiledSamples((us, us), (Launch("", 0, us, row.kernel_type, row.cells, {}),))
+            for row, us in ((row, float(row.launched.number)) for row in rows)
+        ]
+
+    monkeypatch.setattr(launched, "samples_of", samples_of)
+
+
+def left(database: Database, *lines: bytes, number: str = "0000") -> Path:
+    output = database.profiles_dir / RUN / number
+    (output / "PROF_1").mkdir(parents=True)
+    (output / "launched.jsonl").write_bytes(b"".join(lines))
+    return output
+
+
+def sizes(database: Database) -> list[float]:
+    records = [record for path in journal.all_of(database) for record in journal.read(path).records]
+    return [record.measurement.samples_us[0] for record in records if record.measurement is not None]
+
+
+def test_a_whole_profile_is_journalled_and_removed(tmp_path: Path) -> None:
+    database = Database(tmp_path)
+    output = left(database, line(1) + b"\n", line(2) + b"\n")
+    assert journal_left_behind(database) == []
+    assert sizes(database) == [1.0, 2.0]
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("torn", [line(2)[:-20], line(2)[: line(2).index(b"}") + 1], b"{}", bytes(9)])
+def test_a_torn_last_line_costs_its_row_also_where_it_ends_in_a_brace(tmp_path: Path, torn: bytes) -> None:
+    database = Database(tmp_path)
+    output = left(database, line(1) + b"\n", torn)
+    assert journal_left_behind(database) == []
+    assert sizes(database) == [1.0]
+    assert not output.exists()
+
+
+DAMAGED = {
+    "another version": line(2, launched={"count": 2}),
+    "a field less": json.dumps({"kernel_type": "Abs", "cells": {}}).encode(),
+    "kernel type is a number": line(2, kernel_type=7),
+    "cells are a list": line(2, cells=[]),
+    "a list": b"[]",
+    "zeros": bytes(200),
+    "deep": b'{"cells":' * 100_000,
+    "not UTF-8": line(2).replace(b"msprof", b"m\xff"),
+    "huge": line(2, checked_elements=10**300),
+}
+
+
+@pytest.mark.parametrize("damaged", DAMAGED.values(), ids=DAMAGED)
+def test_a_line_that_cannot_be_read_is_told_once_and_the_profile_is_kept(tmp_path: Path, damaged: bytes) -> None:
+    database = Database(tmp_path)
+    content = line(1) + b"\n" + damaged + b"\n" + line(3) + b"\n"
+    output = left(database, content)
+    other = left(database, line(4) + b"\n", number="0001")
+    (problem,) = journal_left_behind(database)
+    assert f"{output / 'launched.jsonl'}:2" in problem
+    assert sizes(database) == [1.0, 4.0]
+    assert (output / "launched.jsonl.unreadable").read_bytes() == content
+    assert (output / "PROF_1").is_dir()
+    assert not other.exists()
+    assert journal_left_behind(database) == []
+
+
+def test_an_error_that_nobody_has_foreseen_keeps_no_other_profile_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(tmp_path)
+    bad, good = left(database, line(1) + b"\n"), left(database, line(2) + b"\n", number="0001")
+    whole = launched.samples_of
+
+    def broken(output: Path, rows: Sequence[ProfiledRow]) -> Any:
+        if output == bad:
+            raise ZeroDivisionError("x")
+        return whole(output, rows)
+
+    monkeypatch.setattr(launched, "samples_of", broken)
+    (problem,) = journal_left_behind(database)
+    assert str(bad) in problem
+    assert "ZeroDivisionError: x" in problem
+    assert sizes(database) == [2.0]
+    assert (bad.exists(), good.exists()) == (True, False)
