@@ -46,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="put the samples in the place of those of earlier captures, for the signatures that this capture has "
         "(default: they join them)",
     )
+    parser.add_argument(
+        "--mixed",
+        action="store_true",
+        help="ingest captures of another device, or of other versions, than earlier ones in this database "
+        "(default: refused, where both are known)",
+    )
     parser.add_argument("--vllm-version", metavar="V", help="vllm-ascend, such as 0.18.0 (default: the installed one)")
     parser.add_argument("--torch-version", metavar="V", help="torch, such as 2.9.0 (default: the installed one)")
     parser.add_argument("--cann-version", metavar="V", help="CANN, such as 8.5 (default: the installed one)")
@@ -67,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
             versions_of_capture = CaptureVersions(found.vllm, found.torch, found.cann)
             path = layout.default_path(device, found)
     options = {name: value for name, value in vars(arguments).items() if name != "run"}
-    asked = Asked(root, arguments.replace, device, versions_of_capture, _as_text(options))
+    asked = Asked(root, arguments.replace, arguments.mixed, device, versions_of_capture, _as_text(options))
     database = Database(path)
     done = ingest_captures(database, captures, asked)
     if text := summary(database, done, summaries):

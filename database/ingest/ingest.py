@@ -29,6 +29,7 @@ from database.ingest.manifest import (
     CaptureVersions,
     IngestManifest,
     Signatures,
+    expect_alike,
     new_manifest,
     samples_path,
 )
@@ -47,12 +48,14 @@ class Asked:
     Attributes:
         root: the path that was named; attention rows name their captures from its last folder on.
         replace: put the samples in the place of those of earlier ingests, where these have any.
+        mixed: whether earlier captures may be of another device, or of other versions.
         device, versions: of the captures; None if not known.
         options: for the manifest.
     """
 
     root: Path
     replace: bool = False
+    mixed: bool = False
     device: str | None = None
     versions: CaptureVersions = field(default_factory=CaptureVersions)
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -91,7 +94,8 @@ def ingest_captures(database: Database, captures: Sequence[Path], asked: Asked) 
 
     Raises:
         OpAtlasError: the database cannot be locked or written, an earlier ingest cannot be read, a capture changed
-            while it was read, or rows have captured durations that the samples can neither join nor replace unasked.
+            while it was read, earlier captures are of another device or other versions, or rows have captured
+            durations that the samples can neither join nor replace unasked.
     """
     done = Ingested()
     files = given_files(captures, done.problems)
@@ -135,6 +139,8 @@ def _keep(
         if file.sha256 in meanwhile:
             run_id = meanwhile[file.sha256].run_id
             raise OpAtlasError(f"{file.path}: ingested by another process meanwhile ({run_id}): run again")
+    if not asked.mixed:
+        expect_alike(manifests, asked.device, asked.versions)
     signatures = {kernel_type: [text for text, _, _ in of_type.cells] for kernel_type, of_type in cases.items()}
     unexplained = find_unexplained(database, signatures, _known(earlier))
     if unexplained and not asked.replace:
@@ -261,7 +267,7 @@ def _refusal(database: Database, rows: Sequence[Unexplained]) -> str:
         f"{first.profiling[PROFILING_AVERAGE]} us"
     )
     return (
-        f"{database.path}: {counted(len(rows), 'row')} of {shown} hold captured durations whose samples are not in "
+        f"{database.path}: the captured durations of {counted(len(rows), 'row')} of {shown} have no samples in "
         f"{database.runs_dir}, so that no more samples can join them (an older OpAtlas or another tool wrote them; "
         f"the first: {example}). Nothing was ingested. With --replace the new samples take their place, and the old "
         f"cells are kept beside the new samples"

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from database.errors import OpAtlasError
+from database.layout import public_version
 from database.manifest import INGEST_PREFIX, LARGEST_BYTES, code_digest, installed
 from database.safe_paths import read_own
 from database.store import Database, write_text
@@ -155,6 +156,31 @@ def new_manifest(
         python=platform.python_version(),
         packages=installed(_PACKAGES),
     )
+
+
+def expect_alike(earlier: Sequence[IngestManifest], device: str | None, versions: CaptureVersions) -> None:
+    """Sees to it that captures are of the device and the versions that earlier ones are of, as far as these are known.
+
+    Raises:
+        OpAtlasError: they are not.
+    """
+    for name, fact in _known_facts(device, versions).items():
+        before = {
+            facts[name]: manifest.run_id
+            for manifest in earlier
+            if name in (facts := _known_facts(manifest.device, manifest.versions))
+        }
+        if before and fact not in before:
+            captured = ", ".join(f"{other} ({run_id})" for other, run_id in before.items())
+            raise OpAtlasError(
+                f"these captures are of {name} {fact}, and earlier ones of {name} {captured}: "
+                f"name another --database-path for these, or add --mixed"
+            )
+
+
+def _known_facts(device: str | None, versions: CaptureVersions) -> dict[str, str]:
+    facts = {"device": device, "vllm-ascend": versions.vllm, "torch": versions.torch, "CANN": versions.cann}
+    return {name: public_version(fact) for name, fact in facts.items() if fact}
 
 
 def read_manifest(path: Path) -> IngestManifest:

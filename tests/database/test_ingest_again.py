@@ -129,6 +129,42 @@ class TestAdding:
         assert (row(database)[AVERAGE], row(database)[PROFILING_RUN_ID]) == ("50", f"{run_id(newest)};{run_id(last)}")
 
 
+class TestOfAnotherMachine:
+    ATLAS, CANN = "ATLAS_800_A3_752T_128G_DIE", CaptureVersions(cann="8.5", torch="2.9.0+cpu")
+
+    @pytest.fixture
+    def captured(self, tmp_path: Path, database: Database) -> Database:
+        path = capture(tmp_path / "a", 10)
+        ingest_captures(database, [path], Asked(path, device=self.ATLAS, versions=self.CANN))
+        return database
+
+    @pytest.mark.parametrize(
+        ("device", "versions"),
+        [("ATLAS_800_A2_376T_64G", CANN), (ATLAS, CaptureVersions(cann="8.3")), (None, CaptureVersions(cann="8.3"))],
+    )
+    def test_is_refused_unless_it_is_to_be_mixed(
+        self, tmp_path: Path, captured: Database, device: str | None, versions: CaptureVersions
+    ) -> None:
+        path, before = capture(tmp_path / "b", 30), everything(captured)
+        for replace in (False, True):
+            with pytest.raises(OpAtlasError, match="--mixed"):
+                ingest_captures(captured, [path], Asked(path, replace, device=device, versions=versions))
+        assert everything(captured) == before
+        ingest_captures(captured, [path], Asked(path, mixed=True, device=device, versions=versions))
+        assert row(captured)[AVERAGE] == "20"
+        third = capture(tmp_path / "c", 50)
+        ingest_captures(captured, [third], Asked(third, device=device, versions=versions))
+        assert row(captured)[AVERAGE] == "30"
+
+    @pytest.mark.parametrize("versions", [CaptureVersions(), CaptureVersions(torch="2.9.0"), CANN])
+    def test_what_is_not_known_is_not_another(
+        self, tmp_path: Path, captured: Database, versions: CaptureVersions
+    ) -> None:
+        path = capture(tmp_path / "b", 30)
+        ingest_captures(captured, [path], Asked(path, versions=versions))
+        assert row(captured)[AVERAGE] == "20"
+
+
 class TestTheSameFileAgain:
     @pytest.mark.parametrize("place", ["a/kernel_details.csv", "b/kernel_details.csv", "b/rank3_kernel_details.csv"])
     def test_changes_no_byte(
