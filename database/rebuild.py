@@ -223,6 +223,9 @@ def _rebuild(database: Database) -> tuple[list[str], list[str]]:
         f"{database.path}: {counted(rebuilt.changed.total(), 'row')} changed and {rebuilt.added.total():,} added from "
         f"the histories of {counted(len(rebuilt.runs), 'run')}; {of_captures:,} from the samples of ingests"
     )
+    edited = sum(map(len, captured.edited.values()))
+    if edited:
+        lines.append(f"  {counted(edited, 'row')} edited since the capture: captured durations are with the old shape")
     for kernel_type in sorted({*rebuilt.changed, *rebuilt.added}):
         lines.append(f"  {kernel_type}: {rebuilt.changed[kernel_type]:,} changed, {rebuilt.added[kernel_type]:,} added")
     return lines, problems

@@ -204,6 +204,42 @@ def find_unexplained(
     return found
 
 
+def empty_edited(
+    database: Database, cases: Mapping[str, PooledCases], known: Collection[str]
+) -> dict[str, list[Mapping[str, str]]]:
+    """Empties the Profiling cells of rows that name ingests which have no samples of what the row says now.
+
+    Somebody has edited such a row. The samples stay, with the cells that they were captured with. Leaves out files
+    that cannot be read; call it with the lock held.
+
+    Args:
+        cases: those of all ingests, by kernel type.
+        known: ids of the ingests whose samples are there.
+
+    Returns:
+        The rows by kernel type, as they were.
+
+    Raises:
+        OpAtlasError: a file cannot be written.
+    """
+    found: dict[str, list[Mapping[str, str]]] = {}
+    for kernel_type in database.kernel_types():
+        try:
+            table = database.read(kernel_type)
+        except OpAtlasError:
+            continue
+        columns = [str(name) for name in table.frame.columns]
+        rows = _Rows(kernel_type, table.frame, columns)
+        edited = rows.edited(cases[kernel_type].signatures if kernel_type in cases else (), known)
+        for at in edited:
+            found.setdefault(kernel_type, []).append({name: rows.edit[name][at] for name in columns})
+            for name in filter(of_profiling, columns):
+                rows.edit[name][at] = ""
+        if edited:
+            database.write(Table(kernel_type, table.path, rows.edit.frame()))
+    return found
+
+
 def _not_touched(database: Database, kernel_type: str, rows: _Rows, at: int) -> str:
     return (
         f"{database.csv_path(kernel_type)}: the row {rows.edit[INPUT_SHAPES][at]} -> {rows.edit[OUTPUT_SHAPES][at]} "
@@ -257,6 +293,18 @@ class _Rows:
             if valid_duration(durations[at]) is not None
             and not all(run_id in known for run_id in run_ids[at].split(_SEPARATOR))
         ]
+
+    def edited(self, captured: Collection[str], known: Collection[str]) -> list[int]:
+        """The rows that are of known ingests, none of which has captured them."""
+        named = [
+            at
+            for at, run_ids in enumerate(self.edit[PROFILING_RUN_ID])
+            if run_ids and all(run_id in known for run_id in run_ids.split(_SEPARATOR))
+        ]
+        if not named:
+            return []
+        there = {at for which in (self._exact, self._by_slots) for text in captured for at in which.get(text, ())}
+        return [at for at in named if at not in there]
 
     def update(self, position: int, profiling: Mapping[str, str], runtime: Mapping[str, str]) -> bool:
         """Replaces the profiling cells of a row, and fills its empty Runtime cells; whether one changed."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from database.errors import OpAtlasError
 from database.ingest.aggregate import Account, Aggregate, CasesOfType
-from database.ingest.apply import Outcome, Unexplained, apply_cases, find_unexplained
+from database.ingest.apply import Outcome, Unexplained, apply_cases, empty_edited, find_unexplained
 from database.ingest.attention import Bundle, bundles, shape_cells, source_names
 from database.ingest.files import Given, already_ingested, expect_unchanged, given_files
 from database.ingest.manifest import (
@@ -197,29 +197,34 @@ class Remade:
     Attributes:
         outcome: `updated` counts the signatures whose cells were other ones, `new` those whose row was gone. Its
             problems name rows that were left as they are, because no samples explain their durations.
+        edited: rows whose Profiling cells were emptied, as they were, by kernel type.
         without_samples: ingests whose samples are not there, so that their rows cannot be remade.
     """
 
     outcome: Outcome
+    edited: Mapping[str, Sequence[Mapping[str, str]]]
     without_samples: tuple[str, ...]
 
 
 def remake_profiling(database: Database) -> Remade:
     """Makes the Profiling cells of all rows anew from the files of the ingests; call it with the lock held.
 
-    Rows that are gone come back. A row that no ingest has samples of is left alone.
+    Rows that are gone come back. The Profiling cells of a row that somebody has edited since are emptied, for they are
+    of what the row was. A row whose durations came without samples is left alone.
 
     Raises:
         OpAtlasError: a file of an ingest cannot be read, or a manifest cannot be written.
     """
     ingests = ingests_of(database)
-    outcome = apply_cases(database, pool(ingests), _known(ingests))
+    cases, known = pool(ingests), _known(ingests)
+    outcome = apply_cases(database, cases, known)
+    edited = empty_edited(database, cases, known)
     for ingest in ingests:
         if ingest.manifest.finished_at is None and ingest.samples is not None and not outcome.problems:
             ingest.manifest.finished_at = time.time()
             ingest.manifest.write(database)
     missing = [ingest.manifest.run_id for ingest in ingests if ingest.samples is None]
-    return Remade(outcome, tuple(missing))
+    return Remade(outcome, edited, tuple(missing))
 
 
 def _manifests(database: Database) -> list[IngestManifest]:

@@ -160,6 +160,11 @@ class PooledCases:
             yield parts.case(self._kernel_type, signature)
 
     @property
+    def signatures(self) -> Collection[str]:
+        """Of the cases."""
+        return self._parts.keys()
+
+    @property
     def run_ids(self) -> set[str]:
         """The ingests that have samples of one of the cases."""
         return {part.run_id for parts in self._parts.values() for part in parts.parts}

@@ -353,6 +353,28 @@ class TestRemaking:
             assert not remake_profiling(database).outcome.problems
         assert everything(database) == before
 
+    def test_an_edited_row_does_not_keep_what_was_captured_of_its_old_shape(self, captured: Database) -> None:
+        (before,) = rows(captured)
+        stored = captured.read("MatMulV3")
+        stored.frame["Input Shapes"] = "32,32;64,32"
+        stored.frame["Status"] = "measured"
+        captured.write(stored)
+        with captured.lock():
+            remade = remake_profiling(captured)
+        edited, again = rows(captured)
+        assert (edited["Input Shapes"], edited["Status"]) == ("32,32;64,32", "measured")
+        assert not any(cell for name, cell in edited.items() if name.startswith("Profiling "))
+        assert again == before
+        assert [r[AVERAGE] for r in remade.edited["MatMulV3"]] == [before[AVERAGE]]
+
+    def test_rows_that_fill_runtime_made_are_not_edited(self, captured: Database) -> None:
+        stored = captured.read("Mul")
+        stored.frame["Runtime num_heads"] = "8"
+        captured.write(stored)
+        with captured.lock():
+            assert not remake_profiling(captured).edited
+        assert row(captured, "Mul")[AVERAGE] == "8"
+
     def test_names_ingests_without_samples(self, captured: Database) -> None:
         oldest = min(captured.runs_dir.glob("*.gz"))
         oldest.unlink()
