@@ -70,8 +70,6 @@ class Supervisor:
                 outcome = _outcome_of_exception(call)
                 if outcome.status is Status.DEVICE_ERROR:
                     self._session.stop("the device reported an error, and --in-process cannot replace its process")
-            elif outcome is None:
-                outcome = self._outcome_of_interruption(call)
             if outcome is not None:
                 record = self._record(row, outcome)
                 properties = _properties(record)
@@ -113,12 +111,21 @@ class Supervisor:
 
     def _run(self, item: pytest.Function) -> Outcome:
         executor, at_once = self._session.executor(), self._session.settings.rows_at_once
+        batches = executor if at_once > 1 and isinstance(executor, BatchExecutor) and not needs_group(item) else None
         try:
-            if at_once == 1 or not isinstance(executor, BatchExecutor) or needs_group(item):
+            if batches is None:
                 return executor.run(self._job(item))
             if self._look_ahead is None:
                 self._look_ahead = LookAhead(at_once)
-            return self._look_ahead.outcome(item, executor, self._job, lambda: bool(self._session.stop_reason))
+            return self._look_ahead.outcome(item, batches, self._job, lambda: bool(self._session.stop_reason))
+        except pytest.fail.Exception as error:
+            # A plugin, such as pytest-timeout, did not want to wait any more. Of a batch nobody knows here which of its
+            # rows was late.
+            if self._session.settings.in_process or batches is not None:
+                raise
+            return Outcome(
+                Status.TIMEOUT, f"the wait for it was interrupted, and its process ended: {in_a_line(error)}"
+            )
         except ReplayError as error:
             # A body that ran right here refused its row or its result, or a cell does not tell the group. The message
             # says it all, but for a debugger, which stops where the error was raised.
@@ -127,16 +134,6 @@ class Supervisor:
             return Outcome(error.status, str(error))
         except DeviceGone as error:
             self._session.end_without_device(str(error), pytest.ExitCode.TESTS_FAILED)
-
-    def _outcome_of_interruption(self, call: pytest.CallInfo[None]) -> Outcome | None:
-        """The outcome of a row for which a plugin, such as pytest-timeout, did not want to wait any more.
-
-        None in the middle of a batch: nobody knows here which of its rows was late.
-        """
-        if call.excinfo is None or not call.excinfo.errisinstance(pytest.fail.Exception) or self._look_ahead:
-            return None
-        reason = in_a_line(call.excinfo.value)
-        return Outcome(Status.TIMEOUT, f"the wait for it was interrupted, and its process ended: {reason}")
 
     def _job(self, item: pytest.Function) -> Job:
         row = row_of(item)

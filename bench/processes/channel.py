@@ -53,13 +53,13 @@ class _Frames:
     def next(self) -> Any | None:
         """The next message; None while its frame is incomplete. Raises ChannelBroken."""
         if not self._token.startswith(self._bytes[:_TOKEN_BYTES]):
-            raise ChannelBroken("bytes that are no message came over its connection")
+            raise ChannelBroken("bytes that are no message came over the connection")
         header = _TOKEN_BYTES + _LENGTH.size
         if len(self._bytes) < header:
             return None
         (length,) = _LENGTH.unpack_from(self._bytes, _TOKEN_BYTES)
         if length > _MOST_BYTES:
-            raise ChannelBroken(f"a message of {length} bytes came over its connection")
+            raise ChannelBroken(f"a message of {length} bytes came over the connection")
         if len(self._bytes) < header + length:
             return None
         content = bytes(self._bytes[header : header + length])
@@ -67,7 +67,7 @@ class _Frames:
         try:
             return pickle.loads(content)
         except Exception as error:
-            raise ChannelBroken(f"a message that cannot be read came over its connection ({error!r})") from error
+            raise ChannelBroken(f"a message that cannot be read came over the connection ({error!r})") from error
 
 
 def _frame(token: bytes, message: object) -> bytes:

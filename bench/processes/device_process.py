@@ -128,13 +128,13 @@ class DeviceProcess:
                 self._kill()
                 return Outcome(Status.TIMEOUT, f"still running after {job.timeout_s:g} s; its process was ended")
             if isinstance(answer, Answer) and answer.job_id < job.id:
-                raise _LateAnswer("an answer to an earlier row came over its connection")
+                raise _LateAnswer("an answer to an earlier row came over the connection")
             if not isinstance(answer, Answer) or answer.job_id != job.id:
-                raise ChannelBroken("an answer that was not asked for came over its connection")
+                raise ChannelBroken("an answer that was not asked for came over the connection")
             if isinstance(answer.content, Outcome):
                 return answer.content
             if not isinstance(answer.content, (Waiting, Started)):
-                raise ChannelBroken(f"an answer of the type {type(answer.content).__name__} came over its connection")
+                raise ChannelBroken(f"an answer of the type {type(answer.content).__name__} came over the connection")
             limit_s = None if isinstance(answer.content, Waiting) else job.timeout_s
 
     def _expect_idle(self, channel: Channel) -> None:
@@ -148,7 +148,7 @@ class DeviceProcess:
         if self._end is not None and wait([self._end], 0):
             raise EOFError
         if channel.take() is not None or not channel.is_silent():
-            raise ChannelBroken("an answer that was not asked for came over its connection")
+            raise ChannelBroken("an answer that was not asked for came over the connection")
 
     def _open(self) -> Channel:
         """Starts a process whose device computes what it should. Raises DeviceGone after the last try."""

@@ -113,7 +113,7 @@ def test_rows_follow_each_other_in_one_group(group: GroupProcess) -> None:
         (group_replays.RAISES, Status.FAILED, "rank 1 of 2: ValueError: rank 1 has its own mind"),
         (group_replays.EXITS, Status.CRASHED, "rank 1 of 2 died: exit code 0"),
         (group_replays.FORKS, Status.CRASHED, "rank 1 of 2 died: SIGSEGV (signal 11)"),
-        (group_replays.WRITES, Status.CRASHED, "rank 1 of 2: bytes that are no message came over its connection"),
+        (group_replays.WRITES, Status.CRASHED, "rank 1 of 2: bytes that are no message came over the connection"),
     ],
 )
 def test_a_rank_costs_its_row_and_no_other(group: GroupProcess, capfd, mood: int, status: Status, words: str) -> None:
