@@ -51,7 +51,9 @@ class BatchExecutor(Executor, Protocol):
 class InProcess:
     """Runs bodies in this process, for debuggers and profilers; failures come through as raised."""
 
-    def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
+    def __init__(self, spec: DeviceSpec, settings: MeasureSettings, tell: Callable[[str], None]) -> None:
+        """`tell` shows the user a line, when a row waits for the device."""
+        self._tell = tell
         os.environ.update(environment_of(spec))
         from bench.runner import Runner
 
@@ -65,13 +67,19 @@ class InProcess:
         return self._description
 
     def run(self, job: Job) -> Outcome:
+        from bench.devices.device_lock import LONGEST_WAIT_S
         from bench.failures import outcome_of
+
+        def tell_who(holder: str) -> None:
+            self._tell(f"waiting for the device: {holder}; no longer than {LONGEST_WAIT_S:g} s")
 
         if job.group is not None:
             return Outcome(Status.SKIPPED, f"needs a {job.group}, and --in-process is one process: leave it out")
         try:
-            with self._runner.turn():
+            with self._runner.locked(tell_who, limit_s=LONGEST_WAIT_S):
                 return self._runner.run_raising(job)
+        except DeviceGone:
+            raise
         except Exception as error:
             outcome = outcome_of(error)
             if outcome.status in (Status.UNSUPPORTED, Status.SKIPPED):

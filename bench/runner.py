@@ -83,11 +83,14 @@ class Runner:
             return False
         return True
 
-    def turn(
-        self, when_waiting: Callable[[], None] = _nothing, when_taken: Callable[[], None] = _nothing
+    def locked(
+        self,
+        when_waiting: Callable[[str], None],
+        when_taken: Callable[[], None] = _nothing,
+        limit_s: float | None = None,
     ) -> AbstractContextManager[object]:
-        """Held while a job runs; see `Device.turn`."""
-        return self._device.turn(when_waiting, when_taken)
+        """Held while a job runs; see `Device.locked`."""
+        return self._device.locked(when_waiting, when_taken, limit_s)
 
     def run(self, job: Job) -> Outcome:
         """Runs a job and turns whatever it raises into an outcome."""

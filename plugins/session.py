@@ -136,7 +136,7 @@ class BenchSession:
             elif settings.messages is not None:
                 self._executor = self._groups(left_out)
             elif settings.in_process:
-                self._executor = InProcess(settings.devices[0], settings.measure)
+                self._executor = InProcess(settings.devices[0], settings.measure, self._tell)
             else:
                 first = self._place % len(settings.devices)
                 single = DevicePool(settings.devices[first:] + settings.devices[:first], self._executor_of, left_out)
@@ -150,9 +150,9 @@ class BenchSession:
     def _executor_of(self, spec: DeviceSpec) -> Executor:
         settings = self.settings
         if settings.msprof_rows is None:
-            return DeviceProcess(spec, settings.measure)
+            return DeviceProcess(spec, settings.measure, tell=self._tell)
         folder = self.database.profiles_dir / self.run_id / self.worker
-        return MsprofDevice(spec, settings.measure, folder)
+        return MsprofDevice(spec, settings.measure, folder, self._tell)
 
     def stop(self, reason: str) -> None:
         """Asks every process of the session to stop after its running row. The first reason counts."""

@@ -58,10 +58,18 @@ class Device(Protocol):
         """Leaves nothing of a row in the last-level cache, by the time that what is launched next begins."""
         ...
 
-    def turn(self, when_waiting: Callable[[], None], when_taken: Callable[[], None]) -> AbstractContextManager[object]:
+    def locked(
+        self, when_waiting: Callable[[str], None], when_taken: Callable[[], None], limit_s: float | None = None
+    ) -> AbstractContextManager[object]:
         """Held while a row runs; keeps out others whose work would disturb its samples.
 
-        Calls `when_waiting` if another session's row is to end first, and `when_taken` after that.
+        Args:
+            when_waiting: told for what and whom, if another session's row is to end first.
+            when_taken: told when that wait is over.
+            limit_s: how long to wait; None: as long as it takes.
+
+        Raises:
+            DeviceGone: the wait was longer.
         """
         ...
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from bench.devices.cores import available_cores
+from bench.devices.device_lock import lock_of
 from bench.devices.probe import probe
-from bench.devices.turn import turn_on
 from bench.instruments import Instrument, open_instrument
 from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
 from database.layout import cpu_device_name
@@ -36,7 +36,7 @@ class CpuDevice:
         self._settings = settings
         self._flush_buffer: torch.Tensor | None = None
         # Two rows measured at once would slow each other down.
-        self._turn = turn_on("cpu")
+        self._lock = lock_of("cpu")
 
     def describe(self) -> DeviceDescription:
         return DeviceDescription(
@@ -80,8 +80,10 @@ class CpuDevice:
             self._flush_buffer = torch.ones(_FLUSH_FACTOR * self._llc_bytes // 4)
         self._flush_buffer.sum()
 
-    def turn(self, when_waiting: Callable[[], None], when_taken: Callable[[], None]) -> AbstractContextManager[object]:
-        return self._turn.taken(when_waiting, when_taken)
+    def locked(
+        self, when_waiting: Callable[[str], None], when_taken: Callable[[], None], limit_s: float | None = None
+    ) -> AbstractContextManager[object]:
+        return self._lock.held(when_waiting, when_taken, limit_s)
 
 
 def _memory_bytes() -> int:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.distributed import is_nccl_available
 
+from bench.devices.device_lock import lock_of
 from bench.devices.nvml import open_nvml
 from bench.devices.probe import probe
-from bench.devices.turn import turn_on
 from bench.errors import DeviceSick
 from bench.instruments import Instrument, open_instrument
 from bench.instruments.unthrottled import Unthrottled
@@ -54,7 +54,7 @@ class CudaDevice:
             raise DeviceSick(f"{spec} cannot be opened: {first_line(str(error))}") from error
         self._uuid = f"GPU-{self._properties.uuid}"
         self._nvml = open_nvml(self._uuid)
-        self._turn = turn_on(self._uuid)
+        self._lock = lock_of(self._uuid)
         # A row of FLOAT is one of float32, as matrix products are by default.
         torch.backends.cudnn.allow_tf32 = False
 
@@ -105,8 +105,10 @@ class CudaDevice:
         # Read, not written: dirty lines would be written back during the sample that follows.
         torch.sum(self._flush_buffer, dim=1, out=self._flushed)
 
-    def turn(self, when_waiting: Callable[[], None], when_taken: Callable[[], None]) -> AbstractContextManager[object]:
-        return self._turn.taken(when_waiting, when_taken)
+    def locked(
+        self, when_waiting: Callable[[str], None], when_taken: Callable[[], None], limit_s: float | None = None
+    ) -> AbstractContextManager[object]:
+        return self._lock.held(when_waiting, when_taken, limit_s)
 
 
 def _expect_visible() -> None:

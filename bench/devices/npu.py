@@ -15,10 +15,10 @@ import torch
 
 from bench import custom_opp
 from bench.devices import npu_smi
+from bench.devices.device_lock import lock_of
 from bench.devices.npu_smi import Chip
 from bench.devices.probe import probe
 from bench.devices.torch_npu import import_torch_npu, npu_of_torch
-from bench.devices.turn import turn_on
 from bench.errors import DeviceSick, Unsupported
 from bench.instruments import Instrument, open_instrument
 from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
@@ -62,7 +62,7 @@ class NpuDevice:
         self._l2_bytes = told if self._l2_is_told else _ASSUMED_L2_BYTES
         self._flush_buffer: torch.Tensor | None = None
         place = self._chip.physical if self._chip else spec.pinned[1] if spec.pinned else spec.index
-        self._turn = turn_on(f"npu{place}")
+        self._lock = lock_of(f"npu{place}")
 
     def describe(self) -> DeviceDescription:
         said = npu_smi.said_of(self._chip)
@@ -125,8 +125,10 @@ class NpuDevice:
             self._flush_buffer = torch.ones(_FLUSH_FACTOR * self._l2_bytes // 4, device=self.torch_device)
         self._flush_buffer.sum()
 
-    def turn(self, when_waiting: Callable[[], None], when_taken: Callable[[], None]) -> AbstractContextManager[object]:
-        return self._turn.taken(when_waiting, when_taken)
+    def locked(
+        self, when_waiting: Callable[[str], None], when_taken: Callable[[], None], limit_s: float | None = None
+    ) -> AbstractContextManager[object]:
+        return self._lock.held(when_waiting, when_taken, limit_s)
 
 
 def _expect_visible(npu: Any) -> None:

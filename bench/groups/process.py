@@ -16,7 +16,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from enum import IntEnum
 from multiprocessing.connection import wait
 from typing import Any
 
+from bench.devices.device_lock import LockWait
 from bench.devices.visible import environment_of
 from bench.errors import DeviceGone, GroupLate
 from bench.groups.address import listen
@@ -31,12 +31,11 @@ from bench.groups.messages import Hello, Joined, Launch, Launching, NotLaunched,
 from bench.groups.spec import GroupSpec
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.processes.channel import Channel, ChannelBroken
-from bench.processes.child import PAUSES_S, TRIES, Uninterrupted, end, how_it_ended, open_end, start
+from bench.processes.child import PAUSES_S, TRIES, Uninterrupted, end, how_it_ended, open_end, start, tell_on_stderr
 from bench.processes.device_messages import Answer, NotReady, Start, Started, Waiting
 from bench.processes.fresh_python import import_paths, module_command
 from database.schema import Status
 from database.temporary import TemporaryFolder
-from database.terminal import shown
 
 #: Before the user is told for whom a group waits; most have come together by then.
 _TOLD_AFTER_S = 10.0
@@ -88,10 +87,6 @@ class _RankBabbles(Exception):
         self.what = what
 
 
-def _to_stderr(text: str) -> None:
-    print(shown(f"opatlas: {text}"), file=sys.stderr, flush=True)
-
-
 class GroupProcess:
     """An Executor whose jobs run on all ranks of a group, which is launched on first use."""
 
@@ -100,13 +95,13 @@ class GroupProcess:
         spec: GroupSpec,
         devices: Sequence[DeviceSpec],
         settings: MeasureSettings,
-        tell: Callable[[str], None] = _to_stderr,
+        tell: Callable[[str], None] = tell_on_stderr,
     ) -> None:
         """
         Args:
             spec: the group.
             devices: of this node, one for each of its ranks.
-            tell: shows the user a line, while a group comes together that takes long.
+            tell: shows the user a line, while a group comes together that takes long, or waits for a device.
         """
         if len(devices) != spec.local_ranks:
             raise ValueError(f"{len(devices)} devices for {spec.local_ranks} ranks of a node")
@@ -167,31 +162,39 @@ class GroupProcess:
                 raise ChannelBroken
 
     def _await(self, job: Job) -> Outcome:
-        """What became of a job that was sent to all ranks; the group is ended where it is not in step any more."""
+        """What became of a job that was sent to all ranks; the group is ended where it is not in step any more.
+
+        Raises:
+            DeviceGone: another session has had a device for too long.
+        """
         outcomes: dict[int, Outcome] = {}
         reached = dict.fromkeys(self._ranks, Reached(0, "before its first call"))
         # One rank that waits for its device keeps all of them from beginning.
-        waiting: set[int] = set()
+        waiting: dict[int, LockWait] = {}
         deadline = time.monotonic() + job.timeout_s
         while len(outcomes) < len(self._ranks):
             now = time.monotonic()
             failed = any(outcome.status is not Status.MEASURED for outcome in outcomes.values())
-            if now >= deadline:
+            waits = [] if failed else list(waiting.values())
+            if now >= deadline and not waits:
                 return self._hung(job, reached, outcomes) if not failed else self._ended(outcomes)
             try:
-                messages = self._messages(None if waiting and not failed else deadline - now)
+                messages = self._messages(min((lock.left_s() for lock in waits), default=deadline - now))
             except _RanksDied as died:
                 return self._died(died.local_ranks)
             except _RankBabbles as babbles:
                 return self._babbled(babbles)
+            for lock in waits:
+                if not messages and lock.left_s() == 0:
+                    lock.go_on()
             for local_rank, answer in messages:
                 if not isinstance(answer, Answer) or answer.job_id != job.id or local_rank in outcomes:
                     return self._babbled(_RankBabbles(local_rank, "an answer that was not asked for came"))
                 message = answer.content
                 if isinstance(message, Waiting):
-                    waiting.add(local_rank)
+                    waiting[local_rank] = LockWait(message.holder, self._tell)
                 elif isinstance(message, Started):
-                    waiting.discard(local_rank)
+                    waiting.pop(local_rank, None)
                     deadline = time.monotonic() + job.timeout_s
                 elif isinstance(message, Reached):
                     reached[local_rank] = message
@@ -208,7 +211,8 @@ class GroupProcess:
         if self.spec.nnodes > 1 and statuses != {Status.MEASURED}:
             # Another node may have lost its ranks, and wait for these to come together anew.
             in_step = False
-        if not in_step:
+        changed = tuple(f"{self._name(rank)} {what}" for rank in sorted(outcomes) for what in outcomes[rank].changed)
+        if not in_step or changed:
             self._kill()
         if statuses == {Status.MEASURED}:
             first = outcomes[0]
@@ -219,13 +223,13 @@ class GroupProcess:
                 checked_elements=sum(one.checked_elements for one in checked),
                 total_elements=sum(one.total_elements for one in checked),
             )
-            return replace(first, measurement=measurement)
+            return replace(first, measurement=measurement, changed=changed)
         failed = {r: outcome for r, outcome in outcomes.items() if outcome.status is not Status.MEASURED}
         # Dictionaries keep the order: the first that failed; the others may only have noticed.
         local_rank, outcome = next(iter(failed.items()))
         if in_step and len({outcome.reason for outcome in failed.values()}) == 1:
-            return outcome
-        return replace(outcome, reason=f"{self._name(local_rank)}: {outcome.reason}")
+            return replace(outcome, changed=changed)
+        return replace(outcome, reason=f"{self._name(local_rank)}: {outcome.reason}", changed=changed)
 
     def _died(self, local_ranks: Sequence[int]) -> Outcome:
         how = self._how_they_ended(local_ranks)

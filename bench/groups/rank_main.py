@@ -135,8 +135,18 @@ def _serve(channel: ChildChannel, answers: _Answers, runner: Runner, group: Grou
             # Of a collective, the ranks have agreed on its samples already.
             if outcome.measurement is not None and RANK_SPREAD not in outcome.measurement.counters:
                 outcome = slowest(outcome, group)
+            if outcome.measurement is not None and ranks_of_node() < group.size:
+                outcome = _with_changes_elsewhere(outcome, group)
         std_streams.write_out()
         answers.give(outcome)
+
+
+def _with_changes_elsewhere(outcome: Outcome, group: Group) -> Outcome:
+    """The outcome of this rank, with the word that the group is to be launched anew on every node or on none."""
+    changed = any(changed for (changed,) in group.gather([float(bool(outcome.changed))]))
+    if not changed or outcome.changed:
+        return outcome
+    return replace(outcome, changed=("is in a group with a rank that has changed the state of its process",))
 
 
 def _all_have(job: Job, group: Group) -> bool:
@@ -151,7 +161,8 @@ def _turn(answers: _Answers, runner: Runner, group: Group, takes_turn: bool) -> 
     with contextlib.ExitStack() as held:
         for rank in range(group.size):
             if rank == group.rank and takes_turn:
-                held.enter_context(runner.turn(lambda: answers.give(Waiting()), lambda: answers.give(Started())))
+                lock = runner.locked(lambda holder: answers.give(Waiting(holder)), lambda: answers.give(Started()))
+                held.enter_context(lock)
             group.together()
         yield
 

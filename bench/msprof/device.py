@@ -9,6 +9,7 @@ from pathlib import Path
 from bench.errors import DeviceGone
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.msprof.session import MsprofSession
+from bench.processes.child import tell_on_stderr
 
 #: A row whose samples are missing is tried once more, in a session of at most this part of the first one's rows.
 _SMALLER = 4
@@ -17,8 +18,15 @@ _SMALLER = 4
 class MsprofDevice:
     """A BatchExecutor: what msprof measured is known when its process has ended."""
 
-    def __init__(self, spec: DeviceSpec, settings: MeasureSettings, folder: Path) -> None:
-        """`folder` is where msprof writes while it runs."""
+    def __init__(
+        self, spec: DeviceSpec, settings: MeasureSettings, folder: Path, tell: Callable[[str], None] = tell_on_stderr
+    ) -> None:
+        """
+        Args:
+            folder: where msprof writes while it runs.
+            tell: shows the user a line, while a row waits for the device.
+        """
+        self._tell = tell
         self._spec = spec
         self._settings = settings
         self._folder = folder
@@ -54,7 +62,7 @@ class MsprofDevice:
             self._session = None
 
     def _new_session(self) -> MsprofSession:
-        return MsprofSession(self._spec, self._settings, self._folder)
+        return MsprofSession(self._spec, self._settings, self._folder, self._tell)
 
 
 def _smaller(missing: Sequence[Job], rows: int) -> Iterator[Sequence[Job]]:

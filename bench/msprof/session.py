@@ -15,6 +15,7 @@ from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outco
 from bench.msprof.command import PATIENCE_S, profiled
 from bench.msprof.launched import forget_launched, note_launched
 from bench.msprof.output import samples_of
+from bench.processes.child import tell_on_stderr
 from bench.processes.device_process import DeviceProcess
 from bench.profiles.attribution import NoSamples, ProfiledRow
 from bench.profiles.profiled import with_samples
@@ -43,10 +44,12 @@ class MsprofSession:
     patience_s = PATIENCE_S
     _numbers = count(1)
 
-    def __init__(self, spec: DeviceSpec, settings: MeasureSettings, folder: Path) -> None:
+    def __init__(
+        self, spec: DeviceSpec, settings: MeasureSettings, folder: Path, tell: Callable[[str], None] = tell_on_stderr
+    ) -> None:
         self._settings = settings
         self._folder = folder
-        self._process = DeviceProcess(spec, settings, launcher=self)
+        self._process = DeviceProcess(spec, settings, launcher=self, tell=tell)
         self._outputs: list[Path] = []
 
     def command(self, words: Sequence[str]) -> list[str]:

@@ -8,12 +8,14 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from bench.processes.channel import Channel
 from bench.processes.fresh_python import import_environment, module_command
 from bench.processes.keeper import END, END_TIMEOUT_S
+from database.terminal import shown
 
 #: Before each further try of what did not start: a driver that resets a device needs a moment.
 PAUSES_S = (1.0, 4.0)
@@ -88,6 +90,11 @@ def end(process: subprocess.Popen[bytes]) -> None:
         # Whatever is left where a kernel has killed the keeper.
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def tell_on_stderr(text: str) -> None:
+    """Shows the user a line, where no session of pytest does."""
+    print(shown(f"opatlas: {text}"), file=sys.stderr, flush=True)
 
 
 def open_end(pid: int) -> int | None:

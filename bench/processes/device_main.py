@@ -12,10 +12,10 @@ import os
 import signal
 import socket
 import sys
-from functools import partial
+from typing import TYPE_CHECKING
 
 from bench.errors import DeviceSick
-from bench.job import Job
+from bench.job import Job, Outcome
 from bench.processes import std_streams
 from bench.processes.channel import ChildChannel
 from bench.processes.device_messages import Answer, NotReady, Ready, Start, Started, Waiting
@@ -24,6 +24,9 @@ from bench.processes.end_at_once import end_at_once
 from bench.processes.parent import die_with_parent
 from database.errors import OpAtlasError
 from database.schema import Status
+
+if TYPE_CHECKING:
+    from bench.runner import Runner
 
 
 def main(fd: int, *, under_launcher: bool) -> None:
@@ -58,18 +61,23 @@ def main(fd: int, *, under_launcher: bool) -> None:
                 job: Job = channel.receive()
             except EOFError:
                 return
-            answer = partial(_answer, channel, job)
-            with runner.turn(partial(answer, Waiting()), partial(answer, Started())), channel.only_here():
-                outcome = runner.run(job)
-            std_streams.write_out()
-            answer(outcome)
+            outcome = _run(channel, runner, job)
             if outcome.status is Status.OOM and not runner.is_well():
                 # A poison in disguise; the next row gets a fresh process.
                 return
 
 
-def _answer(channel: ChildChannel, job: Job, content: object) -> None:
-    channel.send(Answer(job.id, content))
+def _run(channel: ChildChannel, runner: Runner, job: Job) -> Outcome:
+    """Runs a job, and says over the channel what becomes of it."""
+
+    def answer(content: object) -> None:
+        channel.send(Answer(job.id, content))
+
+    with runner.locked(lambda holder: answer(Waiting(holder)), lambda: answer(Started())), channel.only_here():
+        outcome = runner.run(job)
+    std_streams.write_out()
+    answer(outcome)
+    return outcome
 
 
 if __name__ == "__main__":

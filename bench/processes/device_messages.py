@@ -40,7 +40,13 @@ class NotReady:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Sent when another session's row has the device: waiting for it is not the job's fault."""
+    """Sent when another session's row has the device: waiting for it is not the job's fault.
+
+    Attributes:
+        holder: the lock of the device, and who holds it.
+    """
+
+    holder: str
 
 
 @dataclass(frozen=True)

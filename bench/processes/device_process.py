@@ -12,15 +12,26 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import wait
 from typing import Protocol
 
+from bench.devices.device_lock import LockWait
 from bench.devices.visible import environment_of
 from bench.errors import DeviceGone
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.processes.channel import Channel, ChannelBroken
-from bench.processes.child import PAUSES_S, TRIES, Uninterrupted, end, how_it_ended, memory_kills, open_end, start
+from bench.processes.child import (
+    PAUSES_S,
+    TRIES,
+    Uninterrupted,
+    end,
+    how_it_ended,
+    memory_kills,
+    open_end,
+    start,
+    tell_on_stderr,
+)
 from bench.processes.device_messages import Answer, NotReady, Ready, Start, Started, Waiting
 from bench.processes.fresh_python import import_paths, module_command
 from database.schema import Status
@@ -59,8 +70,16 @@ class _LateAnswer(ChannelBroken):
 class DeviceProcess:
     """An Executor whose jobs run in a process of their own, started on first use."""
 
-    def __init__(self, spec: DeviceSpec, settings: MeasureSettings, launcher: Launcher | None = None) -> None:
+    def __init__(
+        self,
+        spec: DeviceSpec,
+        settings: MeasureSettings,
+        launcher: Launcher | None = None,
+        tell: Callable[[str], None] = tell_on_stderr,
+    ) -> None:
+        """`tell` shows the user a line, while a row waits for the device."""
         self._launcher = launcher
+        self._tell = tell
         self._start_message = Start(spec, settings, import_paths())
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
@@ -106,6 +125,9 @@ class DeviceProcess:
                     # Every later call in that process would fail.
                     channel.close()
                     self._kill(_LAST_WORDS_S)
+                elif outcome.changed:
+                    # The next row is not to be measured under what this one has changed.
+                    self.close()
                 return outcome
         raise DeviceGone(f"its process {self._what_became_of_it(code)} before it took a row, {TRIES} times")
 
@@ -120,10 +142,14 @@ class DeviceProcess:
         Raises:
             EOFError: the process died of the job; ConnectionResetError: it died without having taken it.
             ChannelBroken: it sent something else than an answer to this job; _LateAnswer: to an earlier one.
+            DeviceGone: another session has had the device for too long.
         """
-        limit_s: float | None = job.timeout_s
+        waits: LockWait | None = None
         while True:
-            answer = channel.receive(limit_s, self._end)
+            answer = channel.receive(job.timeout_s if waits is None else waits.left_s(), self._end)
+            if answer is None and waits is not None:
+                waits.go_on()
+                continue
             if answer is None:
                 self._kill()
                 return Outcome(Status.TIMEOUT, f"still running after {job.timeout_s:g} s; its process was ended")
@@ -135,7 +161,7 @@ class DeviceProcess:
                 return answer.content
             if not isinstance(answer.content, (Waiting, Started)):
                 raise ChannelBroken(f"an answer of the type {type(answer.content).__name__} came over the connection")
-            limit_s = None if isinstance(answer.content, Waiting) else job.timeout_s
+            waits = LockWait(answer.content.holder, self._tell) if isinstance(answer.content, Waiting) else None
 
     def _expect_idle(self, channel: Channel) -> None:
         """

@@ -38,7 +38,7 @@ def _ratio(kernel_type: str, module: str, function: str, inputs: str, dtypes: st
     medians = {}
     for cache in ("cold", "warm"):
         runner = Runner(DeviceSpec("cpu"), MeasureSettings(cache=cache))
-        with runner.turn():
+        with runner.locked(print):
             outcome = runner.run(job)
         if outcome.measurement is None:
             raise RuntimeError(f"{kernel_type}: {outcome.reason}\n{outcome.detail}")

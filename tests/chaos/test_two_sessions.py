@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import platform
 import re
@@ -202,3 +203,26 @@ def test_other_databases_on_other_devices_run_at_the_same_time(sessions: Session
 def database_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "database", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+#: Waits for a device are told at once, and end soon.
+IMPATIENT = """
+from bench.devices import device_lock
+
+device_lock.TOLD_AFTER_S = 0.1
+device_lock.LONGEST_WAIT_S = 3.0
+"""
+
+
+def test_a_wait_for_a_device_is_told_and_ends(sessions: Sessions) -> None:
+    (sessions.folder / "impatient.py").write_text(IMPATIENT)
+    sessions.write("Moody", [row(1), row(2)])
+    lock = sessions.folder / "lock-0"
+    with open(lock, "w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        done = sessions.run("-p", "impatient", SIMULATED_DEVICES="1")
+    assert done.code == pytest.ExitCode.TESTS_FAILED
+    assert done.ledger() == {"not run": 2}
+    assert f"opatlas: waiting for the device: {lock}" in done
+    assert "stopped: waited 3 s for the device" in done
+    assert sessions.run(SIMULATED_DEVICES="1").ledger() == {"measured": 2}

@@ -349,7 +349,7 @@ def test_nodes_meet_at_the_port_of_the_first() -> None:
         port = free.getsockname()[1]
     specs = [GroupSpec(2, nnodes=2, node_rank=node, master_port=port) for node in range(2)]
     # Of one machine, whose ranks would wait for each other's turn.
-    groups = [group_of(spec, "broken_ranks:without_turns") for spec in specs]
+    groups = [group_of(spec, "broken_ranks:without_lock") for spec in specs]
     with ThreadPoolExecutor() as nodes:
         try:
             outcomes = list(nodes.map(lambda own: own.run(job(group_replays.GOOD, own.spec)), groups))

@@ -33,9 +33,9 @@ def second_hangs(spec, settings):
     return CpuDevice(spec, settings)
 
 
-class WithoutTurns(CpuDevice):
-    def turn(self, when_waiting, when_taken):
+class WithoutLock(CpuDevice):
+    def locked(self, when_waiting, when_taken, limit_s=None):
         return contextlib.nullcontext()
 
 
-without_turns = WithoutTurns
+without_lock = WithoutLock

@@ -48,7 +48,7 @@ def test_toy(row, replay):
 @replays("Moody", npu=None)
 def test_moody(row, replay):
     mood = row.shape(0)[0]
-    Path(__file__).with_name(f"body-{mood}").touch()
+    Path(__file__).with_name(f"body-{mood}").write_text(str(os.getpid()))
     if mood == 11:
         ctypes.string_at(0)
     if mood == 12:
@@ -100,6 +100,11 @@ def test_moody(row, replay):
         print("begin" + "x" * (1 << 20) + "end")
     if mood == 29:
         raise ValueError("talked too much")
+    if mood == 50:
+        sys.modules["torch"].set_num_threads(sys.modules["torch"].get_num_threads() + 1)
+    if mood == 51:
+        sys.modules["torch"].allclose = None
+        raise ValueError("has broken torch")
     if mood in (30, 34, 35):
         simulated.poison()
     if mood == 31:

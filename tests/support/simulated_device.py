@@ -8,7 +8,7 @@ from typing import Any
 import simulated
 
 from bench.devices.cpu import CpuDevice
-from bench.devices.turn import Turn
+from bench.devices.device_lock import DeviceLock
 from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
 
 
@@ -17,7 +17,7 @@ class SimulatedDevice(CpuDevice):
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
         super().__init__(spec, settings)
-        self._turn = Turn(simulated.FOLDER / f"turn-{simulated.own_id()}")
+        self._lock = DeviceLock(simulated.FOLDER / f"lock-{simulated.own_id()}")
 
     def describe(self) -> DeviceDescription:
         return DeviceDescription("Simulated", {"id": simulated.own_id()})

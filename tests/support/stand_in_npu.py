@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.devices.cpu import CpuDevice
-from bench.devices.turn import Turn
+from bench.devices.device_lock import DeviceLock
 from bench.instruments.marked_launches import MarkedLaunches
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings
 from bench.runner import Runner
@@ -37,7 +37,7 @@ class StandInNpu(CpuDevice):
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
         super().__init__(spec, settings)
-        self._turn = Turn(Path(tempfile.gettempdir()) / f"opatlas-stand-in-{os.getuid()}-{spec.index}.lock")
+        self._lock = DeviceLock(Path(tempfile.gettempdir()) / f"opatlas-stand-in-{os.getuid()}-{spec.index}.lock")
         self._log = _Log(Path(os.environ[LAUNCHES])) if LAUNCHES in os.environ else None
         self._job: Job | None = None
         self._calls = 0

@@ -1,0 +1,123 @@
+"""The lock of a device: who holds it is told, forks do not, and no wait is for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.devices import device_lock
+from bench.devices.device_lock import DeviceLock, LockWait
+from bench.errors import DeviceGone
+from database.errors import OpAtlasError
+
+
+def nothing(*_: object) -> None:
+    pass
+
+
+@contextmanager
+def held_elsewhere(path: Path, *, in_fork: bool = False) -> Iterator[int]:
+    """Another process holds the lock, or has held it and left a fork behind; gives its pid."""
+    ready, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with DeviceLock(path).held(nothing, nothing):
+            if not in_fork or os.fork() == 0:
+                os.setsid()
+                os.write(tell, str(os.getpid()).encode())
+                signal.pause()
+            else:
+                os._exit(0)
+        os._exit(0)
+    left = int(os.read(ready, 20))
+    if in_fork:
+        os.waitpid(pid, 0)
+    try:
+        yield left
+    finally:
+        os.kill(left, signal.SIGKILL)
+        if not in_fork:
+            os.waitpid(pid, 0)
+
+
+def test_a_lock_that_is_free_is_taken_without_a_word(tmp_path: Path) -> None:
+    told: list[str] = []
+    lock = DeviceLock(tmp_path / "lock")
+    for _ in range(2):
+        with lock.held(told.append, nothing, 0.0):
+            pass
+    assert told == []
+
+
+def test_whoever_waits_is_told_for_what_and_whom_and_not_for_ever(tmp_path: Path) -> None:
+    told: list[str] = []
+    path = tmp_path / "lock"
+    with held_elsewhere(path) as pid:
+        with pytest.raises(DeviceGone) as error, DeviceLock(path).held(told.append, nothing, 0.0):
+            pass
+        for text in (*told, str(error.value)):
+            assert str(path) in text
+            assert str(pid) in text
+    with DeviceLock(path).held(told.append, nothing, 0.0):
+        assert len(told) == 1
+
+
+def test_what_a_holder_has_forked_does_not_hold_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with held_elsewhere(path, in_fork=True), DeviceLock(path).held(nothing, nothing, 0.0):
+        pass
+
+
+def test_what_somebody_else_wrote_into_the_file_is_printable(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    told: list[str] = []
+    with held_elsewhere(path):
+        path.write_bytes(b"\x1b[2J\xff" * 1000)
+        with pytest.raises(DeviceGone), DeviceLock(path).held(told.append, nothing, 0.0):
+            pass
+    assert told[0].isprintable()
+    assert len(told[0]) < 5000
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "pipe"])
+def test_something_else_in_its_place_is_an_error_that_names_it(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "lock"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        os.mkfifo(path)
+    with pytest.raises(OpAtlasError, match="TMPDIR") as error:
+        DeviceLock(path)
+    assert str(path) in str(error.value)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_the_lock_of_another_user_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lock"
+    path.touch()
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    with pytest.raises(OpAtlasError):
+        DeviceLock(path)
+
+
+def test_a_wait_is_told_once_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    waits = LockWait("the lock", told.append)
+    assert 0 < waits.left_s() <= device_lock.TOLD_AFTER_S
+    waits.go_on()
+    waits.go_on()
+    assert len(told) == 1
+    assert "the lock" in told[0]
+    assert waits.left_s() > device_lock.TOLD_AFTER_S
+    monkeypatch.setattr(device_lock, "LONGEST_WAIT_S", 0.0)
+    assert waits.left_s() == 0
+    with pytest.raises(DeviceGone):
+        waits.go_on()
