@@ -101,3 +101,50 @@ def test_an_empty_database_gets_a_starter(sessions: Sessions) -> None:
     assert "Traceback" not in listed
     sessions.run_in_process("-k", "nothing-of-this-name")
     assert (sessions.database / "RmsNorm.csv").exists()
+
+
+def test_a_blank_first_line_costs_the_rows_of_its_file_and_is_told_with_file_and_line(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    broken = sessions.write("OtherToy", [{**row(1), "Mine": "007"}])
+    content = "\n" + broken.read_text()
+    broken.write_text(content)
+    for _ in range(2):
+        done = sessions.run_in_process()
+        assert done.code == 1
+        assert done.outcomes() == {"passed": 1}
+        assert f"{broken}:1: " in done
+        assert broken.read_text() == content
+    assert sessions.statuses("Toy") == {1: "measured"}
+
+
+def test_an_error_that_nobody_has_foreseen_in_one_table_costs_the_rows_of_that_table(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    broken = sessions.write("OtherToy", [row(1)])
+    (sessions.folder / "test_a_broken.py").write_text(
+        "from database.store import Database\n"
+        "whole = Database.read\n"
+        "def read(self, kernel_type):\n"
+        "    if kernel_type == 'OtherToy':\n"
+        "        raise RecursionError('deep')\n"
+        "    return whole(self, kernel_type)\n"
+        "Database.read = read\n"
+    )
+    done = sessions.run("--in-process")
+    assert (done.code, done.outcomes()) == (1, {"passed": 1})
+    assert f"{broken}: RecursionError: deep" in done
+    assert "Traceback" not in done
+
+
+def test_an_error_that_nobody_has_foreseen_in_making_the_plan_is_told_once(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    (sessions.folder / "test_a_broken.py").write_text(
+        "import plugins.session\n"
+        "def broken(*arguments, **options):\n"
+        "    raise ZeroDivisionError('no plan')\n"
+        "plugins.session.make_plan = broken\n"
+    )
+    (sessions.folder / "test_more.py").write_text((sessions.folder / "test_toys.py").read_text())
+    done = sessions.run("--in-process")
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert done.output.count("ZeroDivisionError: no plan\n") == 1
+    assert sessions.statuses("Toy") == {1: ""}
