@@ -6,8 +6,6 @@ rows ask `Constraints.accepts`. Nothing is known of a kernel that was not tried,
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
@@ -15,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 
 from database.errors import OpAtlasError
-from database.safe_paths import open_own, own_folder
+from database.safe_paths import own_folder
 from database.schema import Status
-from database.store import write_rows
+from database.store import read_text_csv, write_rows
 
 _FILE = "DispatchFFNCombine.csv"
 
@@ -174,11 +172,13 @@ def load_constraints(database: Path) -> Constraints:
     path = constraints_file(database)
     if not path.exists():
         return Constraints()
-    with io.TextIOWrapper(open_own(path), encoding="utf-8", newline="") as file:
-        lines = csv.DictReader(file)
-        if tuple(lines.fieldnames or ()) != _HEADER:
-            raise OpAtlasError(f"{path}: its columns must be {', '.join(_HEADER)}; remove it and probe again")
-        return Constraints(tuple(_trial(line, path, lines.line_num) for line in lines))
+    table = read_text_csv(path)
+    if tuple(table.columns) != _HEADER:
+        raise OpAtlasError(f"{path}: its columns must be {', '.join(_HEADER)}; remove it and probe again")
+    lines = table.itertuples(index=False, name=None)
+    return Constraints(
+        tuple(_trial(dict(zip(_HEADER, line, strict=True)), path, number) for number, line in enumerate(lines, start=2))
+    )
 
 
 def save_constraints(database: Path, kernel: Kernel, trials: Sequence[Trial]) -> Path:
@@ -204,5 +204,5 @@ def _trial(line: dict[str, str], path: Path, number: int) -> Trial:
             line["Reason"],
             line["Run ID"],
         )
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise OpAtlasError(f"{path}:{number}: {error}; correct the line, or remove it") from None

@@ -17,7 +17,7 @@ from database.errors import OpAtlasError
 from database.layout import public_version
 from database.safe_paths import read_own
 from database.store import Database, write_text
-from database.typed_json import DecodeError, decode
+from database.typed_json import DecodeError, decode, without_lone_surrogates
 
 VERSION = 1
 #: How the names of an ingest's files in `runs/` begin (database/ingest/manifest.py).
@@ -97,7 +97,8 @@ class Manifest:
     def write(self, database: Database) -> Path:
         """Writes the manifest, replacing what stood there. Raises OpAtlasError."""
         path = self.path(database, self.run_id)
-        write_text(path, json.dumps(asdict(self), indent=2, default=str) + "\n")
+        text = json.dumps(asdict(self), indent=2, default=str)
+        write_text(path, (without_lone_surrogates(text) or text) + "\n")
         return path
 
 

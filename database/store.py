@@ -389,8 +389,9 @@ def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file in one step. Raises OpAtlasError."""
-    write_atomically(path, lambda temporary: Path(temporary).write_text(text, encoding="utf-8"))
+    """Writes a text file in one step; what cannot be UTF-8 is escaped (`\\udcff`). Raises OpAtlasError."""
+    content = text.encode(errors="backslashreplace")
+    write_atomically(path, lambda temporary: Path(temporary).write_bytes(content))
 
 
 def write_atomically(path: Path, write: Callable[[str], object]) -> None:

@@ -105,6 +105,15 @@ def test_tables_of_several_kernels_are_one_file(tmp_path) -> None:
         load_constraints(tmp_path)
 
 
+@pytest.mark.parametrize("damage", [b"", b"\n", bytes(100), b"a,b\n1,2\n", b"\xff", b"2,DT_BF16\n", b"x" * 200_000])
+def test_a_damaged_table_is_an_error_that_names_the_table(tmp_path, damage) -> None:
+    path = save_constraints(tmp_path, KERNEL, [])
+    path.write_bytes(damage if len(damage) < 2 else path.read_bytes() + damage)
+    with pytest.raises(OpAtlasError) as raised:
+        load_constraints(tmp_path)
+    assert str(path) in str(raised.value)
+
+
 def test_a_kernel_that_refuses_and_dies_is_probed(tmp_path, capsys) -> None:
     """On a group of two ranks over gloo: what its ranks say, and die of, is what the table says."""
     spec = GroupSpec(2)

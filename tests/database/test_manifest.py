@@ -50,6 +50,11 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert read.torch == "2.9.0"
 
 
+def test_a_lone_surrogate_in_an_option_is_spelt_out(tmp_path: Path) -> None:
+    path = replace(WRITTEN, options={"prof_path": "odd \udcff"}).write(Database(tmp_path))
+    assert Manifest.read(path).options == {"prof_path": "odd \\udcff"}
+
+
 def test_fields_of_later_versions_are_ignored_and_those_of_earlier_ones_are_empty(tmp_path: Path) -> None:
     path = tmp_path / f"{RUN}.json"
     path.write_text(json.dumps({"started_at": 7, "version": 99, "of_later_versions": {"x": [1, None]}}))

@@ -376,6 +376,11 @@ def test_what_to_do_about_a_database_that_cannot_be_written(error, words):
     assert not_writable("DB", error) == f"DB cannot be written {words}"
 
 
+def test_a_report_with_a_lone_surrogate_is_written(tmp_path):
+    write_rows(tmp_path / "report.csv", ["a"], [["odd \udcff"]])
+    assert (tmp_path / "report.csv").read_bytes() == b"a\nodd \\udcff\n"
+
+
 def test_rows_of_a_report(tmp_path):
     path = tmp_path / "reports" / "gaps.csv"
     write_rows(path, ("Name", "Number"), iter([("a,b", 1), ('say "c"', None)]))
