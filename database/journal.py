@@ -296,8 +296,9 @@ def parse(content: bytes, path: Path) -> Contents:
                 elif number > 1:
                     unreadable.append((number, f"not a record of this version ({error.problem})"))
     if header is None and not records:
-        raise NotAJournal(f"{path}:1: not a journal of OpAtlas ({why_not})")
+        raise NotAJournal(f"{path}:1: {why_not}, and no record behind it")
     if header is None:
+        unreadable[0] = (1, f"{why_not}: its records add and prune no rows")
         header = Header(records[0].run_id, MISSING_ONLY, prune=False)
     return Contents(header, tuple(records), tuple(unreadable), torn)
 
@@ -312,9 +313,9 @@ def _header(text: bytes) -> tuple[Header | None, str]:
     try:
         header = decode(text, Header, "")
     except DecodeError as error:
-        return None, f"no header of a journal ({error.problem}): its records add and prune no rows"
+        return None, f"no header of a journal: {error.problem}"
     if header.update_mode not in UPDATE_MODES:
-        return None, f"no header of a journal (update_mode {header.update_mode!r}): its records add and prune no rows"
+        return None, f"no header of a journal: update_mode {header.update_mode!r}"
     if header.version in _READABLE_VERSIONS:
         return header, ""
     known = ", ".join(map(str, _READABLE_VERSIONS))
