@@ -358,7 +358,8 @@ class _FileLaunches:
         columns = len(self._header.names)
         for bad in chunk.malformed:
             swallowed = f", an open quote swallowed {bad.lines - 1} more line(s)" if bad.lines > 1 else ""
-            self._report(bad.line, f"{bad.fields} fields where the header has {columns} columns{swallowed}")
+            fields = f"{bad.fields} fields where the header has {columns} columns{swallowed}"
+            self._report(bad.line, "not UTF-8" if bad.fields is None else fields)
             self.account.rows += bad.lines
             self.account.left_out[LeftOut.MALFORMED] += bad.lines
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import csv
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import NoReturn
@@ -87,11 +87,17 @@ class Header:
 
 @dataclass(frozen=True)
 class MalformedRow:
-    """A row with another number of fields than the header; `lines` > 1 if an open quote swallowed others."""
+    """A row that cannot be read.
+
+    Attributes:
+        line: where it begins.
+        fields: how many it has, where these are not as many as the header's; None if it is not UTF-8.
+        lines: more than 1 if an open quote swallowed others.
+    """
 
     line: int
-    fields: int
-    lines: int
+    fields: int | None
+    lines: int = 1
 
 
 @dataclass(frozen=True)
@@ -269,6 +275,7 @@ class Capture:
 
     def _parsed(self, first_line: int, block: bytes) -> Chunk:
         malformed: list[MalformedRow] = []
+        text, no_text = _without_lines_of_other_bytes(block)
 
         def reject(row: pa.csv.InvalidRow) -> str:
             swallowed = sum(bad.lines - 1 for bad in malformed)
@@ -276,22 +283,8 @@ class Capture:
             malformed.append(MalformedRow(line, row.actual_columns, row.text.count("\n") + 1))
             return "skip"
 
+        table = self._table(first_line, text, reject)
         header = self.header
-        try:
-            table = pa.csv.read_csv(
-                pa.py_buffer(block),
-                # One thread, so that a malformed row knows its number; one block, so that there is one chunk.
-                read_options=pa.csv.ReadOptions(
-                    use_threads=False, block_size=len(block) + 1, column_names=header.names
-                ),
-                # Blank lines become empty rows, which keeps the count of lines right.
-                parse_options=pa.csv.ParseOptions(ignore_empty_lines=False, invalid_row_handler=reject),
-                convert_options=pa.csv.ConvertOptions(column_types=self._types, include_columns=list(self._types)),
-            ).combine_chunks()
-        except pa.ArrowInvalid as error:
-            if "conversion error to double" in str(error):
-                raise NotNumeric from None
-            raise TableError(self.path, f"not readable as UTF-8 CSV ({error})", _AGAIN, line=first_line) from None
         columns = {
             name: table.column(name).chunk(0) if table.num_rows else pa.array([], type=type_)
             for name, type_ in self._types.items()
@@ -303,8 +296,61 @@ class Capture:
             text={column: columns[name] for column, name in header.text.items()},
             duration_us=_numbers(columns[header.duration]),
             counters={name: _numbers(columns[name]) for name in header.counters},
-            malformed=tuple(malformed),
+            malformed=_in_order(malformed, [first_line + number for number in no_text]),
         )
+
+    def _table(self, first_line: int, text: bytes, reject: Callable[[pa.csv.InvalidRow], str]) -> pa.Table:
+        if not text:
+            return pa.table({name: pa.array([], type=type_) for name, type_ in self._types.items()})
+        try:
+            return pa.csv.read_csv(
+                pa.py_buffer(text),
+                # One thread, so that a malformed row knows its number; one block, so that there is one chunk.
+                read_options=pa.csv.ReadOptions(
+                    use_threads=False, block_size=len(text) + 1, column_names=self.header.names
+                ),
+                # Blank lines become empty rows, which keeps the count of lines right.
+                parse_options=pa.csv.ParseOptions(ignore_empty_lines=False, invalid_row_handler=reject),
+                convert_options=pa.csv.ConvertOptions(column_types=self._types, include_columns=list(self._types)),
+            ).combine_chunks()
+        except pa.ArrowInvalid as error:
+            if "conversion error to double" in str(error):
+                raise NotNumeric from None
+            raise TableError(self.path, f"not readable as UTF-8 CSV ({error})", _AGAIN, line=first_line) from None
+
+
+def _without_lines_of_other_bytes(block: bytes) -> tuple[bytes, list[int]]:
+    """A block without the lines that are not UTF-8, and their numbers, counted from 0."""
+    if block.isascii():
+        return block, []
+    kept, left_out = [], []
+    try:
+        block.decode()
+    except UnicodeDecodeError:
+        for number, line in enumerate(block.split(b"\n")):
+            try:
+                line.decode()
+                kept.append(line)
+            except UnicodeDecodeError:
+                left_out.append(number)
+        return b"\n".join(kept), left_out
+    return block, []
+
+
+def _in_order(malformed: Sequence[MalformedRow], no_text: Sequence[int]) -> tuple[MalformedRow, ...]:
+    """All malformed rows by their line.
+
+    Args:
+        malformed: as they were found among the lines that are UTF-8.
+        no_text: the lines that are not, in order.
+    """
+    found = []
+    for bad in malformed:
+        line = bad.line
+        for other in no_text:
+            line += other <= line
+        found.append(replace(bad, line=line))
+    return tuple(sorted([*found, *(MalformedRow(line, None) for line in no_text)], key=lambda bad: bad.line))
 
 
 def _numbers(column: pa.Array) -> np.ndarray:

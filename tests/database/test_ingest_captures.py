@@ -246,15 +246,24 @@ def test_what_is_no_capture(path, text, message):
         Aggregate().add_file(path)
 
 
-def test_bytes_that_are_not_utf8(path):
-    path.write_bytes(capture_text([launch(), launch(type="Ä")]).encode("latin-1"))
-    with pytest.raises(TableError, match="UTF-8"):
-        Aggregate().add_file(path)
+@pytest.mark.parametrize("block_bytes", [400, 1000, 1 << 20])
+def test_a_line_that_is_not_utf8_costs_itself(path, monkeypatch, block_bytes):
+    monkeypatch.setattr(capture_module, "BLOCK_BYTES", block_bytes)
+    header, good, short = (line.encode() for line in (*capture_text([launch()]).splitlines(), "1,2"))
+    lines = [header, good, b"\xff,2", b"\xff\xfe", short, good, good.replace(b"MatMulV3", b"\xe4"), short, "Ä".encode()]
+    path.write_bytes(b"\n".join([*lines, good]) + b"\n")
+    aggregate = Aggregate()
+    aggregate.add_file(path)
+    account = aggregate.account
+    assert (account.rows, account.ingested, account.left_out[LeftOut.MALFORMED]) == (9, 3, 6)
+    assert [int(problem.split(":")[1]) for problem in aggregate.problems] == [3, 4, 5, 7, 8, 9]
+    assert [" UTF-8" in problem for problem in aggregate.problems] == [True, True, False, True, False, False]
 
 
 def test_a_file_that_fails_late_adds_nothing(path, monkeypatch):
     monkeypatch.setattr(capture_module, "BLOCK_BYTES", 1000)
-    path.write_bytes(capture_text([launch()] * 50).encode() + capture_text([launch(type="Ä")]).encode("latin-1"))
+    monkeypatch.setattr(capture_module, "_LINE_BYTES", 2000)
+    path.write_bytes(capture_text([launch()] * 50).encode() + b"x" * 5000)
     aggregate = Aggregate()
     with pytest.raises(TableError):
         aggregate.add_file(path)
