@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +24,10 @@ VERSION = 1
 #: How the names of an ingest's files in `runs/` begin (database/ingest/manifest.py).
 INGEST_PREFIX = "ingest-"
 LARGEST_BYTES = 64 << 20
+#: Endings of files that decide what is measured.
+_DECIDING = (".py", ".yaml", ".json")
+#: Folders of the packages that hold no code: `database/data` is where databases are.
+_NO_CODE = frozenset({"__pycache__", "data"})
 #: Packages whose version bears on a duration or on how it is taken.
 _PACKAGES = ("opatlas", "torch", "torch_npu", "vllm-ascend", "numpy", "pandas", "pytest", "hypothesis", "transformers")
 
@@ -145,13 +150,23 @@ def manifests_of(database: Database, problems: list[str]) -> dict[str, Manifest]
 
 
 def code_digest(directories: Iterable[Path]) -> str:
-    """Digest of all Python files under some directories: names and contents."""
+    """Digest of all files under some directories that decide what is measured, and how: names and contents.
+
+    These are code, and the tables that code reads (the catalog of theory rows, the calls of kernels); databases below
+    the directories are left out.
+    """
     digest = hashlib.sha256()
     for directory in directories:
-        for path in sorted(directory.rglob("*.py")):
+        for path in sorted(_deciding(directory)):
             digest.update(path.relative_to(directory.parent).as_posix().encode() + b"\0")
             digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def _deciding(directory: Path) -> Iterator[Path]:
+    for name, folders, files in os.walk(directory):
+        folders[:] = [folder for folder in folders if folder not in _NO_CODE]
+        yield from (Path(name, file) for file in files if file.endswith(_DECIDING))
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:

@@ -262,7 +262,7 @@ class Theory:
                 "keyword": option.keyword,
                 "ops": ",".join(option.ops),
             },
-            code=code_digest([_SHAPES]),
+            code=code_digest([_SHAPES, _SHAPES.with_name("database")]),
             statuses={"added": added},
         )
 

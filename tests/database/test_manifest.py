@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from database.errors import OpAtlasError
-from database.manifest import Manifest, manifests_of
+from database.manifest import Manifest, code_digest, manifests_of
 from database.store import Database
 
 RUN = "20261121T163006-1f0c9a"
@@ -97,3 +97,24 @@ def test_the_manifest_of_an_ingest_is_not_one_of_a_run(tmp_path: Path) -> None:
     (database.runs_dir / "ingest-20261122T144345Z-1a2b3c.json").write_text('{"kind": "ingest", "device": null}')
     problems: list[str] = []
     assert (list(manifests_of(database, problems)), problems) == ([RUN], [])
+
+
+@pytest.mark.parametrize("name", ["norm.py", "catalog.yaml", "kernels/gpu_calls.json"])
+def test_whatever_decides_rows_or_durations_is_in_the_digest(name: str, tmp_path: Path) -> None:
+    package = tmp_path / "shapes"
+    (package / "kernels").mkdir(parents=True)
+    (package / name).write_text("a")
+    before = code_digest([package])
+    (package / name).write_text("b")
+    assert code_digest([package]) != before
+
+
+@pytest.mark.parametrize("name", ["data/CPU/runs/one.json", "__pycache__/norm.cpython-311.py", "README.md"])
+def test_databases_and_what_python_keeps_are_no_code(name: str, tmp_path: Path) -> None:
+    package = tmp_path / "database"
+    package.mkdir()
+    (package / "store.py").write_text("a")
+    before = code_digest([package])
+    (package / name).parent.mkdir(parents=True, exist_ok=True)
+    (package / name).write_text("b")
+    assert code_digest([package]) == before
