@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from database.fill_runtime.key import JoinKey, Shape
+from database.numbers import MOST_DIGITS
 from database.schema import RUNTIME_IN_SIGNATURE, RUNTIME_PREFIX
 from database.statistics import cell
 from database.streaming import BROKEN_GZIP, open_stream
@@ -27,6 +28,8 @@ from database.terminal import shortened
 #: A record of a few thousand sequences takes some 50 kB.
 _LONGEST_LINE = 1 << 24
 _MALFORMED_NAMED = 20
+#: No call has a size, or a length, that takes more digits.
+_LARGEST = 10**MOST_DIGITS
 #: Characters of a value that is wrong.
 _SHOWN = 40
 #: Progress is told, and Ctrl-C is noticed, this often.
@@ -213,13 +216,17 @@ class Records:
 def parse_record(line: bytes) -> tuple[JoinKey, Values]:
     """Key and values of a line. Raises ValueError, which says what is wrong."""
     try:
-        record = json.loads(line.strip())
+        # Bytes would be taken for UTF-16 where they look like it, and halves of surrogate pairs for letters.
+        record = json.loads(line.strip().decode("utf-8"))
     except UnicodeDecodeError:
         raise ValueError("not UTF-8") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
     except RecursionError:
         raise ValueError("not a record (nested too deep)") from None
+    except ValueError:
+        # Python converts no more digits.
+        raise ValueError("not a record (a number of more than 4,300 digits)") from None
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")
     query, key, value, mask, table = (
@@ -266,18 +273,25 @@ def _numbers(record: dict[str, Any], name: str) -> Shape | None:
     numbers = record.get(name)
     if numbers is None:
         return None
-    if not isinstance(numbers, list) or not all(type(number) is int and number >= 0 for number in numbers):
+    if not isinstance(numbers, list) or not all(map(_is_size, numbers)):
         raise ValueError(
-            f"{name} is {shortened(json.dumps(numbers), _SHOWN)}, not a list of whole numbers of at least 0"
+            f"{name} is {shortened(json.dumps(numbers), _SHOWN)}, not a list of whole numbers of at least 0, "
+            f"below 10^18"
         )
     return tuple(numbers)
 
 
 def _number(record: dict[str, Any], name: str) -> int | None:
     number = record.get(name)
-    if number is not None and (type(number) is not int or number < 0):
-        raise ValueError(f"{name} is {shortened(json.dumps(number), _SHOWN)}, not a whole number of at least 0")
+    if number is not None and not _is_size(number):
+        raise ValueError(
+            f"{name} is {shortened(json.dumps(number), _SHOWN)}, not a whole number of at least 0, below 10^18"
+        )
     return number
+
+
+def _is_size(number: object) -> bool:
+    return type(number) is int and 0 <= number < _LARGEST
 
 
 def _cell(value: int | Sequence[int] | None) -> str:

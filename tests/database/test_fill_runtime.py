@@ -243,7 +243,7 @@ def test_malformed_lines_are_named_and_left_out(fill, database, tmp_path):
     assert err.splitlines() == [
         f"error: {calls}:2: not JSON (Expecting value at column 1)",
         f"error: {calls}:4: not a JSON object",
-        f'error: {calls}:5: num_heads is "4", not a whole number of at least 0',
+        f'error: {calls}:5: num_heads is "4", not a whole number of at least 0, below 10^18',
         f"error: {calls}:7: not JSON (Expecting ',' delimiter at column 51)",
     ]
     assert counts(out)["records"] == 2
@@ -266,6 +266,10 @@ def test_many_malformed_lines_are_counted(fill):
         (b'{"query_shape": [1.5]}', "query_shape is [1.5], not a list"),
         (b'{"actual_seq_lengths_kv": 7}', "actual_seq_lengths_kv is 7, not a list"),
         (b'{"sparse_mode": true}', "sparse_mode is true, not a whole number"),
+        (b'{"query_shape": [%s]}' % (b"9" * 5000), "a number of more than 4,300 digits"),
+        (b'{"actual_seq_lengths_kv": [%s, 1]}' % (b"9" * 4000), "not a list of whole numbers"),
+        ('{"num_heads": 4}'.encode("utf-16"), "not UTF-8"),
+        (b'{"input_layout": "\xed\xa0\x80"}', "not UTF-8"),
         (b'{"block_table_valid_blocks": ["1"]}', "block_table_valid_blocks is"),
         (b'{"input_layout": 3}', "input_layout is 3, not a word"),
         (b"[" * 100_000, "nested too deep"),
