@@ -6,6 +6,7 @@ import csv
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -178,13 +179,22 @@ def misspelt(path: Path, names: Sequence[str], kernel_type: str = "") -> list[st
         names: its columns, by today's names.
         kernel_type: where the file is not named for it.
     """
-    ours = _OF_MESSAGES if is_communication(kernel_type or path.stem) else _OF_KERNELS
-    lacking = [name for name in ours if name not in names]
     return [
         f"{path}:1: column {name!r} is not known (did you mean {like!r}?): it is kept as it is, and not used"
+        for name, like in _unknown_and_like(tuple(names), is_communication(kernel_type or path.stem))
+    ]
+
+
+@lru_cache(maxsize=64)
+def _unknown_and_like(names: tuple[str, ...], of_messages: bool) -> tuple[tuple[str, str], ...]:
+    """Unknown columns, each with the one that it is like. The files of a database have few headers between them."""
+    ours = _OF_MESSAGES if of_messages else _OF_KERNELS
+    lacking = [name for name in ours if name not in names]
+    return tuple(
+        (name, like)
         for name in names
         if name not in ours and not of_microbench(name) and (like := _like(name, lacking))
-    ]
+    )
 
 
 def _like(name: str, others: Sequence[str]) -> str:

@@ -225,7 +225,8 @@ def read_frame(path: Path, kernel_type: str = "") -> pd.DataFrame:
     if is_communication(kernel_type or path.stem):
         return frame
     names = modern_names(list(frame.columns))
-    modern: pd.DataFrame = frame.rename(columns=names)
+    # Most files have no older names, and pandas takes its time.
+    modern: pd.DataFrame = frame.rename(columns=names) if names else frame
     return modern
 
 
