@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +18,7 @@ from database.closest import closest
 from database.errors import OpAtlasError
 from database.safe_paths import read_own
 from database.terminal import shortened
-from database.versions import CANN, CUDA, TORCH, VLLM, Component, Versions
+from database.versions import CANN, CUDA, NCCL, TORCH, VLLM, Component, Versions
 
 Kind = Literal["npu", "cuda", "cpu"]
 
@@ -35,6 +35,9 @@ NPU_DEVICES = (
     "ATLAS_800_A3_560T_128G_DIE",
 )
 
+#: The device of profiles, if nobody has named it.
+UNNAMED_NPU = "an unnamed NPU"
+
 #: In a database that ships with OpAtlas: what it was measured on. Take it away from one that is to be your own.
 SHIPPED = "SHIPPED.txt"
 _LARGEST_MARKER_BYTES = 1 << 20
@@ -42,6 +45,14 @@ _LONGEST_MARKER = 300
 
 _STACK: dict[Kind, str] = {"npu": "vllm_ascend", "cuda": "torch", "cpu": "torch"}
 _COMMUNICATION: dict[Kind, str] = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
+#: The software whose versions name a compute database, and a communication database (torch brings Gloo).
+NAMED_BY: Mapping[str, Sequence[Component]] = {"npu": (VLLM, TORCH, CANN), "cuda": (TORCH, CUDA), "cpu": (TORCH,)}
+COMMUNICATION_NAMED_BY: Mapping[str, Component] = {"npu": CANN, "cuda": NCCL, "cpu": TORCH}
+#: As `version_dir` names them; what follows tells databases of one machine apart (`torch2.11.0_cuda13.0_warm`).
+_VERSION_DIRS = {
+    _STACK["npu"]: re.compile(r"vllm([^_]+)_torch([^_]+)_cann([^_]+)(?:_.*)?"),
+    _STACK["cuda"]: re.compile(r"torch([^_]+)_(?:cuda([^_]+)|cpu)(?:_.*)?"),
+}
 #: How names of devices that torch.cuda lists begin; without one a name is a CPU's.
 _CUDA_NAME = re.compile(r"NVIDIA|Tesla|GeForce|Quadro|TITAN|RTX|GTX|AMD_(Instinct|Radeon)", re.IGNORECASE)
 _NPU_NAME = re.compile(r"ATLAS_|Ascend", re.IGNORECASE)
@@ -61,8 +72,7 @@ def expect_npu(device: str) -> None:
     Raises:
         OpAtlasError: it is not; a name like it is told.
     """
-    is_chip = device.lower().startswith("ascend") and device.lower() != "ascend"
-    if device in NPU_DEVICES or is_chip or (kind_of(device) == "npu" and (ROOT / device).is_dir()):
+    if device in NPU_DEVICES or is_chip(device) or (kind_of(device) == "npu" and (ROOT / device).is_dir()):
         return
     meant = closest(device, NPU_DEVICES) or f" ({DEFAULT_NPU_DEVICE}, ...)"
     raise OpAtlasError(
@@ -70,10 +80,31 @@ def expect_npu(device: str) -> None:
     )
 
 
+def is_chip(device: str) -> bool:
+    """Whether a name is that of an NPU's chip (`Ascend910B3`), and not of the product that it is in."""
+    return device.lower().startswith("ascend") and device.lower() != "ascend"
+
+
 def device_of_messages(folder: Path) -> str:
     """The device whose communication database a folder is by its place; "" where its place does not say."""
     *_, device, library, _version = ("", "", *folder.resolve().parts[-3:])
     return device if library in _COMMUNICATION.values() else ""
+
+
+def folder_of(path: Path) -> tuple[str, Mapping[str, str]] | None:
+    """The device that a database is for by its place, and the versions there by the name of their software.
+
+    None unless the place is like one of `default_path` or `communication_path`, under any root.
+    """
+    *_, device, library, version = ("", "", "", *path.resolve().parts)
+    kinds = {name: kind for kind, name in _COMMUNICATION.items()}
+    if library in kinds and version[:1].isdigit():
+        return device, {COMMUNICATION_NAMED_BY[kinds[library]].name: version}
+    found = _VERSION_DIRS[library].fullmatch(version) if library in _VERSION_DIRS else None
+    if found is None:
+        return None
+    components = NAMED_BY["npu"] if library == _STACK["npu"] else NAMED_BY["cuda"]
+    return device, {each.name: text for each, text in zip(components, found.groups(), strict=True) if text}
 
 
 def default_path(device: str, versions: Versions) -> Path:
@@ -115,8 +146,7 @@ def communication_path(device: str, version: str) -> Path:
 
 def version_dir(kind: Kind, versions: Versions) -> str:
     """The directory that a software stack has under its device. Raises OpAtlasError."""
-    needed = {"npu": (VLLM, TORCH, CANN), "cuda": (TORCH, CUDA), "cpu": (TORCH,)}[kind]
-    _require(needed, versions)
+    _require(NAMED_BY[kind], versions)
     torch = public_version(versions.torch or "")
     if kind == "npu":
         name = f"vllm{public_version(versions.vllm or '')}_torch{torch}_cann{_short_cann(versions.cann or '')}"

@@ -23,6 +23,7 @@ VLLM = Component("vllm", "vllm-ascend", "--vllm-version")
 TORCH = Component("torch", "torch", "--torch-version")
 CANN = Component("cann", "CANN", "--cann-version")
 CUDA = Component("cuda", "CUDA (of torch)", "")
+NCCL = Component("nccl", "NCCL", "")
 
 
 _VERSION = re.compile(r"v?(\d+(?:\.\d+)*)(?:[.\-_]?(alpha|beta|dev|rc|a|b)[.\-_]?(\d+(?:\.\d+)*)?)?")
@@ -37,12 +38,14 @@ class Versions:
         torch: with its local suffix, if it has one (`2.9.0+cpu`).
         cann: the toolkit's.
         cuda: of the CUDA toolkit that torch was built with; None for a CPU build.
+        nccl: that torch's wheel stands on; None where it is built in, or comes from elsewhere.
     """
 
     vllm: str | None = None
     torch: str | None = None
     cann: str | None = None
     cuda: str | None = None
+    nccl: str | None = None
 
 
 def detect(vllm: str | None = None, torch: str | None = None, cann: str | None = None) -> Versions:
@@ -52,6 +55,7 @@ def detect(vllm: str | None = None, torch: str | None = None, cann: str | None =
         torch=torch or _torch_version(),
         cann=cann or cann_version(),
         cuda=cuda_version(),
+        nccl=nccl_version(),
     )
 
 

@@ -28,8 +28,11 @@ class Journaling:
     def keep(self, record: Mapping[str, Any], device: DeviceDescription | None) -> str:
         """Writes a record, as `Record.to_json` gives it, to the journal; `device` is where it comes from.
 
-        Where that fails, it asks the session to stop, and gives the reason: the record is still only in memory.
+        With --read-only it writes nothing. If writing fails, it asks the session to stop, and returns the reason: the
+        record is still only in memory.
         """
+        if not self._session.settings.writes:
+            return ""
         try:
             if self._journal is None:
                 database = self._session.database
@@ -70,6 +73,7 @@ def options_of(settings: Settings) -> Mapping[str, object]:
         "ops": sorted(settings.ops),
         "shard": str(settings.shard) if settings.shard else None,
         "retry_failed": settings.retry_failed,
+        "mixed": settings.mixed,
         **asdict(settings.measure),
         "msprof_rows": settings.msprof_rows,
         "case_timeout_s": settings.case_timeout_s,

@@ -56,6 +56,20 @@ DATABASE = (
         "(default: the device at hand: NPUs, else GPUs, else the CPU)",
     ),
     declare(
+        "--mixed",
+        Scope.REPLAYS,
+        action="store_true",
+        help="let durations join or replace those of another device, other versions, another cache state or another "
+        "instrument (default: refused, before anything runs)",
+    ),
+    declare(
+        "--read-only",
+        Scope.REPLAYS,
+        action="store_true",
+        help="measure, compare with the durations of the database, and write nothing into its folder "
+        "(default: durations are written back)",
+    ),
+    declare(
         "--vllm-version",
         Scope.FINDS_DATABASE | Scope.NPUS | Scope.KERNELS,
         metavar="V",

@@ -20,11 +20,17 @@ from database.header import misspelt
 from database.measured import duration_columns
 from database.merge import UpdateMode, has_duration
 from database.numbers import whole
+from database.provenance import Stored
 from database.schema import (
     BASE,
+    CACHE_STATE,
     CRASHES_IN_A_ROW,
     EP_SIZE,
+    INSTRUMENT,
     MESSAGE,
+    MICROBENCH_SAMPLES,
+    PROFILING_AVERAGE,
+    RUN_ID,
     RUNTIME,
     STATUS,
     STATUS_REASON,
@@ -38,7 +44,7 @@ from plugins.preparation import Prepared
 
 #: Cells that a replay may need.
 _CELLS = (*BASE, EP_SIZE, *RUNTIME, *MESSAGE)
-_STATE = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW)
+_STATE = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES, RUN_ID)
 #: A row that crashed or timed out in so many sessions in a row is not run again by itself: each time
 #: costs a device process, and a row that hangs its whole deadline.
 GIVEN_UP_AFTER = 2
@@ -117,6 +123,11 @@ class CaseRow:
         return self.table.crashes(self.position)
 
     @property
+    def stored_us(self) -> float | None:
+        """The replayed duration that the row had when the plan was made, in microseconds."""
+        return self.table.measured.get(self.position)
+
+    @property
     def place(self) -> str:
         """File and line, as they were when the plan was made; the file alone for a row that is not in it yet."""
         is_there = self.position < self.table.rows_in_file
@@ -133,17 +144,19 @@ class TablePlan:
     Attributes:
         rows_in_file: how many rows the file had; what comes after them was asked for, and is not in it.
         columns: cells of every row, by column: those that a replay needs.
-        state: the same, of the columns that tell what became of the row.
+        state: the same, of the columns that tell what became of the row, and how it was measured.
         cases: positions of the rows that are cases, with the case's id.
         expected_to_fail: the cases that are xfail, by position.
         left_out: ids of rows that the update mode leaves out.
         other_shards: positions of rows that belong to other shards.
         unresolved: statuses of the rows that an earlier session ran and did not measure, by id.
         duplicates: positions of rows whose signature an earlier row has.
+        measured_duplicates: positions of those that have a replayed duration, by the id of the earlier row.
         no_durations: duration cells that hold something else, as "line: text".
         misspelt: columns of the file that may be, as sentences.
-        measured: positions of rows that have a replayed duration.
+        measured: replayed durations in microseconds, by the position of the row that has one.
         captured_only: ids of rows that have no replayed duration, and a captured one.
+        has_captured: whether any case of a kernel has a captured duration.
     """
 
     kernel_type: str
@@ -157,10 +170,12 @@ class TablePlan:
     other_shards: list[int] = field(default_factory=list)
     unresolved: dict[str, str] = field(default_factory=dict)
     duplicates: list[int] = field(default_factory=list)
+    measured_duplicates: dict[str, list[int]] = field(default_factory=dict)
     no_durations: list[str] = field(default_factory=list)
     misspelt: list[str] = field(default_factory=list)
-    measured: set[int] = field(default_factory=set)
+    measured: dict[int, float] = field(default_factory=dict)
     captured_only: set[str] = field(default_factory=set)
+    has_captured: bool = False
 
     def status(self, position: int) -> Status | None:
         """What became of a row the last time it was run; None if it never was."""
@@ -170,6 +185,23 @@ class TablePlan:
         """Sessions in a row in which a row crashed or timed out; 0 where the cell holds no number."""
         cell = self.state[CRASHES_IN_A_ROW][position] if CRASHES_IN_A_ROW in self.state else ""
         return whole(cell) or 0
+
+    def stored(self, selected: Container[str]) -> Iterator[Stored]:
+        """The replayed durations that new ones of some cases are to replace."""
+        for position, case_id in self.cases.items():
+            expected = self.expected_to_fail.get(position)
+            if case_id in selected and (expected is None or expected.run):
+                if position in self.measured:
+                    yield self._stored(position)
+                yield from map(self._stored, self.measured_duplicates.get(case_id, ()))
+
+    def _stored(self, position: int) -> Stored:
+        run_id, cache, instrument, samples = (
+            self.state[name][position].strip() if name in self.state else ""
+            for name in (RUN_ID, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES)
+        )
+        place = f"{self.path.name}:{position + 2}"
+        return Stored(place, run_id, cache, instrument, whole(samples))
 
     def rows(self) -> Iterator[tuple[str, CaseRow, Expected | None]]:
         """Each case's id, its row, and why it is expected to fail, if it is."""
@@ -186,6 +218,7 @@ class Plan:
         problems: files that cannot be read; they make the session fail.
         prepared: what was done to the database first.
         taken_over: the killed session whose lock on the database was taken over; "" if there was none.
+        notes: what the user should know of the durations that the database holds.
         error: why there is no plan; the session ends with it before anything runs.
     """
 
@@ -193,6 +226,7 @@ class Plan:
     problems: list[str] = field(default_factory=list)
     prepared: Prepared = field(default_factory=Prepared)
     taken_over: str = ""
+    notes: list[str] = field(default_factory=list)
     error: str = ""
 
     def cases_of(self, kernel_types: Container[str]) -> int:
@@ -325,6 +359,8 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice) -> Ta
         case_id = case_id_of(kernel_type, row_signature, row_digest)
         if case_id in seen:
             planned.duplicates.append(position)
+            if own_duration in durations and valid_duration(durations[own_duration][position]) is not None:
+                planned.measured_duplicates.setdefault(case_id, []).append(position)
             continue
         seen.add(case_id)
         row = {name: cells[position] for name, cells in durations.items()}
@@ -333,8 +369,9 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice) -> Ta
             if row[name].strip("0. ") and valid_duration(row[name]) is None:
                 planned.no_durations.append(f"line {position + 2}, {name!r} = {row[name]!r}")
         status = planned.status(position)
-        if valid_duration(row.get(own_duration, "")) is not None:
-            planned.measured.add(position)
+        measured_us = valid_duration(row.get(own_duration, ""))
+        if measured_us is not None:
+            planned.measured[position] = measured_us
         elif has_duration(kernel_type, row):
             planned.captured_only.add(case_id)
         fails = status is not None and status.expected_to_fail
@@ -344,6 +381,8 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice) -> Ta
             planned.left_out.append(case_id)
             continue
         planned.cases[position] = case_id
+        if not planned.has_captured:
+            planned.has_captured = valid_duration(row.get(PROFILING_AVERAGE, "")) is not None
         if fails:
             before = f"{status} before: {state[STATUS_REASON][position] if STATUS_REASON in state else ''}"
             given_up = planned.crashes(position) >= GIVEN_UP_AFTER and not chosen.retry_failed

@@ -50,6 +50,7 @@ def _to_run(plan: Plan, settings: Settings, replayable: Container[str], selected
     yield f"{of_all}{counted(rows, unit)} to {what}, database {settings.database}"
     if settings.note:
         yield settings.note
+    yield from plan.notes
     if settings.messages is not None:
         yield from settings.messages.about
     if left_out := plan.left_out().total():

@@ -226,6 +226,8 @@ class Report:
 
     def _stopped_at_once_lines(self) -> Iterator[str]:
         yield self._ledger.line()
+        if self._session.settings.read_only:
+            return
         database = self._session.database
         try:
             kept = counted(count_of_run(database, self._session.run_id), "record stays", "records stay")

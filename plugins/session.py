@@ -35,9 +35,11 @@ from database.errors import OpAtlasError
 from database.ingest.samples import KnownRows, Profile, SamplesOfRows, read_profile
 from database.journal import Header
 from database.merge import UpdateMode
+from database.provenance import Provenance
 from database.session_lock import SessionLock
 from database.store import Database
 from database.terminal import shown
+from plugins.mixing import captured_notes, origin_notes
 from plugins.plan import Choice, Plan, make_plan
 from plugins.preparation import Prepared, expect_writable, prepare_database
 from plugins.settings import Settings, is_distributed, settings_of
@@ -74,6 +76,8 @@ class BenchSession:
         self._executor: Executor | None = None
         self._profile: Profile | None = None
         self._samples: SamplesOfRows | None = None
+        #: What the durations of the database were measured on, as far as the plan needed to know.
+        self.provenance: Provenance | None = None
         self._stop_reason = ""
         #: In the controller: which of the devices each worker is to prefer.
         self._places: dict[Any, int] = {}
@@ -151,7 +155,8 @@ class BenchSession:
         settings = self.settings
         if settings.msprof_rows is None:
             return DeviceProcess(spec, settings.measure, tell=self._tell)
-        folder = self.database.profiles_dir / self.run_id / self.worker
+        profiles = self.database.profiles_dir if settings.writes else self.shared.path / "profiles"
+        folder = profiles / self.run_id / self.worker
         return MsprofDevice(spec, settings.measure, folder, self._tell)
 
     def stop(self, reason: str) -> None:
@@ -245,11 +250,11 @@ class BenchSession:
             if settings.prof_path is not None:
                 with self._past_capture():
                     self._profile = read_profile(settings.prof_path)
-            if not settings.collect_only:
+            if settings.writes:
+                # Before anything is written, and again when nobody else writes.
+                self._origin_notes()
                 self._take_database()
-            prepared = (
-                self._prepare_database() if not settings.collect_only else Prepared(edited=find_edited(self.database))
-            )
+            prepared = self._prepare_database() if settings.writes else Prepared(edited=find_edited(self.database))
             plan = make_plan(
                 self.database,
                 Choice(settings.mode, settings.ops, settings.shard, settings.retry_failed),
@@ -257,8 +262,12 @@ class BenchSession:
                 messages=settings.messages.rows if settings.messages is not None else None,
                 unmeasured=prepared.edited.positions,
             )
-            if not settings.collect_only and any(table.cases for table in plan.tables.values()):
+            if settings.writes and any(table.cases for table in plan.tables.values()):
                 expect_writable(self.database)
+            if not settings.collect_only:
+                plan.notes += self._origin_notes()
+                assert self.provenance is not None
+                plan.notes += [*captured_notes(self.provenance, plan, settings), *self.provenance.problems]
         except (OpAtlasError, pytest.UsageError) as error:
             return Plan(error=str(error))
         except Exception as error:
@@ -270,6 +279,11 @@ class BenchSession:
         if self._lock is not None and self._lock.stale is not None:
             plan.taken_over = str(self._lock.stale)
         return plan
+
+    def _origin_notes(self) -> list[str]:
+        """Raises OpAtlasError if the database is one of another device or of other software."""
+        self.provenance = Provenance(self.database)
+        return origin_notes(self.provenance, self.settings)
 
     def _prepare_database(self) -> Prepared:
         # Rows of profiles and of messages come from elsewhere.

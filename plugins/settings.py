@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,16 +15,30 @@ from bench.collectives import options as collectives
 from bench.collectives.options import Wanted
 from bench.declared_options import Scope, changed
 from bench.devices.at_hand import database_name, devices_at_hand, npus_present
+from bench.devices.cores import available_cores
 from bench.dispatch_ffn_combine import group as dispatch_ffn_combine
 from bench.instruments import MSPROF, OFFERED, choose
 from bench.job import DeviceSpec, MeasureSettings
 from bench.profiles.marks import MOST_ROWS
-from database.layout import DEFAULT_NPU_DEVICE, communication_path, default_path, expect_npu, kind_of, shipped_as
+from database.layout import (
+    COMMUNICATION_NAMED_BY,
+    DEFAULT_NPU_DEVICE,
+    NAMED_BY,
+    communication_path,
+    default_path,
+    expect_npu,
+    kind_of,
+    public_version,
+)
 from database.merge import UpdateMode
 from database.option_types import at_least
+from database.provenance import Origin
 from database.versions import CANN, TORCH, VLLM, Versions, detect, version_key
 from plugins.options import CASE_TIMEOUT_S, FIRST_CASE_TIMEOUT_S, OPTIONS, REPEAT_COUNT_VARIABLE, refuse
 from plugins.plan import Shard
+
+#: Options that say what is written, and when.
+_ABOUT_WRITING = ("--mixed", "--prune-empty-duration-rows", "--wait")
 
 
 @dataclass(frozen=True)
@@ -43,12 +58,16 @@ class Settings:
         wait_s: how long to wait for another session that has the database.
         msprof_rows: the most rows of one msprof session; None where msprof is not the instrument.
         in_process: run the bodies of replays in pytest itself.
-        collect_only: nothing is to be written.
+        collect_only: nothing is to be written, for nothing is run.
+        read_only: rows are measured and compared, and nothing is to be written.
+        mixed: durations may be mixed with those of other devices, versions, cache states and instruments.
+        origin: what durations are measured on; of profiles, as far as the user has said.
         file_names: of CSVs that are not named for their kernel type, by that.
         of_operators: options that belong to one operator, by name, where the user has given them.
         messages: what a session that measures communication is to measure; None: it replays rows.
         named: whether the user named the database, which must be there then; others are made.
         note: what the user should know of the choice of the database; "" mostly.
+        own_folder: the option that names another database.
     """
 
     database: Path
@@ -65,11 +84,20 @@ class Settings:
     msprof_rows: int | None
     in_process: bool
     collect_only: bool
+    read_only: bool = False
+    mixed: bool = False
+    origin: Origin = field(default_factory=Origin)
     file_names: Mapping[str, str] = field(default_factory=dict)
     of_operators: Mapping[str, object] = field(default_factory=dict)
     messages: Wanted | None = None
     named: bool = False
     note: str = ""
+    own_folder: str = "--database-path"
+
+    @property
+    def writes(self) -> bool:
+        """Whether the session writes into the database."""
+        return not (self.collect_only or self.read_only)
 
     @property
     def rows_at_once(self) -> int:
@@ -116,11 +144,15 @@ def settings_of(config: pytest.Config) -> Settings:
         msprof_rows=option.msprof_rows if has_msprof and not communicates else None,
         in_process=option.in_process,
         collect_only=option.collectonly,
+        read_only=option.read_only,
+        mixed=option.mixed,
+        origin=_origin(option, devices, communicates),
         file_names=place.file_names,
         of_operators=changed(option, dispatch_ffn_combine.OPTIONS),
         messages=collectives.wanted_of(option, devices) if communicates else None,
         named=bool(option.database_path) and not communicates,
-        note=place.note or _shipped(option, place.database, communicates),
+        note=place.note,
+        own_folder="--output-dir" if communicates else "--database-path",
     )
 
 
@@ -142,6 +174,9 @@ def _expect_consistent(config: pytest.Config, communicates: bool) -> None:
         # It takes samples as they are: what says how rows are to be run has no meaning.
         workers = ["-n"] if is_distributed(config) else []
         refuse(config, OPTIONS, Scope.RUNNING, "--prof-path runs no row", also=workers)
+    if option.read_only:
+        about_writing = [each for each in OPTIONS if each.name in _ABOUT_WRITING]
+        refuse(config, about_writing, Scope.REPLAYS, "--read-only writes nothing")
     if option.in_process and is_distributed(config):
         raise pytest.UsageError("--in-process runs rows in one process: leave out -n")
     if option.in_process:
@@ -253,16 +288,23 @@ def _of_this_machine(option: argparse.Namespace, versions: Versions) -> str:
     return f"{names} as on this machine: where others were profiled, give {', '.join(c.option for c in here)}"
 
 
-def _shipped(option: argparse.Namespace, database: Path, communicates: bool) -> str:
-    """That durations of a database that ships, which are of another machine, are about to be replaced."""
-    measured_on = "" if option.collectonly else shipped_as(database)
-    if not measured_on:
-        return ""
-    own = "--output-dir" if communicates else "--database-path"
-    join = "join them" if UpdateMode(option.update_mode) is UpdateMode.MISSING_ONLY else "take their place"
-    return (
-        f"this database ships with OpAtlas, with durations of {measured_on}: those of this machine {join}; "
-        f"{own} names a folder of your own"
+def _origin(option: argparse.Namespace, devices: Sequence[DeviceSpec], communicates: bool) -> Origin:
+    """What the durations of a session are measured on, with the versions that name a database of them."""
+    device = devices[0]
+    if option.prof_path is not None:
+        # The software that was profiled is not that of this machine; nobody need say which it was.
+        given = {VLLM: option.vllm_version, TORCH: option.torch_version, CANN: option.cann_version}
+        return Origin(device.name, device.kind, {each.name: text for each, text in given.items() if text})
+    versions, threads = versions_of(option), option.threads or available_cores()
+    # Devices that a conftest.py opens are torch's too.
+    naming = [COMMUNICATION_NAMED_BY.get(device.kind, TORCH)] if communicates else NAMED_BY.get(device.kind, [TORCH])
+    named = {each.name: getattr(versions, each.field) for each in naming}
+    return Origin(
+        device.name,
+        device.kind,
+        {name: public_version(version) for name, version in named.items() if version},
+        threads=threads if device.kind == "cpu" and not communicates else None,
+        host=platform.node(),
     )
 
 

@@ -18,6 +18,7 @@ from bench.registry import replay_spec
 from database.measured import stored_us
 from database.record import Record
 from database.schema import Status
+from plugins.comparison import stored_properties
 from plugins.items import REPORT_ATTRIBUTE, needs_group, row_of
 from plugins.journaling import Journaling
 from plugins.look_ahead import LookAhead
@@ -73,6 +74,8 @@ class Supervisor:
             if outcome is not None:
                 record = self._record(row, outcome)
                 properties = _properties(record)
+                if self._session.settings.read_only:
+                    properties += stored_properties(row)
                 ours = dict(properties)
                 # A row that is run again has those of its last run.
                 item.user_properties[:] = [each for each in item.user_properties if each[0] not in ours]

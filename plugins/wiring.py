@@ -7,6 +7,7 @@ import pytest
 from bench.executor import SESSION
 from plugins.benchmark_feed import benchmark_feed
 from plugins.collector import Collector
+from plugins.comparison import Comparison
 from plugins.ending import Ending, WorkerEnding
 from plugins.exclusive import ExclusiveLast
 from plugins.interrupt import Interrupts, ignore_interrupts
@@ -14,6 +15,7 @@ from plugins.journaling import Journaling
 from plugins.ledger import Ledger
 from plugins.prof_path import ProfPath
 from plugins.progress import ReplayProgress
+from plugins.replacing import Replacing
 from plugins.report import Report
 from plugins.session import BenchSession
 from plugins.supervisor import Supervisor
@@ -42,12 +44,15 @@ def pytest_configure(config: pytest.Config) -> None:
     interrupts, write_back, ledger = Interrupts(session), WriteBack(session, journaling), Ledger(session)
     if config.option.prof_path is not None:
         register(ProfPath(session, collector, write_back), "opatlas-prof-path")
+    if config.option.read_only:
+        register(Comparison(session, config.option.verbose), "opatlas-comparison")
     report = Report(session, collector, interrupts, write_back, ledger, config.option.keyword)
     register(interrupts, "opatlas-interrupts")
     register(write_back, "opatlas-write-back")
     register(ledger, "opatlas-ledger")
     register(report, "opatlas-report")
     register(Ending(session, interrupts, write_back, ledger, report), "opatlas-ending")
+    register(Replacing(session, collector), "opatlas-replacing")
     feed = benchmark_feed(config)
     if feed is not None:
         register(feed, "opatlas-benchmark-feed")

@@ -98,9 +98,14 @@ class WriteBack:
             self.problems.append(f"the journal of a worker cannot be read: {error}")
 
     def finish(self) -> Sequence[Record]:
-        """Merges the records of the session, all of which it gives, and completes the manifest."""
-        self.close_journal()
+        """Merges the records of the session, all of which it gives, and completes the manifest.
+
+        With --read-only there are none.
+        """
         session = self._session
+        if not session.settings.writes:
+            return ()
+        self.close_journal()
         removed = self._removed_meanwhile()
         done = merge_run(session.database, session.journal_header, self._unsaved)
         self.merged = done.result

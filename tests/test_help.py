@@ -112,7 +112,7 @@ def test_what_is_refused_where_it_does_nothing_is_known_by_its_default() -> None
 @pytest.mark.parametrize(
     ("declared", "scope", "others"),
     [
-        (options.DATABASE, Scope.FINDS_DATABASE, {"--database-path", "--device"}),
+        (options.DATABASE, Scope.FINDS_DATABASE, {"--database-path", "--device", "--mixed", "--read-only"}),
         (options.ROWS, Scope.REPLAYS, {"--ops", "--fail-fast"}),
         (options.MEASURING, Scope.RUNNING, {"--prof-path"}),
         (dispatch_ffn_combine.OPTIONS, Scope.RUNNING, set()),

@@ -34,6 +34,9 @@ NOT_IN_MANIFEST = {
     "file_names": "the names of the CSVs beside it",
     "named": "about the choice of the folder",
     "note": "the same",
+    "own_folder": "the same",
+    "origin": "its device and packages are in it",
+    "read_only": "writes no manifest",
 }
 #: Read by pytest itself.
 OF_PYTEST = {"--fail-fast"}
@@ -106,6 +109,7 @@ def test_the_manifest_has_values_that_another_program_reads() -> None:
         "ops": ["Add", "Mul"],
         "shard": "1/2",
         "retry_failed": True,
+        "mixed": False,
         "repeat_count": 7,
         "cache": "cold",
         "time_limit_s": 5.0,

@@ -21,11 +21,11 @@ from bench.job import DeviceSpec
 from database.communication import BY_NAME, TIERS, Collective
 from database.dtypes import known_dtype
 from database.errors import OpAtlasError
-from database.layout import kind_of
+from database.layout import COMMUNICATION_NAMED_BY, kind_of
 from database.merge import UpdateMode
 from database.option_types import Listed, at_least, between, items_of, one_of
 from database.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
-from database.versions import Versions, nccl_version
+from database.versions import Versions
 
 MODULE = "test_collectives.py"
 _NODES = NodeOptions("--")
@@ -285,8 +285,10 @@ def _expect_nodes(option: Any) -> None:
 
 def communication_version(name: str, versions: Versions) -> str:
     """Of the library that carries messages between devices of a name. Raises OpAtlasError where it is not detected."""
-    of_kind = {"npu": ("CANN", versions.cann), "cuda": ("NCCL", nccl_version()), "cpu": ("torch", versions.torch)}
-    what, version = of_kind[kind_of(name)]
+    component = COMMUNICATION_NAMED_BY[kind_of(name)]
+    version: str | None = getattr(versions, component.field)
     if version is None:
-        raise OpAtlasError(f"the version of {what} could not be detected: name the directory with --output-dir")
+        raise OpAtlasError(
+            f"the version of {component.name} could not be detected: name the directory with --output-dir"
+        )
     return version

@@ -12,7 +12,7 @@ from bench.errors import DeviceGone, GroupLate
 from bench.executor import Executor
 from bench.groups.process import GroupProcess
 from bench.groups.spec import GroupSpec
-from bench.instruments import MSPROF, OFFERED, choose
+from bench.instruments import MSPROF, OFFERED, choose, choose_for_group
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.processes.device_pool import LeftOut
 from database.schema import Status
@@ -128,7 +128,6 @@ class GroupPool:
         return devices[: spec.nproc_per_node]
 
     def _settings_for(self, kind: str) -> MeasureSettings:
-        """msprof, which wraps a process, does not wrap those of a group: the next best instrument it is."""
         if kind in OFFERED and choose(kind, self._settings.instrument) == MSPROF:
-            return replace(self._settings, instrument=next(name for name in OFFERED[kind] if name != MSPROF))
+            return replace(self._settings, instrument=choose_for_group(kind, self._settings.instrument))
         return self._settings

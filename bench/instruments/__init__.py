@@ -85,6 +85,16 @@ def choose(kind: str, name: str | None) -> str:
     return name or next(iter(offered))
 
 
+def choose_for_group(kind: str, name: str | None) -> str:
+    """The same on devices of a group: msprof, which wraps a process, does not wrap those of a group.
+
+    Raises:
+        OpAtlasError: these devices do not offer it.
+    """
+    chosen = choose(kind, name)
+    return next(each for each in OFFERED[kind] if each != MSPROF) if chosen == MSPROF else chosen
+
+
 def open_instrument(kind: str, settings: MeasureSettings) -> Instrument:
     """The instrument that the settings name, on the device that this process has opened. May import torch.
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from bench.job import DeviceDescription, Job, Outcome
 from database.ingest.samples import SamplesOfRows
+from database.layout import UNNAMED_NPU
 from database.schema import Status
-
-_UNNAMED = "an unnamed NPU"
 
 
 class ProfileExecutor:
@@ -21,7 +20,7 @@ class ProfileExecutor:
             "summaries": len(profile.files),
             "launches": profile.account.ingested,
         }
-        self._description = DeviceDescription(device or _UNNAMED, facts, kind="npu")
+        self._description = DeviceDescription(device or UNNAMED_NPU, facts, kind="npu")
 
     def describe(self) -> DeviceDescription:
         """What was profiled."""

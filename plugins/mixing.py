@@ -1,0 +1,133 @@
+"""The rule that durations of different origins are not mixed, in sentences for the user of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+from bench.instruments import OFFERED, choose, choose_for_group
+from database.errors import OpAtlasError
+from database.ingest.samples import CACHE_UNKNOWN
+from database.layout import UNNAMED_NPU
+from database.merge import UpdateMode
+from database.provenance import CACHE, INSTRUMENT, THREADS, MixedDatabase, Origin, Provenance, Stored, Taking, Unlike
+from database.terminal import counted, printable
+from plugins.plan import Plan
+from plugins.settings import Settings
+
+#: Options that measure as stored durations were measured.
+_SAME_AGAIN = {CACHE: "--cache", INSTRUMENT: "--instrument", THREADS: "--threads"}
+
+
+def origin_notes(provenance: Provenance, settings: Settings) -> list[str]:
+    """What to tell of a database of another device or of other software, which a session only compares with or mixes.
+
+    Raises:
+        OpAtlasError: the session does neither.
+    """
+    try:
+        provenance.expect(settings.origin)
+    except MixedDatabase as error:
+        if settings.read_only:
+            return [printable(f"{error}: the two do not compare")]
+        if settings.mixed:
+            return [printable(f"--mixed: {error}")]
+        raise OpAtlasError(f"{printable(str(error))}: the two do not compare.\n{_remedy(settings, ())}") from None
+    return []
+
+
+def captured_notes(provenance: Provenance, plan: Plan, settings: Settings) -> list[str]:
+    """That captured durations are of another device than the session's."""
+    if not any(table.has_captured for table in plan.tables.values()):
+        return []
+    # Captures are of NPUs alone.
+    captured = [Origin(device, kind="npu") for device in provenance.captured_on] or [Origin(UNNAMED_NPU, kind="npu")]
+    others = [origin for origin in captured if not origin.agrees_with(settings.origin)]
+    if not others:
+        return []
+    names, here = ", ".join(origin.device for origin in others), settings.origin.device or settings.origin.kind
+    return [printable(f"captured on {names}, replayed on {here}: the two do not compare")]
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """What a session is about to replace.
+
+    Attributes:
+        refusal: why it may not; "" if it may.
+        notes: what the user should know of it.
+    """
+
+    refusal: str
+    notes: Sequence[str]
+
+
+def replaced(
+    provenance: Provenance,
+    settings: Settings,
+    plan: Plan,
+    selected: Container[str],
+    in_groups: Container[str],
+) -> Replaced:
+    """Judges the durations that the selected cases hold and are to replace.
+
+    Args:
+        selected: ids of cases.
+        in_groups: kernel types whose rows need several devices at once.
+    """
+    rows: list[tuple[Stored, Taking]] = []
+    for kernel_type, table in plan.tables.items():
+        taking = _taking(settings, in_group=settings.messages is not None or kernel_type in in_groups)
+        rows += [(stored, taking) for stored in table.stored(selected)]
+    unlike = provenance.unlike(rows)
+    unit = settings.unit
+    if unlike and not settings.mixed:
+        # A row may differ in several ways.
+        lines = "".join(f"\n  {printable(str(each))}" for each in unlike)
+        refusal = f"{settings.database}: these durations would be replaced by durations that do not compare:{lines}\n"
+        return Replaced(refusal + printable(_remedy(settings, unlike)), ())
+    notes = [f"--mixed replaces durations of {counted(each.count, unit)}: {each}" for each in unlike]
+    fewer = [stored for stored, taking in rows if (stored.samples or 0) > (taking.samples or stored.samples or 0)]
+    if fewer:
+        most = max(stored.samples or 0 for stored in fewer)
+        notes.append(
+            f"{counted(len(fewer), unit)} with up to {most} samples each will hold {settings.measure.repeat_count} "
+            f"(--repeat-count), such as {fewer[0].place}"
+        )
+    notes += _other_machine(provenance, settings, [stored for stored, _ in rows])
+    return Replaced("", [printable(note) for note in notes])
+
+
+def _taking(settings: Settings, *, in_group: bool) -> Taking:
+    """How a session takes the duration of a row."""
+    if settings.prof_path is not None:
+        return Taking(settings.origin, CACHE_UNKNOWN, "msprof", None)
+    kind, name = settings.devices[0].kind, settings.measure.instrument
+    chosen = (choose_for_group if in_group else choose)(kind, name) if kind in OFFERED else ""
+    return Taking(settings.origin, settings.measure.cache, chosen, settings.measure.repeat_count)
+
+
+def _other_machine(provenance: Provenance, settings: Settings, rows: Sequence[Stored]) -> list[str]:
+    """That durations of another machine, which is like this one, are joined or replaced."""
+    own = f"{settings.own_folder} names a folder of your own"
+    if provenance.shipped:
+        fate = "join them" if settings.mode is UpdateMode.MISSING_ONLY else "take their place"
+        theirs = f"this database ships with OpAtlas, with durations of {provenance.shipped}"
+        return [f"{theirs}: those of this machine {fate}; {own}"]
+    others = [host for host in provenance.hosts(row.run_id for row in rows) if host != settings.origin.host]
+    if others and settings.origin.host:
+        return [f"durations of {', '.join(others)} are replaced by durations of {settings.origin.host}; {own}"]
+    return []
+
+
+def _remedy(settings: Settings, unlike: Sequence[Unlike]) -> str:
+    again = [f"{_SAME_AGAIN[each.what]} {each.stored}" for each in unlike if each.what in _SAME_AGAIN]
+    offered = OFFERED.get(settings.devices[0].kind, {})
+    is_possible = all(
+        each.what in _SAME_AGAIN and (each.what != INSTRUMENT or each.stored in offered) for each in unlike
+    )
+    same = f"measure as they were measured ({' '.join(again)}), " if again and is_possible else ""
+    return (
+        f"Name a folder of your own with {settings.own_folder}, {same}compare without writing (--read-only), "
+        f"or let them be mixed (--mixed)"
+    )

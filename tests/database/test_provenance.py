@@ -1,0 +1,239 @@
+"""What the durations of a database were measured on, and whether others belong beside them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from database import provenance
+from database.layout import DEFAULT_NPU_DEVICE
+from database.provenance import MixedDatabase, Origin, Provenance, Stored, Taking
+from database.store import Database
+
+RUN, OTHER = "20261121T163006-1f0c9a", "20261122T163006-2f0c9a"
+TORCH = {"torch": "2.13.0"}
+CPU = Origin("AMD_EPYC", "cpu", TORCH, threads=2)
+H200 = Origin("NVIDIA_H200", "cuda", {"torch": "2.11.0", "CUDA (of torch)": "13.0"})
+NPU = Origin(DEFAULT_NPU_DEVICE, "npu", {"vllm-ascend": "0.18.0", "torch": "2.9.0", "CANN": "8.5.0"})
+OF_H200 = {"name": "NVIDIA_H200", "kind": "cuda", "facts": {"torch": "2.11.0+cu130", "cuda": "13.0"}}
+OF_CPU = {"name": "AMD_EPYC", "kind": "cpu", "facts": {"torch": "2.13.0+cpu", "threads": 2}}
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    return Database(tmp_path / "mine")
+
+
+def manifest(database: Database, run_id: str, device: Mapping[str, object], **more: object) -> Path:
+    database.runs_dir.mkdir(parents=True, exist_ok=True)
+    path = database.runs_dir / f"{run_id}.json"
+    path.write_text(json.dumps({"started_at": 1.0, "device": device, "host": "one", **more}))
+    return path
+
+
+def row(database: Database, run_id: str, duration: str = "1.5", kernel_type: str = "Abs") -> None:
+    database.path.mkdir(parents=True, exist_ok=True)
+    cells = {
+        "Input Shapes": "4",
+        "Input Data Types": "FLOAT",
+        "Output Shapes": "4",
+        "Output Data Types": "FLOAT",
+        "Average Duration(us)": duration,
+        "Run ID": run_id,
+    }
+    with open(database.path / f"{kernel_type}.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, list(cells))
+        writer.writeheader()
+        writer.writerow(cells)
+
+
+def refused(database: Database, ours: Origin) -> Origin | None:
+    """What a database is of, if durations of `ours` are refused."""
+    try:
+        Provenance(database).expect(ours)
+    except MixedDatabase as error:
+        return error.theirs
+    return None
+
+
+# The database as a whole
+
+
+def test_another_device_is_refused_and_both_are_named(database: Database) -> None:
+    row(database, RUN)
+    manifest(database, RUN, OF_H200)
+    with pytest.raises(MixedDatabase) as raised:
+        Provenance(database).expect(CPU)
+    assert raised.value.theirs == Origin("NVIDIA_H200", "cuda", H200.versions, host="one")
+    assert raised.value.ours == CPU
+    assert RUN in raised.value.evidence
+    assert refused(database, H200) is None
+
+
+@pytest.mark.parametrize(
+    ("ours", "is_refused"),
+    [
+        (Origin("AMD_EPYC", "cpu", {"torch": "2.13.0+cpu"}), False),
+        (Origin("AMD_EPYC", "cpu", {"torch": "2.13"}), False),
+        (Origin("AMD_EPYC", "cpu", {"torch": "2.12.0"}), True),
+        (Origin("AMD_EPYC", "cpu", {"torch": "2.13.0.dev20260101"}), True),
+        (Origin("Intel_Xeon_Processor", "cpu", TORCH), True),
+        (Origin("", "cpu", TORCH), False),
+        (Origin("", "simulated", TORCH), True),
+        (Origin("AMD_EPYC", "cpu", {}), False),
+    ],
+)
+def test_what_is_known_of_both_has_to_agree(database: Database, ours: Origin, is_refused: bool) -> None:
+    row(database, RUN)
+    manifest(database, RUN, OF_CPU)
+    assert (refused(database, ours) is not None) == is_refused
+
+
+def test_each_version_that_names_an_npus_folder_counts(database: Database) -> None:
+    row(database, RUN)
+    facts = {"torch": "2.9.0", "cann": "8.5.0", "vllm_ascend": "0.18.0"}
+    manifest(database, RUN, {"name": DEFAULT_NPU_DEVICE, "kind": "npu", "facts": facts})
+    assert refused(database, NPU) is None
+    for name in NPU.versions:
+        assert refused(database, Origin(NPU.device, "npu", {**NPU.versions, name: "7.7"})) is not None
+    # The chip in it.
+    assert refused(database, Origin("Ascend910_9392", "npu")) is None
+
+
+def test_only_runs_whose_durations_are_there_count(database: Database) -> None:
+    row(database, OTHER)
+    manifest(database, OTHER, OF_CPU)
+    manifest(database, RUN, OF_H200)
+    assert refused(database, CPU) is None, "every duration of that run was replaced"
+    row(database, RUN, duration="", kernel_type="Add")
+    assert refused(database, CPU) is None, "a status is no duration"
+    row(database, RUN, kernel_type="Add")
+    assert refused(database, CPU) is not None
+    assert refused(database, H200) is not None, "a mixed database is nobody's"
+
+
+def test_records_that_are_not_merged_yet_count(database: Database) -> None:
+    manifest(database, RUN, OF_H200)
+    database.journal_dir.mkdir(parents=True)
+    header = {"run_id": RUN, "update_mode": "all", "prune": False, "version": 3}
+    (database.journal_dir / f"{RUN}.jsonl").write_text(json.dumps(header) + "\n")
+    assert refused(database, CPU) is not None
+
+
+def test_messages_have_runs_too(database: Database) -> None:
+    database.path.mkdir()
+    (database.path / "hcom_allReduce_.csv").write_text(
+        f"message_bytes,num_devices,dtype,topology_tier,Duration(us),Run ID\n1024,2,DT_BF16,1,5.4,{RUN}\n"
+    )
+    manifest(database, RUN, {**OF_H200, "facts": {"torch": "2.11.0", "nccl": "2.28.9", "ranks": 2}})
+    assert refused(database, Origin("NVIDIA_H200", "cuda", {"NCCL": "2.28.9"})) is None
+    assert refused(database, Origin("NVIDIA_H200", "cuda", {"NCCL": "2.27.0"})) is not None
+
+
+def test_every_device_of_a_run_counts(database: Database) -> None:
+    row(database, RUN)
+    manifest(database, RUN, OF_CPU, other_devices=[OF_H200])
+    assert refused(database, CPU) is not None
+
+
+def test_software_that_was_profiled_is_not_that_of_the_machine_that_looked_it_up(database: Database) -> None:
+    row(database, RUN)
+    device = {"name": DEFAULT_NPU_DEVICE, "kind": "npu", "facts": {"profile": "PROF_1"}}
+    manifest(database, RUN, device, options={"prof_path": "PROF_1"}, packages={"torch": "2.13.0"})
+    assert refused(database, NPU) is None
+
+
+@pytest.mark.parametrize(
+    ("folder", "device", "versions"),
+    [
+        ("NVIDIA_H200/torch/torch2.11.0_cuda13.0", "NVIDIA_H200", {"torch": "2.11.0", "CUDA (of torch)": "13.0"}),
+        ("NVIDIA_H200/torch/torch2.11.0_cuda13.0_warm", "NVIDIA_H200", {"torch": "2.11.0", "CUDA (of torch)": "13.0"}),
+        ("AMD_EPYC/torch/torch2.13.0_cpu", "AMD_EPYC", {"torch": "2.13.0"}),
+        (
+            f"{DEFAULT_NPU_DEVICE}/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5",
+            DEFAULT_NPU_DEVICE,
+            {"vllm-ascend": "0.18.0", "torch": "2.9.0", "CANN": "8.5"},
+        ),
+        ("NVIDIA_H200/nccl/2.28.9", "NVIDIA_H200", {"NCCL": "2.28.9"}),
+        ("AMD_EPYC/gloo/2.13.0", "AMD_EPYC", {"torch": "2.13.0"}),
+        (f"{DEFAULT_NPU_DEVICE}/hccl/8.5", DEFAULT_NPU_DEVICE, {"CANN": "8.5"}),
+    ],
+)
+def test_a_folder_tells_what_it_is_for(tmp_path: Path, folder: str, device: str, versions: dict[str, str]) -> None:
+    database = Database(tmp_path / folder)
+    database.path.mkdir(parents=True)
+    origin = provenance.folder_origin(database)
+    assert origin is not None
+    assert (origin.device, origin.versions) == (device, versions)
+    assert refused(database, Origin("Another", origin.kind)) == origin
+    assert refused(database, origin) is None
+
+
+@pytest.mark.parametrize("folder", ["mine", "device/torch/mine", "device/other/torch2.9.0_cpu", "nccl/mine"])
+def test_any_other_folder_tells_nothing(tmp_path: Path, folder: str) -> None:
+    assert provenance.folder_origin(Database(tmp_path / folder)) is None
+
+
+def test_manifests_count_for_more_than_the_folder(tmp_path: Path) -> None:
+    database = Database(tmp_path / "NVIDIA_H200/torch/torch2.11.0_cuda13.0")
+    row(database, RUN)
+    manifest(database, RUN, OF_CPU)
+    assert refused(database, CPU) is None
+
+
+# The durations that are to be replaced
+
+
+def unlike(database: Database, stored: Stored, taking: Taking) -> dict[str, tuple[str, str]]:
+    return {each.what: (each.stored, each.taken) for each in Provenance(database).unlike([(stored, taking)])}
+
+
+def test_cache_state_instrument_and_threads_are_compared(database: Database) -> None:
+    manifest(database, RUN, OF_CPU)
+    stored = Stored("Abs.csv:2", RUN, "cold", "wall-clock", 50)
+    assert unlike(database, stored, Taking(CPU, "cold", "wall-clock", 3)) == {}
+    assert unlike(database, stored, Taking(CPU, "warm", "wall-clock", 3)) == {provenance.CACHE: ("cold", "warm")}
+    assert unlike(database, stored, Taking(CPU, "cold", "events", 3)) == {
+        provenance.INSTRUMENT: ("wall-clock", "events")
+    }
+    assert unlike(database, stored, Taking(CPU, "cold", "", 3)) == {}, "not known before the device is opened"
+    sixteen = Origin("AMD_EPYC", "cpu", TORCH, threads=16)
+    assert unlike(database, stored, Taking(sixteen, "cold", "wall-clock", 3)) == {provenance.THREADS: ("2", "16")}
+
+
+def test_durations_without_a_manifest_are_of_unknown_origin(database: Database, tmp_path: Path) -> None:
+    for run_id in ("", RUN):
+        assert unlike(
+            database, Stored("Abs.csv:2", run_id, "", "", None), Taking(CPU, "cold", "wall-clock", 3)
+        ).keys() == {provenance.ORIGIN}
+    # Unless the folder says what they are of.
+    named = Database(tmp_path / "AMD_EPYC/torch/torch2.13.0_cpu")
+    assert unlike(named, Stored("Abs.csv:2", "", "", "", None), Taking(CPU, "cold", "wall-clock", 3)) == {}
+
+
+def test_a_damaged_manifest_tells_nothing_and_is_a_problem(database: Database) -> None:
+    path = manifest(database, RUN, OF_CPU)
+    path.write_text("{")
+    found = Provenance(database)
+    assert [str(path) in problem for problem in found.problems] == [True]
+    (one,) = found.unlike([(Stored("Abs.csv:2", RUN, "", "", None), Taking(CPU, "cold", "wall-clock", 3))])
+    assert one.what == provenance.ORIGIN
+
+
+def test_rows_alike_are_counted_together(database: Database) -> None:
+    manifest(database, RUN, OF_CPU)
+    taking = Taking(CPU, "warm", "wall-clock", None)
+    rows = [(Stored(f"Abs.csv:{line}", RUN, "cold", "wall-clock", 10), taking) for line in (2, 3, 4)]
+    rows.append((Stored("Abs.csv:5", RUN, "warm", "wall-clock", 10), taking))
+    (one,) = Provenance(database).unlike(rows)
+    assert (one.what, one.count, one.example) == (provenance.CACHE, 3, "Abs.csv:2")
+
+
+def test_machines_are_known_by_their_runs(database: Database) -> None:
+    manifest(database, RUN, OF_CPU)
+    manifest(database, OTHER, OF_CPU, host="two")
+    assert Provenance(database).hosts([RUN, OTHER, "", "never"]) == ["one", "two"]

@@ -1,0 +1,277 @@
+"""A session never replaces, or joins, durations that its own do not compare with, unless it is told to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from sessions import Finished, Sessions, row
+
+AVERAGE = "Average Duration(us)"
+USAGE_ERROR = int(pytest.ExitCode.USAGE_ERROR)
+
+
+def contents(folder: Path, *, without: str = "") -> dict[str, str]:
+    """Digests of all files below a folder."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    found = {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    return {name: digest for name, digest in found.items() if not without or without not in name}
+
+
+def manifests(sessions: Sessions) -> list[Path]:
+    return sorted((sessions.database / "runs").glob("*.json"))
+
+
+def rewrite(path: Path, **values: Any) -> None:
+    """Changes values of a manifest; those of a mapping are put into it."""
+    manifest = json.loads(path.read_text())
+    for name, value in values.items():
+        manifest[name] = {**manifest[name], **value} if isinstance(value, Mapping) else value
+    path.write_text(json.dumps(manifest))
+
+
+def durations(sessions: Sessions, kernel_type: str = "Toy") -> list[str]:
+    return [r.get(AVERAGE, "") for r in sessions.read(kernel_type)]
+
+
+@pytest.fixture
+def measured(sessions: Sessions) -> Sessions:
+    """A database of two rows that were measured here, and one that was not."""
+    sessions.write("Toy", [row(4), row(5), row(6)])
+    done = sessions.run_in_process("-k", "not Toy-6")
+    assert done.code == 0, done.output
+    return sessions
+
+
+def of_another_device(sessions: Sessions) -> None:
+    (path,) = manifests(sessions)
+    rewrite(path, device={"name": "NVIDIA_H200", "kind": "cuda"})
+
+
+def is_refused(done: Finished) -> bool:
+    return done.code == USAGE_ERROR and "measured" not in done.output.partition("ERROR")[0]
+
+
+def test_the_same_again_is_as_ever(measured: Sessions) -> None:
+    before = durations(measured)
+    done = measured.run_in_process()
+    assert (done.code, done.ledger()) == (0, {"measured": 3}), done.output
+    assert all(durations(measured))
+    assert durations(measured) != before
+
+
+@pytest.mark.parametrize("options", [(), ("--update-mode=missing-only",), ("-k", "Toy-6")])
+def test_a_database_of_another_device_is_left_as_it_is(measured: Sessions, options: tuple[str, ...]) -> None:
+    of_another_device(measured)
+    before = contents(measured.database)
+    done = measured.run_in_process(*options)
+    assert is_refused(done), done.output
+    for word in ("NVIDIA_H200", manifests(measured)[0].stem, "--database-path", "--mixed", "--read-only"):
+        assert word in done
+    assert contents(measured.database) == before
+
+
+def test_a_database_of_other_versions_is_left_as_it_is(measured: Sessions) -> None:
+    (path,) = manifests(measured)
+    rewrite(path, device={"facts": {"torch": "1.13.1+cpu"}})
+    before = contents(measured.database)
+    done = measured.run_in_process()
+    assert is_refused(done), done.output
+    assert "1.13.1" in done
+    assert contents(measured.database) == before
+
+
+def test_workers_never_start_on_a_database_of_another_device(measured: Sessions) -> None:
+    of_another_device(measured)
+    before = contents(measured.database)
+    done = measured.run("-n2")
+    assert is_refused(done), done.output
+    assert contents(measured.database) == before
+    assert not measured.left_behind()
+
+
+def test_a_folder_that_is_named_for_another_device_stays_empty(sessions: Sessions) -> None:
+    sessions.database = sessions.folder / "NVIDIA_H200" / "torch" / "torch2.11.0_cuda13.0"
+    sessions.database.mkdir(parents=True)
+    sessions.write("Toy", [row(4)])
+    before = contents(sessions.database)
+    assert is_refused(sessions.run_in_process())
+    assert contents(sessions.database) == before
+
+
+def test_mixed_is_allowed_and_recorded(measured: Sessions) -> None:
+    of_another_device(measured)
+    (theirs,) = manifests(measured)
+    done = measured.run_in_process("--mixed", "-k", "not Toy-5")
+    assert (done.code, done.ledger()) == (0, {"measured": 2}), done.output
+    assert "NVIDIA_H200" in done
+    run_ids = [r["Run ID"] for r in measured.read("Toy")]
+    assert run_ids[1] == theirs.stem
+    assert run_ids[0] == run_ids[2] != theirs.stem
+    (ours,) = set(manifests(measured)) - {theirs}
+    assert json.loads(ours.read_text())["options"]["mixed"] is True
+    assert is_refused(measured.run_in_process()), "a mixed database stays one"
+
+
+@pytest.mark.parametrize("workers", [False, True])
+def test_warm_durations_do_not_take_the_place_of_cold_ones(measured: Sessions, workers: bool) -> None:
+    before = contents(measured.database, without=".lock")
+    cold = ("--repeat-count=2", "--cache=cold")
+    done = measured.run("-n2", measure=cold) if workers else measured.run_in_process(measure=cold)
+    assert is_refused(done), done.output
+    for word in ("2 with cache state warm", "Toy.csv:2", "--cache warm", "--mixed"):
+        assert word in done
+    assert contents(measured.database, without=".lock") == before
+    assert not measured.left_behind()
+
+
+def test_rows_without_a_duration_may_be_measured_in_any_way(measured: Sessions) -> None:
+    cold = ("--repeat-count=2", "--cache=cold")
+    for selection in (("-k", "Toy-6"), ("--update-mode=missing-only",)):
+        measured.write("Toy", [*measured.read("Toy")[:2], row(6)])
+        done = measured.run_in_process(*selection, measure=cold)
+        assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
+        assert [r["Cache State"] for r in measured.read("Toy")] == ["warm", "warm", "cold"]
+
+
+def test_another_cache_state_is_allowed_with_mixed(measured: Sessions) -> None:
+    done = measured.run_in_process("--mixed", measure=("--repeat-count=2", "--cache=cold"))
+    assert (done.code, done.ledger()) == (0, {"measured": 3}), done.output
+    assert {r["Cache State"] for r in measured.read("Toy")} == {"cold"}
+
+
+def test_another_instrument_and_other_threads_are_refused(measured: Sessions) -> None:
+    rows = measured.read("Toy")
+    measured.write("Toy", [{**r, "Instrument": "another"} for r in rows])
+    done = measured.run_in_process()
+    assert is_refused(done), done.output
+    assert "another" in done
+    measured.write("Toy", rows)
+    threads = json.loads(manifests(measured)[0].read_text())["device"]["facts"]["threads"]
+    assert is_refused(measured.run_in_process(f"--threads={threads + 1}"))
+    assert measured.run_in_process(f"--threads={threads}").code == 0
+
+
+def test_durations_of_unknown_origin_are_not_replaced(sessions: Sessions) -> None:
+    sessions.write("Toy", [{**row(4), AVERAGE: "9.7472"}, row(5)])
+    before = contents(sessions.database)
+    done = sessions.run_in_process()
+    assert is_refused(done), done.output
+    assert "Toy.csv:2" in done
+    assert contents(sessions.database, without=".lock") == before
+    missing = sessions.run_in_process("--update-mode=missing-only")
+    assert (missing.code, missing.ledger()) == (0, {"measured": 1}), missing.output
+    assert durations(sessions)[0] == "9.7472"
+    assert sessions.run_in_process("--mixed").code == 0
+    assert durations(sessions)[0] != "9.7472"
+
+
+def test_a_repeated_row_counts_too(sessions: Sessions) -> None:
+    sessions.write("Toy", [{**row(4), AVERAGE: ""}, {**row(4), AVERAGE: "9.7472"}])
+    assert is_refused(sessions.run_in_process())
+    assert durations(sessions) == ["", "9.7472"]
+
+
+def test_fewer_samples_and_another_machine_are_told(measured: Sessions) -> None:
+    (path,) = manifests(measured)
+    rewrite(path, host="another-machine")
+    done = measured.run_in_process(measure=("--repeat-count=1", "--cache=warm"))
+    assert done.code == 0, done.output
+    notes = [line for line in done.output.splitlines() if line.startswith("opatlas: ")]
+    assert sum("--repeat-count" in note and "2 rows" in note for note in notes) == 1
+    assert sum("another-machine" in note for note in notes) == 1
+
+
+def test_a_capture_that_is_replayed_elsewhere_is_told_and_kept(sessions: Sessions) -> None:
+    sessions.write("Toy", [{**row(4), "Profiling Average Duration(us)": "7.5"}])
+    for _ in range(2):
+        done = sessions.run_in_process()
+        assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
+        assert "captured on an unnamed NPU" in done
+        (stored,) = sessions.read("Toy")
+        assert stored["Profiling Average Duration(us)"] == "7.5"
+        assert stored[AVERAGE]
+
+
+# --read-only
+
+
+def closed(folder: Path) -> None:
+    """Takes away the right to write, which root does not need."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+
+@pytest.mark.parametrize("options", [("--in-process",), (), ("-n2",)])
+def test_read_only_compares_and_writes_nothing(measured: Sessions, options: tuple[str, ...]) -> None:
+    of_another_device(measured)
+    measured.write("Toy", measured.read("Toy"))
+    before = contents(measured.database)
+    changed = {path: path.stat().st_mtime_ns for path in (measured.database, *measured.database.rglob("*"))}
+    closed(measured.database)
+    junit = measured.folder / "report.xml"
+    done = measured.run("--read-only", f"--junitxml={junit}", *options)
+    assert (done.code, done.ledger()) == (0, {"measured": 3}), done.output
+    assert contents(measured.database) == before
+    assert {path: path.stat().st_mtime_ns for path in (measured.database, *measured.database.rglob("*"))} == changed
+    assert "NVIDIA_H200" in done
+    assert "nothing was written" in done
+    told = [
+        {p.get("name"): p.get("value") for p in case.iter("property")}
+        for case in ElementTree.parse(junit).iter("testcase")
+    ]
+    assert [float(row_of["duration_us"] or 0) > 0 for row_of in told] == [True] * 3
+    stored = sorted(float(row_of["stored_us"] or 0) for row_of in told if "stored_us" in row_of)
+    assert stored == sorted(float(us) for us in durations(measured) if us)
+    lines = [line.split() for line in done.output.splitlines() if " us, stored " in line]
+    assert len(lines) == 2
+    far = [max(float(words[0].replace(",", "")), 1 / float(words[0].replace(",", ""))) for words in lines]
+    assert far == sorted(far, reverse=True)
+    assert not any(measured.temporary.glob("opatlas-session-*"))
+
+
+def test_read_only_sessions_run_beside_each_other_and_a_writing_one(measured: Sessions, tmp_path: Path) -> None:
+    measured.write("Moody", [row(40)])
+    elsewhere = tmp_path / "temporary"
+    elsewhere.mkdir()
+    # Rows of one CPU take turns, by a lock there, and this one takes its time.
+    writing = measured.start("--ops=Moody", TMPDIR=str(elsewhere))
+    writing.wait_for_body(40)
+    for _ in range(2):
+        beside = measured.run_in_process("--read-only", "--ops=Toy")
+        assert (beside.code, beside.ledger()) == (0, {"measured": 3}), beside.output
+    measured.go()
+    assert writing.wait().code == 0
+
+
+def test_read_only_leaves_what_a_killed_session_left_behind(measured: Sessions) -> None:
+    measured.write("Moody", [row(40)])
+    killed = measured.start()
+    killed.wait_for_body(40)
+    os.kill(killed.process.pid, 9)
+    killed.wait()
+    assert not measured.left_behind()
+    before = contents(measured.database)
+    assert measured.records() > 0
+    done = measured.run_in_process("--read-only", "--ops=Toy")
+    assert done.code == 0, done.output
+    assert contents(measured.database) == before
+
+
+@pytest.mark.parametrize("option", ["--mixed", "--prune-empty-duration-rows", "--wait=3"])
+def test_read_only_refuses_what_is_about_writing(measured: Sessions, option: str) -> None:
+    done = measured.run_in_process("--read-only", option)
+    assert done.code == USAGE_ERROR
+    assert option.partition("=")[0] in done
+
+
+def test_read_only_makes_no_starter(sessions: Sessions) -> None:
+    done = sessions.run_in_process("--read-only")
+    assert done.code == int(pytest.ExitCode.NO_TESTS_COLLECTED), done.output
+    assert not list(sessions.database.iterdir())
