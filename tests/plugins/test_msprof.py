@@ -22,7 +22,7 @@ GO = pathlib.Path(__file__).with_name("go")
 def pytest_collection_modifyitems(items):
     import pytest
     if not GO.exists():
-        items[0].add_marker(pytest.mark.timeout(8, method="signal"))
+        items[0].add_marker(pytest.mark.timeout(8, method="signal", func_only=True))
 
 
 def pytest_runtest_logreport(report):
