@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from database import rebuild
+from database import rebuild, row_history, unprune
 from database.combine import command as combine
 from database.commands import RENAMED, USAGE, parser_of, run_command
 from database.fill_runtime import command as fill_runtime
@@ -19,7 +19,9 @@ COMMANDS = {
     "ingest": ingest,
     "fill-runtime": fill_runtime,
     "combine": combine,
+    "history": row_history,
     "rebuild": rebuild,
+    "unprune": unprune,
     "plot": plot,
     "plot-comm": communication,
     "plot-products": products,

@@ -17,7 +17,7 @@ from database.errors import OpAtlasError, TableError
 from database.history import Histories, keep_replaced
 from database.measured import duration_columns, is_measured_column
 from database.record import RowName
-from database.schema import RUN_ID
+from database.schema import POOLED, RUN_ID
 from database.signature import signatures
 from database.statistics import valid_duration
 from database.store import Database, Table
@@ -61,13 +61,16 @@ def clear_edited(database: Database, run_id: str) -> EditedRows:
 
 def without_measurement(kernel_type: str, frame: pd.DataFrame, positions: Sequence[int]) -> pd.DataFrame:
     """The rows of a table, of which some hold nothing that a replay found out."""
+    return _without(frame, positions, [name for name in frame.columns if is_measured_column(kernel_type, name)])
+
+
+def _without(frame: pd.DataFrame, positions: Sequence[int], columns: Sequence[str]) -> pd.DataFrame:
     cleared = {}
-    for name in frame.columns:
-        if is_measured_column(kernel_type, name):
-            cells = frame[name].tolist()
-            for position in positions:
-                cells[position] = ""
-            cleared[name] = cells
+    for name in columns:
+        cells = frame[name].tolist()
+        for position in positions:
+            cells[position] = ""
+        cleared[name] = cells
     result: pd.DataFrame = frame.assign(**cleared)
     return result
 
@@ -131,4 +134,6 @@ def _clear(database: Database, table: Table, edited: Sequence[int], run_id: str)
     held = [position for position in edited if valid_duration(durations[position]) is not None]
     if held:
         keep_replaced(database, run_id, kernel_type, frame.iloc[held])
-    database.write(Table(kernel_type, table.path, without_measurement(kernel_type, frame, edited)))
+    pooled = [name for name in POOLED if name in frame.columns]
+    cleared = _without(without_measurement(kernel_type, frame, edited), edited, pooled)
+    database.write(Table(kernel_type, table.path, cleared))

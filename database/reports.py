@@ -158,7 +158,7 @@ def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
                     ("updated (duration measured anew)", merged.updated.total()),
                     ("added (measured, and not there before)", merged.added.total()),
                     ("marked (status only, durations kept)", merged.marked.total()),
-                    ("pruned (moved to pruned/)", len(merged.pruned)),
+                    (f"pruned (moved to `{Database(facts.database).pruned_dir}`)", len(merged.pruned)),
                     ("unchanged (merged before)", merged.unchanged.total()),
                     ("missing (without a row, reported only)", len(merged.unmatched)),
                     ("left out by the update mode", sum(facts.left_out.values())),

@@ -183,6 +183,9 @@ class Report:
         if merged is not None and (rows or self._has_written()):
             updated, added, marked = (counts.total() for counts in (merged.updated, merged.added, merged.marked))
             yield f"written back: {updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
+            if merged.pruned:
+                folder = self._session.database.pruned_dir
+                yield f"pruned rows are in {folder}: `opatlas unprune {self._session.database.path}` brings them back"
             if merged.unmatched and self._session.settings.messages is not None:
                 yield f"{counted(len(merged.unmatched), 'message')} not measured, and so without a row"
             elif merged.unmatched:

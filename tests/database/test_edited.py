@@ -25,7 +25,7 @@ from database.store import Database
 def database(tmp_path: Path) -> Database:
     """Two rows that run-1 measured, one of which stands twice, one that it could not, and one of another tool."""
     database = Database(tmp_path / "database")
-    foreign = {**cells(9), "Average Duration(us)": "7.5"}
+    foreign = {**cells(9), "Average Duration(us)": "7.5", "Pooled Runs": "2"}
     write(database, [dict.fromkeys(foreign, "") | row for row in (cells(1), cells(2), cells(2), cells(3), foreign)])
     abandoned(database, record(1, 1.0), record(2, 2.0), record(3))
     recover(database, own_run="")
@@ -51,7 +51,7 @@ def test_a_note_or_another_spelling_is_no_other_case(database: Database) -> None
 
 @pytest.mark.parametrize("position", [0, 3])
 def test_an_edited_row_is_as_if_it_had_never_run_and_its_duration_is_kept(database: Database, position: int) -> None:
-    edit(database, position, **cells(5))
+    edit(database, position, **cells(5), **{"Pooled Runs": "2"})
     before = read(database)
     edited = find_edited(database)
     assert (edited.positions, read(database)) == ({"Abs": [position]}, before)

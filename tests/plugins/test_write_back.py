@@ -7,6 +7,8 @@ import json
 import pytest
 from sessions import Sessions, row
 
+from database.__main__ import main as database_command
+
 
 def test_durations_status_and_run_go_into_the_row_and_the_rest_stays(sessions: Sessions) -> None:
     sessions.write(
@@ -196,3 +198,14 @@ def test_reports_name_gaps_failures_and_what_was_written(sessions: Sessions) -> 
     (gaps,) = (sessions.database / "reports").glob("duration_gap_*.csv")
     assert len(gaps.read_text().splitlines()) == 3
     assert gaps.stem.removeprefix("duration_gap") == report.stem.removeprefix("replay_report")
+
+
+def test_where_pruned_rows_are_is_told_and_the_command_brings_them_back(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(1), row(15)])
+    done = sessions.run_in_process("--prune-empty-duration-rows")
+    assert [r["Input Shapes"] for r in sessions.read("Moody")] == ["1;1"]
+    assert str(sessions.database / "pruned") in done
+    (report,) = (sessions.database / "reports").glob("*.md")
+    assert str(sessions.database / "pruned") in report.read_text()
+    assert database_command(["unprune", str(sessions.database)]) == 0
+    assert [r["Input Shapes"] for r in sessions.read("Moody")] == ["1;1", "15;15"]

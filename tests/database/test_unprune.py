@@ -1,0 +1,101 @@
+"""`python -m database unprune`: pruned rows come back."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import pytest
+from test_merge import cells, read, record, write
+
+from database.__main__ import main
+from database.merge import UpdateMode, merge
+from database.session_lock import SessionLock
+from database.signature import digest, signature
+from database.store import Database
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    """Of the rows 1 to 3 of Abs, 2 and 3 were pruned; of Neg, the only one."""
+    database = Database(tmp_path / "database")
+    write(database, [{"Note": f"of {n}", **cells(n)} for n in (1, 2, 3)])
+    write(database, [cells(4)], "Neg")
+    of_neg = dataclasses.replace(record(4), kernel_type="Neg", signature=signature("Neg", cells(4)))
+    merge(database, [record(1, 1.0), record(2), record(3), of_neg], UpdateMode.ALL, prune=True)
+    return database
+
+
+def pruned(database: Database, kernel_type: str = "Abs") -> list[str]:
+    path = database.pruned_dir / f"{kernel_type}.csv"
+    return [row["Input Shapes"] for row in csv.DictReader(path.open())] if path.exists() else []
+
+
+def shapes(database: Database, kernel_type: str = "Abs") -> list[str]:
+    return [row["Input Shapes"] for row in read(database, kernel_type)]
+
+
+def test_all_rows_come_back_with_their_columns(database: Database) -> None:
+    columns = list(read(database)[0])
+    assert main(["unprune", str(database.path)]) == 0
+    rows = read(database)
+    assert [row["Note"] for row in rows] == ["of 1", "of 2", "of 3"]
+    assert list(rows[0]) == columns
+    assert (rows[1]["Status"], rows[1]["Run ID"]) == ("failed", "run-1")
+    assert shapes(database, "Neg") == ["4,4"]
+    assert not list(database.pruned_dir.glob("*.csv"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        digest("Abs", signature("Abs", cells(2))),
+        "abs-2x4",
+        f"bench/test_x.py::test_abs[Abs-2x4-FLOAT-2x4-{digest('Abs', signature('Abs', cells(2)))}]",
+    ],
+)
+def test_one_row_by_its_name(database: Database, name: str) -> None:
+    assert main(["unprune", str(database.path), name]) == 0
+    assert (shapes(database), pruned(database), pruned(database, "Neg")) == (["1,4", "2,4"], ["3,4"], ["4,4"])
+
+
+def test_a_kernel_type(database: Database) -> None:
+    assert main(["unprune", str(database.path), "Neg"]) == 0
+    assert (pruned(database, "Neg"), pruned(database)) == ([], ["2,4", "3,4"])
+
+
+def test_a_row_that_is_there_again_stays_in_pruned(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    merge(database, [record(2, 5.0)], UpdateMode.ALL, prune=False)
+    assert main(["unprune", str(database.path)]) == 0
+    assert (shapes(database), pruned(database)) == (["1,4", "2,4", "3,4"], ["2,4"])
+    assert read(database)[1]["Average Duration(us)"] == "5.0000"
+    assert "1 row stays there" in capsys.readouterr().out
+
+
+def test_a_row_that_was_pruned_twice_comes_back_once(database: Database) -> None:
+    write(database, [cells(2)])
+    merge(database, [record(2, run="run-2")], UpdateMode.ALL, prune=True)
+    assert main(["unprune", str(database.path)]) == 0
+    assert [row["Run ID"] for row in read(database) if row["Input Shapes"] == "2,4"] == ["run-2"]
+    assert pruned(database) == ["2,4"]
+
+
+def test_a_name_of_no_row_and_no_database(database: Database, tmp_path: Path) -> None:
+    assert main(["unprune", str(database.path), "Nothing"]) == 1
+    assert main(["unprune", str(tmp_path / "nothing")]) == 2
+    assert pruned(database) == ["2,4", "3,4"]
+
+
+def test_a_file_that_cannot_be_read_costs_itself(database: Database) -> None:
+    (database.pruned_dir / "Neg.csv").write_bytes(b"")
+    assert main(["unprune", str(database.path)]) == 1
+    assert pruned(database) == []
+
+
+def test_a_database_that_a_session_has_is_refused(database: Database) -> None:
+    lock = SessionLock(database, run_id="run-3", command="pytest")
+    lock.acquire(0, print)
+    assert main(["unprune", str(database.path)]) == 1
+    assert pruned(database) == ["2,4", "3,4"]
+    lock.release()
