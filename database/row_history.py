@@ -31,7 +31,7 @@ from database.schema import (
 )
 from database.signature import signatures
 from database.statistics import valid_duration
-from database.store import Database, read_frame
+from database.store import Database, read_frame, write_text
 from database.terminal import print_problems, show
 
 _VERSIONS = ("torch", "torch_npu", "vllm-ascend")
@@ -213,8 +213,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--json",
-        action="store_true",
-        help="print JSON, with all samples and assumptions (default: a table for each row)",
+        type=Path,
+        metavar="FILE",
+        help="also write the runs, with all samples and assumptions (default: not written)",
     )
 
 
@@ -226,7 +227,8 @@ def run(arguments: argparse.Namespace) -> int:
     chosen, problems = RowChoice(arguments.rows), list[str]()
     found = row_histories(Database(path), chosen, problems)
     chosen.expect(len(found), str(path))
-    if arguments.json:
+    show("\n".join(line for row, runs in found.items() for line in _lines(row, runs)))
+    if arguments.json is not None:
         rows = [
             {
                 "kernel_type": row.kernel_type,
@@ -236,9 +238,7 @@ def run(arguments: argparse.Namespace) -> int:
             }
             for row, runs in found.items()
         ]
-        print(json.dumps(rows, indent=2))
-    else:
-        show("\n".join(line for row, runs in found.items() for line in _lines(row, runs)))
+        write_text(arguments.json, json.dumps(rows, indent=2) + "\n")
     print_problems(problems)
     return 1 if problems else 0
 

@@ -33,14 +33,15 @@ def database(tmp_path: Path) -> Database:
     return database
 
 
-def told(database: Database, capsys: pytest.CaptureFixture[str], *rows: str) -> list[dict[str, Any]]:
-    assert main(["history", str(database.path), *rows, "--json"]) == 0
-    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+def told(database: Database, *rows: str) -> list[dict[str, Any]]:
+    path = database.path.parent / "history.json"
+    assert main(["history", str(database.path), *rows, "--json", str(path)]) == 0
+    found: list[dict[str, Any]] = json.loads(path.read_text())
     return found
 
 
-def test_each_run_of_a_row_and_which_is_current(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
-    (row,) = told(database, capsys, "abs-1x4")
+def test_each_run_of_a_row_and_which_is_current(database: Database) -> None:
+    (row,) = told(database, "abs-1x4")
     assert row["kernel_type"] == "Abs"
     runs = row["runs"]
     assert [(run["run_id"], run["kept_in"], run["status"], run["duration_us"]) for run in runs] == [
@@ -60,31 +61,31 @@ def test_each_run_of_a_row_and_which_is_current(database: Database, capsys: pyte
     assert runs[3]["reason"] == "because of 1"
 
 
-def test_a_kernel_type_has_all_its_rows(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
-    assert [len(row["runs"]) for row in told(database, capsys, "Abs")] == [4, 0]
+def test_a_kernel_type_has_all_its_rows(database: Database) -> None:
+    assert [len(row["runs"]) for row in told(database, "Abs")] == [4, 0]
 
 
-def test_a_duration_that_only_the_csv_has(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_duration_that_only_the_csv_has(database: Database) -> None:
     rows = read(database)
     rows[1].update({"Average Duration(us)": "8.25", "Run ID": "run-0"})
     write(database, rows)
-    (row,) = told(database, capsys, "2x4")
+    (row,) = told(database, "2x4")
     (run,) = row["runs"]
     assert (run["kept_in"], run["current"], run["run_id"], run["duration_us"]) == ("csv", True, "run-0", 8.25)
 
 
-def test_a_row_that_is_gone_from_its_csv(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_that_is_gone_from_its_csv(database: Database) -> None:
     write(database, read(database)[1:])
-    (row,) = told(database, capsys, "1x4")
+    (row,) = told(database, "1x4")
     assert [run["current"] for run in row["runs"]] == [False] * 4
 
 
-def test_a_call_that_ran_as_a_sibling_is_told_of_both_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_call_that_ran_as_a_sibling_is_told_of_both_rows(tmp_path: Path) -> None:
     database = Database(tmp_path / "database")
     asked = matmul_record()
     write(database, [dict(asked.cells)], asked.kernel_type)
     merge_run(database, Header(asked.run_id, "all", prune=False), [asked.to_json()])
-    rows = told(database, capsys, "MatMul")
+    rows = told(database, "MatMul")
     assert [(row["kernel_type"], row["runs"][0]["reason"]) for row in rows] == [
         ("MatMulV2", "ran as MatMulV3"),
         ("MatMulV3", ""),
@@ -105,10 +106,10 @@ def test_a_damaged_history_is_named_and_costs_itself_only(
     database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (database.runs_dir / "run-1.jsonl.gz").write_bytes(b"damaged")
-    assert main(["history", str(database.path), "1x4", "--json"]) == 1
-    out, err = capsys.readouterr()
-    assert len(json.loads(out)[0]["runs"]) == 3
-    assert "run-1.jsonl.gz" in err
+    path = database.path.parent / "history.json"
+    assert main(["history", str(database.path), "1x4", "--json", str(path)]) == 1
+    assert len(json.loads(path.read_text())[0]["runs"]) == 3
+    assert "run-1.jsonl.gz" in capsys.readouterr().err
 
 
 def test_names_of_nothing(database: Database, tmp_path: Path) -> None:
