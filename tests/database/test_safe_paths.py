@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from test_merge import record
 
 from database import journal
 from database.__main__ import main
@@ -249,3 +250,16 @@ def test_a_dry_run_copies_no_file_that_a_link_of_the_database_leads_to(database,
     (source / "Mul.csv").write_text(HEADER + ROW)
     assert main(["combine", "--dry-run", str(database.path), str(source)]) == 1
     assert str(database.path / "Mul.csv") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kernel_type", ["../home/table", "/etc/evil", "..", "Add", ".hidden"])
+@pytest.mark.parametrize("run_id", ["../../home/evil", "20261121T163006-1f0c9a"])
+def test_names_in_a_journal_lead_nowhere(database, canary, tmp_path, kernel_type, run_id):
+    values = {**record(1, 2.0).to_json(), "kernel_type": kernel_type, "run_id": run_id}
+    header = Header(run_id, UpdateMode.ALL.value, True)
+    database.journal_dir.mkdir()
+    journal.write(database.journal_dir / "20261121T163006-1f0c9a.jsonl", header, [values])
+    outside = {path for path in tmp_path.rglob("*") if database.path not in path.parents}
+    recover(database, own_run="")
+    assert {path for path in tmp_path.rglob("*") if database.path not in path.parents} == outside
+    assert not any(".." in path.name for path in database.path.rglob("*"))
