@@ -83,8 +83,10 @@ class SessionLock:
                 self._lock.acquire(timeout=timeout_s, poll_interval=_POLL_S)
             self.stale = _read(self._holder_file)
             write_text(self._holder_file, json_line(asdict(self._holder)))
-        except OpAtlasError:
+        except OpAtlasError as error:
             self._lock.release()
+            if isinstance(error.__cause__, OSError):
+                raise OpAtlasError(not_writable(self._database.path, error.__cause__)) from None
             raise
         except Timeout:
             raise OpAtlasError(f"{self._database.path} is in use by {self._other()}: {self._remedy}") from None
