@@ -185,7 +185,8 @@ class DeviceProcess:
                 self._device = answer.device
                 return self._channel
             failure = answer or NotReady(f"it ended before it was ready, {TRIES} times", sick=False)
-            how = self._what_became_of_it(self._kill(_LAST_WORDS_S))
+            how = f" (it {self._what_became_of_it(self._kill(_END_TIMEOUT_S))})" if answer is None else ""
+            self._kill()
             if answer is not None and not answer.sick and self._device is None:
                 # It never was there: trying again will not bring it.
                 break
@@ -194,7 +195,7 @@ class DeviceProcess:
         if failure.sick:
             raise DeviceGone(f"{spec} failed its probe {TRIES} times, each in a fresh process: {failure.reason}")
         raise DeviceGone(
-            f"the {spec} device process did not start: {failure.reason} ({how}); --in-process shows what happens there"
+            f"the {spec} device process did not start: {failure.reason}{how}; --in-process shows what happens there"
         )
 
     def _start(self) -> Ready | NotReady | None:
