@@ -29,6 +29,7 @@ _SUFFIX = ".jsonl.gz"
 REPLACED_SUFFIX = ".replaced"
 #: A file that a small one expands to must not take all memory.
 _MOST_BYTES = 4 << 30
+_PIECE_BYTES = 1 << 20
 #: Level 4 takes half the time of level 6 and a tenth more room.
 _LEVEL = 4
 
@@ -196,7 +197,11 @@ def _lines(path: Path) -> list[bytes]:
     remedy = "move it away, or restore it"
     try:
         with open_own(path) as packed, gzip.open(packed) as file:
-            content = file.read(_MOST_BYTES + 1)
+            # By pieces: a read of so many bytes takes the memory for them first.
+            pieces: list[bytes] = []
+            while (piece := file.read(_PIECE_BYTES)) and len(pieces) * _PIECE_BYTES <= _MOST_BYTES:
+                pieces.append(piece)
+            content = b"".join(pieces)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise OpAtlasError(f"{path}: not a history of OpAtlas ({error}): {remedy}") from None
     except OSError as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from database.store import Database
+from shapes.architectures import model_of_config_file
 from shapes.catalog import Catalog, built_in_catalog, read_catalog
 from shapes.expression import Expression
 from shapes.kernels import MAPPING, kernels_of
@@ -89,6 +91,23 @@ def _mapping(data: bytes, folder: Path) -> None:
         expect(all(isinstance(name, str) for name in found), "a kernel type that is no text")
 
 
+def _seeds_of_model() -> Iterator[bytes]:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 128}
+    text = {"model_type": "llama", "num_key_value_heads": 2, "vocab_size": 512, "head_dim": 16, **sizes}
+    yield json.dumps({**text, "dtype": "bfloat16", "architectures": ["LlamaForCausalLM"]}).encode()
+    # One that another one lies in.
+    nested = {**sizes, "model_type": "gemma3_text", "_attn_implementation": "kernels-community/flash-attn"}
+    yield json.dumps({"model_type": "gemma3", "text_config": nested, "auto_map": {"AutoConfig": "a--b.C"}}).encode()
+
+
+def _model(data: bytes, folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_bytes(data)
+    with refusing("--target-models"):
+        facts = model_of_config_file(path)
+        expect(facts.hidden > 0 and facts.weights, f"a model without sizes: {facts}")
+
+
 _WORDS = (
     b"- ",
     b"? ",
@@ -116,4 +135,14 @@ MAPPING_OF_OPERATORS = Target(
     _seeds_of_mapping,
     _mapping,
     (*_WORDS, b"kernel_type", b"Add"),
+)
+# A number of layers is left as it is: a million of them take as long as they take.
+MODEL = Target(
+    "model",
+    "the config.json of a model is read without network, or refused",
+    _seeds_of_model,
+    _model,
+    (b'"rope_theta"', b'"experts_implementation"', b'"torch_dtype"', b'"num_experts"', b'"a/b"', b"-8", b"0"),
+    # The first input imports torch and transformers.
+    limit_s=180,
 )

@@ -1,17 +1,18 @@
-"""Journals into CSVs, and manifests."""
+"""Journals into CSVs, histories of runs, and manifests."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import captures
 
-from database import journal
+from database import history, journal
 from database.manifest import Manifest
 from database.record import Measurement, RanAs, Record
 from database.recover import recover
@@ -26,9 +27,18 @@ _MEASURED, _UNTOUCHED = captures.cells("16,32;64,32", "16,64"), captures.cells("
 _REMARK = 'untouched, "to the letter" \u00e9'
 
 
-def _record(status: Status, measurement: Measurement | None = None, reason: str = "") -> dict[str, Any]:
-    named = signature("MatMulV3", _MEASURED)
-    return Record("MatMulV3", named, _MEASURED, status, reason, _RUN, 1.7e9, measurement).to_json()
+_MESSAGE = {"message_bytes": "1024", "num_devices": "2", "dtype": "BF16", "topology_tier": "1"}
+
+
+def _record(
+    status: Status,
+    measurement: Measurement | None = None,
+    reason: str = "",
+    kernel_type: str = "MatMulV3",
+    cells: Mapping[str, str] = _MEASURED,
+) -> dict[str, Any]:
+    named = signature(kernel_type, cells)
+    return Record(kernel_type, named, cells, status, reason, _RUN, 1.7e9, measurement).to_json()
 
 
 def _journal(mode: str, *records: dict[str, Any], prune: bool = False) -> bytes:
@@ -39,6 +49,8 @@ def _seeds() -> Iterator[bytes]:
     measurement = Measurement((10.5, 11.0, 10.75), "wall-clock", "cold", 1, 1, 64, 1024, ("lengths: 3",), {"a": 1.5})
     sibling = Measurement((2.0,), "msprof", "warm", ran_as=RanAs("MatMulV2", _MEASURED))
     yield _journal("all", _record(Status.MEASURED, measurement), _record(Status.FAILED, reason="ValueError: no"))
+    message = _record(Status.MEASURED, measurement, kernel_type="hcom_allReduce_", cells=_MESSAGE)
+    yield _journal("all", message)
     yield _journal("missing-only", _record(Status.MEASURED, sibling), prune=True)
     yield _journal("all", _record(Status.INVALID, reason="a dimension"), prune=True) + b'{"kernel_type": "Ma'
 
@@ -48,6 +60,22 @@ def _read(data: bytes, folder: Path) -> None:
     path.write_bytes(data)
     with refusing(path):
         journal.read(path)
+
+
+def _packed_seeds() -> Iterator[bytes]:
+    for data in _seeds():
+        yield gzip.compress(data, mtime=0)
+        # Stored, so that mutations reach the records.
+        yield gzip.compress(data, 0, mtime=0)
+
+
+def _history(data: bytes, folder: Path) -> None:
+    database = Database(folder)
+    path = history.path_of(database, _RUN)
+    path.parent.mkdir()
+    path.write_bytes(data)
+    with refusing(path):
+        history.read(database, _RUN)
 
 
 def _write_back(data: bytes, folder: Path) -> None:
@@ -115,6 +143,7 @@ _WORDS = (
     b"4",
 )
 JOURNAL = Target("journal", "records of a journal are read, or refused", _seeds, _read, _WORDS)
+HISTORY = Target("history", "the records of a run's history are read, or refused", _packed_seeds, _history, _WORDS)
 WRITE_BACK = Target(
     "write-back",
     "journal to CSV: twice the same, rows of others keep their bytes, no file outside",

@@ -18,6 +18,7 @@ TARGETS: dict[str, Target] = {
         tables.SIGNATURE,
         journals.JOURNAL,
         journals.WRITE_BACK,
+        journals.HISTORY,
         journals.MANIFEST,
         traces.TRACE,
         traces.PACKED_TRACE,
@@ -25,6 +26,7 @@ TARGETS: dict[str, Target] = {
         attention_records.PACKED_RECORDS,
         catalogs.CATALOG,
         catalogs.MAPPING_OF_OPERATORS,
+        catalogs.MODEL,
         options.OPTION_VALUES,
         options.SHAPES,
     )
