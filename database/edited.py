@@ -14,7 +14,7 @@ import pandas as pd
 from database import history
 from database.communication import COLLECTIVES
 from database.errors import OpAtlasError, TableError
-from database.history import Histories, keep_replaced
+from database.history import Histories, keep_edited
 from database.measured import duration_columns, is_measured_column
 from database.record import RowName
 from database.schema import POOLED, RUN_ID
@@ -48,7 +48,7 @@ def find_edited(database: Database) -> EditedRows:
 
 
 def clear_edited(database: Database, run_id: str) -> EditedRows:
-    """Clears what edited rows hold of their old shapes; first, the rows are kept as replaced by the run `run_id`.
+    """Clears what edited rows hold of their old shapes; first, the rows are kept in the folder of the run `run_id`.
 
     Raises:
         OpAtlasError: the database cannot be locked.
@@ -133,7 +133,7 @@ def _clear(database: Database, table: Table, edited: Sequence[int], run_id: str)
     durations = frame[own_duration].tolist() if own_duration in frame.columns else [""] * len(frame)
     held = [position for position in edited if valid_duration(durations[position]) is not None]
     if held:
-        keep_replaced(database, run_id, kernel_type, frame.iloc[held])
+        keep_edited(database, run_id, kernel_type, frame.iloc[held])
     pooled = [name for name in POOLED if name in frame.columns]
     cleared = _without(without_measurement(kernel_type, frame, edited), edited, pooled)
     database.write(Table(kernel_type, table.path, cleared))

@@ -27,6 +27,7 @@ from database.typed_json import decode
 
 _SUFFIX = ".jsonl.gz"
 REPLACED_SUFFIX = ".replaced"
+_EDITED_SUFFIX = ".edited"
 #: A file that a small one expands to must not take all memory.
 _MOST_BYTES = 4 << 30
 _PIECE_BYTES = 1 << 20
@@ -39,18 +40,26 @@ def path_of(database: Database, run_id: str) -> Path:
     return database.runs_dir / f"{_file_stem(run_id)}{_SUFFIX}"
 
 
-def replaced_path(database: Database, run_id: str, kernel_type: str) -> Path:
-    """Where the rows are kept whose durations a run replaced and no history has. Raises OpAtlasError."""
-    return database.runs_dir / f"{_file_stem(run_id)}{REPLACED_SUFFIX}" / database.csv_path(kernel_type).name
-
-
 def keep_replaced(database: Database, run_id: str, kernel_type: str, rows: pd.DataFrame) -> None:
     """Keeps whole rows whose durations a run is about to replace and no history has; a row once.
 
     Raises:
-        OpAtlasError: the file cannot be written, or the one that is there cannot be read.
+        OpAtlasError: the run id or the kernel type cannot name a file; the file cannot be written, or the one that
+            is there cannot be read.
     """
-    path = replaced_path(database, run_id, kernel_type)
+    _keep(database, f"{_file_stem(run_id)}{REPLACED_SUFFIX}", kernel_type, rows)
+
+
+def keep_edited(database: Database, run_id: str, kernel_type: str, rows: pd.DataFrame) -> None:
+    """Keeps whole rows whose durations are of other shapes than the rows have; raises as `keep_replaced` does.
+
+    They lie apart from replaced rows: their durations must not be taken for those of their shapes.
+    """
+    _keep(database, f"{_file_stem(run_id)}{_EDITED_SUFFIX}", kernel_type, rows)
+
+
+def _keep(database: Database, folder: str, kernel_type: str, rows: pd.DataFrame) -> None:
+    path = database.runs_dir / folder / database.csv_path(kernel_type).name
     there = [read_frame(path, kernel_type)] if path.exists() else []
     kept = pd.concat([*there, rows], ignore_index=True).fillna("").drop_duplicates()
     write_frame(kept, path)

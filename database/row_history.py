@@ -98,7 +98,7 @@ def row_histories(database: Database, chosen: RowChoice, problems: list[str]) ->
         if chosen.holds(record.kernel_type, record.signature):
             row = RowName(record.kernel_type, record.signature)
             runs.setdefault(row, []).append(_of_record(record))
-    for path in sorted(database.runs_dir.glob("*.replaced/[!.]*.csv")):
+    for path in history.replaced_tables(database):
         for row, cells in _rows(path, path.stem, chosen, problems):
             run = _of_cells(row.kernel_type, cells, "replaced")
             if not any(_is_same(run, other) for other in runs.get(row, ())):

@@ -11,11 +11,13 @@ from test_matmul_family import record as matmul_record
 from test_merge import cells, read, record, write
 
 from database import history
+from database.case_id import RowChoice
 from database.communication import BY_KERNEL_TYPE
 from database.edited import clear_edited, find_edited
 from database.journal import Header
-from database.record import Measurement, Record
+from database.record import Measurement, Record, RowName
 from database.recover import merge_run, recover
+from database.row_history import row_histories
 from database.schema import MESSAGE, Status
 from database.signature import signature
 from database.store import Database
@@ -64,8 +66,16 @@ def test_an_edited_row_is_as_if_it_had_never_run_and_its_duration_is_kept(databa
         row for n, row in enumerate(before) if n != position
     ]
     if before[position]["Average Duration(us)"]:
-        assert replaced(database, "run-2") == [before[position]]
+        assert replaced(database, "run-2", kind="edited") == [before[position]]
     assert find_edited(database).count == 0
+
+
+def test_a_cleared_duration_is_no_part_of_the_history_of_the_new_shape(database: Database) -> None:
+    edit(database, 0, **cells(5))
+    clear_edited(database, "run-2")
+    found = row_histories(database, RowChoice(["Abs"]), [])
+    assert found[RowName("Abs", signature("Abs", cells(5)))] == []
+    assert [run.duration_us for run in found[RowName("Abs", signature("Abs", cells(1)))]] == [1.0]
 
 
 def test_a_run_without_history_vouches_for_its_rows(database: Database) -> None:
@@ -113,4 +123,4 @@ def test_messages(tmp_path: Path) -> None:
     assert clear_edited(database, "run-2").count == 1
     (cleared,) = read(database, kernel_type)
     assert {name: cell for name, cell in cleared.items() if cell} == {**message, "message_bytes": "2048"}
-    assert replaced(database, "run-2", kernel_type)[0]["Duration(us)"] == "5.5000"
+    assert replaced(database, "run-2", kernel_type, "edited")[0]["Duration(us)"] == "5.5000"

@@ -33,8 +33,8 @@ def abandoned(database: Database, *records: Record, run: str = "run-1", part: st
     return path
 
 
-def replaced(database: Database, run: str, kernel_type: str = "Abs") -> list[dict[str, str]]:
-    with open(database.runs_dir / f"{run}.replaced" / f"{kernel_type}.csv", newline="") as file:
+def replaced(database: Database, run: str, kernel_type: str = "Abs", kind: str = "replaced") -> list[dict[str, str]]:
+    with open(database.runs_dir / f"{run}.{kind}" / f"{kernel_type}.csv", newline="") as file:
         return list(csv.DictReader(file))
 
 
