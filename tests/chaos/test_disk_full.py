@@ -232,7 +232,7 @@ def test_no_room_anywhere_prints_what_cannot_be_kept(sessions: Sessions, disk: D
     done = go(sessions, running)
     assert (done.code, done.ledger()) == (1, {"measured": 5, "not run": 1})
     assert f"stopped: {sessions.database}" in done
-    assert "no room in the journal for 1 record, nor anywhere else; here is all there is:" in done
+    assert "no room in the journal for 1 record, kept nowhere else; here is all there is:" in done
     (line,) = (line for line in done.output.splitlines() if line.startswith('{"kernel_type"'))
     printed = Record.from_json(json.loads(line))
     assert printed.cells["Input Shapes"] == "40;40"
