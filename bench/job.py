@@ -68,6 +68,7 @@ class Job:
         kernel_type, cells: the row.
         timeout_s: how long it may take, from its start to its outcome.
         group: the group of devices that it needs at once; None: one device.
+        instrument: what took the duration that the job's is to replace, and must take this one; "": any may.
         id: of all jobs of the process that made it, this one; each answer names it.
     """
 
@@ -78,6 +79,7 @@ class Job:
     cells: Mapping[str, str]
     timeout_s: float
     group: GroupSpec | None = None
+    instrument: str = ""
     id: int = field(default_factory=itertools.count(1).__next__, compare=False)
 
 

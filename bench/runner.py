@@ -12,7 +12,7 @@ import torch
 from bench.collectives.message import Message
 from bench.collectives.timed import TimedCollective
 from bench.devices import Device, open_device
-from bench.errors import DeviceSick, ReplayError
+from bench.errors import DeviceSick, MissingPrecondition, ReplayError
 from bench.failures import outcome_of, pytest_verdicts
 from bench.groups.group import ALONE, Group, InStep
 from bench.instruments.pauses import count_pauses
@@ -115,6 +115,13 @@ class Runner:
         return replace(outcome, changed=self._told)
 
     def _run_body(self, job: Job) -> Outcome:
+        if job.instrument not in ("", self._instrument.name):
+            # Which instrument a device has is known only now: the best one may be missing on this machine.
+            raise MissingPrecondition(
+                f"the stored duration was taken with {job.instrument}, and this device measures with "
+                f"{self._instrument.name}: such durations do not compare; set {job.instrument} up (`opatlas doctor` "
+                f"tells what it lacks), or let them be mixed (--mixed)"
+            )
         function = load_function(job)
         spec = replay_spec(function)
         if spec is None:

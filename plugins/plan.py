@@ -128,6 +128,12 @@ class CaseRow:
         return self.table.measured.get(self.position)
 
     @property
+    def stored_instrument(self) -> str:
+        """What took the replayed duration that the row had when the plan was made; "" if the row does not say."""
+        has_one = self.position in self.table.measured and INSTRUMENT in self.table.state
+        return self.table.state[INSTRUMENT][self.position].strip() if has_one else ""
+
+    @property
     def place(self) -> str:
         """File and line, as they were when the plan was made; the file alone for a row that is not in it yet."""
         is_there = self.position < self.table.rows_in_file

@@ -153,6 +153,7 @@ class Supervisor:
             cells=row.cells,
             timeout_s=settings.timeout_s(first_run=row.first_run),
             group=spec.group(row.cells, options) if spec.group else None,
+            instrument="" if settings.mixed or settings.read_only else row.stored_instrument,
         )
 
     def _record(self, row: CaseRow, outcome: Outcome) -> Record:

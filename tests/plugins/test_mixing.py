@@ -158,6 +158,19 @@ def test_another_instrument_and_other_threads_are_refused(measured: Sessions) ->
     assert measured.run_in_process(f"--threads={threads}").code == 0
 
 
+def test_a_device_that_measures_with_another_instrument_than_expected_skips_the_rows(sessions: Sessions) -> None:
+    """What a device of a conftest.py measures with is known only when it is open."""
+    sessions.write("Toy", [row(4), row(5)])
+    assert sessions.run(SIMULATED_DEVICES="1").code == 0
+    rows = sessions.read("Toy")
+    sessions.write("Toy", [{**rows[0], "Instrument": "another"}, rows[1]])
+    before = durations(sessions)
+    done = sessions.run(SIMULATED_DEVICES="1")
+    assert (done.code, done.ledger()) == (0, {"measured": 1, "skipped": 1}), done.output
+    assert [new == old for new, old in zip(durations(sessions), before, strict=True)] == [True, False]
+    assert sessions.run("--mixed", SIMULATED_DEVICES="1").ledger() == {"measured": 2}
+
+
 def test_durations_of_unknown_origin_are_not_replaced(sessions: Sessions) -> None:
     sessions.write("Toy", [{**row(4), AVERAGE: "9.7472"}, row(5)])
     before = contents(sessions.database)
