@@ -218,7 +218,7 @@ def test_measured_rows_that_have_gone_stay_in_the_journal_where_reports_have_no_
         assert f"written back, but: 6 records stay in {sessions.database}/journal/{run}.jsonl" in done
         assert run_ids(sessions) == dict.fromkeys((1, 3, 4, 40, 5), run)
         path.write_text(whole)
-        assert "opatlas: merged 6 records" in sessions.run("-k", "nothing")
+        assert "opatlas: merged 6 records" in sessions.run("-k", "nothing", SIMULATED_DEVICES="1")
         assert run_ids(sessions) == dict.fromkeys(ROWS["1"], run)
 
 
@@ -249,14 +249,14 @@ def test_a_journal_left_behind_stays_where_there_is_no_room_to_merge_it(sessions
     running.wait()
     before = path.read_bytes()
     disk.fill(leaving=16384)
-    done = sessions.run("-k", "nothing")
+    done = sessions.run("-k", "nothing", SIMULATED_DEVICES="1")
     assert done.code == 1
     assert f"could not merge the records that session {only_run(sessions)} left behind" in done
     assert f"{path} was not written {FULL}" in done
     assert f"its records stay in {sessions.database}/journal/{only_run(sessions)}.jsonl" in done
     assert (path.read_bytes(), half_made(sessions)) == (before, [])
     disk.make_room()
-    assert "opatlas: merged 4 records" in sessions.run("-k", "nothing")
+    assert "opatlas: merged 4 records" in sessions.run("-k", "nothing", SIMULATED_DEVICES="1")
     assert run_ids(sessions) == dict.fromkeys((1, 2, 3, 4), only_run(sessions))
 
 
@@ -294,7 +294,7 @@ def test_what_neither_journal_nor_table_may_hold_is_kept_beside_the_journal(sess
     assert f"NOT WRITTEN BACK: {path} was not written {TOO_LARGE}" in done
     assert f", kept in {sessions.database}/journal/{run}-rescued.jsonl: the next session merges them" in done
     assert (path.read_bytes(), half_made(sessions)) == (before, [])
-    sessions.run("-k", "nothing")
+    sessions.run("-k", "nothing", SIMULATED_DEVICES="1")
     assert list(run_ids(sessions).values()) == [run] * measured
 
 

@@ -104,13 +104,13 @@ class TestADatabaseThatASessionHas:
             link.symlink_to(held.sessions.database, target_is_directory=True)
         with monkeypatch.context() as patch:
             patch.setattr(held.sessions, "database", Path(path))
-            second = held.sessions.run()
+            second = held.sessions.run(SIMULATED_DEVICES="1")
         assert second.code == pytest.ExitCode.USAGE_ERROR
         held.expect_identity(second.output)
         held.expect_untouched()
 
     def test_waiting_in_vain_ends_with_the_identity(self, held: Held) -> None:
-        second = held.sessions.run("--wait=0.5")
+        second = held.sessions.run("--wait=0.5", SIMULATED_DEVICES="1")
         assert second.code == pytest.ExitCode.USAGE_ERROR
         for words in ("waiting up to 0.5 s for session", "is in use by session"):
             held.expect_identity(second.output[second.output.index(words) :])
