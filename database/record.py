@@ -11,10 +11,9 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from database.communication import BY_KERNEL_TYPE, is_communication
-from database.schema import MESSAGE_BYTES, NUM_DEVICES, Status
+from database.schema import MESSAGE_BYTES, NUM_DEVICES, Status, is_file_name
 from database.signature import signature
 from database.statistics import Summary, summarize
-from database.store import is_file_name
 from database.typed_json import DecodeError, decode, json_line, without_lone_surrogates
 
 #: Bounds of what a record that is read may hold. 10^15 us are 31 years; the sum of samples stays a number.

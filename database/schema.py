@@ -56,6 +56,9 @@ LEGACY_PROFILING_MEDIAN = "Median Duration(us)"
 LEGACY_PROFILING_STD = "Std Duration(us)"
 LEGACY_COUNTER = re.compile(r"Average (?!Duration\(us\)$)(?P<counter>.+)")
 
+#: Most systems allow 255 bytes, of which ".csv" and the name of a temporary file beside it take some.
+_LONGEST_NAME_BYTES = 200
+
 _MICROBENCH = "MicroBench "
 _PROFILING = "Profiling "
 MICROBENCH_MEDIAN = "MicroBench Median Duration(us)"
@@ -265,3 +268,14 @@ def with_columns(existing: Sequence[str], wanted: Iterable[str]) -> list[str]:
             before = set(order[:place])
             columns.insert(max((i + 1 for i, other in enumerate(columns) if other in before), default=0), name)
     return columns
+
+
+def is_file_name(kernel_type: str) -> bool:
+    """Whether a kernel type can name a CSV file on every system."""
+    return (
+        bool(kernel_type)
+        and kernel_type.isprintable()
+        and not set(kernel_type) & set('/\\:*?"<>|')
+        and kernel_type[0] != "."
+        and len(kernel_type.encode()) <= _LONGEST_NAME_BYTES
+    )

@@ -31,6 +31,7 @@ from database.communication import is_communication
 from database.errors import OpAtlasError, TableError
 from database.header import RESTORE, Header, expect_columns, misspelt, modern_names, parse_header, read_header
 from database.safe_paths import open_own, own_file, own_folder, own_lock
+from database.schema import is_file_name
 from database.terminal import shown
 
 #: A record may span lines only inside quotes; no cell of a profiler comes near this.
@@ -46,8 +47,6 @@ _TEXT = pa.large_string()
 _FEW_ROWS = 200
 #: Lines that are put together at a time, which bounds the memory that writing takes.
 _ROWS_PER_WRITE = 16384
-#: Most systems allow 255 bytes, of which ".csv" and the name of a temporary file beside it take some.
-_LONGEST_NAME_BYTES = 200
 TEMPORARY_SUFFIX = ".opatlas-tmp"
 _TEMPORARY_NAME = re.compile(rf"\..+\.\w+{re.escape(TEMPORARY_SUFFIX)}", re.DOTALL)
 _ABANDONED_AFTER_S = 60.0
@@ -191,17 +190,6 @@ class Database:
             yield
         finally:
             lock.release()
-
-
-def is_file_name(kernel_type: str) -> bool:
-    """Whether a kernel type can name a CSV file on every system."""
-    return (
-        bool(kernel_type)
-        and kernel_type.isprintable()
-        and not set(kernel_type) & set('/\\:*?"<>|')
-        and kernel_type[0] != "."
-        and len(kernel_type.encode()) <= _LONGEST_NAME_BYTES
-    )
 
 
 def not_writable(path: Path, error: OSError) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from database.closest import closest
 from database.dtypes import known_dtype
 from database.errors import OpAtlasError
-from database.store import is_file_name
+from database.schema import is_file_name
 from shapes import attention, experts, split_qkv
 from shapes.expression import Expression, ExpressionError, parse
 from shapes.patterns import Axis, Form, Lengths, Pattern, Template

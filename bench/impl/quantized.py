@@ -44,6 +44,9 @@ def integer_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def _multiplies_integers(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.is_cuda:
         return a.shape[0] > 16 and a.shape[1] % 8 == 0 and b.shape[1] % 8 == 0
+    if a.shape[1] == 1:
+        # torch 2.13 gives garbage for one term and a column-major second operand, on CPUs with VNNI.
+        return False
     return torch.cpu._is_vnni_supported() or (a.shape[0] <= _FEW_ROWS and b.stride(0) == 1)
 
 

@@ -36,11 +36,11 @@ from database.schema import (
     OP_STATE,
     OUTPUT_SHAPES,
     OUTPUT_SLOTS,
+    is_file_name,
 )
 from database.signature import normalized_kernel_type, signature
 from database.slots import EMPTY_WORDS, slot_words, split_cell, unwrapped
 from database.statistics import Summary, summarize
-from database.store import is_file_name
 
 #: Characters of a cell that is wrong.
 _SHOWN = 200

@@ -158,8 +158,8 @@ def test_a_row_takes_its_children_along(
 def test_a_session_that_ends_takes_the_children_of_its_rows_along(sessions: Sessions) -> None:
     running = started(sessions, "Measured", sizes=EACH)
     running.wait_for_body(40)
-    # Whether they are of use to later rows is the kernel's business.
-    assert children(sessions, running, EACH) <= set(sessions.processes())
+    # How long they live until then is their process's business: one that a row has changed is replaced.
+    assert children(sessions, running, EACH)
     sessions.go()
     done = running.wait()
     assert (done.code, done.ledger()) == (0, {"measured": 1 + len(EACH)})

@@ -172,7 +172,7 @@ def test_collectives_are_no_kernel_types() -> None:
         (["--num-devices", "1"], "'1': give a whole number from 2 on"),
         (["--bytes-grid", "0"], "'0': give a whole number from 1 on"),
         (["--bytes-grid", "1k"], "'1k': give a whole number from 1 on"),
-        (["--topology-tier", "3"], "invalid choice: 3"),
+        (["--topology-tier", "3"], "--topology-tier: '3'"),
         (["--bench-mode", "sync"], "invalid choice: 'sync'"),
     ],
 )

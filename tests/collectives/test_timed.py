@@ -36,6 +36,9 @@ class Three(Group):
         self.lined_up += 1
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
+        if list(values) == [False]:
+            # Whether a rank had a pause: none had.
+            return [[0.0]] * self.size
         if len(values) == 1:
             return [list(values), *([float(len(other))] for other in self.others)]
         return [list(values), *map(list, self.others)]

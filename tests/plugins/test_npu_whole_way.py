@@ -77,5 +77,5 @@ def test_a_capture_is_measured_on_the_npu(database: Path, npus: StandInNpus, tmp
         PYTHONPATH=str(ROOT / "tests" / "support"),
         **npus.environment,
     )
-    assert again.code == 0
+    assert again.code == 0, again.output
     assert "nothing to do" in again

@@ -47,7 +47,7 @@ class StandInNpu(CpuDevice):
         self._learn_of_rows()
 
     def describe(self) -> DeviceDescription:
-        return DeviceDescription("Stand-in NPU", {"visible": os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "")})
+        return DeviceDescription("Ascend910_9392", {"visible": os.environ.get("ASCEND_RT_VISIBLE_DEVICES", "")})
 
     def instrument(self) -> MarkedLaunches:
         return MarkedLaunches("msprof", self.torch_device, self.synchronize)
