@@ -10,7 +10,6 @@ import gzip
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -22,7 +21,7 @@ from database.manifest import INGEST_PREFIX
 from database.record import Record, RowName, is_run_id
 from database.safe_paths import open_own
 from database.signature import signature
-from database.store import Database, read_frame, write_atomically, write_frame
+from database.store import Database, read_frame, write_bytes, write_frame
 from database.typed_json import decode
 
 _SUFFIX = ".jsonl.gz"
@@ -97,7 +96,7 @@ def add(database: Database, header: Header, records: Sequence[Record]) -> None:
         there = _lines(path) if path.exists() else [journal.line(asdict(first))]
         lines = dict.fromkeys([*there, *(journal.line(record.to_json()) for record in of_this)])
         if len(lines) > len(there):
-            write_atomically(path, partial(_write, gzip.compress(b"".join(lines), _LEVEL, mtime=0)))
+            write_bytes(path, gzip.compress(b"".join(lines), _LEVEL, mtime=0))
 
 
 def read(database: Database, run_id: str) -> Contents:
@@ -195,10 +194,6 @@ def _lines_of(path: Path) -> Iterator[_Line]:
     if path.exists():
         for number, line in enumerate(_lines(path)[1:], start=2):
             yield decode(line, _Line, f"{path}:{number}")
-
-
-def _write(content: bytes, path: str) -> None:
-    Path(path).write_bytes(content)
 
 
 def _lines(path: Path) -> list[bytes]:

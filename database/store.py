@@ -377,6 +377,11 @@ def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object
     write_text(path, text.getvalue())
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file in one step. Raises OpAtlasError."""
+    write_atomically(path, lambda temporary: Path(temporary).write_bytes(content))
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes a text file in one step; what cannot be UTF-8 is escaped (`\\udcff`). Raises OpAtlasError."""
     content = text.encode(errors="backslashreplace")

@@ -19,6 +19,7 @@ from database.combine.runs import copy_histories, copy_ingests, copy_manifests, 
 from database.combine.table import Conflict, Tally, combine_tables
 from database.counts import add_counts
 from database.dtypes import unknown_dtypes
+from database.edited import find_edited, without_measurement
 from database.errors import OpAtlasError, TableError
 from database.history import Histories
 from database.ingest.ingest import remake_profiling
@@ -63,6 +64,7 @@ class CombineResult:
         unknown_dtypes: rows that were added with a dtype that OpAtlas cannot name, by that.
         conflicts: the furthest apart first.
         pruned: pruned rows that were added to the target's.
+        edited: rows that held the duration of the shape that they had before somebody edited them.
         manifests, ingests: those that were copied.
         captures_pooled: rows whose captured durations are of launches of several databases now.
         clocks_ahead: runs of machines whose clock was ahead; any other run is taken for the newer one.
@@ -81,6 +83,7 @@ class CombineResult:
     unknown_dtypes: Counter[str] = field(default_factory=Counter)
     conflicts: list[Conflict] = field(default_factory=list)
     pruned: int = 0
+    edited: int = 0
     manifests: int = 0
     ingests: int = 0
     captures_pooled: int = 0
@@ -115,9 +118,10 @@ def combine(
             copy_histories(target, source.database, source.journal, outcome.problems)
             outcome.ingests += copy_ingests(target, source.database, outcome.problems)
         histories = Histories(target)
+        edited = {source.name: find_edited(source.database).positions for source in sources}
         for kernel_type in outcome.kernel_types:
             try:
-                _combine_tables(target, kernel_type, sources, order, histories, outcome)
+                _combine_tables(target, kernel_type, sources, order, histories, edited, outcome)
             except OpAtlasError as error:
                 outcome.problems.append(f"{error} (so nothing was combined into it)")
             on_kernel_type()
@@ -146,6 +150,7 @@ def _combine_tables(
     sources: Sequence[Source],
     order: RunOrder,
     histories: Histories,
+    edited: Mapping[str, Mapping[str, Sequence[int]]],
     outcome: CombineResult,
 ) -> None:
     path = target.csv_path(kernel_type)
@@ -156,6 +161,9 @@ def _combine_tables(
     not_taken: list[pd.DataFrame] = []
     paths = [source.database.csv_path(kernel_type) for source in sources]
     for source, rows in _frames(sources, paths, outcome):
+        if positions := edited[source.name].get(kernel_type):
+            rows = without_measurement(kernel_type, rows, positions)
+            outcome.edited += len(positions)
         before = rows.iloc[:0] if frame is None else frame
         combined = combine_tables(kernel_type, before, rows, order, source.name)
         not_taken += [before.iloc[combined.tally.replaced], rows.iloc[combined.tally.dropped]]

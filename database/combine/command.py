@@ -12,9 +12,11 @@ from pathlib import Path
 
 from database.combine.apply import combine, kernel_types_of
 from database.combine.pool import pool
+from database.combine.runs import COMBINE
 from database.combine.sources import Opened, open_sources, refuse_mixed
 from database.combine.summary import summary, write_conflicts
 from database.commands import UsageError, looking_at_usage
+from database.edited import clear_edited
 from database.errors import OpAtlasError
 from database.progress import Progress
 from database.recover import recover
@@ -93,8 +95,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _combine(target: Database, opened: Opened, *, pool_runs: bool, dry_run: bool) -> tuple[str, list[str]]:
     """Joins what was opened; gives the summary, and what is wrong. Raises OpAtlasError."""
     recovered = recover(target, own_run="") if target.journal_dir.is_dir() else []
+    edited = clear_edited(target, COMBINE)
     with Progress(len(kernel_types_of(opened.sources)), "kernel types", label="combine") as progress:
         outcome = combine(target, opened.sources, opened.manifests, progress.advance)
+    outcome.edited += edited.count
+    outcome.problems += edited.problems
     pooled = None
     if pool_runs:
         with Progress(len(target.kernel_types()), "kernel types", label="pool") as progress:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -19,7 +18,7 @@ from database.record import RowName
 from database.safe_paths import read_own
 from database.schema import RUN_ID
 from database.signature import signatures
-from database.store import Database, read_frame, write_atomically, write_text
+from database.store import Database, read_frame, write_bytes, write_text
 
 #: Stands for a run id in the name of the folder that keeps durations which `combine` did not take.
 COMBINE = "combine"
@@ -88,7 +87,7 @@ def copy_ingests(target: Database, source: Database, problems: list[str]) -> int
                 continue
             for path in (ingest.samples, manifest_path(source, run_id)):
                 content = read_own(path, _LARGEST_SAMPLES_BYTES)
-                write_atomically(target.runs_dir / path.name, partial(_write, content))
+                write_bytes(target.runs_dir / path.name, content)
             known |= {file.sha256: run_id for file in files}
             copied += 1
     except OpAtlasError as error:
@@ -96,10 +95,6 @@ def copy_ingests(target: Database, source: Database, problems: list[str]) -> int
     except OSError as error:
         problems.append(f"{error.filename}: cannot be read ({error.strerror}): check its permissions")
     return copied
-
-
-def _write(content: bytes, path: str) -> None:
-    Path(path).write_bytes(content)
 
 
 def keep_durations(target: Database, kernel_type: str, not_taken: Sequence[pd.DataFrame], histories: Histories) -> None:

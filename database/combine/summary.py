@@ -62,6 +62,7 @@ def summary(
         ("profiling", outcome.profiled, "rows whose captured durations were filled in"),
         ("other cells", outcome.filled, "filled in"),
         ("pruned rows", outcome.pruned, "added to pruned/"),
+        ("edited rows", outcome.edited, "without the duration of the shape that they had before"),
         ("manifests", outcome.manifests, "copied to runs/"),
         ("ingests", outcome.ingests, "copied to runs/"),
         ("captures", outcome.captures_pooled, "rows with launches of further captures now"),

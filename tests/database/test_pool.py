@@ -121,3 +121,16 @@ def test_databases_of_several_machines_are_pooled_by_the_command(
 
 def test_without_a_source_and_without_pool_nothing_is_done(database: Database) -> None:
     assert main(["combine", str(database.path)]) == 2
+
+
+def test_a_row_that_was_edited_brings_no_duration_of_its_old_shape(database: Database, tmp_path: Path) -> None:
+    target = Database(tmp_path / "target")
+    write(target, [cells(1)])
+    run(target, RUNS[0], 10.0, "GPU-1")
+    run(database, RUNS[1], 20.0, "GPU-2")
+    for edited in (database, target):
+        write(edited, [{**read(edited)[0], **{name: cell for name, cell in cells(7).items() if cell}}])
+    assert main(["combine", str(target.path), str(database.path), "--pool"]) == 0
+    (row,) = read(target)
+    assert (row["Input Shapes"], row["Average Duration(us)"]) == (cells(7)["Input Shapes"], "")
+    assert pooled_cells(target)[0] == ("", "", "", "")
