@@ -69,8 +69,8 @@ def toys(folder: Path, keys: Sequence[Key]) -> Sessions:
 
 
 def start(sessions: Sessions, devices: int, *options: str) -> Running:
-    simulated = str(devices if devices > 1 else 0)
-    return sessions.start("-v", *options, measure=MEASURE, SIMULATED_DEVICES=simulated)
+    # Of one kind, whatever their number: durations of another kind are not taken.
+    return sessions.start("-v", *options, measure=MEASURE, SIMULATED_DEVICES=str(devices))
 
 
 def read_table(sessions: Sessions) -> dict[Key, dict[str, str]]:
