@@ -54,9 +54,16 @@ def refusing(place: Path | str) -> Iterator[None]:
         expect(str(place) in str(error), f"an error that does not name {place}: {error}")
 
 
+class _Captured(io.StringIO):
+    """Output of a command. libFuzzer asks standard error for its descriptor when an input takes long."""
+
+    def fileno(self) -> int:
+        return 2
+
+
 def command(*arguments: object) -> tuple[int, str, str]:
     """Runs `python -m database ...` in this process; gives exit status, stdout and stderr."""
-    out, err = io.StringIO(), io.StringIO()
+    out, err = _Captured(), _Captured()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main([str(argument) for argument in arguments])
     expect(status in (0, 1, 2), f"exit status {status}")
