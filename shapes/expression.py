@@ -125,8 +125,10 @@ def _walk(node: ast.expr, names: set[str]) -> _Value:
         inner = _walk(node.operand, names)
         return lambda env: -inner(env)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        left, right = _walk(node.left, names), _walk(node.right, names)
-        if isinstance(node.op, (ast.FloorDiv, ast.Mod)) and not _names_in(node.right) and not right({}):
+        divisor_names: set[str] = set()
+        left, right = _walk(node.left, names), _walk(node.right, divisor_names)
+        names |= divisor_names
+        if isinstance(node.op, (ast.FloorDiv, ast.Mod)) and not divisor_names and not right({}):
             raise ExpressionError(f"{ast.unparse(node)!r} divides by nothing")
         return _binary(_OPERATORS[type(node.op)], left, right)
     if isinstance(node, ast.Compare) and all(type(op) in _OPERATORS for op in node.ops):
@@ -150,10 +152,6 @@ def _walk(node: ast.expr, names: set[str]) -> _Value:
         f"{ast.unparse(node)!r} is not arithmetic: use whole numbers, variables, + - * // %, comparisons, and, "
         f"min(a, b), max(a, b), align(a, multiple)"
     )
-
-
-def _names_in(node: ast.expr) -> bool:
-    return any(isinstance(part, ast.Name) and part.id not in _FUNCTIONS for part in ast.walk(node))
 
 
 def _binary(function: Callable[[Ints, Ints], Ints], left: _Value, right: _Value) -> _Value:

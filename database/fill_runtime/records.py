@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -42,6 +43,8 @@ AVG_SEQ_LEN = RUNTIME_PREFIX + "avg_seq_len"
 VALID_BLOCKS = RUNTIME_PREFIX + "block_table_valid_blocks"
 Q_VALUES, KV_VALUES = RUNTIME_IN_SIGNATURE[:2]
 _LAYOUT = RUNTIME_PREFIX + "input_layout"
+#: `BSND`, `TND_NTD`. A signature drops blanks, quotes and brackets, so that no row would have such a layout.
+_LAYOUT_NAME = re.compile(r"[A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
@@ -234,7 +237,7 @@ def parse_record(line: bytes) -> tuple[JoinKey, Values]:
     )
     q_lengths, kv_lengths = _numbers(record, "actual_seq_lengths"), _numbers(record, "actual_seq_lengths_kv")
     layout = record.get("input_layout")
-    if layout is not None and not (isinstance(layout, str) and layout.isascii() and layout.isprintable()):
+    if layout is not None and not (isinstance(layout, str) and _LAYOUT_NAME.fullmatch(layout)):
         raise ValueError(f"input_layout is {layout!r}, not a word")
     heads = _number(record, "num_heads")
     case = (

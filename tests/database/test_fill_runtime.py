@@ -272,6 +272,7 @@ def test_many_malformed_lines_are_counted(fill):
         (b'{"input_layout": "\xed\xa0\x80"}', "not UTF-8"),
         (b'{"block_table_valid_blocks": ["1"]}', "block_table_valid_blocks is"),
         (b'{"input_layout": 3}', "input_layout is 3, not a word"),
+        (b'{"input_layout": "TN D"}', "input_layout is 'TN D', not a word"),
         (b"[" * 100_000, "nested too deep"),
     ],
 )

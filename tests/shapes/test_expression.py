@@ -107,3 +107,7 @@ def test_the_variables_of_an_expression() -> None:
     assert parse("align(m, 8) * k + k").names == {"m", "k"}
     assert parse(" m ").variable == "m"
     assert parse("2 * m").variable == ""
+
+
+def test_a_variable_may_have_the_name_of_a_function() -> None:
+    assert parse("k % min").names == {"k", "min"}
