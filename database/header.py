@@ -38,6 +38,14 @@ from database.schema import (
     of_microbench,
     profiling_counter,
 )
+from database.text_format import (
+    SAVE_AS_UTF8,
+    SAVE_OR_RESTORE,
+    SAVE_WITH_COMMAS,
+    other_separator,
+    undecodable_cell,
+    wide_encoding,
+)
 
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _BOM = b"\xef\xbb\xbf"
@@ -96,8 +104,8 @@ def parse_header(file: BinaryIO, path: Path) -> Header:
         path: names the file in errors.
 
     Raises:
-        TableError: a Git LFS pointer, an empty file, a blank line, text that is not UTF-8, an open quote, a header
-            without an end, a repeated column.
+        TableError: a Git LFS pointer, an empty file, a blank line, text that is not UTF-8, other separators than
+            commas, an open quote, a header without an end, a repeated column.
         OSError: the file cannot be read.
     """
     head = file.read(4096)
@@ -105,12 +113,20 @@ def parse_header(file: BinaryIO, path: Path) -> Header:
         raise TableError(path, "a Git LFS pointer, not the data itself", "Run `git lfs pull`")
     if not head.removeprefix(_BOM).strip():
         raise TableError(path, "an empty file", "Remove it, or restore it")
+    if encoding := wide_encoding(head, _NAMES):
+        raise TableError(path, f"this is {encoding}, not UTF-8", SAVE_AS_UTF8)
     file.seek(len(_BOM) if head.startswith(_BOM) else 0)
     text: list[bytes] = []
     try:
         names = next(csv.reader(_lines(file, text, path), strict=True), [])
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise TableError(path, f"the header is not UTF-8 CSV ({error})", RESTORE, line=1) from None
+    except UnicodeDecodeError:
+        problem = f"the header: {undecodable_cell(text[-1])}"
+        raise TableError(path, problem, SAVE_OR_RESTORE, line=len(text)) from None
+    except csv.Error as error:
+        _expect_commas(text, path)
+        raise TableError(path, f"the header is no CSV ({error})", RESTORE, line=1) from None
+    if len(names) == 1:
+        _expect_commas(text, path)
     if len(names) < 2 and not "".join(names).strip():
         raise TableError(path, "a blank line, no header", RESTORE, line=1)
     names = [_without_blanks(name) for name in names]
@@ -121,6 +137,12 @@ def parse_header(file: BinaryIO, path: Path) -> Header:
         raise TableError(path, f"column {repeated[0]!r} stands twice in the header", "Remove or rename one", line=1)
     lines = len(_LINE_END.findall(b"".join(text)))
     return Header(names, lines, alone=not file.read(1))
+
+
+def _expect_commas(text: Sequence[bytes], path: Path) -> None:
+    """Raises TableError where something else separates the columns of a header. `text` is its lines."""
+    if separator := other_separator(text[0].decode(), _KNOWN):
+        raise TableError(path, f"the fields are separated by {separator}", SAVE_WITH_COMMAS, line=1)
 
 
 def _lines(file: BinaryIO, text: list[bytes], path: Path) -> Iterator[str]:

@@ -33,6 +33,7 @@ from database.header import RESTORE, Header, expect_columns, misspelt, modern_na
 from database.safe_paths import open_own, own_file, own_folder, own_lock
 from database.schema import is_file_name
 from database.terminal import shown
+from database.text_format import SAVE_OR_RESTORE, undecodable_cell
 
 #: A record may span lines only inside quotes; no cell of a profiler comes near this.
 _BLOCK_BYTES = 8 << 20
@@ -265,8 +266,8 @@ def _what_is_wrong(path: Path, header: Header, block_bytes: int, error: pa.Arrow
         for number, line in enumerate(file, start=1):
             try:
                 line.decode()
-            except UnicodeDecodeError as undecodable:
-                return TableError(path, f"not readable as UTF-8 CSV ({undecodable})", RESTORE, line=number)
+            except UnicodeDecodeError:
+                return TableError(path, undecodable_cell(line, header.names), SAVE_OR_RESTORE, line=number)
     rejected: list[pa.csv.InvalidRow] = []
 
     def reject(row: pa.csv.InvalidRow) -> str:

@@ -255,7 +255,10 @@ class Report:
             yield f"{rows} not run: they have durations from before, and only --update-mode=all runs such rows"
 
     def _problem_lines(self, plan: Plan) -> Iterator[str]:
-        for problem in (*plan.problems, *self.problems):
+        if plan.problems:
+            # The reasons stand above the rows, and once is enough.
+            yield f"{counted(len(plan.problems), 'file was', 'files were')} not read, as the lines before the rows say"
+        for problem in self.problems:
             yield f"not read or written: {problem}"
 
     def _earlier_lines(self) -> Iterator[str]:

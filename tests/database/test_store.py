@@ -101,15 +101,13 @@ RESTORE = "Repair the line, or restore the file from version control"
             HEADER.replace("Our Note", " OP State ") + ROW,
             ":1: column 'OP State' stands twice in the header. Remove or rename one",
         ),
-        ("a,\udcff\n", ":1: the header is not UTF-8 CSV ('utf-8' codec can't decode byte 0xff in position 2: "),
     ],
 )
 def test_what_is_no_table(path, text, message):
     path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(TableError) as caught:
         read_frame(path)
-    assert str(caught.value).startswith(f"{path}{message}")
-    assert message.endswith("2: ") or str(caught.value) == f"{path}{message}"
+    assert str(caught.value) == f"{path}{message}"
     assert path.read_bytes() == text.encode(errors="surrogateescape")
 
 
@@ -201,12 +199,6 @@ def test_where_things_of_a_database_are(tmp_path):
     write(tmp_path / "mine.csv", HEADER + ROW)
     table = database.read("Add")
     assert (table.kernel_type, table.path, len(table.frame)) == ("Add", tmp_path / "mine.csv", 1)
-
-
-def test_bytes_that_are_not_utf8(path):
-    path.write_bytes((HEADER + ROW).encode() + b"\xff\xfe,,,,,\n")
-    with pytest.raises(TableError, match="not readable as UTF-8"):
-        read_frame(path)
 
 
 def test_no_such_file(path):

@@ -1,0 +1,75 @@
+"""Recognises what spreadsheets save as "CSV" that is not UTF-8 text with commas: other encodings and separators."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Collection, Sequence
+
+SAVE_AS_UTF8 = "Save it as CSV UTF-8, with commas between the fields"
+SAVE_WITH_COMMAS = "Save it with commas between the fields"
+SAVE_OR_RESTORE = "Save it as CSV UTF-8, or restore it from version control"
+
+_SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'"}
+#: UTF-32 comes first: its mark begins with that of UTF-16.
+_MARKS = {
+    b"\xff\xfe\x00\x00": "UTF-32",
+    b"\x00\x00\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+#: So many known columns between other separators are no accident of one column's name.
+_ENOUGH_COLUMNS = 2
+
+
+def wide_encoding(head: bytes, known: Collection[str]) -> str:
+    """Returns "UTF-16" or "UTF-32" if a file begins with text in it; "" otherwise.
+
+    Args:
+        head: the first bytes of the file.
+        known: names of columns, which tell UTF-16 where no mark does.
+    """
+    for mark, encoding in _MARKS.items():
+        if head.startswith(mark):
+            return encoding
+    has_name = any(name.encode(codec) in head for name in known for codec in ("utf-16-le", "utf-16-be"))
+    return "UTF-16" if has_name else ""
+
+
+def other_separator(line: str, known: Collection[str]) -> str:
+    """Returns how to call what separates the columns of a header that commas do not separate; "" if nothing does.
+
+    Args:
+        line: the header.
+        known: names of columns; a separator is one if it leaves two of them.
+    """
+    for separator, name in _SEPARATORS.items():
+        cells = _cells(line, separator)
+        if len({cell.strip() for cell in cells}.intersection(known)) >= _ENOUGH_COLUMNS:
+            return name
+    return ""
+
+
+def undecodable_cell(line: bytes, names: Sequence[str] = ()) -> str:
+    """Describes the first cell of a line that is not UTF-8, with its text as Windows-1252, which extends Latin-1.
+
+    Args:
+        line: one that cannot be decoded.
+        names: of the columns; none for the header itself.
+    """
+    cells = _cells(line.decode(errors="surrogateescape"), ",")
+    for number, cell in enumerate(cells):
+        raw = cell.encode(errors="surrogateescape")
+        try:
+            raw.decode()
+        except UnicodeDecodeError:
+            column = f"column {names[number]!r}: " if len(names) == len(cells) else ""
+            return f"{column}{raw.decode('cp1252', errors='replace')!r} is not UTF-8 (Latin-1 or Windows-1252?)"
+    return "the line is not UTF-8"
+
+
+def _cells(line: str, separator: str) -> list[str]:
+    """Returns the cells of a line; none where a cell begins that the line does not end."""
+    try:
+        return next(csv.reader([line], delimiter=separator), [])
+    except csv.Error:
+        return []
