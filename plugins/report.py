@@ -1,317 +1,70 @@
-"""What a session tells at its end: a summary on the terminal, and two files beside the CSVs."""
+"""The two files that a session leaves beside the CSVs: its report, and where replay and capture disagree."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any
-
-import pytest
+from collections.abc import Sequence
 
 from database.errors import OpAtlasError
-from database.journal import count_of_run
-from database.merge import UpdateMode
-from database.progress import speed
 from database.reports import Gap, SessionFacts, find_gaps, replay_report, write_gap_csv
-from database.schema import Status
 from database.store import write_text
-from database.terminal import counted, folded, shown
-from plugins.asked_for import AskedFor, meant
 from plugins.collector import Collector
-from plugins.interrupt import STOPPED, Interrupts
-from plugins.items import about_row, outcome_of_report, row_of
-from plugins.ledger import XFAILED, Ledger
-from plugins.plan import Plan
-from plugins.plan_lines import plan_lines
+from plugins.ledger import Ledger
 from plugins.session import BenchSession
+from plugins.tally import Tally
 from plugins.writeback import WriteBack
 
 _REPORT = "replay_report"
-_SHOWN = 5
-_COLUMNS = 80
-_REASON_SHOWN = 160
-#: What differs between rows with the same cause: addresses, sizes, and words with digits in them.
-_PARTICULAR = re.compile(r"0x[0-9a-f]+|\b[\d,;.x]*\d[\d,;.x]*\b")
 
 
 class Report:
-    """Tallies the rows of a session. Lives beside the write-back.
+    """Writes the two files. Lives beside the write-back.
 
     Attributes:
+        paths: the files that were written.
+        gaps: durations that rows have from a capture and from a replay, the furthest apart first.
         problems: what could not be read for the two files, or written of them; they make the session fail.
     """
 
     def __init__(
-        self,
-        session: BenchSession,
-        collector: Collector,
-        interrupts: Interrupts,
-        written: WriteBack,
-        ledger: Ledger,
-        keyword: str,
+        self, session: BenchSession, collector: Collector, written: WriteBack, ledger: Ledger, tally: Tally
     ) -> None:
-        """`keyword` is what -k says: with it, kernel types that cannot be replayed were not asked for."""
         self._session = session
         self._collector = collector
-        self._interrupts = interrupts
         self._written = written
         self._ledger = ledger
-        self._keyword = keyword
-        #: By node id: what pytest counted the last report of a row under, and why the row was not measured.
-        self._outcome_of: dict[str, str] = {}
-        self._error_of: dict[str, tuple[str, str]] = {}
-        #: The first reason of each error, with what is particular to its row.
-        self._reasons: dict[tuple[str, str], str] = {}
-        self._first_at: float | None = None
-        self._last_at = 0.0
-        self._paths: list[str] = []
-        self._gaps: list[Gap] = []
-        self._plan_told = False
+        self._tally = tally
+        self.paths: list[str] = []
+        self.gaps: Sequence[Gap] = []
         self.problems: list[str] = []
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        about = about_row(report)
-        if about is None or "record" not in about:
-            return
-        self._first_at = self._first_at or report.start
-        self._last_at = max(self._last_at, report.stop)
-        # A plugin that runs rows again reports them several times: the last report counts.
-        self._outcome_of[report.nodeid] = outcome_of_report(report)
-        self._error_of.pop(report.nodeid, None)
-        record = about["record"]
-        if record["status"] != Status.MEASURED.value:
-            reason = str(record["reason"]).partition("\n")[0][:_REASON_SHOWN]
-            error = record["kernel_type"], f"{record['status']}: {_cause(record['status'], reason)}"
-            self._error_of[report.nodeid] = error
-            self._reasons.setdefault(error, f"{record['status']}: {reason}")
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, node: Any) -> None:
-        """What is known before rows run; where there is no controller, pytest asks for it."""
-        plan = self._session.plan_if_made
-        terminal = node.config.pluginmanager.get_plugin("terminalreporter")
-        if plan is None or terminal is None or self._plan_told:
-            return
-        self._plan_told = True
-        terminal.ensure_newline()
-        for line in self._plan_lines(plan, self._ledger.collected):
-            terminal.write_line(line)
-
-    def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
-        plan = self._session.plan_if_made
-        if plan is None or plan.error:
-            return []
-        return self._plan_lines(plan, sum(row_of(item) is not None for item in items))
-
-    def _plan_lines(self, plan: Plan, selected: int) -> list[str]:
-        lines = plan_lines(plan, self._session.settings, self._collector.known_replays(), selected)
-        return list(map(shown, lines))
 
     def write(self) -> None:
         """Writes the two files, once the records are merged and the rows accounted for."""
         merged = self._written.merged
-        if merged is None or not (self._outcomes or self._has_written()):
+        if merged is None or not (self._tally.outcomes or self.has_written()):
             return
         database = self._session.database
         # Of the others there may be no file: none of their rows was measured.
-        self._gaps, self.problems = find_gaps(database, sorted(merged.updated + merged.added))
+        self.gaps, self.problems = find_gaps(database, sorted(merged.updated + merged.added))
         report = database.free_report(_REPORT, self._session.started_at, suffix=".md")
         # The two of a session bear the same time and number.
         gaps = report.with_name(f"duration_gap{report.stem.removeprefix(_REPORT)}.csv")
         try:
-            write_text(report, replay_report(self._facts(), self._gaps))
-            self._paths = [str(report)]
-            if self._gaps:
-                write_gap_csv(gaps, self._gaps)
-                self._paths.append(str(gaps))
+            write_text(report, replay_report(self.facts(), self.gaps))
+            self.paths = [str(report)]
+            if self.gaps:
+                write_gap_csv(gaps, self.gaps)
+                self.paths.append(str(gaps))
         except OpAtlasError as error:
             self.problems.append(str(error))
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Having nothing to do is success; a file that could not be read, or a journal not merged, is not."""
-        plan = self._session.plan_if_made
-        if plan is None or session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            return
-        if plan.problems or any(recovered.incomplete for recovered in plan.prepared.recovered):
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
-            asked_for = AskedFor(session.config, self._collector)
-            # Of few rows a shard may have none, and the machine that runs it has done what it was told.
-            if asked_for.done_already(plan) or asked_for.elsewhere(plan):
-                session.exitstatus = pytest.ExitCode.OK
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-        plan = self._session.plan_if_made
-        if plan is None or plan.error or self._session.settings.collect_only:
-            return
-        terminalreporter.ensure_newline()
-        terminalreporter.section("OpAtlas", sep="=")
-        for line in self._summary(config):
-            terminalreporter.write_line(shown(line))
-
-    def _summary(self, config: pytest.Config) -> Iterator[str]:
-        plan = self._session.plan_if_made
-        assert plan is not None
-        if self._interrupts.now:
-            yield from self._stopped_at_once_lines()
-            return
-        counts = self._ledger.counts()
-        if not counts:
-            merged = self._written.merged
-            if merged is None or not (merged.added.total() or merged.updated.total()):
-                yield from self._nothing_run_lines(config, plan)
-            if not self._has_written():
-                yield from self._not_replayable_lines()
-                yield from self._problem_lines(plan)
-                return
-        seconds = self._seconds()
-        facts = self._facts()
-        if counts:
-            yield self._ledger.line()
-        rows, unit = sum(facts.statuses.values()), self._session.settings.unit
-        if rows:
-            run = "run" if self._session.settings.prof_path is None else "looked up"
-            yield f"{counted(rows, unit)} {run} in {seconds:.1f} s ({speed(rows / seconds, f'{unit}s')})"
-        if self._session.stop_reason not in ("", STOPPED):
-            yield f"stopped: {self._session.stop_reason}"
-        yield from self._not_run_lines(plan)
-        yield from self._earlier_lines()
-        merged = self._written.merged
-        if merged is not None and (rows or self._has_written()):
-            updated, added, marked = (counts.total() for counts in (merged.updated, merged.added, merged.marked))
-            yield f"written back: {updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
-            if merged.pruned:
-                folder = self._session.database.pruned_dir
-                yield f"pruned rows are in {folder}: `opatlas unprune {self._session.database.path}` brings them back"
-            if merged.unmatched and self._session.settings.messages is not None:
-                yield f"{counted(len(merged.unmatched), 'message')} not measured, and so without a row"
-            elif merged.unmatched:
-                match = counted(len(merged.unmatched), "record matches", "records match")
-                yield f"{match} no row of the database: not added"
-        yield from self._not_replayable_lines()
-        duplicates = sum(facts.duplicates.values())
-        if duplicates:
-            yield f"{counted(duplicates, 'repeated row')}: given the duration of the earlier row of the same signature"
-        yield from self._error_lines()
-        yield from self._gap_lines()
-        failed = merged is None or merged.problems
-        for problem in self._written.problems:
-            yield f"{'NOT WRITTEN BACK' if failed else 'written back, but'}: {problem}"
-        for problem in self._ledger.problems:
-            yield f"THE ROWS DO NOT ADD UP: {problem}"
-        yield from self._problem_lines(plan)
-        yield f"database: {self._session.settings.database}"
-        for path in self._paths:
-            yield f"report: {path}"
-
-    def _nothing_run_lines(self, config: pytest.Config, plan: Plan) -> Iterator[str]:
-        asked_for, unit = AskedFor(config, self._collector), self._session.settings.unit
-        if done := asked_for.done_already(plan):
-            have = counted(done, f"{unit} has", f"{unit}s have")
-            again = "(--update-mode=all measures them again)"
-            if captured := asked_for.captured_only(plan):
-                again = f"({done - captured:,} replayed, {captured:,} captured only): --update-mode=all replays them"
-            yield f"nothing to do: {have} a duration already {again}"
-        elif elsewhere := asked_for.elsewhere(plan):
-            yield f"nothing to do: {counted(elsewhere, unit)} in other shards, and none in this one"
-        elif example := next((case for table in plan.tables.values() for case in table.cases.values()), None):
-            cases = counted(sum(len(table.cases) for table in plan.tables.values()), unit)
-            near = meant(self._keyword, plan.tables)
-            yield folded(f"no {unit} was selected, of {cases}{near}; a name of one, for -k: {example}", indent=0)
-
-    def _has_written(self) -> bool:
+    def has_written(self) -> bool:
         """Whether there is something to tell although no row was run: --prof-path may have added some."""
         merged = self._written.merged
         return merged is not None and bool(merged.added.total() or merged.updated.total() or merged.unmatched)
 
-    def _stopped_at_once_lines(self) -> Iterator[str]:
-        yield self._ledger.line()
-        if self._session.settings.read_only:
-            return
-        database = self._session.database
-        try:
-            kept = counted(count_of_run(database, self._session.run_id), "record stays", "records stay")
-        except OSError as error:
-            kept = f"the records stay ({error.strerror})"
-        yield f"stopped at once: {kept} in {database.journal_dir}; the next session on this database merges them"
-
-    def _not_run_lines(self, plan: Plan) -> Iterator[str]:
-        """How to go on where a session was stopped."""
-        not_run = self._ledger.not_run()
-        if not not_run:
-            return
-        rows = counted(len(not_run), self._session.settings.unit)
-        missing = len(plan.without_duration().intersection(not_run))
-        if self._session.settings.mode is UpdateMode.MISSING_ONLY:
-            yield f"{rows} not run: the same command goes on with them"
-        elif missing:
-            some = f"{missing:,} of them: the others have durations from before"
-            those = "them" if missing == len(not_run) else some
-            yield f"{rows} not run: the same command with --update-mode=missing-only goes on with {those}"
-        else:
-            yield f"{rows} not run: they have durations from before, and only --update-mode=all runs such rows"
-
-    def _problem_lines(self, plan: Plan) -> Iterator[str]:
-        if plan.problems:
-            # The reasons stand above the rows, and once is enough.
-            yield f"{counted(len(plan.problems), 'file was', 'files were')} not read, as the lines before the rows say"
-        for problem in self.problems:
-            yield f"not read or written: {problem}"
-
-    def _earlier_lines(self) -> Iterator[str]:
-        """What became of the rows that earlier sessions left without a measurement."""
-        passed = self._outcomes["xpassed"]
-        if passed:
-            yield f"{counted(passed, self._session.settings.unit)} measured that had failed before"
-        given_up = self._ledger.counts()[XFAILED] - self._outcomes["xfailed"]
-        if given_up:
-            rows = counted(given_up, self._session.settings.unit)
-            yield f"{rows} not run, after crashes or timeouts in sessions before (--retry-failed)"
-        unresolved = self._ledger.unresolved()
-        if unresolved:
-            counts = ", ".join(f"{n} {status}" for status, n in unresolved.most_common())
-            yield f"left as earlier sessions left them: {counts}"
-
-    def _error_lines(self) -> Iterator[str]:
-        errors = self._causes()
-        if errors:
-            yield "not measured, by kernel type and cause:"
-            for (kernel_type, cause), count in errors.most_common(_SHOWN):
-                yield folded(f"{count:5d}  {kernel_type}: {cause}", indent=2)
-            if len(errors) > _SHOWN:
-                yield f"         and {counted(len(errors) - _SHOWN, 'other cause')}, see the report"
-
-    def _causes(self) -> Counter[tuple[str, str]]:
-        """Rows that were not measured, by kernel type and cause, in the words of the first of them."""
-        causes: Counter[tuple[str, str]] = Counter()
-        for (kernel_type, cause), count in Counter(self._error_of.values()).items():
-            reason = self._reasons[kernel_type, cause]
-            alike = f" (and {count - 1:,} like it)" if count > 1 and reason != cause else ""
-            causes[kernel_type, f"{reason}{alike}"] += count
-        return causes
-
-    def _gap_lines(self) -> Iterator[str]:
-        outside = [gap for gap in self._gaps if gap.outside]
-        if outside:
-            device = self._written.device_name
-            of_all = counted(len(self._gaps), "duration")
-            are = "is" if len(outside) == 1 else "are"
-            yield f"{len(outside)} of {of_all} on {device} {are} 20 % or more off the captured ones; worst:"
-            for gap in outside[:_SHOWN]:
-                yield f"  {gap.ratio:8.2f} x  {gap.kernel_type} {gap.input_shapes}"[:_COLUMNS]
-
-    def _not_replayable_lines(self) -> Iterator[str]:
-        missing = self._not_replayable()
-        if missing and not self._keyword:
-            names = ", ".join(f"{name} {count}" for name, count in missing.most_common(8))
-            more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-            rows = f"{counted(sum(missing.values()), 'row')} of {counted(len(missing), 'kernel type')}"
-            yield folded(f"without a replay: {rows}: {names}{more}", indent=0)
-
-    def _not_replayable(self) -> Counter[str]:
+    def not_replayable(self) -> Counter[str]:
+        """Rows whose kernel type has no replay, by kernel type."""
         plan = self._session.plan_if_made
         assert plan is not None
         # What was collected has a replay: xdist's controller, which collects nothing, knows those of bench/ only.
@@ -319,7 +72,8 @@ class Report:
         counts = {name: len(table.cases) for name, table in plan.tables.items() if name not in known}
         return Counter({name: count for name, count in counts.items() if count})
 
-    def _facts(self) -> SessionFacts:
+    def facts(self) -> SessionFacts:
+        """What the session did."""
         plan = self._session.plan_if_made
         assert plan is not None
         return SessionFacts(
@@ -327,30 +81,15 @@ class Report:
             database=self._session.settings.database,
             device=self._written.device_name,
             mode=self._session.settings.mode.value,
-            outcomes=self._outcomes,
+            outcomes=self._tally.outcomes,
             ledger=self._ledger.line(),
             not_run=self._ledger.not_run(),
             unresolved=self._ledger.unresolved(),
             statuses=self._written.statuses,
-            errors=self._causes(),
+            errors=self._tally.causes(),
             left_out=plan.left_out(),
             duplicates={name: len(table.duplicates) for name, table in plan.tables.items() if table.duplicates},
-            not_replayable=self._not_replayable(),
+            not_replayable=self.not_replayable(),
             merged=self._written.merged,
-            seconds=self._seconds(),
+            seconds=self._tally.seconds,
         )
-
-    @property
-    def _outcomes(self) -> Counter[str]:
-        """Rows by what pytest counts them under."""
-        return Counter(self._outcome_of.values())
-
-    def _seconds(self) -> float:
-        return max(self._last_at - (self._first_at or self._last_at), 1e-3)
-
-
-def _cause(status: str, reason: str) -> str:
-    """A reason without what is particular to its row, so that equal causes are counted together."""
-    # Where a process or the device failed the number is the cause: a signal, a deadline, a code.
-    ended = status in (Status.CRASHED, Status.TIMEOUT, Status.DEVICE_ERROR)
-    return reason if ended else _PARTICULAR.sub("N", reason)

@@ -18,7 +18,9 @@ from plugins.progress import ReplayProgress
 from plugins.replacing import Replacing
 from plugins.report import Report
 from plugins.session import BenchSession
+from plugins.summary import Summary
 from plugins.supervisor import Supervisor
+from plugins.tally import Tally
 from plugins.workers import Controller
 from plugins.writeback import WriteBack
 
@@ -46,11 +48,15 @@ def pytest_configure(config: pytest.Config) -> None:
         register(ProfPath(session, collector, write_back), "opatlas-prof-path")
     if config.option.read_only:
         register(Comparison(session, config.option.verbose), "opatlas-comparison")
-    report = Report(session, collector, interrupts, write_back, ledger, config.option.keyword)
+    tally = Tally()
+    report = Report(session, collector, write_back, ledger, tally)
+    keyword = config.option.keyword
+    summary = Summary(session, collector, interrupts, write_back, ledger, tally, report, keyword)
     register(interrupts, "opatlas-interrupts")
     register(write_back, "opatlas-write-back")
     register(ledger, "opatlas-ledger")
-    register(report, "opatlas-report")
+    register(tally, "opatlas-tally")
+    register(summary, "opatlas-summary")
     register(Ending(session, interrupts, write_back, ledger, report), "opatlas-ending")
     register(Replacing(session, collector), "opatlas-replacing")
     feed = benchmark_feed(config)

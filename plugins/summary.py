@@ -1,0 +1,244 @@
+"""What a session tells on the terminal: of its plan before rows run, and of its rows at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from database.journal import count_of_run
+from database.merge import UpdateMode
+from database.progress import speed
+from database.terminal import counted, folded, shown
+from plugins.asked_for import AskedFor, meant
+from plugins.collector import Collector
+from plugins.interrupt import STOPPED, Interrupts
+from plugins.items import row_of
+from plugins.ledger import XFAILED, Ledger
+from plugins.plan import Plan
+from plugins.plan_lines import plan_lines
+from plugins.report import Report
+from plugins.session import BenchSession
+from plugins.tally import Tally
+from plugins.writeback import WriteBack
+
+_SHOWN = 5
+_COLUMNS = 80
+
+
+class Summary:
+    """Prints the plan and the summary. Lives in the only process of a session, or in xdist's controller."""
+
+    def __init__(
+        self,
+        session: BenchSession,
+        collector: Collector,
+        interrupts: Interrupts,
+        written: WriteBack,
+        ledger: Ledger,
+        tally: Tally,
+        report: Report,
+        keyword: str,
+    ) -> None:
+        """`keyword` is what -k says: with it, kernel types that cannot be replayed were not asked for."""
+        self._session = session
+        self._collector = collector
+        self._interrupts = interrupts
+        self._written = written
+        self._ledger = ledger
+        self._tally = tally
+        self._report = report
+        self._keyword = keyword
+        self._plan_told = False
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any) -> None:
+        """What is known before rows run; where there is no controller, pytest asks for it."""
+        plan = self._session.plan_if_made
+        terminal = node.config.pluginmanager.get_plugin("terminalreporter")
+        if plan is None or terminal is None or self._plan_told:
+            return
+        self._plan_told = True
+        terminal.ensure_newline()
+        for line in self._plan_lines(plan, self._ledger.collected):
+            terminal.write_line(line)
+
+    def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
+        plan = self._session.plan_if_made
+        if plan is None or plan.error:
+            return []
+        return self._plan_lines(plan, sum(row_of(item) is not None for item in items))
+
+    def _plan_lines(self, plan: Plan, selected: int) -> list[str]:
+        lines = plan_lines(plan, self._session.settings, self._collector.known_replays(), selected)
+        return list(map(shown, lines))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Having nothing to do is success; a file that could not be read, or a journal not merged, is not."""
+        plan = self._session.plan_if_made
+        if plan is None or session.exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            return
+        if plan.problems or any(recovered.incomplete for recovered in plan.prepared.recovered):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+            asked_for = AskedFor(session.config, self._collector)
+            # Of few rows a shard may have none, and the machine that runs it has done what it was told.
+            if asked_for.done_already(plan) or asked_for.elsewhere(plan):
+                session.exitstatus = pytest.ExitCode.OK
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+        plan = self._session.plan_if_made
+        if plan is None or plan.error or self._session.settings.collect_only:
+            return
+        terminalreporter.ensure_newline()
+        terminalreporter.section("OpAtlas", sep="=")
+        for line in self._summary(config):
+            terminalreporter.write_line(shown(line))
+
+    def _summary(self, config: pytest.Config) -> Iterator[str]:
+        plan = self._session.plan_if_made
+        assert plan is not None
+        if self._interrupts.now:
+            yield from self._stopped_at_once_lines()
+            return
+        counts = self._ledger.counts()
+        if not counts:
+            merged = self._written.merged
+            if merged is None or not (merged.added.total() or merged.updated.total()):
+                yield from self._nothing_run_lines(config, plan)
+            if not self._report.has_written():
+                yield from self._not_replayable_lines()
+                yield from self._problem_lines(plan)
+                return
+        seconds = self._tally.seconds
+        facts = self._report.facts()
+        if counts:
+            yield self._ledger.line()
+        rows, unit = sum(facts.statuses.values()), self._session.settings.unit
+        if rows:
+            run = "run" if self._session.settings.prof_path is None else "looked up"
+            yield f"{counted(rows, unit)} {run} in {seconds:.1f} s ({speed(rows / seconds, f'{unit}s')})"
+        if self._session.stop_reason not in ("", STOPPED):
+            yield f"stopped: {self._session.stop_reason}"
+        yield from self._not_run_lines(plan)
+        yield from self._earlier_lines()
+        merged = self._written.merged
+        if merged is not None and (rows or self._report.has_written()):
+            updated, added, marked = (counts.total() for counts in (merged.updated, merged.added, merged.marked))
+            yield f"written back: {updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
+            if merged.pruned:
+                folder = self._session.database.pruned_dir
+                yield f"pruned rows are in {folder}: `opatlas unprune {self._session.database.path}` brings them back"
+            if merged.unmatched and self._session.settings.messages is not None:
+                yield f"{counted(len(merged.unmatched), 'message')} not measured, and so without a row"
+            elif merged.unmatched:
+                match = counted(len(merged.unmatched), "record matches", "records match")
+                yield f"{match} no row of the database: not added"
+        yield from self._not_replayable_lines()
+        duplicates = sum(facts.duplicates.values())
+        if duplicates:
+            yield f"{counted(duplicates, 'repeated row')}: given the duration of the earlier row of the same signature"
+        yield from self._error_lines()
+        yield from self._gap_lines()
+        failed = merged is None or merged.problems
+        for problem in self._written.problems:
+            yield f"{'NOT WRITTEN BACK' if failed else 'written back, but'}: {problem}"
+        for problem in self._ledger.problems:
+            yield f"THE ROWS DO NOT ADD UP: {problem}"
+        yield from self._problem_lines(plan)
+        yield f"database: {self._session.settings.database}"
+        for path in self._report.paths:
+            yield f"report: {path}"
+
+    def _nothing_run_lines(self, config: pytest.Config, plan: Plan) -> Iterator[str]:
+        asked_for, unit = AskedFor(config, self._collector), self._session.settings.unit
+        if done := asked_for.done_already(plan):
+            have = counted(done, f"{unit} has", f"{unit}s have")
+            again = "(--update-mode=all measures them again)"
+            if captured := asked_for.captured_only(plan):
+                again = f"({done - captured:,} replayed, {captured:,} captured only): --update-mode=all replays them"
+            yield f"nothing to do: {have} a duration already {again}"
+        elif elsewhere := asked_for.elsewhere(plan):
+            yield f"nothing to do: {counted(elsewhere, unit)} in other shards, and none in this one"
+        elif example := next((case for table in plan.tables.values() for case in table.cases.values()), None):
+            cases = counted(sum(len(table.cases) for table in plan.tables.values()), unit)
+            near = meant(self._keyword, plan.tables)
+            yield folded(f"no {unit} was selected, of {cases}{near}; a name of one, for -k: {example}", indent=0)
+
+    def _stopped_at_once_lines(self) -> Iterator[str]:
+        yield self._ledger.line()
+        if self._session.settings.read_only:
+            return
+        database = self._session.database
+        try:
+            kept = counted(count_of_run(database, self._session.run_id), "record stays", "records stay")
+        except OSError as error:
+            kept = f"the records stay ({error.strerror})"
+        yield f"stopped at once: {kept} in {database.journal_dir}; the next session on this database merges them"
+
+    def _not_run_lines(self, plan: Plan) -> Iterator[str]:
+        """How to go on where a session was stopped."""
+        not_run = self._ledger.not_run()
+        if not not_run:
+            return
+        rows = counted(len(not_run), self._session.settings.unit)
+        missing = len(plan.without_duration().intersection(not_run))
+        if self._session.settings.mode is UpdateMode.MISSING_ONLY:
+            yield f"{rows} not run: the same command goes on with them"
+        elif missing:
+            some = f"{missing:,} of them: the others have durations from before"
+            those = "them" if missing == len(not_run) else some
+            yield f"{rows} not run: the same command with --update-mode=missing-only goes on with {those}"
+        else:
+            yield f"{rows} not run: they have durations from before, and only --update-mode=all runs such rows"
+
+    def _problem_lines(self, plan: Plan) -> Iterator[str]:
+        if plan.problems:
+            # The reasons stand above the rows, and once is enough.
+            yield f"{counted(len(plan.problems), 'file was', 'files were')} not read, as the lines before the rows say"
+        for problem in self._report.problems:
+            yield f"not read or written: {problem}"
+
+    def _earlier_lines(self) -> Iterator[str]:
+        """What became of the rows that earlier sessions left without a measurement."""
+        passed = self._tally.outcomes["xpassed"]
+        if passed:
+            yield f"{counted(passed, self._session.settings.unit)} measured that had failed before"
+        given_up = self._ledger.counts()[XFAILED] - self._tally.outcomes["xfailed"]
+        if given_up:
+            rows = counted(given_up, self._session.settings.unit)
+            yield f"{rows} not run, after crashes or timeouts in sessions before (--retry-failed)"
+        unresolved = self._ledger.unresolved()
+        if unresolved:
+            counts = ", ".join(f"{n} {status}" for status, n in unresolved.most_common())
+            yield f"left as earlier sessions left them: {counts}"
+
+    def _error_lines(self) -> Iterator[str]:
+        errors = self._tally.causes()
+        if errors:
+            yield "not measured, by kernel type and cause:"
+            for (kernel_type, cause), count in errors.most_common(_SHOWN):
+                yield folded(f"{count:5d}  {kernel_type}: {cause}", indent=2)
+            if len(errors) > _SHOWN:
+                yield f"         and {counted(len(errors) - _SHOWN, 'other cause')}, see the report"
+
+    def _gap_lines(self) -> Iterator[str]:
+        outside = [gap for gap in self._report.gaps if gap.outside]
+        if outside:
+            device = self._written.device_name
+            of_all = counted(len(self._report.gaps), "duration")
+            are = "is" if len(outside) == 1 else "are"
+            yield f"{len(outside)} of {of_all} on {device} {are} 20 % or more off the captured ones; worst:"
+            for gap in outside[:_SHOWN]:
+                yield f"  {gap.ratio:8.2f} x  {gap.kernel_type} {gap.input_shapes}"[:_COLUMNS]
+
+    def _not_replayable_lines(self) -> Iterator[str]:
+        missing = self._report.not_replayable()
+        if missing and not self._keyword:
+            names = ", ".join(f"{name} {count}" for name, count in missing.most_common(8))
+            more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+            rows = f"{counted(sum(missing.values()), 'row')} of {counted(len(missing), 'kernel type')}"
+            yield folded(f"without a replay: {rows}: {names}{more}", indent=0)

@@ -1,0 +1,71 @@
+"""What the reports of a session add up to: outcomes, causes of failures, time."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from database.schema import Status
+from database.terminal import shortened
+from plugins.items import about_row, outcome_of_report
+
+_REASON_SHOWN = 160
+#: What differs between rows with the same cause: addresses, sizes, and words with digits in them.
+_PARTICULAR = re.compile(r"0x[0-9a-f]+|\b[\d,;.x]*\d[\d,;.x]*\b")
+
+
+class Tally:
+    """Adds up the reports of rows. Lives in the only process of a session, or in xdist's controller."""
+
+    def __init__(self) -> None:
+        #: By node id: what pytest counted the last report of a row under, and why the row was not measured.
+        self._outcome_of: dict[str, str] = {}
+        self._error_of: dict[str, tuple[str, str]] = {}
+        #: The first reason of each error, with what is particular to its row.
+        self._reasons: dict[tuple[str, str], str] = {}
+        self._first_at: float | None = None
+        self._last_at = 0.0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        about = about_row(report)
+        if about is None or "record" not in about:
+            return
+        self._first_at = self._first_at or report.start
+        self._last_at = max(self._last_at, report.stop)
+        # A plugin that runs rows again reports them several times: the last report counts.
+        self._outcome_of[report.nodeid] = outcome_of_report(report)
+        self._error_of.pop(report.nodeid, None)
+        record = about["record"]
+        if record["status"] != Status.MEASURED.value:
+            reason = shortened(str(record["reason"]).partition("\n")[0], _REASON_SHOWN)
+            error = record["kernel_type"], f"{record['status']}: {_cause(record['status'], reason)}"
+            self._error_of[report.nodeid] = error
+            self._reasons.setdefault(error, f"{record['status']}: {reason}")
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """Rows by what pytest counts them under."""
+        return Counter(self._outcome_of.values())
+
+    def causes(self) -> Counter[tuple[str, str]]:
+        """Rows that were not measured, by kernel type and cause, in the words of the first of them."""
+        causes: Counter[tuple[str, str]] = Counter()
+        for (kernel_type, cause), count in Counter(self._error_of.values()).items():
+            reason = self._reasons[kernel_type, cause]
+            alike = f" (and {count - 1:,} like it)" if count > 1 and reason != cause else ""
+            causes[kernel_type, f"{reason}{alike}"] += count
+        return causes
+
+    @property
+    def seconds(self) -> float:
+        """From the start of the first row to the end of the last one; a millisecond at least."""
+        return max(self._last_at - (self._first_at or self._last_at), 1e-3)
+
+
+def _cause(status: str, reason: str) -> str:
+    """A reason without what is particular to its row, so that equal causes are counted together."""
+    # Where a process or the device failed the number is the cause: a signal, a deadline, a code.
+    ended = status in (Status.CRASHED, Status.TIMEOUT, Status.DEVICE_ERROR)
+    return reason if ended else _PARTICULAR.sub("N", reason)
