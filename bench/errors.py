@@ -22,6 +22,18 @@ class WrongResult(ReplayError):
     """The kernel's result is not what the reference says."""
 
 
+class ChangedInput(ReplayError):
+    """The kernel changes an input that its replay does not name.
+
+    Attributes:
+        place: the position of the argument, or its name.
+    """
+
+    def __init__(self, message: str, *, place: int | str) -> None:
+        super().__init__(message)
+        self.place = place
+
+
 class Unsupported(ReplayError):
     """This device has no such operator, or not for these dtypes."""
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from types import FunctionType
 from typing import Any
 
 import torch
 
+from bench.changed_inputs import InputWatch
 from bench.devices import Device
-from bench.errors import InvalidRow
+from bench.errors import ChangedInput, InvalidRow, ReplayError
 from bench.groups.group import ALONE, Group
 from bench.instruments import Instrument
 from bench.job import MeasureSettings, Outcome
@@ -55,7 +56,8 @@ class Replay:
         impl: Callable[..., Any],
         *arguments: Any,
         expected: Formula,
-        mutates: Sequence[int] = (),
+        mutates: Sequence[int | str] = (),
+        overwrites: Sequence[int | str] = (),
         output_slots: Sequence[int | None] | None = None,
         **keywords: Any,
     ) -> None:
@@ -65,18 +67,23 @@ class Replay:
             impl: the kernel in torch's own operators; on an NPU the replay's NPU call takes its place.
             arguments, keywords: what it is called with.
             expected: the reference, given the same arguments.
-            mutates: positions of the arguments, tensors or lists of them, that the kernel changes:
+            mutates: positions or names of the arguments, tensors or lists of them, that the kernel changes:
                 each call starts from the same values, and the reference sees those.
                 Where it returns nothing, these arguments are its results.
+            overwrites: positions or names of the arguments that the kernel only writes: their values do not
+                count, and are not restored.
             output_slots: the row's output slots that the results stand for, None for a result that
                 the row does not list; results beyond them are not looked at. Default: the first ones.
 
         Raises:
             InvalidRow: the results have other shapes or dtypes than the row says.
+            ChangedInput: the kernel changes an argument that neither `mutates` nor `overwrites` names.
             WrongResult: the check found wrong elements.
         """
         kernel = self._device.kernel(impl, self._spec.npu)
-        pristine = {i: _clone(arguments[i]) for i in mutates}
+        inputs: dict[int | str, Any] = {**dict(enumerate(arguments)), **keywords}
+        pristine = {place: _clone(inputs[place]) for place in mutates}
+        watch = InputWatch(arguments, keywords, declared={*mutates, *overwrites}, seed=self._row.seed)
 
         latest: Any = None
         calls = 0
@@ -87,12 +94,12 @@ class Replay:
             latest = kernel(*arguments, **keywords)
 
         def results() -> tuple[torch.Tensor, ...]:
-            everything = tensors_of(latest, arguments, mutates)
+            everything = tensors_of(latest, inputs, mutates)
             return everything if output_slots is None else everything[: len(output_slots)]
 
         def restore() -> None:
-            for i, value in pristine.items():
-                for changed, original in zip(_flat(arguments[i]), _flat(value), strict=True):
+            for place, value in pristine.items():
+                for changed, original in zip(_flat(inputs[place]), _flat(value), strict=True):
                     changed.copy_(original)
 
         warm_until = monotonic() + _WARM_UP_S
@@ -100,6 +107,7 @@ class Replay:
         call()
         name = self._spec.npu if self._spec.npu and kernel is not impl else _name(kernel)
         self._expect_outputs(name, results(), range(len(results())) if output_slots is None else output_slots)
+        self._expect_unchanged(watch, name)
 
         def once_more() -> None:
             restore()
@@ -107,8 +115,10 @@ class Replay:
 
         self._sampling.warm_up(once_more, most_calls=_WARM_UP_CALLS - 1, until=warm_until)
         samples = self._sampling.take(call, restore if pristine else None)
-        original = [pristine.get(i, value) for i, value in enumerate(arguments)]
-        checked = check(expected, original, keywords, results(), self._row.seed)
+        self._expect_unchanged(watch, name)
+        originals = [pristine.get(i, value) for i, value in enumerate(arguments)]
+        named = {name: pristine.get(name, value) for name, value in keywords.items()}
+        checked = check(expected, originals, named, results(), self._row.seed)
         self.outcome = self._sampling.outcome(
             samples, checked, self._row.kernel_type, calls=calls, assumed=self._row.assumptions
         )
@@ -118,6 +128,22 @@ class Replay:
         needed = self._row.bytes() * _MEMORY_FACTOR
         if needed > _ALWAYS_THERE_BYTES:
             self._sampling.expect_memory(needed)
+
+    def _expect_unchanged(self, watch: InputWatch, kernel: str) -> None:
+        """Raises ChangedInput on every rank where the kernel, of that name, has changed an input on any."""
+        self._device.synchronize()
+        changed = watch.changed()
+        ranks = [i for i, (found,) in enumerate(self._group.gather([float(bool(changed))])) if found]
+        if changed:
+            place, what = changed[0]
+            raise ChangedInput(
+                f"{kernel} changed {what}, which its replay does not say: later calls would start from other values; "
+                f"give mutates=[{place!r}] to replay(...) if the kernel is to change it, "
+                f"overwrites=[{place!r}] if the kernel does not read it",
+                place=place,
+            )
+        if ranks:
+            raise ReplayError(f"{kernel} changed an input on rank {ranks[0]}, which its replay does not say")
 
     def _expect_outputs(self, name: str, results: Sequence[torch.Tensor], slots: Sequence[int | None]) -> None:
         """The row must describe what the kernel, of that name, returns; indices may be of any integer type."""
@@ -151,9 +177,11 @@ def _is_integer(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
 
 
-def tensors_of(returned: Any, arguments: Sequence[Any], mutates: Sequence[int]) -> tuple[torch.Tensor, ...]:
+def tensors_of(
+    returned: Any, inputs: Mapping[int | str, Any], mutates: Sequence[int | str]
+) -> tuple[torch.Tensor, ...]:
     """The results of a call: the tensors that it returned, or those that it changed if it returned none."""
-    return _flat([arguments[i] for i in mutates] if returned is None else returned)
+    return _flat([inputs[place] for place in mutates] if returned is None else returned)
 
 
 def _flat(value: Any) -> tuple[torch.Tensor, ...]:

@@ -140,8 +140,8 @@ def test_paged_cache_load(row, replay):
         row.numbers(3, [sum(used[:i]) for i in range(sequences + 1)] if sums else used),
         seq_starts=row.numbers(6, starts) if later else None,
         cumsum=sums,
-        # Written all over: their own values do not matter.
         key=row.tensor(0, shape=results[0]),
         value=row.tensor(1, shape=results[1]),
+        overwrites=["key", "value"],
         expected=expected.paged_cache_load,
     )

@@ -12,8 +12,7 @@ def test_fill(row, replay):
     """Slot 0 lists the output's sizes, slot 1 is the value."""
     row.expect_inputs(2)
     row.expect_list(0, len(row.output_shape()), "the output's sizes")
-    # The destination's own values do not matter, so it is not among what the kernel `mutates`.
-    replay(impl.fill, row.destination(), row.number(1, 0.5, 2.0), expected=expected.fill)
+    replay(impl.fill, row.destination(), row.number(1, 0.5, 2.0), overwrites=[0], expected=expected.fill)
 
 
 @replays("ZerosLike", "ZerosLikeAiCore", npu="torch.zeros_like")

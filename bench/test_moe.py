@@ -220,6 +220,7 @@ def test_dispatch_ffn_combine(row, replay, group, custom_opp):
         max_output_size=_MAX_OUTPUT_SIZE,
         out=row.destination(),
         expert_token_nums=row.destination(1),
+        overwrites=["out", "expert_token_nums"],
         expected=expected.dispatch_ffn_combine.given(
             **of_all, arriving=[ids_of(rank) - group.rank * up[0] for rank in range(group.size)]
         ),
