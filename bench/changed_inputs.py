@@ -20,26 +20,27 @@ _BLOCK_BYTES = 4 << 10
 _HAVE_BYTES = ("cpu", "cuda")
 
 
+def by_place(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[int | str, Any]:
+    """The inputs of a call by their position or name."""
+    inputs: dict[int | str, Any] = dict(enumerate(arguments))
+    inputs.update(keywords)
+    return inputs
+
+
 class InputWatch:
     """Remembers the tensors of a call, and tells which of them were changed since."""
 
-    def __init__(
-        self,
-        arguments: Sequence[Any],
-        keywords: Mapping[str, Any],
-        *,
-        declared: Container[int | str],
-        seed: int,
-    ) -> None:
+    def __init__(self, inputs: Mapping[int | str, Any], *, declared: Container[int | str], seed: int) -> None:
         """
         Args:
-            arguments, keywords: what the kernel is called with; tensors in lists and mappings are watched too.
+            inputs: what the kernel is called with, as `by_place` gives it; tensors in lists and mappings are watched
+                too.
             declared: positions and names of those that the kernel may change.
             seed: decides which blocks of a large tensor are compared.
         """
         self._inputs = [
             _Input(place, name, tensor, _version(tensor), _values(tensor, seed), seed)
-            for place, value in (*enumerate(arguments), *keywords.items())
+            for place, value in inputs.items()
             if place not in declared
             for name, tensor in _tensors(f"argument {place!r}", value)
         ]

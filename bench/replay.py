@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bench.changed_inputs import InputWatch
+from bench.changed_inputs import InputWatch, by_place
 from bench.devices import Device
 from bench.errors import ChangedInput, InvalidRow, ReplayError
 from bench.groups.group import ALONE, Group
@@ -81,9 +81,9 @@ class Replay:
             WrongResult: the check found wrong elements.
         """
         kernel = self._device.kernel(impl, self._spec.npu)
-        inputs: dict[int | str, Any] = {**dict(enumerate(arguments)), **keywords}
+        inputs = by_place(arguments, keywords)
         pristine = {place: _clone(inputs[place]) for place in mutates}
-        watch = InputWatch(arguments, keywords, declared={*mutates, *overwrites}, seed=self._row.seed)
+        watch = InputWatch(inputs, declared={*mutates, *overwrites}, seed=self._row.seed)
 
         latest: Any = None
         calls = 0

@@ -183,7 +183,7 @@ def test_what_a_kernel_only_writes_is_declared_as_such(run):
 
 
 def watched(tensor):
-    return InputWatch([tensor], {}, declared=(), seed=1)
+    return InputWatch({0: tensor}, declared=(), seed=1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.bfloat16, torch.complex64, torch.int64])
@@ -216,6 +216,6 @@ def test_a_tensor_that_torch_does_not_count_changes_of_is_compared():
 
 def test_tensors_in_mappings_are_watched():
     tensor = torch.zeros(8)
-    watch = InputWatch([], {"options": {"scale": tensor}}, declared=(), seed=1)
+    watch = InputWatch({"options": {"scale": tensor}}, declared=(), seed=1)
     tensor.add_(1)
     assert watch.changed() == [("options", "argument 'options'['scale']")]
