@@ -45,6 +45,8 @@ class Manifest:
         code: digest of the code that measured (`code_digest`).
         host, python, packages: where it ran.
         statuses: rows by what became of them.
+        machine_at_start, machine_at_end: load, steal, other processes, CPU quota, frequency governors, clocks of GPUs,
+            and what of it disturbed; empty where not known.
     """
 
     run_id: str
@@ -55,6 +57,8 @@ class Manifest:
     other_devices: Sequence[Mapping[str, Any]] = ()
     finished_at: float | None = None
     statuses: Mapping[str, int] = field(default_factory=dict)
+    machine_at_start: Mapping[str, Any] = field(default_factory=dict)
+    machine_at_end: Mapping[str, Any] = field(default_factory=dict)
     host: str = field(default_factory=platform.node)
     system: str = field(default_factory=platform.platform)
     python: str = field(default_factory=platform.python_version)

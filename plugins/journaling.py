@@ -14,6 +14,7 @@ from database.manifest import Manifest, code_digest
 from database.store import not_writable
 from plugins.session import BenchSession
 from plugins.settings import Settings
+from plugins.surroundings import facts_of
 
 _CODE = tuple(Path(__file__).parent.parent / name for name in ("bench", "database", "plugins"))
 
@@ -55,6 +56,7 @@ class Journaling:
 
 def manifest_of(session: BenchSession, devices: Sequence[Mapping[str, Any]]) -> Manifest:
     """The manifest of a session that replays on some devices, each with its name and facts."""
+    at_start = {} if session.settings.prof_path else facts_of(*session.surroundings.at_start(session.settings.devices))
     return Manifest(
         run_id=session.run_id,
         started_at=session.started_at,
@@ -62,6 +64,7 @@ def manifest_of(session: BenchSession, devices: Sequence[Mapping[str, Any]]) -> 
         other_devices=devices[1:],
         options=options_of(session.settings),
         code=code_digest(_CODE),
+        machine_at_start=at_start,
     )
 
 

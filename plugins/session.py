@@ -44,6 +44,7 @@ from plugins.plan import Choice, Plan, make_plan
 from plugins.preparation import Prepared, expect_writable, prepare_database
 from plugins.settings import Settings, is_distributed, settings_of
 from plugins.shared_folder import SharedFolder
+from plugins.surroundings import Surroundings
 
 _WORKER_INPUT = "opatlas"
 _STOP = "stop"
@@ -70,6 +71,8 @@ class BenchSession:
         # In UTC, because runs of several machines are put in order by it.
         self.run_id = handed.get("run_id") or f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
         self.started_at = time.time()
+        #: Workers and the controller are one session.
+        self.surroundings = Surroundings(int(handed.get("controller", os.getpid())))
         self._shared = SharedFolder(Path(handed["shared_dir"])) if handed else None
         self._plan: Plan | None = None
         self._lock: SessionLock | None = None

@@ -20,6 +20,7 @@ from plugins.plan import Plan
 from plugins.plan_lines import plan_lines
 from plugins.report import Report
 from plugins.session import BenchSession
+from plugins.surroundings import disturbances
 from plugins.tally import Tally
 from plugins.writeback import WriteBack
 
@@ -71,7 +72,11 @@ class Summary:
         return self._plan_lines(plan, sum(row_of(item) is not None for item in items))
 
     def _plan_lines(self, plan: Plan, selected: int) -> list[str]:
-        lines = plan_lines(plan, self._session.settings, self._collector.known_replays(), selected)
+        settings = self._session.settings
+        lines = plan_lines(plan, settings, self._collector.known_replays(), selected)
+        if selected and settings.prof_path is None and not settings.collect_only:
+            found = disturbances(*self._session.surroundings.at_start(settings.devices))
+            lines += [f"opatlas: this disturbs durations: {', '.join(found)}"] if found else []
         return list(map(shown, lines))
 
     @pytest.hookimpl(tryfirst=True)

@@ -20,6 +20,7 @@ from database.recover import merge_run
 from plugins.items import about_row
 from plugins.journaling import Journaling, manifest_of
 from plugins.session import BenchSession
+from plugins.surroundings import facts_of
 
 #: What a worker of xdist leaves for the controller at its end: the records that its journal had no room for, and why
 #: the journal is not in its place.
@@ -122,6 +123,8 @@ class WriteBack:
                 manifest = manifest_of(session, self._devices)
                 manifest.finished_at = time.time()
                 manifest.statuses = dict(self.statuses)
+                if session.settings.prof_path is None:
+                    manifest.machine_at_end = facts_of(*session.surroundings.at_end(session.settings.devices))
                 manifest.write(session.database)
         except OpAtlasError as error:
             self.problems.append(str(error))

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from bench.devices.cgroups import available_memory, cpu_quota, memory_limit
 from bench.devices.cores import available_cores
 from bench.devices.device_lock import lock_of
 from bench.devices.probe import probe
@@ -39,6 +40,7 @@ class CpuDevice:
         self._lock = lock_of("cpu")
 
     def describe(self) -> DeviceDescription:
+        limits = {"cpu_quota_cores": cpu_quota(), "memory_limit_bytes": memory_limit()}
         return DeviceDescription(
             name=cpu_device_name(),
             facts={
@@ -46,6 +48,7 @@ class CpuDevice:
                 "threads": self._threads,
                 "last_level_cache_bytes": self._llc_bytes,
                 "memory_bytes": _memory_bytes(),
+                **{name: limit for name, limit in limits.items() if limit is not None},
                 "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
             },
         )
@@ -57,13 +60,9 @@ class CpuDevice:
         return impl
 
     def available_bytes(self) -> int:
-        """What the system can give without swapping; where it does not say, all of it, and the allocation decides."""
-        # Not there, but on Linux.
-        with suppress(OSError):
-            for line in Path("/proc/meminfo").read_text().splitlines():
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-        return _memory_bytes()
+        """What the system can give without swapping, within the limits of the process's control groups."""
+        left = available_memory()
+        return _system_bytes() if left is None else min(_system_bytes(), left)
 
     def release_memory(self) -> None:
         gc.collect()
@@ -84,6 +83,16 @@ class CpuDevice:
         self, when_waiting: Callable[[str], None], when_taken: Callable[[], None], limit_s: float | None = None
     ) -> AbstractContextManager[object]:
         return self._lock.held(when_waiting, when_taken, limit_s)
+
+
+def _system_bytes() -> int:
+    """What the system can give; where it does not say, all of it, and the allocation decides."""
+    # Not there, but on Linux.
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return _memory_bytes()
 
 
 def _memory_bytes() -> int:

@@ -100,13 +100,15 @@ class MachineState:
 class MachineWatch:
     """Tells the state of the machine since it was last asked, or, at first, since it was made."""
 
-    def __init__(self, root: Path = ROOT) -> None:
+    def __init__(self, root: Path = ROOT, own_pid: int | None = None) -> None:
+        """`own_pid` is the process that counts as the session's, with those below it; None: this process."""
         self._root = root
-        self._last = _read_clocks(root)
+        self._own_pid = own_pid or os.getpid()
+        self._last = self._read_clocks()
 
     def state(self) -> MachineState:
         """Returns the state in the window since the last call."""
-        root, before, now = self._root, self._last, _read_clocks(self._root)
+        root, before, now = self._root, self._last, self._read_clocks()
         self._last = now
         usable = _usable_cpus()
         window_s = max(now.at - before.at, 1e-3)
@@ -131,6 +133,19 @@ class MachineWatch:
             turbo=_turbo(root),
             quota_cores=cpu_quota(root),
             quota_periods=_between(before.periods, now.periods),
+        )
+
+    def own_processes(self) -> set[int]:
+        """Returns the ids of the processes that are not counted as others."""
+        return set(_own_seconds(self._own_pid, self._root))
+
+    def _read_clocks(self) -> _Clocks:
+        own = _own_seconds(self._own_pid, self._root)
+        return _Clocks(
+            at=time.monotonic(),
+            of_cpus=_ticks_of_cpus(self._root),
+            own_s=sum(own.values()) if own else None,
+            periods=cpu_periods(self._root),
         )
 
 
@@ -163,11 +178,6 @@ class _Clocks:
     periods: Periods | None
 
 
-def _read_clocks(root: Path) -> _Clocks:
-    own_s = _own_seconds(root)
-    return _Clocks(time.monotonic(), _ticks_of_cpus(root), own_s, cpu_periods(root))
-
-
 def _ticks_of_cpus(root: Path) -> dict[int, _Ticks]:
     """By number, from the lines `cpu0 user nice system idle iowait irq softirq steal guest guest_nice`."""
     ticks = {}
@@ -183,8 +193,8 @@ def _ticks_of_cpus(root: Path) -> dict[int, _Ticks]:
     return ticks
 
 
-def _own_seconds(root: Path) -> float | None:
-    """CPU time of this process, of those below it, and of those below it that have ended."""
+def _own_seconds(own_pid: int, root: Path) -> dict[int, float]:
+    """CPU time of a process and of each below it, with that of their children that have ended; {} where not told."""
     parents: dict[int, int] = {}
     seconds: Counter[int] = Counter()
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
@@ -195,12 +205,10 @@ def _own_seconds(root: Path) -> float | None:
         if pid is not None and len(words) > 14:
             parents[pid] = whole(words[1]) or 0
             seconds[pid] = sum(whole(word) or 0 for word in words[11:15])
-    own = {os.getpid()}
-    if own.isdisjoint(parents):
-        return None
+    own = {own_pid} & parents.keys()
     while more := {pid for pid, parent in parents.items() if parent in own} - own:
         own |= more
-    return sum(seconds[pid] for pid in own) * tick_s
+    return {pid: seconds[pid] * tick_s for pid in own}
 
 
 def _usable_cpus() -> set[int]:

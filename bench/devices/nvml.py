@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from database.numbers import whole
+
 Facts = Mapping[str, str | int | float]
 
 #: Reasons for which clocks are lower than what was asked for, by their bit (nvml.h, nvmlClocksEventReasons). That the
@@ -21,6 +23,19 @@ _THROTTLES = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process that has memory on a GPU.
+
+    Attributes:
+        pid: as the driver numbers it, in a container perhaps by the host's number.
+        memory_bytes: None where the driver does not tell.
+    """
+
+    pid: int
+    memory_bytes: int | None
 
 
 class Nvml(Protocol):
@@ -38,18 +53,38 @@ class Nvml(Protocol):
         """Why the clocks are lower now than the GPU could run them; () where they are not, or nobody can tell."""
         ...
 
+    def processes(self) -> tuple[GpuProcess, ...]:
+        """Those that compute on the GPU; () where there are none, or nobody can tell."""
+        ...
 
-def open_nvml(uuid: str) -> Nvml:
-    """The library on the GPU of this UUID ("GPU-..."); one that knows nothing, and says why, where it is not there."""
+
+def open_nvml(name: str) -> Nvml:
+    """The library on one GPU; one that knows nothing, and says why, where it is not there.
+
+    Args:
+        name: a UUID ("GPU-..."), or what CUDA_VISIBLE_DEVICES may have for it: its beginning, or a number.
+    """
     try:
         import pynvml
     except ModuleNotFoundError:
         return _NotThere("the package nvidia-ml-py is not installed: pip install 'opatlas[cuda]'")
     try:
         pynvml.nvmlInit()
-        return _Nvml(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        return _Nvml(pynvml, _handle(pynvml, name))
     except pynvml.NVMLError as error:
         return _NotThere(str(error))
+
+
+def _handle(library: Any, name: str) -> Any:
+    """Raises the library's NVMLError where no GPU is called so."""
+    index = whole(name)
+    if index is not None:
+        return library.nvmlDeviceGetHandleByIndex(index)
+    for index in range(library.nvmlDeviceGetCount()):
+        handle = library.nvmlDeviceGetHandleByIndex(index)
+        if library.nvmlDeviceGetUUID(handle).startswith(name):
+            return handle
+    return library.nvmlDeviceGetHandleByUUID(name)
 
 
 @dataclass(frozen=True)
@@ -63,6 +98,9 @@ class _NotThere:
         return {}
 
     def throttles(self) -> tuple[str, ...]:
+        return ()
+
+    def processes(self) -> tuple[GpuProcess, ...]:
         return ()
 
 
@@ -106,6 +144,13 @@ class _Nvml:
         except self.library.NVMLError:  # a GPU, or a driver, that does not say
             return ()
         return tuple(name for bit, name in _THROTTLES.items() if reasons & bit)
+
+    def processes(self) -> tuple[GpuProcess, ...]:
+        try:
+            found = self.library.nvmlDeviceGetComputeRunningProcesses(self.handle)
+        except self.library.NVMLError:  # a GPU, or a driver, that does not say
+            return ()
+        return tuple(GpuProcess(process.pid, process.usedGpuMemory) for process in found)
 
     def _answered(self, questions: Mapping[str, Callable[[], str | int | float]]) -> dict[str, str | int | float]:
         """Those that this GPU and its driver have an answer to."""

@@ -93,7 +93,8 @@ def _lines(probe: Probe, result: Result, target: Target) -> str:
     verdict = result.verdict
     detail, state = verdict.detail, str(verdict.state)
     if verdict.state is State.FAIL and not _fails(probe, result, target):
-        detail += f" (not needed by the {target.kind or 'device'})"
+        # What no device needs does not say so of each.
+        detail += f" (not needed by the {target.kind or 'device'})" if probe.needed_by else ""
         state = "warn"
     first = f"{state:5} {probe.name:13} "
     lines = [_wrapped(detail, first, _INDENT)]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.devices.at_hand import devices_at_hand
-from bench.doctor import ascend, machine, storage
+from bench.doctor import ascend, machine, storage, surroundings
 from bench.doctor.verdict import Target, Verdict, passed
 
 #: An import of torch from a disk that is cold and far away.
@@ -54,6 +54,8 @@ PROBES = {
         Probe(machine.torch, _IMPORTS_S),
         Probe(machine.cpu, _IMPORTS_S),
         Probe(machine.cuda, _IMPORTS_S, ("cuda",)),
+        Probe(surroundings.limits),
+        Probe(surroundings.disturbances, needed_by=(), of_device=True),
         Probe(ascend.npu_devices, needed_by=_NPU, of_ascend=True),
         Probe(ascend.npu_smi, needed_by=(), of_ascend=True),
         Probe(ascend.npu_driver, needed_by=(), of_ascend=True),

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from bench.devices import cpu
 from bench.devices.cgroups import Periods, available_memory, cpu_periods, cpu_quota, memory_limit
+from bench.devices.cores import affinity_cores, available_cores
+from bench.devices.cpu import CpuDevice
+from bench.job import DeviceSpec, MeasureSettings
 from tests.support.fake_system import write_files
 
 _V2 = "31 23 0:28 / /sys/fs/cgroup rw,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -71,3 +77,21 @@ def test_groups_without_a_limit_limit_nothing(tmp_path: Path) -> None:
 
 def test_a_system_without_groups_limits_nothing(tmp_path: Path) -> None:
     assert (cpu_quota(tmp_path), memory_limit(tmp_path), available_memory(tmp_path)) == (None,) * 3
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("50000 100000", 1), ("150000 100000", 2), ("max 100000", 64)])
+def test_a_quota_rounded_up_is_how_many_threads_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int
+) -> None:
+    monkeypatch.setattr("bench.devices.cores.affinity_cores", lambda: 64)
+    files = {"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": _V2, "sys/fs/cgroup/cpu.max": f"{quota}\n"}
+    assert available_cores(write_files(tmp_path, files)) == cores
+
+
+def test_a_row_may_take_what_the_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = CpuDevice(DeviceSpec("cpu"), MeasureSettings(threads=1))
+    monkeypatch.setattr(cpu, "available_memory", lambda: 4096)
+    assert device.available_bytes() == 4096
+    monkeypatch.setattr(cpu, "available_memory", lambda: None)
+    assert device.available_bytes() > 4096
+    assert affinity_cores() >= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import SimpleNamespace
 
@@ -9,11 +10,14 @@ import pytest
 import torch
 
 from bench.devices import open_device
+from bench.devices.gpu_state import gpu_states
 from bench.devices.nvml import open_nvml
 from bench.job import DeviceSpec, MeasureSettings
 from database.errors import OpAtlasError
 
 UUID = "GPU-f89c029f-2a4a-0051-75af-431226ec9b55"
+#: More than a Linux numbers: of a namespace that this process does not see.
+_OF_THE_HOST = 1 << 23
 
 
 class NVMLError(Exception):
@@ -28,7 +32,18 @@ def refuse(*arguments):
 def library(monkeypatch):
     answers = {
         "nvmlInit": lambda: None,
-        "nvmlDeviceGetHandleByUUID": lambda uuid: {UUID: "handle"}[uuid],
+        "nvmlDeviceGetHandleByUUID": refuse,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda index: ["another", "handle"][index],
+        "nvmlDeviceGetUUID": lambda handle: {"another": "GPU-0", "handle": UUID}[handle],
+        "nvmlDeviceGetComputeRunningProcesses": lambda handle: {
+            "another": [],
+            "handle": [
+                SimpleNamespace(pid=os.getpid(), usedGpuMemory=1 << 30),
+                SimpleNamespace(pid=os.getppid(), usedGpuMemory=3 << 30),
+                SimpleNamespace(pid=_OF_THE_HOST, usedGpuMemory=None),
+            ],
+        }[handle],
         "nvmlSystemGetDriverVersion": lambda: "580.159.04",
         "nvmlSystemGetNVMLVersion": lambda: "13.580.159.04",
         "nvmlSystemGetCudaDriverVersion": lambda: 13000,
@@ -97,6 +112,30 @@ def test_without_the_package_or_the_driver_the_facts_say_so(library, monkeypatch
     assert (without.facts(), without.state(), without.throttles()) == ({"nvml": "Not Supported"}, {}, ())
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert "pip install 'opatlas[cuda]'" in open_nvml(UUID).facts()["nvml"]
+
+
+@pytest.mark.parametrize("name", ["1", UUID[:12], UUID])
+def test_a_gpu_is_found_by_what_makes_it_visible(library, name):
+    assert open_nvml(name).state()["temperature_c"] == 37
+    assert len(open_nvml(name).processes()) == 3
+
+
+def test_processes_of_others_and_throttling_disturb_a_gpu(library):
+    gpu = DeviceSpec("cuda", pinned=("CUDA_VISIBLE_DEVICES", "1"))
+    devices = [DeviceSpec("cpu"), DeviceSpec("cuda", pinned=("CUDA_VISIBLE_DEVICES", "GPU-0")), gpu]
+    quiet, state = gpu_states(devices, {os.getpid()}, opened=False)
+    assert [(other.pid, other.memory_bytes) for other in state.others] == [
+        (os.getppid(), 3 << 30),
+        (_OF_THE_HOST, None),
+    ]
+    others, throttled = state.disturbances()
+    assert "2 other processes" in others
+    assert "3.0 GiB" in others
+    assert "software power cap" in throttled
+    assert quiet.others == ()
+    # A session that has opened the GPU cannot tell its own process from one that it does not see.
+    (later,) = gpu_states([gpu], {os.getpid()}, opened=True)
+    assert [other.pid for other in later.others] == [os.getppid()]
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this torch was built for CUDA")

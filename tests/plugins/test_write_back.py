@@ -33,6 +33,13 @@ def test_durations_status_and_run_go_into_the_row_and_the_rest_stays(sessions: S
         assert manifest["options"]["cache"] == "warm"
         assert manifest["device"]["facts"]["threads"] >= 1
         assert manifest["statuses"] == {"measured": 3}
+        start, end = manifest["machine_at_start"], manifest["machine_at_end"]
+        assert start["cores"] == end["cores"] >= 1
+        assert end["window_s"] > 0
+        # The session's own work is no disturbance.
+        assert end["own_cores"] > 0
+        told = [line for line in done.output.splitlines() if "this disturbs durations" in line]
+        assert len(told) == bool(start["disturbances"])
     assert not list((sessions.database / "journal").glob("*.jsonl"))
 
 

@@ -1,0 +1,44 @@
+"""What the machine does besides the session: told at its start, kept in the manifest at its start and at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from bench.devices.gpu_state import GpuState, gpu_states
+from bench.devices.machine_state import MachineState, MachineWatch
+from bench.job import DeviceSpec
+
+
+class Surroundings:
+    """The machine and the GPUs of one session, read when asked."""
+
+    def __init__(self, own_pid: int) -> None:
+        """`own_pid` is the process that all others of the session are below."""
+        self._watch = MachineWatch(own_pid=own_pid)
+        self._start: tuple[MachineState, list[GpuState]] | None = None
+
+    def at_start(self, devices: Sequence[DeviceSpec]) -> tuple[MachineState, list[GpuState]]:
+        """Returns the state between the start of the session and the first call."""
+        if self._start is None:
+            self._start = self._watch.state(), gpu_states(devices, self._watch.own_processes(), opened=False)
+        return self._start
+
+    def at_end(self, devices: Sequence[DeviceSpec]) -> tuple[MachineState, list[GpuState]]:
+        """Returns the state since the start was told; of GPUs, as it is now."""
+        return self._watch.state(), gpu_states(devices, self._watch.own_processes(), opened=True)
+
+
+def disturbances(machine: MachineState, gpus: Sequence[GpuState]) -> list[str]:
+    """Returns what is likely to disturb measurements, in phrases with numbers."""
+    return [*machine.disturbances(), *(phrase for gpu in gpus for phrase in gpu.disturbances())]
+
+
+def facts_of(machine: MachineState, gpus: Sequence[GpuState]) -> Mapping[str, Any]:
+    """Returns the readings as a manifest keeps them."""
+    return {
+        **asdict(machine),
+        "gpus": [asdict(gpu) for gpu in gpus],
+        "disturbances": disturbances(machine, gpus),
+    }
