@@ -24,6 +24,8 @@ from bench.replay_function import arguments_of, load_function
 from bench.rows.replay_row import ReplayRow
 from database.communication import is_communication
 from database.errors import OpAtlasError
+from database.peaks import peak_of
+from database.roofline import bound_us, work_of
 from database.schema import Status
 
 
@@ -44,6 +46,7 @@ class Runner:
                 f"--instrument {settings.instrument}: {spec} measures with {self._instrument.name}: name that, or none"
             )
         self._settings = settings
+        self._peak = peak_of(self._device.describe().name)
         self._group = ALONE
         count_pauses()
         self._state = ProcessState(self.torch_device.type)
@@ -139,4 +142,13 @@ class Runner:
             function(**arguments_of(function, row=row, replay=replay, group=self._group))
         if replay.outcome is None:
             raise ReplayError(f"{job.function} returned without having called replay(...)")
-        return replay.outcome
+        return self._with_bound(job, replay.outcome)
+
+    def _with_bound(self, job: Job, outcome: Outcome) -> Outcome:
+        """The outcome with the least time that the peaks of the device allow; those that a maker gives."""
+        measurement = outcome.measurement
+        work = work_of(job.kernel_type, job.cells) if measurement is not None and not self._peak.measured else None
+        if measurement is None or work is None:
+            return outcome
+        bound = bound_us(work, self._peak, cold=self._settings.cache == "cold")
+        return replace(outcome, measurement=replace(measurement, bound_us=bound))

@@ -86,7 +86,8 @@ class Sampling:
             calls_per_sample=samples.calls_per_sample,
             checked_elements=checked.elements,
             total_elements=checked.total,
-            assumptions=(*assumed, *notes),
+            assumptions=tuple(assumed),
+            throttled=samples.throttled,
         )
         launched = replace(samples.launched, calls=calls) if samples.launched else None
         outcome = Outcome(Status.MEASURED, "; ".join(notes), measurement=measurement, launched=launched)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from database.communication import BY_KERNEL_TYPE, bandwidth_gbps, is_communication
-from database.record import Record
+from database.record import Measurement, Record
 from database.schema import (
+    ASSUMPTIONS,
     AVERAGE,
     BANDWIDTH,
     BASE,
     BUS_BANDWIDTH,
     CACHE_STATE,
+    CHECKED_ELEMENTS,
     CRASHES_IN_A_ROW,
     DURATION,
     INPUT_SHAPES,
@@ -25,7 +27,10 @@ from database.schema import (
     MICROBENCH_STD,
     NUM_DEVICES,
     PROFILING_AVERAGE,
+    QUALITY,
+    QUALITY_REASON,
     RUN_ID,
+    STAND_IN,
     STATUS,
     STATUS_GROUP,
     STATUS_REASON,
@@ -65,7 +70,7 @@ def measured_cells(record: Record) -> dict[str, str]:
     """What a measurement fills of a row, by column, but for its counters; alike for all records of a kernel type."""
     measurement = record.measurement
     assert measurement is not None
-    summary = measurement.summary
+    summary, verdict = measurement.summary, measurement.verdict
     durations = _of_message if is_communication(record.kernel_type) else _of_kernel
     return {
         **durations(record, summary),
@@ -76,11 +81,22 @@ def measured_cells(record: Record) -> dict[str, str]:
         MICROBENCH_DEVICE_KERNELS: "" if measurement.device_kernels is None else str(measurement.device_kernels),
         CACHE_STATE: measurement.cache_state,
         INSTRUMENT: measurement.instrument,
+        QUALITY: verdict.quality.value,
+        QUALITY_REASON: verdict.reason,
+        ASSUMPTIONS: "; ".join(measurement.assumptions),
+        CHECKED_ELEMENTS: _checked(measurement),
+        STAND_IN: measurement.stand_in,
         STATUS: Status.MEASURED.value,
         STATUS_REASON: _remark(record),
         CRASHES_IN_A_ROW: crashes_cell(record),
         RUN_ID: record.run_id,
     }
+
+
+def _checked(measurement: Measurement) -> str:
+    """`4096/1048576`; empty where nothing was compared."""
+    total = measurement.total_elements
+    return f"{measurement.checked_elements}/{total}" if total else ""
 
 
 def crashes_cell(record: Record) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from database.communication import BY_KERNEL_TYPE, is_communication
+from database.quality import Verdict, judge
 from database.schema import MESSAGE_BYTES, NUM_DEVICES, Status, is_file_name
 from database.signature import signature
 from database.statistics import Summary, summarize
@@ -51,6 +52,9 @@ class Measurement:
         checked_elements, total_elements: output elements compared with the reference, and all.
         assumptions: what the row does not tell, and what was taken instead.
         counters: hardware counters of the call, by name.
+        stand_in: what was timed instead of the kernel that the row names; "" for the kernel itself.
+        throttled: why the device ran below its clock during the samples; "" if it did not.
+        bound_us: the least time that the device's peaks allow; None: not known.
         ran_as: what really ran, where it was a sibling of the row's kernel type; None where it was the
             row's own. The samples are then also, and first of all, those of the sibling's row.
     """
@@ -64,7 +68,15 @@ class Measurement:
     total_elements: _Count = 0
     assumptions: tuple[str, ...] = ()
     counters: Mapping[str, float] = field(default_factory=dict)
+    stand_in: str = ""
+    throttled: str = ""
+    bound_us: Annotated[float, Meta(gt=0, le=1e15)] | None = None
     ran_as: RanAs | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """How good the samples are, judged at each call."""
+        return judge(self.samples_us, throttled=self.throttled, bound_us=self.bound_us)
 
     @property
     def summary(self) -> Summary:

@@ -70,11 +70,23 @@ PROFILING_SAMPLES = "Profiling Samples"
 PROFILING_RUN_ID = "Profiling Run ID"
 CACHE_STATE = "Cache State"
 INSTRUMENT = "Instrument"
+#: How good the samples are, and why (database/quality.py).
+QUALITY = "Quality"
+QUALITY_REASON = "Quality Reason"
+#: What the row does not tell, and what was taken instead.
+ASSUMPTIONS = "Assumptions"
+#: Elements of the output that were compared with the reference, of all: "4096/1048576".
+CHECKED_ELEMENTS = "Checked Elements"
+#: What was timed instead of the kernel that the row names; empty for the kernel itself.
+STAND_IN = "Stand-In"
 STATUS = "Status"
 STATUS_REASON = "Status Reason"
 #: Sessions in a row in which the row crashed or timed out.
 CRASHES_IN_A_ROW = "Crashes In A Row"
 RUN_ID = "Run ID"
+
+#: What a reader of a duration should know of its samples.
+OF_THE_SAMPLES = (QUALITY, QUALITY_REASON, ASSUMPTIONS, CHECKED_ELEMENTS, STAND_IN)
 
 #: Of all runs that measured the row: what `combine --pool` found.
 POOLED_MEDIAN = "Pooled Median Duration(us)"
@@ -94,6 +106,7 @@ OWN = (
     PROFILING_RUN_ID,
     CACHE_STATE,
     INSTRUMENT,
+    *OF_THE_SAMPLES,
     STATUS,
     STATUS_REASON,
     CRASHES_IN_A_ROW,
@@ -181,7 +194,7 @@ def microbench_counter(counter: str) -> str:
 
 def of_microbench(column: str) -> bool:
     """Whether a column tells of a replay's duration: what it was, how it was taken, in which run."""
-    return column in (AVERAGE, CACHE_STATE, INSTRUMENT, RUN_ID) or column.startswith(_MICROBENCH)
+    return column in (AVERAGE, CACHE_STATE, INSTRUMENT, RUN_ID, *OF_THE_SAMPLES) or column.startswith(_MICROBENCH)
 
 
 def of_profiling(column: str) -> bool:

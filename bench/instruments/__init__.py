@@ -41,6 +41,7 @@ class Samples:
         launched: of an instrument that reads a profile: what to look for there.
         profiled: what it found there; None where the profile is read later, by somebody else.
         notes: what a reader of the durations should know.
+        throttled: why the device ran below its clock while they were taken; "" if it did not.
     """
 
     durations_us: tuple[float, ...]
@@ -49,6 +50,7 @@ class Samples:
     launched: Launched | None = None
     profiled: ProfiledSamples | NoSamples | None = None
     notes: tuple[str, ...] = ()
+    throttled: str = ""
 
 
 class InstrumentMissing(OpAtlasError):

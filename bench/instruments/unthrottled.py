@@ -30,7 +30,7 @@ class Unthrottled:
         self._sleep = sleep
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
-        """As in `Instrument`. Samples that were dropped, or kept for want of better ones, are in the notes."""
+        """As in `Instrument`. The notes name dropped samples; `throttled` tells of those that were kept."""
         dropped, reasons = 0, self._throttles()
         pauses = list(_PAUSES_S)
         while True:
@@ -41,11 +41,14 @@ class Unthrottled:
             reasons = self._throttles() or reasons
             again = rule.again() if reasons and pauses else None
             if again is None:
-                return replace(samples, notes=(*samples.notes, *_notes(dropped, reasons)))
+                return replace(samples, notes=(*samples.notes, *_notes(dropped)), throttled=_told(reasons))
             dropped += len(samples.durations_us)
             rule = again
 
 
-def _notes(dropped: int, reasons: tuple[str, ...]) -> list[str]:
-    notes = [f"{dropped} samples were dropped: the device was throttled"] if dropped else []
-    return [*notes, f"taken while the device was throttled ({', '.join(reasons)})"] if reasons else notes
+def _notes(dropped: int) -> list[str]:
+    return [f"{dropped} samples were dropped: the device was throttled"] if dropped else []
+
+
+def _told(reasons: tuple[str, ...]) -> str:
+    return f"the device was throttled ({', '.join(reasons)})" if reasons else ""

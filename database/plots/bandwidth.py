@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from database.peaks import Peak
 from database.plots.figure import Plot, bytes_text, new_figure, plain
-from database.plots.peaks import Peak
 from database.plots.timed_rows import TimedRow
 from database.terminal import counted
 from database.work import PRODUCTS, moved_bytes, plain_type

@@ -16,9 +16,9 @@ from database.communication import COLLECTIVES
 from database.dtypes import known_dtype
 from database.errors import OpAtlasError
 from database.option_types import positive
+from database.peaks import PEAKS, Peak
 from database.plots import bandwidth, communication, comparison, durations, roofline
 from database.plots.figure import FORMATS, Plot, save
-from database.plots.peaks import PEAKS, Peak
 from database.plots.timed_rows import TimedRow, read_timed_rows
 from database.progress import Progress
 from database.store import Database

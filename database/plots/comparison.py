@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
+from database.peaks import Peak
 from database.plots.figure import Plot, colors_of, new_figure, plain
-from database.plots.peaks import Peak
 from database.plots.timed_rows import TimedRow
 from database.reports import HIGHEST_RATIO, LOWEST_RATIO
 from database.terminal import counted

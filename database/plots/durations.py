@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from database.peaks import Peak
 from database.plots.figure import Plot, colors_of, new_figure, plain, size_axis
-from database.plots.peaks import Peak
 from database.plots.timed_rows import TimedRow
 from database.terminal import counted
 from database.work import tensor_bytes

@@ -52,7 +52,7 @@ def test_samples_taken_while_throttled_are_dropped_and_taken_again():
 
 def test_where_it_does_not_end_samples_are_kept_and_say_so():
     samples, pauses = sample([()] + [HOT] * 8)
-    assert samples.notes[-1] == "taken while the device was throttled (hardware thermal slowdown)"
+    assert "hardware thermal slowdown" in samples.throttled
     assert pauses == [0.1, 0.4]
 
 
@@ -60,7 +60,8 @@ def test_the_rows_time_limit_counts_over_all_tries():
     now = iter([0.0, 5.0, 5.0])
     samples, _ = sample([(), HOT], rule=StopRule(repeat_count=None, time_limit_s=5, clock=lambda: next(now)))
     assert samples.durations_us == (1.0,)
-    assert samples.notes == ("taken while the device was throttled (hardware thermal slowdown)",)
+    assert samples.notes == ()
+    assert "hardware thermal slowdown" in samples.throttled
 
 
 @pytest.mark.parametrize("said", [[(), HOT]])

@@ -32,7 +32,17 @@ OF_INGEST = {schema.PROFILING_SAMPLES, schema.PROFILING_RUN_ID}
 
 def full(kernel_type: str, cells: Mapping[str, str], ran_as: RanAs | None) -> Record:
     """A record that has something to say of everything; `crashes_in_a_row` is what no measured row has in earnest."""
-    measurement = Measurement((1.0, 2.0, 4.0), "wall-clock", "cold", device_kernels=2, ran_as=ran_as)
+    measurement = Measurement(
+        (1.0, 2.0, 4.0),
+        "wall-clock",
+        "cold",
+        device_kernels=2,
+        checked_elements=4,
+        total_elements=8,
+        assumptions=("even lengths", "no mask"),
+        stand_in="a loop",
+        ran_as=ran_as,
+    )
     name = signature(kernel_type, cells)
     return Record(kernel_type, name, cells, Status.MEASURED, "one dtype assumed", "run-1", 0.0, measurement, 3)
 
@@ -66,8 +76,17 @@ def test_what_is_not_known_is_an_empty_cell() -> None:
     row = measured_cells(record)
     unknown = (schema.MICROBENCH_STD, schema.MICROBENCH_DEVICE_KERNELS, schema.STATUS_REASON, schema.CRASHES_IN_A_ROW)
     assert [row[name] for name in unknown] == [""] * len(unknown)
+    assert [row[name] for name in (schema.ASSUMPTIONS, schema.CHECKED_ELEMENTS, schema.STAND_IN)] == ["", "", ""]
+    assert row[schema.QUALITY] == "unknown"
     two = dataclasses.replace(record, measurement=dataclasses.replace(measurement, samples_us=(1.0, 3.0)))
     assert measured_cells(two)[schema.MICROBENCH_STD] == "1.4142"
+
+
+def test_what_a_reader_of_the_duration_should_know_has_columns_of_its_own() -> None:
+    row = measured_cells(full("MatMulV2", PRODUCT, None))
+    assert (row[schema.QUALITY], row[schema.STAND_IN]) == ("noisy", "a loop")
+    assert "65%" in row[schema.QUALITY_REASON]
+    assert (row[schema.ASSUMPTIONS], row[schema.CHECKED_ELEMENTS]) == ("even lengths; no mask", "4/8")
 
 
 def test_a_remark_tells_what_ran_and_what_else_is_to_be_known() -> None:

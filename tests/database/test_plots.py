@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from database.__main__ import main
+from database.peaks import PEAKS, Peak
 from database.plots import bandwidth, comparison, durations, roofline
 from database.plots.figure import bytes_text
-from database.plots.peaks import PEAKS, Peak
 from database.plots.timed_rows import TimedRow, device_of, read_timed_rows
 from database.schema import (
     AVERAGE,

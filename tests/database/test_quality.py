@@ -1,0 +1,91 @@
+"""The verdict on samples: each quality by samples that have it, and none by samples that do not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from database.quality import NOISE_LIMIT, Quality, judge, relative_noise
+
+DURATIONS = st.lists(st.floats(0.01, 1e9), min_size=1, max_size=60)
+
+
+def around(middle: float, spread: float, count: int, seed: int = 1) -> list[float]:
+    """Normal samples with a relative standard deviation of `spread`."""
+    drawn = random.Random(seed)
+    return [max(drawn.gauss(middle, middle * spread), middle / 100) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("samples", "quality"),
+    [
+        ([10.0], Quality.UNKNOWN),
+        ([10.0, 30.0], Quality.UNKNOWN),
+        ([10.0, 10.1, 9.9], Quality.QUIET),
+        (around(100, 0.02, 20), Quality.QUIET),
+        (around(100, 0.25, 40), Quality.NOISY),
+        ([10.0, 10.1, 30.0], Quality.NOISY),
+        ([100.0 + step for step in range(0, 60, 2)], Quality.DRIFTING),
+        ([160.0 - step for step in range(0, 60, 2)], Quality.DRIFTING),
+        (around(100, 0.01, 10) + around(130, 0.01, 10), Quality.BIMODAL),
+        (
+            [pair for two in zip(around(100, 0.01, 9), around(108, 0.005, 9), strict=True) for pair in two],
+            Quality.BIMODAL,
+        ),
+    ],
+)
+def test_each_quality_has_samples_of_its_own(samples: list[float], quality: Quality) -> None:
+    assert judge(samples).quality is quality
+
+
+def test_ten_samples_in_any_order_are_quiet_if_they_are_close() -> None:
+    # Sorted, they rise from the first to the last; the difference is too small to tell anybody.
+    assert judge(sorted(around(100, 0.01, 10))).quality is Quality.QUIET
+
+
+def test_few_spikes_are_noise_and_no_mode_of_their_own() -> None:
+    samples = around(100, 0.01, 30)
+    samples[7] = samples[19] = 400.0
+    verdict = judge(samples)
+    assert (verdict.quality, verdict.outliers) == (Quality.NOISY, 2)
+
+
+def test_an_outlier_of_quiet_samples_is_named() -> None:
+    samples = around(100, 0.005, 50)
+    samples[3] = 120.0
+    verdict = judge(samples)
+    assert (verdict.quality, verdict.outliers) == (Quality.QUIET, 1)
+    assert "120" in verdict.reason
+
+
+def test_what_the_device_said_counts_for_more_than_the_samples() -> None:
+    noisy = around(100, 0.3, 20)
+    assert judge(noisy, throttled="power cap").quality is Quality.THROTTLED
+    assert judge(noisy, throttled="power cap", bound_us=300.0).quality is Quality.ABOVE_ROOFLINE
+    assert judge(around(100, 0.01, 20), bound_us=99.0).quality is Quality.QUIET
+
+
+@given(st.floats(0.5, 2.0), st.integers(3, 60), st.integers(0, 999))
+def test_noise_does_not_depend_on_the_unit(scale: float, count: int, seed: int) -> None:
+    samples = around(100, 0.2, count, seed)
+    scaled = [sample * scale for sample in samples]
+    assert relative_noise(scaled) == pytest.approx(relative_noise(samples))
+    assert judge(scaled).quality is judge(samples).quality
+
+
+@given(DURATIONS)
+def test_every_row_of_samples_has_a_verdict(samples: list[float]) -> None:
+    verdict = judge(samples)
+    noise = relative_noise(samples)
+    assert 0 <= verdict.outliers <= len(samples)
+    assert verdict.quality is not Quality.QUIET or (noise is not None and noise <= NOISE_LIMIT)
+    assert verdict.quality is Quality.QUIET or verdict.reason
+
+
+@given(st.sampled_from(Quality))
+def test_a_cell_is_read_as_it_was_written(quality: Quality) -> None:
+    assert Quality.of_cell(f" {quality} ".upper()) is quality
+    assert Quality.of_cell("fine") is Quality.of_cell("") is None

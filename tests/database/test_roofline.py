@@ -1,0 +1,56 @@
+"""What a device's peaks allow: figures worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from database.peaks import PEAKS, Peak, peak_of
+from database.roofline import achieved, bound_us, work_of
+
+#: (64, 1024) x (2048, 1024): 0.125 MiB + 4 MiB in, 0.25 MiB out, 2 * 64 * 2048 * 1024 operations.
+PRODUCT = {
+    "Input Shapes": "64,1024;2048,1024",
+    "Input Data Types": "DT_BF16;DT_BF16",
+    "Input Formats": "ND;ND",
+    "Output Shapes": "64,2048",
+    "Output Data Types": "DT_BF16",
+    "Output Formats": "ND",
+}
+PEAK = Peak(1000.0, {"BF16": 100.0})
+
+
+def test_the_work_of_a_product() -> None:
+    work = work_of("MatMulV2", PRODUCT)
+    assert work is not None
+    assert (work.read_bytes, work.moved_bytes) == (4_325_376, 4_587_520)
+    assert (work.operations, work.dtype) == (268_435_456, "BF16")
+
+
+def test_memory_bounds_a_cold_row_and_arithmetic_a_warm_one() -> None:
+    work = work_of("MatMulV2", PRODUCT)
+    assert work is not None
+    assert bound_us(work, PEAK, cold=True) == pytest.approx(4.325376)
+    assert bound_us(work, PEAK, cold=False) == pytest.approx(2.68435456)
+    assert bound_us(work, Peak(), cold=True) is None
+
+
+def test_shares_of_the_peaks() -> None:
+    work = work_of("MatMulV2", PRODUCT)
+    assert work is not None
+    rates = achieved(work, PEAK, 10.0)
+    assert (rates.gbps, rates.tera_ops) == (pytest.approx(458.752), pytest.approx(26.8435456))
+    assert (rates.of_bandwidth, rates.of_arithmetic) == (pytest.approx(0.458752), pytest.approx(0.268435456))
+    assert (rates.share, rates.bound_by_arithmetic) == (rates.of_bandwidth, False)
+    assert achieved(work, Peak(), 10.0).share is None
+
+
+def test_rows_whose_work_is_not_told_have_none() -> None:
+    assert work_of("FusedInferAttentionScore", PRODUCT) is None
+    assert work_of("MatMulV2", {**PRODUCT, "Input Shapes": "64,x;2048,1024"}) is None
+
+
+def test_peaks_by_name_and_by_what_was_measured() -> None:
+    assert peak_of("NVIDIA_H200") is PEAKS["NVIDIA_H200"]
+    cpu = peak_of("AMD_EPYC", {"measured_read_gbps": 12.5, "measured_float32_tera_ops": 0.1})
+    assert (cpu.bandwidth_gbps, cpu.tera_ops, cpu.measured) == (12.5, {"FLOAT": 0.1}, True)
+    assert peak_of("AMD_EPYC") == Peak(measured=True)
