@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from database.errors import CellError
 from database.peaks import Peak
 from database.schema import INPUT_SLOTS, OUTPUT_SLOTS
-from database.slots import parse_slots
+from database.slots import Slot, parse_slots
 from database.work import PRODUCTS, moved_bytes, operations, plain_type, tensor_bytes
 
 
@@ -61,9 +61,7 @@ class Achieved:
 def work_of(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
     """Returns the work of a row; None where its type or its cells do not tell it (database/work.py)."""
     try:
-        inputs, outputs = (
-            parse_slots(*(cells.get(name, "") for name in names), names) for names in (INPUT_SLOTS, OUTPUT_SLOTS)
-        )
+        inputs, outputs = _slots(cells, INPUT_SLOTS), _slots(cells, OUTPUT_SLOTS)
     except CellError:
         return None
     moved, read = moved_bytes(kernel_type, inputs, outputs), tensor_bytes(inputs)
@@ -71,6 +69,11 @@ def work_of(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
         return None
     counted = operations(kernel_type, inputs, outputs) if plain_type(kernel_type) in PRODUCTS else None
     return Work(read, moved, counted, inputs[0].dtype)
+
+
+def _slots(cells: Mapping[str, str], columns: tuple[str, str, str]) -> tuple[Slot, ...]:
+    shapes, dtypes, formats = (cells.get(name, "") for name in columns)
+    return parse_slots(shapes, dtypes, formats, columns)
 
 
 def bound_us(work: Work, peak: Peak, *, cold: bool) -> float | None:
