@@ -32,11 +32,11 @@ from database.schema import (
 from database.signature import signatures
 from database.statistics import valid_duration
 from database.store import Database, read_frame, write_text
-from database.terminal import print_problems, show
+from database.terminal import print_problems, show, table_lines
 
 _VERSIONS = ("torch", "torch_npu", "vllm-ascend")
 _HEADER = (
-    "run",
+    "  run",
     "began (UTC)",
     "device",
     "versions",
@@ -47,6 +47,7 @@ _HEADER = (
     "n",
     "instrument",
     "cache",
+    "",
 )
 
 
@@ -248,20 +249,14 @@ def _lines(row: RowName, runs: Sequence[RunOfRow]) -> Iterator[str]:
     if not runs:
         yield "  never run"
         return
-    table = [_HEADER, *map(_cells, runs)]
-    widths = [max(len(cells[place]) for cells in table) for place in range(len(_HEADER))]
-    reasons = ["", *(run.reason for run in runs)]
-    marks = [" ", *("*" if run.current else " " for run in runs)]
-    for mark, cells, reason in zip(marks, table, reasons, strict=True):
-        aligned = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        yield f"{mark} {aligned}  {reason}".rstrip()
+    yield from table_lines([_HEADER, *map(_cells, runs)])
 
 
 def _cells(run: RunOfRow) -> tuple[str, ...]:
     began = time.strftime("%Y-%m-%d %H:%M", time.gmtime(run.started_at)) if run.started_at is not None else ""
     numbers = ("" if value is None else f"{value:.4f}" for value in (run.duration_us, run.median_us, run.std_us))
     return (
-        run.run_id or "(unknown run)",
+        f"{'*' if run.current else ' '} {run.run_id or '(unknown run)'}",
         began,
         ", ".join(run.devices),
         ", ".join(f"{name} {version}" for name, version in (run.versions or {}).items()),
@@ -270,4 +265,5 @@ def _cells(run: RunOfRow) -> tuple[str, ...]:
         "" if run.samples is None else str(run.samples),
         run.instrument,
         run.cache_state,
+        run.reason,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
@@ -10,6 +11,8 @@ from collections.abc import Iterable, Sequence
 
 _COLUMNS = 80
 _PROBLEMS_SHOWN = 20
+#: Of further lines of a table's row.
+_INDENT = 4
 
 
 def printable(text: str, *, keeps: str = "") -> str:
@@ -71,6 +74,47 @@ def unknown_dtype_lines(rows: Counter[str]) -> list[str]:
         return []
     words = ", ".join(f"{word} ({counted(count, 'row')})" for word, count in rows.most_common(3))
     return ["", f"kept, with a dtype that OpAtlas does not know: {words}"[:_COLUMNS]]
+
+
+def table_lines(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
+    """Returns rows of cells in aligned columns, without blanks at the ends of lines.
+
+    Args:
+        rows: the header among them; all have the same columns.
+        width: of a line. Columns beyond it follow in further lines of their row, indented. None: the terminal's
+            width; one line a row where the output is no terminal, for a search.
+    """
+    width = _output_width() if width is None else width
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        for place, columns in enumerate(_columns_of_lines(widths, width)):
+            text = "  ".join(row[column].ljust(widths[column]) for column in columns).rstrip()
+            if not place:
+                lines.append(text)
+            elif len(text) + _INDENT <= width:
+                lines += [" " * _INDENT + text] if text else []
+            else:
+                lines += textwrap.wrap(text, width, initial_indent=" " * _INDENT, subsequent_indent=" " * 2 * _INDENT)
+    return lines
+
+
+def _columns_of_lines(widths: Sequence[int], width: int) -> list[list[int]]:
+    """Returns which columns each line of a row has, so that as many as possible fit into each."""
+    lines: list[list[int]] = [[]]
+    end = 0
+    for column, wide in enumerate(widths):
+        if lines[-1] and end + wide > width:
+            lines.append([])
+            end = _INDENT
+        lines[-1].append(column)
+        end += wide + 2
+    return lines
+
+
+def _output_width() -> int:
+    """Returns the columns of the terminal that stdout is, or that COLUMNS says; else more than any line needs."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else 1 << 20
 
 
 def counted(number: int, one: str, more: str = "") -> str:

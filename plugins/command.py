@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 
 from database.closest import closest
@@ -52,8 +53,13 @@ def _of_bench(name: str, about: str) -> Command:
     return Command(f"python -m bench {name}", about, run)
 
 
-def _of_pytest(path: str, about: str) -> Command:
+def _of_pytest(name: str, path: str, about: str) -> Command:
     def run(arguments: Sequence[str]) -> int:
+        if {"-h", "--help"}.intersection(takewhile(lambda argument: argument != "--", arguments)):
+            from plugins.command_help import help_of
+
+            print(help_of(name, about), end="")
+            return 0
         home = checkout()
         import pytest
 
@@ -67,9 +73,9 @@ def _of_pytest(path: str, about: str) -> Command:
 COMMANDS = {
     "ingest": _of_database("ingest", "bring profiler captures into the database"),
     "fill-runtime": _of_database("fill-runtime", "fill the lengths of attention rows from records"),
-    "shapes": _of_pytest("shapes/", "add theory rows of models to the database"),
-    "bench": _of_pytest("bench/", "replay the rows of the database on a device"),
-    "collectives": _of_pytest("bench/test_collectives.py", "measure collectives between the devices"),
+    "shapes": _of_pytest("shapes", "shapes/", "add theory rows of models to the database"),
+    "bench": _of_pytest("bench", "bench/", "replay the rows of the database on a device"),
+    "collectives": _of_pytest("collectives", "bench/test_collectives.py", "measure collectives between the devices"),
     "combine": _of_database("combine", "combine databases that were measured apart"),
     "history": _of_database("history", "tell what a row took in each run"),
     "rebuild": _of_database("rebuild", "make the CSVs again from the histories of their runs"),
@@ -103,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; gives its exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
     name, rest = (arguments[0], arguments[1:]) if arguments else ("", ())
-    if name in ("-h", "--help"):
+    if name in ("", "-h", "--help"):
         print(_help())
         return 0
     if name == "--version":
@@ -113,8 +119,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {name!r} is called {RENAMED[name]!r} now", file=sys.stderr)
         return _USAGE
     if name not in COMMANDS:
-        problem = f"there is no command {name!r}{closest(name, COMMANDS)}" if name else "no command given"
-        print(f"error: {problem}: opatlas --help lists them", file=sys.stderr)
+        print(
+            f"error: there is no command {name!r}{closest(name, COMMANDS)}: opatlas --help lists them", file=sys.stderr
+        )
         return _USAGE
     try:
         return COMMANDS[name].run(rest)

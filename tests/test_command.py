@@ -60,10 +60,28 @@ def test_a_command_that_was_renamed_names_its_new_name(capfd: pytest.CaptureFixt
         assert "'combine'" in capfd.readouterr().err
 
 
-def test_no_command_is_an_error() -> None:
-    done = opatlas()
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "no command given" in done.stderr
+def test_no_command_asks_for_the_help() -> None:
+    assert (done := opatlas()).returncode == 0
+    assert done.stdout == opatlas("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "elsewhere"),
+    [
+        ("bench", {"--update-mode", "--cache", "--dispatch-ffn-combine-ep-size"}, {"--rows", "--bytes-grid"}),
+        ("collectives", {"--database-path", "--bytes-grid", "--cache"}, {"--rows"}),
+        ("shapes", {"--rows", "--target-models", "--database-path"}, {"--update-mode", "--cache", "--bytes-grid"}),
+    ],
+)
+def test_the_help_of_what_runs_pytest_has_the_options_that_hold_there(
+    name: str, there: set[str], elsewhere: set[str]
+) -> None:
+    done = opatlas(name, "--help")
+    assert done.returncode == 0, done.stderr
+    words = set(done.stdout.split())
+    assert there <= words
+    assert not words & {*elsewhere, "--ignore-glob", "--numprocesses", "--benchmark-autosave"}
+    assert "pytest --help" in " ".join(done.stdout.split())
 
 
 def test_kernels_is_that_of_the_replays() -> None:
@@ -127,7 +145,9 @@ def test_bench_without_a_checkout_is_an_error(
     assert capsys.readouterr().err == "error: no checkout\n"
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("ingest", "--help"), ("combine", "--help")])
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("--version",), ("bench", "--help"), ("ingest", "--help"), ("combine", "--help")]
+)
 def test_it_does_without_torch(arguments: tuple[str, ...]) -> None:
     script = (
         "import sys\n"

@@ -3,6 +3,7 @@
 Reads the hcom_*.csv files of a folder, whoever wrote them, and compares each duration with what its link would do
 at best (bench/collectives/analytic.py): latency and 70 % of the stated bandwidth, those of an Atlas 800 A3 unless
 --link says otherwise. Prints whose model that is, a line for each collective, and the rows furthest off.
+Rows of another device than an A3 are compared only with links that --link names.
 """
 
 from __future__ import annotations
@@ -172,7 +173,10 @@ def run(arguments: argparse.Namespace) -> int:
         tiers = sorted({row.tier for row in compared})
         if not compared:
             problems.append(f"{folder}: no row to compare")
-        for text in (*([_model(folder, tiers, links, named)] if tiers else []), *lines):
+        elif foreign := _foreign_links(folder, tiers, named):
+            problems.append(foreign)
+            continue
+        for text in (*([_model(tiers, links, named)] if tiers else []), *lines):
             show(text)
         worst = sorted(compared, key=lambda row: -row.distance)
         off = [row for row in worst if row.distance > arguments.tolerance]
@@ -184,19 +188,25 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if outside or problems else 0
 
 
-def _model(folder: Path, tiers: Sequence[int], links: Mapping[int, Link], named: Collection[int]) -> str:
-    """Whose links the rows are compared with, and a word where these are not their own."""
-    of_tiers = "; ".join(
+def _foreign_links(folder: Path, tiers: Sequence[int], named: Collection[int]) -> str:
+    """Returns why rows cannot be compared: they are of a device that is no A3, and --link names no link; "" if not."""
+    device = device_of_messages(folder)
+    if not device or device.startswith(_A3_PREFIX) or not (unnamed := [tier for tier in tiers if tier not in named]):
+        return ""
+    links = " ".join(f"--link {tier}:GBPS:US" for tier in unnamed)
+    return (
+        f"{folder}: the rows are of {device}, and the links that are known are those of an {_A3_NAME}: give the "
+        f"bandwidth (10^9 bytes/s) and the latency (us) of its own with {links}"
+    )
+
+
+def _model(tiers: Sequence[int], links: Mapping[int, Link], named: Collection[int]) -> str:
+    """Returns the line that says with whose links the rows are compared."""
+    return "model: " + "; ".join(
         f"tier {tier}: {links[tier].bandwidth_gbps:g} GB/s, {links[tier].latency_us:g} us, "
         f"{links[tier].efficiency:.0%}{'' if tier in named else f' ({_A3_NAME})'}"
         for tier in tiers
     )
-    device = device_of_messages(folder)
-    guessed = [tier for tier in tiers if tier not in named]
-    if not guessed or not device or device.startswith(_A3_PREFIX):
-        return f"model: {of_tiers}"
-    links_of = f"link{'s' * (len(guessed) > 1)} of tier {', '.join(map(str, guessed))}"
-    return f"model: {of_tiers}; these rows are of {device}: name its {links_of} with --link"
 
 
 def _line(

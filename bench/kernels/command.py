@@ -7,10 +7,11 @@ tests make every such call with the real torch_npu, on tensors without values, a
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 from bench.devices.kinds import KINDS as DEVICE_KINDS
@@ -19,7 +20,11 @@ from bench.kernels.npu_proofs import KINDS, read_proofs
 from bench.kernels.replays import replays_of_bench
 from bench.kernels.without_replay import WITHOUT_REPLAY
 from bench.registry import replay_spec
+from database.closest import closest
+from database.commands import UsageError
 from database.errors import OpAtlasError
+from database.store import write_text
+from database.terminal import counted, show, table_lines
 
 #: The checkout, whose pages hold these tables.
 ROOT = Path(__file__).parents[2]
@@ -100,15 +105,21 @@ def _named(operators: Sequence[str]) -> str:
     )
 
 
-def as_text(kernels: Sequence[Kernel]) -> str:
-    rows = [HEADERS, *map(astuple, kernels)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    counts = Counter(kernel.proven_by for kernel in kernels)
-    proven = ", ".join(f"{kind} {count}" for kind, count in counts.most_common())
-    lines += ["", f"{len(kernels)} kernel types, their NPU calls proven by: {proven}", "", "without a replay:"]
-    width = max(map(len, WITHOUT_REPLAY))
-    return "\n".join([*lines, *(f"{name.ljust(width)}  {reason}" for name, reason in WITHOUT_REPLAY.items())])
+def as_text(kernels: Sequence[Kernel], without_replay: Mapping[str, str] = WITHOUT_REPLAY) -> str:
+    """Returns the tables for a terminal; `without_replay` has the reason of each kernel type."""
+    lines = table_lines([HEADERS, *map(astuple, kernels)]) if kernels else []
+    if kernels:
+        counts = Counter(kernel.proven_by for kernel in kernels)
+        proven = ", ".join(f"{kind} {count}" for kind, count in counts.most_common())
+        lines += ["", counted(len(kernels), "kernel type"), f"NPU calls proven by: {proven}"]
+    if without_replay:
+        lines += [*([""] if lines else []), "without a replay:", *table_lines(list(without_replay.items()))]
+    return "\n".join(lines)
+
+
+def _has_name(names: Sequence[str], kernel_type: str, family: str = "") -> bool:
+    """Whether one of the names is a part of a kernel type, or its family, in upper or lower case; no name: True."""
+    return not names or any(name.lower() in kernel_type.lower() or name.lower() == family for name in names)
 
 
 def pages(kernels: Sequence[Kernel], root: Path = ROOT) -> dict[Path, str]:
@@ -150,6 +161,19 @@ def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "exit status: 0 done; 2 there is no such kernel type, or a file cannot be written"
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="only kernel types with this in their name, or of this family (default: all)",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="also write what is printed as JSON (default: not written)",
+    )
     parser.add_argument(
         "--write",
         action="store_true",
@@ -158,11 +182,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    known = kernels()
-    if not arguments.write:
-        print(as_text(known))
+    names: Sequence[str] = arguments.names
+    if arguments.write:
+        if names or arguments.json is not None:
+            raise UsageError("--write writes the pages with all kernel types: leave out names and --json")
+        for path, text in pages(kernels()).items():
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path}")
         return 0
-    for path, text in pages(known).items():
-        path.write_text(text, encoding="utf-8")
-        print(f"wrote {path}")
+    known = kernels()
+    chosen = [kernel for kernel in known if _has_name(names, kernel.kernel_type, kernel.family)]
+    without = {name: reason for name, reason in WITHOUT_REPLAY.items() if _has_name(names, name)}
+    if not chosen and not without:
+        like = closest(names[0], {*(kernel.kernel_type for kernel in known), *WITHOUT_REPLAY})
+        raise UsageError(f"no kernel type has {' or '.join(map(repr, names))} in its name{like}")
+    if arguments.json is not None:
+        contents = {"kernels": [asdict(kernel) for kernel in chosen], "without_replay": without}
+        write_text(arguments.json, json.dumps(contents, indent=2) + "\n")
+    show(as_text(chosen, without))
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from difflib import unified_diff
@@ -31,6 +32,34 @@ def test_a_line_says_what_is_known(capsys):
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("RmsNorm "))
     known = "RmsNorm norm torch_npu.npu_rms_norm meta kernel rms_norm npu, cuda, cpu aten._fused_rms_norm"
     assert " ".join(line.split()) == known
+
+
+def test_chosen_kernels_and_their_json(tmp_path, capsys):
+    path = tmp_path / "kernels.json"
+    assert main(["kernels", "matmulv2", "norm", "hcom_allReduce", "--json", str(path)]) == 0
+    found = json.loads(path.read_text())
+    names = {kernel["kernel_type"]: kernel for kernel in found["kernels"]}
+    assert {"MatMulV2", "RmsNorm", "LayerNormV4"} <= set(names)
+    assert not {"Abs", "MatMulV3"} & set(names)
+    assert names["RmsNorm"]["npu_call"] == "torch_npu.npu_rms_norm"
+    assert set(found["without_replay"]) == {"hcom_allReduce_", "DSARandomNormal"}
+    shown = capsys.readouterr().out
+    assert all(f"\n{name} " in shown for name in names)
+
+
+@pytest.mark.parametrize("arguments", [["Matmulx"], ["--write", "MatMulV2"]])
+def test_names_that_choose_nothing_are_refused(arguments, capsys):
+    assert main(["kernels", *arguments]) == 2
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_fits_the_terminal(monkeypatch, capsys, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["kernels"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert [line.split()[0] for line in lines if line.startswith("RmsNorm ")] == ["RmsNorm"]
 
 
 def test_it_does_not_wait_for_torch():

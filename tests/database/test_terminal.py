@@ -8,7 +8,7 @@ import pytest
 
 from database.__main__ import main
 from database.errors import CellError, OpAtlasError
-from database.terminal import print_problems, printable, show, shown
+from database.terminal import print_problems, printable, show, shown, table_lines
 
 
 def test_of_many_problems_the_first_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,3 +54,17 @@ def test_what_a_terminal_would_obey_is_escaped(text: str, capsys: pytest.Capture
 
 def test_letters_of_all_languages_are_shown_as_they_are() -> None:
     assert shown("größe 模型 \U0001f600 a\n\tb") == "größe 模型 \U0001f600 a\n\tb"
+
+
+def test_a_table_keeps_its_columns_in_lines_that_fit() -> None:
+    rows = [("name", "count", "what is said of it"), ("a", "1", "words " * 9), ("longer", "12", "")]
+    assert table_lines(rows, 1000)[1] == "a       1      " + ("words " * 9).rstrip()
+    lines = table_lines(rows, 30)
+    assert max(map(len, lines)) <= 30
+    assert [line.split()[:2] for line in lines if not line.startswith(" ")] == [
+        ["name", "count"],
+        ["a", "1"],
+        ["longer", "12"],
+    ]
+    assert " ".join(lines).split().count("words") == 9
+    assert lines[-1] == "longer  12"

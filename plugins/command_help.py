@@ -1,0 +1,58 @@
+"""The help of the commands that run pytest: OpAtlas' own options, without those of pytest and other plugins."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from bench.collectives import options as collectives
+from bench.declared_options import Scope
+from bench.dispatch_ffn_combine import group as dispatch_ffn_combine
+from plugins import options, theory
+
+_ROWS = Scope.REPLAYS | Scope.RUNNING | Scope.NPUS | Scope.FINDS_DATABASE
+#: What a session of each command can be; an option that asks for more is refused in it.
+SCOPES = {
+    "bench": _ROWS | Scope.KERNELS,
+    "collectives": _ROWS | Scope.COLLECTIVES,
+    "shapes": Scope.NPUS | Scope.FINDS_DATABASE | Scope.KERNELS | Scope.THEORY,
+}
+_SCOPE_OF = {option.name: option.scope for option in (*options.OPTIONS, *theory.OPTIONS)}
+
+
+class _OptionGroups:
+    """Takes options as pytest's parser does, and keeps those that a command can use."""
+
+    def __init__(self, parser: argparse.ArgumentParser, scope: Scope) -> None:
+        self._parser = parser
+        self._scope = scope
+
+    def getgroup(self, _name: str, description: str) -> _OptionGroup:
+        return _OptionGroup(self._parser.add_argument_group(description), self._scope)
+
+
+class _OptionGroup:
+    def __init__(self, group: Any, scope: Scope) -> None:
+        self._group = group
+        self._scope = scope
+
+    def addoption(self, name: str, **how: Any) -> None:
+        if _SCOPE_OF[name] in self._scope:
+            self._group.add_argument(name, **how)
+
+
+def help_of(command: str, about: str) -> str:
+    """Returns the help of `opatlas bench`, `opatlas collectives` or `opatlas shapes`."""
+    parser = argparse.ArgumentParser(
+        prog=f"opatlas {command}",
+        usage=f"opatlas {command} [OPTION ...] [OPTION OF PYTEST ...]",
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog="pytest's own options hold, too, such as -k, -x, -v, --lf and --junitxml: `pytest --help` has them all.",
+        add_help=False,
+    )
+    groups: Any = _OptionGroups(parser, SCOPES[command])
+    for module in (options, theory):
+        module.pytest_addoption(groups)
+    for add_options in (dispatch_ffn_combine.add_options, collectives.add_options):
+        add_options(groups)
+    return parser.format_help()
