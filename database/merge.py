@@ -29,10 +29,19 @@ from database.store import Database, Table
 
 
 class UpdateMode(str, Enum):
-    """What a session runs, and what it does with samples that match no row."""
+    """What a session runs, and what it does with samples that match no row.
+
+    ALL: every row. MISSING_ONLY: rows without any duration. UNREPLAYED: rows without a replayed duration.
+    """
 
     ALL = journal.ALL
     MISSING_ONLY = journal.MISSING_ONLY
+    UNREPLAYED = journal.UNREPLAYED
+
+    @property
+    def adds_rows(self) -> bool:
+        """Whether samples that match no row are appended."""
+        return self is UpdateMode.ALL
 
     def __str__(self) -> str:
         return self.value
@@ -76,7 +85,7 @@ def merge(
     Args:
         records: of any kernel types; of several about one row, the last counts. A row that has none
             of its own gets the samples that its siblings' records brought.
-        mode: whether rows that are not there are appended (all) or reported (missing-only).
+        mode: whether rows that are not there are appended (all) or reported (any other mode).
         prune: whether rows that were run, and that have no valid duration now, are moved to `pruned/`.
         keep_newer: leave rows alone that hold what a later run than the record's found out.
 
@@ -108,7 +117,7 @@ def _merge_table(
 ) -> None:
     table = table_of(database, kernel_type)
     merged = TableMerge(kernel_type, table.frame)
-    append = mode is UpdateMode.ALL
+    append = mode.adds_rows
     changes = merged.apply(records, append=append, brought_too=append, order=RunOrder() if keep_newer else None)
     pruned = merged.to_prune(records.own.values()) if prune else []
     _keep_replaced(database, histories, table, changes.updated)
@@ -123,7 +132,7 @@ def _merge_table(
     result.unmatched += [
         RowName(kernel_type, record.signature)
         for record in changes.missing
-        if mode is UpdateMode.MISSING_ONLY or record.measurement is None
+        if not mode.adds_rows or record.measurement is None
     ]
     result.pruned += gone
 

@@ -117,7 +117,7 @@ class _Table:
 
     def apply(self, records: RecordsOfType, mode: UpdateMode, order: RunOrder) -> None:
         here = RecordsOfType(self._of_rows(records.own), self._of_rows(records.brought))
-        changes = self._merged.apply(here, append=True, brought_too=mode is UpdateMode.ALL, order=order)
+        changes = self._merged.apply(here, append=True, brought_too=mode.adds_rows, order=order)
         self._added |= changes.appended
 
     def _of_rows(self, records: Mapping[str, Record]) -> dict[str, Record]:

@@ -13,7 +13,8 @@ from _pytest.mark.expression import Expression
 from database.case_id import case_id_of
 from database.closest import closest
 from plugins.collector import Collector
-from plugins.plan import CaseRow, Plan
+from plugins.plan import Plan
+from plugins.table_plan import CaseRow
 
 
 class AskedFor:
@@ -44,8 +45,12 @@ class AskedFor:
             return None
         return f"{function.__module__} {function.__name__}"
 
-    def done_already(self, plan: Plan) -> int:
-        """How many of those the update mode leaves out because they have a duration."""
+    def not_selected(self, plan: Plan) -> int:
+        """How many of those --status and --where do not select."""
+        return sum(self(name, case_id) for name, table in plan.tables.items() for case_id in table.not_selected)
+
+    def left_out(self, plan: Plan) -> int:
+        """How many of those the update mode leaves out."""
         return sum(self(name, case_id) for name, table in plan.tables.items() for case_id in table.left_out)
 
     def captured_only(self, plan: Plan) -> int:

@@ -10,8 +10,8 @@ import pytest
 
 from bench.kernels.replays import replays_of_bench
 from bench.registry import replay_spec
-from plugins.plan import TablePlan
 from plugins.session import BenchSession
+from plugins.table_plan import TablePlan
 
 
 class Collector:

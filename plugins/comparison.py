@@ -11,8 +11,8 @@ import pytest
 from database.case_id import case_id_in
 from database.terminal import counted
 from plugins.items import about_row
-from plugins.plan import CaseRow
 from plugins.session import BenchSession
+from plugins.table_plan import CaseRow
 
 #: Properties of a row's report, which JUnit shows too.
 _STORED, _TAKEN = "stored_us", "duration_us"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.registry import replay_spec
-from plugins.plan import CaseRow
+from plugins.table_plan import CaseRow
 
 #: Attribute of the reports of a row: holds its record where there is one, why that is in no journal,
 #: and the device where it is another than before. Plain values, because reports of xdist's workers

@@ -75,6 +75,7 @@ def options_of(settings: Settings) -> Mapping[str, object]:
         "prune": settings.prune,
         "ops": sorted(settings.ops),
         "shard": str(settings.shard) if settings.shard else None,
+        "status": sorted(settings.status),
         "retry_failed": settings.retry_failed,
         "mixed": settings.mixed,
         **asdict(settings.measure),

@@ -111,7 +111,7 @@ def _other_machine(provenance: Provenance, settings: Settings, rows: Sequence[St
     """That durations of another machine, which is like this one, are joined or replaced."""
     own = f"{settings.own_folder} names a folder of your own"
     if provenance.shipped:
-        fate = "join them" if settings.mode is UpdateMode.MISSING_ONLY else "take their place"
+        fate = "join them" if settings.mode in (UpdateMode.MISSING_ONLY, UpdateMode.UNREPLAYED) else "take their place"
         theirs = f"this database ships with OpAtlas, with durations of {provenance.shipped}"
         return [f"{theirs}: those of this machine {fate}; {own}"]
     others = [host for host in provenance.hosts(row.run_id for row in rows) if host != settings.origin.host]

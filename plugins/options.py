@@ -17,9 +17,10 @@ from bench.job import DeviceSpec, MeasureSettings
 from bench.msprof.command import METRICS
 from database.merge import UpdateMode
 from database.numbers import whole
-from database.option_types import at_least, names, positive
+from database.option_types import at_least, items_of, names, one_of, positive
+from database.schema import Status
 from plugins import newhooks
-from plugins.plan import GIVEN_UP_AFTER, Shard
+from plugins.choice import GIVEN_UP_AFTER, NO_STATUS, Shard
 
 #: The older tool's environment variable for --repeat-count.
 REPEAT_COUNT_VARIABLE = "MSMODELING_OP_REPLAY_REPEAT_COUNT"
@@ -40,6 +41,8 @@ def _shard(text: str) -> Shard:
         raise argparse.ArgumentTypeError(f"{text!r}: give I/N with I from 1 to N, such as 2/8")
     return Shard(index, count)
 
+
+_statuses = items_of(one_of([NO_STATUS, *(status.value for status in Status)]))
 
 DATABASE = (
     declare(
@@ -110,8 +113,16 @@ ROWS = (
         Scope.REPLAYS,
         choices=[mode.value for mode in UpdateMode],
         default=UpdateMode.ALL.value,
-        help="all: run every row; missing-only: run only rows without a duration, replayed or captured "
-        "(default: %(default)s)",
+        help="all: run every row; unreplayed: run only rows without a replayed duration; missing-only: run only rows "
+        "without any duration, replayed or captured (default: %(default)s)",
+    ),
+    declare(
+        "--status",
+        Scope.REPLAYS | Scope.KERNELS,
+        type=_statuses,
+        default=[],
+        metavar="STATUS[,STATUS...]",
+        help=f"run only rows with these statuses; '{NO_STATUS}': never run (default: all rows)",
     ),
     declare(
         "--retry-failed",

@@ -6,7 +6,7 @@ Every process of a session sees the same plan, whatever happens to the CSV files
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,9 +18,7 @@ from database.edited import without_measurement
 from database.errors import OpAtlasError, described
 from database.header import misspelt
 from database.measured import duration_columns
-from database.merge import UpdateMode, has_duration
-from database.numbers import whole
-from database.provenance import Stored
+from database.merge import has_duration
 from database.schema import (
     BASE,
     CACHE_STATE,
@@ -34,185 +32,18 @@ from database.schema import (
     RUNTIME,
     STATUS,
     STATUS_REASON,
-    Status,
 )
 from database.signature import digest, signature, signatures
 from database.statistics import valid_duration
 from database.store import Database, Table, release_memory
 from database.terminal import printable
+from plugins.choice import GIVEN_UP_AFTER, Choice
 from plugins.preparation import Prepared
+from plugins.table_plan import Expected, TablePlan
 
 #: Cells that a replay may need.
 _CELLS = (*BASE, EP_SIZE, *RUNTIME, *MESSAGE)
 _STATE = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES, RUN_ID)
-#: A row that crashed or timed out in so many sessions in a row is not run again by itself: each time
-#: costs a device process, and a row that hangs its whole deadline.
-GIVEN_UP_AFTER = 2
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Part `index` of `count` of a collection, from 1."""
-
-    index: int
-    count: int
-
-    def __str__(self) -> str:
-        return f"{self.index}/{self.count}"
-
-    def holds(self, row_digest: str) -> bool:
-        """Whether a row belongs to this part; it depends on nothing but the row."""
-        return int(row_digest, 16) % self.count == self.index - 1
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Which rows of a database the user chose.
-
-    Attributes:
-        mode: whether rows with a valid duration are cases.
-        ops: the only kernel types wanted; empty: all.
-        shard: the only part of the rows wanted; None: all.
-        retry_failed: whether rows are run that were given up.
-    """
-
-    mode: UpdateMode = UpdateMode.ALL
-    ops: frozenset[str] = frozenset()
-    shard: Shard | None = None
-    retry_failed: bool = False
-
-
-@dataclass(frozen=True)
-class Expected:
-    """Why a case is expected to fail, and whether it is run all the same."""
-
-    reason: str
-    run: bool
-
-
-class CaseRow:
-    """One row as a case: a reference into the plan, made small because there are many."""
-
-    __slots__ = ("position", "table")
-
-    def __init__(self, table: TablePlan, position: int) -> None:
-        self.table = table
-        self.position = position
-
-    @property
-    def kernel_type(self) -> str:
-        return self.table.kernel_type
-
-    @property
-    def signature(self) -> str:
-        return signature(self.kernel_type, self.cells)
-
-    @property
-    def cells(self) -> dict[str, str]:
-        """The cells that identify the row and its call."""
-        return {name: cells[self.position] for name, cells in self.table.columns.items()}
-
-    @property
-    def first_run(self) -> bool:
-        """Whether no session has run the row before."""
-        return self.table.status(self.position) is None
-
-    @property
-    def crashes_before(self) -> int:
-        """Sessions in a row, up to the last one that ran the row, in which it crashed or timed out."""
-        return self.table.crashes(self.position)
-
-    @property
-    def stored_us(self) -> float | None:
-        """The replayed duration that the row had when the plan was made, in microseconds."""
-        return self.table.measured.get(self.position)
-
-    @property
-    def stored_instrument(self) -> str:
-        """What took the replayed duration that the row had when the plan was made; "" if the row does not say."""
-        has_one = self.position in self.table.measured and INSTRUMENT in self.table.state
-        return self.table.state[INSTRUMENT][self.position].strip() if has_one else ""
-
-    @property
-    def place(self) -> str:
-        """File and line, as they were when the plan was made; the file alone for a row that is not in it yet."""
-        is_there = self.position < self.table.rows_in_file
-        return f"{self.table.path}:{self.position + 2}" if is_there else f"{self.table.path} (a new row)"
-
-    def __repr__(self) -> str:
-        return f"{self.kernel_type}[{self.signature}]"
-
-
-@dataclass
-class TablePlan:
-    """The rows of one kernel type.
-
-    Attributes:
-        rows_in_file: how many rows the file had; what comes after them was asked for, and is not in it.
-        columns: cells of every row, by column: those that a replay needs.
-        state: the same, of the columns that tell what became of the row, and how it was measured.
-        cases: positions of the rows that are cases, with the case's id.
-        expected_to_fail: the cases that are xfail, by position.
-        left_out: ids of rows that the update mode leaves out.
-        other_shards: positions of rows that belong to other shards.
-        unresolved: statuses of the rows that an earlier session ran and did not measure, by id.
-        duplicates: positions of rows whose signature an earlier row has.
-        measured_duplicates: positions of those that have a replayed duration, by the id of the earlier row.
-        no_durations: duration cells that hold something else, as "line: text".
-        misspelt: columns of the file that may be, as sentences.
-        measured: replayed durations in microseconds, by the position of the row that has one.
-        captured_only: ids of rows that have no replayed duration, and a captured one.
-        has_captured: whether any case of a kernel has a captured duration.
-    """
-
-    kernel_type: str
-    path: Path
-    rows_in_file: int
-    columns: dict[str, list[str]]
-    state: dict[str, list[str]] = field(default_factory=dict)
-    cases: dict[int, str] = field(default_factory=dict)
-    expected_to_fail: dict[int, Expected] = field(default_factory=dict)
-    left_out: list[str] = field(default_factory=list)
-    other_shards: list[int] = field(default_factory=list)
-    unresolved: dict[str, str] = field(default_factory=dict)
-    duplicates: list[int] = field(default_factory=list)
-    measured_duplicates: dict[str, list[int]] = field(default_factory=dict)
-    no_durations: list[str] = field(default_factory=list)
-    misspelt: list[str] = field(default_factory=list)
-    measured: dict[int, float] = field(default_factory=dict)
-    captured_only: set[str] = field(default_factory=set)
-    has_captured: bool = False
-
-    def status(self, position: int) -> Status | None:
-        """What became of a row the last time it was run; None if it never was."""
-        return Status.of_cell(self.state[STATUS][position]) if STATUS in self.state else None
-
-    def crashes(self, position: int) -> int:
-        """Sessions in a row in which a row crashed or timed out; 0 where the cell holds no number."""
-        cell = self.state[CRASHES_IN_A_ROW][position] if CRASHES_IN_A_ROW in self.state else ""
-        return whole(cell) or 0
-
-    def stored(self, selected: Container[str]) -> Iterator[Stored]:
-        """The replayed durations that new ones of some cases are to replace."""
-        for position, case_id in self.cases.items():
-            expected = self.expected_to_fail.get(position)
-            if case_id in selected and (expected is None or expected.run):
-                if position in self.measured:
-                    yield self._stored(position)
-                yield from map(self._stored, self.measured_duplicates.get(case_id, ()))
-
-    def _stored(self, position: int) -> Stored:
-        run_id, cache, instrument, samples = (
-            self.state[name][position].strip() if name in self.state else ""
-            for name in (RUN_ID, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES)
-        )
-        place = f"{self.path.name}:{position + 2}"
-        return Stored(place, run_id, cache, instrument, whole(samples))
-
-    def rows(self) -> Iterator[tuple[str, CaseRow, Expected | None]]:
-        """Each case's id, its row, and why it is expected to fail, if it is."""
-        for position, case_id in self.cases.items():
-            yield case_id, CaseRow(self, position), self.expected_to_fail.get(position)
 
 
 @dataclass
@@ -251,13 +82,13 @@ class Plan:
         """The ids of all cases."""
         return {case_id for table in self.tables.values() for case_id in table.cases.values()}
 
-    def without_duration(self) -> set[str]:
-        """The ids of the cases that have no duration, replayed or captured: those of missing-only."""
+    def unreplayed(self) -> set[str]:
+        """The ids of the cases that have no replayed duration."""
         return {
             case_id
             for table in self.tables.values()
             for position, case_id in table.cases.items()
-            if position not in table.measured and case_id not in table.captured_only
+            if position not in table.measured
         }
 
     def unresolved(self) -> dict[str, str]:
@@ -383,7 +214,10 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice) -> Ta
         fails = status is not None and status.expected_to_fail
         if fails:
             planned.unresolved[case_id] = str(status)
-        if chosen.mode is UpdateMode.MISSING_ONLY and has_duration(kernel_type, row):
+        if not chosen.selects(status):
+            planned.not_selected.append(case_id)
+            continue
+        if chosen.leaves_out(replayed=measured_us is not None, captured=case_id in planned.captured_only):
             planned.left_out.append(case_id)
             continue
         planned.cases[position] = case_id

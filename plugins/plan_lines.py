@@ -6,18 +6,24 @@ from collections.abc import Container, Iterator
 
 from database.case_id import case_id_of
 from database.terminal import counted
+from plugins.asked_for import AskedFor
+from plugins.next_steps import left_out_lines
 from plugins.plan import Plan
 from plugins.settings import Settings
 
 
-def plan_lines(plan: Plan, settings: Settings, replayable: Container[str], selected: int) -> list[str]:
+def plan_lines(
+    plan: Plan, settings: Settings, replayable: Container[str], selected: int, asked_for: AskedFor
+) -> list[str]:
     """What was done to the database, what is to run, and what is left out of that.
 
     Args:
         replayable: the kernel types that have a replay.
         selected: how many rows were selected.
+        asked_for: the rows that the files named and -k select, for the counts of rows that are no cases.
     """
-    return [f"opatlas: {line}" for line in (*_prepared(plan), *_to_run(plan, settings, replayable, selected))]
+    lines = (*_prepared(plan), *_to_run(plan, settings, replayable, selected, asked_for))
+    return [f"opatlas: {line}" for line in lines]
 
 
 def _prepared(plan: Plan) -> Iterator[str]:
@@ -41,7 +47,9 @@ def _prepared(plan: Plan) -> Iterator[str]:
         yield from recovered.problems
 
 
-def _to_run(plan: Plan, settings: Settings, replayable: Container[str], selected: int) -> Iterator[str]:
+def _to_run(
+    plan: Plan, settings: Settings, replayable: Container[str], selected: int, asked_for: AskedFor
+) -> Iterator[str]:
     # xdist's controller, which collects nothing, knows the replays of bench/ only.
     rows = max(plan.cases_of(replayable), selected)
     of_all = "" if selected == rows else f"{selected:,} of "
@@ -53,10 +61,7 @@ def _to_run(plan: Plan, settings: Settings, replayable: Container[str], selected
     yield from plan.notes
     if settings.messages is not None:
         yield from settings.messages.about
-    if left_out := plan.left_out().total():
-        captured = sum(len(table.captured_only.intersection(table.left_out)) for table in plan.tables.values())
-        kinds = f" ({left_out - captured:,} replayed, {captured:,} captured only)" if captured else ""
-        yield f"{counted(left_out, unit)} left out, with a duration already{kinds} (--update-mode=missing-only)"
+    yield from left_out_lines(asked_for, plan, settings)
     if settings.shard is not None:
         yield f"{counted(plan.other_shards(), unit)} in other shards (--shard={settings.shard})"
     yield from (f"{path} has a header and no rows" for path in plan.without_rows())

@@ -11,7 +11,6 @@ import pytest
 from bench.executor import Executor
 from database.case_id import case_id_of
 from database.ingest.samples import RowSamples, SamplesOfRows
-from database.merge import UpdateMode
 from database.record import Measurement, Record, RowName
 from database.schema import Status
 from database.signature import digest
@@ -91,7 +90,7 @@ class ProfPath:
             if not asked_for(kernel_type, case_id_of(kernel_type, sample.signature, row_digest)):
                 continue
             self._unmatched[kernel_type] += 1
-            if settings.mode is UpdateMode.ALL:
+            if settings.mode.adds_rows:
                 self._add(kernel_type, sample.signature, sample.cells, sample.measurement, "", executor)
             else:
                 self._write_back.reported_only.append(RowName(kernel_type, sample.signature))
@@ -131,7 +130,7 @@ class ProfPath:
         if self._without_replay:
             yield f"rows without a replay that have samples, written back too: {_listed(self._without_replay)}"
         if self._unmatched:
-            added = self._session.settings.mode is UpdateMode.ALL
+            added = self._session.settings.mode.adds_rows
             fate = "added" if added else "not added (--update-mode=all adds them)"
             yield f"signatures that match no row, {fate}: {_listed(self._unmatched)}"
 

@@ -34,8 +34,8 @@ from database.merge import UpdateMode
 from database.option_types import at_least
 from database.provenance import Origin
 from database.versions import CANN, TORCH, VLLM, Versions, detect, version_key
+from plugins.choice import Shard
 from plugins.options import CASE_TIMEOUT_S, FIRST_CASE_TIMEOUT_S, OPTIONS, REPEAT_COUNT_VARIABLE, refuse
-from plugins.plan import Shard
 
 #: Options that say what is written, and when.
 _ABOUT_WRITING = ("--mixed", "--prune-empty-duration-rows", "--wait")
@@ -51,6 +51,7 @@ class Settings:
         mode, prune: how durations are written back.
         ops: the only kernel types to run; empty: all.
         shard: the part of the rows to run, and of how many; None: all of them.
+        status: the only statuses of rows to run; empty: all.
         retry_failed: run rows again that crashed or timed out in two sessions in a row.
         prof_path: profiles that rows are looked up in instead of being run; None: they are run.
         measure: how a row is measured.
@@ -84,6 +85,7 @@ class Settings:
     msprof_rows: int | None
     in_process: bool
     collect_only: bool
+    status: frozenset[str] = frozenset()
     read_only: bool = False
     mixed: bool = False
     origin: Origin = field(default_factory=Origin)
@@ -144,6 +146,7 @@ def settings_of(config: pytest.Config) -> Settings:
         msprof_rows=option.msprof_rows if has_msprof and not communicates else None,
         in_process=option.in_process,
         collect_only=option.collectonly,
+        status=frozenset(option.status),
         read_only=option.read_only,
         mixed=option.mixed,
         origin=_origin(option, devices, communicates),

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from database.journal import count_of_run
-from database.merge import UpdateMode
 from database.progress import speed
 from database.terminal import counted, folded, shown
 from plugins.asked_for import AskedFor, meant
@@ -16,6 +15,7 @@ from plugins.collector import Collector
 from plugins.interrupt import STOPPED, Interrupts
 from plugins.items import row_of
 from plugins.ledger import XFAILED, Ledger
+from plugins.next_steps import going_on, nothing_to_do
 from plugins.plan import Plan
 from plugins.plan_lines import plan_lines
 from plugins.report import Report
@@ -62,18 +62,18 @@ class Summary:
             return
         self._plan_told = True
         terminal.ensure_newline()
-        for line in self._plan_lines(plan, self._ledger.collected):
+        for line in self._plan_lines(node.config, plan, self._ledger.collected):
             terminal.write_line(line)
 
-    def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> list[str]:
+    def pytest_report_collectionfinish(self, config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
         plan = self._session.plan_if_made
         if plan is None or plan.error:
             return []
-        return self._plan_lines(plan, sum(row_of(item) is not None for item in items))
+        return self._plan_lines(config, plan, sum(row_of(item) is not None for item in items))
 
-    def _plan_lines(self, plan: Plan, selected: int) -> list[str]:
-        settings = self._session.settings
-        lines = plan_lines(plan, settings, self._collector.known_replays(), selected)
+    def _plan_lines(self, config: pytest.Config, plan: Plan, selected: int) -> list[str]:
+        settings, asked_for = self._session.settings, AskedFor(config, self._collector)
+        lines = plan_lines(plan, settings, self._collector.known_replays(), selected, asked_for)
         if selected and settings.prof_path is None and not settings.collect_only:
             found = disturbances(*self._session.surroundings.at_start(settings.devices))
             lines += [f"opatlas: this disturbs durations: {', '.join(found)}"] if found else []
@@ -90,7 +90,7 @@ class Summary:
         elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             asked_for = AskedFor(session.config, self._collector)
             # Of few rows a shard may have none, and the machine that runs it has done what it was told.
-            if asked_for.done_already(plan) or asked_for.elsewhere(plan):
+            if asked_for.left_out(plan) or asked_for.elsewhere(plan) or asked_for.not_selected(plan):
                 session.exitstatus = pytest.ExitCode.OK
 
     @pytest.hookimpl(tryfirst=True)
@@ -159,15 +159,10 @@ class Summary:
             yield f"report: {path}"
 
     def _nothing_run_lines(self, config: pytest.Config, plan: Plan) -> Iterator[str]:
-        asked_for, unit = AskedFor(config, self._collector), self._session.settings.unit
-        if done := asked_for.done_already(plan):
-            have = counted(done, f"{unit} has", f"{unit}s have")
-            again = "(--update-mode=all measures them again)"
-            if captured := asked_for.captured_only(plan):
-                again = f"({done - captured:,} replayed, {captured:,} captured only): --update-mode=all replays them"
-            yield f"nothing to do: {have} a duration already {again}"
-        elif elsewhere := asked_for.elsewhere(plan):
-            yield f"nothing to do: {counted(elsewhere, unit)} in other shards, and none in this one"
+        settings = self._session.settings
+        unit = settings.unit
+        if lines := list(nothing_to_do(AskedFor(config, self._collector), plan, settings)):
+            yield from lines
         elif example := next((case for table in plan.tables.values() for case in table.cases.values()), None):
             cases = counted(sum(len(table.cases) for table in plan.tables.values()), unit)
             near = meant(self._keyword, plan.tables)
@@ -186,19 +181,8 @@ class Summary:
 
     def _not_run_lines(self, plan: Plan) -> Iterator[str]:
         """How to go on where a session was stopped."""
-        not_run = self._ledger.not_run()
-        if not not_run:
-            return
-        rows = counted(len(not_run), self._session.settings.unit)
-        missing = len(plan.without_duration().intersection(not_run))
-        if self._session.settings.mode is UpdateMode.MISSING_ONLY:
-            yield f"{rows} not run: the same command goes on with them"
-        elif missing:
-            some = f"{missing:,} of them: the others have durations from before"
-            those = "them" if missing == len(not_run) else some
-            yield f"{rows} not run: the same command with --update-mode=missing-only goes on with {those}"
-        else:
-            yield f"{rows} not run: they have durations from before, and only --update-mode=all runs such rows"
+        if not_run := self._ledger.not_run():
+            yield going_on(plan, self._session.settings, not_run)
 
     def _problem_lines(self, plan: Plan) -> Iterator[str]:
         if plan.problems:

@@ -22,8 +22,8 @@ from plugins.comparison import stored_properties
 from plugins.items import REPORT_ATTRIBUTE, needs_group, row_of
 from plugins.journaling import Journaling
 from plugins.look_ahead import LookAhead
-from plugins.plan import CaseRow
 from plugins.session import BenchSession
+from plugins.table_plan import CaseRow
 
 _OUTCOME = pytest.StashKey[Outcome | None]()
 #: What is kept of what a row printed: a crash says why at the end, and the first of many errors is the cause.

@@ -17,8 +17,8 @@ from bench.groups.options import NodeOptions
 from bench.job import DeviceSpec, MeasureSettings
 from database.merge import UpdateMode
 from plugins import options, theory
+from plugins.choice import Shard
 from plugins.journaling import options_of
-from plugins.plan import Shard
 from plugins.settings import Settings
 
 #: Fields of Settings that the manifest has under another name.
@@ -108,6 +108,7 @@ def test_the_manifest_has_values_that_another_program_reads() -> None:
         "prune": True,
         "ops": ["Add", "Mul"],
         "shard": "1/2",
+        "status": [],
         "retry_failed": True,
         "mixed": False,
         "repeat_count": 7,

@@ -23,7 +23,7 @@ def test_once_stops_after_the_running_row_and_merges(sessions: Sessions, devices
     assert "Ctrl-C: stopping after the running row" in done
     assert set(ledger) == {"measured", "not run"}
     assert ledger["measured"] >= 2
-    not_run = f"{ledger['not run']} rows not run: the same command with --update-mode=missing-only goes on with them"
+    not_run = f"{ledger['not run']} rows not run: the same command with --update-mode=unreplayed goes on with them"
     assert not_run in done
     assert "stopped: Ctrl-C" not in done, "pytest says so"
     statuses = sessions.statuses("Moody")

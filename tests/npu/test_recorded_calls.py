@@ -19,7 +19,8 @@ from bench.rows.replay_row import ReplayRow
 from database.__main__ import main
 from database.schema import BASE, RUNTIME_PREFIX, Status
 from database.store import Database, Table
-from plugins.plan import Choice, make_plan
+from plugins.choice import Choice
+from plugins.plan import make_plan
 
 ATTENTION = "FusedInferAttentionScore"
 #: As a capture has the calls of serving.py, and one that it does not make.

@@ -8,6 +8,7 @@ import pytest
 from sessions import Sessions, row
 
 PROFILED = {"Profiling Average Duration(us)": "5.0"}
+REPLAYED = {"Average Duration(us)": "5.0"}
 
 
 def test_every_status_has_its_term(sessions: Sessions) -> None:
@@ -49,18 +50,27 @@ def test_rows_behind_the_last_allowed_failure_are_not_run(sessions: Sessions, op
     ("rows", "options", "words"),
     [
         (
-            [{**row(101), **PROFILED}, row(102), row(103)],
-            (),
-            "3 rows not run: the same command with --update-mode=missing-only goes on with 2 of them: the others have",
+            [{**row(101), **PROFILED}, row(102), {**row(103), **REPLAYED}],
+            ("--mixed",),
+            "3 rows not run: the same command with --update-mode=unreplayed goes on with 2 of them: the others have",
         ),
-        ([{**row(101), **PROFILED}], (), "1 row not run: they have durations from before, and only --update-mode=all"),
+        (
+            [{**row(101), **REPLAYED}],
+            ("--mixed",),
+            "1 row not run: they have replayed durations from before, and only --update-mode=all",
+        ),
+        (
+            [{**row(101), **PROFILED}],
+            ("--update-mode=unreplayed",),
+            "1 row not run: the same command goes on with them",
+        ),
         ([row(101), row(102)], ("--update-mode=missing-only",), "2 rows not run: the same command goes on with them"),
     ],
 )
 def test_a_session_that_was_stopped_says_how_to_go_on(
     sessions: Sessions, rows: list[dict[str, str]], options: tuple[str, ...], words: str
 ) -> None:
-    sessions.write("Moody", [{**dict.fromkeys(PROFILED, ""), **cells} for cells in (row(15), *rows)])
+    sessions.write("Moody", [{**dict.fromkeys((*PROFILED, *REPLAYED), ""), **cells} for cells in (row(15), *rows)])
     assert words in sessions.run_in_process("-x", *options)
 
 

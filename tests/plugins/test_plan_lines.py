@@ -15,10 +15,12 @@ from bench.job import DeviceSpec, MeasureSettings
 from database.merge import UpdateMode
 from database.recover import Recovered
 from plugins.asked_for import AskedFor, meant
-from plugins.plan import Plan, Shard, TablePlan
+from plugins.choice import Shard
+from plugins.plan import Plan
 from plugins.plan_lines import plan_lines
 from plugins.preparation import Prepared
 from plugins.settings import Settings
+from plugins.table_plan import TablePlan
 
 SETTINGS = Settings(
     database=Path("/data"),
@@ -41,9 +43,13 @@ SETTINGS = Settings(
 def test_what_was_done_first_is_told_first_and_one_is_no_plural() -> None:
     table = TablePlan("Mul", Path("/data/Mul.csv"), 3, {"Input Shapes": ["1", "2", "3"]})
     table.cases, table.left_out, table.other_shards = {0: "Mul-1"}, ["Mul-2"], [2]
+    everything: Any = SimpleNamespace(known_replays=dict)
+    config: Any = SimpleNamespace(
+        option=SimpleNamespace(keyword=""), args=[], invocation_params=SimpleNamespace(dir=ROOT)
+    )
     recovered = Recovered("run-1", Counter({"measured": 1}))
     plan = Plan({"Mul": table}, prepared=Prepared(recovered=[recovered], starter_rows=1), taken_over="session run-1")
-    assert plan_lines(plan, SETTINGS, {"Mul"}, 1) == [
+    assert plan_lines(plan, SETTINGS, {"Mul"}, 1, AskedFor(config, everything)) == [
         "opatlas: session run-1 was killed; took the database over from it",
         "opatlas: there was no database yet; made a starter of 1 theory row",
         "opatlas: merged 1 record that session run-1 left behind (1 measured)",

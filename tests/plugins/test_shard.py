@@ -6,7 +6,8 @@ import pytest
 from sessions import Sessions, row
 
 from database.store import Database
-from plugins.plan import Choice, Shard, make_plan
+from plugins.choice import Choice, Shard
+from plugins.plan import make_plan
 
 
 def test_the_parts_are_disjoint_and_are_the_whole() -> None:

@@ -1,0 +1,58 @@
+"""The rows that a user chose of a database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from database.merge import UpdateMode
+from database.schema import Status
+
+#: A row that crashed or timed out in so many sessions in a row is not run again by itself: each time
+#: costs a device process, and a row that hangs its whole deadline.
+GIVEN_UP_AFTER = 2
+#: What --status calls a row that was never run.
+NO_STATUS = "none"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part `index` of `count` of a collection, from 1."""
+
+    index: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    def holds(self, row_digest: str) -> bool:
+        """Whether a row belongs to this part; it depends on nothing but the row."""
+        return int(row_digest, 16) % self.count == self.index - 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which rows of a database the user chose.
+
+    Attributes:
+        mode: which rows run, by the durations that they have.
+        ops: the only kernel types wanted; empty: all.
+        shard: the only part of the rows wanted; None: all.
+        retry_failed: whether rows are run that were given up.
+        status: the only statuses wanted, with NO_STATUS for rows that were never run; empty: all.
+    """
+
+    mode: UpdateMode = UpdateMode.ALL
+    ops: frozenset[str] = frozenset()
+    shard: Shard | None = None
+    retry_failed: bool = False
+    status: frozenset[str] = frozenset()
+
+    def selects(self, status: Status | None) -> bool:
+        """Whether a row of this status is wanted."""
+        return not self.status or (NO_STATUS if status is None else status.value) in self.status
+
+    def leaves_out(self, *, replayed: bool, captured: bool) -> bool:
+        """Whether the update mode leaves out a row that has a replayed duration, or only a captured one."""
+        if self.mode is UpdateMode.MISSING_ONLY:
+            return replayed or captured
+        return self.mode is UpdateMode.UNREPLAYED and replayed

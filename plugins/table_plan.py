@@ -1,0 +1,155 @@
+"""The plan of one kernel type: its rows, and which of them are cases."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from database.numbers import whole
+from database.provenance import Stored
+from database.schema import (
+    CACHE_STATE,
+    CRASHES_IN_A_ROW,
+    INSTRUMENT,
+    MICROBENCH_SAMPLES,
+    RUN_ID,
+    STATUS,
+    Status,
+)
+from database.signature import signature
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Why a case is expected to fail, and whether it is run all the same."""
+
+    reason: str
+    run: bool
+
+
+class CaseRow:
+    """One row as a case: a reference into the plan, made small because there are many."""
+
+    __slots__ = ("position", "table")
+
+    def __init__(self, table: TablePlan, position: int) -> None:
+        self.table = table
+        self.position = position
+
+    @property
+    def kernel_type(self) -> str:
+        return self.table.kernel_type
+
+    @property
+    def signature(self) -> str:
+        return signature(self.kernel_type, self.cells)
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """The cells that identify the row and its call."""
+        return {name: cells[self.position] for name, cells in self.table.columns.items()}
+
+    @property
+    def first_run(self) -> bool:
+        """Whether no session has run the row before."""
+        return self.table.status(self.position) is None
+
+    @property
+    def crashes_before(self) -> int:
+        """Sessions in a row, up to the last one that ran the row, in which it crashed or timed out."""
+        return self.table.crashes(self.position)
+
+    @property
+    def stored_us(self) -> float | None:
+        """The replayed duration that the row had when the plan was made, in microseconds."""
+        return self.table.measured.get(self.position)
+
+    @property
+    def stored_instrument(self) -> str:
+        """What took the replayed duration that the row had when the plan was made; "" if the row does not say."""
+        has_one = self.position in self.table.measured and INSTRUMENT in self.table.state
+        return self.table.state[INSTRUMENT][self.position].strip() if has_one else ""
+
+    @property
+    def place(self) -> str:
+        """File and line, as they were when the plan was made; the file alone for a row that is not in it yet."""
+        is_there = self.position < self.table.rows_in_file
+        return f"{self.table.path}:{self.position + 2}" if is_there else f"{self.table.path} (a new row)"
+
+    def __repr__(self) -> str:
+        return f"{self.kernel_type}[{self.signature}]"
+
+
+@dataclass
+class TablePlan:
+    """The rows of one kernel type.
+
+    Attributes:
+        rows_in_file: how many rows the file had; what comes after them was asked for, and is not in it.
+        columns: cells of every row, by column: those that a replay needs.
+        state: the same, of the columns that tell what became of the row, and how it was measured.
+        cases: positions of the rows that are cases, with the case's id.
+        expected_to_fail: the cases that are xfail, by position.
+        not_selected: ids of rows that --status and --where do not select.
+        left_out: ids of rows that these select, and the update mode leaves out.
+        other_shards: positions of rows that belong to other shards.
+        unresolved: statuses of the rows that an earlier session ran and did not measure, by id.
+        duplicates: positions of rows whose signature an earlier row has.
+        measured_duplicates: positions of those that have a replayed duration, by the id of the earlier row.
+        no_durations: duration cells that hold something else, as "line: text".
+        misspelt: columns of the file that may be, as sentences.
+        measured: replayed durations in microseconds, by the position of the row that has one.
+        captured_only: ids of rows that have no replayed duration, and a captured one.
+        has_captured: whether any case of a kernel has a captured duration.
+    """
+
+    kernel_type: str
+    path: Path
+    rows_in_file: int
+    columns: dict[str, list[str]]
+    state: dict[str, list[str]] = field(default_factory=dict)
+    cases: dict[int, str] = field(default_factory=dict)
+    expected_to_fail: dict[int, Expected] = field(default_factory=dict)
+    not_selected: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    other_shards: list[int] = field(default_factory=list)
+    unresolved: dict[str, str] = field(default_factory=dict)
+    duplicates: list[int] = field(default_factory=list)
+    measured_duplicates: dict[str, list[int]] = field(default_factory=dict)
+    no_durations: list[str] = field(default_factory=list)
+    misspelt: list[str] = field(default_factory=list)
+    measured: dict[int, float] = field(default_factory=dict)
+    captured_only: set[str] = field(default_factory=set)
+    has_captured: bool = False
+
+    def status(self, position: int) -> Status | None:
+        """What became of a row the last time it was run; None if it never was."""
+        return Status.of_cell(self.state[STATUS][position]) if STATUS in self.state else None
+
+    def crashes(self, position: int) -> int:
+        """Sessions in a row in which a row crashed or timed out; 0 where the cell holds no number."""
+        cell = self.state[CRASHES_IN_A_ROW][position] if CRASHES_IN_A_ROW in self.state else ""
+        return whole(cell) or 0
+
+    def stored(self, selected: Container[str]) -> Iterator[Stored]:
+        """The replayed durations that new ones of some cases are to replace."""
+        for position, case_id in self.cases.items():
+            expected = self.expected_to_fail.get(position)
+            if case_id in selected and (expected is None or expected.run):
+                if position in self.measured:
+                    yield self._stored(position)
+                yield from map(self._stored, self.measured_duplicates.get(case_id, ()))
+
+    def _stored(self, position: int) -> Stored:
+        run_id, cache, instrument, samples = (
+            self.state[name][position].strip() if name in self.state else ""
+            for name in (RUN_ID, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES)
+        )
+        place = f"{self.path.name}:{position + 2}"
+        return Stored(place, run_id, cache, instrument, whole(samples))
+
+    def rows(self) -> Iterator[tuple[str, CaseRow, Expected | None]]:
+        """Each case's id, its row, and why it is expected to fail, if it is."""
+        for position, case_id in self.cases.items():
+            yield case_id, CaseRow(self, position), self.expected_to_fail.get(position)

@@ -1,0 +1,61 @@
+"""Which rows of a database the options of a session choose."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from sessions import Sessions, row
+
+CAPTURED = {"Profiling Average Duration(us)": "5.0"}
+NO_DURATIONS = {"Average Duration(us)": "", "Profiling Average Duration(us)": ""}
+
+
+def measured(sessions: Sessions, kernel_type: str = "Toy") -> set[int]:
+    return {size for size, status in sessions.statuses(kernel_type).items() if status == "measured"}
+
+
+def test_unreplayed_goes_on_where_a_session_on_a_captured_database_was_stopped(sessions: Sessions) -> None:
+    sessions.write("Moody", [{**NO_DURATIONS, **row(n), **CAPTURED} for n in (101, 15, 102, 103)])
+    stopped = sessions.run_in_process("-x")
+    assert stopped.ledger() == {"measured": 1, "failed": 1, "not run": 2}
+    assert "--update-mode=unreplayed goes on with them" in stopped
+    first_run = {r["Run ID"] for r in sessions.read("Moody")} - {""}
+    resumed = sessions.run_in_process("--update-mode=unreplayed")
+    assert resumed.ledger() == {"measured": 2, "xfailed": 1}
+    assert "1 row left out, with a replayed duration already (--update-mode=unreplayed)" in resumed
+    runs = {r["Input Shapes"]: r["Run ID"] for r in sessions.read("Moody")}
+    assert {runs["101;101"]} == first_run
+    assert runs["102;102"] not in first_run
+    (manifest,) = [json.loads((sessions.database / "runs" / f"{runs['102;102']}.json").read_text())]
+    assert manifest["options"]["update_mode"] == "unreplayed"
+
+
+def test_the_counts_of_what_is_left_out_are_of_the_rows_asked_for(sessions: Sessions) -> None:
+    sessions.write("Toy", [{**NO_DURATIONS, **row(n), **CAPTURED} for n in (1, 2, 3)])
+    sessions.write("OtherToy", [{**NO_DURATIONS, **row(n), **CAPTURED} for n in (1, 2)])
+    done = sessions.run_in_process("-k", "OtherToy", "--update-mode=missing-only")
+    assert done.code == 0
+    assert "opatlas: 2 rows left out, with a duration already (0 replayed, 2 captured only)" in done
+    assert "nothing to do: 2 rows have a duration already (0 replayed, 2 captured only)" in done
+    assert "--update-mode=unreplayed replays the 2" in done
+    again = sessions.run_in_process("-k", "OtherToy", "--update-mode=unreplayed")
+    assert again.ledger() == {"measured": 2}
+    assert measured(sessions) == set()
+
+
+def test_status_runs_the_rows_that_have_it(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(n) for n in (15, 20, 101)])
+    sessions.run_in_process()
+    sessions.write("Toy", [row(1)])
+    assert sessions.statuses("Moody") == {15: "failed", 20: "oom", 101: "measured"}
+    assert sessions.run_in_process("--status=failed,oom").ledger() == {"xfailed": 2}
+    assert sessions.run_in_process("--status=oom", "--co", "-q").output.count("::test_moody[") == 1
+    assert sessions.run_in_process("--status=measured", "-k", "Moody").ledger() == {"measured": 1}
+    assert sessions.run_in_process("--status=none").ledger() == {"measured": 1}
+    none = sessions.run_in_process("--status=none")
+    assert none.code == 0
+    assert "nothing to do: none of 4 rows has the status none" in none
+    wrong = sessions.run_in_process("--status=faild")
+    assert wrong.code == pytest.ExitCode.USAGE_ERROR
+    assert "did you mean failed" in wrong
