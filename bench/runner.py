@@ -145,9 +145,9 @@ class Runner:
         return self._with_bound(job, replay.outcome)
 
     def _with_bound(self, job: Job, outcome: Outcome) -> Outcome:
-        """The outcome with the least time that the peaks of the device allow; those that a maker gives."""
+        """The outcome with the least time that the peaks of the device allow."""
         measurement = outcome.measurement
-        work = work_of(job.kernel_type, job.cells) if measurement is not None and not self._peak.measured else None
+        work = work_of(job.kernel_type, job.cells) if measurement is not None else None
         if measurement is None or work is None:
             return outcome
         bound = bound_us(work, self._peak, cold=self._settings.cache == "cold")

@@ -1,14 +1,13 @@
-"""What devices can do at most: the roofs over what was measured.
+"""What devices can do at most, by their makers: the roofs over what was measured.
 
-Of GPUs and NPUs by the figures of their makers. A CPU's is what OpAtlas itself measured when it opened the device: a
-name such as "Intel Xeon Processor" tells neither cores nor memory channels.
+A CPU has none here. A name such as "Intel Xeon Processor" tells neither cores nor memory channels, and what a short
+trial reaches depends on what else runs: beside two busy processes it read 12 GB/s instead of 45.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 
 @dataclass(frozen=True)
@@ -18,12 +17,10 @@ class Peak:
     Attributes:
         bandwidth_gbps: of the memory, in 10^9 bytes/s; None: not known.
         tera_ops: 10^12 operations/s of matrix products, by the dtype of their operands. Dense.
-        measured: whether OpAtlas measured them. A duration may beat such a peak.
     """
 
     bandwidth_gbps: float | None = None
     tera_ops: Mapping[str, float] = field(default_factory=dict)
-    measured: bool = False
 
 
 def _ascend(float16: float, bfloat16: float, float32: float, bandwidth_gbps: float) -> Peak:
@@ -51,23 +48,7 @@ PEAKS: Mapping[str, Peak] = {
     "ATLAS_800_A3_560T_128G_DIE": _ascend(280.0, 245.8, 75.0, 1600.0),
 }
 
-#: Facts of a device's description (bench/job.py) that hold what OpAtlas measured when it opened the device.
-MEASURED_GBPS = "measured_read_gbps"
-MEASURED_TERA_OPS = "measured_float32_tera_ops"
 
-
-def peak_of(device_name: str, facts: Mapping[str, object] = MappingProxyType({})) -> Peak:
-    """Returns the peaks of a device.
-
-    Args:
-        device_name: as in database/data.
-        facts: those of the device's description or manifest.
-    """
-    if device_name in PEAKS:
-        return PEAKS[device_name]
-    gbps, tera_ops = facts.get(MEASURED_GBPS), facts.get(MEASURED_TERA_OPS)
-    return Peak(
-        float(gbps) if isinstance(gbps, (int, float)) else None,
-        {"FLOAT": float(tera_ops)} if isinstance(tera_ops, (int, float)) else {},
-        measured=True,
-    )
+def peak_of(device_name: str) -> Peak:
+    """Returns the peaks of a device by its name in database/data; empty for one whose maker's figures are not known."""
+    return PEAKS.get(device_name, Peak())
