@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
+from bench.devices.device_lock import LONGEST_WAIT_S, DeviceWaits, LockHolder
 from bench.devices.visible import environment_of
 from bench.errors import DeviceGone
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
@@ -21,6 +22,10 @@ class Executor(Protocol):
 
     def describe(self) -> DeviceDescription:
         """The device, opened if it is not yet open. Raises DeviceGone where it cannot be opened."""
+        ...
+
+    def prepare(self) -> None:
+        """Opens the device for the next job, if it is not open: that time is no row's. Raises DeviceGone."""
         ...
 
     def run(self, job: Job) -> Outcome:
@@ -51,9 +56,9 @@ class BatchExecutor(Executor, Protocol):
 class InProcess:
     """Runs bodies in this process, for debuggers and profilers; failures come through as raised."""
 
-    def __init__(self, spec: DeviceSpec, settings: MeasureSettings, tell: Callable[[str], None]) -> None:
-        """`tell` shows the user a line, when a row waits for the device."""
-        self._tell = tell
+    def __init__(self, spec: DeviceSpec, settings: MeasureSettings, waits: DeviceWaits) -> None:
+        """`waits` times the waits for the device."""
+        self._waits = waits
         os.environ.update(environment_of(spec))
         from bench.runner import Runner
 
@@ -66,17 +71,25 @@ class InProcess:
     def describe(self) -> DeviceDescription:
         return self._description
 
+    def prepare(self) -> None:
+        """The device is open from the start."""
+
     def run(self, job: Job) -> Outcome:
-        from bench.devices.device_lock import LONGEST_WAIT_S
         from bench.failures import outcome_of
 
-        def tell_who(holder: str) -> None:
-            self._tell(f"waiting for the device: {holder}; no longer than {LONGEST_WAIT_S:g} s")
+        def begin(holder: LockHolder) -> None:
+            # Nothing interrupts the wait: whom it is for is told before.
+            self._waits.tell_of(holder)
+            self._waits.begin(holder)
+
+        def end() -> None:
+            if self._waits.current is not None:
+                self._waits.current.end()
 
         if job.group is not None:
             return Outcome(Status.SKIPPED, f"needs a {job.group}, and --in-process is one process: leave it out")
         try:
-            with self._runner.locked(tell_who, limit_s=LONGEST_WAIT_S):
+            with self._waits, self._runner.locked(begin, end, LONGEST_WAIT_S):
                 return self._runner.run_raising(job)
         except DeviceGone:
             raise

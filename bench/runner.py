@@ -12,6 +12,7 @@ import torch
 from bench.collectives.message import Message
 from bench.collectives.timed import TimedCollective
 from bench.devices import Device, open_device
+from bench.devices.device_lock import LockHolder
 from bench.errors import DeviceSick, MissingPrecondition, ReplayError
 from bench.failures import outcome_of, pytest_verdicts
 from bench.groups.group import ALONE, Group, InStep
@@ -88,7 +89,7 @@ class Runner:
 
     def locked(
         self,
-        when_waiting: Callable[[str], None],
+        when_waiting: Callable[[LockHolder], None],
         when_taken: Callable[[], None] = _nothing,
         limit_s: float | None = None,
     ) -> AbstractContextManager[object]:

@@ -84,7 +84,7 @@ class LookAhead:
         return [
             other
             for other in takewhile(lambda other: self._places.get(other.nodeid) == batch, following)
-            if isinstance(other, pytest.Function) and (other is item or _is_to_be_run(other))
+            if isinstance(other, pytest.Function) and (other is item or is_to_be_run(other))
         ]
 
 
@@ -93,8 +93,8 @@ def batches(nodeids: Iterable[str], size: int) -> dict[str, int]:
     return {nodeid: place // size for place, nodeid in enumerate(nodeids)}
 
 
-def _is_to_be_run(item: pytest.Function) -> bool:
-    """Whether a row's turn will run it, unless one of its fixtures refuses."""
+def is_to_be_run(item: pytest.Item) -> bool:
+    """Whether an item is a row of one device that its turn will run, unless one of its fixtures refuses."""
     if row_of(item) is None or item.get_closest_marker("skip") or needs_group(item):
         return False
     return all(mark.kwargs.get("run", True) for mark in item.iter_markers("xfail"))

@@ -91,5 +91,5 @@ class Report:
             duplicates={name: len(table.duplicates) for name, table in plan.tables.items() if table.duplicates},
             not_replayable=self.not_replayable(),
             merged=self._written.merged,
-            seconds=self._tally.seconds,
+            seconds=self._tally.running_time.seconds,
         )

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from bench.devices.device_lock import DeviceWaits, announce_session
 from bench.executor import Executor, InProcess
 from bench.groups.exclusive import OneAtATime
 from bench.groups.pool import GroupPool
@@ -61,6 +62,7 @@ class BenchSession:
 
     Attributes:
         worker: the id that xdist gives a worker; "" in other processes.
+        waits: how long rows of this process have waited for their device.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -83,6 +85,7 @@ class BenchSession:
         #: What the durations of the database were measured on, as far as the plan needed to know.
         self.provenance: Provenance | None = None
         self._stop_reason = ""
+        self.waits = DeviceWaits(self._tell)
         #: In the controller: which of the devices each worker is to prefer.
         self._places: dict[Any, int] = {}
         self._place = int(handed.get("place", 0))
@@ -90,6 +93,9 @@ class BenchSession:
             # It may have ended while this process imported what it needs.
             die_with_parent(int(handed["controller"]))
             self.shared.enter_worker(self.worker)
+        else:
+            # Workers inherit it, and so do the processes that own the devices.
+            announce_session(self.run_id, self._command)
 
     @cached_property
     def settings(self) -> Settings:
@@ -144,7 +150,7 @@ class BenchSession:
             elif settings.messages is not None:
                 self._executor = self._groups(left_out)
             elif settings.in_process:
-                self._executor = InProcess(settings.devices[0], settings.measure, self._tell)
+                self._executor = InProcess(settings.devices[0], settings.measure, self.waits)
             else:
                 first = self._place % len(settings.devices)
                 single = DevicePool(settings.devices[first:] + settings.devices[:first], self._executor_of, left_out)
@@ -152,16 +158,16 @@ class BenchSession:
         return self._executor
 
     def _groups(self, left_out: LeftOut) -> GroupPool:
-        process = partial(GroupProcess, tell=self._tell)
+        process = partial(GroupProcess, waits=self.waits)
         return GroupPool(self.settings.devices, self.settings.measure, left_out, process)
 
     def _executor_of(self, spec: DeviceSpec) -> Executor:
         settings = self.settings
         if settings.msprof_rows is None:
-            return DeviceProcess(spec, settings.measure, tell=self._tell)
+            return DeviceProcess(spec, settings.measure, waits=self.waits)
         profiles = self.database.profiles_dir if settings.writes else self.shared.path / "profiles"
         folder = profiles / self.run_id / self.worker
-        return MsprofDevice(spec, settings.measure, folder, self._tell)
+        return MsprofDevice(spec, settings.measure, folder, self.waits)
 
     def stop(self, reason: str) -> None:
         """Asks every process of the session to stop after its running row. The first reason counts."""
@@ -296,10 +302,13 @@ class BenchSession:
 
     def _take_database(self) -> None:
         """Raises OpAtlasError where another session has it."""
-        command = shlex.join(["pytest", *self._config.invocation_params.args])
         remedy = "wait for it to end (--wait SECONDS does so), or name another database with --database-path"
-        self._lock = SessionLock(self.database, run_id=self.run_id, command=command, remedy=remedy)
+        self._lock = SessionLock(self.database, run_id=self.run_id, command=self._command, remedy=remedy)
         self._lock.acquire(self.settings.wait_s, self._tell)
+
+    @property
+    def _command(self) -> str:
+        return shlex.join(["pytest", *self._config.invocation_params.args])
 
     def _tell(self, text: str) -> None:
         with self._past_capture():

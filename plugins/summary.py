@@ -118,7 +118,7 @@ class Summary:
                 yield from self._not_replayable_lines()
                 yield from self._problem_lines(plan)
                 return
-        seconds = self._tally.seconds
+        seconds = self._tally.running_time.seconds
         facts = self._report.facts()
         if counts:
             yield self._ledger.line()
@@ -126,6 +126,7 @@ class Summary:
         if rows:
             run = "run" if self._session.settings.prof_path is None else "looked up"
             yield f"{counted(rows, unit)} {run} in {seconds:.1f} s ({speed(rows / seconds, f'{unit}s')})"
+            yield from self._tally.running_time.waiting_lines()
         if self._session.stop_reason not in ("", STOPPED):
             yield f"stopped: {self._session.stop_reason}"
         yield from self._not_run_lines(plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Generator
 from dataclasses import asdict
@@ -21,11 +22,14 @@ from database.schema import Status
 from plugins.comparison import stored_properties
 from plugins.items import REPORT_ATTRIBUTE, needs_group, row_of
 from plugins.journaling import Journaling
-from plugins.look_ahead import LookAhead
+from plugins.look_ahead import LookAhead, is_to_be_run
+from plugins.running_time import WAITED, waited_s
 from plugins.session import BenchSession
 from plugins.table_plan import CaseRow
 
 _OUTCOME = pytest.StashKey[Outcome | None]()
+#: Seconds that the call of a row waited for its device.
+_WAITED = pytest.StashKey[dict[str, float]]()
 #: What is kept of what a row printed: a crash says why at the end, and the first of many errors is the cause.
 _MOST_PRINTED = 40_000
 
@@ -39,9 +43,14 @@ class Supervisor:
         self._device_told: DeviceDescription | None = None
         self._look_ahead: LookAhead | None = None
 
-    @pytest.hookimpl(wrapper=True)
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool, bool]:
-        """Between two rows is where a session stops."""
+        """Between two rows a session stops, and the device is opened.
+
+        Around what limits the time of a row, such as pytest-timeout: importing torch takes longer than many rows.
+        """
+        if is_to_be_run(item):
+            self._prepare_device(item.config)
         done = yield
         if self._session.stop_reason:
             item.session.shouldstop = self._session.stop_reason
@@ -55,7 +64,12 @@ class Supervisor:
         assert isinstance(row, CaseRow)
         # A plugin may run a row again: what became of it before counts no more, even if there is no device now.
         pyfuncitem.stash[_OUTCOME] = None
-        outcome = pyfuncitem.stash[_OUTCOME] = self._run(pyfuncitem)
+        before = waited_s(self._session.waits)
+        try:
+            outcome = pyfuncitem.stash[_OUTCOME] = self._run(pyfuncitem)
+        finally:
+            after = waited_s(self._session.waits)
+            pyfuncitem.stash[_WAITED] = {who: after[who] - before[who] for who in after if after[who] > before[who]}
         _give_verdict(outcome, row.place)
         return True
 
@@ -94,6 +108,9 @@ class Supervisor:
                 if device is not None and device != self._device_told:
                     self._device_told = device
                     about["device"] = asdict(device)
+            if call.when == "call" and (waited := item.stash.get(_WAITED, {})):
+                about[WAITED] = waited
+                _leave_out(report, sum(waited.values()))
             setattr(report, REPORT_ATTRIBUTE, about)
         return report
 
@@ -111,6 +128,19 @@ class Supervisor:
         if unsaved:
             session.config.hook.pytest_opatlas_unsaved(records=unsaved)
         return (yield)
+
+    def _prepare_device(self, config: pytest.Config) -> None:
+        capture = config.pluginmanager.get_plugin("capturemanager")
+        if capture is not None:
+            # A device process writes where pytest's output goes at its start.
+            capture.resume_global_capture()
+        try:
+            # Where there is no device, the fixture or the row says so.
+            with contextlib.suppress(DeviceGone):
+                self._session.executor().prepare()
+        finally:
+            if capture is not None:
+                capture.suspend_global_capture()
 
     def _run(self, item: pytest.Function) -> Outcome:
         executor, at_once = self._session.executor(), self._session.settings.rows_at_once
@@ -179,6 +209,12 @@ def _give_verdict(outcome: Outcome, place: str) -> None:
     if outcome.status in (Status.UNSUPPORTED, Status.SKIPPED):
         pytest.skip(message)
     pytest.fail(f"{message}\n{outcome.detail}".rstrip(), pytrace=False)
+
+
+def _leave_out(report: pytest.TestReport, waited: float) -> None:
+    """Leaves the seconds that a row waited for its device out of what pytest says that the row took."""
+    report.duration = max(report.duration - waited, 0.0)
+    report.start = report.stop - report.duration
 
 
 def _cut_printed(item: pytest.Item, *, keep: bool) -> None:

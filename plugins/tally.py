@@ -10,6 +10,7 @@ import pytest
 from database.schema import Status
 from database.terminal import shortened
 from plugins.items import about_row, outcome_of_report
+from plugins.running_time import RunningTime
 
 _REASON_SHOWN = 160
 #: What differs between rows with the same cause: addresses, sizes, and words with digits in them.
@@ -17,7 +18,11 @@ _PARTICULAR = re.compile(r"0x[0-9a-f]+|\b[\d,;.x]*\d[\d,;.x]*\b")
 
 
 class Tally:
-    """Adds up the reports of rows. Lives in the only process of a session, or in xdist's controller."""
+    """Adds up the reports of rows. Lives in the only process of a session, or in xdist's controller.
+
+    Attributes:
+        running_time: how long the rows ran, and how long they waited.
+    """
 
     def __init__(self) -> None:
         #: By node id: what pytest counted the last report of a row under, and why the row was not measured.
@@ -25,15 +30,13 @@ class Tally:
         self._error_of: dict[str, tuple[str, str]] = {}
         #: The first reason of each error, with what is particular to its row.
         self._reasons: dict[tuple[str, str], str] = {}
-        self._first_at: float | None = None
-        self._last_at = 0.0
+        self.running_time = RunningTime()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         about = about_row(report)
         if about is None or "record" not in about:
             return
-        self._first_at = self._first_at or report.start
-        self._last_at = max(self._last_at, report.stop)
+        self.running_time.add(report, about)
         # A plugin that runs rows again reports them several times: the last report counts.
         self._outcome_of[report.nodeid] = outcome_of_report(report)
         self._error_of.pop(report.nodeid, None)
@@ -57,11 +60,6 @@ class Tally:
             alike = f" (and {count - 1:,} like it)" if count > 1 and reason != cause else ""
             causes[kernel_type, f"{reason}{alike}"] += count
         return causes
-
-    @property
-    def seconds(self) -> float:
-        """From the start of the first row to the end of the last one; a millisecond at least."""
-        return max(self._last_at - (self._first_at or self._last_at), 1e-3)
 
 
 def _cause(status: str, reason: str) -> str:

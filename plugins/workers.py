@@ -13,6 +13,7 @@ import pytest
 import bench
 from bench.collectives import options as collectives
 from database.errors import OpAtlasError
+from database.terminal import counted
 from plugins.session import BenchSession
 from plugins.settings import devices_of
 
@@ -64,6 +65,16 @@ class Controller:
             return (yield)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def pytest_report_header(self, config: pytest.Config) -> list[str]:
+        """Says where there are more workers than devices."""
+        if not replays_are_asked_for(config):
+            return []
+        workers, devices = len(config.option.tx), len(self._session.settings.devices)
+        if workers <= devices:
+            return []
+        gain = "rows of one device take turns, and more workers than devices gain nothing"
+        return [f"opatlas: -n {workers} on {counted(devices, 'device')}: {gain}"]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from bench.devices.device_lock import LockHolder
     from bench.instruments import Instrument
 
 
@@ -59,13 +60,13 @@ class Device(Protocol):
         ...
 
     def locked(
-        self, when_waiting: Callable[[str], None], when_taken: Callable[[], None], limit_s: float | None = None
+        self, when_waiting: Callable[[LockHolder], None], when_taken: Callable[[], None], limit_s: float | None = None
     ) -> AbstractContextManager[object]:
         """Held while a row runs; keeps out others whose work would disturb its samples.
 
         Args:
-            when_waiting: told for what and whom, if another session's row is to end first.
-            when_taken: told when that wait is over.
+            when_waiting: called with the holder of the lock, if its row is to end first.
+            when_taken: called when that wait is over.
             limit_s: how long to wait; None: as long as it takes.
 
         Raises:

@@ -13,7 +13,7 @@ import torch
 
 from bench.devices.cgroups import available_memory, cpu_quota, memory_limit
 from bench.devices.cores import available_cores
-from bench.devices.device_lock import lock_of
+from bench.devices.device_lock import LockHolder, lock_of
 from bench.devices.probe import probe
 from bench.instruments import Instrument, open_instrument
 from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
@@ -80,7 +80,7 @@ class CpuDevice:
         self._flush_buffer.sum()
 
     def locked(
-        self, when_waiting: Callable[[str], None], when_taken: Callable[[], None], limit_s: float | None = None
+        self, when_waiting: Callable[[LockHolder], None], when_taken: Callable[[], None], limit_s: float | None = None
     ) -> AbstractContextManager[object]:
         return self._lock.held(when_waiting, when_taken, limit_s)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed import is_nccl_available
 
-from bench.devices.device_lock import lock_of
+from bench.devices.device_lock import LockHolder, lock_of
 from bench.devices.nvml import open_nvml
 from bench.devices.probe import probe
 from bench.errors import DeviceSick
@@ -106,7 +106,7 @@ class CudaDevice:
         torch.sum(self._flush_buffer, dim=1, out=self._flushed)
 
     def locked(
-        self, when_waiting: Callable[[str], None], when_taken: Callable[[], None], limit_s: float | None = None
+        self, when_waiting: Callable[[LockHolder], None], when_taken: Callable[[], None], limit_s: float | None = None
     ) -> AbstractContextManager[object]:
         return self._lock.held(when_waiting, when_taken, limit_s)
 

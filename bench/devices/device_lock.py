@@ -4,25 +4,53 @@ from __future__ import annotations
 
 import fcntl
 import os
+import platform
+import shlex
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import gettempdir
 
 from bench.errors import DeviceGone
 from database.errors import OpAtlasError
+from database.session_lock import Holder
 from database.terminal import printable
+from database.typed_json import DecodeError, decode, json_line
 
-#: After this time the user is told for whom a row waits: most waits are over by then.
-TOLD_AFTER_S = 10.0
+#: JSON of the session (a `Holder`) that a process and its children belong to; lock files name this session.
+SESSION_VARIABLE = "OPATLAS_SESSION"
+#: When rows have waited this long in all, the user is told for which session.
+TOLD_AFTER_S = 2.0
 #: A row waits no longer. Rows of an hour are rare; a process that was left behind may hold the lock for days.
 LONGEST_WAIT_S = 3600.0
 #: Where a wait has a limit, the lock is asked for so often.
 _ASK_EVERY_S = 0.05
 #: Of a file that somebody else may have written.
-_MOST_READ = 300
+_MOST_READ = 4096
+#: Of a session's command line.
+_MOST_COMMAND = 200
+
+
+@dataclass(frozen=True)
+class LockHolder:
+    """Who holds the lock of a device.
+
+    Attributes:
+        name: the session, its process and its command, as far as the lock file says.
+        path: the lock file.
+        own_session: whether the holder is another worker of the session that waits.
+    """
+
+    name: str
+    path: str
+    own_session: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} (lock {self.path})"
 
 
 class DeviceLock:
@@ -37,16 +65,17 @@ class DeviceLock:
         """Raises OpAtlasError if `path` is not a file of this user that can be written."""
         self._path = path
         self._file = _opened(path)
-        self._signature = f"process {os.getpid()}, which runs in {Path.cwd()}\n".encode(errors="replace")
+        self._session = _own_session()
+        self._signature = json_line(asdict(self._session)).encode(errors="replace")
 
     @contextmanager
     def held(
-        self, when_waiting: Callable[[str], None], when_taken: Callable[[], None], limit_s: float | None = None
+        self, when_waiting: Callable[[LockHolder], None], when_taken: Callable[[], None], limit_s: float | None = None
     ) -> Iterator[None]:
         """Holds the lock.
 
         Args:
-            when_waiting: told for what and whom, if somebody else holds the lock.
+            when_waiting: called with the holder, if somebody else holds the lock.
             when_taken: told when that wait is over.
             limit_s: how long to wait; None: until the lock is free, or somebody ends this process.
 
@@ -77,50 +106,129 @@ class DeviceLock:
             return False
         return True
 
-    def _take_in_time(self, limit_s: float, holder: str) -> None:
+    def _take_in_time(self, limit_s: float, holder: LockHolder) -> None:
         deadline = time.monotonic() + limit_s
         while not self._taken():
             if time.monotonic() > deadline:
                 raise waited_too_long(limit_s, holder)
             time.sleep(_ASK_EVERY_S)
 
-    def _holder(self) -> str:
-        """The file, and who holds the lock as far as the file says."""
-        said = printable(os.pread(self._file, _MOST_READ, 0).decode(errors="replace").strip())
-        return f"{self._path}, held by {said or 'a process that has not said who it is'}"
+    def _holder(self) -> LockHolder:
+        try:
+            session = decode(os.pread(self._file, _MOST_READ, 0), Holder, str(self._path))
+        except DecodeError:
+            return LockHolder("a process that has not said who it is", str(self._path))
+        return LockHolder(printable(str(session)), str(self._path), session.run_id == self._session.run_id)
+
+
+class DeviceWaits:
+    """Times how long the rows of a process wait for their device, and tells the user for whom.
+
+    A context of each job: waits that go on at its end are ended.
+
+    Attributes:
+        tell: shows the user a line.
+        others_s: seconds that rows have waited for rows of other sessions.
+        own_s: seconds that rows have waited for rows of other workers of the same session.
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.tell = tell
+        self.others_s = 0.0
+        self.own_s = 0.0
+        self._told: set[LockHolder] = set()
+        self._going_on: list[LockWait] = []
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        for wait in list(self._going_on):
+            wait.end()
+
+    @property
+    def current(self) -> LockWait | None:
+        """The wait that goes on; None where no row waits."""
+        return next(iter(self._going_on), None)
+
+    def begin(self, holder: LockHolder) -> LockWait:
+        """Begins a wait."""
+        wait = LockWait(holder, self)
+        self._going_on.append(wait)
+        return wait
+
+    def is_told(self, holder: LockHolder) -> bool:
+        """Whether the user knows of a holder. Nobody is told of the workers of the own session."""
+        return holder.own_session or holder in self._told
+
+    def tell_of(self, holder: LockHolder) -> None:
+        """Tells the user of a holder, once."""
+        if not self.is_told(holder):
+            self._told.add(holder)
+            self.tell(f"waiting for the device, which another session uses: {holder}; at most {LONGEST_WAIT_S:g} s")
+
+    def end(self, wait: LockWait) -> None:
+        """Ends a wait, and adds it to the totals."""
+        self._going_on.remove(wait)
+        if wait.holder.own_session:
+            self.own_s += wait.seconds
+        else:
+            self.others_s += wait.seconds
 
 
 class LockWait:
-    """A row's wait for the lock of its device, as whoever waits for the row sees it."""
+    """A row's wait for the lock of its device.
 
-    def __init__(self, holder: str, tell: Callable[[str], None]) -> None:
-        """
-        Args:
-            holder: the lock, and who holds it.
-            tell: shows the user a line.
-        """
-        self._holder = holder
-        self._tell = tell
+    Attributes:
+        holder: who held the lock when the wait began.
+    """
+
+    def __init__(self, holder: LockHolder, waits: DeviceWaits) -> None:
+        self.holder = holder
+        self._waits = waits
         self._began = time.monotonic()
-        self._told = False
+
+    @property
+    def seconds(self) -> float:
+        """How long the wait has lasted."""
+        return time.monotonic() - self._began
 
     def left_s(self) -> float:
         """Seconds until `go_on` is to be called."""
-        limit_s = LONGEST_WAIT_S if self._told else min(TOLD_AFTER_S, LONGEST_WAIT_S)
-        return max(self._began + limit_s - time.monotonic(), 0.0)
+        limit_s = LONGEST_WAIT_S
+        if not self._waits.is_told(self.holder):
+            limit_s = min(TOLD_AFTER_S - self._waits.others_s, limit_s)
+        return max(limit_s - self.seconds, 0.0)
 
     def go_on(self) -> None:
-        """Tells the user for whom the row waits, once. Raises DeviceGone when it has waited too long."""
-        if time.monotonic() - self._began >= LONGEST_WAIT_S:
-            raise waited_too_long(LONGEST_WAIT_S, self._holder)
-        if not self._told:
-            self._told = True
-            self._tell(f"waiting for the device: {self._holder}; no longer than {LONGEST_WAIT_S:g} s")
+        """Tells the user for whom the row waits. Raises DeviceGone when the row has waited too long."""
+        if self.seconds >= LONGEST_WAIT_S:
+            raise waited_too_long(LONGEST_WAIT_S, self.holder)
+        self._waits.tell_of(self.holder)
+
+    def end(self) -> None:
+        """Ends the wait, whether or not the row got its device."""
+        self._waits.end(self)
 
 
-def waited_too_long(limit_s: float, holder: str) -> DeviceGone:
-    """What a row is told that did not get its device in time."""
-    return DeviceGone(f"waited {limit_s:g} s for the device, which another session has: {holder}; end that process")
+def waited_too_long(limit_s: float, holder: LockHolder) -> DeviceGone:
+    """The error of a row that did not get its device in time."""
+    return DeviceGone(f"waited {limit_s:g} s for the device, which another session has: {holder}; end that session")
+
+
+def announce_session(run_id: str, command: str) -> None:
+    """Names the session that this process, and every process that it starts, belongs to."""
+    os.environ[SESSION_VARIABLE] = json_line(asdict(_session_of_this_process(run_id, command)))
+
+
+def _own_session() -> Holder:
+    with suppress(DecodeError):
+        return decode(os.environ.get(SESSION_VARIABLE, ""), Holder, SESSION_VARIABLE)
+    return _session_of_this_process(f"of process {os.getpid()}", shlex.join(sys.argv))
+
+
+def _session_of_this_process(run_id: str, command: str) -> Holder:
+    return Holder(run_id, command[:_MOST_COMMAND], os.getpid(), platform.node(), time.time())
 
 
 def lock_of(device: str) -> DeviceLock:

@@ -15,7 +15,7 @@ import torch
 
 from bench import custom_opp
 from bench.devices import npu_smi
-from bench.devices.device_lock import lock_of
+from bench.devices.device_lock import LockHolder, lock_of
 from bench.devices.npu_smi import Chip
 from bench.devices.probe import probe
 from bench.devices.torch_npu import import_torch_npu, npu_of_torch
@@ -126,7 +126,7 @@ class NpuDevice:
         self._flush_buffer.sum()
 
     def locked(
-        self, when_waiting: Callable[[str], None], when_taken: Callable[[], None], limit_s: float | None = None
+        self, when_waiting: Callable[[LockHolder], None], when_taken: Callable[[], None], limit_s: float | None = None
     ) -> AbstractContextManager[object]:
         return self._lock.held(when_waiting, when_taken, limit_s)
 

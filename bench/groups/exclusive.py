@@ -24,6 +24,9 @@ class OneAtATime:
     def describe(self) -> DeviceDescription:
         return self._current.describe()
 
+    def prepare(self) -> None:
+        self._current.prepare()
+
     def run(self, job: Job) -> Outcome:
         if job.group is not None and (reason := self._groups.too_few_for(job.group)):
             return Outcome(Status.SKIPPED, reason)

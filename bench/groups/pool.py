@@ -73,6 +73,9 @@ class GroupPool:
             return DeviceDescription(device.name or device.kind, {}, kind=device.kind)
         return self._description
 
+    def prepare(self) -> None:
+        """Which group a job needs, the job says."""
+
     def run(self, job: Job) -> Outcome:
         spec = job.group
         assert spec is not None

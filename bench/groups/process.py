@@ -17,13 +17,13 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from multiprocessing.connection import wait
 from typing import Any
 
-from bench.devices.device_lock import LockWait
+from bench.devices.device_lock import DeviceWaits, LockWait
 from bench.devices.visible import environment_of
 from bench.errors import DeviceGone, GroupLate
 from bench.groups.address import listen
@@ -95,18 +95,18 @@ class GroupProcess:
         spec: GroupSpec,
         devices: Sequence[DeviceSpec],
         settings: MeasureSettings,
-        tell: Callable[[str], None] = tell_on_stderr,
+        waits: DeviceWaits | None = None,
     ) -> None:
         """
         Args:
             spec: the group.
             devices: of this node, one for each of its ranks.
-            tell: shows the user a line, while a group comes together that takes long, or waits for a device.
+            waits: times the waits for devices, and shows the user lines; None: nobody asks how long they were.
         """
         if len(devices) != spec.local_ranks:
             raise ValueError(f"{len(devices)} devices for {spec.local_ranks} ranks of a node")
         self.spec = spec
-        self._tell = tell
+        self._waits = waits or DeviceWaits(tell_on_stderr)
         self._starts = [Start(device, settings, import_paths()) for device in devices]
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: TemporaryFolder | None = None
@@ -130,8 +130,13 @@ class GroupProcess:
         assert self._device is not None
         return self._device
 
+    def prepare(self) -> None:
+        if self._process is None:
+            with self._uninterrupted:
+                self._open()
+
     def run(self, job: Job) -> Outcome:
-        with self._uninterrupted:
+        with self._uninterrupted, self._waits:
             for _ in range(TRIES):
                 if self._process is None:
                     self._open()
@@ -192,9 +197,10 @@ class GroupProcess:
                     return self._babbled(_RankBabbles(local_rank, "an answer that was not asked for came"))
                 message = answer.content
                 if isinstance(message, Waiting):
-                    waiting[local_rank] = LockWait(message.holder, self._tell)
+                    waiting[local_rank] = self._waits.begin(message.holder)
                 elif isinstance(message, Started):
-                    waiting.pop(local_rank, None)
+                    if local_rank in waiting:
+                        waiting.pop(local_rank).end()
                     deadline = time.monotonic() + job.timeout_s
                 elif isinstance(message, Reached):
                     reached[local_rank] = message
@@ -350,7 +356,7 @@ class GroupProcess:
             if not ready and time.monotonic() >= deadline:
                 raise GroupLate(f"the {self.spec} did not start: {self._late()}", nodes=self._waits_for_nodes())
             if not ready:
-                self._tell(f"waiting for {self._missing()}, {deadline - time.monotonic():.0f} s left")
+                self._waits.tell(f"waiting for {self._missing()}, {deadline - time.monotonic():.0f} s left")
                 tell_at = time.monotonic() + _TOLD_EVERY_S
             if listener.fileno() in ready:
                 with contextlib.suppress(OSError):

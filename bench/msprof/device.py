@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from bench.devices.device_lock import DeviceWaits
 from bench.errors import DeviceGone
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.msprof.session import MsprofSession
-from bench.processes.child import tell_on_stderr
 
 #: A row whose samples are missing is tried once more, in a session of at most this part of the first one's rows.
 _SMALLER = 4
@@ -19,14 +19,14 @@ class MsprofDevice:
     """A BatchExecutor: what msprof measured is known when its process has ended."""
 
     def __init__(
-        self, spec: DeviceSpec, settings: MeasureSettings, folder: Path, tell: Callable[[str], None] = tell_on_stderr
+        self, spec: DeviceSpec, settings: MeasureSettings, folder: Path, waits: DeviceWaits | None = None
     ) -> None:
         """
         Args:
             folder: where msprof writes while it runs.
-            tell: shows the user a line, while a row waits for the device.
+            waits: times the waits for the device; None: nobody asks how long they were.
         """
-        self._tell = tell
+        self._waits = waits
         self._spec = spec
         self._settings = settings
         self._folder = folder
@@ -39,6 +39,10 @@ class MsprofDevice:
             self._session = self._new_session()
             self._description = self._session.describe()
         return self._description
+
+    def prepare(self) -> None:
+        # Each later batch has a session of its own, which begins with the batch.
+        self.describe()
 
     def run(self, job: Job) -> Outcome:
         return self.run_all([job], lambda outcome: True)[job.id]
@@ -62,7 +66,7 @@ class MsprofDevice:
             self._session = None
 
     def _new_session(self) -> MsprofSession:
-        return MsprofSession(self._spec, self._settings, self._folder, self._tell)
+        return MsprofSession(self._spec, self._settings, self._folder, self._waits)
 
 
 def _smaller(missing: Sequence[Job], rows: int) -> Iterator[Sequence[Job]]:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from bench.devices.device_lock import DeviceWaits
 from bench.errors import DeviceGone
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.msprof.command import PATIENCE_S, profiled
 from bench.msprof.launched import forget_launched, note_launched
 from bench.msprof.output import samples_of
-from bench.processes.child import tell_on_stderr
 from bench.processes.device_process import DeviceProcess
 from bench.profiles.attribution import NoSamples, ProfiledRow
 from bench.profiles.profiled import with_samples
@@ -45,11 +45,11 @@ class MsprofSession:
     _numbers = count(1)
 
     def __init__(
-        self, spec: DeviceSpec, settings: MeasureSettings, folder: Path, tell: Callable[[str], None] = tell_on_stderr
+        self, spec: DeviceSpec, settings: MeasureSettings, folder: Path, waits: DeviceWaits | None = None
     ) -> None:
         self._settings = settings
         self._folder = folder
-        self._process = DeviceProcess(spec, settings, launcher=self, tell=tell)
+        self._process = DeviceProcess(spec, settings, launcher=self, waits=waits)
         self._outputs: list[Path] = []
 
     def command(self, words: Sequence[str]) -> list[str]:

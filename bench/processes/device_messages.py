@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from bench.devices.device_lock import LockHolder
 from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
 
 
@@ -40,13 +41,13 @@ class NotReady:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Sent when another session's row has the device: waiting for it is not the job's fault.
+    """Sent when another session's row, or another worker's, has the device: the job is not to blame for the wait.
 
     Attributes:
-        holder: the lock of the device, and who holds it.
+        holder: who holds the lock of the device.
     """
 
-    holder: str
+    holder: LockHolder
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,9 @@ class DevicePool:
     def describe(self) -> DeviceDescription:
         return self._on_a_device(lambda executor: executor.describe())
 
+    def prepare(self) -> None:
+        self._on_a_device(lambda executor: executor.prepare())
+
     def run(self, job: Job) -> Outcome:
         # An executor that raises DeviceGone has not run the job.
         return self._on_a_device(lambda executor: executor.run(job))

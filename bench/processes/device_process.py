@@ -12,11 +12,11 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing.connection import wait
 from typing import Protocol
 
-from bench.devices.device_lock import LockWait
+from bench.devices.device_lock import DeviceWaits, LockWait
 from bench.devices.visible import environment_of
 from bench.errors import DeviceGone
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
@@ -75,11 +75,11 @@ class DeviceProcess:
         spec: DeviceSpec,
         settings: MeasureSettings,
         launcher: Launcher | None = None,
-        tell: Callable[[str], None] = tell_on_stderr,
+        waits: DeviceWaits | None = None,
     ) -> None:
-        """`tell` shows the user a line, while a row waits for the device."""
+        """`waits` times the waits for the device; None: nobody asks how long they were."""
         self._launcher = launcher
-        self._tell = tell
+        self._waits = waits or DeviceWaits(tell_on_stderr)
         self._start_message = Start(spec, settings, import_paths())
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
@@ -96,8 +96,13 @@ class DeviceProcess:
         assert self._device is not None
         return self._device
 
+    def prepare(self) -> None:
+        if self._channel is None:
+            with self._uninterrupted:
+                self._open()
+
     def run(self, job: Job) -> Outcome:
-        with self._uninterrupted:
+        with self._uninterrupted, self._waits:
             for attempt in range(TRIES):
                 channel = self._channel or self._open()
                 try:
@@ -144,11 +149,11 @@ class DeviceProcess:
             ChannelBroken: it sent something else than an answer to this job; _LateAnswer: to an earlier one.
             DeviceGone: another session has had the device for too long.
         """
-        waits: LockWait | None = None
+        waiting: LockWait | None = None
         while True:
-            answer = channel.receive(job.timeout_s if waits is None else waits.left_s(), self._end)
-            if answer is None and waits is not None:
-                waits.go_on()
+            answer = channel.receive(job.timeout_s if waiting is None else waiting.left_s(), self._end)
+            if answer is None and waiting is not None:
+                waiting.go_on()
                 continue
             if answer is None:
                 self._kill()
@@ -161,7 +166,9 @@ class DeviceProcess:
                 return answer.content
             if not isinstance(answer.content, (Waiting, Started)):
                 raise ChannelBroken(f"an answer of the type {type(answer.content).__name__} came over the connection")
-            waits = LockWait(answer.content.holder, self._tell) if isinstance(answer.content, Waiting) else None
+            if waiting is not None:
+                waiting.end()
+            waiting = self._waits.begin(answer.content.holder) if isinstance(answer.content, Waiting) else None
 
     def _expect_idle(self, channel: Channel) -> None:
         """

@@ -26,6 +26,9 @@ class ProfileExecutor:
         """What was profiled."""
         return self._description
 
+    def prepare(self) -> None:
+        """There is no device to open."""
+
     def run(self, job: Job) -> Outcome:
         """The samples of the job's row; skipped where there are none."""
         found = self._samples.of_row(job.kernel_type, job.cells)

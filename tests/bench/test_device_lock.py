@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.devices import device_lock
-from bench.devices.device_lock import DeviceLock, LockWait
+from bench.devices.device_lock import DeviceLock, DeviceWaits, LockHolder, announce_session
 from bench.errors import DeviceGone
 from database.errors import OpAtlasError
 
@@ -22,10 +22,11 @@ def nothing(*_: object) -> None:
 
 @contextmanager
 def held_elsewhere(path: Path, *, in_fork: bool = False) -> Iterator[int]:
-    """Another process holds the lock, or has held it and left a fork behind; gives its pid."""
+    """Another session holds the lock, or has held it and left a fork behind; gives the pid of its process."""
     ready, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
+        announce_session("another", "pytest another")
         with DeviceLock(path).held(nothing, nothing):
             if not in_fork or os.fork() == 0:
                 os.setsid()
@@ -46,7 +47,7 @@ def held_elsewhere(path: Path, *, in_fork: bool = False) -> Iterator[int]:
 
 
 def test_a_lock_that_is_free_is_taken_without_a_word(tmp_path: Path) -> None:
-    told: list[str] = []
+    told: list[LockHolder] = []
     lock = DeviceLock(tmp_path / "lock")
     for _ in range(2):
         with lock.held(told.append, nothing, 0.0):
@@ -55,14 +56,16 @@ def test_a_lock_that_is_free_is_taken_without_a_word(tmp_path: Path) -> None:
 
 
 def test_whoever_waits_is_told_for_what_and_whom_and_not_for_ever(tmp_path: Path) -> None:
-    told: list[str] = []
+    told: list[LockHolder] = []
     path = tmp_path / "lock"
     with held_elsewhere(path) as pid:
         with pytest.raises(DeviceGone) as error, DeviceLock(path).held(told.append, nothing, 0.0):
             pass
-        for text in (*told, str(error.value)):
+        for text in (str(told[0]), str(error.value)):
             assert str(path) in text
             assert str(pid) in text
+            assert "pytest another" in text
+        assert not told[0].own_session
     with DeviceLock(path).held(told.append, nothing, 0.0):
         assert len(told) == 1
 
@@ -75,13 +78,13 @@ def test_what_a_holder_has_forked_does_not_hold_it(tmp_path: Path) -> None:
 
 def test_what_somebody_else_wrote_into_the_file_is_printable(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    told: list[str] = []
+    told: list[LockHolder] = []
     with held_elsewhere(path):
         path.write_bytes(b"\x1b[2J\xff" * 1000)
         with pytest.raises(DeviceGone), DeviceLock(path).held(told.append, nothing, 0.0):
             pass
-    assert told[0].isprintable()
-    assert len(told[0]) < 5000
+    assert str(told[0]).isprintable()
+    assert len(str(told[0])) < 5000
 
 
 @pytest.mark.parametrize("kind", ["folder", "link", "pipe"])
@@ -108,16 +111,61 @@ def test_the_lock_of_another_user_is_an_error(tmp_path: Path, monkeypatch: pytes
         DeviceLock(path)
 
 
+OTHER = LockHolder("session A", "lock")
+OWN = LockHolder("session B", "lock", own_session=True)
+
+
+def test_another_worker_of_the_same_session_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, told = tmp_path / "lock", []
+    monkeypatch.setenv(device_lock.SESSION_VARIABLE, "")
+    announce_session("another", "pytest another")
+    with (
+        held_elsewhere(path),
+        pytest.raises(DeviceGone),
+        DeviceLock(path).held(told.append, nothing, 0.0),
+    ):
+        pass
+    assert told[0].own_session
+
+
 def test_a_wait_is_told_once_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    waits = LockWait("the lock", told.append)
-    assert 0 < waits.left_s() <= device_lock.TOLD_AFTER_S
-    waits.go_on()
-    waits.go_on()
+    waits = DeviceWaits(told.append)
+    wait = waits.begin(OTHER)
+    assert 0 < wait.left_s() <= device_lock.TOLD_AFTER_S
+    wait.go_on()
+    wait.go_on()
     assert len(told) == 1
-    assert "the lock" in told[0]
-    assert waits.left_s() > device_lock.TOLD_AFTER_S
+    assert str(OTHER) in told[0]
+    assert wait.left_s() > device_lock.TOLD_AFTER_S
     monkeypatch.setattr(device_lock, "LONGEST_WAIT_S", 0.0)
-    assert waits.left_s() == 0
+    assert wait.left_s() == 0
     with pytest.raises(DeviceGone):
-        waits.go_on()
+        wait.go_on()
+
+
+def test_many_short_waits_are_told_as_a_long_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(device_lock.time, "monotonic", lambda: now)
+    waits = DeviceWaits(nothing)
+    for _ in range(2):
+        wait = waits.begin(OTHER)
+        now += 0.6 * device_lock.TOLD_AFTER_S
+        wait.end()
+    assert waits.begin(OTHER).left_s() == 0
+
+
+def test_waits_are_added_up_by_whom_they_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, told = 0.0, []
+    monkeypatch.setattr(device_lock.time, "monotonic", lambda: now)
+    waits = DeviceWaits(told.append)
+    with waits:
+        wait = waits.begin(OTHER)
+        assert waits.current is wait
+        now += 5
+        wait.end()
+        assert waits.current is None
+        waits.begin(OWN).go_on()
+        now += 3
+    assert waits.current is None
+    assert (waits.others_s, waits.own_s, told) == (5, 3, [])

@@ -179,3 +179,12 @@ class TestPytestTimeout:
         done = sessions.run("-k", " or ".join(f"{size}_{size}" for size in NEIGHBOURS))
         assert done.ledger() == {"measured": 4}
         assert statuses_and_own_durations(sessions) == {**dict.fromkeys(NEIGHBOURS, "measured"), LATE: ""}
+
+    def test_a_limit_shorter_than_the_opening_of_the_device_costs_no_row(self, sessions: Sessions) -> None:
+        """Neither at the start, nor when a process is replaced that a row has ended."""
+        with open(sessions.folder / "simulated_device.py", "a") as module:
+            module.write("\nimport time\n\ntime.sleep(7)\n")
+        sessions.write("Moody", [row(1), row(12), row(2), row(3)])
+        done = sessions.run("--timeout=6", SIMULATED_DEVICES="1")
+        assert sessions.statuses("Moody") == {1: "measured", 12: "crashed", 2: "measured", 3: "measured"}, done.output
+        assert done.ledger() == {"measured": 3, "crashed": 1}

@@ -9,6 +9,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -223,6 +225,47 @@ def test_a_wait_for_a_device_is_told_and_ends(sessions: Sessions) -> None:
         done = sessions.run("-p", "impatient", SIMULATED_DEVICES="1")
     assert done.code == pytest.ExitCode.TESTS_FAILED
     assert done.ledger() == {"not run": 2}
-    assert f"opatlas: waiting for the device: {lock}" in done
+    assert "opatlas: waiting for the device" in done
+    assert str(lock) in done
     assert "stopped: waited 3 s for the device" in done
     assert sessions.run(SIMULATED_DEVICES="1").ledger() == {"measured": 2}
+
+
+def test_a_wait_for_another_session_is_told_and_in_no_time_of_a_row(sessions: Sessions) -> None:
+    """Row 1 of the second session waits for row 40 of the first one, on the same device."""
+    (sessions.folder / "impatient.py").write_text(IMPATIENT.replace("3.0", "600.0"))
+    sessions.write("Moody", [row(40)])
+    first = sessions.start(SIMULATED_DEVICES="1")
+    first.wait_for_body(40)
+    sessions.database = sessions.folder / "second"
+    sessions.database.mkdir()
+    sessions.write("Moody", [row(1), row(2)])
+    report = sessions.folder / "junit.xml"
+    second = sessions.start("-p", "impatient", f"--junitxml={report}", SIMULATED_DEVICES="1")
+    second.wait_until(lambda: "waiting for the device" in second.output.read_text())
+    # Long beside what the row takes by itself. On a slow machine the test shows less, and fails no sooner.
+    time.sleep(10)
+    began = time.monotonic()
+    sessions.go()
+    assert first.wait().code == 0
+    done = second.wait()
+    longest_s = time.monotonic() - began
+    assert (done.code, done.ledger()) == (0, {"measured": 2})
+    assert f"process {first.process.pid} on {platform.node()}" in done
+    assert done.output.count("waiting for the device") == 1
+    assert re.search(r"^waited \d+ s for rows of another session", done.output, flags=re.MULTILINE)
+    run_in = re.search(r"^2 rows run in ([\d.]+) s", done.output, flags=re.MULTILINE)
+    assert run_in is not None
+    # Rounded to a tenth.
+    assert float(run_in[1]) <= longest_s + 0.1
+    for case in ElementTree.parse(report).iter("testcase"):
+        assert float(case.attrib["time"]) <= longest_s + 0.1
+
+
+def test_workers_that_share_a_device_do_not_wait_for_another_session(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(22), row(122), row(1), row(2)])
+    done = sessions.run("-n", "2", "test_toys.py", SIMULATED_DEVICES="1")
+    assert (done.code, done.ledger()) == (0, {"measured": 4})
+    assert "another session" not in done
+    assert "-n 2" in done
+    assert "1 device" in done

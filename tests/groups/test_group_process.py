@@ -25,6 +25,7 @@ from replaying import cells_of
 from sample_rows_moe import LAYER, LAYER_INT8
 from sessions import wait_for
 
+from bench.devices.device_lock import DeviceWaits
 from bench.errors import DeviceGone, GroupLate
 from bench.groups import process as module
 from bench.groups.group import RANK_SPREAD
@@ -319,7 +320,7 @@ def test_whom_a_group_waits_for_is_told_and_not_for_ever(
     spec = GroupSpec(2, nnodes=nodes, master_port=port if nodes > 1 else None)
     devices = [DeviceSpec("cpu", opener=opener)] * spec.local_ranks
     with pytest.raises(GroupLate, match=f"did not start: {re.escape(late.format(port=port))}") as gone:
-        GroupProcess(spec, devices, SETTINGS, clock.tell).describe()
+        GroupProcess(spec, devices, SETTINGS, DeviceWaits(clock.tell)).describe()
     assert gone.value.nodes is (nodes > 1)
     assert re.fullmatch(r".*, \d+ s left", clock.told[-1]), clock.told
     assert clock.told[0].startswith("waiting for torchrun's launcher to start, ")
