@@ -16,10 +16,6 @@ from plugins.session import BenchSession
 STOPPED = "Ctrl-C: stopped after the running row"
 
 
-class StoppedAtOnce(KeyboardInterrupt):
-    """Ctrl-C, twice. pytest shows where a bare KeyboardInterrupt came upon it, which is nothing to a user."""
-
-
 _FIRST = "\nCtrl-C: stopping after the running row. Again: stop now, and leave the records to the next session.\n"
 
 
@@ -59,7 +55,8 @@ class Interrupts:
         self.now = True
         if self._session.is_controller:
             self._session.kill_workers()
-        raise StoppedAtOnce("Ctrl-C, twice")
+        # pytest shows where a bare KeyboardInterrupt came upon it, which is nothing to a user.
+        raise pytest.Session.Interrupted("stopped at once by Ctrl-C, twice")
 
 
 def ignore_interrupts() -> None:

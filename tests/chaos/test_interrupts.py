@@ -51,6 +51,8 @@ def test_twice_stops_now_and_leaves_the_journal_to_the_next_session(sessions: Se
     assert f"stopped at once: {kept} in {sessions.database}/journal; the next session on this database merges" in done
     assert "3 rows collected = " in done
     assert "--full-trace" not in done
+    (banner,) = [line for line in done.output.splitlines() if line.startswith("!!!")]
+    assert "." not in banner.split(":")[0], "the name of a Python class"
     assert set(sessions.statuses("Moody").values()) == {""}
     assert sessions.left_behind() == []
     again = sessions.run("-k", "Moody-2_2", SIMULATED_DEVICES=devices)
