@@ -24,6 +24,7 @@ class MeasureSettings:
         threads: CPU threads that torch may use; None: one for each core the process may use.
         instrument: what takes the durations, by its name in `bench.instruments.OFFERED`; None: the best
             that the device offers.
+        max_noise: relative standard deviation above which a row is measured again, and fails if it stays; None: any.
         aic_metrics: the group of hardware counters that Ascend's profilers record.
     """
 
@@ -33,6 +34,7 @@ class MeasureSettings:
     threads: int | None = None
     instrument: str | None = None
     aic_metrics: str = "PipeUtilization"
+    max_noise: float | None = None
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import median
 from time import monotonic
 
 from bench.devices import Device
@@ -11,6 +13,8 @@ from bench.errors import OutOfMemory
 from bench.groups.group import Group
 from bench.instruments import Instrument, Samples
 from bench.job import MeasureSettings, Outcome
+from bench.noise_limit import ATTEMPTS, Attempt, dropped, limited, noise_of
+from bench.profiles.attribution import ProfiledSamples
 from bench.profiles.profiled import with_samples
 from bench.reference.check import Checked
 from bench.stop_rule import StopRule
@@ -26,6 +30,8 @@ class Sampling:
         self._instrument = instrument
         self._settings = settings
         self._group = group
+        #: Of the row; only where there is a limit of noise, and none where its durations are known later.
+        self._attempts: list[Attempt] = []
 
     def expect_memory(self, needed_bytes: float) -> None:
         """Raises OutOfMemory where the device has less left."""
@@ -44,6 +50,8 @@ class Sampling:
     def take(self, call: Callable[[], object], restore: Callable[[], object] | None) -> Samples:
         """Samples of `call`, as many as the settings ask for; when it returns, the device is done with them.
 
+        Samples that scatter too much are taken again; all ranks of a group do that together.
+
         Args:
             restore: brings back what a call overwrites; None where that is nothing.
         """
@@ -55,10 +63,24 @@ class Sampling:
             if cold:
                 self._device.flush_cache()
 
-        rule = StopRule(repeat_count=self._settings.repeat_count, time_limit_s=self._settings.time_limit_s)
-        samples = self._instrument.sample(call, before_each if cold or restore is not None else None, rule)
-        self._device.synchronize()
-        return samples
+        limit = self._settings.max_noise
+        while True:
+            rule = StopRule(
+                repeat_count=self._settings.repeat_count, time_limit_s=self._settings.time_limit_s, max_noise=limit
+            )
+            samples = self._instrument.sample(call, before_each if cold or restore is not None else None, rule)
+            self._device.synchronize()
+            if limit is None or not self._is_to_be_taken_again(_known_us(samples), limit):
+                return samples
+
+    def _is_to_be_taken_again(self, samples_us: Sequence[float], limit: float) -> bool:
+        """Notes an attempt. Ranks that decide alike make equally many calls."""
+        own = noise_of(samples_us)
+        worst = max(noise for (noise,) in self._group.gather([math.inf if own is None else own]))
+        if samples_us:
+            noise = None if math.isinf(worst) else worst
+            self._attempts.append(Attempt(noise, median(samples_us), len(samples_us)))
+        return limit < worst < math.inf and len(self._attempts) < ATTEMPTS
 
     def outcome(
         self,
@@ -77,7 +99,7 @@ class Sampling:
             assumed: of the row.
             noted: besides what the instrument notes; the reason tells these.
         """
-        notes = (*samples.notes, *noted)
+        notes = (*samples.notes, *noted, *dropped(self._attempts))
         measurement = Measurement(
             samples_us=samples.durations_us,
             instrument=self._instrument.name,
@@ -91,4 +113,11 @@ class Sampling:
         )
         launched = replace(samples.launched, calls=calls) if samples.launched else None
         outcome = Outcome(Status.MEASURED, "; ".join(notes), measurement=measurement, launched=launched)
-        return outcome if samples.profiled is None else with_samples(outcome, kernel_type, samples.profiled)
+        if samples.profiled is not None:
+            outcome = with_samples(outcome, kernel_type, samples.profiled)
+        return limited(outcome, self._settings.max_noise, self._attempts) if self._attempts else outcome
+
+
+def _known_us(samples: Samples) -> Sequence[float]:
+    """The durations of samples; empty where they are read from a profile later, or missing there."""
+    return samples.profiled.durations_us if isinstance(samples.profiled, ProfiledSamples) else samples.durations_us

@@ -23,6 +23,7 @@ _WINDOW = 10
 _MOST_SAMPLES = 200
 #: Where durations are known only later, and with them their noise.
 _UNSEEN_SAMPLES = 20
+#: Of a row that takes longer than its time limit, where its noise is asked for later.
 _LEAST_UNSEEN_SAMPLES = 3
 
 
@@ -54,16 +55,26 @@ class StopRule:
     """A Rule, of one row; its clock starts when it is first asked."""
 
     def __init__(
-        self, *, repeat_count: int | None, time_limit_s: float, clock: Callable[[], float] = monotonic
+        self,
+        *,
+        repeat_count: int | None,
+        time_limit_s: float,
+        max_noise: float | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         """
         Args:
             repeat_count: take exactly so many samples; None: until quiet, settled or out of time.
             time_limit_s: wall time for all samples of the row, flushes included.
+            max_noise: go on until the relative standard deviation is no more, or time is up; None: noise that has
+                settled is enough, whatever it is.
             clock: seconds; for tests.
         """
         self._repeat_count = repeat_count
         self._time_limit_s = time_limit_s
+        self._max_noise = math.inf if max_noise is None else max_noise
+        #: Without a limit one sample of a slow row will do; fewer than three tell no noise.
+        self._least_in_time = 1 if max_noise is None else _LEAST_UNSEEN_SAMPLES
         self._clock = clock
         self._deadline: float | None = None
         self._count = 0
@@ -77,11 +88,11 @@ class StopRule:
             return len(samples_us) >= self._repeat_count
         for sample in samples_us[self._count :]:
             self._add(sample)
-        if not samples_us:
+        if self._count < self._least_in_time:
             return False
         if self._clock() >= deadline or self._count >= _MOST_SAMPLES:
             return True
-        if self._count < _LEAST_SAMPLES:
+        if self._count < _LEAST_SAMPLES or self._noise[-1] > self._max_noise:
             return False
         return self._noise[-1] < _QUIET or self._settled()
 
@@ -103,7 +114,8 @@ class StopRule:
         left_s = self._time_limit_s if self._deadline is None else self._deadline - self._clock()
         if left_s <= 0:
             return None
-        return StopRule(repeat_count=self._repeat_count, time_limit_s=left_s, clock=self._clock)
+        limit = None if math.isinf(self._max_noise) else self._max_noise
+        return StopRule(repeat_count=self._repeat_count, time_limit_s=left_s, max_noise=limit, clock=self._clock)
 
     def _begin(self) -> float:
         """The deadline; the first question starts the clock."""

@@ -127,13 +127,14 @@ class TableMerge:
     def to_prune(self, records: Iterable[Record]) -> list[int]:
         """Positions of the rows that these records ran and that have no valid duration, replayed or captured.
 
-        A row that this device does not support, or for which something was not set up, was not run.
+        A row that this device does not support, or for which something was not set up, was not run. One that was too
+        noisy is to be measured again.
         """
         durations = [self.rows[column] for column in duration_columns(self.kernel_type)]
         return sorted(
             position
             for record in records
-            if record.status not in (Status.SKIPPED, Status.UNSUPPORTED)
+            if record.status not in (Status.SKIPPED, Status.UNSUPPORTED, Status.NOISY)
             for position in self.positions.get(record.signature, ())
             if not any(valid_duration(cells[position]) for cells in durations)
         )

@@ -66,6 +66,16 @@ def items_of(read: Callable[[str], T]) -> Callable[[str], list[T]]:
     return read_all
 
 
+def share(text: str) -> float:
+    """`5%` or `0.05`, as a number above 0; without the sign at most 1, for nobody can tell what `5` means."""
+    digits = text.strip().removesuffix("%").rstrip()
+    number = real_number(digits)
+    is_percent = text.strip().endswith("%")
+    if number is None or not 0 < number < math.inf or (number > 1 and not is_percent):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a share above 0, such as 5% or 0.05")
+    return number / 100 if is_percent else number
+
+
 def names(text: str) -> tuple[str, ...]:
     """One name, or several with commas between them."""
     found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))

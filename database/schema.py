@@ -212,6 +212,7 @@ class Status(str, Enum):
 
     MEASURED = "measured"
     FAILED = "failed"  # raised, or gave a wrong result
+    NOISY = "noisy"  # right, and its samples scatter more than --max-noise allows
     INVALID = "invalid"  # no call can be built from the row
     CRASHED = "crashed"  # the device process died
     TIMEOUT = "timeout"

@@ -17,7 +17,7 @@ from bench.job import DeviceSpec, MeasureSettings
 from bench.msprof.command import METRICS
 from database.merge import UpdateMode
 from database.numbers import whole
-from database.option_types import at_least, items_of, names, one_of, positive
+from database.option_types import at_least, items_of, names, one_of, positive, share
 from database.schema import Status
 from plugins import newhooks
 from plugins.choice import GIVEN_UP_AFTER, NO_STATUS, Shard
@@ -171,6 +171,14 @@ MEASURING = (
         default=MeasureSettings.time_limit_s,
         metavar="SECONDS",
         help="end the sampling of a row after this time, without --repeat-count (default: %(default)g)",
+    ),
+    declare(
+        "--max-noise",
+        Scope.RUNNING,
+        type=share,
+        metavar="SHARE",
+        help="5%% or 0.05: measure a row again, at most 3 times in all, while the standard deviation of its samples is "
+        "a larger share of their mean, and fail it if it stays so (default: any noise)",
     ),
     declare(
         "--cache",

@@ -19,6 +19,7 @@ from bench.devices.cores import available_cores
 from bench.dispatch_ffn_combine import group as dispatch_ffn_combine
 from bench.instruments import MSPROF, OFFERED, choose
 from bench.job import DeviceSpec, MeasureSettings
+from bench.noise_limit import LEAST_SAMPLES
 from bench.profiles.marks import MOST_ROWS
 from database.layout import (
     COMMUNICATION_NAMED_BY,
@@ -332,13 +333,20 @@ def _expect_installed(versions: Versions) -> None:
 
 
 def _measure_settings(option: argparse.Namespace, devices: Sequence[DeviceSpec], communicates: bool) -> MeasureSettings:
+    repeat_count = option.repeat_count or _repeat_count_of_environment()
+    if option.max_noise is not None and repeat_count is not None and repeat_count < LEAST_SAMPLES:
+        raise pytest.UsageError(
+            f"--max-noise needs at least {LEAST_SAMPLES} samples of a row, and --repeat-count or "
+            f"{REPEAT_COUNT_VARIABLE} asks for {repeat_count}"
+        )
     return MeasureSettings(
-        repeat_count=option.repeat_count or _repeat_count_of_environment(),
+        repeat_count=repeat_count,
         cache=option.cache or ("warm" if communicates else "cold"),
         time_limit_s=option.time_limit,
         threads=option.threads,
         instrument=collectives.instrument_of(option, devices[0].kind) if communicates else option.instrument,
         aic_metrics=option.aic_metrics,
+        max_noise=option.max_noise,
     )
 
 

@@ -54,7 +54,7 @@ _OTHERS_FAIL_WITHIN_S = 5.0
 #: What faulthandler needs to write the stacks of a rank.
 _STACKS_S = 0.2
 #: Statuses after which all ranks are ready for the next job, if all of them say so.
-_IN_STEP = {Status.MEASURED, Status.FAILED, Status.INVALID, Status.UNSUPPORTED, Status.SKIPPED}
+_IN_STEP = {Status.MEASURED, Status.FAILED, Status.NOISY, Status.INVALID, Status.UNSUPPORTED, Status.SKIPPED}
 
 
 class _Step(IntEnum):

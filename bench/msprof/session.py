@@ -16,6 +16,7 @@ from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outco
 from bench.msprof.command import PATIENCE_S, profiled
 from bench.msprof.launched import forget_launched, note_launched
 from bench.msprof.output import samples_of
+from bench.noise_limit import attempt_of, limited
 from bench.processes.device_process import DeviceProcess
 from bench.profiles.attribution import NoSamples, ProfiledRow
 from bench.profiles.profiled import with_samples
@@ -91,7 +92,9 @@ class MsprofSession:
         for output, its_jobs in launched.items():
             rows = [_profiled_row(job, outcomes[job.id]) for job in its_jobs]
             for job, found in zip(its_jobs, samples_of(output, rows), strict=True):
-                outcomes[job.id] = with_samples(outcomes[job.id], job.kernel_type, found)
+                outcome = with_samples(outcomes[job.id], job.kernel_type, found)
+                attempts = [attempt_of(outcome.measurement.samples_us)] if outcome.measurement is not None else []
+                outcomes[job.id] = limited(outcome, self._settings.max_noise, attempts)
                 if isinstance(found, NoSamples):
                     missing.append(job)
             forget_launched(output)

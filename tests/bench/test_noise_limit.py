@@ -1,0 +1,148 @@
+"""Rows that scatter more than a limit allows are measured again, and fail if they stay so."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+import torch
+from replaying import job_of
+
+from bench.devices.cpu import CpuDevice
+from bench.groups.group import Group
+from bench.instruments import Samples
+from bench.job import DeviceSpec, MeasureSettings
+from bench.noise_limit import ATTEMPTS, attempt_of, limited
+from bench.reference.check import Checked
+from bench.reference.formula import pointwise
+from bench.registry import replays
+from bench.runner import Runner
+from bench.sampling import Sampling
+from database.option_types import share
+from database.schema import Status
+
+QUIET, NOISY = (10.0, 10.1, 10.2), (10.0, 15.0, 20.0)
+ROW = "4 | FLOAT -> 4 | FLOAT"
+
+
+@pointwise
+def negated(x):
+    return -x
+
+
+@replays("Negated", npu=None)
+def negates(row, replay):
+    replay(torch.abs if row.cells.get("wrong") else torch.neg, row.tensor(0, 1, 2), expected=negated)
+
+
+class Scripted:
+    """Stands in for an instrument on a machine that is noisy at times."""
+
+    name = "scripted"
+
+    def __init__(self, attempts):
+        self.left = list(attempts)
+
+    def sample(self, call, before_each, rule):
+        call()
+        return Samples(tuple(self.left.pop(0)))
+
+
+@pytest.fixture
+def run(monkeypatch):
+    def run(attempts, max_noise=0.05, **cells):
+        instrument = Scripted(attempts)
+        monkeypatch.setattr(CpuDevice, "instrument", lambda device: instrument)
+        runner = Runner(DeviceSpec("cpu"), MeasureSettings(cache="warm", max_noise=max_noise))
+        job = job_of("Negated", ROW, f"{__name__}.negates")
+        job.cells.update(cells)
+        return runner.run(job), instrument.left
+
+    return run
+
+
+def test_a_quiet_row_is_measured_once(run):
+    outcome, left = run([QUIET, NOISY])
+    assert outcome.status is Status.MEASURED
+    assert outcome.measurement.samples_us == QUIET
+    assert outcome.reason == ""
+    assert left == [NOISY]
+
+
+def test_a_noisy_row_is_measured_again_and_says_so(run):
+    outcome, _ = run([NOISY, QUIET])
+    assert outcome.status is Status.MEASURED
+    assert outcome.measurement.samples_us == QUIET
+    assert "33.3 % of 3 samples around 15 us" in outcome.reason
+
+
+def test_a_row_that_stays_noisy_fails_and_tells_what_was_measured(run):
+    outcome, left = run([NOISY] * (ATTEMPTS + 1))
+    assert outcome.status is Status.NOISY
+    assert outcome.measurement is None
+    assert len(left) == 1
+    assert outcome.reason.count("33.3 % of 3 samples around 15 us") == ATTEMPTS
+    assert "--max-noise 5 %" in outcome.reason
+
+
+def test_without_a_limit_any_noise_is_measured(run):
+    outcome, _ = run([NOISY, QUIET], max_noise=None)
+    assert outcome.measurement.samples_us == NOISY
+
+
+def test_noise_that_nobody_can_tell_is_not_within_the_limit(run):
+    outcome, left = run([(10.0, 10.0), QUIET])
+    assert outcome.status is Status.NOISY
+    assert "unknown noise" in outcome.reason
+    assert left == [QUIET]
+
+
+def test_a_wrong_result_is_failed_however_noisy(run):
+    outcome, _ = run([NOISY] * ATTEMPTS, wrong="yes")
+    assert outcome.status is Status.FAILED
+
+
+class BesideANoisyRank(Group):
+    """Rank 0's view of two; stands in for the other."""
+
+    def gather(self, values):
+        return [list(values), [0.5]]
+
+
+def test_ranks_try_again_where_one_of_them_is_noisy():
+    instrument = Scripted([QUIET] * ATTEMPTS)
+    settings = MeasureSettings(cache="warm", max_noise=0.05)
+    sampling = Sampling(CpuDevice(DeviceSpec("cpu"), settings), instrument, settings, BesideANoisyRank(0, 2))
+    samples = sampling.take(lambda: None, None)
+    assert instrument.left == []
+    outcome = sampling.outcome(samples, Checked(4, 4), "Add")
+    assert outcome.status is Status.NOISY
+    assert outcome.reason.count("50 % of 3 samples") == ATTEMPTS
+
+
+def test_the_limit_itself_is_within():
+    (noise,) = {attempt_of(NOISY).noise}
+    assert attempt_of(NOISY).is_within(noise)
+    assert not attempt_of(NOISY).is_within(noise * 0.999)
+
+
+def test_other_outcomes_stay_what_they_are(run):
+    failed, _ = run([QUIET], wrong="yes")
+    assert limited(failed, 0.05, [attempt_of(NOISY)]) is failed
+
+
+def test_a_noisy_row_is_no_known_failure():
+    assert not Status.NOISY.expected_to_fail
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("5%", 0.05), ("0.05", 0.05), (" 2.5 % ", 0.025), ("150%", 1.5), ("1", 1)]
+)
+def test_a_share_is_percent_or_a_number(text, number):
+    assert share(text) == pytest.approx(number)
+
+
+@pytest.mark.parametrize("text", ["5", "0", "0%", "-5%", "nan", "inf%", "%", "", "five"])
+def test_what_is_no_share_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"5% or 0\.05"):
+        share(text)
