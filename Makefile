@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install -c constraints.txt
 REQUIREMENTS := pyproject.toml constraints.txt
 # A file at a time for each of three workers, one more than the cores of a small machine: sessions wait.
-PYTEST := $(BIN)/python -m pytest tests -q -n 3 --dist=loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest tests -q -rs -n 3 --dist=loadfile --no-loadscope-reorder
 
 .PHONY: help bench test test-slow fuzz coverage
 .DELETE_ON_ERROR:

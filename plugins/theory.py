@@ -17,7 +17,7 @@ from bench.devices.at_hand import database_name
 from bench.executor import SESSION
 from database.errors import OpAtlasError
 from database.layout import default_path, expect_npu, kind_of
-from database.manifest import Manifest, code_digest
+from database.manifest import Manifest, code_digest, manifests_of
 from database.numbers import whole
 from database.option_types import at_least, names, positive
 from database.store import Database, write_text
@@ -26,7 +26,7 @@ from plugins.asked_for import keyword_filter
 from plugins.options import OPTIONS as OF_REPLAYS
 from plugins.options import refuse
 from plugins.settings import devices_of, refuse_useless_versions, versions_of
-from plugins.theory_report import coverage_page, summary_lines
+from plugins.theory_report import Pace, coverage_page, pace_of, summary_lines
 from plugins.workers import replays_are_asked_for
 from shapes.results import KernelResult
 
@@ -176,6 +176,11 @@ class Theory:
             if replays:
                 refuse(self._config, OPTIONS, Scope.THEORY, "theory rows are added by `pytest shapes/`")
             return
+        if replays and not option.collectonly:
+            raise pytest.UsageError(
+                "`pytest shapes/` adds rows to the database that replays measure: run `pytest shapes/ --plan-only` to "
+                "see which, then `pytest shapes/`, then the replays"
+            )
         if not replays:
             refuse(self._config, OF_REPLAYS, Scope.REPLAYS | Scope.RUNNING, "`pytest shapes/` runs no row")
         try:
@@ -271,6 +276,10 @@ class Theory:
         session: Any = self._config.pluginmanager.get_plugin(SESSION)
         return str(session.run_id)
 
+    def _pace(self) -> Pace:
+        # A manifest that cannot be read is told of by the replay.
+        return pace_of(manifests_of(self.plan.database, []).values())
+
     @property
     def _coverage_path(self) -> Path:
         stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(self._started_at))
@@ -281,7 +290,7 @@ class Theory:
             return
         terminalreporter.section("theory rows")
         plan_only = self._config.option.plan_only
-        for line in summary_lines(self._results, plan_only=plan_only):
+        for line in summary_lines(self._results, self._pace(), plan_only=plan_only):
             terminalreporter.write_line(shown(line))
         for warning in self.plan.database.misspelt():
             terminalreporter.write_line(shown(f"warning: {warning}"))

@@ -1,18 +1,52 @@
-"""What a run of `pytest shapes/` tells: rows by kernel type, and which shapes of models are covered."""
+"""What a run of `pytest shapes/` tells: rows by kernel type, and how far they cover the shapes of models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
+from database.manifest import Manifest
+from database.progress import duration as words_of
 from database.terminal import counted
-from shapes.results import Density, KernelResult, ModelCoverage
+from shapes.results import KernelResult, ModelCoverage, SizesOfAxis
 
 #: On a terminal; the report has all of them.
 _MISSING_NAMED = 3
+#: Of a replay on a database that has not seen one. Starters take about as long.
+_ASSUMED_S_A_ROW = 1.0
 
 
-def summary_lines(results: Sequence[KernelResult], *, plan_only: bool) -> Iterator[str]:
-    """A table of the kernel types, then one of the models."""
+@dataclass(frozen=True)
+class Pace:
+    """How long a row of a replay takes, its start and its check included.
+
+    Attributes:
+        run_id: the run that took so long; "" where that is assumed.
+    """
+
+    seconds_a_row: float = _ASSUMED_S_A_ROW
+    run_id: str = ""
+
+    def __str__(self) -> str:
+        where = f"as in run {self.run_id}" if self.run_id else "assumed: this database has no replay yet"
+        return f"at {self.seconds_a_row:.3g} s a row ({where})"
+
+
+def pace_of(manifests: Iterable[Manifest]) -> Pace:
+    """The pace of the newest run that has replayed rows to its end."""
+    for manifest in sorted(manifests, key=lambda each: each.run_id, reverse=True):
+        rows = sum(count for status, count in manifest.statuses.items() if status not in ("added", "not run"))
+        if rows and manifest.finished_at is not None and manifest.finished_at > manifest.started_at:
+            return Pace((manifest.finished_at - manifest.started_at) / rows, manifest.run_id)
+    return Pace()
+
+
+def summary_lines(results: Sequence[KernelResult], pace: Pace, *, plan_only: bool) -> Iterator[str]:
+    """A table of the kernel types, then one of the models.
+
+    Args:
+        pace: of a replay, for the time that the new rows will take.
+    """
     ordered = sorted(results, key=lambda result: result.kernel_type)
     width = max(len(result.kernel_type) for result in ordered)
     verb = "to add" if plan_only else "added"
@@ -28,17 +62,26 @@ def summary_lines(results: Sequence[KernelResult], *, plan_only: bool) -> Iterat
             yield f"  nothing is taken from rows with the dtypes {', '.join(result.unknown_dtypes)}"
     total = sum(result.added for result in ordered)
     there = sum(result.there for result in ordered)
-    added = f"{counted(total, 'row')} {'would be ' if plan_only else ''}added to {counted(len(ordered), 'kernel type')}"
+    some = sum(result.added > 0 for result in ordered)
+    to = f"{f'{some:,} of ' if 0 < some < len(ordered) else ''}{counted(len(ordered), 'kernel type')}"
+    added = f"{counted(total, 'row')} {'would be ' if plan_only else ''}added to {to}"
     yield f"{added}, {there:,} {'was' if there == 1 else 'were'} there"
+    if total:
+        yield f"to replay {'it' if total == 1 else 'them'} takes about {words_of(total * pace.seconds_a_row)}, {pace}"
     by_model: dict[str, list[ModelCoverage]] = {}
     for result in ordered:
         for coverage in result.coverage:
             by_model.setdefault(coverage.model, []).append(coverage)
     for model, parts in by_model.items():
         shapes, present = sum(part.shapes for part in parts), sum(part.present for part in parts)
-        are = "is" if present == 1 else "are"
-        of_all = f"{present:,} of {counted(shapes, 'shape')} {are} in the database"
-        yield f"{model}: {of_all}{', missing:' if present < shapes else ''}"
+        has = "has" if present == 1 else "have"
+        sizes = [axis for part in parts for axis in part.sizes]
+        line = f"{model}: {present:,} of {counted(shapes, 'shape')} {has} rows"
+        if wanted := sum(axis.wanted * axis.shapes for axis in sizes):
+            line += f", of {sum(axis.found for axis in sizes):,} of {counted(wanted, 'size')}"
+        if alone := sum(len(axis.at_one_size) for axis in sizes):
+            line += f" ({counted(alone, 'shape')} of one size only)"
+        yield f"{line}{'; missing:' if present < shapes else ''}"
         missing = [f"  {part.kernel_type} {name}" for part in parts for name in part.missing]
         yield from missing[:_MISSING_NAMED]
         if len(missing) > _MISSING_NAMED:
@@ -50,27 +93,32 @@ def coverage_page(results: Sequence[KernelResult], title: str) -> str:
     lines = [
         "# Coverage",
         "",
-        f"{title}. A shape is what a model gives a kernel type on one device, for each way to divide the model; it is",
-        "covered by a row of any number of tokens. Sizes, gap and ratio are of the axes that rows tell: how many sizes",
-        "the shape with the fewest has, and which neighbours have the largest difference and ratio.",
+        f"{title}. A shape is what a model gives a kernel type on one device, for each way to divide the model.",
+        "Sizes are those of an axis, counted in octaves (1, 2 to 3, 4 to 7, ...) of the catalog's range. The gap is",
+        "the widest between neighbouring sizes of any shape that has a row; the ends of the range are neighbours too.",
         "",
-        "| kernel type | model | shapes | covered | axis | sizes | largest gap | largest ratio |",
+        "| kernel type | model | shapes with a row | axis | sizes | fewest of a shape | of one size | widest gap |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     missing: list[str] = []
+    alone: list[str] = []
     for result in sorted(results, key=lambda result: result.kernel_type):
         for part in result.coverage:
-            head = f"| {part.kernel_type} | {part.model} | {part.shapes} | {part.present} |"
-            lines += [f"{head} {_density(density)} |" for density in part.densities] or [f"{head} | | | |"]
-            missing += [f"- {part.kernel_type}, {part.model}: {name}" for name in part.missing]
+            head = f"| {part.kernel_type} | {part.model} | {part.present:,} of {part.shapes:,} |"
+            lines += [f"{head} {_sizes(sizes)} |" for sizes in part.sizes] or [f"{head} | | | | |"]
+            head = f"- {part.kernel_type}, {part.model}"
+            missing += [f"{head}: {name} ({', '.join(dtypes)})" for name, dtypes in part.missing.items()]
+            alone += dict.fromkeys(f"{head}: {name}" for sizes in part.sizes for name in sizes.at_one_size)
     lines += ["", "## Missing shapes", "", *(missing or ["None."])]
+    lines += ["", "## Shapes of one size only", "", *(alone or ["None."])]
     return "\n".join(lines) + "\n"
 
 
-def _density(density: Density) -> str:
-    gap = f"{density.gap:,} ({density.gap_from} to {density.gap_to})"
-    ratio = f"{density.ratio:.2f} ({density.ratio_from} to {density.ratio_to})"
-    return f"{density.axis} | {density.sizes} | {gap} | {ratio}"
+def _sizes(sizes: SizesOfAxis) -> str:
+    gap = f"{sizes.gap_from:,} to {sizes.gap_to:,}" if sizes.gap_from < sizes.gap_to and sizes.found else ""
+    found = f"{sizes.found:,} of {sizes.wanted * sizes.shapes:,}"
+    fewest = f"{sizes.fewest} of {sizes.wanted}"
+    return f"{sizes.axis} | {found} | {fewest} | {len(sizes.at_one_size) or ''} | {gap}"
 
 
 def _size(count: int) -> str:

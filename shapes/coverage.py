@@ -1,4 +1,4 @@
-"""Which of the shapes that models run are in the database, and how densely the sizes of each are covered."""
+"""Which of the shapes that models run are in the database, and how many of the wanted sizes of each."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from database.store import Table
 from shapes.catalog import Kernel
 from shapes.match import KnownRow, Matcher, read_rows
 from shapes.patterns import Pattern
-from shapes.results import Density, ModelCoverage
+from shapes.results import ModelCoverage, SizesOfAxis
 from shapes.sources import Shape, Targets, shapes_of
+
+#: Name and grid of an axis.
+SizedAxis = tuple[str, tuple[int, ...]]
 
 
 def coverage_of(kernel: Kernel, table: Table, targets: Targets) -> list[ModelCoverage]:
@@ -21,12 +24,15 @@ def coverage_of(kernel: Kernel, table: Table, targets: Targets) -> list[ModelCov
     """
     rows = list(read_rows(table))
     found: dict[str, ModelCoverage] = {}
-    sizes: dict[str, dict[str, list[set[int]]]] = {}
+    sizes: dict[str, dict[SizedAxis, list[tuple[str, set[int]]]]] = {}
     for pattern in kernel.patterns:
         if not any(axis.source for axis in pattern.axes):
             continue
         shapes = shapes_of(pattern, targets)
-        by_shape = _sizes_by_shape(pattern, shapes, rows)
+        dims = [dim.variable for template in (*pattern.inputs, *pattern.outputs) for dim in template or ()]
+        axes = [(axis.name, axis.grid) for axis in pattern.axes if not axis.source and axis.name in dims]
+        by_shape = _sizes_by_shape(pattern, axes, shapes, rows)
+        dtypes = ", ".join(dict.fromkeys(map(str, pattern.forms))) or pattern.name
         if not pattern.forms and not by_shape:
             # It is there for databases that have such rows.
             continue
@@ -35,23 +41,22 @@ def coverage_of(kernel: Kernel, table: Table, targets: Targets) -> list[ModelCov
             for model in dict.fromkeys(origin.model for origin in shape.origins):
                 coverage = found.setdefault(model, ModelCoverage(kernel.kernel_type, model))
                 coverage.shapes += 1
+                name = _name(shape, model)
                 if of_shape is None:
-                    coverage.missing.append(_name(shape, model))
-                    continue
-                for axis, values in of_shape.items():
-                    sizes.setdefault(model, {}).setdefault(axis, []).append(values)
+                    coverage.missing.setdefault(name, []).append(dtypes)
+                for axis in axes:
+                    sizes.setdefault(model, {}).setdefault(axis, []).append((name, (of_shape or {}).get(axis, set())))
     for model, coverage in found.items():
-        coverage.densities = [_density(axis, values) for axis, values in sizes.get(model, {}).items()]
+        coverage.sizes = [_sizes_of(axis, of_shapes) for axis, of_shapes in sizes.get(model, {}).items()]
     return list(found.values())
 
 
 def _sizes_by_shape(
-    pattern: Pattern, shapes: Sequence[Shape], rows: Iterable[KnownRow]
-) -> dict[int, dict[str, set[int]]]:
+    pattern: Pattern, axes: Sequence[SizedAxis], shapes: Sequence[Shape], rows: Iterable[KnownRow]
+) -> dict[int, dict[SizedAxis, set[int]]]:
     """For each shape that some row has, the sizes of each axis that rows tell."""
     matcher = Matcher(pattern, shapes)
-    axes = [axis.name for axis in pattern.axes if not axis.source]
-    found: dict[int, dict[str, set[int]]] = {}
+    found: dict[int, dict[SizedAxis, set[int]]] = {}
     for row in rows:
         match = matcher.match(row)
         if match is None:
@@ -59,17 +64,21 @@ def _sizes_by_shape(
         for number in match.shapes:
             of_shape = found.setdefault(number, {})
             for axis in axes:
-                if axis in match.sizes:
-                    of_shape.setdefault(axis, set()).add(match.sizes[axis])
+                if axis[0] in match.sizes:
+                    of_shape.setdefault(axis, set()).add(match.sizes[axis[0]])
     return found
 
 
-def _density(axis: str, of_shapes: Sequence[set[int]]) -> Density:
-    pairs = [pair for sizes in of_shapes for pair in pairwise(sorted(sizes))]
-    only = min(of_shapes[0])
-    gap = max(pairs, key=lambda pair: pair[1] - pair[0], default=(only, only))
-    ratio = max(pairs, key=lambda pair: pair[1] / pair[0], default=(only, only))
-    return Density(axis, min(map(len, of_shapes)), *gap, *ratio)
+def _sizes_of(axis: SizedAxis, of_shapes: Sequence[tuple[str, set[int]]]) -> SizesOfAxis:
+    name, grid = axis
+    first, last = grid[0], grid[-1]
+    wanted = set(map(int.bit_length, grid))
+    found = [len(wanted & set(map(int.bit_length, sizes))) for _, sizes in of_shapes]
+    with_rows = [(shape, sizes) for shape, sizes in of_shapes if sizes]
+    pairs = [pair for _, sizes in with_rows for pair in pairwise(sorted({first, *sizes, last}))]
+    gap = max(pairs, key=lambda pair: pair[1] / max(pair[0], 1), default=(first, last))
+    alone = [f"{shape}: {name} {min(sizes)}" for shape, sizes in with_rows if len(sizes) == 1 < len(wanted)]
+    return SizesOfAxis(name, len(wanted), len(found), min(filter(None, found), default=0), sum(found), *gap, alone)
 
 
 def _name(shape: Shape, model: str) -> str:

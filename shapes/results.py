@@ -8,30 +8,28 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Density:
-    """How far apart the sizes of an axis are, where they are furthest apart.
+class SizesOfAxis:
+    """How many of the sizes that an axis should have are in rows, counted in octaves (1, 2 to 3, 4 to 7, ...).
 
     Attributes:
         axis: the variable.
-        sizes: how many different ones the shape that has the fewest has.
-        gap_from, gap_to: the neighbours with the largest difference, of any shape.
-        ratio_from, ratio_to: those with the largest ratio.
+        wanted: octaves between the smallest and the largest size of the catalog's grid.
+        shapes: how many shapes have this axis, with or without a row.
+        fewest: octaves with a row, of the shape with a row that has the fewest.
+        found: octaves with a row, of all shapes together.
+        at_one_size: shapes with rows of one size only, where several are wanted, as "gate_up, tp 1: n 512, k 64: m 1".
+        gap_from, gap_to: the neighbouring sizes with the largest ratio, of any shape that has a row. The ends of the
+            grid are neighbours too.
     """
 
     axis: str
-    sizes: int
+    wanted: int
+    shapes: int
+    fewest: int
+    found: int
     gap_from: int
     gap_to: int
-    ratio_from: int
-    ratio_to: int
-
-    @property
-    def gap(self) -> int:
-        return self.gap_to - self.gap_from
-
-    @property
-    def ratio(self) -> float:
-        return self.ratio_to / self.ratio_from
+    at_one_size: Sequence[str] = ()
 
 
 @dataclass
@@ -40,19 +38,19 @@ class ModelCoverage:
 
     Attributes:
         shapes: how many shapes the model gives it.
-        missing: what is not in the database, as "gate_up, tp 8: n 4608, k 7168".
-        densities: of the axes whose sizes a row tells; of the shapes that are there.
+        missing: dtypes without a row, of each shape as "gate_up, tp 8: n 4608, k 7168".
+        sizes: of the axes whose sizes a row tells.
     """
 
     kernel_type: str
     model: str
     shapes: int = 0
-    missing: list[str] = field(default_factory=list)
-    densities: list[Density] = field(default_factory=list)
+    missing: dict[str, list[str]] = field(default_factory=dict)
+    sizes: list[SizesOfAxis] = field(default_factory=list)
 
     @property
     def present(self) -> int:
-        return self.shapes - len(self.missing)
+        return self.shapes - sum(map(len, self.missing.values()))
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class KernelResult:
     def read(cls, values: Mapping[str, Any]) -> KernelResult:
         """What `dataclasses.asdict` made of one."""
         coverage = [
-            ModelCoverage(**{**model, "densities": [Density(**density) for density in model["densities"]]})
+            ModelCoverage(**{**model, "sizes": [SizesOfAxis(**sizes) for sizes in model["sizes"]]})
             for model in values["coverage"]
         ]
         return cls(**{**values, "coverage": tuple(coverage)})

@@ -67,6 +67,27 @@ def shapes_of(pattern: Pattern, targets: Targets) -> list[Shape]:
     return sorted((_joined(parts) for parts in product(*given)), key=lambda shape: not shape.origins)
 
 
+def in_turn_by_model(shapes: Sequence[Shape]) -> list[int]:
+    """Numbers of the shapes: one of each model, then the next of each; at the end those of no model in particular.
+
+    A shape of several models is the turn of the first one that comes to it.
+    """
+    of_models: dict[str, list[int]] = {}
+    for number, shape in enumerate(shapes):
+        for model in dict.fromkeys(origin.model for origin in shape.origins):
+            of_models.setdefault(model, []).append(number)
+    found: dict[int, None] = {}
+    queues = [iter(numbers) for numbers in of_models.values()]
+    while queues:
+        for queue in list(queues):
+            number = next((number for number in queue if number not in found), None)
+            if number is None:
+                queues.remove(queue)
+            else:
+                found[number] = None
+    return [*found, *(number for number in range(len(shapes)) if number not in found)]
+
+
 def missing_source(pattern: Pattern, targets: Targets) -> str:
     """What a pattern needs and none of the models has; "" where they have all."""
     return next((axis.source for axis in pattern.axes if axis.source and not _given(axis, targets)), "")

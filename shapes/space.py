@@ -19,7 +19,7 @@ from shapes.expression import Expression, Ints
 from shapes.memory import FLUSH_BUFFER_BYTES, element_bytes
 from shapes.patterns import NZ, Axis, Form, Lengths, Pattern, Template, nz_block
 from shapes.rows import Batch, TheoryRow
-from shapes.sources import SOURCES, Targets, missing_source, shapes_of
+from shapes.sources import SOURCES, Targets, in_turn_by_model, missing_source, shapes_of
 
 Array = npt.NDArray[np.int64]
 
@@ -91,20 +91,24 @@ class Space:
     def required(self) -> list[int]:
         """Positions of the grid that no sample leaves out, the most important ones first.
 
-        These are each shape once, in another form and at another place of its range than the shape before
-        it, so that a sample with room for no more is not one of single tokens; then the ends of the range of
-        each shape and form; then the tiles' edges, each for one of the shapes.
+        Models take turns, so that a sample with room for few has as many shapes of each. The first rows are each
+        shape once, in another form and at another place of its range than the shape before it, so that a sample
+        with room for no more is not one of single tokens; then the ends of the range of each shape and form; then
+        the tiles' edges, each for one of the shapes.
         """
         # Of each form (a line) and shape: how many positions, which follow each other, and the first of them.
         counts = np.array([np.bincount(legal // self._points, minlength=len(self.shapes)) for legal in self._legal])
         starts = counts.cumsum().reshape(counts.shape) - counts
+        in_turn = in_turn_by_model(self.shapes)
         once = []
-        for shape, of_forms in enumerate(counts.T):
+        for shape in in_turn:
+            of_forms = counts[:, shape]
             forms = np.flatnonzero(of_forms)
             if len(forms):
                 form = forms[shape % len(forms)]
                 once.append(starts[form, shape] + int(of_forms[form] * (shape * _GOLDEN % 1)))
         edges = [self._edges(legal) + end - len(legal) for legal, end in zip(self._legal, self._ends, strict=True)]
+        starts, counts = starts[:, in_turn], counts[:, in_turn]
         there = counts > 0
         groups = [np.array(once, dtype=np.int64), starts[there], (starts + counts - 1)[there], *edges]
         return list(dict.fromkeys(np.concatenate(groups).tolist()))

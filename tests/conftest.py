@@ -1,8 +1,12 @@
-"""Fixtures of tests that run real sessions, and which files go first; property tests may take any time."""
+"""Fixtures of tests that run real sessions, and which files go first; property tests may take any time.
+
+Where nobody watches a terminal, a line a minute tells how far the tests are.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +15,11 @@ import pytest
 from sessions import Sessions
 from stand_in_npus import StandInNpus
 
-hypothesis.settings.register_profile("unhurried", deadline=None)
+hypothesis.settings.register_profile(
+    "unhurried",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+)
 hypothesis.settings.load_profile("unhurried")
 #: Their files take up to minutes each, the others seconds.
 LONG = ("chaos", "groups", "collectives", "plugins")
@@ -24,6 +32,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: item.path.parent.name not in LONG)
+
+
+class MinuteByMinute:
+    """Writes a whole line each minute: what shows the lines of a CI job shows no dots before the next 72 are there."""
+
+    def __init__(self, reporter: pytest.TerminalReporter) -> None:
+        self._reporter = reporter
+        self._began = self._told = time.monotonic()
+        self._done = 0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._done += report.when == "teardown"
+        now = time.monotonic()
+        if now - self._told >= 60:
+            self._told = now
+            failed = len(self._reporter.stats.get("failed", []))
+            self._reporter.write_line(
+                f"\n{(now - self._began) / 60:.0f} min: {self._done} tests done, {failed} failed; last {report.nodeid}"
+            )
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and not reporter.isatty and "PYTEST_XDIST_WORKER" not in os.environ:
+        session.config.pluginmanager.register(MinuteByMinute(reporter))
 
 
 @pytest.fixture

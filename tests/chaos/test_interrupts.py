@@ -12,22 +12,23 @@ DEVICES = pytest.mark.parametrize("devices", ["1", "2"])
 
 @DEVICES
 def test_once_stops_after_the_running_row_and_merges(sessions: Sessions, devices: str) -> None:
-    sessions.write("Moody", [row(1), row(22), *[row(n) for n in range(101, 141)]])
+    sessions.write("Moody", [row(1), row(40), row(41), *[row(n) for n in range(101, 141)]])
     running = sessions.start(SIMULATED_DEVICES=devices)
     running.wait_for_records(1)
-    running.wait_for_body(22)
+    running.wait_for_body(40)
     running.send(signal.SIGINT)
+    running.wait_until(lambda: "Ctrl-C: stopping after the running row" in running.output.read_text())
+    sessions.go()
     done = running.wait()
     assert done.code == pytest.ExitCode.INTERRUPTED
     ledger = done.ledger()
-    assert "Ctrl-C: stopping after the running row" in done
     assert set(ledger) == {"measured", "not run"}
     assert ledger["measured"] >= 2
     not_run = f"{ledger['not run']} rows not run: the same command with --update-mode=unreplayed goes on with them"
     assert not_run in done
     assert "stopped: Ctrl-C" not in done, "pytest says so"
     statuses = sessions.statuses("Moody")
-    assert statuses[22] == "measured"
+    assert statuses[40] == "measured"
     assert list(statuses.values()).count("measured") == ledger["measured"]
     assert not list((sessions.database / "journal").glob("*.jsonl"))
     assert sessions.left_behind() == []
@@ -36,7 +37,7 @@ def test_once_stops_after_the_running_row_and_merges(sessions: Sessions, devices
 @DEVICES
 def test_twice_stops_now_and_leaves_the_journal_to_the_next_session(sessions: Sessions, devices: str) -> None:
     sessions.write("Moody", [row(1), row(13), row(2)])
-    running = sessions.start("--case-timeout=300", SIMULATED_DEVICES=devices)
+    running = sessions.start("--case-timeout=3000", SIMULATED_DEVICES=devices)
     running.wait_for_records(1)
     running.wait_for_body(13)
     running.send(signal.SIGINT)
@@ -44,7 +45,7 @@ def test_twice_stops_now_and_leaves_the_journal_to_the_next_session(sessions: Se
     running.wait_until(lambda: "Ctrl-C: stopping after the running row" in running.output.read_text())
     running.send(signal.SIGINT)
     # Long before the row is over.
-    done = running.wait(120)
+    done = running.wait()
     assert done.code == pytest.ExitCode.INTERRUPTED
     # The other device may have measured its row by then.
     kept = "1 record stays" if sessions.records() == 1 else "2 records stay"

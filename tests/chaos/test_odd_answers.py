@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,7 +18,9 @@ from bench.processes.device_process import DeviceProcess
 from database.schema import Status
 
 ODD = int(odd_device.ODD)
+#: Of a row whose answer never comes; of all others.
 TIMEOUT_S = 5.0
+PATIENT_S = 300.0
 
 
 class Odd:
@@ -38,7 +39,7 @@ class Odd:
         return [sys.executable, odd_device.__file__, fd, self._way]
 
 
-def job(size: int, timeout_s: float = TIMEOUT_S) -> Job:
+def job(size: int, timeout_s: float = PATIENT_S) -> Job:
     return Job("module", "module.py", "test_it", "Odd", {"Input Shapes": str(size)}, timeout_s)
 
 
@@ -79,7 +80,8 @@ def test_an_odd_answer_costs_its_row_at_most(
     devices: list[DeviceProcess], way: str, status: Status, starts: int
 ) -> None:
     device, launcher = odd(devices, way)
-    outcomes = {size: device.run(job(size)) for size in (1, ODD, 3, 4)}
+    of_odd_s = TIMEOUT_S if status is Status.TIMEOUT else PATIENT_S
+    outcomes = {size: device.run(job(size, of_odd_s if size == ODD else PATIENT_S)) for size in (1, ODD, 3, 4)}
     assert {size: outcome.status for size, outcome in outcomes.items()} == {
         **dict.fromkeys((1, 3, 4), Status.MEASURED),
         ODD: status,
@@ -102,9 +104,9 @@ def test_an_interrupted_wait_is_not_answered_to_the_next_row(devices: list[Devic
     assert sample(device.run(job(1))) == 1
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGALRM)).start()
+        threading.Timer(2, os.kill, (os.getpid(), signal.SIGALRM)).start()
         with pytest.raises(Interrupted):
-            device.run(job(ODD, timeout_s=60))
+            device.run(job(ODD))
     finally:
         signal.signal(signal.SIGALRM, before)
     assert [sample(device.run(job(size))) for size in (3, 4)] == [3, 4]
@@ -129,9 +131,8 @@ def test_a_process_that_closed_its_connection_and_goes_on_is_not_waited_for_long
     for name in ("_END_TIMEOUT_S", "_PROFILED_END_TIMEOUT_S"):
         monkeypatch.setattr(f"bench.processes.device_process.{name}", 0.5)
     device, _ = odd(devices, "closes_and_goes_on")
-    began = time.monotonic()
+    # With ten minutes for the row, it would be a timeout if the connection's end were not seen.
     outcome = device.run(job(ODD, timeout_s=600))
-    assert time.monotonic() - began < 300
     assert (outcome.status, sample(outcome)) == (Status.CRASHED, None)
     assert "closed its connection and was ended" in outcome.reason
     assert sample(device.run(job(3))) == 3

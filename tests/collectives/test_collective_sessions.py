@@ -123,7 +123,7 @@ def test_messages_that_were_only_skipped_leave_no_file_and_no_error(sessions: Se
 def test_a_bad_rank_costs_its_message_and_no_other(sessions: Sessions) -> None:
     (sessions.folder / "test_collectives.py").write_text(BROKEN)
     sizes = ("1024", "2048", "4096", "8192", "16384")
-    options = ("--comm-ops", "all_reduce", "--num-devices", "2", "--bytes-grid", *sizes, "--case-timeout=15")
+    options = ("--comm-ops", "all_reduce", "--num-devices", "2", "--bytes-grid", *sizes, "--case-timeout=40")
     done = sessions.run("test_collectives.py", *options, measure=QUICKLY)
     assert (done.code, done.ledger()) == (1, {"measured": 2, "crashed": 1, "timeout": 1, "failed": 1}), done.output
     assert "rank 1 of 2 died: SIGKILL (signal 9)" in done

@@ -9,7 +9,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from test_merge import cells, read, record, write
 
 from database import history
@@ -446,7 +446,7 @@ def test_rows_of_the_target_keep_their_places_and_their_own_columns(target, sour
         assert bool(valid_duration(after[AVERAGE])) >= bool(valid_duration(before[AVERAGE]))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None)
 @given(any_rows(), any_rows())
 def test_files_are_the_same_after_the_second_time_and_the_source_always(tmp_path_factory, ours, theirs) -> None:
     folder = tmp_path_factory.mktemp("join")

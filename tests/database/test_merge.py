@@ -8,7 +8,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from database.errors import OpAtlasError
 from database.merge import MergeResult, UpdateMode, has_duration, merge
@@ -154,7 +154,7 @@ RECORDS = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None)
 @given(SIZES, RECORDS, st.sampled_from(UpdateMode), st.booleans())
 def test_no_row_is_lost_order_is_kept_and_twice_is_once(tmp_path_factory, sizes, records, mode, prune) -> None:
     database = Database(tmp_path_factory.mktemp("database") / "d")
@@ -302,7 +302,7 @@ STATES = st.lists(
 
 
 @given(states=STATES, data=st.data())
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=60)
 def test_runs_that_are_merged_late_leave_what_they_would_have_left_in_time(tmp_path_factory, states, data) -> None:
     records = [dataclasses.replace(state, run_id=f"run-{number}") for number, state in enumerate(states)]
     in_time, late = (Database(tmp_path_factory.mktemp("order") / "database") for _ in range(2))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from test_history import abandoned, replaced
 from test_matmul_family import record as matmul_record
 from test_merge import RUN, cells, read, record, write
@@ -115,7 +115,7 @@ SESSIONS = st.lists(
 
 
 @given(sessions=SESSIONS, damaged=st.sets(st.integers(0, 3)))
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=25)
 def test_any_life_of_a_database_is_made_again_to_the_letter(tmp_path_factory, sessions, damaged) -> None:
     database = Database(tmp_path_factory.mktemp("life") / "database")
     write(database, [{**cells(size), "Note": f"of {size}"} for size in range(1, 5)])

@@ -84,9 +84,8 @@ def test_the_profiler_takes_what_its_instrument_gives_it(an_npu):
 def test_events_measure_what_lies_between_them(an_npu):
     assert an_npu["instrument"] == "npu-events"
     assert len(an_npu["durations_us"]) == 3
-    assert all(duration > 10_000 for duration in an_npu["durations_us"])
-    # 0.2 ms each: several of them to a sample of a millisecond.
-    assert 2 <= an_npu["calls_in_a_row"] <= 6
+    # A sleep of 10 ms is never shorter.
+    assert all(duration >= 10_000 for duration in an_npu["durations_us"])
 
 
 def test_calls_are_found_by_their_names(an_npu):

@@ -188,7 +188,8 @@ def test_the_older_variable_sets_the_repeat_count(sessions: Sessions) -> None:
 
 def test_without_a_repeat_count_noise_decides_and_ten_is_the_least(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
-    sessions.run_in_process(measure=())
+    # A flush of a large cache takes a while.
+    sessions.run_in_process(measure=("--time-limit=600",))
     (measured,) = sessions.read("Toy")
     assert int(measured["MicroBench Samples"]) >= 10
     assert measured["Cache State"] == "cold"

@@ -49,6 +49,13 @@ def test_a_second_run_adds_nothing(tmp_path: Path) -> None:
     assert len(list((tmp_path / "runs").glob("*.json"))) == 1
 
 
+def test_rows_are_not_added_to_what_is_being_measured(tmp_path: Path) -> None:
+    done = run(tmp_path / "new", "bench/", *FEW)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "run `pytest shapes/ --plan-only` to see which, then `pytest shapes/`, then the replays" in done.stderr
+    assert not (tmp_path / "new").exists()
+
+
 def test_several_processes_add_the_same_rows(tmp_path: Path) -> None:
     for name, more in (("one", ()), ("two", ("-n", "2", "--junitxml", str(tmp_path / "junit.xml")))):
         done = run(tmp_path / name, *FEW, "--rows=60", *more)

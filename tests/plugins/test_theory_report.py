@@ -1,22 +1,48 @@
-"""What a run of `pytest shapes/` tells: one is no plural."""
+"""What a run of `pytest shapes/` tells: rows, models, and how long a replay will take."""
 
 from __future__ import annotations
 
-from plugins.theory_report import summary_lines
-from shapes.results import KernelResult, ModelCoverage
+from database.manifest import Manifest
+from plugins.theory_report import Pace, coverage_page, pace_of, summary_lines
+from shapes.results import KernelResult, ModelCoverage, SizesOfAxis
+
+
+def manifest(run_id: str, seconds: float, **statuses: int) -> Manifest:
+    return Manifest(run_id, 100.0, {}, "", finished_at=100.0 + seconds, statuses=statuses)
 
 
 def test_one_of_everything() -> None:
     result = KernelResult("Mul", 1, 1, 8, 8, refused=1, coverage=(ModelCoverage("small", "Qwen", 1),))
-    _, _, refused, total, covered = summary_lines([result], plan_only=False)
+    _, _, refused, total, time, covered = summary_lines([result], Pace(), plan_only=False)
     assert refused == "  1 row left out, which the device's kernel refuses (constraints/)"
     assert total == "1 row added to 1 kernel type, 1 was there"
-    assert covered == "Qwen: 1 of 1 shape is in the database"
+    assert time == "to replay it takes about 1 s, at 1 s a row (assumed: this database has no replay yet)"
+    assert covered == "Qwen: 1 of 1 shape has rows"
 
 
 def test_several_of_everything() -> None:
-    coverage = ModelCoverage("Mul", "Qwen", 3, missing=["n 7"])
+    sizes = SizesOfAxis("m", 16, 3, 1, 5, 1, 2048, ["n 8: m 1"])
+    coverage = ModelCoverage("Mul", "Qwen", 3, missing={"n 7": ["BF16"]}, sizes=[sizes])
     results = [KernelResult("Mul", 2000, 2, refused=2, coverage=(coverage,)), KernelResult("Add")]
-    lines = list(summary_lines(results, plan_only=True))
-    assert "2,000 rows would be added to 2 kernel types, 2 were there" in lines
-    assert "Qwen: 2 of 3 shapes are in the database, missing:" in lines
+    lines = list(summary_lines(results, Pace(0.5, "last"), plan_only=True))
+    # Add gets none.
+    assert "2,000 rows would be added to 1 of 2 kernel types, 2 were there" in lines
+    assert "to replay them takes about 16 min 40 s, at 0.5 s a row (as in run last)" in lines
+    assert "Qwen: 2 of 3 shapes have rows, of 5 of 48 sizes (1 shape of one size only); missing:" in lines
+
+
+def test_the_page_names_each_missing_shape_once_with_its_dtypes() -> None:
+    sizes = SizesOfAxis("m", 16, 3, 1, 5, 1, 2048, ["n 8: m 1"])
+    coverage = ModelCoverage("Mul", "Qwen", 3, missing={"n 7": ["BF16", "INT8"]}, sizes=[sizes])
+    page = coverage_page([KernelResult("Mul", coverage=(coverage,))], "run 1").splitlines()
+    assert "| Mul | Qwen | 1 of 3 | m | 5 of 48 | 1 of 16 | 1 | 1 to 2,048 |" in page
+    assert "- Mul, Qwen: n 7 (BF16, INT8)" in page
+    assert "- Mul, Qwen: n 8: m 1" in page
+
+
+def test_the_newest_replay_sets_the_pace() -> None:
+    ended = manifest("2", 30, measured=9, failed=1)
+    others = [manifest("1", 500, measured=1), manifest("3", 7, added=1000), manifest("4", 7)]
+    killed = Manifest("5", 100.0, {}, "", statuses={"measured": 3})
+    assert pace_of([*others, ended, killed]) == Pace(3.0, "2")
+    assert not pace_of(others[1:]).run_id

@@ -34,15 +34,39 @@ def test_shapes_that_are_there_and_shapes_that_are_not(database: Database) -> No
     matmuls(database, (1, 4096, 1024), (16, 4096, 1024), (24, 4096, 1024), (7, 1024, 3072), (5, 123, 456))
     (found,) = coverage_of(built_in_catalog().kernel("MatMulV2"), database.read("MatMulV2"), TARGETS)
     assert (found.model, found.shapes, found.present) == ("Qwen/Qwen3-0.6B", 5, 2)
-    assert found.missing == [
-        "o_proj, tp 1: n 1024, k 2048",
-        "gate_up, tp 1: n 6144, k 1024",
-        "lm_head, tp 1: n 151936, k 1024",
-    ]
-    (density,) = found.densities
-    assert (density.axis, density.sizes) == ("m", 1)
-    assert (density.gap_from, density.gap_to, density.gap) == (1, 16, 15)
-    assert (density.ratio_from, density.ratio_to, density.ratio) == (1, 16, 16.0)
+    assert found.missing == {
+        "o_proj, tp 1: n 1024, k 2048": ["BF16;BF16 -> BF16"],
+        "gate_up, tp 1: n 6144, k 1024": ["BF16;BF16 -> BF16"],
+        "lm_head, tp 1: n 151936, k 1024": ["BF16;BF16 -> BF16"],
+    }
+    (sizes,) = found.sizes
+    # 1, and 16 with 24, which share an octave; 7 of the other shape.
+    assert (sizes.axis, sizes.wanted, sizes.shapes, sizes.found, sizes.fewest) == ("m", 16, 5, 3, 1)
+    assert (sizes.gap_from, sizes.gap_to) == (7, 32768)
+    assert sizes.at_one_size == ["down, tp 1: n 1024, k 3072: m 7"]
+
+
+def test_a_single_token_is_one_size_of_many(database: Database) -> None:
+    matmuls(database, (1, 4096, 1024))
+    (found,) = coverage_of(built_in_catalog().kernel("MatMulV2"), database.read("MatMulV2"), TARGETS)
+    (sizes,) = found.sizes
+    assert (sizes.found, sizes.wanted, sizes.gap_from, sizes.gap_to) == (1, 16, 1, 32768)
+    assert sizes.at_one_size == ["qkv, tp 1: n 4096, k 1024: m 1"]
+
+
+def test_a_shape_that_is_missing_in_several_dtypes_is_named_once(database: Database) -> None:
+    kernel = built_in_catalog().kernel("QuantBatchMatmulV3")
+    (found,) = coverage_of(kernel, table_of(database, "QuantBatchMatmulV3"), TARGETS)
+    assert (found.shapes, found.present, len(found.missing)) == (12, 0, 4)
+    assert {len(dtypes) for dtypes in found.missing.values()} == {3}
+
+
+def test_a_small_sample_is_shared_among_the_models(database: Database) -> None:
+    wanted = request(DEEPSEEK_V3, QWEN3_0_6B, rows=8)
+    kernel = built_in_catalog().kernel("MatMulV2")
+    add_theory_rows(database, kernel, wanted)
+    found = coverage_of(kernel, table_of(database, "MatMulV2"), wanted.targets)
+    assert sorted(each.present for each in found) == [4, 4]
 
 
 def test_blocked_weights_count(database: Database) -> None:
@@ -54,7 +78,8 @@ def test_blocked_weights_count(database: Database) -> None:
 
 def test_without_a_file_everything_is_missing(database: Database) -> None:
     (found,) = coverage_of(built_in_catalog().kernel("MatMulV2"), table_of(database, "MatMulV2"), TARGETS)
-    assert (found.shapes, found.present, found.densities) == (5, 0, [])
+    assert (found.shapes, found.present) == (5, 0)
+    assert [(sizes.found, sizes.wanted, sizes.shapes) for sizes in found.sizes] == [(0, 16, 5)]
 
 
 @pytest.mark.parametrize("kernel_type", built_in_catalog().kernels)
@@ -63,7 +88,7 @@ def test_a_run_covers_every_shape(database: Database, kernel_type: str) -> None:
     kernel = built_in_catalog().kernel(kernel_type)
     add_theory_rows(database, kernel, wanted)
     for found in coverage_of(kernel, table_of(database, kernel_type), wanted.targets):
-        assert found.missing == []
+        assert not found.missing
 
 
 def test_twins_of_kernel_types_get_rows_where_there_are_some(database: Database) -> None:
