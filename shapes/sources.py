@@ -80,11 +80,11 @@ def in_turn_by_model(shapes: Sequence[Shape]) -> list[int]:
     queues = [iter(numbers) for numbers in of_models.values()]
     while queues:
         for queue in list(queues):
-            number = next((number for number in queue if number not in found), None)
-            if number is None:
+            new = next((number for number in queue if number not in found), None)
+            if new is None:
                 queues.remove(queue)
             else:
-                found[number] = None
+                found[new] = None
     return [*found, *(number for number in range(len(shapes)) if number not in found)]
 
 
