@@ -9,10 +9,25 @@ import pytest
 
 from database.case_id import case_id_in
 from database.record import Record
-from plugins.items import about_row
+from plugins.items import about_row, row_of
 
 #: Any of these asks pytest-benchmark for something; without them its table would only repeat the summary.
 _ASKING = ("benchmark_json", "benchmark_save", "benchmark_autosave", "benchmark_compare", "benchmark_histogram")
+
+
+class BenchmarksOnly:
+    """Counts rows among the benchmarks of --benchmark-only, for which pytest-benchmark knows only its own fixture."""
+
+    def __init__(self, benchmark_session: Any) -> None:
+        self._session = benchmark_session
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Before pytest-benchmark, which would skip all rows, skips what is neither a row nor has its fixture."""
+        self._session.only = False
+        for item in items:
+            if row_of(item) is None and "benchmark" not in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.skip(reason="no benchmark (--benchmark-only)"))
 
 
 class BenchmarkFeed:
@@ -63,6 +78,12 @@ class BenchmarkFeed:
         for sample_us in record.measurement.samples_us:
             benchmark.update(sample_us * 1e-6 * record.measurement.calls_per_sample)
         return benchmark
+
+
+def benchmarks_only(config: pytest.Config) -> BenchmarksOnly | None:
+    """What --benchmark-only needs; None where it is not given, or pytest-benchmark is not there."""
+    benchmark_session = getattr(config, "_benchmarksession", None)
+    return BenchmarksOnly(benchmark_session) if getattr(benchmark_session, "only", False) else None
 
 
 def benchmark_feed(config: pytest.Config) -> BenchmarkFeed | None:

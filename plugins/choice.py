@@ -39,6 +39,7 @@ class Choice:
         shard: the only part of the rows wanted; None: all.
         retry_failed: whether rows are run that were given up.
         status: the only statuses wanted, with NO_STATUS for rows that were never run; empty: all.
+        strict: whether rows that failed before fail again, instead of being xfail.
     """
 
     mode: UpdateMode = UpdateMode.ALL
@@ -46,6 +47,7 @@ class Choice:
     shard: Shard | None = None
     retry_failed: bool = False
     status: frozenset[str] = frozenset()
+    strict: bool = False
 
     def selects(self, status: Status | None) -> bool:
         """Whether a row of this status is wanted."""

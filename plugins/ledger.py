@@ -15,6 +15,8 @@ from plugins.session import BenchSession
 
 NOT_RUN = "not run"
 XFAILED = "xfailed"
+#: A row that fails without being run (--strict).
+GIVEN_UP = "given up"
 
 
 class Ledger:
@@ -50,6 +52,8 @@ class Ledger:
             return
         if outcome_of_report(report) == "xfailed":
             self._account(case_id_in(report.nodeid), XFAILED, getattr(report, "node", None))
+        elif "given_up" in about:
+            self._account(case_id_in(report.nodeid), GIVEN_UP, getattr(report, "node", None))
         elif "record" in about:
             self._account(case_id_in(report.nodeid), about["record"]["status"], getattr(report, "node", None))
 

@@ -95,6 +95,7 @@ def batches(nodeids: Iterable[str], size: int) -> dict[str, int]:
 
 def is_to_be_run(item: pytest.Item) -> bool:
     """Whether an item is a row of one device that its turn will run, unless one of its fixtures refuses."""
-    if row_of(item) is None or item.get_closest_marker("skip") or needs_group(item):
+    row = row_of(item)
+    if row is None or row.given_up or item.get_closest_marker("skip") or needs_group(item):
         return False
     return all(mark.kwargs.get("run", True) for mark in item.iter_markers("xfail"))

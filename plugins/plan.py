@@ -228,7 +228,8 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice) -> Ta
             given_up = planned.crashes(position) >= GIVEN_UP_AFTER and not chosen.retry_failed
             if given_up:
                 before += f" ({planned.crashes(position)} sessions in a row; --retry-failed runs it again)"
-            planned.expected_to_fail[position] = Expected(printable(before), run=not given_up)
+            if given_up or not chosen.strict:
+                planned.expected_to_fail[position] = Expected(printable(before), run=not given_up, strict=chosen.strict)
     if place_of:
         ordered = sorted(planned.cases, key=place_of.__getitem__)
         planned.cases = {position: planned.cases[position] for position in ordered}

@@ -40,7 +40,6 @@ from database.provenance import Provenance
 from database.session_lock import SessionLock
 from database.store import Database
 from database.terminal import shown
-from plugins.choice import Choice
 from plugins.mixing import captured_notes, origin_notes
 from plugins.plan import Plan, make_plan
 from plugins.preparation import Prepared, expect_writable, prepare_database
@@ -267,7 +266,7 @@ class BenchSession:
             prepared = self._prepare_database() if settings.writes else Prepared(edited=find_edited(self.database))
             plan = make_plan(
                 self.database,
-                Choice(settings.mode, settings.ops, settings.shard, settings.retry_failed, settings.status),
+                settings.choice,
                 sampled=() if self._profile is None else self._profile.cases.keys(),
                 messages=settings.messages.rows if settings.messages is not None else None,
                 unmeasured=prepared.edited.positions,

@@ -35,7 +35,7 @@ from database.merge import UpdateMode
 from database.option_types import at_least
 from database.provenance import Origin
 from database.versions import CANN, TORCH, VLLM, Versions, detect, version_key
-from plugins.choice import Shard
+from plugins.choice import Choice, Shard
 from plugins.options import CASE_TIMEOUT_S, FIRST_CASE_TIMEOUT_S, OPTIONS, REPEAT_COUNT_VARIABLE, refuse
 
 #: Options that say what is written, and when.
@@ -53,6 +53,7 @@ class Settings:
         ops: the only kernel types to run; empty: all.
         shard: the part of the rows to run, and of how many; None: all of them.
         status: the only statuses of rows to run; empty: all.
+        strict: rows that failed before fail, instead of being xfail.
         retry_failed: run rows again that crashed or timed out in two sessions in a row.
         prof_path: profiles that rows are looked up in instead of being run; None: they are run.
         measure: how a row is measured.
@@ -87,6 +88,7 @@ class Settings:
     in_process: bool
     collect_only: bool
     status: frozenset[str] = frozenset()
+    strict: bool = False
     read_only: bool = False
     mixed: bool = False
     origin: Origin = field(default_factory=Origin)
@@ -101,6 +103,11 @@ class Settings:
     def writes(self) -> bool:
         """Whether the session writes into the database."""
         return not (self.collect_only or self.read_only)
+
+    @property
+    def choice(self) -> Choice:
+        """The rows that the user chose."""
+        return Choice(self.mode, self.ops, self.shard, self.retry_failed, self.status, self.strict)
 
     @property
     def rows_at_once(self) -> int:
@@ -148,6 +155,8 @@ def settings_of(config: pytest.Config) -> Settings:
         in_process=option.in_process,
         collect_only=option.collectonly,
         status=frozenset(option.status),
+        # A debugger stops at failures, and pytest counts no xfail as one.
+        strict=_is_strict(config) or bool(option.usepdb),
         read_only=option.read_only,
         mixed=option.mixed,
         origin=_origin(option, devices, communicates),
@@ -330,6 +339,16 @@ def _expect_installed(versions: Versions) -> None:
                 f"{component.option} {named}: rows would be measured with the installed {component.name} {here}; "
                 f"leave it out, or name a database with --database-path"
             )
+
+
+def _is_strict(config: pytest.Config) -> bool:
+    """Whether pytest's own --strict was given, or `strict = true` stands in its configuration (pytest 9)."""
+    if getattr(config.option, "strict", False):
+        return True
+    try:
+        return bool(config.getini("strict"))
+    except ValueError:  # before pytest 9, --strict is an option alone
+        return False
 
 
 def _measure_settings(option: argparse.Namespace, devices: Sequence[DeviceSpec], communicates: bool) -> MeasureSettings:

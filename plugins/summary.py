@@ -14,7 +14,7 @@ from plugins.asked_for import AskedFor, meant
 from plugins.collector import Collector
 from plugins.interrupt import STOPPED, Interrupts
 from plugins.items import row_of
-from plugins.ledger import XFAILED, Ledger
+from plugins.ledger import GIVEN_UP, XFAILED, Ledger
 from plugins.next_steps import going_on, nothing_to_do
 from plugins.plan import Plan
 from plugins.plan_lines import plan_lines
@@ -197,7 +197,8 @@ class Summary:
         passed = self._tally.outcomes["xpassed"]
         if passed:
             yield f"{counted(passed, self._session.settings.unit)} measured that had failed before"
-        given_up = self._ledger.counts()[XFAILED] - self._tally.outcomes["xfailed"]
+        counts = self._ledger.counts()
+        given_up = counts[GIVEN_UP] + counts[XFAILED] - self._tally.outcomes["xfailed"]
         if given_up:
             rows = counted(given_up, self._session.settings.unit)
             yield f"{rows} not run, after crashes or timeouts in sessions before (--retry-failed)"

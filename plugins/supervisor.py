@@ -64,6 +64,8 @@ class Supervisor:
         assert isinstance(row, CaseRow)
         # A plugin may run a row again: what became of it before counts no more, even if there is no device now.
         pyfuncitem.stash[_OUTCOME] = None
+        if row.given_up:
+            pytest.fail(f"{row.place}: {row.given_up}", pytrace=False)
         before = waited_s(self._session.waits)
         try:
             outcome = pyfuncitem.stash[_OUTCOME] = self._run(pyfuncitem)
@@ -81,7 +83,7 @@ class Supervisor:
         record: Record | None = None
         if row is not None and call.when == "call":
             outcome = item.stash.get(_OUTCOME, None)
-            if outcome is None and self._session.settings.in_process:
+            if outcome is None and self._session.settings.in_process and not row.given_up:
                 outcome = _outcome_of_exception(call)
                 if outcome.status is Status.DEVICE_ERROR:
                     self._session.stop("the device reported an error, and --in-process cannot replace its process")
@@ -100,7 +102,7 @@ class Supervisor:
             _cut_printed(item, keep=call.when != "call" or call.excinfo is not None or _shows_passed(item.config))
         report = yield
         if row is not None:
-            about: dict[str, Any] = {}
+            about: dict[str, Any] = {"given_up": True} if row.given_up and call.when == "call" else {}
             if record is not None:
                 about["record"] = record.to_json()
                 device = self._session.executor().describe() if call.when == "call" else None

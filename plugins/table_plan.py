@@ -22,10 +22,17 @@ from database.signature import signature
 
 @dataclass(frozen=True)
 class Expected:
-    """Why a case is expected to fail, and whether it is run all the same."""
+    """A case that failed before.
+
+    Attributes:
+        reason: what became of it.
+        run: whether it is run all the same.
+        strict: whether it fails, instead of being xfail, where it is not run.
+    """
 
     reason: str
     run: bool
+    strict: bool = False
 
 
 class CaseRow:
@@ -54,6 +61,12 @@ class CaseRow:
     def first_run(self) -> bool:
         """Whether no session has run the row before."""
         return self.table.status(self.position) is None
+
+    @property
+    def given_up(self) -> str:
+        """Why the row fails without being run; "" for a row that is run, or xfail."""
+        expected = self.table.expected_to_fail.get(self.position)
+        return expected.reason if expected is not None and expected.strict else ""
 
     @property
     def crashes_before(self) -> int:
@@ -90,7 +103,7 @@ class TablePlan:
         columns: cells of every row, by column: those that a replay needs.
         state: the same, of the columns that tell what became of the row, and how it was measured.
         cases: positions of the rows that are cases, with the case's id.
-        expected_to_fail: the cases that are xfail, by position.
+        expected_to_fail: the cases that are xfail, or fail without being run, by position.
         not_selected: ids of rows that --status and --where do not select.
         left_out: ids of rows that these select, and the update mode leaves out.
         other_shards: positions of rows that belong to other shards.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from bench.executor import SESSION
-from plugins.benchmark_feed import benchmark_feed
+from plugins.benchmark_feed import benchmark_feed, benchmarks_only
 from plugins.collector import Collector
 from plugins.comparison import Comparison
 from plugins.ending import Ending, WorkerEnding
 from plugins.exclusive import ExclusiveLast
 from plugins.interrupt import Interrupts, ignore_interrupts
 from plugins.journaling import Journaling
+from plugins.last_failed import LastFailed
 from plugins.ledger import Ledger
 from plugins.prof_path import ProfPath
 from plugins.progress import ReplayProgress
@@ -34,6 +35,10 @@ def pytest_configure(config: pytest.Config) -> None:
     register(session, SESSION)
     register(collector, "opatlas-collector")
     register(ExclusiveLast(session), "opatlas-exclusive")
+    register(LastFailed(session, config), "opatlas-last-failed")
+    only = benchmarks_only(config)
+    if only is not None:
+        register(only, "opatlas-benchmarks-only")
     journaling = Journaling(session)
     register(Supervisor(session, journaling), "opatlas-supervisor")
     if session.is_worker:

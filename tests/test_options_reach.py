@@ -37,6 +37,7 @@ NOT_IN_MANIFEST = {
     "own_folder": "the same",
     "origin": "its device and packages are in it",
     "read_only": "writes no manifest",
+    "strict": "bears on verdicts, and on no status",
 }
 #: Read by pytest itself.
 OF_PYTEST = {"--fail-fast"}

@@ -95,3 +95,10 @@ def test_pytest_does_not_hold_all_that_rows_print(sessions: Sessions, options: t
     # The beginning and the end of what the row printed that failed.
     assert "beginxxx" in done
     assert "xxxend" in done
+
+
+def test_rows_are_benchmarks(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    (sessions.folder / "test_more.py").write_text("def test_other():\n    assert True\n")
+    done = sessions.run_in_process("--benchmark-only")
+    assert done.outcomes() == {"passed": 1, "skipped": 1}

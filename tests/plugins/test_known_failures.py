@@ -1,0 +1,68 @@
+"""Rows that failed before: xfail, --strict, --pdb, and --lf."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sessions import Sessions, row
+
+CRASHED_TWICE = {"Status": "crashed", "Status Reason": "signal 11", "Crashes In A Row": "2"}
+#: Later than those that switch it off.
+CACHE = ("-p", "cacheprovider")
+
+
+@pytest.mark.parametrize("how", [("--in-process",), ("-n1",)], ids=["one process", "xdist"])
+def test_with_strict_a_known_failure_fails_again(sessions: Sessions, how: tuple[str, ...]) -> None:
+    sessions.write("Moody", [row(15), row(101)])
+    assert sessions.run(*how).code == pytest.ExitCode.TESTS_FAILED
+    assert sessions.run(*how).code == pytest.ExitCode.OK
+    strict = sessions.run("--strict", *how)
+    assert strict.code == pytest.ExitCode.TESTS_FAILED
+    assert strict.outcomes()["failed"] == 1
+    assert strict.ledger() == {"failed": 1, "measured": 1}
+
+
+def test_with_strict_a_row_that_was_given_up_fails_without_being_run(sessions: Sessions) -> None:
+    measured = dict.fromkeys(CRASHED_TWICE, "")
+    sessions.write("Moody", [{**row(11), **CRASHED_TWICE}, {**row(101), **measured}])
+    strict = sessions.run_in_process("--strict")
+    assert strict.code == pytest.ExitCode.TESTS_FAILED
+    assert strict.ledger() == {"given up": 1, "measured": 1}
+    assert "--retry-failed runs it again" in strict
+    assert not (sessions.folder / "body-11").exists()
+    (cells, _) = sessions.read("Moody")
+    assert {name: cells[name] for name in CRASHED_TWICE} == CRASHED_TWICE
+
+
+def test_a_debugger_stops_at_a_row_that_failed_before(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(15)])
+    sessions.run_in_process()
+    done = sessions.run("--in-process", "--pdb")
+    assert "bad mood" in done
+    assert "PDB post_mortem" in done
+
+
+def test_last_failed_finds_a_row_as_often_as_it_fails(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(n) for n in (15, 21, 101)])
+    sessions.run_in_process(*CACHE)
+    for _ in range(2):
+        assert sessions.run_in_process(*CACHE, "--lf").ledger() == {"xfailed": 2}
+    assert sessions.run_in_process(*CACHE, "--lf", MOOD="good").ledger() == {"measured": 1, "xfailed": 1}
+    assert sessions.run_in_process(*CACHE, "--lf").ledger() == {"xfailed": 1}
+
+
+def test_last_failed_is_of_the_database(sessions: Sessions, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    rows = [row(n) for n in (21, 101, 102)]
+    sessions.write("Moody", rows)
+    other.mkdir()
+    (other / "Moody.csv").write_bytes((sessions.database / "Moody.csv").read_bytes())
+    sessions.run_in_process(*CACHE)
+    there = (*CACHE, f"--database-path={other}", "--lf")
+    # Nothing failed there: --lf runs all.
+    assert sessions.run_in_process(*there, MOOD="good").ledger() == {"measured": 3}
+    assert sessions.run_in_process(*CACHE, "--lf").ledger() == {"xfailed": 1}
+    assert sessions.run_in_process(*there, "--mixed").ledger() == {"failed": 1, "measured": 2}
+    assert sessions.run_in_process(*there, "--mixed", MOOD="good").ledger() == {"measured": 1}
+    assert sessions.run_in_process(*CACHE, "--lf").ledger() == {"xfailed": 1}
