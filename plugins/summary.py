@@ -197,8 +197,8 @@ class Summary:
         passed = self._tally.outcomes["xpassed"]
         if passed:
             yield f"{counted(passed, self._session.settings.unit)} measured that had failed before"
-        counts = self._ledger.counts()
-        given_up = counts[GIVEN_UP] + counts[XFAILED] - self._tally.outcomes["xfailed"]
+        accounts = self._ledger.counts()
+        given_up = accounts[GIVEN_UP] + accounts[XFAILED] - self._tally.outcomes["xfailed"]
         if given_up:
             rows = counted(given_up, self._session.settings.unit)
             yield f"{rows} not run, after crashes or timeouts in sessions before (--retry-failed)"
