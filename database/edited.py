@@ -42,6 +42,31 @@ class EditedRows:
         return sum(map(len, self.positions.values()))
 
 
+class EditedLookup:
+    """Tells which rows of a database's tables were edited; it is false if no run has a history to tell by."""
+
+    def __init__(self, database: Database) -> None:
+        self._runs = _whole_histories(database)
+        self._histories = Histories(database)
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    def in_table(self, kernel_type: str, frame: pd.DataFrame) -> dict[int, str]:
+        """Returns the signatures of the edited rows of a table, by position from 0."""
+        if RUN_ID not in frame.columns:
+            return {}
+        run_ids = frame[RUN_ID].tolist()
+        known = {run for run in self._runs.intersection(run_ids) if self._histories.tell_of_type(run, kernel_type)}
+        if not known:
+            return {}
+        return {
+            position: signature
+            for position, (run, signature) in enumerate(zip(run_ids, signatures(kernel_type, frame), strict=True))
+            if run in known and not self._histories.tell_of(run, RowName(kernel_type, signature))
+        }
+
+
 def find_edited(database: Database) -> EditedRows:
     """Finds the rows of a database that were edited; writes nothing. A file that cannot be read is left to others."""
     return _each_edited(database, None)
@@ -79,17 +104,16 @@ def _each_edited(database: Database, run_id: str | None) -> EditedRows:
     """`run_id` is the run that clears the rows; None: they stay as they are."""
     found = EditedRows()
     example = None
-    runs = _whole_histories(database)
-    if not runs:
+    lookup = EditedLookup(database)
+    if not lookup:
         return found
-    histories = Histories(database)
     messages = [each.kernel_type for each in COLLECTIVES if database.csv_path(each.kernel_type).is_file()]
     for kernel_type in (*database.kernel_types(), *messages):
         try:
             table = database.read(kernel_type)
         except TableError:
             continue
-        edited = _edited_rows(histories, table, runs)
+        edited = lookup.in_table(kernel_type, table.frame)
         if not edited:
             continue
         try:
@@ -109,22 +133,6 @@ def _whole_histories(database: Database) -> set[str]:
     runs = history.runs(database)
     # With several devices a journal has a part after its run id.
     return {run for run in runs if not any(name == run or name.startswith(f"{run}-") for name in with_journal)}
-
-
-def _edited_rows(histories: Histories, table: Table, runs: set[str]) -> dict[int, str]:
-    """The signatures of edited rows, by position."""
-    frame, kernel_type = table.frame, table.kernel_type
-    if RUN_ID not in frame.columns:
-        return {}
-    run_ids = frame[RUN_ID].tolist()
-    known = {run for run in runs.intersection(run_ids) if histories.tell_of_type(run, kernel_type)}
-    if not known:
-        return {}
-    return {
-        position: signature
-        for position, (run, signature) in enumerate(zip(run_ids, signatures(kernel_type, frame), strict=True))
-        if run in known and not histories.tell_of(run, RowName(kernel_type, signature))
-    }
 
 
 def _clear(database: Database, table: Table, edited: Sequence[int], run_id: str) -> None:

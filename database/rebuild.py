@@ -15,9 +15,9 @@ from pathlib import Path
 
 from database import history
 from database.bulk import without_cycle_collection
-from database.commands import UsageError
 from database.edited import without_measurement
 from database.errors import OpAtlasError
+from database.folder import expect_folder
 from database.history import Histories, keep_replaced
 from database.ingest.ingest import remake_profiling
 from database.manifest import manifests_of
@@ -185,8 +185,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Rebuilds; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
     path: Path = arguments.database
-    if not path.is_dir():
-        raise UsageError(f"{path}: no such folder: name one with a database")
+    expect_folder(path, "name one with a database")
     if arguments.dry_run:
         with tempfile.TemporaryDirectory(prefix="opatlas-") as folder:
             copy = copied(path, Path(folder) / "copy")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from database import history
 from database.case_id import RowChoice, case_id_of
-from database.commands import UsageError
 from database.communication import COLLECTIVES
 from database.errors import OpAtlasError
+from database.folder import expect_folder
 from database.manifest import Manifest, manifests_of
 from database.measured import duration_columns, stored_us
 from database.record import Record, RowName
@@ -223,8 +223,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints histories; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
     path: Path = arguments.database
-    if not path.is_dir():
-        raise UsageError(f"{path}: no such folder: name one with a database")
+    expect_folder(path, "name one with a database")
     chosen, problems = RowChoice(arguments.rows), list[str]()
     found = row_histories(Database(path), chosen, problems)
     chosen.expect(len(found), str(path))

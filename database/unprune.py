@@ -13,9 +13,9 @@ from pathlib import Path
 import pandas as pd
 
 from database.case_id import RowChoice
-from database.commands import UsageError
 from database.editing import TableEdit, positions_by
 from database.errors import OpAtlasError
+from database.folder import expect_folder
 from database.merge import table_of
 from database.pruned import PRUNED_REASON, pruned_path
 from database.record import RowName
@@ -108,8 +108,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Unprunes; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
     path: Path = arguments.database
-    if not path.is_dir():
-        raise UsageError(f"{path}: no such folder: name one with a database")
+    expect_folder(path, "name one with a database")
     database, chosen = Database(path), RowChoice(arguments.rows)
     lock = SessionLock(database, run_id="unprune", command="python -m database unprune")
     lock.acquire(0, print)

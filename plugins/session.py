@@ -33,6 +33,7 @@ from bench.processes.parent import die_with_parent, parent_of
 from bench.profiles.profile_executor import ProfileExecutor
 from database.edited import find_edited
 from database.errors import OpAtlasError
+from database.folder import expect_folder
 from database.ingest.samples import KnownRows, Profile, SamplesOfRows, read_profile
 from database.journal import Header
 from database.merge import UpdateMode
@@ -251,10 +252,11 @@ class BenchSession:
     def _new_plan(self) -> Plan:
         try:
             settings = self.settings
-            if settings.named and not settings.database.is_dir():
-                raise OpAtlasError(
-                    f"--database-path {settings.database}: no such folder; name one that holds "
-                    f"{{KernelType}}.csv files, or an empty one for a starter database"
+            if settings.named:
+                expect_folder(
+                    settings.database,
+                    "name one that holds {KernelType}.csv files, or an empty one for a starter database",
+                    option="--database-path",
                 )
             if settings.prof_path is not None:
                 with self._past_capture():

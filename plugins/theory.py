@@ -16,6 +16,7 @@ from bench.declared_options import Scope, add_all, declare
 from bench.devices.at_hand import database_name
 from bench.executor import SESSION
 from database.errors import OpAtlasError
+from database.folder import expect_folder
 from database.layout import default_path, expect_npu, kind_of
 from database.manifest import Manifest, code_digest, manifests_of
 from database.numbers import whole
@@ -308,8 +309,7 @@ def database_path(config: pytest.Config) -> Path:
     refuse_useless_versions(config)
     if option.database_path:
         path = Path(option.database_path).absolute()
-        if path.exists() and not path.is_dir():
-            raise OpAtlasError(f"--database-path {path}: a file; name a folder, or one that is to be made")
+        expect_folder(path, "", option="--database-path", may_be_made=True)
         return path
     versions = versions_of(option)
     if option.device and kind_of(option.device) != "cpu":

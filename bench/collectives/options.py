@@ -21,6 +21,7 @@ from bench.job import DeviceSpec
 from database.communication import BY_NAME, TIERS, Collective
 from database.dtypes import known_dtype
 from database.errors import OpAtlasError
+from database.folder import expect_folder
 from database.layout import COMMUNICATION_NAMED_BY, kind_of
 from database.merge import UpdateMode
 from database.option_types import Listed, at_least, between, items_of, one_of
@@ -192,6 +193,9 @@ def output_of(option: Any, default: Callable[[], Path]) -> tuple[Path, Mapping[s
         folder = option.output_csv.parent
     else:
         folder = option.output_dir or (Path(option.database_path) if option.database_path else default())
+        if option.output_dir or option.database_path:
+            named = "--output-dir" if option.output_dir else "--database-path"
+            expect_folder(folder, "", option=named, may_be_made=True)
     return (folder / f"node{option.node_rank}" if option.node_rank else folder), names
 
 

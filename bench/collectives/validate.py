@@ -18,6 +18,7 @@ from bench.collectives.analytic import A3, EFFICIENCY, Link, duration_us
 from bench.collectives.topology import Grid, NoGroup
 from database.communication import COLLECTIVES, TIERS, Collective
 from database.errors import OpAtlasError, TableError
+from database.folder import expect_folder
 from database.layout import device_of_messages
 from database.measured import duration_columns
 from database.numbers import whole
@@ -152,6 +153,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise OpAtlasError(f"--grid-shape: {error}") from None
     outside = 0
     problems: list[str] = []
+    for folder in arguments.folders:
+        expect_folder(folder, "name one that holds hcom_*.csv files")
     for folder in arguments.folders:
         database = Database(folder)
         collectives = [each for each in COLLECTIVES if database.csv_path(each.kernel_type).exists()]

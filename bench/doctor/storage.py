@@ -10,7 +10,9 @@ from pathlib import Path
 from bench.devices.at_hand import database_name, devices_at_hand
 from bench.doctor.verdict import Fact, Target, Verdict, failed, passed
 from database import journal, layout, versions
+from database.commands import UsageError
 from database.errors import OpAtlasError
+from database.folder import expect_folder
 from database.header import read_header
 from database.session_lock import SessionLock
 from database.store import Database
@@ -21,6 +23,10 @@ _NAMED = 3
 
 def database(target: Target) -> Verdict:
     path = database_path(target)
+    try:
+        expect_folder(path, "", may_be_made=True)
+    except UsageError as error:
+        return failed(str(error), "name another one with --database-path")
     if not path.exists():
         try:
             with tempfile.TemporaryFile(dir=_existing(path)):
@@ -30,8 +36,6 @@ def database(target: Target) -> Verdict:
                 f"{path} is not there, and cannot be made ({error.strerror})", "name one with --database-path"
             )
         return passed(f"{path} is not there yet, and can be made", path=str(path))
-    if not path.is_dir():
-        return failed(f"{path} is no folder", "name another one with --database-path")
     found = Database(path)
     found.folders()
     # Writes as a session does, and refuses what a session would be refused.

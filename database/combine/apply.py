@@ -16,10 +16,10 @@ import pandas as pd
 from database.bulk import without_cycle_collection
 from database.combine.counts import DurationCounts, duration_counts
 from database.combine.runs import copy_histories, copy_ingests, copy_manifests, keep_durations
-from database.combine.table import Conflict, Tally, combine_tables
+from database.combine.table import Conflict, Tally, combine_tables, settled
 from database.counts import add_counts
 from database.dtypes import unknown_dtypes
-from database.edited import find_edited, without_measurement
+from database.edited import EditedLookup, without_measurement
 from database.errors import OpAtlasError, TableError
 from database.history import Histories
 from database.ingest.ingest import remake_profiling
@@ -62,7 +62,8 @@ class CombineResult:
         profiled: rows that were there and whose profiling columns were filled.
         filled: other cells that were filled.
         unknown_dtypes: rows that were added with a dtype that OpAtlas cannot name, by that.
-        conflicts: the furthest apart first.
+        conflicts: one for each value that had to go, the furthest apart first; several sources may leave several of
+            a row.
         pruned: pruned rows that were added to the target's.
         edited: rows that held the duration of the shape that they had before somebody edited them.
         manifests, ingests: those that were copied.
@@ -118,7 +119,7 @@ def combine(
             copy_histories(target, source.database, source.journal, outcome.problems)
             outcome.ingests += copy_ingests(target, source.database, outcome.problems)
         histories = Histories(target)
-        edited = {source.name: find_edited(source.database).positions for source in sources}
+        edited = {source.name: EditedLookup(source.database) for source in sources}
         for kernel_type in outcome.kernel_types:
             try:
                 _combine_tables(target, kernel_type, sources, order, histories, edited, outcome)
@@ -150,7 +151,7 @@ def _combine_tables(
     sources: Sequence[Source],
     order: RunOrder,
     histories: Histories,
-    edited: Mapping[str, Mapping[str, Sequence[int]]],
+    edited: Mapping[str, EditedLookup],
     outcome: CombineResult,
 ) -> None:
     path = target.csv_path(kernel_type)
@@ -161,8 +162,8 @@ def _combine_tables(
     not_taken: list[pd.DataFrame] = []
     paths = [source.database.csv_path(kernel_type) for source in sources]
     for source, rows in _frames(sources, paths, outcome):
-        if positions := edited[source.name].get(kernel_type):
-            rows = without_measurement(kernel_type, rows, positions)
+        if positions := edited[source.name].in_table(kernel_type, rows):
+            rows = without_measurement(kernel_type, rows, list(positions))
             outcome.edited += len(positions)
         before = rows.iloc[:0] if frame is None else frame
         combined = combine_tables(kernel_type, before, rows, order, source.name)
@@ -196,7 +197,7 @@ def _count(tallies: Sequence[Tally], there: int, outcome: CombineResult) -> None
     outcome.statuses.update(status for position, status in statuses.items() if position < there)
     outcome.profiled += len(rows(tally.profiled for tally in tallies))
     outcome.filled += sum(tally.filled for tally in tallies)
-    outcome.conflicts += [conflict for tally in tallies for conflict in tally.conflicts]
+    outcome.conflicts += settled([conflict for tally in tallies for conflict in tally.conflicts])
 
 
 def _combine_pruned(target: Database, sources: Sequence[Source], outcome: CombineResult) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
@@ -25,6 +26,17 @@ COMBINE = "combine"
 _LARGEST_SAMPLES_BYTES = 4 << 30
 
 
+@contextmanager
+def _told(problems: list[str]) -> Iterator[None]:
+    """Adds the error of a file that cannot be read or written to the problems, and goes on after it."""
+    try:
+        yield
+    except OpAtlasError as error:
+        problems.append(str(error))
+    except OSError as error:
+        problems.append(f"{error.filename}: cannot be read ({error.strerror}): check its permissions")
+
+
 def copy_manifests(target: Database, manifests: Iterable[Path], problems: list[str]) -> int:
     """Copies manifests that the target lacks; gives their number."""
     copied = 0
@@ -32,13 +44,9 @@ def copy_manifests(target: Database, manifests: Iterable[Path], problems: list[s
         path = target.runs_dir / manifest.name
         if path.exists():
             continue
-        try:
+        with _told(problems):
             write_text(path, read_own(manifest, LARGEST_BYTES).decode())
             copied += 1
-        except OpAtlasError as error:
-            problems.append(str(error))
-        except OSError as error:
-            problems.append(f"{manifest}: cannot be read ({error.strerror}): check its permissions")
     return copied
 
 
@@ -49,18 +57,14 @@ def copy_histories(target: Database, source: Database, journal: Contents | None,
         journal: the journal that the tables of the source were made of, which are no history of their own.
     """
     for run_id in history.runs(source):
-        try:
+        with _told(problems):
             contents = history.read(source, run_id)
             history.add(target, contents.header, contents.records)
             problems += [f"{history.path_of(source, run_id)}:{line}: {why}" for line, why in contents.unreadable]
-        except OpAtlasError as error:
-            problems.append(str(error))
     for path in history.replaced_tables(source):
-        try:
+        with _told(problems):
             run_id = path.parent.name.removesuffix(history.REPLACED_SUFFIX)
             history.keep_replaced(target, run_id, path.stem, read_frame(path))
-        except OpAtlasError as error:
-            problems.append(str(error))
     if journal is not None:
         history.add(target, journal.header, journal.records)
 
@@ -71,7 +75,7 @@ def copy_ingests(target: Database, source: Database, problems: list[str]) -> int
     An ingest whose captures the target has already is not copied.
     """
     copied = 0
-    try:
+    with _told(problems):
         known = {file.sha256: ingest.manifest.run_id for ingest in ingests_of(target) for file in ingest.manifest.files}
         ingests = [ingest for ingest in ingests_of(source) if ingest.manifest.finished_at is not None]
         for ingest in ingests:
@@ -90,10 +94,6 @@ def copy_ingests(target: Database, source: Database, problems: list[str]) -> int
                 write_bytes(target.runs_dir / path.name, content)
             known |= {file.sha256: run_id for file in files}
             copied += 1
-    except OpAtlasError as error:
-        problems.append(str(error))
-    except OSError as error:
-        problems.append(f"{error.filename}: cannot be read ({error.strerror}): check its permissions")
     return copied
 
 

@@ -12,6 +12,7 @@ from database import journal
 from database.combine.apply import Source
 from database.editing import TableEdit
 from database.errors import OpAtlasError
+from database.folder import expect_folder
 from database.manifest import Manifest, run_manifests
 from database.merge import UpdateMode, merge
 from database.record import Record
@@ -61,8 +62,7 @@ def open_sources(target: Database, paths: Sequence[Path], scratch: Path, on_jour
         OpAtlasError: the target is no directory; a path is not there, not readable, neither a
             database nor a journal, or the target itself.
     """
-    if target.path.exists() and not target.path.is_dir():
-        raise OpAtlasError(f"TARGET {target.path}: not a folder; name that of its {{KernelType}}.csv files")
+    expect_folder(target.path, "", option="TARGET", may_be_made=True)
     opened = Opened()
     opened.target_manifests = _read(run_manifests(target), opened.problems)
     for path in paths:

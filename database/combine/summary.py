@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -43,6 +43,7 @@ def summary(
         dry_run: this is what would be.
     """
     statuses = ", ".join(f"{count:,} {status}" for status, count in outcome.statuses.most_common() if status)
+    conflicts = _once_a_row(outcome.conflicts)
     lines = [str(found) for found in recovered if found]
     counts = [
         ("sources", opened.databases + opened.journals, _sources(opened)),
@@ -50,7 +51,7 @@ def summary(
         ("rows added", outcome.added.rows, outcome.added.durations if outcome.added.rows else ""),
         ("durations", outcome.taken + outcome.kept, f"of rows there: {outcome.taken:,} taken, {outcome.kept:,} kept"),
         ("statuses", outcome.statuses.total(), statuses),
-        ("conflicts", len(outcome.conflicts), _kinds(outcome.conflicts)),
+        ("conflicts", len(conflicts), _kinds(conflicts)),
         (
             "TARGET then" if dry_run else "TARGET now",
             outcome.holds.rows,
@@ -70,7 +71,7 @@ def summary(
     counts[-2:-2] = [line for line in rarer if line[1]]
     lines += count_lines(counts)
     lines += unknown_dtype_lines(outcome.unknown_dtypes)
-    lines += _furthest(outcome.conflicts)
+    lines += _furthest(conflicts)
     lines += _pool_lines(pooled) if pooled is not None else []
     if outcome.clocks_ahead:
         lines += ["", "clock ahead (the time in the run id lies in the future, so every other run counts as newer):"]
@@ -109,6 +110,14 @@ def _cells(conflict: Conflict) -> tuple[str, ...]:
 def _sources(opened: Opened) -> str:
     kinds = (("database", opened.databases), ("journal", opened.journals))
     return ", ".join(counted(count, kind) for kind, count in kinds if count)
+
+
+def _once_a_row(conflicts: Iterable[Conflict]) -> list[Conflict]:
+    """Returns the first conflict of each cell, so that a row in several sources counts once."""
+    first: dict[tuple[str, str, str], Conflict] = {}
+    for conflict in conflicts:
+        first.setdefault(conflict.place, conflict)
+    return list(first.values())
 
 
 def _kinds(conflicts: Sequence[Conflict]) -> str:

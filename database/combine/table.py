@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -90,10 +90,30 @@ class Conflict:
         return kept_us / dropped_us
 
     @property
+    def place(self) -> tuple[str, str, str]:
+        """Which cell of which row it is about."""
+        return self.kernel_type, self.signature, self.what
+
+    @property
     def distance(self) -> float:
         """How far apart two durations are: 2 for twice or half as long; 1 for anything else."""
         ratio = self.ratio or 1.0
         return max(ratio, 1 / ratio)
+
+
+def settled(conflicts: Sequence[Conflict]) -> list[Conflict]:
+    """Returns the conflicts of a table with several sources: each with what was kept at last, each dropped value once.
+
+    Args:
+        conflicts: in the order in which the sources were combined.
+    """
+    kept = {conflict.place: (conflict.kept, conflict.kept_run) for conflict in conflicts}
+    found: dict[tuple[object, ...], Conflict] = {}
+    for conflict in conflicts:
+        cell, run = kept[conflict.place]
+        at_last = replace(conflict, kept=cell, kept_run=run)
+        found.setdefault((conflict.place, conflict.dropped, conflict.dropped_run), at_last)
+    return list(found.values())
 
 
 @dataclass

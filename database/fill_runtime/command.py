@@ -17,6 +17,7 @@ from database.fill_runtime.apply import fill, keys_of_rows
 from database.fill_runtime.key import JoinKey
 from database.fill_runtime.records import Records
 from database.fill_runtime.summary import summary, without_partner, write_alone
+from database.folder import expect_folder
 from database.option_types import at_least
 from database.progress import Progress
 from database.recover import recover
@@ -60,8 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Fills; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
     database, limit, files = Database(arguments.database_path), arguments.max_rows, list(dict.fromkeys(arguments.jsonl))
     with looking_at_usage():
-        if not database.path.is_dir():
-            raise OpAtlasError(f"{database.path}: no such folder: `python -m database ingest` makes a database")
+        expect_folder(database.path, "`opatlas ingest` makes a database")
         total_mb = sum(map(size_mb, files))
     # Sessions write rows back by their signatures, which change here.
     lock = SessionLock(database, run_id="fill-runtime", command="python -m database fill-runtime")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from database import layout, versions
 from database.commands import looking_at_usage
+from database.folder import expect_folder
 from database.ingest.files import find_captures, passed_over
 from database.ingest.ingest import Asked, Ingested, ingest_captures
 from database.ingest.manifest import CaptureVersions
@@ -65,7 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
         captures = find_captures(root)
         summaries = passed_over(root, captures)
         path: Path | None = arguments.database_path
-        if path is None:
+        if path is not None:
+            expect_folder(path, "", option="--database-path", may_be_made=True)
+        else:
             device = arguments.device or layout.DEFAULT_NPU_DEVICE
             # Captures are of NPUs alone, and `npu` may be any of them.
             layout.expect_npu(device)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from database.bulk import without_cycle_collection
 from database.errors import CellError, OpAtlasError
+from database.folder import expect_folder
 from database.header import expect_columns, read_header
 from database.manifest import manifests_of
 from database.schema import AVERAGE, CACHE_STATE, INPUT_SLOTS, INSTRUMENT, OUTPUT_SLOTS, PROFILING_AVERAGE
@@ -87,9 +88,7 @@ def expect_tables(folder: Path, *, of_collectives: bool = False) -> None:
         of_collectives: those of kernels do not do.
     """
     wanted = "hcom_*.csv" if of_collectives else "*.csv"
-    if not folder.is_dir():
-        files = wanted if of_collectives else "{KernelType}.csv"
-        raise OpAtlasError(f"{folder}: no such folder: name one that holds {files} files")
+    expect_folder(folder, f"name one that holds {wanted if of_collectives else '{KernelType}.csv'} files")
     tables = sorted(folder.glob(wanted))
     if not tables:
         below = itertools.chain.from_iterable(sorted(folder.glob(f"{level}/{wanted}")) for level in _BELOW)

@@ -294,7 +294,7 @@ def test_databases(tmp_path):
     (database.path / "Mul.csv").write_text("")
     assert "Mul.csv: an empty file" in storage.database(target).detail
     (tmp_path / "file").touch()
-    assert "is no folder" in storage.database(Target(database=tmp_path / "file")).detail
+    assert "not a folder" in storage.database(Target(database=tmp_path / "file")).detail
 
 
 def test_a_database_in_use(tmp_path):

@@ -205,6 +205,23 @@ def test_each_row_counts_once_whatever_the_sources(target: Database, tmp_path: P
     assert "TARGET now             4   rows of these kernel types: 4 replayed, 1 captured\n" in out
 
 
+def test_a_row_that_sources_disagree_about_counts_once(target: Database, tmp_path: Path, merge: Merge) -> None:
+    write(target, [measured(1, 5.0, OLD), measured(2, 5.0, NEW)])
+    for name, run, us in (("one", MIDDLE, 20.0), ("two", NEW, 10.0), ("again", MIDDLE, 20.0)):
+        write(Database(tmp_path / name), [measured(1, us, run), measured(2, us, MIDDLE)])
+    _, out, _ = merge(target.path, tmp_path / "one", tmp_path / "two", tmp_path / "again")
+    assert "durations              2   of rows there: 1 taken, 1 kept\n" in out
+    assert "conflicts              2   2 durations," in out
+    shapes = [line.split()[1] for line in out.splitlines() if line.startswith("  Abs ")]
+    assert sorted(shapes) == ["1,4", "2,4"]
+    (report,) = target.reports_dir.iterdir()
+    with open(report, newline="") as file:
+        rows = [(row["Input Shapes"], row["Kept"], row["Dropped"]) for row in csv.DictReader(file)]
+    of_first = {("1,4", "10.0", "5.0"), ("1,4", "10.0", "20.0")}
+    assert set(rows) == of_first | {("2,4", "5.0", "20.0"), ("2,4", "5.0", "10.0")}
+    assert len(rows) == 4
+
+
 def test_a_row_with_a_dtype_that_is_none_is_combined_and_told(target: Database, source: Database, merge: Merge) -> None:
     write(source, [cells(1), {**cells(2), "Input Data Types": "DT_FLOAT99"}])
     status, out, _ = merge(target.path, source.path)
@@ -237,7 +254,7 @@ def test_what_cannot_be_combined_is_wrong_usage(
         ((target.path, source.path, empty), "empty: holds no {KernelType}.csv and no journal"),
         ((target.path, source.path, source.path / "Abs.csv"), "Abs.csv: neither a folder nor a journal"),
         ((target.path, source.path, broken), "broken.jsonl:1:"),
-        ((source.path / "Abs.csv", target.path), "TARGET {path}: not a folder".format(path=source.path / "Abs.csv")),
+        ((source.path / "Abs.csv", target.path), "TARGET {path}: a file, not a folder".format(path=source.path / "Abs.csv")),
     ):
         status, out, err = merge(*arguments)
         assert (status, out) == (2, ""), words

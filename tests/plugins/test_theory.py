@@ -87,7 +87,7 @@ def test_a_plan_writes_nothing(tmp_path: Path) -> None:
         (["--tp-sizes=0"], "'0': give whole numbers above 0"),
         (["--target-models=dsv3", "--tp-sizes=3"], "--tp-sizes 3: deepseek-ai/DeepSeek-V3 can be divided by none"),
         (["--seed=x"], "argument --seed: 'x'"),
-        ([f"--database-path={__file__}"], "test_theory.py: a file; name a folder"),
+        ([f"--database-path={__file__}"], "test_theory.py: a file, not a folder"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_a_file_is_touched(tmp_path: Path, options: list[str], words: str) -> None:

@@ -1,0 +1,37 @@
+"""Sees to it that a path which a user names is a folder, and says what it is where it is none."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+from database.commands import UsageError
+
+#: `C:`, or `C:\Users\me\db`, which is a single name where `/` separates folders.
+_DRIVE = re.compile(r"[A-Za-z]:(\\.*)?")
+
+
+def expect_folder(path: Path, remedy: str, *, option: str = "", may_be_made: bool = False) -> None:
+    """Sees to it that a path is a folder.
+
+    Args:
+        remedy: what to do if there is none: "name one with a database".
+        option: what the path was given to, "" for an argument without a name.
+        may_be_made: whether a folder that is not there is made later.
+
+    Raises:
+        UsageError: the path is a file, is of Windows on another system, or is not there.
+    """
+    named = f"{option} " if option else ""
+    drive = next((place for place, part in enumerate(path.parts) if _DRIVE.fullmatch(part)), None)
+    if drive is not None and os.name != "nt" and not path.is_dir():
+        raise UsageError(
+            f"{named}{Path(*path.parts[drive:])}: a path of Windows, which {platform.system()} does not have: name the "
+            f"folder as this system does (in WSL, C: is /mnt/c)"
+        )
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{named}{path}: a file, not a folder: name a folder ({path.parent} holds this file)")
+    if not may_be_made and not path.is_dir():
+        raise UsageError(f"{named}{path}: no such folder: {remedy}")

@@ -1,0 +1,69 @@
+"""Paths that are no folder of a database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from database.__main__ import main
+from database.commands import UsageError
+from database.folder import expect_folder
+
+WINDOWS = ["C:\\Users\\me\\db", "d:\\db", "C:/Users/me/db"]
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_path_of_windows_is_named_without_the_folder_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (Path(name), Path(name).absolute()):
+        with pytest.raises(UsageError) as caught:
+            expect_folder(path, "", option="--database-path", may_be_made=True)
+        assert f"--database-path {name}: " in str(caught.value)
+        assert "Windows" in str(caught.value)
+
+
+def test_a_folder_of_such_a_name_is_one(tmp_path: Path) -> None:
+    (tmp_path / WINDOWS[0]).mkdir()
+    expect_folder(tmp_path / WINDOWS[0], "")
+
+
+def test_a_file_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    path = tmp_path / "Abs.csv"
+    path.touch()
+    for may_be_made in (False, True):
+        with pytest.raises(UsageError) as caught:
+            expect_folder(path, "", may_be_made=may_be_made)
+        assert "no such folder" not in str(caught.value)
+        assert str(tmp_path) in str(caught.value)
+
+
+def test_a_folder_that_is_made_later_need_not_be_there(tmp_path: Path) -> None:
+    expect_folder(tmp_path / "new", "", may_be_made=True)
+    with pytest.raises(UsageError, match="no such folder: name one"):
+        expect_folder(tmp_path / "new", "name one")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["history", "PATH", "Abs"],
+        ["rebuild", "PATH"],
+        ["unprune", "PATH"],
+        ["combine", "PATH", "."],
+        ["plot", "PATH", "--output", "out"],
+        ["ingest", "--profiling-path", ".", "--database-path", "PATH"],
+        ["fill-runtime", "--database-path", "PATH", "--jsonl", "kernel_details.csv"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_command_refuses_them_and_makes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("kernel_details.csv").touch()
+    for path in (WINDOWS[0], "kernel_details.csv"):
+        assert main([path if word == "PATH" else word for word in command]) != 0
+    assert [path.name for path in tmp_path.iterdir()] == ["kernel_details.csv"]
