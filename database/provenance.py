@@ -163,7 +163,7 @@ class Provenance:
         self._database = database
         self.problems: list[str] = []
         manifests = manifests_of(database, self.problems)
-        self._runs = {run_id: list(_origins(manifest)) for run_id, manifest in manifests.items()}
+        self._runs = {run_id: list(origins_of(manifest)) for run_id, manifest in manifests.items()}
         self._folder = folder_origin(database)
         self.shipped = shipped_as(database.path)
         self.captured_on = self._captured_on()
@@ -237,8 +237,8 @@ def folder_origin(database: Database) -> Origin | None:
     return Origin(device, kind_of(device), versions)
 
 
-def _origins(manifest: Manifest) -> Iterator[Origin]:
-    """Each device that a run measured on; none if it ended before its first row."""
+def origins_of(manifest: Manifest) -> Iterator[Origin]:
+    """Goes through the devices that a run measured on; none if the run ended before its first row."""
     from_profile = manifest.options.get("prof_path") is not None
     for device in (manifest.device, *manifest.other_devices):
         if not device.get("name"):

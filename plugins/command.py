@@ -53,6 +53,12 @@ def _of_bench(name: str, about: str) -> Command:
     return Command(f"python -m bench {name}", about, run)
 
 
+def _check(arguments: Sequence[str]) -> int:
+    from plugins.check.command import run
+
+    return run(arguments)
+
+
 def _of_pytest(name: str, path: str, about: str) -> Command:
     def run(arguments: Sequence[str]) -> int:
         if {"-h", "--help"}.intersection(takewhile(lambda argument: argument != "--", arguments)):
@@ -76,6 +82,7 @@ COMMANDS = {
     "shapes": _of_pytest("shapes", "shapes/", "add theory rows of models to the database"),
     "bench": _of_pytest("bench", "bench/", "replay the rows of the database on a device"),
     "collectives": _of_pytest("collectives", "bench/test_collectives.py", "measure collectives between the devices"),
+    "check": Command("python -m plugins.check.command", "test the data of a database", _check),
     "combine": _of_database("combine", "combine databases that were measured apart"),
     "history": _of_database("history", "tell what a row took in each run"),
     "rebuild": _of_database("rebuild", "make the CSVs again from the histories of their runs"),

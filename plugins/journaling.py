@@ -16,7 +16,8 @@ from plugins.session import BenchSession
 from plugins.settings import Settings
 from plugins.surroundings import facts_of
 
-_CODE = tuple(Path(__file__).parent.parent / name for name in ("bench", "database", "plugins"))
+#: Folders of the code that measures, whose digest a manifest has.
+CODE = tuple(Path(__file__).parent.parent / name for name in ("bench", "database", "plugins"))
 
 
 class Journaling:
@@ -63,7 +64,7 @@ def manifest_of(session: BenchSession, devices: Sequence[Mapping[str, Any]]) -> 
         device=devices[0] if devices else {},
         other_devices=devices[1:],
         options=options_of(session.settings),
-        code=code_digest(_CODE),
+        code=code_digest(CODE),
         machine_at_start=at_start,
     )
 

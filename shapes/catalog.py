@@ -12,11 +12,11 @@ from database.closest import closest
 from database.dtypes import known_dtype
 from database.errors import OpAtlasError
 from database.schema import is_file_name
+from database.yaml_file import NotYaml, parse_yaml
 from shapes import attention, experts, split_qkv
 from shapes.expression import Expression, ExpressionError, parse
 from shapes.patterns import Axis, Form, Lengths, Pattern, Template
 from shapes.sources import SOURCES
-from shapes.yaml_file import NotYaml, parse_yaml
 
 PATH = Path(__file__).with_name("catalog.yaml")
 #: Patterns whose rows need more than arithmetic, in Python.

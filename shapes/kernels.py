@@ -10,8 +10,8 @@ from database.errors import OpAtlasError
 from database.safe_paths import read_own
 from database.signature import normalized_kernel_type
 from database.store import Database
+from database.yaml_file import NotYaml, parse_yaml
 from shapes.catalog import Catalog, Kernel
-from shapes.yaml_file import NotYaml, parse_yaml
 
 #: Profilers also name a kernel after the function that launches it.
 _TWIN = "aicore"

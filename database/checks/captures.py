@@ -1,0 +1,36 @@
+"""The launches of a captured signature are one population.
+
+Two populations are two cases that the columns do not tell apart, such as two sets of lengths of an attention kernel:
+their median and mean are of neither. The samples are those that ingests keep, pooled as the columns have them
+(database/ingest/pool.py); the test is that of database/quality.py: Ashman's D of the best split.
+"""
+
+from __future__ import annotations
+
+from database.checks.checked import CheckedDatabase, CheckedTable
+from database.checks.finding import Check, Finding
+from database.quality import Quality, judge, relative_noise
+
+
+def _find(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    pooled = database.pooled.get(table.kernel_type)
+    if pooled is None:
+        return []
+    place_of = {signature: place for place, signature in enumerate(table.signatures)}
+    found = []
+    for case in pooled:
+        place = place_of.get(case.signature)
+        verdict = judge(case.durations_us)
+        if place is not None and verdict.quality is Quality.BIMODAL:
+            value = f"{case.durations.median_us:.4g} us"
+            found.append(table.finding(place, value, verdict.reason, relative_noise(case.durations_us) or 0.0))
+    return found
+
+
+CAPTURES = Check(
+    "captures",
+    "captured signatures with two populations",
+    "find out what tells them apart (fill-runtime for attention), or use the replayed duration",
+    of_table=_find,
+    applies=lambda database: "" if database.pooled else "no samples of captures are kept",
+)

@@ -1,0 +1,238 @@
+"""A database as checks see it: cells as numbers, the manifests of its runs, the peaks of its device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from database.checks.finding import Finding
+from database.communication import is_communication
+from database.errors import OpAtlasError, TableError
+from database.ingest.pool import PooledCases, ingests_of, pool
+from database.manifest import Manifest, manifests_of
+from database.measured import duration_columns
+from database.peaks import PEAKS, Peak
+from database.plots.timed_rows import device_of
+from database.provenance import Origin, folder_origin, origins_of
+from database.schema import (
+    CACHE_STATE,
+    DTYPE,
+    INPUT_SHAPES,
+    INSTRUMENT,
+    MESSAGE_BYTES,
+    MICROBENCH_MEDIAN,
+    MICROBENCH_STD,
+    NUM_DEVICES,
+    PROFILING_AVERAGE,
+    PROFILING_MEDIAN,
+    PROFILING_STD,
+    RUN_ID,
+    TOPOLOGY_TIER,
+)
+from database.signature import signatures
+from database.slots import unwrapped
+from database.store import Database, read_frame
+
+Floats = npt.NDArray[np.float64]
+_FIRST_LINE = 2
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Durations of the rows of a kernel type; NaN where a row has none.
+
+    Attributes:
+        source: "replay" or "capture".
+        us: the median, or the average of a row without a median.
+        std_us: the standard deviation of the samples; 0 where it is not known.
+        how: the cache state and the instrument of each row; "" for captures.
+    """
+
+    source: str
+    us: Floats
+    std_us: Floats
+    how: Sequence[str]
+
+
+class CheckedTable:
+    """The rows of one kernel type."""
+
+    def __init__(self, kernel_type: str, path: Path, frame: pd.DataFrame) -> None:
+        self.kernel_type = kernel_type
+        self.path = path
+        self.frame = frame
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def cells(self, column: str) -> list[str]:
+        """Returns the cells of a column; empty ones where the file lacks the column."""
+        return self.frame[column].tolist() if column in self.frame.columns else [""] * len(self)
+
+    def numbers(self, column: str) -> Floats:
+        """Returns the numbers of a column; NaN where a cell is no number, or the file lacks the column."""
+        if column not in self.frame.columns:
+            return np.full(len(self), np.nan)
+        found: Floats = pd.to_numeric(self.frame[column], errors="coerce").to_numpy(dtype=float)
+        return found
+
+    @cached_property
+    def signatures(self) -> list[str]:
+        """The signature of each row."""
+        return signatures(self.kernel_type, self.frame)
+
+    @cached_property
+    def replayed(self) -> Durations:
+        """What replays took."""
+        average = self.numbers(duration_columns(self.kernel_type)[0])
+        how = [
+            ", ".join(filter(None, pair)) for pair in zip(self.cells(CACHE_STATE), self.cells(INSTRUMENT), strict=True)
+        ]
+        median = average if is_communication(self.kernel_type) else self.numbers(MICROBENCH_MEDIAN)
+        return _durations("replay", median, average, self.numbers(MICROBENCH_STD), how)
+
+    @cached_property
+    def captured(self) -> Durations:
+        """What captures took."""
+        median, average, std = map(self.numbers, (PROFILING_MEDIAN, PROFILING_AVERAGE, PROFILING_STD))
+        return _durations("capture", median, average, std, [""] * len(self))
+
+    def row_name(self, place: int) -> str:
+        """Returns what names a row for a reader: its input shapes, or its message."""
+        row = self.frame.iloc[place]
+        if is_communication(self.kernel_type):
+            size, devices, dtype, tier = (row.get(c, "") for c in (MESSAGE_BYTES, NUM_DEVICES, DTYPE, TOPOLOGY_TIER))
+            return f"{size} bytes, {devices} devices, {dtype}, tier {tier}"
+        return unwrapped(str(row.get(INPUT_SHAPES, "")))
+
+    def finding(self, place: int, value: str, reason: str, weight: float = 1.0) -> Finding:
+        """Returns a finding of the row at a place, counted from 0."""
+        line = place + _FIRST_LINE
+        return Finding(str(self.path), line, self.kernel_type, self.row_name(place), value, reason, float(weight))
+
+
+class CheckedDatabase:
+    """A database, and what its rows are compared with.
+
+    Attributes:
+        database: the folder.
+        kernel_types: those whose CSV can be read, collectives included.
+        unreadable: the errors of the other CSVs, by kernel type.
+        code: digest of the code that would measure now; "" if it is not known.
+        against: another database of the same rows.
+    """
+
+    def __init__(self, path: Path, *, code: str = "", against: CheckedDatabase | None = None) -> None:
+        """Reads all CSVs. Raises OpAtlasError: a folder of the database is a link."""
+        self.database = Database(path)
+        self.code = code
+        self.against = against
+        self._tables: dict[str, CheckedTable] = {}
+        self.unreadable: dict[str, TableError] = {}
+        for file in sorted(path.glob("[!.]*.csv")):
+            try:
+                self._tables[file.stem] = CheckedTable(file.stem, file, read_frame(file, file.stem))
+            except TableError as error:
+                self.unreadable[file.stem] = error
+        self.kernel_types = list(self._tables)
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self.database.path
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of all kernel types."""
+        return sum(map(len, self._tables.values()))
+
+    def table(self, kernel_type: str) -> CheckedTable:
+        """Returns the rows of one of `kernel_types`."""
+        return self._tables[kernel_type]
+
+    def tables(self) -> Iterator[CheckedTable]:
+        """Goes through all kernel types."""
+        yield from self._tables.values()
+
+    @cached_property
+    def rows_of_runs(self) -> Counter[str]:
+        """Replayed durations by run id; those of rows without a run id stand under ""."""
+        rows: Counter[str] = Counter()
+        for table in self.tables():
+            run_ids = table.cells(RUN_ID)
+            rows.update(run_ids[place].strip() for place in np.flatnonzero(~np.isnan(table.replayed.us)).tolist())
+        return rows
+
+    @cached_property
+    def _runs(self) -> tuple[Mapping[str, Manifest], list[str]]:
+        problems: list[str] = []
+        return manifests_of(self.database, problems), problems
+
+    @property
+    def manifests(self) -> Mapping[str, Manifest]:
+        """The manifests of runs by run id, as far as they can be read."""
+        return self._runs[0]
+
+    @cached_property
+    def _pooled(self) -> tuple[Mapping[str, PooledCases], frozenset[str], list[str]]:
+        try:
+            ingests = ingests_of(self.database)
+            run_ids = frozenset(ingest.manifest.run_id for ingest in ingests)
+        except OpAtlasError as error:
+            return {}, frozenset(), [str(error)]
+        try:
+            return pool(ingests), run_ids, []
+        except OpAtlasError as error:
+            return {}, run_ids, [str(error)]
+
+    @property
+    def pooled(self) -> Mapping[str, PooledCases]:
+        """The captured launches that ingests keep, by kernel type; empty where they cannot be read."""
+        return self._pooled[0]
+
+    @property
+    def ingests(self) -> frozenset[str]:
+        """The run ids of ingests with a manifest that can be read."""
+        return self._pooled[1]
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """A sentence for each file in `runs/` that cannot be read."""
+        return [*self._runs[1], *self._pooled[2]]
+
+    @cached_property
+    def _folder(self) -> Origin:
+        return folder_origin(self.database) or Origin()
+
+    @cached_property
+    def _origins(self) -> Mapping[str, Origin]:
+        origins = {run_id: next(origins_of(manifest), None) for run_id, manifest in self.manifests.items()}
+        return {run_id: origin for run_id, origin in origins.items() if origin is not None}
+
+    def origin(self, run_id: str) -> Origin:
+        """Returns what a run measured on, or else what the folder is named for."""
+        return self._origins.get(run_id.strip(), self._folder)
+
+    @cached_property
+    def device(self) -> str:
+        """The device that the rows were measured on; "" where nothing tells, or several are named."""
+        return self._folder.device or device_of(self.path)
+
+    @cached_property
+    def peak(self) -> Peak | None:
+        """The peaks that the maker of the device gives; None where they are not known."""
+        return PEAKS.get(self.device)
+
+
+def _durations(source: str, median: Floats, average: Floats, std: Floats, how: Sequence[str]) -> Durations:
+    us = np.where(np.isnan(median), average, median)
+    us = np.where(np.isfinite(us) & (us > 0), us, np.nan)
+    std = np.where(np.isfinite(std) & (std > 0), std, 0.0)
+    return Durations(source, us, std, how)

@@ -1,0 +1,35 @@
+"""No two rows of a kernel type have one signature."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from database.checks.checked import CheckedDatabase, CheckedTable
+from database.checks.finding import Check, Finding
+
+
+def _find(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    first: dict[str, int] = {}
+    found = []
+    for place, signature in enumerate(table.signatures):
+        earlier = first.setdefault(signature, place)
+        if earlier == place:
+            continue
+        ours, theirs = table.replayed.us[place], table.replayed.us[earlier]
+        if np.isnan(ours) and np.isnan(theirs):
+            ours, theirs = table.captured.us[place], table.captured.us[earlier]
+        if np.isnan(ours) or np.isnan(theirs):
+            durations, ratio = "", 1.0
+        else:
+            durations, ratio = f", which took {theirs:.4g} us", max(ours / theirs, theirs / ours)
+        value = "no duration" if np.isnan(ours) else f"{ours:.4g} us"
+        found.append(table.finding(place, value, f"the same case as line {earlier + 2}{durations}", ratio))
+    return found
+
+
+DUPLICATES = Check(
+    "duplicates",
+    "rows that stand twice",
+    "remove one of them; a replay fills the first one only",
+    of_table=_find,
+)

@@ -1,0 +1,44 @@
+"""The samples of each replayed duration agree with each other.
+
+The Quality column tells; of a row without it, its samples are noisy where their standard deviation is more than
+NOISE_LIMIT of the mean (of a message, of the median).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from database.checks.checked import CheckedDatabase, CheckedTable
+from database.checks.finding import Check, Finding
+from database.measured import duration_columns
+from database.quality import NOISE_LIMIT, Quality
+from database.schema import QUALITY, QUALITY_REASON
+
+#: Too few samples tell nothing of noise; what is beyond the roofline is found by a check of its own.
+_NOT_NOISE = (None, Quality.QUIET, Quality.UNKNOWN, Quality.ABOVE_ROOFLINE)
+
+
+def _find(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    durations = table.replayed
+    share = durations.std_us / table.numbers(duration_columns(table.kernel_type)[0])
+    qualities = [Quality.of_cell(cell) for cell in table.cells(QUALITY)]
+    reasons = table.cells(QUALITY_REASON)
+    found = []
+    for place in np.flatnonzero(~np.isnan(durations.us)).tolist():
+        quality = qualities[place]
+        value = f"{durations.us[place]:.4g} us"
+        if quality not in _NOT_NOISE:
+            reason = f"{quality}: {reasons[place]}".removesuffix(": ")
+            found.append(table.finding(place, value, reason, share[place]))
+        elif quality is None and share[place] > NOISE_LIMIT:
+            reason = f"the standard deviation is {share[place]:.0%} of the mean, {durations.std_us[place]:.4g} us"
+            found.append(table.finding(place, value, reason, share[place]))
+    return found
+
+
+NOISY = Check(
+    "noisy",
+    "durations whose samples do not agree",
+    "measure the rows again on an idle machine with more samples (--time-limit)",
+    of_table=_find,
+)

@@ -1,0 +1,42 @@
+"""Each duration names the run or the ingest that it comes from, and the manifest of that is there."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from database.checks.checked import CheckedDatabase, CheckedTable, Durations
+from database.checks.finding import Check, Finding
+from database.schema import PROFILING_RUN_ID, RUN_ID
+
+_SEPARATOR = ";"
+
+
+def _find(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    return [
+        *_without(table, table.replayed, RUN_ID, frozenset(database.manifests)),
+        *_without(table, table.captured, PROFILING_RUN_ID, database.ingests),
+    ]
+
+
+def _without(table: CheckedTable, durations: Durations, column: str, known: frozenset[str]) -> list[Finding]:
+    cells = table.cells(column)
+    found = []
+    for place in np.flatnonzero(~np.isnan(durations.us)).tolist():
+        ids = [each.strip() for each in cells[place].split(_SEPARATOR) if each.strip()]
+        missing = [each for each in ids if each not in known]
+        if missing:
+            reason = f"no manifest of {column} {missing[0]} in runs/ tells what it was measured on"
+        elif not ids:
+            reason = f"its {column} is empty: nothing tells what it was measured on"
+        else:
+            continue
+        found.append(table.finding(place, f"{durations.us[place]:.4g} us", reason))
+    return found
+
+
+ORIGINS = Check(
+    "origins",
+    "durations of which no manifest tells where they come from",
+    "restore runs/ from where the database was measured, or measure the rows again",
+    of_table=_find,
+)

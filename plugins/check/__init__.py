@@ -1,0 +1,1 @@
+"""`opatlas check DB`: the checks of `database/checks` as cases of pytest."""

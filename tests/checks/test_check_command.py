@@ -1,0 +1,173 @@
+"""`opatlas check DB` as a user runs it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from checked import product, write_database
+
+from database.checks.catalog import CHECKS
+from database.checks.known import KNOWN_FINDINGS
+from plugins.check.command import parser
+
+REPOSITORY = Path(__file__).parents[2]
+KNOWN = """
+- checks: [spikes, monotone]
+  kernel_type: MatMulV2
+  row: "353,*"
+  date: 2026-11-22
+  reason: a slow kernel of cuBLAS
+"""
+
+
+def check(*arguments: str | Path, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "plugins.command", "check", *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def spiky(tmp_path: Path) -> Path:
+    """A database with one spike, and one kernel type without any."""
+    rows = [product(m, us) for m, us in ((219, 25.6), (353, 62.4), (438, 38.7))]
+    return write_database(tmp_path / "DB", {"MatMulV2": rows, "MatMulV3": rows[:1]})
+
+
+def test_findings_fail_with_their_rows_and_without_tracebacks(spiky: Path, tmp_path: Path) -> None:
+    done = check(spiky, "--json", tmp_path / "found.json", f"--junit-xml={tmp_path / 'found.xml'}")
+    assert done.returncode == 1, done.stderr
+    assert "MatMulV2.csv:3  353,512;1024,512  62.4 us" in done.stdout
+    assert "Traceback" not in done.stdout
+    found = json.loads((tmp_path / "found.json").read_text())
+    (spike,) = next(each for each in found["checks"] if each["name"] == "spikes")["findings"]
+    assert (spike["line"], spike["kernel_type"], spike["file"]) == (3, "MatMulV2", str(spiky / "MatMulV2.csv"))
+    assert found["exit_status"] == 1
+    cases = ElementTree.parse(tmp_path / "found.xml").getroot().iter("testcase")
+    failed = {(case.get("classname"), case.get("name")) for case in cases if case.find("failure") is not None}
+    assert failed == {("spikes", "MatMulV2"), ("monotone", "MatMulV2")}
+
+
+def test_a_clean_database_passes(tmp_path: Path) -> None:
+    done = check(write_database(tmp_path, {"MatMulV2": [product(1, 9.0), product(2, 9.5)]}))
+    assert done.returncode == 0, done.stdout
+
+
+def test_only_the_worst_rows_are_listed_unless_all_are_asked_for(tmp_path: Path) -> None:
+    folder = write_database(tmp_path, {"MatMulV2": [product(m, 9.0, std=2.0 + m / 10) for m in range(1, 9)]})
+    for options, listed in (((), 5), (("--all",), 8)):
+        done = check(folder, "-k", "noisy", *options)
+        assert done.returncode == 1
+        assert len(re.findall(r"^  MatMulV2\.csv:\d+ ", done.stdout, re.MULTILINE)) == listed
+        assert ("and 3 more: --all shows them" in done.stdout) == (listed == 5)
+
+
+def test_options_of_pytest_select_and_name_cases(spiky: Path) -> None:
+    done = check(spiky, "-v", "-k", "spikes and MatMulV2")
+    assert done.returncode == 1
+    assert "spikes::MatMulV2 FAILED" in done.stdout
+    assert "monotone" not in done.stdout
+    assert check(spiky, "-k", "MatMulV3").returncode == 0
+
+
+def test_known_findings_do_not_fail_unless_strict(spiky: Path) -> None:
+    (spiky / KNOWN_FINDINGS).write_text(KNOWN)
+    done = check(spiky)
+    assert done.returncode == 0, done.stdout
+    assert "a slow kernel of cuBLAS" in done.stdout
+    assert re.search(r"^spikes +2 +0 +1 ", done.stdout, re.MULTILINE)
+    assert check(spiky, "--strict").returncode == 1
+
+
+def test_an_entry_that_covers_nothing_is_told_and_fails_only_with_strict(tmp_path: Path) -> None:
+    code = "-k not stale"
+    folder = write_database(tmp_path, {"MatMulV2": [product(1, 9.0)]})
+    (folder / KNOWN_FINDINGS).write_text(KNOWN)
+    told = "entry 1 covers nothing any more"
+    done = check(folder, code)
+    assert done.returncode == 0
+    assert told in done.stdout
+    assert check(folder, code, "--strict").returncode == 1
+    # What was not looked at may still be there.
+    assert told not in check(folder, "-k", "noisy").stdout
+
+
+def test_against_another_database(spiky: Path, tmp_path: Path) -> None:
+    other = write_database(tmp_path / "OTHER", {"MatMulV2": [product(219, 51.2)]})
+    done = check(spiky, "--against", other, "-k", "against")
+    assert done.returncode == 1
+    assert "MatMulV2.csv:2  219,512;1024,512  25.6 us" in done.stdout
+
+
+def test_wrong_usage_is_told_in_a_line(spiky: Path, tmp_path: Path) -> None:
+    other = write_database(tmp_path / "OTHER", {"MatMulV2": [product(7, 51.2)]})
+    for arguments, says in (
+        ((), "required: DB"),
+        ((tmp_path / "nothing",), "no such folder"),
+        (("-k", "spikes", spiky), "name the database first"),
+        ((spiky, "--against", other), "no row of it compares"),
+    ):
+        done = check(*arguments)
+        assert done.returncode == 2, done.stdout
+        assert says in done.stderr
+        assert "Traceback" not in done.stderr
+    (spiky / KNOWN_FINDINGS).write_text("- check: spikes\n")
+    done = check(spiky)
+    assert (done.returncode, KNOWN_FINDINGS in done.stderr) == (2, True)
+    (spiky / KNOWN_FINDINGS).unlink()
+    assert check(spiky, "--no-such-option").returncode == pytest.ExitCode.USAGE_ERROR
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_no_code_and_no_settings_of_the_folders_are_used(spiky: Path, tmp_path: Path, inside: bool) -> None:
+    ran = tmp_path / "ran"
+    for folder in (spiky, spiky.parent):
+        for name in ("conftest.py", "__init__.py", "test_mine.py"):
+            (folder / name).write_text(f"open({str(ran)!r}, 'w')\ndef test_it(): pass\n")
+        (folder / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    done = check("." if inside else spiky, cwd=spiky if inside else spiky.parent)
+    assert done.returncode == 1, done.stderr
+    assert "353,512" in done.stdout
+    assert not ran.exists()
+
+
+def test_a_terminal_obeys_nothing_that_a_database_says(spiky: Path) -> None:
+    (spiky / KNOWN_FINDINGS).write_text(KNOWN.replace("a slow kernel of cuBLAS", '"a \\e[2J kernel"'))
+    (spiky / "Mat\x1b[2J.csv").write_bytes((spiky / "MatMulV2.csv").read_bytes())
+    done = check(spiky, "-v", "-rx", "--all")
+    assert done.returncode == 1
+    assert "kernel" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_json_that_cannot_be_written_fails(tmp_path: Path) -> None:
+    folder = write_database(tmp_path / "DB", {"MatMulV2": [product(1, 9.0)]})
+    (tmp_path / "file").write_text("")
+    done = check(folder, "--json", tmp_path / "file" / "found.json")
+    assert done.returncode == 1
+    assert "error: --json" in done.stdout
+
+
+def test_the_page_has_the_options_of_the_command() -> None:
+    page = (REPOSITORY / "docs" / "options.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Check\n")[2].partition("\n## ")[0]
+    on_page = set(re.findall(r"^\| `(--[a-z]+)`", section, re.MULTILINE))
+    assert on_page == set(re.findall(r"^  (--[a-z]+)", parser().format_help(), re.MULTILINE))
+
+
+def test_the_page_has_a_line_for_each_check() -> None:
+    page = (REPOSITORY / "docs" / "check.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `([a-z-]+)` \| [^|]+\| [^|]+\|$", page.partition("## Findings")[0], re.MULTILINE) == [
+        check.name for check in CHECKS
+    ]

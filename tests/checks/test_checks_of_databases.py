@@ -1,0 +1,120 @@
+"""Checks of a database as a whole: its runs, its captures, and another database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from captures import launched, write_capture
+from checked import RUN, findings, product, write_database, write_manifest
+from sessions import row
+
+from database.__main__ import main
+from database.checks.against import compared_rows
+from database.checks.checked import CheckedDatabase
+from database.schema import CACHE_STATE, INSTRUMENT, RUN_ID
+
+OTHER_RUN = "20261122T010000-bbbbbb"
+
+
+def two_runs(folder: Path, **of_the_other: str) -> CheckedDatabase:
+    """Three rows of one run, and one of another with other facts."""
+    rows = [product(m, 9.0) for m in (1, 2, 3)] + [{**product(4, 9.0), RUN_ID: OTHER_RUN}]
+    write_database(folder, {"MatMulV2": rows}, driver="580.1", name="NVIDIA_H200")
+    write_manifest(folder, OTHER_RUN, **{"driver": "580.1", **of_the_other})
+    return CheckedDatabase(folder)
+
+
+@pytest.mark.parametrize(
+    ("facts", "value"),
+    [
+        ({"name": "NVIDIA_H100_80GB_HBM3"}, "device NVIDIA_H100_80GB_HBM3"),
+        ({"driver": "570.9"}, "driver 570.9"),
+        ({"cuda": "12.8"}, "cuda 12.8"),
+    ],
+)
+def test_a_run_on_another_device_or_software_is_found(tmp_path: Path, facts: dict[str, str], value: str) -> None:
+    (finding,) = findings("mixed", two_runs(tmp_path, **facts))
+    assert (finding.row, finding.value) == (OTHER_RUN, value)
+    assert finding.file == str(tmp_path / "runs" / f"{OTHER_RUN}.json")
+
+
+def test_runs_alike_pass(tmp_path: Path) -> None:
+    assert not findings("mixed", two_runs(tmp_path))
+
+
+@pytest.mark.parametrize(("column", "cell"), [(CACHE_STATE, "warm"), (INSTRUMENT, "kineto")])
+def test_rows_taken_in_another_way_are_found(tmp_path: Path, column: str, cell: str) -> None:
+    rows = [product(1, 9.0), product(2, 9.0), {**product(3, 9.0), column: cell}]
+    (finding,) = findings("mixed", CheckedDatabase(write_database(tmp_path, {"MatMulV2": rows})))
+    assert (finding.line, finding.value) == (4, f"{column} {cell}")
+
+
+def test_a_run_of_other_code_is_found_and_one_of_this_code_is_not(tmp_path: Path) -> None:
+    write_database(tmp_path, {"MatMulV2": [product(1, 9.0)]}, code="0123456789abcdef")
+    assert not findings("stale-code", CheckedDatabase(tmp_path, code="0123456789abcdef"))
+    (finding,) = findings("stale-code", CheckedDatabase(tmp_path, code="f" * 64))
+    assert finding.row == RUN
+    assert finding.value == "0123456789ab"
+
+
+def test_files_that_cannot_be_read_are_found_and_the_others_are_checked(tmp_path: Path) -> None:
+    write_database(tmp_path, {"MatMulV2": [product(1, 9.0)]})
+    (tmp_path / "Add.csv").write_text("no,such,header\n1,2\n")
+    (tmp_path / "runs" / "damaged.json").write_text("{")
+    database = CheckedDatabase(tmp_path)
+    assert sorted(finding.file for finding in findings("unreadable", database)) == [
+        str(tmp_path / "Add.csv"),
+        str(tmp_path / "runs"),
+    ]
+    assert database.kernel_types == ["MatMulV2"]
+
+
+def capture(folder: Path, durations: list[float]) -> CheckedDatabase:
+    """A database with the launches of one signature."""
+    path = write_capture(folder / "kernel_details.csv", [launched("Add", us, row(4)) for us in durations])
+    assert main(["ingest", "--profiling-path", str(path), "--database-path", str(folder / "DB")]) == 0
+    return CheckedDatabase(folder / "DB")
+
+
+def test_a_captured_signature_with_two_populations_is_found(tmp_path: Path) -> None:
+    short = [10.0, 10.1, 9.9, 10.05, 9.95, 10.2]
+    (finding,) = findings("captures", capture(tmp_path, [us + shift for us in short for shift in (0.0, 20.0)]))
+    assert finding.kernel_type == "Add"
+    assert finding.place == "Add.csv:2"
+
+
+def test_a_captured_signature_with_one_population_passes(tmp_path: Path) -> None:
+    assert not findings("captures", capture(tmp_path, [10.0 + 0.1 * (i % 5) for i in range(20)]))
+
+
+def pair(folder: Path, theirs: list[dict[str, str]], **facts: str) -> CheckedDatabase:
+    """Two rows of 9 us, against rows of another database."""
+    ours = write_database(folder / "ONE", {"MatMulV2": [product(1, 9.0), product(2, 9.0)]})
+    write_database(folder / "TWO", {"MatMulV2": theirs}, **facts)
+    return CheckedDatabase(ours, against=CheckedDatabase(folder / "TWO"))
+
+
+def test_a_row_that_took_another_time_elsewhere_is_found(tmp_path: Path) -> None:
+    (finding,) = findings("against", pair(tmp_path, [product(2, 12.0), product(1, 9.1)]))
+    assert finding.line == 3
+    assert f"{tmp_path / 'TWO' / 'MatMulV2.csv'}:2" in finding.reason
+
+
+def test_what_the_noise_of_both_explains_passes(tmp_path: Path) -> None:
+    assert not findings("against", pair(tmp_path, [product(1, 12.0, std=2.0)]))
+
+
+@pytest.mark.parametrize("facts", [{"name": "NVIDIA_H100_80GB_HBM3"}, {"cuda": "12.8"}])
+def test_rows_of_other_devices_or_software_do_not_compare(tmp_path: Path, facts: dict[str, str]) -> None:
+    database = pair(tmp_path, [product(1, 12.0)], **facts)
+    assert database.against is not None
+    assert compared_rows(database, database.against) == 0
+    assert not findings("against", database)
+
+
+def test_rows_taken_in_another_way_do_not_compare(tmp_path: Path) -> None:
+    database = pair(tmp_path, [product(1, 12.0, Cache_State="warm"), product(2, 9.0)])
+    assert database.against is not None
+    assert compared_rows(database, database.against) == 1
+    assert not findings("against", database)

@@ -1,0 +1,112 @@
+"""Small databases to check: tables of rows with durations, with the manifest of the run that measured them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from database.checks.catalog import CHECKS
+from database.checks.checked import CheckedDatabase
+from database.checks.finding import Check, Finding
+from database.schema import (
+    AVERAGE,
+    CACHE_STATE,
+    DTYPE,
+    DURATION,
+    INPUT_DTYPES,
+    INPUT_FORMATS,
+    INPUT_SHAPES,
+    INSTRUMENT,
+    MESSAGE_BYTES,
+    MICROBENCH_MEDIAN,
+    MICROBENCH_MIN,
+    MICROBENCH_SAMPLES,
+    MICROBENCH_STD,
+    NUM_DEVICES,
+    OUTPUT_DTYPES,
+    OUTPUT_FORMATS,
+    OUTPUT_SHAPES,
+    RUN_ID,
+    STATUS,
+    TOPOLOGY_TIER,
+)
+from database.store import write_frame
+
+RUN = "20261122T000000-aaaaaa"
+Row = Mapping[str, str]
+
+
+def product(m: int, us: float, std: float = 0.1, k: int = 512, n: int = 1024, **cells: str) -> dict[str, str]:
+    """A measured row of MatMulV2; `cells` are further ones, by column with _ for a blank."""
+    return {
+        INPUT_SHAPES: f"{m},{k};{n},{k}",
+        INPUT_DTYPES: "DT_BF16;DT_BF16",
+        INPUT_FORMATS: "ND;ND",
+        OUTPUT_SHAPES: f"{m},{n}",
+        OUTPUT_DTYPES: "DT_BF16",
+        OUTPUT_FORMATS: "ND",
+        **timed(us, std),
+        **{name.replace("_", " "): value for name, value in cells.items()},
+    }
+
+
+def timed(us: float, std: float) -> dict[str, str]:
+    """The cells of a measured duration."""
+    return {
+        AVERAGE: str(us),
+        MICROBENCH_MEDIAN: str(us),
+        MICROBENCH_MIN: str(us - std),
+        MICROBENCH_STD: str(std),
+        MICROBENCH_SAMPLES: "20",
+        CACHE_STATE: "cold",
+        INSTRUMENT: "cupti",
+        STATUS: "measured",
+        RUN_ID: RUN,
+    }
+
+
+def write_database(folder: Path, tables: Mapping[str, list[dict[str, str]]], **facts: object) -> Path:
+    """Writes tables and the manifest of RUN, which was on an H200."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for kernel_type, rows in tables.items():
+        write_frame(pd.DataFrame(rows, dtype=str).fillna(""), folder / f"{kernel_type}.csv")
+    write_manifest(folder, RUN, **facts)
+    return folder
+
+
+def write_manifest(folder: Path, run_id: str, *, name: str = "NVIDIA_H200", code: str = "", **facts: object) -> None:
+    """Writes the manifest of a run on a device with some facts."""
+    (folder / "runs").mkdir(exist_ok=True)
+    device = {"name": name, "kind": "cuda", "facts": {"torch": "2.11.0+cu130", "cuda": "13.0", **facts}}
+    manifest = {"started_at": 1.0, "device": device, "packages": {"torch": "2.11.0"}, "code": code}
+    (folder / "runs" / f"{run_id}.json").write_text(json.dumps(manifest))
+
+
+def check_named(name: str) -> Check:
+    """The check of a name."""
+    return next(check for check in CHECKS if check.name == name)
+
+
+def findings(name: str, database: CheckedDatabase) -> list[Finding]:
+    """All findings of a check."""
+    check = check_named(name)
+    if check.of_database is not None:
+        return check.find(database, "database")
+    return [finding for kernel_type in database.kernel_types for finding in check.find(database, kernel_type)]
+
+
+def message(size: int, us: float, std: float = 0.1) -> dict[str, str]:
+    """A measured message between two devices."""
+    cells = timed(us, std)
+    del cells[AVERAGE], cells[MICROBENCH_MEDIAN]
+    return {
+        MESSAGE_BYTES: str(size),
+        NUM_DEVICES: "2",
+        DTYPE: "DT_BF16",
+        TOPOLOGY_TIER: "1",
+        DURATION: str(us),
+        **cells,
+    }
