@@ -2,35 +2,59 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
+import time
 from collections.abc import Callable, Generator
-from typing import Any
+from functools import cached_property
+from typing import Any, TextIO
 
 import pytest
 
-from database.progress import Progress
+from database.case_id import case_id_in
+from database.progress import Progress, duration
+from database.schema import INPUT_SHAPES
 from plugins.items import about_row, row_of
+from plugins.running_time import RunningTime
+from plugins.session import BenchSession
 
 #: What `pytest_report_teststatus` gives: a category, the letter of a test, its word.
 _TestStatus = tuple[str, str, Any]
+#: The row that runs is looked at this often.
+_LOOK_EVERY_S = 1.0
+#: A row that runs for so long is named on a terminal, where the line lives.
+_NAMED_AFTER_S = 2.0
+#: And once in a log.
+_NAMED_IN_LOG_AFTER_S = 60.0
 
 
 class ReplayProgress:
-    """Counts the rows that are done. Other tests keep pytest's own progress."""
+    """Counts the rows that are done, and names one that runs for long. Other tests keep pytest's own progress."""
 
-    def __init__(self, terminal: Any, verbosity: int, unit: Callable[[], str]) -> None:
+    def __init__(self, session: BenchSession, terminal: Any, option: Any, running_time: RunningTime) -> None:
         """
         Args:
             terminal: pytest's terminal reporter; with -v it shows each row as it does each test.
-            unit: what a case is called, asked for when the first of them is done.
+            option: pytest's options.
+            running_time: what rows have waited for others; that time is in no rate.
         """
-        self._unit = unit
+        self._session = session
         self._terminal = terminal
-        self._silent = verbosity > 0
+        self._running_time = running_time
+        self._silent = option.verbose > 0
+        # What a body prints, a debugger, and a body that is timed in this very process are not to be disturbed.
+        self._names_rows = not (option.in_process or option.usepdb or option.capture == "no")
         self._total = 0
         #: By node id. A plugin that runs rows again reports them several times: each counts once, as it ended.
         self._done: set[str] = set()
         self._failed: set[str] = set()
+        #: When each test began that runs now, by node id; the one that began first is first.
+        self._running: dict[str, float] = {}
+        self._named_in_log: set[str] = set()
         self._progress: Progress | None = None
+        self._stream: TextIO | None = None
+        self._ticker: _Ticker | None = None
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._total = len(session.items)
@@ -56,8 +80,14 @@ class ReplayProgress:
         if not self._silent:
             self._started().advance(0, f"{launched} of {of} launched" if launched < of else "waiting for the profile")
 
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._running[nodeid] = time.monotonic()
+
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when not in ("setup", "call"):
+            # Of a worker that has crashed there is a report without a phase.
+            self._running.pop(report.nodeid, None)
         if about_row(report) is None or self._silent:
             return
         progress = self._started()
@@ -65,21 +95,97 @@ class ReplayProgress:
             (self._failed.add if report.failed else self._failed.discard)(report.nodeid)
             new = report.nodeid not in self._done
             self._done.add(report.nodeid)
+            self._terminal.flush()
+            progress.left_out_s = self._running_time.waited_each_s
             progress.advance(int(new), f"{len(self._failed)} failed" if self._failed else "")
 
     @pytest.hookimpl(tryfirst=True)
+    def pytest_enter_pdb(self) -> None:
+        self._stop_naming()
+
+    @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
+        self._stop_naming()
         if self._progress is not None:
             self._progress.close()
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def name_running(self) -> None:
+        """Names the row that has been running for longest, where that is long."""
+        # A copy: rows begin and end in another thread.
+        running = tuple(self._running.items())
+        nodeid, began = next((each for each in running if case_id_in(each[0]) in self._names), ("", 0.0))
+        if not nodeid or self._progress is None:
+            return
+        seconds = time.monotonic() - began
+        if seconds < (_NAMED_AFTER_S if self._progress.on_terminal else _NAMED_IN_LOG_AFTER_S):
+            return
+        if not self._progress.on_terminal:
+            if nodeid in self._named_in_log:
+                return
+            self._named_in_log.add(nodeid)
+        wait = self._session.waits.current
+        how_long = duration(seconds) if wait is None else f"waiting {duration(wait.seconds)} for the device"
+        self._progress.show(self._names[case_id_in(nodeid)], f"({how_long})")
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        """What each case is called, by its id: `MatMulV2 1,1024;4096,1024`; a message by its id."""
+        plan = self._session.plan_if_made
+        names = {}
+        for table in plan.tables.values() if plan is not None else ():
+            shapes = table.columns.get(INPUT_SHAPES, ())
+            for position, case_id in table.cases.items():
+                names[case_id] = f"{table.kernel_type} {shapes[position]}" if shapes and shapes[position] else case_id
+        return names
 
     def _started(self) -> Progress:
         if self._progress is None:
             self._take_the_line()
             self._terminal.ensure_newline()
-            self._progress = Progress(self._total, f"{self._unit()}s", stream=self._terminal._tw._file)
+            self._terminal.flush()
+            self._stream = _own_stdout() if self._names_rows else None
+            self._progress = Progress(self._total, f"{self._session.settings.unit}s", stream=self._stream or sys.stdout)
+            if self._stream is not None:
+                self._ticker = _Ticker(self.name_running)
         return self._progress
+
+    def _stop_naming(self) -> None:
+        if self._ticker is not None:
+            self._ticker.stop()
+            self._ticker = None
 
     def _take_the_line(self) -> None:
         """pytest's file names and percentages would interrupt it."""
         self._terminal.showfspath = False
         self._terminal._show_progress_info = False
+
+
+class _Ticker:
+    """Calls a function about once a second, in a thread."""
+
+    def __init__(self, tick: Callable[[], None]) -> None:
+        self._tick = tick
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="opatlas-progress", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when no call is under way, and none will be."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_LOOK_EVERY_S):
+            self._tick()
+
+
+def _own_stdout() -> TextIO | None:
+    """Opens this process's output anew: while a row runs, pytest's capture has the usual one. None if it is no file."""
+    try:
+        descriptor = os.dup(sys.stdout.fileno())
+    except (OSError, ValueError):
+        return None
+    return open(descriptor, "w", encoding=sys.stdout.encoding, errors="replace")

@@ -69,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
         register(feed, "opatlas-benchmark-feed")
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:
-        register(ReplayProgress(terminal, config.option.verbose, lambda: session.settings.unit), "opatlas-progress")
+        register(ReplayProgress(session, terminal, config.option, tally.running_time), "opatlas-progress")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -53,6 +53,31 @@ def test_what_is_slow_is_told_in_seconds(per_s: float, unit: str, words: str) ->
     assert speed(per_s, unit) == words
 
 
+def test_the_unit_in_hand_is_named_and_lowers_no_rate(clock):
+    stream = Terminal()
+    progress = Progress(200, "rows", stream=stream, clock=clock)
+    clock.now = 10.0
+    progress.advance(50, "1 failed")
+    clock.now = 22.0
+    shown = progress.line("1 failed", "MatMulV2 1,1024;4096,1024", "(12 s)")
+    assert shown == "50/200 rows  25%  5 rows/s  30 s left  1 failed  MatMulV2 1,1024;4096,.. (12 s)"
+    assert len(shown) <= 79
+    progress.show("Add 1,1024", "(12 s)")
+    assert stream.getvalue().endswith("1 failed  Add 1,1024 (12 s)")
+
+
+def test_a_name_without_room_is_left_out(clock):
+    progress = Progress(200, "rows", label="x" * 50, stream=io.StringIO(), clock=clock)
+    assert "Add" not in progress.line("", "Add 1,1024", "(12 s)")
+
+
+def test_time_that_is_left_out_is_in_no_rate(clock):
+    progress = Progress(200, "rows", stream=io.StringIO(), clock=clock)
+    clock.now, progress.left_out_s = 50.0, 40.0
+    progress.advance(50)
+    assert progress.line() == "50/200 rows  25%  5 rows/s  30 s left"
+
+
 def test_an_unknown_total_has_no_end(clock):
     progress = Progress(0, "rows", stream=io.StringIO(), clock=clock)
     clock.now = 2.0

@@ -244,9 +244,14 @@ class Sessions:
         return Finished(code, output.read_text())
 
     def start(
-        self, *options: str, measure: Sequence[str] = QUICKLY, file_limit: int | None = None, **environment: str
+        self,
+        *options: str,
+        measure: Sequence[str] = QUICKLY,
+        file_limit: int | None = None,
+        terminal: int | None = None,
+        **environment: str,
     ) -> Running:
-        """The same as `run`, left to run."""
+        """The same as `run`, left to run; `terminal` is a descriptor that takes its output."""
 
         def limit_files() -> None:
             if file_limit is not None:
@@ -259,7 +264,7 @@ class Sessions:
                 cwd=self.folder,
                 env=self._environment(environment),
                 stdin=subprocess.DEVNULL,
-                stdout=file,
+                stdout=file if terminal is None else terminal,
                 stderr=subprocess.STDOUT,
                 preexec_fn=limit_files,
             )

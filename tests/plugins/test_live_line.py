@@ -1,0 +1,84 @@
+"""The live line of a session: which row runs, and for how long."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import termios
+import time
+from collections.abc import Callable
+
+import pytest
+from sessions import Sessions, row
+
+COLUMNS = 100
+
+
+class OnTerminal:
+    """A session whose output is a terminal."""
+
+    def __init__(self, sessions: Sessions, *options: str) -> None:
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+        self._running = sessions.start(*options, terminal=theirs, SIMULATED_DEVICES="1")
+        os.close(theirs)
+        self.shown = ""
+
+    def read_until(self, condition: Callable[[str], object]) -> None:
+        """Reads until a condition is true of what was shown; fails where the session ends before."""
+        until = time.monotonic() + 300
+        while not condition(self.shown):
+            assert time.monotonic() < until, self.shown
+            assert self._read(), self.shown
+
+    def read_to_the_end(self) -> int:
+        """Gives the exit code."""
+        while self._read():
+            pass
+        return self._running.process.wait(300)
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._ours, 4096)
+        except OSError:
+            # Linux says so when the other end was closed.
+            return False
+        self.shown += data.decode()
+        return bool(data)
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "1", "test_toys.py")], ids=["one process", "xdist"])
+def test_a_row_that_runs_for_long_is_named_on_one_line(sessions: Sessions, options: tuple[str, ...]) -> None:
+    sessions.write("Moody", [row(1), row(40), row(2)])
+    terminal = OnTerminal(sessions, *options)
+    # Twice: the line is rewritten while the row runs.
+    terminal.read_until(lambda shown: len(set(re.findall(r"Moody 40;40 \((\d+) s\)", shown))) >= 2)
+    sessions.go()
+    assert terminal.read_to_the_end() == 0
+    lines = [line for line in re.split(r"[\r\n]+", terminal.shown) if "Moody 40;40" in line]
+    assert all(line.startswith("1/3 rows") and len(line) < COLUMNS for line in lines)
+    assert "3 rows collected = 3 measured" in terminal.shown
+
+
+#: A log names a row soon.
+SOON = """
+from plugins import progress
+
+progress._NAMED_IN_LOG_AFTER_S = 0.0
+"""
+
+
+def test_a_log_names_a_row_that_runs_for_long_once(sessions: Sessions) -> None:
+    (sessions.folder / "soon.py").write_text(SOON)
+    sessions.write("Moody", [row(1), row(40)])
+    running = sessions.start("-p", "soon", SIMULATED_DEVICES="1")
+    running.wait_until(lambda: "Moody 40;40 (" in running.output.read_text())
+    # Time for a second line.
+    time.sleep(2.5)
+    sessions.go()
+    done = running.wait()
+    assert done.ledger() == {"measured": 2}
+    assert done.output.count("Moody 40;40 (") == 1
