@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from database.errors import OpAtlasError
+from database.figure_tables import markdown_table, markdown_tables
+from database.figures import Figures
+from database.manifest import Manifest
 from database.merge import MergeResult
 from database.schema import AVERAGE, INPUT_SHAPES, INSTRUMENT, OUTPUT_SHAPES, PROFILING_AVERAGE
 from database.signature import signatures
 from database.statistics import valid_duration
 from database.store import Database, write_rows
-from database.terminal import shown
+from database.terminal import counted, shown
 
 #: A replay within 20 % of the capture counts as agreeing with it.
 LOWEST_RATIO, HIGHEST_RATIO = 0.8, 1.2
@@ -68,6 +71,10 @@ class SessionFacts:
         not_replayable: rows whose kernel type has no replay, by kernel type.
         merged: what the write-back did; None where it failed.
         seconds: how long rows ran.
+        figures: the numbers of the rows that were measured.
+        quality: how many of them are not quiet, and why, in sentences.
+        manifest: that of the run; None where nothing was written.
+        not_comparable: why captured durations do not compare with those of the session; "" where they do.
     """
 
     run_id: str
@@ -85,6 +92,10 @@ class SessionFacts:
     not_replayable: Mapping[str, int]
     merged: MergeResult | None
     seconds: float
+    figures: Collection[Figures]
+    quality: Sequence[str]
+    manifest: Manifest | None
+    not_comparable: str
 
 
 def find_gaps(database: Database, kernel_types: Iterable[str]) -> tuple[list[Gap], list[str]]:
@@ -142,17 +153,19 @@ def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
         f"- Update mode: {facts.mode}",
         f"- Ledger: {facts.ledger}",
         f"- Rows run: {sum(facts.statuses.values())} in {facts.seconds:.1f} s",
+        *_what_ran(facts),
+        *_durations(facts),
         "",
         "## Rows",
         "",
-        *_table(("Outcome", "Rows"), sorted(facts.outcomes.items())),
+        *markdown_table(("Outcome", "Rows"), sorted(facts.outcomes.items())),
         "",
-        *_table(("Status", "Rows"), sorted(facts.statuses.items())),
+        *markdown_table(("Status", "Rows"), sorted(facts.statuses.items())),
         "",
         "## Write-back",
         "",
         *(
-            _table(
+            markdown_table(
                 ("What", "Rows"),
                 [
                     ("updated (duration measured anew)", merged.updated.total()),
@@ -180,32 +193,69 @@ def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
         ("Kernel types without a replay", facts.not_replayable),
     ):
         if counts:
-            lines += ["", f"### {title}", "", *_table(("Kernel type", "Rows"), sorted(counts.items()))]
+            lines += ["", f"### {title}", "", *markdown_table(("Kernel type", "Rows"), sorted(counts.items()))]
     if facts.errors:
         lines += ["", "## Not measured, by kernel type and cause", ""]
         worst = Counter(facts.errors).most_common()
-        lines += _table(("Kernel type", "Rows", "Cause"), [(kernel, n, cause) for (kernel, cause), n in worst])
-    outside = [gap for gap in gaps if gap.outside]
-    lines += ["", "## Gap hot spots", ""]
-    lines.append(
-        f"{len(outside)} of {len(gaps)} rows with both durations are outside of {LOWEST_RATIO} ... {HIGHEST_RATIO} "
-        f"(microbench / profiling)."
-    )
-    if outside:
-        rows = [
-            (
-                gap.kernel_type,
-                gap.input_shapes,
-                f"{gap.microbench_us:.2f}",
-                f"{gap.profiling_us:.2f}",
-                f"{gap.ratio:.2f}",
-            )
-            for gap in outside[:_HOT_SPOTS]
-        ]
-        lines += ["", *_table(("Kernel type", "Input shapes", "Microbench (us)", "Profiling (us)", "Ratio"), rows)]
+        lines += markdown_table(("Kernel type", "Rows", "Cause"), [(kernel, n, cause) for (kernel, cause), n in worst])
+    lines += _gaps(gaps, facts.not_comparable)
     return shown("\n".join(lines) + "\n")
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    body = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header), *body]
+def _what_ran(facts: SessionFacts) -> Iterator[str]:
+    manifest = facts.manifest
+    if manifest is None:
+        return
+    for device in (manifest.device, *manifest.other_devices):
+        if device:
+            yield f"- {device['name']}: {_listed(device.get('facts', {}))}"
+    yield f"- Host: {manifest.host}, {manifest.system}"
+    yield f"- Versions: {_listed({'python': manifest.python, **manifest.packages})}"
+    taken = Counter(f"{row.cache}, {row.instrument}" for row in facts.figures)
+    if taken:
+        yield "- Cache and instrument: " + "; ".join(f"{how} ({counted(n, 'row')})" for how, n in taken.most_common())
+    # What is not given, or off, says nothing.
+    given = {name: value for name, value in manifest.options.items() if value not in (None, False, "", [], ())}
+    yield f"- Options: {_listed(given)}"
+
+
+def _listed(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _durations(facts: SessionFacts) -> Iterator[str]:
+    if facts.figures:
+        yield from ("", "## Durations", "")
+        yield from (line for sentence in facts.quality for line in (f"{sentence}.", ""))
+        yield from markdown_tables(facts.figures)
+
+
+def _gaps(gaps: Sequence[Gap], not_comparable: str) -> Iterator[str]:
+    """Nothing where no row has both durations."""
+    if not gaps:
+        return
+    yield from ("", "## Gap hot spots", "")
+    if not_comparable:
+        yield f"{counted(len(gaps), 'row')} with both durations, {not_comparable}."
+        return
+    outside = [gap for gap in gaps if gap.outside]
+    yield (
+        f"{len(outside)} of {len(gaps)} rows with both durations are outside of {LOWEST_RATIO} ... {HIGHEST_RATIO} x "
+        f"(microbench / profiling)."
+    )
+    if outside:
+        header = ("Kernel type", "Input shapes", "Microbench (us)", "Profiling (us)", "Ratio (microbench / profiling)")
+        yield ""
+        yield from markdown_table(
+            header,
+            [
+                (
+                    gap.kernel_type,
+                    gap.input_shapes,
+                    f"{gap.microbench_us:.2f}",
+                    f"{gap.profiling_us:.2f}",
+                    f"{gap.ratio:.2f} x",
+                )
+                for gap in outside[:_HOT_SPOTS]
+            ],
+        )

@@ -117,6 +117,13 @@ def _output_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else 1 << 20
 
 
+def columns() -> int:
+    """The columns that pytest's reporter has: those of the terminal or of COLUMNS; 80 where there is none."""
+    found = shutil.get_terminal_size(fallback=(_COLUMNS, 24)).columns
+    # As pytest: a narrower terminal is taken for one that does not tell.
+    return found if found >= 40 else _COLUMNS
+
+
 def counted(number: int, one: str, more: str = "") -> str:
     """`1 row`, `2,410 rows`; `more` is what several are called, where that is not `one` and an s."""
     return f"{number:,} {one if number == 1 else more or f'{one}s'}"

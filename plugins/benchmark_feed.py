@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from database.case_id import case_id_in
 from database.record import Record
+from database.terminal import counted
 from plugins.items import about_row, row_of
 
 #: Any of these asks pytest-benchmark for something; without them its table would only repeat the summary.
@@ -35,6 +37,23 @@ class BenchmarkFeed:
 
     def __init__(self, benchmark_session: Any) -> None:
         self._session = benchmark_session
+        self._pytest_session: pytest.Session | None = None
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self._pytest_session = session
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, None, None]:
+        """pytest-benchmark tells of rows that have become slower, and then raises what nobody catches."""
+        from pytest_benchmark.session import PerformanceRegression
+
+        try:
+            return (yield)
+        except PerformanceRegression:
+            assert self._pytest_session is not None
+            self._pytest_session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            slower = counted(len(self._session.performance_regressions), "row")
+            terminalreporter.write_line(f"{slower} slower than --benchmark-compare-fail allows", red=True)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         about = about_row(report)

@@ -38,15 +38,21 @@ def origin_notes(provenance: Provenance, settings: Settings) -> list[str]:
 
 def captured_notes(provenance: Provenance, plan: Plan, settings: Settings) -> list[str]:
     """That captured durations are of another device than the session's."""
-    if not any(table.has_captured for table in plan.tables.values()):
+    if not any(table.captured for table in plan.tables.values()):
         return []
+    note = captured_elsewhere(provenance, settings)
+    return [note] if note else []
+
+
+def captured_elsewhere(provenance: Provenance, settings: Settings) -> str:
+    """Why captured durations do not compare with those of a session; "" where they were captured on such a device."""
     # Captures are of NPUs alone.
     captured = [Origin(device, kind="npu") for device in provenance.captured_on] or [Origin(UNNAMED_NPU, kind="npu")]
     others = [origin for origin in captured if not origin.agrees_with(settings.origin)]
     if not others:
-        return []
+        return ""
     names, here = ", ".join(origin.device for origin in others), settings.origin.device or settings.origin.kind
-    return [printable(f"captured on {names}, replayed on {here}: the two do not compare")]
+    return printable(f"captured on {names}, replayed on {here}: the two do not compare")
 
 
 @dataclass(frozen=True)

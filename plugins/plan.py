@@ -221,8 +221,9 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice) -> Ta
             planned.left_out.append(case_id)
             continue
         planned.cases[position] = case_id
-        if not planned.has_captured:
-            planned.has_captured = valid_duration(row.get(PROFILING_AVERAGE, "")) is not None
+        captured_us = valid_duration(row.get(PROFILING_AVERAGE, ""))
+        if captured_us is not None:
+            planned.captured[position] = captured_us
         if fails:
             before = f"{status} before: {state[STATUS_REASON][position] if STATUS_REASON in state else ''}"
             given_up = planned.crashes(position) >= GIVEN_UP_AFTER and not chosen.retry_failed

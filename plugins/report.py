@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 
 from database.errors import OpAtlasError
+from database.figure_tables import quality_lines
 from database.reports import Gap, SessionFacts, find_gaps, replay_report, write_gap_csv
 from database.store import write_text
 from plugins.collector import Collector
 from plugins.ledger import Ledger
+from plugins.mixing import captured_elsewhere
 from plugins.session import BenchSession
 from plugins.tally import Tally
 from plugins.writeback import WriteBack
@@ -51,10 +54,10 @@ class Report:
         gaps = report.with_name(f"duration_gap{report.stem.removeprefix(_REPORT)}.csv")
         try:
             write_text(report, replay_report(self.facts(), self.gaps))
-            self.paths = [str(report)]
+            self.paths = [os.path.abspath(report)]
             if self.gaps:
                 write_gap_csv(gaps, self.gaps)
-                self.paths.append(str(gaps))
+                self.paths.append(os.path.abspath(gaps))
         except OpAtlasError as error:
             self.problems.append(str(error))
 
@@ -62,6 +65,19 @@ class Report:
         """Whether there is something to tell although no row was run: --prof-path may have added some."""
         merged = self._written.merged
         return merged is not None and bool(merged.added.total() or merged.updated.total() or merged.unmatched)
+
+    def quality(self) -> list[str]:
+        """How many of the measured rows are not quiet, and why."""
+        surroundings, devices = self._session.surroundings, self._session.settings.devices
+        elsewhere = self._session.settings.prof_path is not None
+        cause = "" if elsewhere or not self._tally.figures else surroundings.higher_load(devices)
+        return list(quality_lines(self._tally.figures.values(), cause))
+
+    @property
+    def not_comparable(self) -> str:
+        """Why captured durations do not compare with those of the session; "" where they do."""
+        provenance = self._session.provenance
+        return "" if provenance is None else captured_elsewhere(provenance, self._session.settings)
 
     def not_replayable(self) -> Counter[str]:
         """Rows whose kernel type has no replay, by kernel type."""
@@ -92,4 +108,8 @@ class Report:
             not_replayable=self.not_replayable(),
             merged=self._written.merged,
             seconds=self._tally.running_time.seconds,
+            figures=self._tally.figures.values(),
+            quality=self.quality(),
+            manifest=self._written.manifest,
+            not_comparable=self.not_comparable,
         )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
+from database.figure_tables import terminal_tables
 from database.journal import count_of_run
 from database.progress import speed
-from database.terminal import counted, folded, shown
+from database.terminal import columns, counted, folded, shown
 from plugins.asked_for import AskedFor, meant
 from plugins.collector import Collector
 from plugins.interrupt import STOPPED, Interrupts
@@ -99,6 +101,10 @@ class Summary:
         if plan is None or plan.error or self._session.settings.collect_only:
             return
         terminalreporter.ensure_newline()
+        if config.option.verbose >= 0 and self._tally.figures:
+            terminalreporter.section("durations", sep="=")
+            for line in terminal_tables(self._tally.figures.values(), columns()):
+                terminalreporter.write_line(shown(line))
         terminalreporter.section("OpAtlas", sep="=")
         for line in self._summary(config):
             terminalreporter.write_line(shown(line))
@@ -129,6 +135,7 @@ class Summary:
             yield from self._tally.running_time.waiting_lines()
         if self._session.stop_reason not in ("", STOPPED):
             yield f"stopped: {self._session.stop_reason}"
+        yield from self._report.quality()
         yield from self._not_run_lines(plan)
         yield from self._earlier_lines()
         merged = self._written.merged
@@ -155,7 +162,7 @@ class Summary:
         for problem in self._ledger.problems:
             yield f"THE ROWS DO NOT ADD UP: {problem}"
         yield from self._problem_lines(plan)
-        yield f"database: {self._session.settings.database}"
+        yield f"database: {os.path.abspath(self._session.settings.database)}"
         for path in self._report.paths:
             yield f"report: {path}"
 
@@ -218,7 +225,9 @@ class Summary:
 
     def _gap_lines(self) -> Iterator[str]:
         outside = [gap for gap in self._report.gaps if gap.outside]
-        if outside:
+        if self._report.gaps and self._report.not_comparable:
+            yield f"{counted(len(self._report.gaps), 'row')} with both durations, {self._report.not_comparable}"
+        elif outside:
             device = self._written.device_name
             of_all = counted(len(self._report.gaps), "duration")
             are = "is" if len(outside) == 1 else "are"

@@ -16,7 +16,9 @@ from bench.executor import BatchExecutor
 from bench.job import DeviceDescription, Job, Outcome
 from bench.one_line import in_a_line, without_middle
 from bench.registry import replay_spec
+from database.figures import figures_of
 from database.measured import stored_us
+from database.peaks import peak_of
 from database.record import Record
 from database.schema import Status
 from plugins.comparison import stored_properties
@@ -89,7 +91,7 @@ class Supervisor:
                     self._session.stop("the device reported an error, and --in-process cannot replace its process")
             if outcome is not None:
                 record = self._record(row, outcome)
-                properties = _properties(record)
+                properties = _properties(record, row.captured_us)
                 if self._session.settings.read_only:
                     properties += stored_properties(row)
                 ours = dict(properties)
@@ -106,6 +108,9 @@ class Supervisor:
             if record is not None:
                 about["record"] = record.to_json()
                 device = self._session.executor().describe() if call.when == "call" else None
+                if device is not None and record.measurement is not None:
+                    peak = peak_of(device.name)
+                    about["figures"] = figures_of(record, peak, row.captured_us).to_json()
                 about["not_saved"] = self._journaling.keep(about["record"], device)
                 if device is not None and device != self._device_told:
                     self._device_told = device
@@ -240,8 +245,8 @@ def _outcome_of_exception(call: pytest.CallInfo[None]) -> Outcome:
     return outcome_of(call.excinfo.value)
 
 
-def _properties(record: Record) -> list[tuple[str, object]]:
-    """What JUnit shows of a row."""
+def _properties(record: Record, captured_us: float | None) -> list[tuple[str, object]]:
+    """What JUnit shows of a row, and of the duration that a capture has of it."""
     properties: list[tuple[str, object]] = [("status", record.status.value), ("run_id", record.run_id)]
     if record.measurement is not None:
         summary = record.measurement.summary
@@ -252,11 +257,16 @@ def _properties(record: Record) -> list[tuple[str, object]]:
             properties.append(("duration_mean_us", mean))
         properties += [
             ("duration_median_us", round(summary.median_us, 4)),
+            ("duration_min_us", round(summary.min_us, 4)),
             ("duration_std_us", round(summary.std_us, 4)),
             ("samples", summary.count),
             ("instrument", record.measurement.instrument),
             ("cache_state", record.measurement.cache_state),
+            ("quality", record.measurement.verdict.quality.value),
         ]
+        if captured_us is not None:
+            ratio = summary.median_us / captured_us
+            properties += [("captured_us", captured_us), ("ratio_to_captured", round(ratio, 4))]
     else:
         properties.append(("reason", record.reason))
     return properties

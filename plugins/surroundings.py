@@ -18,6 +18,7 @@ class Surroundings:
         """`own_pid` is the process that all others of the session are below."""
         self._watch = MachineWatch(own_pid=own_pid)
         self._start: tuple[MachineState, list[GpuState]] | None = None
+        self._end: tuple[MachineState, list[GpuState]] | None = None
 
     def at_start(self, devices: Sequence[DeviceSpec]) -> tuple[MachineState, list[GpuState]]:
         """Returns the state between the start of the session and the first call."""
@@ -26,8 +27,15 @@ class Surroundings:
         return self._start
 
     def at_end(self, devices: Sequence[DeviceSpec]) -> tuple[MachineState, list[GpuState]]:
-        """Returns the state since the start was told; of GPUs, as it is now."""
-        return self._watch.state(), gpu_states(devices, self._watch.own_processes(), opened=True)
+        """Returns the state from when the start was told to the first call; of GPUs, as it was at the first call."""
+        if self._end is None:
+            self._end = self._watch.state(), gpu_states(devices, self._watch.own_processes(), opened=True)
+        return self._end
+
+    def higher_load(self, devices: Sequence[DeviceSpec]) -> str:
+        """Returns the higher load of start and end, in words; "" where the system tells none."""
+        states = (self.at_start(devices)[0], self.at_end(devices)[0])
+        return max(states, key=lambda state: state.load_1min or 0.0).load
 
 
 def disturbances(machine: MachineState, gpus: Sequence[GpuState]) -> list[str]:

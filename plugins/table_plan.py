@@ -79,6 +79,11 @@ class CaseRow:
         return self.table.measured.get(self.position)
 
     @property
+    def captured_us(self) -> float | None:
+        """The captured duration that the row had when the plan was made, in microseconds."""
+        return self.table.captured.get(self.position)
+
+    @property
     def stored_instrument(self) -> str:
         """What took the replayed duration that the row had when the plan was made; "" if the row does not say."""
         has_one = self.position in self.table.measured and INSTRUMENT in self.table.state
@@ -114,7 +119,7 @@ class TablePlan:
         misspelt: columns of the file that may be, as sentences.
         measured: replayed durations in microseconds, by the position of the row that has one.
         captured_only: ids of rows that have no replayed duration, and a captured one.
-        has_captured: whether any case of a kernel has a captured duration.
+        captured: captured durations of cases in microseconds, by the position of the row that has one.
     """
 
     kernel_type: str
@@ -134,7 +139,7 @@ class TablePlan:
     misspelt: list[str] = field(default_factory=list)
     measured: dict[int, float] = field(default_factory=dict)
     captured_only: set[str] = field(default_factory=set)
-    has_captured: bool = False
+    captured: dict[int, float] = field(default_factory=dict)
 
     def status(self, position: int) -> Status | None:
         """What became of a row the last time it was run; None if it never was."""

@@ -7,6 +7,8 @@ from collections import Counter
 
 import pytest
 
+from database.case_id import case_id_in
+from database.figures import Figures
 from database.schema import Status
 from database.terminal import shortened
 from plugins.items import about_row, outcome_of_report
@@ -22,9 +24,11 @@ class Tally:
 
     Attributes:
         running_time: how long the rows ran, and how long they waited.
+        figures: the numbers of measured rows, by case id.
     """
 
     def __init__(self) -> None:
+        self.figures: dict[str, Figures] = {}
         #: By node id: what pytest counted the last report of a row under, and why the row was not measured.
         self._outcome_of: dict[str, str] = {}
         self._error_of: dict[str, tuple[str, str]] = {}
@@ -40,6 +44,10 @@ class Tally:
         # A plugin that runs rows again reports them several times: the last report counts.
         self._outcome_of[report.nodeid] = outcome_of_report(report)
         self._error_of.pop(report.nodeid, None)
+        case_id = case_id_in(report.nodeid)
+        self.figures.pop(case_id, None)
+        if "figures" in about:
+            self.figures[case_id] = Figures.from_json(about["figures"])
         record = about["record"]
         if record["status"] != Status.MEASURED.value:
             reason = shortened(str(record["reason"]).partition("\n")[0], _REASON_SHOWN)

@@ -12,12 +12,14 @@ from plugins.ending import Ending, WorkerEnding
 from plugins.exclusive import ExclusiveLast
 from plugins.interrupt import Interrupts, ignore_interrupts
 from plugins.journaling import Journaling
+from plugins.junit import JUnit, junit_of
 from plugins.last_failed import LastFailed
 from plugins.ledger import Ledger
 from plugins.prof_path import ProfPath
 from plugins.progress import ReplayProgress
 from plugins.replacing import Replacing
 from plugins.report import Report
+from plugins.row_lines import RowLines
 from plugins.session import BenchSession
 from plugins.summary import Summary
 from plugins.supervisor import Supervisor
@@ -64,12 +66,17 @@ def pytest_configure(config: pytest.Config) -> None:
     register(summary, "opatlas-summary")
     register(Ending(session, interrupts, write_back, ledger, report), "opatlas-ending")
     register(Replacing(session, collector), "opatlas-replacing")
+    xml = junit_of(config)
+    if xml is not None:
+        register(JUnit(session, write_back, tally, xml), "opatlas-junit")
     feed = benchmark_feed(config)
     if feed is not None:
         register(feed, "opatlas-benchmark-feed")
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:
         register(ReplayProgress(session, terminal, config.option, tally.running_time), "opatlas-progress")
+        if config.option.verbose > 0:
+            register(RowLines(session, terminal, config.option.verbose), "opatlas-row-lines")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

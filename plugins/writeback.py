@@ -14,6 +14,7 @@ import pytest
 from bench.job import DeviceDescription
 from database import journal
 from database.errors import OpAtlasError
+from database.manifest import Manifest
 from database.merge import MergeResult
 from database.record import Record, RowName
 from database.recover import merge_run
@@ -33,6 +34,7 @@ class WriteBack:
     Attributes:
         reported_only: samples without a row that the update mode does not append, for the report.
         merged: what became of the rows, once the records are in the CSVs.
+        manifest: that of the session, once there are records in the CSVs.
         problems: why records could not be kept or merged; they make the session fail.
     """
 
@@ -44,9 +46,15 @@ class WriteBack:
         self._of_workers = journal.Ended()
         self.reported_only: list[RowName] = []
         self.merged: MergeResult | None = None
+        self.manifest: Manifest | None = None
         #: By node id.
         self._status_of: dict[str, str] = {}
         self.problems: list[str] = []
+
+    @property
+    def devices(self) -> Sequence[Mapping[str, Any]]:
+        """The devices that rows were run on, each with its name and facts."""
+        return self._devices
 
     @property
     def device_name(self) -> str:
@@ -120,7 +128,7 @@ class WriteBack:
             ]
         try:
             if done.records:
-                manifest = manifest_of(session, self._devices)
+                self.manifest = manifest = manifest_of(session, self._devices)
                 manifest.finished_at = time.time()
                 manifest.statuses = dict(self.statuses)
                 if session.settings.prof_path is None:

@@ -32,7 +32,7 @@ def of_group(size: int, ranks: str = "") -> dict[str, str]:
 def test_one_process_runs_them_last(with_groups: Sessions) -> None:
     with_groups.write("Sum", [of_group(group_replays.GOOD), of_group(group_replays.OTHER_GOOD, "16")])
     with_groups.write("Moody", [row(1), row(2)])
-    done = with_groups.run("-v")
+    done = with_groups.run("-vv")
     assert (done.code, done.ledger()) == (0, {"measured": 3, "skipped": 1}), done.output
     # A group that comes together slowly says so behind the name of its row.
     ran = re.findall(r"^\S+::test_(\w+)", done.output, re.MULTILINE)

@@ -31,7 +31,7 @@ TOOLS = ("cat", "cd", "column", "cp", "cut", "echo", "env", "export", "grep", "h
 #: Programs of others, which no test here can say anything of.
 FOREIGN = (
     *(".", "apt-get", "conda", "curl", "docker", "git", "less", "msprof", "mypy", "npu-smi", "nvidia-smi", "rsync"),
-    *("ruff", "scp", "source", "ssh", "sudo", "tar", "torchrun", "unzip", "uv", "vllm", "wget"),
+    *("pytest-benchmark", "ruff", "scp", "source", "ssh", "sudo", "tar", "torchrun", "unzip", "uv", "vllm", "wget"),
 )
 PROGRAMS = ("pytest", "python", "python3", "opatlas", "pip", "make", *TOOLS, *FOREIGN)
 

@@ -1,0 +1,142 @@
+"""-v: each row in one line with its numbers, in place of its node id. -vv: the numbers behind its node id."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import pytest
+
+from database.case_id import case_id_in
+from database.figures import Figures, shapes_of
+from database.terminal import columns, shortened, shown
+from plugins.items import about_row
+from plugins.session import BenchSession
+from plugins.table_plan import CaseRow
+
+#: Columns for the numbers of a row, and the width from which on there are more of them.
+_FIGURES, _MORE_FIGURES, _WIDE = 37, 48, 100
+_PROGRESS = len(" [100%]")
+_LONGEST_WORD = len("XFAIL ")
+_Word = tuple[str, str, Any]
+
+
+class RowLines:
+    """Takes the lines of rows from pytest's reporter; other tests keep theirs."""
+
+    def __init__(self, session: BenchSession, terminal: pytest.TerminalReporter, verbosity: int) -> None:
+        """`verbosity` is 1 or more."""
+        self._session = session
+        self._with_ids = verbosity > 1
+        self._terminal = terminal
+        self._rows: dict[str, CaseRow] = {}
+        self._total = 0
+        self._done: set[str] = set()
+        #: What pytest says of the report that is told now; None between two reports.
+        self._word: _Word | None = None
+        self._telling = False
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._total = len(session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        self._total = len(ids)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_logstart(self, nodeid: str) -> Generator[None, Any, Any]:
+        """The reporter writes the node id here if -v is given, and the file if it is not."""
+        row = self._row(nodeid)
+        if row is None or self._with_ids:
+            return (yield)
+        option = self._terminal.config.option
+        verbose, option.verbose = option.verbose, -1
+        try:
+            result = yield
+        finally:
+            option.verbose = verbose
+        if not self._session.is_controller:
+            self._terminal.write_ensure_prefix(self._name(row), "")
+            self._terminal.flush()
+        return result
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_report_teststatus(
+        self, report: pytest.TestReport | pytest.CollectReport
+    ) -> Generator[None, _Word, _Word]:
+        """The reporter writes nothing of a report without a letter and a word."""
+        status = yield
+        about = about_row(report) if isinstance(report, pytest.TestReport) else None
+        # At the end the reporter asks again, for its short summary.
+        if about is None or not self._telling:
+            return status
+        if self._with_ids:
+            numbers = Figures.from_json(about["figures"]).text() if "figures" in about else ""
+            return (
+                (status[0], status[1], f"{status[2]} {numbers}") if numbers and isinstance(status[2], str) else status
+            )
+        self._word = status
+        return status[0], "", ""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, Any, Any]:
+        about = about_row(report)
+        record = {} if about is None else about.get("record", {})
+        self._telling, self._word = True, None
+        try:
+            result = yield
+        finally:
+            self._telling = False
+        self._done.add(report.nodeid)
+        row = self._row(report.nodeid)
+        if about is None or row is None or self._word is None or not self._word[2]:
+            return result
+        figures = Figures.from_json(about["figures"]) if "figures" in about else None
+        reason = f"{record['status']}: {record['reason']}" if record else str(getattr(report, "wasxfail", ""))
+        self._tell(row, report, self._word[2], figures, reason)
+        return result
+
+    def _tell(self, row: CaseRow, report: pytest.TestReport, word: Any, figures: Figures | None, reason: str) -> None:
+        terminal = self._terminal
+        word, markup = word if isinstance(word, tuple) else (word, _markup(report))
+        worker = f"[{report.node.gateway.id}] " if self._session.is_controller and hasattr(report, "node") else ""
+        name = self._name(row, worker)
+        if worker:
+            terminal.ensure_newline()
+            terminal.write(name)
+        else:
+            terminal.write_ensure_prefix(name, "")
+        room = columns() - len(name) - len(word) - _PROGRESS - 2
+        text = figures.text(room) if figures is not None else shortened(shown(reason).partition("\n")[0], room)
+        text = f"{text:{_figures_width()}}" if figures is not None else text
+        terminal.write(f"{text} ")
+        terminal.write(word, **markup)
+        percent = f"[{100 * len(self._done) // max(self._total, 1):3d}%]"
+        terminal.write(percent.rjust(max(columns() - len(name) - len(text) - len(word) - 2, 0)), flush=True, cyan=True)
+        # A line is open, which belongs to nobody.
+        terminal.currentfspath = -2
+
+    def _row(self, nodeid: str) -> CaseRow | None:
+        plan = self._session.plan_if_made
+        if not self._rows and plan is not None:
+            self._rows = {
+                case_id: CaseRow(table, position)
+                for table in plan.tables.values()
+                for position, case_id in table.cases.items()
+            }
+        return self._rows.get(case_id_in(nodeid))
+
+    def _name(self, row: CaseRow, worker: str = "") -> str:
+        width = columns() - _figures_width() - _LONGEST_WORD - _PROGRESS - 4
+        name = shown(f"{worker}{row.kernel_type} {shapes_of(row.kernel_type, row.cells)}")
+        return f"{shortened(name, width):{width}}  "
+
+
+def _markup(report: pytest.TestReport) -> dict[str, bool]:
+    if report.failed:
+        return {"red": True}
+    return {"yellow": True} if report.skipped or hasattr(report, "wasxfail") else {"green": True}
+
+
+def _figures_width() -> int:
+    return _MORE_FIGURES if columns() >= _WIDE else _FIGURES

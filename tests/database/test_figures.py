@@ -1,0 +1,159 @@
+"""Numbers as people read them, and what a row's samples come to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from database.figure_tables import markdown_tables, quality_lines, terminal_tables
+from database.figures import (
+    Figures,
+    by_type,
+    bytes_text,
+    figures_of,
+    microseconds_text,
+    noise_text,
+    noisiest,
+    operations_text,
+    share_text,
+    slowest,
+)
+from database.peaks import Peak
+from database.quality import Quality
+from database.record import Measurement, Record
+from database.schema import Status
+
+H200 = Peak(4800.0, {"BF16": 989.5})
+
+
+def record(samples_us: Sequence[float], cache: str = "cold", dtype: str = "BF16", m: int = 1) -> Record:
+    """A product of m x 1024 and 1024 x 4096."""
+    cells = {
+        "Input Shapes": f"{m},1024;4096,1024",
+        "Input Data Types": f"{dtype};{dtype}",
+        "Input Formats": "ND;ND",
+        "Output Shapes": f"{m},4096",
+        "Output Data Types": dtype,
+        "Output Formats": "ND",
+    }
+    measurement = Measurement(tuple(samples_us), "cupti", cache)
+    return Record("MatMulV2", "signature", cells, Status.MEASURED, "", "run", 0.0, measurement)
+
+
+def figures(kernel_type: str = "Add", median_us: float = 10.0, **more: object) -> Figures:
+    values = {
+        "min_us": median_us,
+        "noise": 0.02,
+        "samples": 20,
+        "quality": Quality.QUIET,
+        "instrument": "cupti",
+        "cache": "cold",
+        **more,
+    }
+    return Figures(kernel_type, "16,1024", median_us, **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("us", "text"),
+    [(1.3, "1.30 us"), (15.05, "15.1 us"), (601.4, "601 us"), (37818.5, "37,818 us"), (0.01234, "0.0123 us")],
+)
+def test_a_duration_has_three_digits_at_least(us: float, text: str) -> None:
+    assert microseconds_text(us) == text
+
+
+def test_rates_noise_and_shares_have_their_units() -> None:
+    assert (bytes_text(1600), bytes_text(72.4), bytes_text(0.312)) == ("1.60 TB/s", "72.4 GB/s", "312 MB/s")
+    assert (operations_text(312), operations_text(0.5)) == ("312 TFLOP/s", "500 GFLOP/s")
+    assert operations_text(312, of_integers=True) == "312 TOP/s"
+    assert (noise_text(0.021), noise_text(0.23), noise_text(1.56), noise_text(None)) == (
+        "±2.1 %",
+        "±23 %",
+        "±156 %",
+        "",
+    )
+    assert (share_text(0.34), share_text(0.0341)) == ("34 %", "3.4 %")
+
+
+def test_of_two_rates_the_one_that_is_nearer_to_its_peak_is_told() -> None:
+    row = figures_of(record([4.0] * 5, m=1), H200)
+    moved = 2 * (1024 + 1024 * 4096 + 4096)
+    assert row.share == pytest.approx(moved / 4e-6 / 4800e9)
+    assert row.rate == "2.10 TB/s"
+    large = figures_of(record([100.0] * 5, m=8192), H200)
+    assert large.share == pytest.approx(2 * 8192 * 1024 * 4096 / 100e-6 / 989.5e12)
+    assert large.rate.endswith(" TFLOP/s")
+
+
+def test_a_warm_cache_has_no_share_of_the_memorys_peak() -> None:
+    row = figures_of(record([4.0] * 5, cache="warm"), H200)
+    assert row.share == pytest.approx(2 * 1024 * 4096 / 4e-6 / 989.5e12)
+    assert figures_of(record([4.0] * 5, cache="warm"), Peak()).share is None
+
+
+def test_a_product_of_integers_counts_no_floating_point_operations() -> None:
+    assert figures_of(record([100.0] * 5, dtype="INT8"), Peak()).rate.endswith(" GOP/s")
+
+
+def test_figures_travel_as_plain_values() -> None:
+    row = figures_of(record([4.0, 4.1, 4.2]), H200, captured_us=3.9)
+    assert Figures.from_json(json.loads(json.dumps(row.to_json()))) == row
+
+
+def test_parts_that_do_not_fit_are_left_out_from_the_end() -> None:
+    row = figures(gbps=1600.0, share=0.34, median_us=601.0)
+    whole = row.text()
+    assert whole == "601 us ±2.0 % (20) 1.60 TB/s 34 % of peak"
+    for width in range(20, 60):
+        text = row.text(width)
+        assert len(text) <= width
+        assert whole.startswith(text)
+
+
+def test_the_line_for_ci_has_how_it_was_taken_and_the_capture() -> None:
+    assert (
+        figures(median_us=15.05, captured_us=14.2).line() == "15.1 us ±2.0 % n=20 cold cupti, captured 14.2 us (1.06 x)"
+    )
+    assert ", drifting" in figures(quality=Quality.DRIFTING).line()
+
+
+def test_rows_of_a_type_together() -> None:
+    rows = [figures("Add", us, noise=us / 100) for us in (3.0, 1.0, 2.0)] + [figures("Mul", 9.0)]
+    add, mul = by_type(rows)
+    assert (add.kernel_type, add.rows, add.shortest_us, add.median_us, add.longest_us) == ("Add", 3, 1.0, 2.0, 3.0)
+    assert (add.noise, mul.rows) == (0.02, 1)
+    assert [row.median_us for row in slowest(rows, 2)] == [9.0, 3.0]
+    assert [row.noise for row in noisiest(rows, 2)] == [0.03, 0.02]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_tables_fit_the_terminal(width: int) -> None:
+    rows = [
+        figures("FusedInferAttentionScore" * 2, 1e7 / number, gbps=123.4, share=0.5, noise=1.0, quality=Quality.NOISY)
+        for number in range(1, 10)
+    ]
+    lines = list(terminal_tables(rows, width))
+    assert max(map(len, lines)) <= width
+    assert ("range" in lines[0]) == (width >= 120)
+    assert "10,000,000 us" in "".join(lines)
+
+
+def test_tables_have_no_column_of_which_nothing_is_known() -> None:
+    narrow, wide = (next(terminal_tables([figures(**more)], 200)) for more in ({}, {"gbps": 1.0, "share": 0.1}))  # type: ignore[arg-type]
+    assert "of peak" not in narrow
+    assert "of peak" in wide
+
+
+def test_a_bar_in_a_cell_is_no_column_of_markdown() -> None:
+    (line,) = (line for line in markdown_tables([figures("A|b")]) if "A" in line)
+    assert line.startswith("| A\\|b | 1 |")
+
+
+def test_noise_is_told_with_its_cause_and_other_qualities_are_counted() -> None:
+    rows = [figures(quality=quality) for quality in Quality] + [figures(quality=Quality.NOISY)]
+    noisy, others = quality_lines(rows, "load 4.2 on 2 cores")
+    assert noisy == f"2 of {len(rows)} rows are noisier than 10 %: load 4.2 on 2 cores"
+    assert "1 drifting" in others
+    assert "quiet" not in others
+    assert list(quality_lines([figures()], "load 9")) == []

@@ -1,0 +1,117 @@
+"""What a session tells of durations: a line for each row, tables at the end, the report, JUnit."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+from sessions import Sessions, row
+
+from database.schema import MICROBENCH_MIN, PROFILING_AVERAGE
+
+THRICE = ("--repeat-count=3", "--cache=warm")
+
+
+def test_each_row_has_a_line_with_its_duration(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(5)])
+    sessions.write("Moody", [row(15), row(17)])
+    done = sessions.run_in_process("-v", "--tb=no", COLUMNS="80", measure=THRICE)
+    lines = [line.rstrip() for line in done.output.splitlines()]
+    (toy,) = (line for line in lines if line.startswith("Toy 5;5 "))
+    assert re.search(r" [\d,.]+ us ±[\d,.]+ % \(3\).* PASSED +\[ *\d+%\]$", toy)
+    (failed,) = (line for line in lines if line.startswith("Moody 15;15 "))
+    assert re.search(r" failed: ValueError: bad mood FAILED +\[ *\d+%\]$", failed)
+    (skipped,) = (line for line in lines if line.startswith("Moody 17;17 "))
+    assert "SKIPPED" in skipped
+    assert max(len(line) for line in (toy, failed, skipped)) < 80
+    # A node id can be copied where it is of use.
+    assert re.search(r"^FAILED test_toys.py::test_moody\[Moody-15_15-", done.output, re.MULTILINE)
+
+
+def test_more_verbosity_keeps_node_ids(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(5)])
+    done = sessions.run_in_process("-vv", measure=THRICE)
+    assert re.search(r"::test_toy\[Toy-5_5-\S+\] PASSED [\d,.]+ us ", done.output)
+
+
+def test_lines_of_workers_have_durations(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(5), row(6)])
+    done = sessions.run("-v", "-n", "1", measure=THRICE)
+    assert len(re.findall(r"^\[gw0\] Toy \d;\d +[\d,.]+ us .* PASSED +\[ *\d+%\]$", done.output, re.MULTILINE)) == 2
+    assert re.search(r"^Toy +2 ", done.output, re.MULTILINE)
+
+
+def test_tables_are_at_the_end_and_in_the_report(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(size) for size in range(1, 7)])
+    done = sessions.run_in_process(measure=THRICE)
+    assert re.search(r"^Toy +6 +[\d,.]+ us ", done.output, re.MULTILINE)
+    assert "slowest:" in done
+    (report,) = (sessions.database / "reports").glob("*.md")
+    text = report.read_text()
+    assert re.search(r"^\| Toy \| 6 \| [\d,.]+ us \|", text, re.MULTILINE)
+    for told in ("torch", "repeat_count 3", "warm, wall-clock (6 rows)", "### The slowest rows"):
+        assert told in text
+    assert "Gap hot spots" not in text
+
+
+@pytest.mark.parametrize(("options", "mood"), [(("-q",), 1), ((), 15)])
+def test_no_tables_without_durations_or_with_q(sessions: Sessions, options: tuple[str, ...], mood: int) -> None:
+    sessions.write("Moody", [row(mood)])
+    assert "kernel type  " not in sessions.run_in_process(*options)
+
+
+def test_ci_shows_numbers_class_and_kind_of_failure(sessions: Sessions) -> None:
+    sessions.write("Toy", [{**row(1), PROFILING_AVERAGE: "2.5"}])
+    sessions.write("Moody", [row(16)])
+    sessions.run_in_process("--junitxml=report.xml", measure=THRICE)
+    (suite,) = ElementTree.parse(sessions.folder / "report.xml").iter("testsuite")
+    assert suite.get("name", "").startswith("opatlas ")
+    about = {each.get("name"): each.get("value") for each in suite.findall("properties/property")}
+    (stored,) = sessions.read("Toy")
+    assert about["run_id"] == stored["Run ID"]
+    assert about["database"] == str(sessions.database)
+    assert about["option.repeat_count"] == "3"
+    assert about["device"]
+    assert about["torch"]
+    cases = {case.get("classname"): case for case in suite.iter("testcase")}
+    assert cases.keys() == {"Toy", "Moody"}
+    (out,) = cases["Toy"].findall("system-out")
+    assert re.match(r"[\d,.]+ us ±[\d,.]+ % n=3 warm wall-clock.*, captured 2.50 us \([\d.]+ x\)$", out.text or "")
+    told = {each.get("name"): each.get("value", "") for each in cases["Toy"].iter("property")}
+    assert told["captured_us"] == "2.5"
+    assert float(told["ratio_to_captured"]) == pytest.approx(float(told["duration_median_us"]) / 2.5, rel=1e-3)
+    assert float(told["duration_min_us"]) == float(stored[MICROBENCH_MIN])
+    assert [failure.get("type") for failure in cases["Moody"].iter("failure")] == ["invalid"]
+
+
+def test_what_rows_printed_stands_behind_their_numbers(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    sessions.run_in_process("--junitxml=report.xml", "-o", "junit_logging=all", "-o", "junit_suite_name=mine")
+    (suite,) = ElementTree.parse(sessions.folder / "report.xml").iter("testsuite")
+    assert suite.get("name") == "mine"
+    (out,) = suite.iter("system-out")
+    first, *others = (out.text or "").splitlines()
+    assert " us " in first
+    assert "body of (1,)" in others
+
+
+def test_a_capture_of_another_device_is_not_ranked(sessions: Sessions) -> None:
+    sessions.write("Toy", [{**row(1), PROFILING_AVERAGE: "0.001"}])
+    done = sessions.run_in_process()
+    assert "1 row with both durations, captured on " in done
+    assert "off the captured ones" not in done
+
+
+def test_slower_rows_fail_a_comparison_in_a_line(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    saved = ("--benchmark-storage=saved",)
+    assert sessions.run_in_process(*saved, "--benchmark-autosave").code == 0
+    # Whatever the durations are, they are more than nothing.
+    (before,) = (sessions.folder / "saved").rglob("*.json")
+    before.write_text(re.sub(r'("(?:median|min|mean)"): [\d.e-]+', r"\1: 1e-12", before.read_text()))
+    done = sessions.run_in_process(*saved, "--benchmark-compare", "--benchmark-compare-fail=median:20%")
+    assert done.code == 1
+    assert "1 row slower than --benchmark-compare-fail allows" in done
+    assert "Traceback" not in done.output
+    assert sessions.statuses("Toy") == {1: "measured"}
