@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from time import monotonic
 from types import FunctionType
 from typing import Any
@@ -20,6 +21,7 @@ from bench.reference.formula import Formula
 from bench.registry import ReplaySpec
 from bench.rows.replay_row import ReplayRow
 from bench.sampling import Sampling
+from bench.stand_in import OperatorCount, may_be_compiled
 from database.schema import OUTPUT_DTYPES, OUTPUT_SHAPES
 
 #: A row needs its tensors, and about as much again for clones, the check and a kernel's workspace.
@@ -104,7 +106,9 @@ class Replay:
 
         warm_until = monotonic() + _WARM_UP_S
         self._group.reached("in its first call")
-        call()
+        count = OperatorCount() if kernel is impl and not may_be_compiled(impl) else None
+        with count or nullcontext():
+            call()
         name = self._spec.npu if self._spec.npu and kernel is not impl else _name(kernel)
         self._expect_outputs(name, results(), range(len(results())) if output_slots is None else output_slots)
         self._expect_unchanged(watch, name)
@@ -120,7 +124,12 @@ class Replay:
         named = {name: pristine.get(name, value) for name, value in keywords.items()}
         checked = check(expected, originals, named, results(), self._row.seed)
         self.outcome = self._sampling.outcome(
-            samples, checked, self._row.kernel_type, calls=calls, assumed=self._row.assumptions
+            samples,
+            checked,
+            self._row.kernel_type,
+            calls=calls,
+            assumed=self._row.assumptions,
+            operators=count.names if count else (),
         )
 
     def expect_memory(self) -> None:

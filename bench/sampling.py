@@ -17,6 +17,7 @@ from bench.noise_limit import ATTEMPTS, Attempt, dropped, limited, noise_of
 from bench.profiles.attribution import ProfiledSamples
 from bench.profiles.profiled import with_samples
 from bench.reference.check import Checked
+from bench.stand_in import stand_in
 from bench.stop_rule import StopRule
 from database.record import Measurement
 from database.schema import Status
@@ -91,6 +92,7 @@ class Sampling:
         calls: int = 0,
         assumed: Sequence[str] = (),
         noted: Sequence[str] = (),
+        operators: Sequence[str] = (),
     ) -> Outcome:
         """What became of a row that has these samples; failed where they are in a profile, and missing there.
 
@@ -98,6 +100,7 @@ class Sampling:
             calls: how often the kernel was called in all; 0: nobody counted.
             assumed: of the row.
             noted: besides what the instrument notes; the reason tells these.
+            operators: of torch, which one call called in place of the kernel.
         """
         notes = (*samples.notes, *noted, *dropped(self._attempts))
         measurement = Measurement(
@@ -110,6 +113,7 @@ class Sampling:
             total_elements=checked.total,
             assumptions=tuple(assumed),
             throttled=samples.throttled,
+            stand_in=stand_in(operators, samples.device_kernels),
         )
         launched = replace(samples.launched, calls=calls) if samples.launched else None
         outcome = Outcome(Status.MEASURED, "; ".join(notes), measurement=measurement, launched=launched)

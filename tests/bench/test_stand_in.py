@@ -1,0 +1,171 @@
+"""A row says when several operators were timed in the place of one kernel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from replaying import job_of, replay_row
+from sample_rows import ROWS
+from sample_rows_attention import PAGED
+
+from bench.impl import matmuls
+from bench.job import DeviceSpec, MeasureSettings
+from bench.reference.formula import pointwise
+from bench.registry import replays
+from bench.runner import Runner
+from bench.stand_in import OperatorCount, stand_in
+from database.measured import measured_cells
+from database.record import Record
+from database.schema import ASSUMPTIONS, STAND_IN, Status
+
+ONE = "4,5 | FLOAT -> 4,5 | FLOAT"
+
+
+@pointwise
+def one_more(x):
+    return x + 1
+
+
+def through_numpy(x):
+    return torch.from_numpy(x.numpy() + 1)
+
+
+def in_two_steps(x):
+    return x.T.add(0.5).add_(0.5).T
+
+
+KERNELS = {"one": lambda x: x + 1, "views": lambda x: (x.T + 1).T, "numpy": through_numpy, "two": in_two_steps}
+
+
+@replays("OneMore", npu="torch.add")
+def of_a_kernel(row, replay):
+    replay(KERNELS[row.cells["kernel"]], row.tensor(0), expected=one_more)
+
+
+def stand_in_of(outcome):
+    assert outcome.status is Status.MEASURED, outcome
+    return outcome.measurement.stand_in
+
+
+@pytest.mark.parametrize(("kernel", "stands_in"), [("one", False), ("views", False), ("numpy", False), ("two", True)])
+def test_several_operators_stand_in_and_views_are_none(kernel, stands_in):
+    job = job_of("OneMore", ONE, f"{__name__}.of_a_kernel")
+    job.cells["kernel"] = kernel
+    outcome = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm")).run(job)
+    assert bool(stand_in_of(outcome)) is stands_in
+
+
+@pytest.mark.parametrize("kernel_type", ["AddRmsNorm", "GroupedMatmul", "FusedInferAttentionScore", "MoeGatingTopK"])
+def test_a_composition_in_place_of_a_fused_kernel_says_so(kernel_type):
+    assert "composition of" in stand_in_of(replay_row(kernel_type, ROWS[kernel_type][0]))
+
+
+@pytest.mark.parametrize("kernel_type", ["Add", "SoftmaxV2", "Transpose", "Sort", "IndexPutV2", "Conv2DBackpropFilter"])
+def test_an_operator_of_torch_stands_in_for_nothing(kernel_type):
+    assert stand_in_of(replay_row(kernel_type, ROWS[kernel_type][0])) == ""
+
+
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_a_product_through_float32_says_so(monkeypatch, has_instructions):
+    monkeypatch.setattr(matmuls, "_cpu_multiplies", lambda dtype: has_instructions)
+    outcome = replay_row("MatMulV2", ROWS["MatMulV2"][0])
+    assert ("_to_copy" in stand_in_of(outcome)) is not has_instructions
+
+
+def test_one_device_kernel_is_no_composition():
+    assert stand_in(["mul", "add"], 1) == ""
+    assert stand_in(["sort"], 21) == ""
+    assert stand_in([], 2) == ""
+    assert stand_in(["mul", "add", "mul"], 3).startswith("composition of 3 torch operators (mul, add)")
+    assert "11 device kernels" in stand_in(["mul", "add"], 11)
+
+
+def test_operators_of_an_earlier_call_are_not_counted_again():
+    with OperatorCount() as count:
+        torch.ones(2).add_(1)
+    torch.ones(2)
+    assert count.names == ["ones", "add_"]
+
+
+class NpuLike:
+    """Stands in for a device that has a call of its own for the kernel."""
+
+    def __init__(self, device):
+        self._device = device
+
+    def __getattr__(self, name):
+        return getattr(self._device, name)
+
+    def kernel(self, impl, npu):
+        return KERNELS["two"]
+
+
+def test_the_count_loads_no_compiler():
+    code = """
+import sys, torch
+from bench.stand_in import OperatorCount
+with OperatorCount():
+    torch.ones(2)
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_devices_own_call_is_the_kernel_itself():
+    runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm"))
+    runner._device = NpuLike(runner._device)
+    job = job_of("OneMore", ONE, f"{__name__}.of_a_kernel")
+    job.cells["kernel"] = "one"
+    assert stand_in_of(runner.run(job)) == ""
+
+
+def test_what_was_assumed_and_what_stood_in_are_cells_of_the_row():
+    job = job_of("FusedInferAttentionScore", PAGED[0])
+    outcome = replay_row(job.kernel_type, PAGED[0])
+    record = Record(
+        kernel_type=job.kernel_type,
+        signature="s",
+        cells=job.cells,
+        status=Status.MEASURED,
+        reason="",
+        run_id="20260101T000000-abcdef",
+        finished_at=1.0,
+        measurement=outcome.measurement,
+    )
+    cells = measured_cells(record)
+    assert cells[ASSUMPTIONS] == "; ".join(outcome.measurement.assumptions) != ""
+    assert cells[STAND_IN] == outcome.measurement.stand_in != ""
+
+
+def test_compiled_code_runs_compiled_and_stands_in_for_nothing():
+    """In a process of its own, for the compiler stays once it is there."""
+    code = """
+import sys; sys.path[:0] = ["tests/bench"]
+import torch
+from replaying import job_of
+from bench.job import DeviceSpec, MeasureSettings
+from bench.reference.formula import pointwise
+from bench.registry import replays
+from bench.runner import Runner
+
+compiled = []
+def backend(graph, inputs):
+    compiled.append(graph)
+    return graph.forward
+kernel = torch.compile(lambda x: x * 0.5 + 1, backend=backend)
+
+@replays("OneMore", npu=None)
+def one(row, replay):
+    replay(kernel, row.tensor(0), expected=pointwise(lambda x: x * 0.5 + 1))
+
+runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, cache="warm"))
+outcome = runner.run(job_of("OneMore", "4 | FLOAT -> 4 | FLOAT", "__main__.one"))
+assert outcome.measurement and outcome.measurement.stand_in == "", outcome
+assert len(compiled) == 1, compiled
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
