@@ -104,6 +104,9 @@ class Replay:
                 for changed, original in zip(_flat(inputs[place]), _flat(value), strict=True):
                     changed.copy_(original)
 
+        def touched() -> tuple[torch.Tensor, ...]:
+            return (*_flat(list(inputs.values())), *_flat(latest))
+
         warm_until = monotonic() + _WARM_UP_S
         self._group.reached("in its first call")
         count = OperatorCount() if kernel is impl and not may_be_compiled(impl) else None
@@ -118,7 +121,7 @@ class Replay:
             call()
 
         self._sampling.warm_up(once_more, most_calls=_WARM_UP_CALLS - 1, until=warm_until)
-        samples = self._sampling.take(call, restore if pristine else None)
+        samples = self._sampling.take(call, restore if pristine else None, touched)
         self._expect_unchanged(watch, name)
         originals = [pristine.get(i, value) for i, value in enumerate(arguments)]
         named = {name: pristine.get(name, value) for name, value in keywords.items()}

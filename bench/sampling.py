@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from bench.devices import Device
 from bench.errors import OutOfMemory
@@ -21,6 +22,9 @@ from bench.stand_in import stand_in
 from bench.stop_rule import StopRule
 from database.record import Measurement
 from database.schema import Status
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Sampling:
@@ -48,13 +52,19 @@ class Sampling:
             if self._group.agree(monotonic() < until):
                 call()
 
-    def take(self, call: Callable[[], object], restore: Callable[[], object] | None) -> Samples:
+    def take(
+        self,
+        call: Callable[[], object],
+        restore: Callable[[], object] | None,
+        touched: Callable[[], Sequence[torch.Tensor] | None] = lambda: None,
+    ) -> Samples:
         """Samples of `call`, as many as the settings ask for; when it returns, the device is done with them.
 
         Samples that scatter too much are taken again; all ranks of a group do that together.
 
         Args:
             restore: brings back what a call overwrites; None where that is nothing.
+            touched: gives the tensors that a call reads and writes; None where nobody knows them.
         """
         cold = self._settings.cache == "cold"
 
@@ -62,7 +72,7 @@ class Sampling:
             if restore is not None:
                 restore()
             if cold:
-                self._device.flush_cache()
+                self._device.flush_cache(touched())
 
         limit = self._settings.max_noise
         while True:

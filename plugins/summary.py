@@ -22,7 +22,7 @@ from plugins.plan import Plan
 from plugins.plan_lines import plan_lines
 from plugins.report import Report
 from plugins.session import BenchSession
-from plugins.surroundings import disturbances
+from plugins.surroundings import disturbances, flush_notes
 from plugins.tally import Tally
 from plugins.writeback import WriteBack
 
@@ -79,6 +79,7 @@ class Summary:
         if selected and settings.prof_path is None and not settings.collect_only:
             found = disturbances(*self._session.surroundings.at_start(settings.devices))
             lines += [f"opatlas: this disturbs durations: {', '.join(found)}"] if found else []
+            lines += [f"opatlas: {note}" for note in flush_notes(settings)]
         return list(map(shown, lines))
 
     @pytest.hookimpl(tryfirst=True)

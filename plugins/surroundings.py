@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from bench.devices.cores import available_cores, usable_cores
+from bench.devices.cpu_flush import DEAR_BYTES, plan_flush
 from bench.devices.gpu_state import GpuState, gpu_states
 from bench.devices.machine_state import MachineState, MachineWatch
 from bench.job import DeviceSpec
+from plugins.settings import Settings
 
 
 class Surroundings:
@@ -36,6 +39,17 @@ class Surroundings:
         """Returns the higher load of start and end, in words; "" where the system tells none."""
         states = (self.at_start(devices)[0], self.at_end(devices)[0])
         return max(states, key=lambda state: state.load_1min or 0.0).load
+
+
+def flush_notes(settings: Settings) -> list[str]:
+    """Returns what a user should know of the flush before each sample: nothing where it is cheap."""
+    measure = settings.measure
+    if measure.cache != "cold" or settings.devices[0].kind != "cpu":
+        return []
+    plan = plan_flush(usable_cores(), measure.threads or available_cores())
+    if plan.by_line or plan.read_bytes <= DEAR_BYTES:
+        return []
+    return [f"the cache flush reads {plan.read_bytes >> 20} MiB before each sample: --cache warm leaves it out"]
 
 
 def disturbances(machine: MachineState, gpus: Sequence[GpuState]) -> list[str]:

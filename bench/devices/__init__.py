@@ -10,7 +10,7 @@ from bench.devices.kinds import KINDS
 from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
     import torch
@@ -55,8 +55,12 @@ class Device(Protocol):
         """Waits for everything that was launched."""
         ...
 
-    def flush_cache(self) -> None:
-        """Leaves nothing of a row in the last-level cache, by the time that what is launched next begins."""
+    def flush_cache(self, touched: Sequence[torch.Tensor] | None = None) -> None:
+        """Leaves nothing of a row in any cache, by the time that what is launched next begins.
+
+        Args:
+            touched: all tensors that the row reads and writes; None where nobody knows them. A device may flush more.
+        """
         ...
 
     def locked(

@@ -18,8 +18,13 @@ def available_cores(root: Path = ROOT) -> int:
 
 def affinity_cores() -> int:
     """Returns how many cores the affinity mask has."""
+    return len(usable_cores())
+
+
+def usable_cores() -> set[int]:
+    """Returns the numbers of the cores of the affinity mask."""
     try:
-        return len(os.sched_getaffinity(0))
+        return os.sched_getaffinity(0)
     except AttributeError:
         # Not Linux.
-        return os.cpu_count() or 1
+        return set(range(os.cpu_count() or 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,13 @@ from typing import Any
 import torch
 
 from bench.devices.cgroups import available_memory, cpu_quota, memory_limit
-from bench.devices.cores import available_cores
+from bench.devices.cores import available_cores, usable_cores
+from bench.devices.cpu_flush import CpuFlush, plan_flush
 from bench.devices.device_lock import LockHolder, lock_of
 from bench.devices.probe import probe
 from bench.instruments import Instrument, open_instrument
 from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
 from database.layout import cpu_device_name
-from database.numbers import whole
-
-#: Used where the system does not tell the size of its last-level cache; larger than most.
-_ASSUMED_LLC_BYTES = 64 << 20
-#: Reading twice the cache's size evicts what a pseudo-LRU policy would keep from one pass.
-_FLUSH_FACTOR = 2
 
 
 class CpuDevice:
@@ -33,20 +28,27 @@ class CpuDevice:
         self._threads = settings.threads or available_cores()
         torch.set_num_threads(self._threads)
         self.torch_device = torch.device("cpu")
-        self._llc_bytes = last_level_cache_bytes() or _ASSUMED_LLC_BYTES
+        self._flush_plan = plan_flush(usable_cores(), self._threads)
+        self._flush = CpuFlush(self._flush_plan)
         self._settings = settings
-        self._flush_buffer: torch.Tensor | None = None
         # Two rows measured at once would slow each other down.
         self._lock = lock_of("cpu")
 
     def describe(self) -> DeviceDescription:
+        plan = self._flush_plan
+        caches = {
+            "last_level_cache_bytes": plan.cache_bytes,
+            "last_level_caches": plan.caches,
+            "flush_read_bytes": plan.read_bytes,
+            "flush_by_line": "yes" if plan.by_line else "no",
+        }
         limits = {"cpu_quota_cores": cpu_quota(), "memory_limit_bytes": memory_limit()}
         return DeviceDescription(
             name=cpu_device_name(),
             facts={
                 "torch": str(torch.__version__),
                 "threads": self._threads,
-                "last_level_cache_bytes": self._llc_bytes,
+                **{name: fact for name, fact in caches.items() if fact is not None},
                 "memory_bytes": _memory_bytes(),
                 **{name: limit for name, limit in limits.items() if limit is not None},
                 "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -73,11 +75,8 @@ class CpuDevice:
     def synchronize(self) -> None:
         """Nothing to wait for: calls return when they are done."""
 
-    def flush_cache(self) -> None:
-        # Read, not written: dirty lines would be written back during the sample that follows.
-        if self._flush_buffer is None:
-            self._flush_buffer = torch.ones(_FLUSH_FACTOR * self._llc_bytes // 4)
-        self._flush_buffer.sum()
+    def flush_cache(self, touched: Sequence[torch.Tensor] | None = None) -> None:
+        self._flush(touched)
 
     def locked(
         self, when_waiting: Callable[[LockHolder], None], when_taken: Callable[[], None], limit_s: float | None = None
@@ -97,15 +96,3 @@ def _system_bytes() -> int:
 
 def _memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def last_level_cache_bytes() -> int | None:
-    """Size of the largest cache of CPU 0; None where the system does not tell."""
-    sizes = []
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text().strip()
-        unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:])
-        size = whole(text[:-1])
-        if unit and size is not None:
-            sizes.append(size * unit)
-    return max(sizes, default=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -101,7 +101,7 @@ class CudaDevice:
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
 
-    def flush_cache(self) -> None:
+    def flush_cache(self, touched: Sequence[torch.Tensor] | None = None) -> None:
         # Read, not written: dirty lines would be written back during the sample that follows.
         torch.sum(self._flush_buffer, dim=1, out=self._flushed)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.devices.cgroups import ROOT, Periods, cpu_periods, cpu_quota
+from bench.devices.cores import usable_cores
 from database.numbers import real, whole
 
 #: Runnable threads of other processes from which on one of a row's threads is likely to wait for a core.
@@ -110,7 +111,7 @@ class MachineWatch:
         """Returns the state in the window since the last call."""
         root, before, now = self._root, self._last, self._read_clocks()
         self._last = now
-        usable = _usable_cpus()
+        usable = usable_cores()
         window_s = max(now.at - before.at, 1e-3)
         busy = steal = total = 0
         for cpu in usable & now.of_cpus.keys() & before.of_cpus.keys():
@@ -209,14 +210,6 @@ def _own_seconds(own_pid: int, root: Path) -> dict[int, float]:
     while more := {pid for pid, parent in parents.items() if parent in own} - own:
         own |= more
     return {pid: seconds[pid] * tick_s for pid in own}
-
-
-def _usable_cpus() -> set[int]:
-    """Numbers of the cores that this process may use."""
-    try:
-        return os.sched_getaffinity(0)
-    except AttributeError:  # not Linux
-        return set(range(os.cpu_count() or 1))
 
 
 def _governors(cpus: set[int], root: Path) -> tuple[str, ...]:

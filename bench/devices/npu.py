@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
@@ -119,7 +119,7 @@ class NpuDevice:
     def synchronize(self) -> None:
         self._npu.synchronize(self.torch_device)
 
-    def flush_cache(self) -> None:
+    def flush_cache(self, touched: Sequence[torch.Tensor] | None = None) -> None:
         # Read, not written: dirty lines would be written back during the sample that follows.
         if self._flush_buffer is None:
             self._flush_buffer = torch.ones(_FLUSH_FACTOR * self._l2_bytes // 4, device=self.torch_device)

@@ -55,6 +55,7 @@ PROBES = {
         Probe(machine.cpu, _IMPORTS_S),
         Probe(machine.cuda, _IMPORTS_S, ("cuda",)),
         Probe(surroundings.limits),
+        Probe(surroundings.flush, _IMPORTS_S, needed_by=(), of_device=True),
         Probe(surroundings.disturbances, needed_by=(), of_device=True),
         Probe(ascend.npu_devices, needed_by=_NPU, of_ascend=True),
         Probe(ascend.npu_smi, needed_by=(), of_ascend=True),

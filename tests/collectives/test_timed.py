@@ -140,7 +140,7 @@ def test_a_message_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch)
 def test_cold_flushes_before_each_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     replay = timed(Three(), cache="cold")
     flushed = []
-    monkeypatch.setattr(replay._device, "flush_cache", lambda: flushed.append(1))
+    monkeypatch.setattr(replay._device, "flush_cache", lambda touched: flushed.append(1))
     call, result, restore = summing(replay)
     replay(call, result, replay._message.summed, restore)
     assert len(flushed) == 3

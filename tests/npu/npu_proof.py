@@ -144,7 +144,7 @@ class MetaDevice:
     def synchronize(self) -> None:
         pass
 
-    def flush_cache(self) -> None:
+    def flush_cache(self, touched: Any = None) -> None:
         pass
 
 

@@ -1,0 +1,150 @@
+"""Which last-level caches there are, and how much is read to flush all that a row's threads may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from bench.devices import cpu, cpu_flush
+from bench.devices.cpu_caches import cache_domains, flush_bytes, least_flush_bytes
+from bench.devices.cpu_flush import DEAR_BYTES, CpuFlush, FlushPlan, plan_flush
+from bench.devices.evict import evictor
+from bench.job import DeviceSpec, Job, MeasureSettings
+from bench.kernels.replays import replays_of_bench
+from bench.runner import Runner
+from database.schema import Status
+from tests.support.fake_system import write_files
+
+MIB = 1 << 20
+
+
+def machine(root: Path, caches: int, cores: int, size: str) -> Path:
+    """A machine with some last-level caches, each shared by some cores that have 1 MiB for themselves."""
+    texts = {}
+    for core in range(caches * cores):
+        folder = f"sys/devices/system/cpu/cpu{core}/cache"
+        first = core // cores * cores
+        levels = (("1", "Data", "48K", core), ("1", "Instruction", "32K", core), ("2", "Unified", "1024K", core))
+        for index, (level, kind, of, shared) in enumerate(
+            (*levels, ("3", "Unified", size, f"{first}-{first + cores - 1}"))
+        ):
+            for name, text in (("level", level), ("type", kind), ("size", of), ("shared_cpu_list", shared)):
+                texts[f"{folder}/index{index}/{name}"] = f"{text}\n"
+    return write_files(root, texts)
+
+
+def test_each_last_level_cache_is_a_domain_of_its_cores(tmp_path: Path) -> None:
+    domains = cache_domains(range(1, 8), machine(tmp_path, caches=2, cores=4, size="32768K"))
+    assert sorted(sorted(domain.cores) for domain in domains) == [[1, 2, 3], [4, 5, 6, 7]]
+    assert {(domain.size_bytes, domain.private_bytes) for domain in domains} == {(32 * MIB, MIB)}
+
+
+@pytest.mark.parametrize(
+    ("caches", "cores", "threads", "read"),
+    [
+        (1, 8, 8, 64),  # one cache, read twice over
+        (1, 8, 2, 64),
+        (24, 8, 192, 24 * 64),  # each of 24 caches
+        (24, 8, 8, 8 * 64),  # each thread may be alone with a cache
+        (2, 1, 2, 2 * 64),  # a virtual machine whose cores are sockets
+    ],
+)
+def test_every_cache_that_the_threads_may_use_is_read_twice(
+    tmp_path: Path, caches: int, cores: int, threads: int, read: int
+) -> None:
+    domains = cache_domains(range(caches * cores), machine(tmp_path, caches, cores, "32768K"))
+    assert flush_bytes(domains, threads) == read * MIB
+    assert least_flush_bytes(domains, threads) == 2 * threads * MIB
+
+
+def test_a_core_alone_with_its_cache_reads_as_much_as_the_cache_needs(tmp_path: Path) -> None:
+    domains = cache_domains(range(9), machine(tmp_path, caches=2, cores=8, size="32768K"))
+    assert sorted(len(domain.cores) for domain in domains) == [1, 8]
+    assert flush_bytes(domains, 9) // 9 == 64 * MIB
+
+
+def test_a_cache_that_evicting_by_line_undercuts_is_not_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = machine(tmp_path, caches=1, cores=2, size="491520K")
+    monkeypatch.setattr(cpu_flush, "evictor", lambda: lambda address, size: None)
+    plan = plan_flush(range(2), 2, root)
+    assert (plan.cache_bytes, plan.whole_bytes, plan.read_bytes, plan.by_line) == (
+        480 * MIB,
+        960 * MIB,
+        DEAR_BYTES,
+        True,
+    )
+    monkeypatch.setattr(cpu_flush, "evictor", lambda: None)
+    plan = plan_flush(range(2), 2, root)
+    assert (plan.read_bytes, plan.by_line) == (960 * MIB, False)
+
+
+def test_what_the_system_does_not_tell_is_assumed(tmp_path: Path) -> None:
+    plan = plan_flush(range(2), 2, tmp_path)
+    assert plan.cache_bytes is None
+    assert plan.whole_bytes == plan.read_bytes > 64 * MIB
+    first_level = {
+        f"sys/devices/system/cpu/cpu0/cache/index0/{name}": text for name, text in (("level", "1"), ("size", "64K"))
+    }
+    assert plan_flush(range(1), 1, write_files(tmp_path, first_level)).cache_bytes is None
+
+
+def test_evicting_keeps_what_memory_holds() -> None:
+    evict = evictor()
+    if evict is None:
+        pytest.skip("this machine has no instruction that evicts a line, or lets no process write code")
+    values = torch.arange(100_003, dtype=torch.int32)
+    values += 1
+    evict(values.data_ptr(), values.nbytes)
+    evict(values.data_ptr() + 3, 1)
+    evict(values.data_ptr(), 0)
+    assert torch.equal(values, torch.arange(1, 100_004, dtype=torch.int32))
+
+
+def test_a_flush_by_line_evicts_each_tensor_once_and_reads_the_whole_caches_for_a_larger_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    evicted = []
+    monkeypatch.setattr(cpu_flush, "evictor", lambda: lambda address, size: evicted.append((address, size)))
+    flush = CpuFlush(FlushPlan(MIB, 1, whole_bytes=2 * MIB, read_bytes=MIB // 2, by_line=True))
+    small, large = torch.zeros(1000), torch.zeros(MIB)
+    flush([small, small[5:], small.view(10, 100)])
+    assert evicted == [(small.data_ptr(), small.nbytes)]
+    flush([small, large])
+    flush(None)
+    assert len(evicted) == 1
+
+
+def test_inputs_and_result_of_a_row_are_evicted_before_each_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    evicted: list[int] = []
+    monkeypatch.setattr(cpu_flush, "evictor", lambda: lambda address, size: evicted.append(size))
+    plan = FlushPlan(MIB, 1, whole_bytes=2 * MIB, read_bytes=MIB // 2, by_line=True)
+    monkeypatch.setattr(cpu, "plan_flush", lambda cores, threads: plan)
+    runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=3, cache="cold", threads=1))
+    facts = runner.describe().facts
+    assert (facts["last_level_cache_bytes"], facts["flush_read_bytes"], facts["flush_by_line"]) == (
+        MIB,
+        MIB // 2,
+        "yes",
+    )
+    cells = {
+        "Input Shapes": "16,64;16,64",
+        "Input Data Types": "FLOAT;FLOAT",
+        "Output Shapes": "16,64",
+        "Output Data Types": "FLOAT",
+    }
+    function = replays_of_bench()["Add"]
+    outcome = runner.run(Job(function.__module__, "", function.__name__, "Add", cells, 60.0))
+    assert outcome.status is Status.MEASURED, outcome.reason
+    assert len(evicted) == 3 * 3
+    assert min(evicted) >= 16 * 64 * 4
+
+
+def test_this_machine_has_a_plan() -> None:
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {0}
+    plan = plan_flush(cores, len(cores))
+    assert plan.whole_bytes >= plan.read_bytes > 0
