@@ -14,6 +14,7 @@ import numpy as np
 from database.checks.checked import CheckedDatabase, CheckedTable
 from database.checks.families import NOISE_WIDTHS
 from database.checks.finding import Check, Finding
+from database.figures import microseconds_text
 from database.quality import NOISE_LIMIT
 from database.schema import RUN_ID
 
@@ -51,8 +52,9 @@ def _find(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
         difference = abs(us - twin_us)
         if difference > NOISE_LIMIT * min(us, twin_us) and difference > NOISE_WIDTHS * noise:
             ratio = us / twin_us
-            reason = f"{ratio:.2f} times the {twin_us:.4g} us of {theirs.path}:{twin + 2}, noise {noise:.2g} us"
-            found.append(table.finding(place, f"{us:.4g} us", reason, max(ratio, 1 / ratio)))
+            other_us, width = microseconds_text(twin_us), microseconds_text(noise)
+            reason = f"{ratio:.2f} times the {other_us} of {theirs.path}:{twin + 2}, noise {width}"
+            found.append(table.finding(place, microseconds_text(us), reason, max(ratio, 1 / ratio)))
     return found
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from database.checks.checked import CheckedDatabase, CheckedTable
 from database.checks.finding import Check, Finding
+from database.figures import microseconds_text
 from database.quality import Quality, judge
 from database.roofline import bound_us, work_of
 from database.schema import BASE, CACHE_STATE
@@ -35,7 +36,7 @@ def _find(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
                 continue
             verdict = judge([us], bound_us=least)
             if verdict.quality is Quality.ABOVE_ROOFLINE:
-                found.append(table.finding(place, f"{us:.4g} us", verdict.reason, least / us))
+                found.append(table.finding(place, microseconds_text(us), verdict.reason, least / us))
     return found
 
 

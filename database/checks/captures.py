@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from database.checks.checked import CheckedDatabase, CheckedTable
 from database.checks.finding import Check, Finding
+from database.figures import microseconds_text
 from database.quality import Quality, judge, relative_noise
 
 
@@ -22,7 +23,7 @@ def _find(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
         place = place_of.get(case.signature)
         verdict = judge(case.durations_us)
         if place is not None and verdict.quality is Quality.BIMODAL:
-            value = f"{case.durations.median_us:.4g} us"
+            value = microseconds_text(case.durations.median_us)
             found.append(table.finding(place, value, verdict.reason, relative_noise(case.durations_us) or 0.0))
     return found
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from database.checks.checked import CheckedDatabase, CheckedTable
 from database.checks.finding import Check, Finding
+from database.figures import microseconds_text
 
 
 def _find(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
@@ -21,8 +22,8 @@ def _find(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
         if np.isnan(ours) or np.isnan(theirs):
             durations, ratio = "", 1.0
         else:
-            durations, ratio = f", which took {theirs:.4g} us", max(ours / theirs, theirs / ours)
-        value = "no duration" if np.isnan(ours) else f"{ours:.4g} us"
+            durations, ratio = f", which took {microseconds_text(theirs)}", max(ours / theirs, theirs / ours)
+        value = "no duration" if np.isnan(ours) else microseconds_text(ours)
         found.append(table.finding(place, value, f"the same case as line {earlier + 2}{durations}", ratio))
     return found
 

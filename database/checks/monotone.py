@@ -11,6 +11,7 @@ import numpy as np
 from database.checks.checked import CheckedDatabase, CheckedTable
 from database.checks.families import families
 from database.checks.finding import Check, Finding
+from database.figures import microseconds_text
 
 FACTOR = 1.25
 
@@ -23,10 +24,10 @@ def _find(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
             fastest = i + 1 + int(np.argmin(family.high_us[i + 1 :]))
             ratio = family.us[i] / family.us[fastest]
             reason = (
-                f"{ratio:.2f} times the {family.us[fastest]:.4g} us of M {family.m[fastest]:,.0f} "
+                f"{ratio:.2f} times the {microseconds_text(family.us[fastest])} of M {family.m[fastest]:,.0f} "
                 f"(line {family.places[fastest] + 2}), which is more work than M {family.m[i]:,.0f}"
             )
-            found.append(table.finding(family.places[i], f"{family.us[i]:.4g} us", reason, ratio))
+            found.append(table.finding(family.places[i], microseconds_text(family.us[i]), reason, ratio))
     return found
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from database.checks.checked import CheckedDatabase, CheckedTable
 from database.checks.finding import Check, Finding
+from database.figures import microseconds_text, share_text
 from database.measured import duration_columns
 from database.quality import NOISE_LIMIT, Quality
 from database.schema import QUALITY, QUALITY_REASON
@@ -26,12 +27,13 @@ def _find(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
     found = []
     for place in np.flatnonzero(~np.isnan(durations.us)).tolist():
         quality = qualities[place]
-        value = f"{durations.us[place]:.4g} us"
+        value = microseconds_text(durations.us[place])
         if quality not in _NOT_NOISE:
             reason = f"{quality}: {reasons[place]}".removesuffix(": ")
             found.append(table.finding(place, value, reason, share[place]))
         elif quality is None and share[place] > NOISE_LIMIT:
-            reason = f"the standard deviation is {share[place]:.0%} of the mean, {durations.std_us[place]:.4g} us"
+            std = microseconds_text(durations.std_us[place])
+            reason = f"the standard deviation is {share_text(share[place])} of the mean, {std}"
             found.append(table.finding(place, value, reason, share[place]))
     return found
 
@@ -39,6 +41,6 @@ def _find(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
 NOISY = Check(
     "noisy",
     "durations whose samples do not agree",
-    "measure the rows again on an idle machine with more samples (--time-limit)",
+    "measure the rows again on an idle machine: opatlas bench --max-noise 10% (docs/measurement.md)",
     of_table=_find,
 )

@@ -6,6 +6,7 @@ import numpy as np
 
 from database.checks.checked import CheckedDatabase, CheckedTable, Durations
 from database.checks.finding import Check, Finding
+from database.figures import microseconds_text
 from database.schema import PROFILING_RUN_ID, RUN_ID
 
 _SEPARATOR = ";"
@@ -30,7 +31,7 @@ def _without(table: CheckedTable, durations: Durations, column: str, known: froz
             reason = f"its {column} is empty: nothing tells what it was measured on"
         else:
             continue
-        found.append(table.finding(place, f"{durations.us[place]:.4g} us", reason))
+        found.append(table.finding(place, microseconds_text(durations.us[place]), reason))
     return found
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from database.checks.checked import CheckedDatabase, CheckedTable
 from database.checks.families import families
 from database.checks.finding import Check, Finding
+from database.figures import microseconds_text
 
 FACTOR = 1.25
 
@@ -25,12 +26,12 @@ def _find(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
             place = np.log(family.m[i] / family.m[i - 1]) / np.log(family.m[i + 1] / family.m[i - 1])
             between = family.us[i - 1] ** (1 - place) * family.us[i + 1] ** place
             ratio = family.us[i] / between
-            reason = (
-                f"{ratio:.2f} times the {between:.4g} us that its neighbours make likely: "
-                f"{family.us[i - 1]:.4g} us at M {family.m[i - 1]:,.0f}, {family.us[i + 1]:.4g} us at "
-                f"M {family.m[i + 1]:,.0f}"
+            before, after = (
+                f"{microseconds_text(family.us[near])} at M {family.m[near]:,.0f}" for near in (i - 1, i + 1)
             )
-            found.append(table.finding(family.places[i], f"{family.us[i]:.4g} us", reason, ratio))
+            likely = microseconds_text(between)
+            reason = f"{ratio:.2f} times the {likely} that its neighbours make likely: {before}, {after}"
+            found.append(table.finding(family.places[i], microseconds_text(family.us[i]), reason, ratio))
     return found
 
 

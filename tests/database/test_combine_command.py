@@ -254,7 +254,10 @@ def test_what_cannot_be_combined_is_wrong_usage(
         ((target.path, source.path, empty), "empty: holds no {KernelType}.csv and no journal"),
         ((target.path, source.path, source.path / "Abs.csv"), "Abs.csv: neither a folder nor a journal"),
         ((target.path, source.path, broken), "broken.jsonl:1:"),
-        ((source.path / "Abs.csv", target.path), "TARGET {path}: a file, not a folder".format(path=source.path / "Abs.csv")),
+        (
+            (source.path / "Abs.csv", target.path),
+            "TARGET {path}: a file, not a folder".format(path=source.path / "Abs.csv"),
+        ),
     ):
         status, out, err = merge(*arguments)
         assert (status, out) == (2, ""), words

@@ -72,7 +72,7 @@ def write_database(folder: Path, tables: Mapping[str, list[dict[str, str]]], **f
     """Writes tables and the manifest of RUN, which was on an H200."""
     folder.mkdir(parents=True, exist_ok=True)
     for kernel_type, rows in tables.items():
-        write_frame(pd.DataFrame(rows, dtype=str).fillna(""), folder / f"{kernel_type}.csv")
+        write_frame(pd.DataFrame(rows).fillna(""), folder / f"{kernel_type}.csv")
     write_manifest(folder, RUN, **facts)
     return folder
 
