@@ -12,6 +12,7 @@ from database.case_id import case_id_in
 from database.record import Record
 from database.terminal import counted
 from plugins.items import about_row, row_of
+from plugins.workers import replays_are_asked_for
 
 #: Any of these asks pytest-benchmark for something; without them its table would only repeat the summary.
 _ASKING = ("benchmark_json", "benchmark_save", "benchmark_autosave", "benchmark_compare", "benchmark_histogram")
@@ -103,6 +104,19 @@ def benchmarks_only(config: pytest.Config) -> BenchmarksOnly | None:
     """What --benchmark-only needs; None where it is not given, or pytest-benchmark is not there."""
     benchmark_session = getattr(config, "_benchmarksession", None)
     return BenchmarksOnly(benchmark_session) if getattr(benchmark_session, "only", False) else None
+
+
+class NoBenchmarkHeader:
+    """Takes pytest-benchmark's line out of the header of a session of replays, which nothing in that line is about."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_report_header(
+        self, config: pytest.Config
+    ) -> Generator[None, list[str | list[str]], list[str | list[str]]]:
+        headers = yield
+        if not replays_are_asked_for(config):
+            return headers
+        return [header for header in headers if not (isinstance(header, str) and header.startswith("benchmark: "))]
 
 
 def benchmark_feed(config: pytest.Config) -> BenchmarkFeed | None:

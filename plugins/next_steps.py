@@ -1,4 +1,4 @@
-"""Why a session ran no row, or not all of its rows, and which command goes on."""
+"""Why a session ran no row, or not all of its rows, and which command goes on or comes next."""
 
 from __future__ import annotations
 
@@ -58,6 +58,12 @@ def going_on(plan: Plan, settings: Settings, not_run: Collection[str]) -> str:
         return f"{rows} not run: the same command with --update-mode=unreplayed goes on with {those}"
     again = f"--update-mode=all runs such {settings.unit}s"
     return f"{rows} not run: they have replayed durations from before, and only {again}"
+
+
+def after_success(settings: Settings, *, measured: int) -> Iterator[str]:
+    """What a user may do next with a database of which rows were measured."""
+    if measured and settings.writes:
+        yield f"next: `opatlas plot {settings.database} --output plots` draws the durations that the database holds"
 
 
 def _duration(settings: Settings) -> str:

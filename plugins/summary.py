@@ -11,13 +11,14 @@ import pytest
 from database.figure_tables import terminal_tables
 from database.journal import count_of_run
 from database.progress import speed
+from database.schema import Status
 from database.terminal import columns, counted, folded, shown
 from plugins.asked_for import AskedFor, meant
 from plugins.collector import Collector
 from plugins.interrupt import STOPPED, Interrupts
 from plugins.items import row_of
 from plugins.ledger import GIVEN_UP, XFAILED, Ledger
-from plugins.next_steps import going_on, nothing_to_do
+from plugins.next_steps import after_success, going_on, nothing_to_do
 from plugins.plan import Plan
 from plugins.plan_lines import plan_lines
 from plugins.report import Report
@@ -28,6 +29,10 @@ from plugins.writeback import WriteBack
 
 _SHOWN = 5
 _COLUMNS = 80
+
+
+class _Failure(str):
+    """A line about what failed, shown in red on a terminal."""
 
 
 class Summary:
@@ -64,6 +69,10 @@ class Summary:
             return
         self._plan_told = True
         terminal.ensure_newline()
+        if terminal.isatty:
+            # xdist leaves the line unfinished that counts its workers, and goes on with it below.
+            terminal.rewrite("", erase=True)
+            terminal.rewrite("")
         for line in self._plan_lines(node.config, plan, self._ledger.collected):
             terminal.write_line(line)
 
@@ -97,7 +106,9 @@ class Summary:
                 session.exitstatus = pytest.ExitCode.OK
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter, exitstatus: pytest.ExitCode, config: pytest.Config
+    ) -> None:
         plan = self._session.plan_if_made
         if plan is None or plan.error or self._session.settings.collect_only:
             return
@@ -108,7 +119,10 @@ class Summary:
                 terminalreporter.write_line(shown(line))
         terminalreporter.section("OpAtlas", sep="=")
         for line in self._summary(config):
-            terminalreporter.write_line(shown(line))
+            terminalreporter.write_line(shown(line), red=isinstance(line, _Failure))
+        if exitstatus == pytest.ExitCode.OK and terminalreporter.isatty and config.option.verbose >= 0:
+            for line in after_success(self._session.settings, measured=self._tally.outcomes["passed"]):
+                terminalreporter.write_line(shown(line))
 
     def _summary(self, config: pytest.Config) -> Iterator[str]:
         plan = self._session.plan_if_made
@@ -128,14 +142,15 @@ class Summary:
         seconds = self._tally.running_time.seconds
         facts = self._report.facts()
         if counts:
-            yield self._ledger.line()
+            statuses = [status for status in map(Status.of_cell, counts) if status is not None]
+            yield (_Failure if any(status.expected_to_fail for status in statuses) else str)(self._ledger.line())
         rows, unit = sum(facts.statuses.values()), self._session.settings.unit
         if rows:
             run = "run" if self._session.settings.prof_path is None else "looked up"
             yield f"{counted(rows, unit)} {run} in {seconds:.1f} s ({speed(rows / seconds, f'{unit}s')})"
             yield from self._tally.running_time.waiting_lines()
         if self._session.stop_reason not in ("", STOPPED):
-            yield f"stopped: {self._session.stop_reason}"
+            yield _Failure(f"stopped: {self._session.stop_reason}")
         yield from self._report.quality()
         yield from self._not_run_lines(plan)
         yield from self._earlier_lines()
@@ -159,9 +174,9 @@ class Summary:
         yield from self._gap_lines()
         failed = merged is None or merged.problems
         for problem in self._written.problems:
-            yield f"{'NOT WRITTEN BACK' if failed else 'written back, but'}: {problem}"
+            yield _Failure(f"{'NOT WRITTEN BACK' if failed else 'written back, but'}: {problem}")
         for problem in self._ledger.problems:
-            yield f"THE ROWS DO NOT ADD UP: {problem}"
+            yield _Failure(f"THE ROWS DO NOT ADD UP: {problem}")
         yield from self._problem_lines(plan)
         yield f"database: {os.path.abspath(self._session.settings.database)}"
         for path in self._report.paths:
@@ -198,7 +213,7 @@ class Summary:
             # The reasons stand above the rows, and once is enough.
             yield f"{counted(len(plan.problems), 'file was', 'files were')} not read, as the lines before the rows say"
         for problem in self._report.problems:
-            yield f"not read or written: {problem}"
+            yield _Failure(f"not read or written: {problem}")
 
     def _earlier_lines(self) -> Iterator[str]:
         """What became of the rows that earlier sessions left without a measurement."""
@@ -218,7 +233,7 @@ class Summary:
     def _error_lines(self) -> Iterator[str]:
         errors = self._tally.causes()
         if errors:
-            yield "not measured, by kernel type and cause:"
+            yield _Failure("not measured, by kernel type and cause:")
             for (kernel_type, cause), count in errors.most_common(_SHOWN):
                 yield folded(f"{count:5d}  {kernel_type}: {cause}", indent=2)
             if len(errors) > _SHOWN:

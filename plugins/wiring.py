@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.executor import SESSION
-from plugins.benchmark_feed import benchmark_feed, benchmarks_only
+from plugins.benchmark_feed import NoBenchmarkHeader, benchmark_feed, benchmarks_only
 from plugins.collector import Collector
 from plugins.comparison import Comparison
 from plugins.ending import Ending, WorkerEnding
@@ -72,6 +72,8 @@ def pytest_configure(config: pytest.Config) -> None:
     feed = benchmark_feed(config)
     if feed is not None:
         register(feed, "opatlas-benchmark-feed")
+    else:
+        register(NoBenchmarkHeader(), "opatlas-no-benchmark-header")
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None:
         register(ReplayProgress(session, terminal, config.option, tally.running_time), "opatlas-progress")

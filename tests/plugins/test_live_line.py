@@ -61,6 +61,10 @@ def test_a_row_that_runs_for_long_is_named_on_one_line(sessions: Sessions, optio
     lines = [line for line in re.split(r"[\r\n]+", terminal.shown) if "Moody 40;40" in line]
     assert all(line.startswith("1/3 rows") and len(line) < COLUMNS for line in lines)
     assert "3 rows collected = 3 measured" in terminal.shown
+    lines = terminal.shown.splitlines()
+    # The line that xdist rewrites holds nothing else.
+    assert not [line for line in lines if "worker" in line and "to replay" in line]
+    assert [line for line in lines if line.startswith("opatlas: 3 rows to replay")]
 
 
 #: A log names a row soon.
@@ -82,3 +86,27 @@ def test_a_log_names_a_row_that_runs_for_long_once(sessions: Sessions) -> None:
     done = running.wait()
     assert done.ledger() == {"measured": 2}
     assert done.output.count("Moody 40;40 (") == 1
+
+
+def test_a_terminal_shows_failures_in_red_and_a_log_plainly(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(15)])
+    ledger = "1 row collected = 1 failed"
+    terminal = OnTerminal(sessions)
+    assert terminal.read_to_the_end() == 1
+    assert f"\x1b[31m{ledger}\x1b[0m" in terminal.shown
+    assert "next:" not in terminal.shown
+    assert f"\n{ledger}\n" in sessions.run("--runxfail", SIMULATED_DEVICES="1")
+
+
+def test_a_terminal_says_what_comes_next_and_a_log_does_not(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    terminal = OnTerminal(sessions)
+    assert terminal.read_to_the_end() == 0
+    assert f"opatlas plot {sessions.database}" in terminal.shown
+    assert "next:" not in sessions.run(SIMULATED_DEVICES="1")
+
+
+def test_the_header_has_pytest_benchmark_only_where_it_is_asked_for_something(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    assert "warmup_iterations" not in sessions.run_in_process()
+    assert "warmup_iterations" in sessions.run_in_process("--benchmark-json=benchmark.json")
