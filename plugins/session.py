@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import traceback
+import zlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
@@ -85,7 +86,7 @@ class BenchSession:
         #: What the durations of the database were measured on, as far as the plan needed to know.
         self.provenance: Provenance | None = None
         self._stop_reason = ""
-        self.waits = DeviceWaits(self._tell)
+        self.waits = DeviceWaits(self._tell_once)
         #: In the controller: which of the devices each worker is to prefer.
         self._places: dict[Any, int] = {}
         self._place = int(handed.get("place", 0))
@@ -310,6 +311,16 @@ class BenchSession:
     @property
     def _command(self) -> str:
         return shlex.join(["pytest", *self._config.invocation_params.args])
+
+    def _tell_once(self, text: str) -> None:
+        """Shows the user a line that another worker may have shown already."""
+        if self._shared is not None:
+            name = f"told-{zlib.crc32(text.encode(errors='replace'))}"
+            if self._shared.word(name):
+                return
+            with contextlib.suppress(OpAtlasError):
+                self._shared.leave(name, text)
+        self._tell(text)
 
     def _tell(self, text: str) -> None:
         with self._past_capture():
