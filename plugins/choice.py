@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from database.merge import UpdateMode
 from database.schema import Status
+from plugins.row_variables import RowVariables
+from plugins.where import Where
 
 #: A row that crashed or timed out in so many sessions in a row is not run again by itself: each time
 #: costs a device process, and a row that hangs its whole deadline.
@@ -39,6 +41,7 @@ class Choice:
         shard: the only part of the rows wanted; None: all.
         retry_failed: whether rows are run that were given up.
         status: the only statuses wanted, with NO_STATUS for rows that were never run; empty: all.
+        where: what the cells of a row must say; None: anything.
         strict: whether rows that failed before fail again, instead of being xfail.
     """
 
@@ -47,11 +50,19 @@ class Choice:
     shard: Shard | None = None
     retry_failed: bool = False
     status: frozenset[str] = frozenset()
+    where: Where | None = None
     strict: bool = False
 
-    def selects(self, status: Status | None) -> bool:
-        """Whether a row of this status is wanted."""
-        return not self.status or (NO_STATUS if status is None else status.value) in self.status
+    @property
+    def by_cells(self) -> bool:
+        """Whether rows are chosen by what their cells say, which a sample without a row has not."""
+        return bool(self.status) or self.where is not None
+
+    def selects(self, status: Status | None, row: RowVariables) -> bool:
+        """Whether a row is wanted, by its status and by its cells."""
+        if self.status and (NO_STATUS if status is None else status.value) not in self.status:
+            return False
+        return self.where is None or self.where.selects(row)
 
     def leaves_out(self, *, replayed: bool, captured: bool) -> bool:
         """Whether the update mode leaves out a row that has a replayed duration, or only a captured one."""

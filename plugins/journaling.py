@@ -77,6 +77,7 @@ def options_of(settings: Settings) -> Mapping[str, object]:
         "ops": sorted(settings.ops),
         "shard": str(settings.shard) if settings.shard else None,
         "status": sorted(settings.status),
+        "where": str(settings.where) if settings.where is not None else None,
         "retry_failed": settings.retry_failed,
         "mixed": settings.mixed,
         **asdict(settings.measure),

@@ -28,24 +28,26 @@ def nothing_to_do(asked_for: AskedFor, plan: Plan, settings: Settings) -> Iterat
     elif elsewhere := asked_for.elsewhere(plan):
         yield f"nothing to do: {counted(elsewhere, unit)} in other shards, and none in this one"
     elif not_selected := asked_for.not_selected(plan):
-        yield f"nothing to do: none of {counted(not_selected, unit)} has the status {_any_of(settings.status)}"
+        said = "no row was selected" if settings.where is not None else "nothing to do"
+        yield f"{said}: {_selection(settings)} is true of none of {counted(not_selected, unit)}"
 
 
 def left_out_lines(asked_for: AskedFor, plan: Plan, settings: Settings) -> Iterator[str]:
     """How many of the rows that were asked for are not selected, and how many the update mode leaves out."""
     if not_selected := asked_for.not_selected(plan):
-        yield f"{counted(not_selected, settings.unit)} without the status {_any_of(settings.status)} (--status)"
+        yield f"{counted(not_selected, settings.unit)} not selected by {_selection(settings)}"
     if left_out := asked_for.left_out(plan):
         kinds = _kinds(left_out, asked_for.captured_only(plan))
         rows = counted(left_out, settings.unit)
         yield f"{rows} left out, with {_duration(settings)} already{kinds} (--update-mode={settings.mode})"
 
 
-def going_on(plan: Plan, settings: Settings, not_run: Collection[str]) -> str:
+def going_on(plan: Plan, settings: Settings, not_run: Collection[str], run_id: str) -> str:
     """How to go on with the rows that a session did not get to.
 
     Args:
         not_run: ids of these rows, at least one.
+        run_id: of the session.
     """
     rows = counted(len(not_run), settings.unit)
     if settings.read_only:
@@ -53,11 +55,13 @@ def going_on(plan: Plan, settings: Settings, not_run: Collection[str]) -> str:
     unreplayed = len(plan.unreplayed().intersection(not_run))
     if settings.mode is not UpdateMode.ALL:
         return f"{rows} not run: the same command goes on with them"
-    if unreplayed:
-        those = "them" if unreplayed == len(not_run) else f"{unreplayed:,} of them: the others have replayed durations"
-        return f"{rows} not run: the same command with --update-mode=unreplayed goes on with {those}"
-    again = f"--update-mode=all runs such {settings.unit}s"
-    return f"{rows} not run: they have replayed durations from before, and only {again}"
+    if unreplayed == len(not_run):
+        return f"{rows} not run: the same command with --update-mode=unreplayed goes on with them"
+    # Some have replayed durations of earlier runs.
+    goes_on = f"the same command with --where 'run != \"{run_id}\"' goes on with them"
+    if settings.where is not None:
+        goes_on = f'the same command goes on with them if its --where ends in: and run != "{run_id}"'
+    return f"{rows} not run: {goes_on}"
 
 
 def after_success(settings: Settings, *, measured: int) -> Iterator[str]:
@@ -74,5 +78,8 @@ def _kinds(count: int, captured: int) -> str:
     return f" ({count - captured:,} replayed, {captured:,} captured only)" if captured else ""
 
 
-def _any_of(words: Collection[str]) -> str:
-    return " or ".join(sorted(words))
+def _selection(settings: Settings) -> str:
+    """The options that select rows by their cells, as the user gave them."""
+    status = f"--status={','.join(sorted(settings.status))}" if settings.status else ""
+    where = f"--where {str(settings.where)!r}" if settings.where is not None else ""
+    return " and ".join(option for option in (status, where) if option)

@@ -21,6 +21,7 @@ from database.option_types import at_least, items_of, names, one_of, positive, s
 from database.schema import Status
 from plugins import newhooks
 from plugins.choice import GIVEN_UP_AFTER, NO_STATUS, Shard
+from plugins.where import parse_where
 
 #: The older tool's environment variable for --repeat-count.
 REPEAT_COUNT_VARIABLE = "MSMODELING_OP_REPLAY_REPEAT_COUNT"
@@ -123,6 +124,13 @@ ROWS = (
         default=[],
         metavar="STATUS[,STATUS...]",
         help=f"run only rows with these statuses; '{NO_STATUS}': never run (default: all rows)",
+    ),
+    declare(
+        "--where",
+        Scope.REPLAYS | Scope.KERNELS,
+        type=parse_where,
+        metavar="EXPRESSION",
+        help="run only rows of which an expression is true, such as 'M <= 64 and dtype == BF16' (default: all rows)",
     ),
     declare(
         "--retry-failed",

@@ -39,6 +39,7 @@ from database.store import Database, Table, release_memory
 from database.terminal import printable
 from plugins.choice import GIVEN_UP_AFTER, Choice
 from plugins.preparation import Prepared
+from plugins.row_variables import TableVariables
 from plugins.table_plan import Expected, TablePlan
 
 #: Cells that a replay may need.
@@ -123,7 +124,7 @@ def make_plan(
         unmeasured: positions of rows, by kernel type, whose durations and statuses do not count.
 
     Raises:
-        OpAtlasError: a kernel type that it lacks.
+        OpAtlasError: a kernel type that it lacks, or a variable of --where that no row has.
     """
     plan = Plan()
     names = database.kernel_types() if messages is None else list(messages)
@@ -146,6 +147,10 @@ def make_plan(
             place = database.path / f"{name}.csv"
             plan.problems.append(described(error, place, "its rows are left out; report this error with the file"))
     release_memory()
+    if chosen.where is not None:
+        columns = frozenset().union(*(table.columns_by_slug for table in plan.tables.values()))
+        if problem := chosen.where.unknown(columns):
+            raise OpAtlasError(f"--where {str(chosen.where)!r}: {problem}")
     return plan
 
 
@@ -180,6 +185,8 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice) -> Ta
     own_duration, *_ = names = duration_columns(kernel_type)
     durations = {name: frame[name].tolist() for name in names if name in frame.columns}
     planned = TablePlan(kernel_type, table.path, rows.in_file, columns, state)
+    variables = TableVariables(kernel_type, frame)
+    planned.columns_by_slug = frozenset(variables.slugs)
     planned.misspelt = misspelt(table.path, list(frame.columns), kernel_type)
     places = None if wanted is None else {row_signature: place for place, row_signature in enumerate(wanted)}
     place_of: dict[int, int] = {}
@@ -214,7 +221,7 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice) -> Ta
         fails = status is not None and status.expected_to_fail
         if fails:
             planned.unresolved[case_id] = str(status)
-        if not chosen.selects(status):
+        if not chosen.selects(status, variables.row(position)):
             planned.not_selected.append(case_id)
             continue
         if chosen.leaves_out(replayed=measured_us is not None, captured=case_id in planned.captured_only):

@@ -90,7 +90,7 @@ class ProfPath:
             if not asked_for(kernel_type, case_id_of(kernel_type, sample.signature, row_digest)):
                 continue
             self._unmatched[kernel_type] += 1
-            if settings.mode.adds_rows:
+            if settings.mode.adds_rows and not settings.choice.by_cells:
                 self._add(kernel_type, sample.signature, sample.cells, sample.measurement, "", executor)
             else:
                 self._write_back.reported_only.append(RowName(kernel_type, sample.signature))
@@ -130,8 +130,8 @@ class ProfPath:
         if self._without_replay:
             yield f"rows without a replay that have samples, written back too: {_listed(self._without_replay)}"
         if self._unmatched:
-            added = self._session.settings.mode.adds_rows
-            fate = "added" if added else "not added (--update-mode=all adds them)"
+            added = self._session.settings.mode.adds_rows and not self._session.settings.choice.by_cells
+            fate = "added" if added else "not added (--update-mode=all adds them, without --status and --where)"
             yield f"signatures that match no row, {fate}: {_listed(self._unmatched)}"
 
 

@@ -37,6 +37,7 @@ from database.provenance import Origin
 from database.versions import CANN, TORCH, VLLM, Versions, detect, version_key
 from plugins.choice import Choice, Shard
 from plugins.options import CASE_TIMEOUT_S, FIRST_CASE_TIMEOUT_S, OPTIONS, REPEAT_COUNT_VARIABLE, refuse
+from plugins.where import Where
 
 #: Options that say what is written, and when.
 _ABOUT_WRITING = ("--mixed", "--prune-empty-duration-rows", "--wait")
@@ -53,6 +54,7 @@ class Settings:
         ops: the only kernel types to run; empty: all.
         shard: the part of the rows to run, and of how many; None: all of them.
         status: the only statuses of rows to run; empty: all.
+        where: what the cells of a row to run must say; None: anything.
         strict: rows that failed before fail, instead of being xfail.
         retry_failed: run rows again that crashed or timed out in two sessions in a row.
         prof_path: profiles that rows are looked up in instead of being run; None: they are run.
@@ -88,6 +90,7 @@ class Settings:
     in_process: bool
     collect_only: bool
     status: frozenset[str] = frozenset()
+    where: Where | None = None
     strict: bool = False
     read_only: bool = False
     mixed: bool = False
@@ -107,7 +110,7 @@ class Settings:
     @property
     def choice(self) -> Choice:
         """The rows that the user chose."""
-        return Choice(self.mode, self.ops, self.shard, self.retry_failed, self.status, self.strict)
+        return Choice(self.mode, self.ops, self.shard, self.retry_failed, self.status, self.where, self.strict)
 
     @property
     def rows_at_once(self) -> int:
@@ -155,6 +158,7 @@ def settings_of(config: pytest.Config) -> Settings:
         in_process=option.in_process,
         collect_only=option.collectonly,
         status=frozenset(option.status),
+        where=option.where,
         # A debugger stops at failures, and pytest counts no xfail as one.
         strict=_is_strict(config) or bool(option.usepdb),
         read_only=option.read_only,

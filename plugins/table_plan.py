@@ -107,6 +107,7 @@ class TablePlan:
         rows_in_file: how many rows the file had; what comes after them was asked for, and is not in it.
         columns: cells of every row, by column: those that a replay needs.
         state: the same, of the columns that tell what became of the row, and how it was measured.
+        columns_by_slug: all columns of the file, as --where names them.
         cases: positions of the rows that are cases, with the case's id.
         expected_to_fail: the cases that are xfail, or fail without being run, by position.
         not_selected: ids of rows that --status and --where do not select.
@@ -127,6 +128,7 @@ class TablePlan:
     rows_in_file: int
     columns: dict[str, list[str]]
     state: dict[str, list[str]] = field(default_factory=dict)
+    columns_by_slug: frozenset[str] = frozenset()
     cases: dict[int, str] = field(default_factory=dict)
     expected_to_fail: dict[int, Expected] = field(default_factory=dict)
     not_selected: list[str] = field(default_factory=list)

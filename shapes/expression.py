@@ -102,15 +102,23 @@ def parse(text: str | int) -> Expression:
         ExpressionError: it is longer or deeper than sizes are, or has anything but arithmetic.
     """
     text = str(text).strip()
-    if len(text) > _LONGEST:
-        raise ExpressionError(f"it is longer than {_LONGEST} characters")
+    names: set[str] = set()
+    value = _walk(tree_of(text, _LONGEST), names)
+    return Expression(text, frozenset(names), value)
+
+
+def tree_of(text: str, longest: int) -> ast.expr:
+    """Reads an expression of Python, and evaluates nothing.
+
+    Raises:
+        ExpressionError: it is longer than `longest` characters, or no expression.
+    """
+    if len(text) > longest:
+        raise ExpressionError(f"it is longer than {longest} characters")
     try:
-        tree = ast.parse(text, mode="eval")
+        return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise ExpressionError(f"it is not an expression ({getattr(error, 'msg', error)})") from None
-    names: set[str] = set()
-    value = _walk(tree.body, names)
-    return Expression(text, frozenset(names), value)
 
 
 def _walk(node: ast.expr, names: set[str]) -> _Value:

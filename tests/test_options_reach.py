@@ -110,6 +110,7 @@ def test_the_manifest_has_values_that_another_program_reads() -> None:
         "ops": ["Add", "Mul"],
         "shard": "1/2",
         "status": [],
+        "where": None,
         "retry_failed": True,
         "mixed": False,
         "repeat_count": 7,

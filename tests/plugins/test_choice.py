@@ -55,7 +55,7 @@ def test_status_runs_the_rows_that_have_it(sessions: Sessions) -> None:
     assert sessions.run_in_process("--status=none").ledger() == {"measured": 1}
     none = sessions.run_in_process("--status=none")
     assert none.code == 0
-    assert "nothing to do: none of 4 rows has the status none" in none
+    assert "nothing to do: --status=none is true of none of 4 rows" in none
     wrong = sessions.run_in_process("--status=faild")
     assert wrong.code == pytest.ExitCode.USAGE_ERROR
     assert "did you mean failed" in wrong

@@ -52,12 +52,12 @@ def test_rows_behind_the_last_allowed_failure_are_not_run(sessions: Sessions, op
         (
             [{**row(101), **PROFILED}, row(102), {**row(103), **REPLAYED}],
             ("--mixed",),
-            "3 rows not run: the same command with --update-mode=unreplayed goes on with 2 of them: the others have",
+            "3 rows not run: the same command with --where 'run != ",
         ),
         (
             [{**row(101), **REPLAYED}],
             ("--mixed",),
-            "1 row not run: they have replayed durations from before, and only --update-mode=all",
+            "1 row not run: the same command with --where 'run != ",
         ),
         (
             [{**row(101), **PROFILED}],

@@ -1,0 +1,231 @@
+"""The variables of --where: what a row's cells say, by a short name."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
+from functools import cached_property
+
+import pandas as pd
+
+from database.errors import CellError
+from database.measured import duration_columns
+from database.numbers import real
+from database.run_order import time_in
+from database.schema import (
+    CACHE_STATE,
+    INPUT_SLOTS,
+    INSTRUMENT,
+    MICROBENCH_SAMPLES,
+    MICROBENCH_STD,
+    OUTPUT_SLOTS,
+    PROFILING_AVERAGE,
+    RUN_ID,
+    STATUS,
+    Status,
+)
+from database.slots import Slot, parse_slots
+from database.statistics import valid_duration
+from database.work import PRODUCTS, operations, plain_type, tensor_bytes
+
+_DAY_S = 86400.0
+
+
+class Kind(Enum):
+    """What the values of a variable are."""
+
+    NUMBER = auto()
+    TEXT = auto()
+    TEXTS = auto()
+    SHAPES = auto()
+
+
+#: The variables by name. Any other name is a column of the CSV by its slug.
+VARIABLES: Mapping[str, Kind] = {
+    "type": Kind.TEXT,
+    "dtype": Kind.TEXT,
+    "dtypes": Kind.TEXTS,
+    "format": Kind.TEXT,
+    "formats": Kind.TEXTS,
+    "inputs": Kind.SHAPES,
+    "outputs": Kind.SHAPES,
+    "m": Kind.NUMBER,
+    "n": Kind.NUMBER,
+    "k": Kind.NUMBER,
+    "tokens": Kind.NUMBER,
+    "elements": Kind.NUMBER,
+    "bytes": Kind.NUMBER,
+    "duration": Kind.NUMBER,
+    "captured": Kind.NUMBER,
+    "noise": Kind.NUMBER,
+    "samples": Kind.NUMBER,
+    "age_days": Kind.NUMBER,
+    "status": Kind.TEXT,
+    "quality": Kind.TEXT,
+    "cache": Kind.TEXT,
+    "instrument": Kind.TEXT,
+    "run": Kind.TEXT,
+}
+#: Texts that are a column under another name.
+_COLUMNS = {"cache": CACHE_STATE, "instrument": INSTRUMENT, "samples": MICROBENCH_SAMPLES}
+
+
+def slug_of_column(column: str) -> str:
+    """`Average Duration(us)` → `average_duration_us`."""
+    return re.sub(r"[^a-z0-9]+", "_", column.lower()).strip("_")
+
+
+class TableVariables:
+    """The variables of the rows of one table."""
+
+    def __init__(self, kernel_type: str, frame: pd.DataFrame) -> None:
+        self._kernel_type = kernel_type
+        self._frame = frame
+        self._columns: dict[str, Sequence[str]] = {}
+        self._by_slug = {slug_of_column(column): column for column in frame.columns}
+
+    @property
+    def slugs(self) -> list[str]:
+        """The columns by their slugs."""
+        return list(self._by_slug)
+
+    def cell(self, column: str, position: int) -> str:
+        """A cell without blanks around it; "" where there is no such column."""
+        if column not in self._columns:
+            self._columns[column] = self._frame[column].tolist() if column in self._frame.columns else ()
+        cells = self._columns[column]
+        return cells[position].strip() if cells else ""
+
+    def row(self, position: int) -> RowVariables:
+        """The variables of a row."""
+        return RowVariables(self._kernel_type, self, position)
+
+    def by_slug(self, slug: str, position: int) -> float | str | None:
+        """A cell by the slug of its column: a number where it is one, None where it is empty or not there."""
+        cell = self.cell(self._by_slug.get(slug, ""), position)
+        number = real(cell)
+        return number if number is not None else cell or None
+
+
+class RowVariables:
+    """The variables of one row; called with a name it gives the value, None where the row has none."""
+
+    def __init__(self, kernel_type: str, table: TableVariables, position: int) -> None:
+        self._kernel_type = kernel_type
+        self._table = table
+        self._position = position
+
+    def __call__(self, name: str) -> object:
+        if name in VARIABLES and hasattr(type(self), f"_{name}"):
+            return getattr(self, f"_{name}")
+        column = _COLUMNS.get(name)
+        return self._table.by_slug(slug_of_column(column) if column else name, self._position)
+
+    def _cell(self, column: str) -> str:
+        return self._table.cell(column, self._position)
+
+    @cached_property
+    def _tensors(self) -> tuple[Sequence[Slot], Sequence[Slot]]:
+        """Inputs and outputs; none where a cell of them is malformed."""
+        try:
+            return self._slots(INPUT_SLOTS), self._slots(OUTPUT_SLOTS)
+        except CellError:
+            return (), ()
+
+    def _slots(self, columns: tuple[str, str, str]) -> Sequence[Slot]:
+        shapes, dtypes, formats = map(self._cell, columns)
+        return parse_slots(shapes, dtypes, formats, columns)
+
+    @property
+    def _type(self) -> str:
+        return self._kernel_type
+
+    @property
+    def _dtype(self) -> str | None:
+        return next((slot.dtype for slot in self._tensors[0][:1] if slot.dtype), None)
+
+    @property
+    def _dtypes(self) -> tuple[str, ...]:
+        return tuple(slot.dtype for slot in self._tensors[0])
+
+    @property
+    def _format(self) -> str | None:
+        return next((slot.format for slot in self._tensors[0][:1] if slot.format), None)
+
+    @property
+    def _formats(self) -> tuple[str, ...]:
+        return tuple(slot.format for slot in self._tensors[0])
+
+    @property
+    def _inputs(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(slot.shape for slot in self._tensors[0])
+
+    @property
+    def _outputs(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(slot.shape for slot in self._tensors[1])
+
+    @property
+    def _tokens(self) -> int | None:
+        return next((slot.shape[0] for slot in self._tensors[0][:1] if slot.shape), None)
+
+    @property
+    def _elements(self) -> int | None:
+        return next((math.prod(slot.shape) for slot in self._tensors[1][:1]), None)
+
+    @property
+    def _bytes(self) -> int | None:
+        inputs, outputs = self._tensors
+        return tensor_bytes((*inputs, *outputs)) if inputs or outputs else None
+
+    @cached_property
+    def _product(self) -> tuple[int | None, int | None, int | None]:
+        """M, N and K of a matrix product, of each in a batch; None where the row does not tell."""
+        inputs, outputs = self._tensors
+        is_product = plain_type(self._kernel_type) in PRODUCTS
+        done = operations(self._kernel_type, inputs, outputs) if is_product else None
+        if done is None or len(outputs[0].shape) < 2 or outputs[0].format not in ("ND", ""):
+            return None, None, None
+        *_, m, n = outputs[0].shape
+        return m, n, done // (2 * math.prod(outputs[0].shape))
+
+    @property
+    def _m(self) -> int | None:
+        return self._product[0]
+
+    @property
+    def _n(self) -> int | None:
+        return self._product[1]
+
+    @property
+    def _k(self) -> int | None:
+        return self._product[2]
+
+    @property
+    def _duration(self) -> float | None:
+        return valid_duration(self._cell(duration_columns(self._kernel_type)[0]))
+
+    @property
+    def _captured(self) -> float | None:
+        return valid_duration(self._cell(PROFILING_AVERAGE))
+
+    @property
+    def _noise(self) -> float | None:
+        mean, deviation = self._duration, real(self._cell(MICROBENCH_STD))
+        return deviation / mean if mean and deviation is not None else None
+
+    @property
+    def _status(self) -> str:
+        status = Status.of_cell(self._cell(STATUS))
+        return "none" if status is None else status.value
+
+    @property
+    def _run(self) -> str:
+        return self._cell(RUN_ID) or "none"
+
+    @property
+    def _age_days(self) -> float | None:
+        began = time_in(self._cell(RUN_ID))
+        return None if began is None else (time.time() - began) / _DAY_S

@@ -1,0 +1,226 @@
+"""--where: an expression over the cells of a row, `M <= 64 and dtype == BF16`.
+
+The expression is parsed and walked, never `eval`uated. Like SQL it knows a third truth value: a comparison with what a
+row does not have (M of an Add, the duration of a row that was never measured) is neither true nor false.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from database.closest import closest
+from database.dtypes import known_dtype
+from database.numbers import real
+from database.slots import dtype_name, format_name
+from plugins.row_variables import VARIABLES, Kind
+from shapes.expression import ExpressionError, tree_of
+
+#: A number, a text, a shape or a list of them, a truth value; None: the row has no such thing.
+Value = Any
+_Of = Callable[[Callable[[str], Value]], Value]
+
+_LONGEST = 500
+_ORDER: Mapping[type[ast.AST], Callable[[Any, Any], bool]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_ARITHMETIC: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+@dataclass(frozen=True)
+class Where:
+    """A parsed expression.
+
+    Attributes:
+        text: as the user wrote it.
+        names: its variables in lower case, with the column (from 1) at which each first stands.
+    """
+
+    text: str
+    names: Mapping[str, int]
+    _value: _Of
+
+    def __str__(self) -> str:
+        return self.text
+
+    def selects(self, variable: Callable[[str], Value]) -> bool:
+        """Whether the expression is true of a row; `variable` gives the value of a name, None where there is none."""
+        return self._value(variable) is True
+
+    def unknown(self, columns: Iterable[str]) -> str:
+        """What is wrong with the names, as a clause; "" where each is a variable, or a column by its slug."""
+        known = {*VARIABLES, *columns}
+        for name, place in self.names.items():
+            if name not in known:
+                return (
+                    f"column {place}: there is no variable {name!r}{closest(name, known)}; there are "
+                    f"{', '.join(VARIABLES)}, and the columns of the CSVs (average_duration_us); a text with other "
+                    f"characters than letters stands in quotes"
+                )
+        return ""
+
+
+def parse_where(text: str) -> Where:
+    """Reads an expression of the command line. Raises argparse.ArgumentTypeError."""
+    names: dict[str, int] = {}
+    try:
+        value = _walk(tree_of(text, _LONGEST), names)
+    except ExpressionError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+    return Where(text.strip(), names, value)
+
+
+def _walk(node: ast.expr, names: dict[str, int]) -> _Of:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float, str):
+        constant = node.value
+        return lambda row: constant
+    if isinstance(node, ast.Name):
+        name = node.id.lower()
+        names.setdefault(name, node.col_offset + 1)
+        return lambda row: row(name)
+    if isinstance(node, ast.Tuple | ast.List):
+        items = [_walk(item, names) for item in node.elts]
+        return lambda row: tuple(item(row) for item in items)
+    if isinstance(node, ast.Subscript):
+        of, index = _walk(node.value, names), _walk(node.slice, names)
+        return lambda row: _item(of(row), index(row))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not):
+        operand = _walk(node.operand, names)
+        return _negated(operand) if isinstance(node.op, ast.Not) else _negative(operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
+        calculate = _ARITHMETIC[type(node.op)]
+        left, right = _walk(node.left, names), _walk(node.right, names)
+        return lambda row: _calculated(calculate, left(row), right(row))
+    if isinstance(node, ast.BoolOp):
+        return _joined([_walk(value, names) for value in node.values], decides=isinstance(node.op, ast.Or))
+    if isinstance(node, ast.Compare):
+        return _comparison(node, names)
+    raise ExpressionError(
+        f"column {node.col_offset + 1}: {ast.unparse(node)!r} is not understood: use variables, numbers, texts, "
+        f"== != < <= > >=, in, and, or, not, + - * / // %, inputs[0][1]"
+    )
+
+
+def _comparison(node: ast.Compare, names: dict[str, int]) -> _Of:
+    sides = [node.left, *node.comparators]
+    values = [_side(side, sides[max(i - 1, 0) : i], sides[i + 1 : i + 2], names) for i, side in enumerate(sides)]
+    parts = [_compared(op, left, right) for op, left, right in zip(node.ops, values, values[1:], strict=False)]
+    return parts[0] if len(parts) == 1 else _joined(parts, decides=False)
+
+
+def _side(node: ast.expr, before: list[ast.expr], after: list[ast.expr], names: dict[str, int]) -> _Of:
+    """A side of a comparison. A name that is no variable is a text (BF16) beside a text, or behind a column."""
+    if isinstance(node, ast.Tuple | ast.List):
+        items = [_side(item, before, after, names) for item in node.elts]
+        return lambda row: tuple(item(row) for item in items)
+    if isinstance(node, ast.Name) and node.id.lower() not in VARIABLES:
+        beside = [VARIABLES.get(other.id.lower()) for other in (*before, *after) if isinstance(other, ast.Name)]
+        is_behind_column = any(isinstance(other, ast.Name) and other.id.lower() not in VARIABLES for other in before)
+        if is_behind_column or Kind.TEXT in beside or Kind.TEXTS in beside:
+            text = node.id
+            return lambda row: text
+    return _walk(node, names)
+
+
+def _compared(op: ast.cmpop, left: _Of, right: _Of) -> _Of:
+    if isinstance(op, ast.In | ast.NotIn):
+
+        def contains(row: Callable[[str], Value]) -> bool | None:
+            return _contains(right(row), left(row))
+
+        return contains if isinstance(op, ast.In) else _negated(contains)
+    if isinstance(op, ast.Eq | ast.NotEq):
+        wanted = isinstance(op, ast.Eq)
+
+        def equal(row: Callable[[str], Value]) -> bool | None:
+            a, b = left(row), right(row)
+            return None if a is None or b is None else (_plain(a) == _plain(b)) is wanted
+
+        return equal
+    if type(op) not in _ORDER:
+        raise ExpressionError("'is' is not understood: use == and !=")
+    ordered = _ORDER[type(op)]
+
+    def in_order(row: Callable[[str], Value]) -> bool | None:
+        a, b = _plain(left(row)), _plain(right(row))
+        return ordered(a, b) if isinstance(a, int | float) and isinstance(b, int | float) else None
+
+    return in_order
+
+
+def _contains(whole: Value, part: Value) -> bool | None:
+    if whole is None or part is None:
+        return None
+    if isinstance(whole, tuple):
+        return _plain(part) in tuple(map(_plain, whole))
+    return str(part).casefold() in str(whole).casefold()
+
+
+def _plain(value: Value) -> Value:
+    """A value as it compares: `DT_BF16`, `bf16` and `bfloat16` are one, and so are 5 and the text of a 5."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    if not isinstance(value, str):
+        return value
+    number = real(value)
+    if number is not None:
+        return number
+    dtype = known_dtype(value)
+    return dtype.name.casefold() if dtype is not None else format_name(dtype_name(value.upper())).casefold()
+
+
+def _calculated(calculate: Callable[[Any, Any], Any], left: Value, right: Value) -> Value:
+    if not isinstance(left, int | float) or not isinstance(right, int | float):
+        return None
+    try:
+        return calculate(left, right)
+    except (ZeroDivisionError, OverflowError):
+        return None
+
+
+def _item(of: Value, index: Value) -> Value:
+    if not isinstance(of, tuple) or not isinstance(index, int):
+        return None
+    return of[index] if -len(of) <= index < len(of) else None
+
+
+def _negated(value: _Of) -> _Of:
+    def negated(row: Callable[[str], Value]) -> bool | None:
+        result = value(row)
+        return None if result is None else not result
+
+    return negated
+
+
+def _negative(value: _Of) -> _Of:
+    return lambda row: _calculated(operator.sub, 0, value(row))
+
+
+def _joined(values: list[_Of], *, decides: bool) -> _Of:
+    """`or` of values, of which one that is true decides; `and`, of which one that is false does."""
+
+    def joined(row: Callable[[str], Value]) -> bool | None:
+        is_open = False
+        for value in values:
+            result = value(row)
+            if result is None:
+                is_open = True
+            elif bool(result) is decides:
+                return decides
+        return None if is_open else not decides
+
+    return joined

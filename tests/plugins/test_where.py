@@ -1,0 +1,134 @@
+"""--where: expressions over the cells of a row."""
+
+from __future__ import annotations
+
+import argparse
+
+import pandas as pd
+import pytest
+from sessions import Sessions, row
+
+from plugins.row_variables import TableVariables
+from plugins.where import parse_where
+
+PRODUCT = {
+    "Input Shapes": "16,5120;25600,5120",
+    "Input Data Types": "DT_BF16;DT_BF16",
+    "Input Formats": "ND;ND",
+    "Output Shapes": "16,25600",
+    "Output Data Types": "DT_BF16",
+    "Output Formats": "ND",
+    "Average Duration(us)": "100.0",
+    "MicroBench Std Duration(us)": "25",
+    "MicroBench Samples": "20",
+    "Cache State": "cold",
+    "Quality": "noisy",
+    "Status": "measured",
+    "Run ID": "20200101T000000-abcdef",
+    "my own (note)": "seen",
+}
+VECTOR = {**dict.fromkeys(PRODUCT, ""), **row(7)}
+
+
+def selected(text: str, kernel_type: str = "MatMulV2", cells: dict[str, str] = PRODUCT) -> bool:
+    return parse_where(text).selects(TableVariables(kernel_type, pd.DataFrame([cells])).row(0))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "M == 16 and N == 25600 and K == 5120",
+        "m <= 64 and dtype == BF16",
+        "dtype == 'DT_BF16' and bfloat16 == dtype",
+        "dtype in (INT8, BF16)",
+        "INT8 not in dtypes",
+        "type == matmulv2 or type == Add",
+        "'MatMul' in type",
+        "tokens % 16 == 0 and 8 < tokens < 32",
+        "elements == 16 * 25600 and bytes > 2 * K * N",
+        "inputs[0][1] == inputs[1][-1] and outputs[0] == (16, 25600)",
+        "duration >= 100 and not duration > 100",
+        "noise > 0.2 and quality == noisy and samples == 20",
+        "cache == cold and format == ND",
+        "age_days > 365 and run != none",
+        "average_duration_us / 2 == 50.0",
+        "my_own_note == seen",
+        "quality != quiet",
+        "status in [measured, failed] and -m < 0",
+    ],
+)
+def test_what_is_true_of_a_product(text: str) -> None:
+    assert selected(text)
+    assert not selected(f"not ({text})")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["m <= 64", "not m <= 64", "duration > 0", "quality != quiet", "noise < 1", "age_days > 0", "inputs[5][0] == 1"],
+)
+def test_a_row_that_lacks_what_is_compared_is_not_selected(text: str) -> None:
+    assert not selected(text, "Add", VECTOR)
+
+
+def test_what_a_row_lacks_leaves_the_rest_of_an_expression_alone() -> None:
+    assert selected("m <= 64 or type == Add", "Add", VECTOR)
+    assert selected("tokens / 0 == 1 or tokens == 7", "Add", VECTOR)
+    assert selected("run == none and status == none", "Add", VECTOR)
+    assert not selected("m <= 64", "Add", {**VECTOR, "Input Shapes": "a;b"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "().__class__",
+        "__import__('os').system('true')",
+        "type.upper() == 'ADD'",
+        "[n for n in inputs]",
+        "lambda: 1",
+        "m is n",
+        "m ** 9",
+        "m <=",
+        "",
+        "not " * 200 + "m",
+        "f'{m}' == '1'",
+    ],
+)
+def test_what_is_no_expression_of_cells_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        parse_where(text)
+
+
+def test_an_unknown_name_is_told_with_its_place() -> None:
+    where = parse_where("m <= 64 and dtyp == BF16")
+    assert where.names == {"m": 1, "dtyp": 13}
+    assert "column 13" in where.unknown([])
+    assert "did you mean dtype" in where.unknown([])
+    assert parse_where("noted == x").unknown(["noted"]) == ""
+
+
+def test_a_session_runs_the_rows_of_which_it_is_true(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(n) for n in (1, 2, 3, 4)])
+    sessions.write("Moody", [row(n) for n in (15, 101)])
+    sessions.run_in_process("-k", "Moody")
+    assert sessions.run_in_process("--where", "tokens > 2 and status == none").ledger() == {"measured": 2}
+    assert (
+        sessions.run_in_process("--where", "tokens <= 4", "--update-mode=unreplayed", "--co").output.count("[Toy-") == 2
+    )
+    assert sessions.run_in_process("--where", "tokens > 2", "-k", "Toy-3_3").ledger() == {"measured": 1}
+    assert sessions.run_in_process("--where", "type == Moody", "--status=failed").ledger() == {"xfailed": 1}
+    nothing = sessions.run_in_process("--where", "tokens > 1000")
+    assert nothing.code == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert "no row was selected: --where 'tokens > 1000' is true of none of 6 rows" in nothing
+    wrong = sessions.run_in_process("--where", "tokns > 2")
+    assert wrong.code == pytest.ExitCode.USAGE_ERROR
+    assert "column 1: there is no variable 'tokns' (did you mean tokens?)" in " ".join(wrong.output.split())
+
+
+def test_a_stopped_session_goes_on_with_the_rows_of_other_runs(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(n) for n in (101, 21, 102)])
+    sessions.run_in_process(MOOD="good")
+    stopped = sessions.run_in_process("-x")
+    assert stopped.ledger() == {"measured": 1, "failed": 1, "not run": 1}
+    run = next(r["Run ID"] for r in sessions.read("Moody") if r["Input Shapes"] == "101;101")
+    assert f"--where 'run != \"{run}\"' goes on" in stopped
+    assert sessions.run_in_process("--where", f'run != "{run}"', MOOD="good").ledger() == {"measured": 2}
