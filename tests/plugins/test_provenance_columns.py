@@ -12,7 +12,7 @@ def test_assumed_lengths_and_the_stand_in_of_attention_are_in_the_database(sessi
     done = sessions.run_in_process(str(ROOT / "bench" / "test_attention.py"))
     assert done.code == 0, done.output
     (row,) = sessions.read("FusedInferAttentionScore")
-    assert "lengths" in row["Assumptions"]
+    assert "4 sequences" in row["Assumptions"]
     assert row["Stand-In"].startswith("composition of")
     checked, total = map(int, row["Checked Elements"].split("/"))
     assert 0 < checked <= total
@@ -22,4 +22,5 @@ def test_a_single_operator_stands_in_for_nothing(sessions: Sessions) -> None:
     sessions.write("Add", [cells_of("4;4 | FLOAT;FLOAT -> 4 | FLOAT")])
     assert sessions.run_in_process(str(ROOT / "bench" / "test_elementwise.py")).code == 0
     (row,) = sessions.read("Add")
-    assert (row["Assumptions"], row["Stand-In"], row["Checked Elements"]) == ("", "", "4/4")
+    # A column that nothing fills is left out of a new file.
+    assert (row.get("Assumptions", ""), row.get("Stand-In", ""), row["Checked Elements"]) == ("", "", "4/4")
