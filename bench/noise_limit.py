@@ -35,7 +35,7 @@ class Attempt:
         return self.noise is not None and self.noise <= limit
 
     def __str__(self) -> str:
-        return f"{percent(self.noise)} of {self.samples} samples around {self.median_us:.4g} us"
+        return f"{percent(self.noise)} in {self.samples} samples, median {self.median_us:.4g} us"
 
 
 def noise_of(samples_us: Sequence[float]) -> float | None:

@@ -73,7 +73,7 @@ def test_a_noisy_row_is_measured_again_and_says_so(run):
     outcome, _ = run([NOISY, QUIET])
     assert outcome.status is Status.MEASURED
     assert outcome.measurement.samples_us == QUIET
-    assert "33.3 % of 3 samples around 15 us" in outcome.reason
+    assert "33.3 % in 3 samples, median 15 us" in outcome.reason
 
 
 def test_a_row_that_stays_noisy_fails_and_tells_what_was_measured(run):
@@ -81,7 +81,7 @@ def test_a_row_that_stays_noisy_fails_and_tells_what_was_measured(run):
     assert outcome.status is Status.NOISY
     assert outcome.measurement is None
     assert len(left) == 1
-    assert outcome.reason.count("33.3 % of 3 samples around 15 us") == ATTEMPTS
+    assert outcome.reason.count("33.3 % in 3 samples, median 15 us") == ATTEMPTS
     assert "--max-noise 5 %" in outcome.reason
 
 
@@ -117,7 +117,7 @@ def test_ranks_try_again_where_one_of_them_is_noisy():
     assert instrument.left == []
     outcome = sampling.outcome(samples, Checked(4, 4), "Add")
     assert outcome.status is Status.NOISY
-    assert outcome.reason.count("50 % of 3 samples") == ATTEMPTS
+    assert outcome.reason.count("50 % in 3 samples") == ATTEMPTS
 
 
 def test_the_limit_itself_is_within():

@@ -20,7 +20,7 @@ def test_a_noisy_row_fails_and_keeps_its_former_duration(sessions: Sessions) -> 
     assert noisy.code == pytest.ExitCode.TESTS_FAILED
     (after,) = sessions.read("Toy")
     assert after["Status"] == "noisy"
-    assert after["Status Reason"].count("of 3 samples") == 3
+    assert after["Status Reason"].count("in 3 samples") == 3
     kept = ("Average Duration(us)", "MicroBench Samples", "Run ID")
     assert [after[name] for name in kept] == [before[name] for name in kept]
 
