@@ -62,19 +62,21 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> l
 def quality_lines(rows: Collection[Figures], cause: str) -> Iterator[str]:
     """How many rows are not quiet, in a line for noise and a line for all else; `cause` is what may have made noise."""
     counts = Counter(row.quality for row in rows)
-    noisy = counts.pop(Quality.NOISY, 0)
-    counts.pop(Quality.QUIET, None)
-    if noisy:
-        are = "is" if noisy == 1 else "are"
+    all_rows = counted(len(rows), "row")
+    if noisy := counts.pop(Quality.NOISY, 0):
         why = f": {cause}" if cause else ""
-        yield f"{noisy:,} of {counted(len(rows), 'row')} {are} noisier than {NOISE_LIMIT:.0%}{why}".replace("%", " %")
+        yield f"{noisy:,} of {all_rows} {_are(noisy)} noisier than {100 * NOISE_LIMIT:.0f} %{why}"
+    if too_few := counts.pop(Quality.UNKNOWN, 0):
+        have = "has" if too_few == 1 else "have"
+        yield f"{too_few:,} of {all_rows} {have} fewer than 3 samples, which tell no noise"
+    counts.pop(Quality.QUIET, None)
     if counts:
-        others = ", ".join(f"{count:,} {_word(quality)}" for quality, count in counts.most_common())
-        yield f"of {counted(len(rows), 'row')}: {others}"
+        others = ", ".join(f"{count:,} {_are(count)} {quality}" for quality, count in counts.most_common())
+        yield f"of {all_rows} {others}"
 
 
-def _word(quality: Quality) -> str:
-    return "with fewer than 3 samples" if quality is Quality.UNKNOWN else quality.value
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def _lists(rows: Collection[Figures]) -> Iterator[tuple[str, list[Figures]]]:

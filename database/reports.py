@@ -12,7 +12,21 @@ from database.figure_tables import markdown_table, markdown_tables
 from database.figures import Figures
 from database.manifest import Manifest
 from database.merge import MergeResult
-from database.schema import AVERAGE, INPUT_SHAPES, INSTRUMENT, OUTPUT_SHAPES, PROFILING_AVERAGE
+from database.schema import (
+    AVERAGE,
+    INPUT_DTYPES,
+    INPUT_SHAPES,
+    INSTRUMENT,
+    MICROBENCH_SAMPLES,
+    MICROBENCH_STD,
+    OUTPUT_SHAPES,
+    PROFILING_AVERAGE,
+    PROFILING_RUN_ID,
+    PROFILING_SAMPLES,
+    PROFILING_STD,
+    QUALITY,
+    RUN_ID,
+)
 from database.signature import signatures
 from database.statistics import valid_duration
 from database.store import Database, write_rows
@@ -21,24 +35,34 @@ from database.terminal import counted, shown
 #: A replay within 20 % of the capture counts as agreeing with it.
 LOWEST_RATIO, HIGHEST_RATIO = 0.8, 1.2
 _HOT_SPOTS = 10
+#: What tells how the two durations of a gap were taken, and how good they are.
+_HOW_TAKEN = (
+    *(INSTRUMENT, QUALITY, MICROBENCH_STD, MICROBENCH_SAMPLES, RUN_ID),
+    *(PROFILING_STD, PROFILING_SAMPLES, PROFILING_RUN_ID),
+)
 _GAP_HEADER = (
-    *("Kernel Type", INPUT_SHAPES, OUTPUT_SHAPES),
+    *("Kernel Type", INPUT_SHAPES, INPUT_DTYPES, OUTPUT_SHAPES),
     *(AVERAGE, PROFILING_AVERAGE, "Ratio (microbench/profiling)"),
-    *(INSTRUMENT, "Signature"),
+    *(*_HOW_TAKEN, "Signature"),
 )
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A row whose replayed and captured durations can be compared; `ratio` is microbench / profiling."""
+    """A row whose replayed and captured durations can be compared; `ratio` is microbench / profiling.
+
+    Attributes:
+        how_taken: cells that tell how the durations were taken, as `_HOW_TAKEN` names them; "" for a missing one.
+    """
 
     kernel_type: str
     signature: str
     input_shapes: str
+    input_dtypes: str
     output_shapes: str
     microbench_us: float
     profiling_us: float
-    instrument: str
+    how_taken: tuple[str, ...]
 
     @property
     def ratio(self) -> float:
@@ -55,6 +79,22 @@ class Gap:
 
 
 @dataclass(frozen=True)
+class Cause:
+    """Why rows were not measured.
+
+    Attributes:
+        reason: status and reason, in the words of the first of the rows.
+        rows: how many there are.
+        case_id: that of the first of them.
+    """
+
+    kernel_type: str
+    reason: str
+    rows: int
+    case_id: str
+
+
+@dataclass(frozen=True)
 class SessionFacts:
     """What a session did, for its report.
 
@@ -65,7 +105,7 @@ class SessionFacts:
         not_run: ids of the rows that were collected and not run.
         unresolved: rows that earlier sessions left without a measurement and this one did not run, by status.
         statuses: cases by status of their row.
-        errors: (kernel type, cause) of rows that were not measured, with how many there were.
+        errors: why rows were not measured, the most frequent first.
         left_out: rows that the mode left out, by kernel type.
         duplicates: rows whose signature stands in an earlier row, by kernel type.
         not_replayable: rows whose kernel type has no replay, by kernel type.
@@ -86,7 +126,7 @@ class SessionFacts:
     not_run: Sequence[str]
     unresolved: Mapping[str, int]
     statuses: Mapping[str, int]
-    errors: Mapping[tuple[str, str], int]
+    errors: Sequence[Cause]
     left_out: Mapping[str, int]
     duplicates: Mapping[str, int]
     not_replayable: Mapping[str, int]
@@ -112,16 +152,18 @@ def find_gaps(database: Database, kernel_types: Iterable[str]) -> tuple[list[Gap
         microbench = frame[AVERAGE].map(valid_duration)
         profiling = frame[PROFILING_AVERAGE].map(valid_duration)
         both = frame[microbench.notna() & profiling.notna()]
-        instruments = both[INSTRUMENT] if INSTRUMENT in both.columns else [""] * len(both)
+        missing = [""] * len(both)
+        how_taken = zip(*(both[name] if name in both.columns else missing for name in _HOW_TAKEN), strict=True)
         gaps += [
             Gap(kernel_type, *cells)
             for cells in zip(
                 signatures(kernel_type, both),
                 both[INPUT_SHAPES],
+                both[INPUT_DTYPES],
                 both[OUTPUT_SHAPES],
                 microbench[both.index],
                 profiling[both.index],
-                instruments,
+                how_taken,
                 strict=True,
             )
         ]
@@ -132,9 +174,9 @@ def write_gap_csv(path: Path, gaps: Sequence[Gap]) -> None:
     """Every row outside of 0.8 ... 1.2, worst first. Raises OpAtlasError."""
     rows = [
         (
-            *(gap.kernel_type, gap.input_shapes, gap.output_shapes),
+            *(gap.kernel_type, gap.input_shapes, gap.input_dtypes, gap.output_shapes),
             *(f"{value:.4f}" for value in (gap.microbench_us, gap.profiling_us, gap.ratio)),
-            *(gap.instrument, gap.signature),
+            *(*gap.how_taken, gap.signature),
         )
         for gap in gaps
         if gap.outside
@@ -196,8 +238,10 @@ def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
             lines += ["", f"### {title}", "", *markdown_table(("Kernel type", "Rows"), sorted(counts.items()))]
     if facts.errors:
         lines += ["", "## Not measured, by kernel type and cause", ""]
-        worst = Counter(facts.errors).most_common()
-        lines += markdown_table(("Kernel type", "Rows", "Cause"), [(kernel, n, cause) for (kernel, cause), n in worst])
+        lines += markdown_table(
+            ("Kernel type", "Rows", "Cause", "First row"),
+            [(cause.kernel_type, cause.rows, cause.reason, f"`{cause.case_id}`") for cause in facts.errors],
+        )
     lines += _gaps(gaps, facts.not_comparable)
     return shown("\n".join(lines) + "\n")
 

@@ -17,7 +17,8 @@ from plugins.table_plan import CaseRow
 #: Columns for the numbers of a row, and the width from which on there are more of them.
 _FIGURES, _MORE_FIGURES, _WIDE = 37, 48, 100
 _PROGRESS = len(" [100%]")
-_LONGEST_WORD = len("XFAIL ")
+_LONGEST_WORD = len("SKIPPED")
+_LEAST_FIGURES = len("601 us ±2.1 % (20)")
 _Word = tuple[str, str, Any]
 
 
@@ -87,7 +88,8 @@ class RowLines:
             result = yield
         finally:
             self._telling = False
-        self._done.add(report.nodeid)
+        if report.when == "call" or not report.passed:
+            self._done.add(report.nodeid)
         row = self._row(report.nodeid)
         if about is None or row is None or self._word is None or not self._word[2]:
             return result
@@ -106,13 +108,15 @@ class RowLines:
             terminal.write(name)
         else:
             terminal.write_ensure_prefix(name, "")
-        room = columns() - len(name) - len(word) - _PROGRESS - 2
-        text = figures.text(room) if figures is not None else shortened(shown(reason).partition("\n")[0], room)
-        text = f"{text:{_figures_width()}}" if figures is not None else text
+        # A plugin's word may be long.
+        room = min(_figures_width(), columns() - len(name) - len(word) - _PROGRESS - 2)
+        text = shortened(shown(reason).partition("\n")[0], room) if figures is None else figures.text(room)
+        text = f"{text:{room}}" if room >= _LEAST_FIGURES else ""
         terminal.write(f"{text} ")
         terminal.write(word, **markup)
         percent = f"[{100 * len(self._done) // max(self._total, 1):3d}%]"
-        terminal.write(percent.rjust(max(columns() - len(name) - len(text) - len(word) - 2, 0)), flush=True, cyan=True)
+        fill = columns() - len(name) - len(text) - len(word) - 2
+        terminal.write(percent.rjust(max(fill, len(percent) + 1)), flush=True, cyan=True)
         # A line is open, which belongs to nobody.
         terminal.currentfspath = -2
 

@@ -233,13 +233,13 @@ class Summary:
             yield f"left as earlier sessions left them: {counts}"
 
     def _error_lines(self) -> Iterator[str]:
-        errors = self._tally.causes()
-        if errors:
+        causes = self._tally.causes()
+        if causes:
             yield _Failure("not measured, by kernel type and cause:")
-            for (kernel_type, cause), count in errors.most_common(_SHOWN):
-                yield folded(f"{count:5d}  {kernel_type}: {cause}", indent=2)
-            if len(errors) > _SHOWN:
-                yield f"         and {counted(len(errors) - _SHOWN, 'other cause')}, see the report"
+            for cause in causes[:_SHOWN]:
+                yield folded(f"{cause.rows:5d}  {cause.kernel_type}: {cause.reason}", indent=2)
+            if len(causes) > _SHOWN:
+                yield f"         and {counted(len(causes) - _SHOWN, 'other cause')}, see the report"
 
     def _gap_lines(self) -> Iterator[str]:
         outside = [gap for gap in self._report.gaps if gap.outside]

@@ -9,6 +9,7 @@ import pytest
 
 from database.case_id import case_id_in
 from database.figures import Figures
+from database.reports import Cause
 from database.schema import Status
 from database.terminal import shortened
 from plugins.items import about_row, outcome_of_report
@@ -32,8 +33,8 @@ class Tally:
         #: By node id: what pytest counted the last report of a row under, and why the row was not measured.
         self._outcome_of: dict[str, str] = {}
         self._error_of: dict[str, tuple[str, str]] = {}
-        #: The first reason of each error, with what is particular to its row.
-        self._reasons: dict[tuple[str, str], str] = {}
+        #: The first reason of each error, with what is particular to its row, and the id of that row.
+        self._reasons: dict[tuple[str, str], tuple[str, str]] = {}
         self.running_time = RunningTime()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -53,20 +54,20 @@ class Tally:
             reason = shortened(str(record["reason"]).partition("\n")[0], _REASON_SHOWN)
             error = record["kernel_type"], f"{record['status']}: {_cause(record['status'], reason)}"
             self._error_of[report.nodeid] = error
-            self._reasons.setdefault(error, f"{record['status']}: {reason}")
+            self._reasons.setdefault(error, (f"{record['status']}: {reason}", case_id))
 
     @property
     def outcomes(self) -> Counter[str]:
         """Rows by what pytest counts them under."""
         return Counter(self._outcome_of.values())
 
-    def causes(self) -> Counter[tuple[str, str]]:
-        """Rows that were not measured, by kernel type and cause, in the words of the first of them."""
-        causes: Counter[tuple[str, str]] = Counter()
-        for (kernel_type, cause), count in Counter(self._error_of.values()).items():
-            reason = self._reasons[kernel_type, cause]
+    def causes(self) -> list[Cause]:
+        """Why rows were not measured, the most frequent first."""
+        causes = []
+        for (kernel_type, cause), count in Counter(self._error_of.values()).most_common():
+            reason, case_id = self._reasons[kernel_type, cause]
             alike = f" (and {count - 1:,} like it)" if count > 1 and reason != cause else ""
-            causes[kernel_type, f"{reason}{alike}"] += count
+            causes.append(Cause(kernel_type, f"{reason}{alike}", count, case_id))
         return causes
 
 

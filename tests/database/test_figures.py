@@ -152,8 +152,9 @@ def test_a_bar_in_a_cell_is_no_column_of_markdown() -> None:
 
 def test_noise_is_told_with_its_cause_and_other_qualities_are_counted() -> None:
     rows = [figures(quality=quality) for quality in Quality] + [figures(quality=Quality.NOISY)]
-    noisy, others = quality_lines(rows, "load 4.2 on 2 cores")
+    noisy, too_few, others = quality_lines(rows, "load 4.2 on 2 cores")
     assert noisy == f"2 of {len(rows)} rows are noisier than 10 %: load 4.2 on 2 cores"
-    assert "1 drifting" in others
+    assert too_few.startswith(f"1 of {len(rows)} rows has fewer than 3 samples")
+    assert "1 is drifting" in others
     assert "quiet" not in others
     assert list(quality_lines([figures()], "load 9")) == []

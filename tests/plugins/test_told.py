@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from xml.etree import ElementTree
 
 import pytest
 from sessions import Sessions, row
 
-from database.schema import MICROBENCH_MIN, PROFILING_AVERAGE
+from database.schema import (
+    INPUT_DTYPES,
+    MICROBENCH_MIN,
+    MICROBENCH_SAMPLES,
+    PROFILING_AVERAGE,
+    PROFILING_SAMPLES,
+    QUALITY,
+    RUN_ID,
+)
 
 THRICE = ("--repeat-count=3", "--cache=warm")
 
@@ -21,7 +30,7 @@ def test_each_row_has_a_line_with_its_duration(sessions: Sessions) -> None:
     (toy,) = (line for line in lines if line.startswith("Toy 5;5 "))
     assert re.search(r" [\d,.]+ us ±[\d,.]+ % \(3\).* PASSED +\[ *\d+%\]$", toy)
     (failed,) = (line for line in lines if line.startswith("Moody 15;15 "))
-    assert re.search(r" failed: ValueError: bad mood FAILED +\[ *\d+%\]$", failed)
+    assert re.search(r" failed: ValueError: bad mood +FAILED +\[ *\d+%\]$", failed)
     (skipped,) = (line for line in lines if line.startswith("Moody 17;17 "))
     assert "SKIPPED" in skipped
     assert max(len(line) for line in (toy, failed, skipped)) < 80
@@ -101,6 +110,25 @@ def test_a_capture_of_another_device_is_not_ranked(sessions: Sessions) -> None:
     done = sessions.run_in_process()
     assert "1 row with both durations, captured on " in done
     assert "off the captured ones" not in done
+
+
+def test_the_report_names_a_row_of_each_cause(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(15), row(16)])
+    sessions.run_in_process()
+    (report,) = (sessions.database / "reports").glob("*.md")
+    named = re.findall(r"^\| Moody \| 1 \| (\w+): .* \| `(Moody-\S+)` \|$", report.read_text(), re.MULTILINE)
+    assert {status: case_id.split("-")[1] for status, case_id in named} == {"failed": "15_15", "invalid": "16_16"}
+
+
+def test_gaps_tell_how_both_durations_were_taken(sessions: Sessions) -> None:
+    sessions.write("Toy", [{**row(1), PROFILING_AVERAGE: "0.001", PROFILING_SAMPLES: "7"}])
+    sessions.run_in_process(measure=THRICE)
+    (path,) = (sessions.database / "reports").glob("duration_gap_*.csv")
+    with open(path, newline="") as file:
+        (gap,) = csv.DictReader(file)
+    (stored,) = sessions.read("Toy")
+    for column in (RUN_ID, QUALITY, MICROBENCH_SAMPLES, PROFILING_SAMPLES, INPUT_DTYPES):
+        assert gap[column] == stored[column] != "", column
 
 
 def test_slower_rows_fail_a_comparison_in_a_line(sessions: Sessions) -> None:
