@@ -61,6 +61,7 @@ def plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
         cmap="viridis",
         s=40,
         marker="|",
+        label="row",
     )
     axis.scatter(
         [median(point.gbps for point in points[name]) for name in types],
@@ -78,8 +79,8 @@ def plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
     axis.grid(alpha=0.3)
     figure.suptitle(plain(title))
     axis.set_xlabel("10⁹ bytes/s (each input read once, each output written once)")
-    axis.set_ylabel("kernel type (rows)")
-    figure.legend(loc="outside lower left", ncols=2, fontsize="small")
+    axis.set_ylabel("kernel type (rows), sorted by its fastest row")
+    figure.legend(loc="outside lower left", ncols=3, fontsize="small")
     bar = figure.colorbar(drawn, ax=axis, label="bytes read and written", aspect=60)
     bar.ax.yaxis.set_major_locator(LogLocator(base=2**_POWERS_BETWEEN_TICKS))
     bar.ax.yaxis.set_minor_locator(NullLocator())

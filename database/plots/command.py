@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from database.commands import looking_at_usage
@@ -19,7 +19,7 @@ from database.option_types import positive
 from database.peaks import PEAKS, Peak
 from database.plots import bandwidth, communication, comparison, durations, roofline
 from database.plots.figure import FORMATS, Plot, save
-from database.plots.timed_rows import TimedRow, read_timed_rows
+from database.plots.timed_rows import TimedRow, on_device, read_timed_rows
 from database.progress import Progress
 from database.store import Database
 from database.terminal import print_problems, show
@@ -65,23 +65,25 @@ def run(arguments: argparse.Namespace) -> int:
     with looking_at_usage():
         timed = read_timed_rows(arguments.database, kernel_types)
     problems = list(timed.problems)
-    device = arguments.device or timed.device
+    device = arguments.device or timed.device or _most_replayed(timed.rows)
     peak = _peak(device, arguments.peak_gbps, dict(arguments.peak_tops or ()))
-    # What was replayed here may have been captured on another device: one plot of speeds is of one of them.
-    of_one = [row for row in timed.rows if row.microbench_us is not None] or timed.rows
+    # What was replayed on another device stays out, and so does what was captured, where there are replays: it may be
+    # of another device, too.
+    rows_of_device = [row for each in timed.rows if (row := on_device(each, device)) is not None]
+    others = sorted({row.device for row in timed.rows if row.device and row.device != device})
+    of_one = [row for row in rows_of_device if row.microbench_us is not None] or rows_of_device
     both = [row for row in timed.rows if row.microbench_us is not None and row.profiling_us is not None]
     made: dict[str, list[Plot]] = {}
     for title, module, rows in (
-        ("Kernel durations", durations, timed.rows),
+        ("Kernel durations", durations, rows_of_device),
         ("Roofline", roofline, of_one),
         ("Memory bandwidth", bandwidth, of_one),
-        ("Replay against capture", comparison, both),
     ):
         made[module.NAME] = module.plots(rows, _title(title, device, rows), peak)
+    made[comparison.NAME] = comparison.plots(both, _title_of_both(both, timed.captured_on), peak)
     if not kernel_types:
-        title = _title("Bus bandwidth of collectives", device, ())
         try:
-            made[communication.NAME] = communication.plots([arguments.database], COLLECTIVES, title)
+            made[communication.NAME] = communication.plots([arguments.database], COLLECTIVES)
         except OpAtlasError as error:
             problems.append(str(error))
     plots = [plot for found in made.values() for plot in found]
@@ -90,9 +92,24 @@ def run(arguments: argparse.Namespace) -> int:
             save(plot.figure, arguments.output / f"{plot.name}.{arguments.format}")
             progress.advance()
     show(_summary(arguments, made, device, peak))
+    if others:
+        show(f"replays on {', '.join(others)} are only in {comparison.NAME} (--device plots another device)")
     print_problems(problems)
     print_problems(Database(arguments.database).misspelt(), word="warning")
     return 1 if problems or not any(made.values()) else 0
+
+
+def _most_replayed(rows: Sequence[TimedRow]) -> str:
+    """Returns the device that most rows were replayed on; "" where nothing tells."""
+    counts = Counter(row.device for row in rows if row.device)
+    return max(counts, key=lambda device: counts[device], default="")
+
+
+def _title_of_both(rows: Sequence[TimedRow], captured_on: Collection[str]) -> str:
+    """Returns the title of the plot of replays against captures, with the devices of both as far as they are known."""
+    replayed_on = sorted({row.device for row in rows if row.device})
+    replays, captures = (f" on {', '.join(sorted(names))}" if names else "" for names in (replayed_on, captured_on))
+    return f"Replayed{replays}\nagainst captured{captures}"
 
 
 def _peak(device: str, gbps: float | None, tera_ops: Mapping[str, float]) -> Peak:

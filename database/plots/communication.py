@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from database.commands import looking_at_usage
-from database.communication import BY_NAME, COLLECTIVES, Collective
+from database.communication import BY_NAME, COLLECTIVES, TIERS, Collective
 from database.errors import OpAtlasError, TableError
 from database.measured import duration_columns
 from database.option_types import Listed, items_of, one_of
 from database.plots.figure import Plot, new_figure, plain, plot_file, save, size_axis
-from database.plots.timed_rows import expect_tables
+from database.plots.timed_rows import device_of, expect_tables
 from database.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER, microbench_counter
 from database.statistics import valid_duration
 from database.store import Database
 from database.terminal import counted, print_problems, show
 
+#: By the folder of a database.
+_LIBRARIES = {"hccl": "HCCL of CANN", "nccl": "NCCL", "gloo": "Gloo of torch"}
 NAME = "bus_bandwidth"
 NEEDS = "messages of collectives (hcom_*.csv) with a duration"
 
@@ -60,7 +62,9 @@ def lines_of(folder: Path, collective: Collective) -> dict[str, list[Point]]:
         except ValueError as error:
             raise TableError(path, f"a cell that is no number ({error})", "Correct the cell", line=number) from None
         tier = cells.get(TOPOLOGY_TIER, "")
-        name = f"{cells.get(DTYPE, '').removeprefix('DT_')} on {devices}" + (f", tier {tier}" if tier else "")
+        dtype = cells.get(DTYPE, "").removeprefix("DT_")
+        words = [dtype, f"{devices} ranks", f"tier {tier}{_tier_name(tier)}" if tier else ""]
+        name = ", ".join(word for word in words if word)
         lines.setdefault(name, []).append(
             Point(
                 message_bytes,
@@ -71,7 +75,24 @@ def lines_of(folder: Path, collective: Collective) -> dict[str, list[Point]]:
     return {name: sorted(points, key=lambda point: point.message_bytes) for name, points in lines.items()}
 
 
-def plots(folders: Sequence[Path], collectives: Sequence[Collective], title: str = "") -> list[Plot]:
+def _tier_name(tier: str) -> str:
+    """Returns ` (intra-pod)` for a tier that has a name."""
+    name = TIERS.get(int(tier)) if tier.isdecimal() else None
+    return f" ({name.replace('_', '-')})" if name else ""
+
+
+def title_of(folders: Sequence[Path]) -> str:
+    """Returns the title of a figure: the device of each folder, and the library as far as the folder's place tells."""
+    names = []
+    for folder in folders:
+        *_, library, version = folder.resolve().parts
+        software = f"{_LIBRARIES[library]} {version}" if library in _LIBRARIES else ""
+        names.append(", ".join(word for word in (device_of(folder), software) if word))
+    names = list(dict.fromkeys(filter(None, names)))
+    return "Bus bandwidth of collectives" + (f": {'; '.join(names)}" if names else "")
+
+
+def plots(folders: Sequence[Path], collectives: Sequence[Collective]) -> list[Plot]:
     """One figure with a panel for each collective that was measured, or none. Raises OpAtlasError."""
     found = {
         each: {(folder, name): points for folder in folders for name, points in lines_of(folder, each).items()}
@@ -84,8 +105,7 @@ def plots(folders: Sequence[Path], collectives: Sequence[Collective], title: str
     for axis, (collective, lines) in zip(axes, measured.items(), strict=True):
         _panel(axis, collective, lines, folders)
     axes[0].set_ylabel("bus bandwidth (10⁹ bytes/s)")
-    if title:
-        figure.suptitle(plain(title))
+    figure.suptitle(plain(title_of(folders)))
     count = sum(len(points) for lines in measured.values() for points in lines.values())
     names = [collective.name for collective in measured]
     what = names[0] if len(names) == 1 else f"{len(names)} collectives"

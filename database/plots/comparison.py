@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 
 from database.peaks import Peak
-from database.plots.figure import Plot, colors_of, new_figure, plain
+from database.plots.figure import Plot, colors_of, decades, new_figure, plain, whole_decades
 from database.plots.timed_rows import TimedRow
 from database.reports import HIGHEST_RATIO, LOWEST_RATIO
 from database.terminal import counted
@@ -76,7 +76,7 @@ def plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
             label=label,
         )
     durations = [us for row in rows for us in (row.microbench_us, row.profiling_us) if us]
-    ends = [min(durations) / 1.5, max(durations) * 1.5]
+    ends = whole_decades(min(durations), max(durations))
     axis.plot(ends, ends, color="black", linewidth=1, label="equal")
     axis.fill_between(
         ends,
@@ -88,18 +88,16 @@ def plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
         label="within 20 %",
     )
     for ratio, words, style in (
-        (found.p10, "tenth", "dotted"),
+        (found.p10, "10th percentile", "dotted"),
         (found.p50, "median", "dashed"),
-        (found.p90, "ninth tenth", "dotted"),
+        (found.p90, "90th percentile", "dotted"),
     ):
         if ratio is not None:
             label = f"{words}: {ratio:,.2f} x"
             axis.plot(ends, [ratio * end for end in ends], color="red", linewidth=1, linestyle=style, label=label)
-    axis.set_xscale("log")
-    axis.set_yscale("log")
     axis.set_xlim(*ends)
     axis.set_ylim(*ends)
-    axis.grid(alpha=0.3)
+    decades(axis)
     figure.suptitle(plain(title))
     axis.set_xlabel("captured: Profiling Average Duration (us)")
     axis.set_ylabel("replayed: Average Duration (us)")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from database.peaks import Peak
-from database.plots.figure import Plot, colors_of, new_figure, plain, size_axis
+from database.plots.figure import Plot, colors_of, new_figure, plain, size_axis, whole_decades
 from database.plots.timed_rows import TimedRow
 from database.terminal import counted
 from database.work import tensor_bytes
@@ -30,16 +30,20 @@ _FEWEST_INCHES = 7.8
 _DTYPES = ("BF16", "FLOAT", "INT8", "FLOAT16", "INT32", "INT64", "BOOL")
 _COLOR = colors_of(_DTYPES)
 _OTHER_DTYPES = "others"
+REPLAYED, NOISY, CAPTURED = "replayed", "replayed, noisy", "captured"
+_MARKERS = {REPLAYED: ".", NOISY: "o", CAPTURED: "+"}
+#: Of a single panel, and of a page at least: a strip shows nothing.
+_LEAST_HEIGHT_INCHES = 4.0
 
 
 @dataclass(frozen=True)
 class Point:
-    """Attributes: tensor_bytes: of all inputs and outputs."""
+    """Attributes: tensor_bytes: of all inputs and outputs; source: where the duration is from, one of _MARKERS."""
 
     tensor_bytes: int
     duration_us: float
     dtype: str
-    captured: bool
+    source: str
 
 
 def points_of(rows: Sequence[TimedRow]) -> dict[str, list[Point]]:
@@ -51,9 +55,12 @@ def points_of(rows: Sequence[TimedRow]) -> dict[str, list[Point]]:
         if not size:
             continue
         dtype = next(slot.dtype for slot in slots if not slot.absent)
-        for duration_us, captured in ((row.microbench_us, False), (row.profiling_us, True)):
+        for duration_us, source in (
+            (row.microbench_us, NOISY if row.noisy else REPLAYED),
+            (row.profiling_us, CAPTURED),
+        ):
             if duration_us is not None:
-                points[row.kernel_type].append(Point(size, duration_us, dtype, captured))
+                points[row.kernel_type].append(Point(size, duration_us, dtype, source))
     return dict(sorted(points.items(), key=lambda named: named[0].lower()))
 
 
@@ -79,19 +86,21 @@ def _page(points: dict[str, list[Point]], title: str, peak: Peak) -> Any:
     columns = _columns(len(points))
     rows = math.ceil(len(points) / columns)
     width = max(_PANEL_INCHES[0] * columns, _FEWEST_INCHES)
-    figure, axes = new_figure(width, _PANEL_INCHES[1] * rows + _OF_LEGENDS_INCHES, columns, rows)
+    height = max(_PANEL_INCHES[1] * rows, _LEAST_HEIGHT_INCHES if columns < _MOST_COLUMNS // 2 else 0)
+    figure, axes = new_figure(width, height + _OF_LEGENDS_INCHES, columns, rows)
     everything = list(itertools.chain.from_iterable(points.values()))
     for number, (axis, (kernel_type, shown)) in enumerate(zip(axes, points.items(), strict=False)):
-        for captured, marker in ((False, "."), (True, "+")):
-            chosen = [point for point in shown if point.captured is captured]
+        for source, marker in _MARKERS.items():
+            chosen = [point for point in shown if point.source == source]
+            colors = [_COLOR(point.dtype) for point in chosen]
             axis.scatter(
                 [point.tensor_bytes for point in chosen],
                 [point.duration_us for point in chosen],
-                c=[_COLOR(point.dtype) for point in chosen],
-                s=20,
+                s=8 if source == NOISY else 20,
                 marker=marker,
-                linewidths=0 if marker == "." else 0.7,
+                linewidths=0 if source == REPLAYED else 0.7,
                 alpha=0.7,
+                **({"facecolors": "none", "edgecolors": colors} if source == NOISY else {"c": colors}),
             )
         if peak.bandwidth_gbps:
             ends = [min(point.tensor_bytes for point in everything), max(point.tensor_bytes for point in everything)]
@@ -100,17 +109,18 @@ def _page(points: dict[str, list[Point]], title: str, peak: Peak) -> Any:
         axis.set_yscale("log")
         axis.grid(alpha=0.3)
         axis.set_title(plain(kernel_type), fontsize="small")
-        axis.set_xlabel("bytes", fontsize="small")
-        axis.set_ylabel("us", fontsize="small")
+        axis.set_xlabel("bytes of inputs and outputs", fontsize="small")
         axis.minorticks_off()
         axis.label_outer()
         # Nothing is below the last panels of the row above the last one.
         axis.tick_params(labelbottom=number + columns >= len(points), labelsize="small")
-    # A line at the top of the panels would press the durations down.
-    axes[0].set_ylim(bottom=min(point.duration_us for point in everything) * 0.7)
+    # The line of the bandwidth does not count: it would press the durations together.
+    durations_us = [point.duration_us for point in everything]
+    axes[0].set_ylim(*whole_decades(min(durations_us) * 0.9, max(durations_us) * 1.1))
     for axis in axes[len(points) :]:
         axis.set_visible(False)
-    figure.suptitle(f"{plain(title)}\nduration against the bytes of all inputs and outputs")
+    figure.suptitle(plain(title))
+    figure.supylabel("duration (us)", fontsize="medium")
     figure.legend(handles=_legend(everything, peak), loc="outside lower center", ncols=int(width / _LEGEND_INCHES))
     return figure
 
@@ -128,9 +138,12 @@ def _legend(points: Sequence[Point], peak: Peak) -> list[Any]:
     handles: list[Any] = [Patch(color=_COLOR(dtype), label=dtype) for dtype in _DTYPES if dtype in there]
     if there - set(_DTYPES):
         handles.append(Patch(color=_COLOR(_OTHER_DTYPES), label=_OTHER_DTYPES))
-    for captured, marker, label in ((False, ".", "replayed"), (True, "+", "captured")):
-        if any(point.captured is captured for point in points):
-            handles.append(Line2D([], [], color="black", marker=marker, linestyle="", label=label))
+    for source, marker in _MARKERS.items():
+        if any(point.source == source for point in points):
+            fill: Any = "none" if source == NOISY else "full"
+            handles.append(
+                Line2D([], [], color="black", marker=marker, fillstyle=fill, markersize=5, linestyle="", label=source)
+            )
     if peak.bandwidth_gbps:
         handles.append(Line2D([], [], color="0.5", linewidth=0.8, label=f"bytes at {peak.bandwidth_gbps:,.0f} GB/s"))
     return handles

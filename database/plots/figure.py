@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,23 @@ def colors_of(names: Sequence[str]) -> Callable[[str], str]:
     """A colour for each of some names, in their order; grey for those that come too late, and for others."""
     colors = dict(zip(names, _PALETTE, strict=False))
     return lambda name: colors.get(name, _OTHER_COLOR)
+
+
+def decades(axis: Any) -> None:
+    """Makes both axes logarithmic, with a grid, whole powers of ten at their ends, and plain numbers: `0.1`, `10`."""
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlim(*whole_decades(*axis.get_xlim()))
+    axis.set_ylim(*whole_decades(*axis.get_ylim()))
+    for along in (axis.xaxis, axis.yaxis):
+        along.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.grid(alpha=0.3)
+    axis.grid(which="minor", alpha=0.1)
+
+
+def whole_decades(least: float, most: float) -> tuple[float, float]:
+    """Returns the powers of ten around some values: (10, 1000) around 37 and 510."""
+    return 10.0 ** math.floor(math.log10(least)), 10.0 ** math.ceil(math.log10(most))
 
 
 def size_axis(axis: Any) -> None:

@@ -7,13 +7,15 @@ band reaches from the fastest sample to a standard deviation above the average.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from database.commands import looking_at_usage
 from database.errors import CellError, OpAtlasError, TableError
 from database.numbers import whole
-from database.plots.figure import new_figure, plain, plot_file, save
+from database.plots.figure import colors_of, new_figure, plain, plot_file, save
 from database.plots.timed_rows import device_of, expect_tables
 from database.schema import AVERAGE, CACHE_STATE, INPUT_SLOTS, MICROBENCH_MIN, MICROBENCH_STD
 from database.slots import parse_slots
@@ -22,6 +24,7 @@ from database.store import Database
 from database.terminal import counted, print_problems, show
 
 _INCHES = (7.0, 4.2)
+_LINE_STYLES = ("solid", "dashed", "dotted", "dashdot")
 _DEFAULT_TYPE = "MatMulV2"
 
 
@@ -35,13 +38,24 @@ class Point:
     std_us: float
 
 
-def lines_of(folder: Path, kernel_type: str, weight: tuple[int, int]) -> dict[str, list[Point]]:
-    """By what the legend calls them; points by M. None where nothing of this weight was measured.
+class Line(NamedTuple):
+    """What the points of a line have in common; `cache` is "cold", "warm" or ""."""
+
+    weight: str
+    dtype: str
+    cache: str
+
+    def __str__(self) -> str:
+        return ", ".join(word for word in self if word)
+
+
+def lines_of(folder: Path, kernel_type: str, weight: tuple[int, int]) -> dict[Line, list[Point]]:
+    """Returns points by M of each line. None where nothing of this weight was measured.
 
     Raises:
         TableError: the file is not there, or no compute CSV, or has a shape that is no shape.
     """
-    lines: dict[str, list[Point]] = {}
+    lines: dict[Line, list[Point]] = {}
     table = Database(folder).read(kernel_type)
     for line, cells in enumerate(table.frame.to_dict("records"), start=2):
         average_us = valid_duration(cells.get(AVERAGE, ""))
@@ -57,9 +71,8 @@ def lines_of(folder: Path, kernel_type: str, weight: tuple[int, int]) -> dict[st
             continue
         fastest_us = valid_duration(cells.get(MICROBENCH_MIN, "")) or average_us
         std_us = valid_duration(cells.get(MICROBENCH_STD, "")) or 0.0
-        cache = cells.get(CACHE_STATE, "")
-        name = f"{weight[0]} x {weight[1]}, {slots[0].dtype}" + (f", {cache}" if cache else "")
-        lines.setdefault(name, []).append(Point(m, average_us, fastest_us, std_us))
+        line_of = Line(f"{weight[0]} x {weight[1]}", slots[0].dtype, cells.get(CACHE_STATE, ""))
+        lines.setdefault(line_of, []).append(Point(m, average_us, fastest_us, std_us))
     return {name: sorted(points, key=lambda point: point.m) for name, points in lines.items()}
 
 
@@ -95,10 +108,34 @@ def run(arguments: argparse.Namespace) -> int:
             f"{', '.join(map(str, arguments.folders))}: {arguments.kernel_type} holds no duration of a weight "
             f"{wanted}; name one whose shape stands second among its Input Shapes"
         )
+    devices = {folder: device_of(folder) or folder.name for folder in arguments.folders}
+    figure = figure_of(lines, arguments.kernel_type, devices)
+    save(figure, arguments.output)
+    show(f"{arguments.output}: {counted(sum(map(len, lines.values())), 'product')} in {counted(len(lines), 'line')}")
+    return 0
+
+
+def figure_of(lines: Mapping[tuple[Path, Line], Sequence[Point]], kernel_type: str, devices: Mapping[Path, str]) -> Any:
+    """Returns the figure of lines, each of a database, by whose folder `devices` has its device.
+
+    Raises:
+        OpAtlasError: matplotlib is not installed.
+    """
     figure, (axis,) = new_figure(*_INCHES)
-    for (_, name), points in lines.items():
+    one_device = len(set(devices.values())) == 1
+    # A weight has one colour, whatever its cache state and database; these have the kind of the line.
+    color = colors_of(list(dict.fromkeys(f"{line.weight} {line.dtype}" for _, line in lines)))
+    ways = list(dict.fromkeys((devices[folder], line.cache) for folder, line in lines))
+    for (folder, line), points in lines.items():
         rows = [point.m for point in points]
-        (drawn,) = axis.plot(rows, [point.average_us for point in points], marker=".", label=plain(name))
+        (drawn,) = axis.plot(
+            rows,
+            [point.average_us for point in points],
+            marker=".",
+            color=color(f"{line.weight} {line.dtype}"),
+            linestyle=_LINE_STYLES[ways.index((devices[folder], line.cache)) % len(_LINE_STYLES)],
+            label=plain(f"{line}" if one_device else f"{line}, {devices[folder]}"),
+        )
         axis.fill_between(
             rows,
             [point.fastest_us for point in points],
@@ -111,14 +148,11 @@ def run(arguments: argparse.Namespace) -> int:
     axis.set_yscale("log")
     axis.xaxis.set_major_formatter(lambda m, _: f"{m:g}")
     axis.grid(alpha=0.3)
-    device = device_of(arguments.folders[0]) or arguments.folders[0].name
-    axis.set_title(plain(f"{arguments.kernel_type} on {device}"))
+    axis.set_title(plain(f"{kernel_type} on {', '.join(dict.fromkeys(devices.values()))}"))
     axis.set_xlabel("rows M of the left operand")
     axis.set_ylabel("duration (us)")
     axis.legend(fontsize="small", title="weight N x K")
-    save(figure, arguments.output)
-    show(f"{arguments.output}: {counted(sum(map(len, lines.values())), 'product')} in {counted(len(lines), 'line')}")
-    return 0
+    return figure
 
 
 def _weight(text: str) -> tuple[int, int]:

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from database.bulk import without_cycle_collection
 from database.errors import CellError, OpAtlasError
 from database.folder import expect_folder
 from database.header import expect_columns, read_header
+from database.ingest.pool import ingests_of
 from database.manifest import manifests_of
-from database.schema import AVERAGE, CACHE_STATE, INPUT_SLOTS, INSTRUMENT, OUTPUT_SLOTS, PROFILING_AVERAGE
+from database.quality import NOISE_LIMIT, Quality
+from database.schema import (
+    AVERAGE,
+    CACHE_STATE,
+    INPUT_SLOTS,
+    INSTRUMENT,
+    MICROBENCH_STD,
+    OUTPUT_SLOTS,
+    PROFILING_AVERAGE,
+    QUALITY,
+    RUN_ID,
+)
 from database.slots import Slot, parse_slots
 from database.statistics import valid_duration
 from database.store import Database
@@ -29,6 +41,8 @@ class TimedRow:
     Attributes:
         microbench_us, profiling_us: averages of a replay and of a capture; None: it has none.
         how: how the replay took it, `cold, cupti`; "" where the row does not say.
+        device: what it was replayed on, by the manifest of its run; "" where nothing tells.
+        noisy: whether the samples of the replay vary: by the row's quality, or by their relative standard deviation.
     """
 
     kernel_type: str
@@ -37,6 +51,8 @@ class TimedRow:
     microbench_us: float | None
     profiling_us: float | None
     how: str
+    device: str = ""
+    noisy: bool = False
 
     @property
     def duration_us(self) -> float:
@@ -52,6 +68,7 @@ class TimedRows:
 
     Attributes:
         device: what the rows were measured on, by the name of its folder; "" where nothing tells.
+        captured_on: devices that captures in the database say that they are of.
         folder: the database's.
         problems: files that could not be read, and rows whose cells mean no tensors.
     """
@@ -60,6 +77,7 @@ class TimedRows:
     device: str
     rows: Sequence[TimedRow]
     problems: Sequence[str]
+    captured_on: Collection[str] = ()
 
 
 def read_timed_rows(folder: Path, kernel_types: Collection[str] = ()) -> TimedRows:
@@ -72,13 +90,24 @@ def read_timed_rows(folder: Path, kernel_types: Collection[str] = ()) -> TimedRo
         raise OpAtlasError(f"{folder} has no rows of {', '.join(missing)}: name files that are there, without .csv")
     rows: list[TimedRow] = []
     problems: list[str] = []
+    # What cannot be read of them is nothing to a plot: combine and the runs themselves report it.
+    devices = {
+        run_id: ", ".join(sorted(manifest.device_names)) for run_id, manifest in manifests_of(database, []).items()
+    }
     with without_cycle_collection():
         for kernel_type in sorted(kernel_types) or there:
             try:
-                rows += _rows_of(database, kernel_type, problems)
+                rows += _rows_of(database, kernel_type, devices, problems)
             except OpAtlasError as error:
                 problems.append(str(error))
-    return TimedRows(folder, device_of(folder), rows, problems)
+    return TimedRows(folder, device_of(folder), rows, problems, _captured_on(database))
+
+
+def on_device(row: TimedRow, device: str) -> TimedRow | None:
+    """Returns a row without the duration of a replay on another device; None if it has no other duration."""
+    if row.microbench_us is None or not row.device or row.device == device:
+        return row
+    return None if row.profiling_us is None else replace(row, microbench_us=None, how="", device="", noisy=False)
 
 
 def expect_tables(folder: Path, *, of_collectives: bool = False) -> None:
@@ -116,7 +145,25 @@ def device_of(folder: Path) -> str:
     return names.pop() if len(names) == 1 else ""
 
 
-def _rows_of(database: Database, kernel_type: str, problems: list[str]) -> Iterator[TimedRow]:
+def _captured_on(database: Database) -> Collection[str]:
+    try:
+        return {ingest.manifest.device for ingest in ingests_of(database) if ingest.manifest.device}
+    except OpAtlasError:
+        return set()
+
+
+def _is_noisy(quality: str, std_us: str, average_us: str) -> bool:
+    """Whether samples vary; rows of an older OpAtlas have no quality, but the standard deviation."""
+    judged = Quality.of_cell(quality)
+    if judged is not None:
+        return judged not in (Quality.QUIET, Quality.UNKNOWN)
+    std, average = valid_duration(std_us), valid_duration(average_us)
+    return std is not None and average is not None and std / average > NOISE_LIMIT
+
+
+def _rows_of(
+    database: Database, kernel_type: str, devices: Mapping[str, str], problems: list[str]
+) -> Iterator[TimedRow]:
     """Raises OpAtlasError."""
     table = database.read(kernel_type)
     frame, unread, example = table.frame, 0, ""
@@ -124,10 +171,15 @@ def _rows_of(database: Database, kernel_type: str, problems: list[str]) -> Itera
     def column(name: str) -> Sequence[str]:
         return frame[name].tolist() if name in frame.columns else [""] * len(frame)
 
-    cells = map(column, (*INPUT_SLOTS, *OUTPUT_SLOTS, AVERAGE, PROFILING_AVERAGE, CACHE_STATE, INSTRUMENT))
-    for i_shapes, i_dtypes, i_formats, o_shapes, o_dtypes, o_formats, replayed, captured, cache, instrument in zip(
-        *cells, strict=True
-    ):
+    slots_and_durations = map(column, (*INPUT_SLOTS, *OUTPUT_SLOTS, AVERAGE, PROFILING_AVERAGE))
+    of_replay = zip(*map(column, (CACHE_STATE, INSTRUMENT, RUN_ID, QUALITY, MICROBENCH_STD)), strict=True)
+    for i_shapes, i_dtypes, i_formats, o_shapes, o_dtypes, o_formats, replayed, captured, (
+        cache,
+        instrument,
+        run_id,
+        quality,
+        std,
+    ) in zip(*slots_and_durations, of_replay, strict=True):
         microbench_us, profiling_us = valid_duration(replayed), valid_duration(captured)
         if microbench_us is None and profiling_us is None:
             continue
@@ -138,6 +190,7 @@ def _rows_of(database: Database, kernel_type: str, problems: list[str]) -> Itera
             unread, example = unread + 1, example or str(error)
             continue
         how = ", ".join(word for word in (cache, instrument) if word) if microbench_us else ""
-        yield TimedRow(kernel_type, inputs, outputs, microbench_us, profiling_us, how)
+        device, noisy = (devices.get(run_id, ""), _is_noisy(quality, std, replayed)) if microbench_us else ("", False)
+        yield TimedRow(kernel_type, inputs, outputs, microbench_us, profiling_us, how, device, noisy)
     if unread:
         problems.append(f"{table.path}: {counted(unread, 'row')} left out: {example}; correct the cell")

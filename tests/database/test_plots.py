@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -12,14 +13,17 @@ from database.__main__ import main
 from database.peaks import PEAKS, Peak
 from database.plots import bandwidth, comparison, durations, roofline
 from database.plots.figure import bytes_text
-from database.plots.timed_rows import TimedRow, device_of, read_timed_rows
+from database.plots.timed_rows import TimedRow, device_of, on_device, read_timed_rows
 from database.schema import (
     AVERAGE,
     CACHE_STATE,
     INPUT_SLOTS,
     INSTRUMENT,
+    MICROBENCH_STD,
     OUTPUT_SLOTS,
     PROFILING_AVERAGE,
+    QUALITY,
+    RUN_ID,
 )
 from database.slots import Slot
 
@@ -85,9 +89,80 @@ def test_the_device_is_the_folder_under_data_or_what_all_manifests_say(folder: P
 def test_durations_are_by_type_size_and_source() -> None:
     rows = [timed("Sub", 4, replayed=3.0), timed("abs", 8, replayed=1.0, captured=2.0), timed("Sub", 0, replayed=1.0)]
     assert durations.points_of(rows) == {
-        "abs": [durations.Point(48, 1.0, "BF16", captured=False), durations.Point(48, 2.0, "BF16", captured=True)],
-        "Sub": [durations.Point(24, 3.0, "BF16", captured=False)],
+        "abs": [
+            durations.Point(48, 1.0, "BF16", durations.REPLAYED),
+            durations.Point(48, 2.0, "BF16", durations.CAPTURED),
+        ],
+        "Sub": [durations.Point(24, 3.0, "BF16", durations.REPLAYED)],
     }
+
+
+def test_durations_whose_samples_vary_are_noisy(tmp_path: Path) -> None:
+    header = f"{HEADER},{MICROBENCH_STD},{QUALITY}"
+    ends = ["0.5,", "0.01,", "0.01,bimodal", "0.5,quiet", "0.5,unknown", ",noisy", ",word", ","]
+    rows = [f"{add(n, '2.5', '2')},{end}" for n, end in enumerate(ends, start=1)]
+    (tmp_path / "Add.csv").write_text("\n".join([header, *rows]) + "\n")
+    read = read_timed_rows(tmp_path).rows
+    assert [row.noisy for row in read] == [True, False, True, False, False, True, False, False]
+    points = durations.points_of(read)["Add"]
+    assert [point.source for point in points[:4]] == [
+        *(durations.NOISY, durations.CAPTURED),
+        *(durations.REPLAYED, durations.CAPTURED),
+    ]
+
+
+def test_replays_of_another_device_are_in_no_plot_of_this_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    header = f"{HEADER},{RUN_ID}"
+    rows = [f"{add(1, '2.5', '2.0')},here", f"{add(2, '90', '3.0')},there", f"{add(3, '95')},there"]
+    (tmp_path / "Add.csv").write_text("\n".join([header, *rows]) + "\n")
+    (tmp_path / "runs").mkdir()
+    for run_id, device in (("here", "NVIDIA_H200"), ("there", "AMD_EPYC")):
+        manifest = {"device": {"name": device}, "packages": {}, "started_at": 1.0}
+        (tmp_path / "runs" / f"{run_id}.json").write_text(json.dumps(manifest))
+    read = read_timed_rows(tmp_path).rows
+    assert [row.device for row in read] == ["NVIDIA_H200", "AMD_EPYC", "AMD_EPYC"]
+    assert [on_device(row, "NVIDIA_H200") for row in read[::2]] == [read[0], None]
+    other = on_device(read[1], "NVIDIA_H200")
+    assert other is not None
+    assert (other.microbench_us, other.profiling_us) == (None, 3.0)
+    assert main(["plot", str(tmp_path), "--output", str(tmp_path / "plots"), "--device", "NVIDIA_H200"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  roofline.png                      1 row of 1 kernel type" in lines
+    assert "  durations.png                     3 durations of 1 kernel type" in lines
+    assert "AMD_EPYC" in lines[-1]
+    assert main(["plot", str(tmp_path), "--output", str(tmp_path / "plots")]) == 0
+    assert "plots of AMD_EPYC, in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "unit"),
+    [({"BF16"}, "TFLOP/s"), ({"INT8", "INT32"}, "TOP/s"), ({"BF16", "INT8"}, "TFLOP/s (INT8: TOP/s)")],
+)
+def test_operations_of_integers_are_no_flop(dtypes: set[str], unit: str) -> None:
+    assert roofline.unit_of(dtypes) == unit
+
+
+def test_few_points_have_decades_around_them_and_a_missing_roof_is_told() -> None:
+    pytest.importorskip("matplotlib")
+    rows = [timed("Add", 4096, replayed=9.0), timed("Add", 8192, replayed=11.0)]
+    (plot,) = roofline.plots(rows, "Roofline", Peak())
+    (axis,) = plot.figure.axes
+    for least, most in (axis.get_xlim(), axis.get_ylim()):
+        assert math.log10(least) == pytest.approx(round(math.log10(least)))
+        assert most >= 10 * least
+    assert "without a roof" in plot.figure.get_suptitle()
+    (known,) = roofline.plots(rows, "Roofline", Peak(1000.0))
+    assert known.figure.get_suptitle() == "Roofline"
+
+
+def test_one_kernel_type_is_no_strip() -> None:
+    pytest.importorskip("matplotlib")
+    (plot,) = durations.plots([timed("Add", 4096, replayed=9.0)], "Durations", Peak())
+    width, height = plot.figure.get_size_inches()
+    assert height > width / 2
 
 
 def test_many_kernel_types_are_pages_of_equal_size() -> None:
