@@ -23,6 +23,7 @@ from bench.registry import replay_spec
 from bench.replay import Replay
 from bench.replay_function import arguments_of, load_function
 from bench.rows.replay_row import ReplayRow
+from bench.rows.slots import RowSlots
 from database.communication import is_communication
 from database.errors import OpAtlasError
 from database.peaks import peak_of
@@ -118,7 +119,16 @@ class Runner:
             self._told = (*earlier, *own)
         return replace(outcome, changed=self._told)
 
-    def _run_body(self, job: Job) -> Outcome:
+    def refused(self, job: Job) -> Outcome | None:
+        """The outcome of a job that its cells or its instrument rule out, which takes no device; None for others."""
+        try:
+            self._expect_possible(job)
+        except ReplayError as error:
+            return outcome_of(error)
+        return None
+
+    def _expect_possible(self, job: Job) -> None:
+        """Raises MissingPrecondition, InvalidRow."""
         if job.instrument not in ("", self._instrument.name):
             # Which instrument a device has is known only now: the best one may be missing on this machine.
             raise MissingPrecondition(
@@ -126,6 +136,12 @@ class Runner:
                 f"{self._instrument.name}: such durations do not compare; set {job.instrument} up (`opatlas doctor` "
                 f"tells what it lacks), or let them be mixed (--mixed)"
             )
+        if not is_communication(job.kernel_type):
+            # Reads the cells of all slots.
+            RowSlots(job.kernel_type, job.cells).bytes()
+
+    def _run_body(self, job: Job) -> Outcome:
+        self._expect_possible(job)
         function = load_function(job)
         spec = replay_spec(function)
         if spec is None:

@@ -160,8 +160,8 @@ class Supervisor:
             return self._look_ahead.outcome(item, batches, self._job, lambda: bool(self._session.stop_reason))
         except pytest.fail.Exception as error:
             # A plugin, such as pytest-timeout, did not want to wait any more. Of a batch nobody knows here which of its
-            # rows was late.
-            if self._session.settings.in_process or batches is not None:
+            # rows was late; and a row that has not got its device yet is not late.
+            if self._session.settings.in_process or batches is not None or self._session.waits.interrupted:
                 raise
             return Outcome(
                 Status.TIMEOUT, f"the wait for it was interrupted, and its process ended: {in_a_line(error)}"

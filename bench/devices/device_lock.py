@@ -130,19 +130,22 @@ class DeviceWaits:
         tell: shows the user a line.
         others_s: seconds that rows have waited for rows of other sessions.
         own_s: seconds that rows have waited for rows of other workers of the same session.
+        interrupted: whether the last job ended before it had its device.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         self.tell = tell
         self.others_s = 0.0
         self.own_s = 0.0
+        self.interrupted = False
         self._told: set[LockHolder] = set()
         self._going_on: list[LockWait] = []
 
     def __enter__(self) -> None:
-        pass
+        self.interrupted = False
 
     def __exit__(self, *_: object) -> None:
+        self.interrupted = bool(self._going_on)
         for wait in list(self._going_on):
             wait.end()
 

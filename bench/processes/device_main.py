@@ -73,6 +73,10 @@ def _run(channel: ChildChannel, runner: Runner, job: Job) -> Outcome:
     def answer(content: object) -> None:
         channel.send(Answer(job.id, content))
 
+    if (refused := runner.refused(job)) is not None:
+        # Nobody else's row need end first.
+        answer(refused)
+        return refused
     with runner.locked(lambda holder: answer(Waiting(holder)), lambda: answer(Started())), channel.only_here():
         outcome = runner.run(job)
     std_streams.write_out()

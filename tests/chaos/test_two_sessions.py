@@ -262,6 +262,24 @@ def test_a_wait_for_another_session_is_told_and_in_no_time_of_a_row(sessions: Se
         assert float(case.attrib["time"]) <= longest_s + 0.1
 
 
+def test_a_row_that_its_cells_rule_out_does_not_wait_for_the_device(sessions: Sessions) -> None:
+    sessions.write("Moody", [{**row(1), "Input Data Types": "DT_BF17;FLOAT"}])
+    with open(sessions.folder / "lock-0", "w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        done = sessions.run(SIMULATED_DEVICES="1")
+    assert done.ledger() == {"invalid": 1}
+
+
+def test_a_limit_of_pytest_timeout_that_ends_a_wait_is_not_the_fault_of_the_row(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(1)])
+    with open(sessions.folder / "lock-0", "w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        done = sessions.run("--timeout=2", SIMULATED_DEVICES="1")
+    assert done.code == pytest.ExitCode.TESTS_FAILED
+    assert done.ledger() == {"not run": 1}
+    assert sessions.run(SIMULATED_DEVICES="1").ledger() == {"measured": 1}
+
+
 def test_workers_that_share_a_device_do_not_wait_for_another_session(sessions: Sessions) -> None:
     sessions.write("Moody", [row(22), row(122), row(1), row(2)])
     done = sessions.run("-n", "2", "test_toys.py", SIMULATED_DEVICES="1")

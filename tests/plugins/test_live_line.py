@@ -67,6 +67,15 @@ def test_a_row_that_runs_for_long_is_named_on_one_line(sessions: Sessions, optio
     assert [line for line in lines if line.startswith("opatlas: 3 rows to replay")]
 
 
+def test_a_row_that_waits_for_the_device_says_so_on_the_line(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(1)])
+    with open(sessions.folder / "lock-0", "w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        terminal = OnTerminal(sessions)
+        terminal.read_until(lambda shown: re.search(r"0/1 rows  0%  Moody 1;1 \(waiting \d+ s for the device\)", shown))
+    assert terminal.read_to_the_end() == 0
+
+
 #: A log names a row soon.
 SOON = """
 from plugins import progress
