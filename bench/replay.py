@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from time import monotonic
 from types import FunctionType
 from typing import Any
@@ -21,7 +20,7 @@ from bench.reference.formula import Formula
 from bench.registry import ReplaySpec
 from bench.rows.replay_row import ReplayRow
 from bench.sampling import Sampling
-from bench.stand_in import OperatorCount, may_be_compiled
+from bench.stand_in import may_be_compiled, operators_of
 from database.schema import OUTPUT_DTYPES, OUTPUT_SHAPES
 
 #: A row needs its tensors, and about as much again for clones, the check and a kernel's workspace.
@@ -107,18 +106,20 @@ class Replay:
         def touched() -> tuple[torch.Tensor, ...]:
             return (*_flat(list(inputs.values())), *_flat(latest))
 
+        def once_more() -> None:
+            restore()
+            call()
+
         warm_until = monotonic() + _WARM_UP_S
         self._group.reached("in its first call")
-        count = OperatorCount() if kernel is impl and not may_be_compiled(impl) else None
-        with count or nullcontext():
+        operators: list[str] = []
+        if kernel is impl and not may_be_compiled(impl):
+            operators = operators_of(call, once_more)
+        else:
             call()
         name = self._spec.npu if self._spec.npu and kernel is not impl else _name(kernel)
         self._expect_outputs(name, results(), range(len(results())) if output_slots is None else output_slots)
         self._expect_unchanged(watch, name)
-
-        def once_more() -> None:
-            restore()
-            call()
 
         self._sampling.warm_up(once_more, most_calls=_WARM_UP_CALLS - 1, until=warm_until)
         samples = self._sampling.take(call, restore if pristine else None, touched)
@@ -132,7 +133,7 @@ class Replay:
             self._row.kernel_type,
             calls=calls,
             assumed=self._row.assumptions,
-            operators=count.names if count else (),
+            operators=operators,
         )
 
     def expect_memory(self) -> None:

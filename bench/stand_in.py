@@ -23,6 +23,8 @@ _FREE = {
     "new_empty",
     "new_empty_strided",
 }
+#: In the place of operators that were not counted.
+REST = "..."
 #: So many names fit into a cell.
 _MOST_NAMES = 4
 
@@ -57,6 +59,25 @@ class OperatorCount(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def operators_of(call: Callable[[], object], again: Callable[[], object]) -> list[str]:
+    """Calls, and gives the operators that this took; the last one is REST where the others could not be counted.
+
+    Args:
+        again: the same call from a fresh start, made where counting keeps it from running.
+    """
+    count = OperatorCount()
+    try:
+        with count:
+            call()
+    except RuntimeError as error:
+        if "Creating a new Tensor subclass" not in str(error):
+            raise
+        # torch's causal bias cannot be made while operators are counted.
+        again()
+        return [*count.names, REST]
+    return count.names
+
+
 def may_be_compiled(impl: Callable[..., Any]) -> bool:
     """Whether torch.compile may have made a function, or part of it; while operators are counted it would not run."""
     return "torch._dynamo" in sys.modules and not (getattr(impl, "__module__", None) or "").startswith("bench.impl.")
@@ -77,6 +98,8 @@ def stand_in(operators: Sequence[str], device_kernels: int | None) -> str:
     if len(operators) <= 1 or device_kernels == 1:
         return ""
     names = list(dict.fromkeys(operators))
-    more = ", ..." if len(names) > _MOST_NAMES else ""
-    text = f"composition of {len(operators)} torch operators ({', '.join(names[:_MOST_NAMES])}{more})"
+    if len(names) > _MOST_NAMES:
+        names[_MOST_NAMES:] = [REST]
+    least = "at least " if operators[-1] == REST else ""
+    text = f"composition of {least}{len(operators)} torch operators ({', '.join(names)})"
     return text if device_kernels is None else f"{text}, {device_kernels} device kernels"

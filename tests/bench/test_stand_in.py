@@ -16,7 +16,7 @@ from bench.job import DeviceSpec, MeasureSettings
 from bench.reference.formula import pointwise
 from bench.registry import replays
 from bench.runner import Runner
-from bench.stand_in import OperatorCount, stand_in
+from bench.stand_in import REST, OperatorCount, operators_of, stand_in
 from database.measured import measured_cells
 from database.record import Record
 from database.schema import ASSUMPTIONS, STAND_IN, Status
@@ -81,6 +81,29 @@ def test_one_device_kernel_is_no_composition():
     assert stand_in([], 2) == ""
     assert stand_in(["mul", "add", "mul"], 3).startswith("composition of 3 torch operators (mul, add)")
     assert "11 device kernels" in stand_in(["mul", "add"], 11)
+
+
+def test_a_call_that_cannot_be_counted_is_made_all_the_same():
+    made = []
+
+    def call():
+        made.append(torch.ones(2))
+        if len(made) == 1:
+            raise RuntimeError("Creating a new Tensor subclass CausalBias but the raw Tensor object is already taken")
+        made[-1].add_(1)
+
+    operators = operators_of(call, call)
+    assert operators == ["ones", REST]
+    assert len(made) == 2
+    assert stand_in(operators, None).startswith("composition of at least 2 ")
+
+
+def test_what_a_kernel_raises_comes_through():
+    def call():
+        raise RuntimeError("out of luck")
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        operators_of(call, pytest.fail)
 
 
 def test_operators_of_an_earlier_call_are_not_counted_again():
