@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from database import journal
 from database.errors import OpAtlasError, TableError
@@ -20,6 +20,7 @@ from database.measured import duration_columns
 from database.schema import RUN_ID
 from database.statistics import valid_duration
 from database.store import Database, read_frame
+from database.terminal import counted
 from database.versions import CANN, CUDA, NCCL, TORCH, VLLM, version_key
 
 #: Names of software that may name a database's folder, and where a manifest has their version: facts of the device,
@@ -32,7 +33,7 @@ _IN_MANIFEST: Mapping[str, tuple[Sequence[str], str]] = {
     NCCL.name: (("nccl",), ""),
 }
 #: What durations are unlike in, as `Unlike.what` has it.
-ORIGIN, CACHE, INSTRUMENT, THREADS = "origin", "cache state", "instrument", "CPU threads"
+ORIGIN, CACHE, INSTRUMENT = "origin", "cache state", "instrument"
 _RUNS_SHOWN = 2
 
 
@@ -44,7 +45,8 @@ class Origin:
         device: name of the device, as its database folder has it.
         kind: "npu", "cuda" or "cpu", or that of a device which a conftest.py opens.
         versions: public versions by the name of the software ("torch": "2.11.0"), of what names a database folder.
-        threads: CPU threads of torch, of a CPU.
+        threads: CPU threads of torch, of a CPU. Machines of one name may differ in them: each cloud calls its own CPUs
+            `Intel_Xeon_Processor`, and no column of a row tells how many there were.
         host: name of the machine.
     """
 
@@ -57,16 +59,23 @@ class Origin:
     def __str__(self) -> str:
         """`NVIDIA_H200 with torch 2.11.0, CUDA (of torch) 13.0`."""
         device = self.device or (f"an unnamed device of kind {self.kind}" if self.kind else "an unknown device")
+        device += f" ({counted(self.threads, 'thread')})" if self.threads else ""
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return f"{device} with {versions}" if versions else device
 
     def agrees_with(self, other: Origin) -> bool:
-        """Whether nothing that is known of both differs in device or software."""
+        """Whether nothing that is known of both differs in device, CPU threads or software."""
+        if self.threads and other.threads and self.threads != other.threads:
+            return False
         return self._same_device(other) and not any(
             version_key(version) != version_key(other.versions[name])
             for name, version in self.versions.items()
             if name in other.versions
         )
+
+    def only_threads_differ(self, other: Origin) -> bool:
+        """Whether the number of CPU threads is all that is not the same."""
+        return not self.agrees_with(other) and self.agrees_with(replace(other, threads=self.threads))
 
     def _same_device(self, other: Origin) -> bool:
         if self.kind and other.kind and self.kind != other.kind:
@@ -118,7 +127,7 @@ class Unlike:
     """Stored durations that do not compare with those of a session.
 
     Attributes:
-        what: ORIGIN, CACHE, INSTRUMENT or THREADS.
+        what: ORIGIN, CACHE or INSTRUMENT.
         stored, taken: what the stored durations were taken with, and what the session takes.
         count: how many there are.
         example: the place of the first of them.
@@ -211,15 +220,9 @@ class Provenance:
         return sorted({origin.host for run_id in run_ids for origin in self._runs.get(run_id, ()) if origin.host})
 
     def _differences(self, stored: Stored, taking: Taking) -> Iterator[tuple[str, str, str]]:
-        origins = self._runs.get(stored.run_id)
-        if origins is None:
-            if self._folder is None:
-                run = f"without a manifest of run {stored.run_id}" if stored.run_id else "without a Run ID"
-                yield ORIGIN, f"unknown: {self.shipped or run}", str(taking.origin)
-        else:
-            threads = {origin.threads for origin in origins if origin.threads}
-            if taking.origin.threads and threads and taking.origin.threads not in threads:
-                yield THREADS, ", ".join(map(str, sorted(threads))), str(taking.origin.threads)
+        if stored.run_id not in self._runs and self._folder is None:
+            run = f"without a manifest of run {stored.run_id}" if stored.run_id else "without a Run ID"
+            yield ORIGIN, f"unknown: {self.shipped or run}", str(taking.origin)
         for what, theirs, ours in (
             (CACHE, stored.cache, taking.cache),
             (INSTRUMENT, stored.instrument, taking.instrument),

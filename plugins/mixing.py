@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
+from bench.devices.cores import available_cores
 from bench.instruments import OFFERED, choose, choose_for_group
 from database.errors import OpAtlasError
 from database.ingest.samples import CACHE_UNKNOWN
 from database.layout import UNNAMED_NPU
 from database.merge import UpdateMode
-from database.provenance import CACHE, INSTRUMENT, THREADS, MixedDatabase, Origin, Provenance, Stored, Taking, Unlike
+from database.provenance import CACHE, INSTRUMENT, MixedDatabase, Origin, Provenance, Stored, Taking, Unlike
 from database.terminal import counted, printable
 from plugins.plan import Plan
 from plugins.settings import Settings
 
 #: Options that measure as stored durations were measured.
-_SAME_AGAIN = {CACHE: "--cache", INSTRUMENT: "--instrument", THREADS: "--threads"}
+_SAME_AGAIN = {CACHE: "--cache", INSTRUMENT: "--instrument"}
 
 
 def origin_notes(provenance: Provenance, settings: Settings) -> list[str]:
@@ -32,7 +33,10 @@ def origin_notes(provenance: Provenance, settings: Settings) -> list[str]:
             return [printable(f"{error}: the two do not compare")]
         if settings.mixed:
             return [printable(f"--mixed: {error}")]
-        raise OpAtlasError(f"{printable(str(error))}: the two do not compare.\n{_remedy(settings, ())}") from None
+        again = ""
+        if error.theirs.only_threads_differ(error.ours) and (error.theirs.threads or 0) <= available_cores():
+            again = f"--threads {error.theirs.threads}"
+        raise OpAtlasError(f"{printable(str(error))}: the two do not compare.\n{_remedy(settings, again)}") from None
     return []
 
 
@@ -91,7 +95,7 @@ def replaced(
         # A row may differ in several ways.
         lines = "".join(f"\n  {printable(str(each))}" for each in unlike)
         refusal = f"{settings.database}: these durations would be replaced by durations that do not compare:{lines}\n"
-        return Replaced(refusal + printable(_remedy(settings, unlike)), ())
+        return Replaced(refusal + printable(_remedy(settings, _same_again(settings, unlike))), ())
     notes = [f"--mixed replaces durations of {counted(each.count, unit)}: {each}" for each in unlike]
     fewer = [stored for stored, taking in rows if (stored.samples or 0) > (taking.samples or stored.samples or 0)]
     if fewer:
@@ -126,13 +130,17 @@ def _other_machine(provenance: Provenance, settings: Settings, rows: Sequence[St
     return []
 
 
-def _remedy(settings: Settings, unlike: Sequence[Unlike]) -> str:
-    again = [f"{_SAME_AGAIN[each.what]} {each.stored}" for each in unlike if each.what in _SAME_AGAIN]
+def _same_again(settings: Settings, unlike: Sequence[Unlike]) -> str:
+    """Options that measure as stored durations were measured; "" if none do."""
     offered = OFFERED.get(settings.devices[0].kind, {})
     is_possible = all(
         each.what in _SAME_AGAIN and (each.what != INSTRUMENT or each.stored in offered) for each in unlike
     )
-    same = f"measure as they were measured ({' '.join(again)}), " if again and is_possible else ""
+    return " ".join(f"{_SAME_AGAIN[each.what]} {each.stored}" for each in unlike) if is_possible else ""
+
+
+def _remedy(settings: Settings, same_again: str) -> str:
+    same = f"measure as they were measured ({same_again}), " if same_again else ""
     return (
         f"Name a folder of your own with {settings.own_folder}, {same}compare without writing (--read-only), "
         f"or let them be mixed (--mixed)"

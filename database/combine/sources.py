@@ -15,6 +15,7 @@ from database.errors import OpAtlasError
 from database.folder import expect_folder
 from database.manifest import Manifest, run_manifests
 from database.merge import UpdateMode, merge
+from database.provenance import origins_of
 from database.record import Record
 from database.schema import BASE
 from database.store import Database, Table
@@ -157,7 +158,7 @@ def _add_journal(
 
 
 def refuse_mixed(target: Path, opened: Opened) -> None:
-    """Sees to it that what is combined was measured on one device, and with one version of torch.
+    """Sees to it that what is combined was measured on one device, with one number of CPU threads, and one torch.
 
     Raises:
         OpAtlasError: manifests say that a source was not measured on what the target, or a source
@@ -181,6 +182,7 @@ def refuse_mixed(target: Path, opened: Opened) -> None:
 #: What makes durations comparable, in the words of the error.
 _MEASURED: tuple[tuple[str, Callable[[Manifest], frozenset[str]]], ...] = (
     ("on", lambda manifest: manifest.device_names),
+    ("with CPU threads", lambda manifest: frozenset(str(o.threads) for o in origins_of(manifest) if o.threads)),
     ("with torch", lambda manifest: frozenset(filter(None, [manifest.torch]))),
 )
 

@@ -17,6 +17,7 @@ from test_merge import cells, read, record, write
 from database import history
 from database.__main__ import main
 from database.journal import Header
+from database.manifest import Manifest
 from database.record import Record
 from database.session_lock import SessionLock
 from database.store import Database
@@ -285,6 +286,17 @@ def test_other_devices_and_other_torches_are_refused(target: Database, source: D
     assert merge(target.path, source.path, "--mixed")[0] == 0
     assert read(target)[0][AVERAGE] == "6.0"
     assert merge(target.path, source.path)[0] == 0, "the target holds both already"
+
+
+def test_another_number_of_cpu_threads_is_refused(target: Database, source: Database, merge: Merge) -> None:
+    write(target, [measured(1, 5.0, OLD)])
+    write(source, [measured(1, 6.0, NEW)])
+    for database, run_id, threads in ((target, OLD, 2), (source, NEW, 16)):
+        device = {"name": "Intel_Xeon_Processor", "kind": "cpu", "facts": {"threads": threads}}
+        Manifest(run_id, 1e9, {}, "", device=device).write(database)
+    status, _, err = merge(target.path, source.path)
+    assert status == 2
+    assert f"{source.path} was measured with CPU threads 16, {target.path} with CPU threads 2" in err
 
 
 def test_one_device_and_torch_under_another_build_are_combined(

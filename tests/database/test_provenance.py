@@ -85,12 +85,27 @@ def test_another_device_is_refused_and_both_are_named(database: Database) -> Non
         (Origin("", "cpu", TORCH), False),
         (Origin("", "simulated", TORCH), True),
         (Origin("AMD_EPYC", "cpu", {}), False),
+        # A cloud calls all of its machines the same.
+        (Origin("AMD_EPYC", "cpu", TORCH, threads=2), False),
+        (Origin("AMD_EPYC", "cpu", TORCH, threads=16), True),
     ],
 )
 def test_what_is_known_of_both_has_to_agree(database: Database, ours: Origin, is_refused: bool) -> None:
     row(database, RUN)
     manifest(database, RUN, OF_CPU)
     assert (refused(database, ours) is not None) == is_refused
+
+
+def test_threads_are_named_where_they_are_all_that_differs(database: Database) -> None:
+    row(database, RUN)
+    manifest(database, RUN, OF_CPU)
+    with pytest.raises(MixedDatabase) as raised:
+        Provenance(database).expect(Origin("AMD_EPYC", "cpu", TORCH, threads=16))
+    error = raised.value
+    assert (error.theirs.threads, error.ours.threads) == (2, 16)
+    assert error.theirs.only_threads_differ(error.ours)
+    assert "AMD_EPYC (2 threads)" in str(error)
+    assert not error.theirs.only_threads_differ(Origin("Other", "cpu", TORCH, threads=16))
 
 
 def test_each_version_that_names_an_npus_folder_counts(database: Database) -> None:
@@ -192,7 +207,7 @@ def unlike(database: Database, stored: Stored, taking: Taking) -> dict[str, tupl
     return {each.what: (each.stored, each.taken) for each in Provenance(database).unlike([(stored, taking)])}
 
 
-def test_cache_state_instrument_and_threads_are_compared(database: Database) -> None:
+def test_cache_state_and_instrument_are_compared(database: Database) -> None:
     manifest(database, RUN, OF_CPU)
     stored = Stored("Abs.csv:2", RUN, "cold", "wall-clock", 50)
     assert unlike(database, stored, Taking(CPU, "cold", "wall-clock", 3)) == {}
@@ -201,8 +216,6 @@ def test_cache_state_instrument_and_threads_are_compared(database: Database) -> 
         provenance.INSTRUMENT: ("wall-clock", "events")
     }
     assert unlike(database, stored, Taking(CPU, "cold", "", 3)) == {}, "not known before the device is opened"
-    sixteen = Origin("AMD_EPYC", "cpu", TORCH, threads=16)
-    assert unlike(database, stored, Taking(sixteen, "cold", "wall-clock", 3)) == {provenance.THREADS: ("2", "16")}
 
 
 def test_durations_without_a_manifest_are_of_unknown_origin(database: Database, tmp_path: Path) -> None:
