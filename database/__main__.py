@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from database import rebuild, row_history, unprune
+from database import overview, rebuild, row_history, unprune
 from database.combine import command as combine
 from database.commands import RENAMED, USAGE, parser_of, run_command
 from database.fill_runtime import command as fill_runtime
@@ -16,6 +16,7 @@ from database.plots import communication, products
 from database.trace import command as trace
 
 COMMANDS = {
+    "show": overview,
     "ingest": ingest,
     "fill-runtime": fill_runtime,
     "combine": combine,

@@ -77,6 +77,7 @@ def _of_pytest(name: str, path: str, about: str) -> Command:
 
 #: In the order in which a newcomer meets them.
 COMMANDS = {
+    "show": _of_database("show", "show what a database holds, or which databases there are"),
     "ingest": _of_database("ingest", "bring profiler captures into the database"),
     "fill-runtime": _of_database("fill-runtime", "fill the lengths of attention rows from records"),
     "shapes": _of_pytest("shapes", "shapes/", "add theory rows of models to the database"),

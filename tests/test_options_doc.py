@@ -29,6 +29,7 @@ ORIGINAL = {
 OWN = "Options that OpAtlas adds"
 #: Without a table of the original: commands of their own.
 COMMANDS = {
+    "Show": ("database", "show"),
     "History": ("database", "history"),
     "Rebuild": ("database", "rebuild"),
     "Unprune": ("database", "unprune"),

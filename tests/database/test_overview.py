@@ -1,0 +1,97 @@
+"""`opatlas show`: what a database holds, and which databases there are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_merge import cells, write
+
+from database import overview
+from database.__main__ import main
+from database.manifest import Manifest
+from database.store import Database
+
+XEON = {"name": "Intel_Xeon_Processor", "kind": "cpu", "facts": {"torch": "2.13.0+cpu", "threads": 2}}
+
+
+def measured(size: int, std: str, quality: str = "") -> dict[str, str]:
+    of_samples = {"MicroBench Median Duration(us)": "10", "MicroBench Std Duration(us)": std, "Quality": quality}
+    how = {"Cache State": "cold", "Instrument": "wall-clock", "Status": "measured", "Run ID": "run-1"}
+    return {**cells(size), "Average Duration(us)": "10", **of_samples, **how}
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    """Rows that were measured, captured, that failed, and that never ran."""
+    database = Database(tmp_path / "Intel_Xeon_Processor" / "torch" / "torch2.13.0_cpu")
+    none = dict.fromkeys(measured(1, ""), "")
+    captured = {**none, **cells(5), "Profiling Average Duration(us)": "7"}
+    rows = [
+        measured(1, "0.1", "quiet"),
+        measured(2, "0.2", "drifting"),
+        # Of a version without the column.
+        measured(3, "4"),
+        measured(4, "0.1"),
+        captured,
+        {**none, **cells(6), "Status": "failed"},
+        {**none, **cells(7)},
+    ]
+    database.path.mkdir(parents=True)
+    write(database, [{**dict.fromkeys(captured, ""), **row} for row in rows])
+    Manifest("run-1", 1e9, {}, "", device=XEON, statuses={"measured": 4}).write(database)
+    Manifest("run-2", 1.1e9, {"command": "pytest shapes/"}, "", statuses={"added": 7}).write(database)
+    return database
+
+
+def told(tmp_path: Path, *arguments: str, status: int = 0) -> Any:
+    path = tmp_path / "shown.json"
+    assert main(["show", *arguments, "--json", str(path)]) == status
+    return json.loads(path.read_text())
+
+
+def test_rows_are_counted_by_what_is_known_of_them(
+    database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = told(tmp_path, str(database.path))
+    (table,) = found["kernel_types"]
+    numbers = {name: table[name] for name in ("rows", "measured", "captured", "failed", "missing", "noisy")}
+    assert numbers == {"rows": 7, "measured": 4, "captured": 1, "failed": 1, "missing": 2, "noisy": 2}
+    assert table["noise"] == pytest.approx(0.015)
+    assert table["quality"] == {"quiet": 1, "drifting": 1, "not judged": 2}
+    assert (table["cache"], table["instrument"]) == ({"cold": 4}, {"wall-clock": 4})
+    assert table["status"] == {"measured": 4, "failed": 1, "": 2}
+    # `pytest shapes/` measured nothing.
+    assert (found["runs"], found["ingests"], found["last_run_at"]) == (1, 0, 1e9)
+    assert found["devices"] == {"Intel_Xeon_Processor (2 threads) with torch 2.13.0": 1}
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines[1:])) <= 80
+    assert [line.split() for line in lines if line.startswith("Abs ")] == [
+        ["Abs", "7", "4", "1", "1", "2", "1.5", "%", "2"]
+    ]
+
+
+def test_without_a_name_databases_are_listed(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "Intel_Xeon_Processor" / "torch" / "notes").mkdir()
+    monkeypatch.setattr(overview, "ROOT", tmp_path)
+    (found,) = told(tmp_path)
+    assert found["path"] == str(database.path)
+    assert "Intel_Xeon_Processor/torch/torch2.13.0_cpu" in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_read_is_told_and_the_others_are_shown(
+    database: Database, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (database.path / "Broken.csv").write_text("a,b\n1\n")
+    found = told(tmp_path, str(database.path), status=1)
+    assert [table["kernel_type"] for table in found["kernel_types"]] == ["Abs"]
+    assert "Broken.csv" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere" in capsys.readouterr().err
