@@ -24,11 +24,10 @@ def comparable(database: CheckedDatabase, other: CheckedDatabase, kernel_type: s
     if kernel_type not in other.kernel_types:
         return
     ours, theirs = database.table(kernel_type), other.table(kernel_type)
-    place_of = {signature: place for place, signature in enumerate(theirs.signatures)}
     our_runs, their_runs = ours.cells(RUN_ID), theirs.cells(RUN_ID)
-    for place in np.flatnonzero(~np.isnan(ours.replayed.us)).tolist():
-        twin = place_of.get(ours.signatures[place])
-        if twin is None or np.isnan(theirs.replayed.us[twin]):
+    for signature, place in ours.first_places.items():
+        twin = theirs.first_places.get(signature)
+        if twin is None or np.isnan(ours.replayed.us[place]) or np.isnan(theirs.replayed.us[twin]):
             continue
         same_origin = database.origin(our_runs[place]).agrees_with(other.origin(their_runs[twin]))
         if same_origin and ours.replayed.how[place] == theirs.replayed.how[twin]:

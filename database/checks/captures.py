@@ -17,10 +17,9 @@ def _find(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
     pooled = database.pooled.get(table.kernel_type)
     if pooled is None:
         return []
-    place_of = {signature: place for place, signature in enumerate(table.signatures)}
     found = []
     for case in pooled:
-        place = place_of.get(case.signature)
+        place = table.first_places.get(case.signature)
         verdict = judge(case.durations_us)
         if place is not None and verdict.quality is Quality.BIMODAL:
             value = microseconds_text(case.durations.median_us)

@@ -89,6 +89,14 @@ class CheckedTable:
         return signatures(self.kernel_type, self.frame)
 
     @cached_property
+    def first_places(self) -> Mapping[str, int]:
+        """The place of the first row of each signature: the row that replays and ingests fill."""
+        places: dict[str, int] = {}
+        for place, signature in enumerate(self.signatures):
+            places.setdefault(signature, place)
+        return places
+
+    @cached_property
     def replayed(self) -> Durations:
         """What replays took."""
         average = self.numbers(duration_columns(self.kernel_type)[0])

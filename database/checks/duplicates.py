@@ -10,10 +10,9 @@ from database.figures import microseconds_text
 
 
 def _find(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
-    first: dict[str, int] = {}
     found = []
     for place, signature in enumerate(table.signatures):
-        earlier = first.setdefault(signature, place)
+        earlier = table.first_places[signature]
         if earlier == place:
             continue
         ours, theirs = table.replayed.us[place], table.replayed.us[earlier]

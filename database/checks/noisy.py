@@ -30,7 +30,7 @@ def _find(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
         value = microseconds_text(durations.us[place])
         if quality not in _NOT_NOISE:
             reason = f"{quality}: {reasons[place]}".removesuffix(": ")
-            found.append(table.finding(place, value, reason, share[place]))
+            found.append(table.finding(place, value, reason, np.nan_to_num(share[place])))
         elif quality is None and share[place] > NOISE_LIMIT:
             std = microseconds_text(durations.std_us[place])
             reason = f"the standard deviation is {share_text(share[place])} of the mean, {std}"

@@ -118,3 +118,8 @@ def test_rows_taken_in_another_way_do_not_compare(tmp_path: Path) -> None:
     assert database.against is not None
     assert compared_rows(database, database.against) == 1
     assert not findings("against", database)
+
+
+def test_a_database_agrees_with_itself_although_a_row_stands_twice(tmp_path: Path) -> None:
+    write_database(tmp_path, {"MatMulV2": [product(1, 9.0), product(1, 12.0)]})
+    assert not findings("against", CheckedDatabase(tmp_path, against=CheckedDatabase(tmp_path)))

@@ -117,6 +117,12 @@ def test_the_quality_of_the_samples_counts_before_their_deviation(tmp_path: Path
     assert not found_in(tmp_path, "noisy", {MICROBENCH_STD: "1.0", QUALITY: quality})
 
 
+def test_a_noisy_row_without_a_mean_has_a_weight(tmp_path: Path) -> None:
+    rows = [{**CLEAN, AVERAGE: "", QUALITY: "noisy"}]
+    (finding,) = findings("noisy", CheckedDatabase(write_database(tmp_path, {"MatMulV2": rows})))
+    assert finding.weight == 0.0
+
+
 def test_a_noisy_message_is_found(tmp_path: Path) -> None:
     database = CheckedDatabase(write_database(tmp_path, {"hcom_allReduce_": [message(1024, 9.0, std=2.0)]}))
     (finding,) = findings("noisy", database)

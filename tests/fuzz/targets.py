@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-from . import attention_records, catalogs, journals, options, profiles, tables, traces
+from . import attention_records, catalogs, checks, journals, options, profiles, tables, traces
 from .target import Target
 
 TARGETS: dict[str, Target] = {
@@ -27,6 +27,8 @@ TARGETS: dict[str, Target] = {
         catalogs.CATALOG,
         catalogs.MAPPING_OF_OPERATORS,
         catalogs.MODEL,
+        checks.KNOWN,
+        checks.CHECKED,
         options.OPTION_VALUES,
         options.SHAPES,
     )
