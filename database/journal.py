@@ -35,7 +35,7 @@ VERSION = 3
 _READABLE_VERSIONS = (1, 2, VERSION)
 _SUFFIX = ".jsonl"
 #: What `Header.update_mode` may be (database.merge.UpdateMode).
-UPDATE_MODES = ALL, MISSING_ONLY, UNREPLAYED = "all", "missing-only", "unreplayed"
+UPDATE_MODES = ALL, MISSING_ONLY, UNREPLAYED, STALE = "all", "missing-only", "unreplayed", "stale"
 _LARGEST_BYTES = 1 << 30
 #: Between two syncs. What a record costs when the power fails; a killed process loses nothing.
 _SYNC_PAUSE_S = 0.02

@@ -31,12 +31,14 @@ from database.store import Database, Table
 class UpdateMode(str, Enum):
     """What a session runs, and what it does with samples that match no row.
 
-    ALL: every row. MISSING_ONLY: rows without any duration. UNREPLAYED: rows without a replayed duration.
+    ALL: every row. MISSING_ONLY: rows without any duration. UNREPLAYED: rows without a replayed duration. STALE: rows
+    whose replayed duration was measured by other code, or with another driver or other versions, than the present ones.
     """
 
     ALL = journal.ALL
     MISSING_ONLY = journal.MISSING_ONLY
     UNREPLAYED = journal.UNREPLAYED
+    STALE = journal.STALE
 
     @property
     def adds_rows(self) -> bool:

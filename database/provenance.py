@@ -67,7 +67,7 @@ class Origin:
         """Whether nothing that is known of both differs in device, CPU threads or software."""
         if self.threads and other.threads and self.threads != other.threads:
             return False
-        return self._same_device(other) and not any(
+        return self.is_of_same_device(other) and not any(
             version_key(version) != version_key(other.versions[name])
             for name, version in self.versions.items()
             if name in other.versions
@@ -77,7 +77,8 @@ class Origin:
         """Whether the number of CPU threads is all that is not the same."""
         return not self.agrees_with(other) and self.agrees_with(replace(other, threads=self.threads))
 
-    def _same_device(self, other: Origin) -> bool:
+    def is_of_same_device(self, other: Origin) -> bool:
+        """Whether nothing that is known of both says that the devices differ."""
         if self.kind and other.kind and self.kind != other.kind:
             return False
         if not self.device or not other.device:
@@ -164,6 +165,7 @@ class Provenance:
 
     Attributes:
         problems: manifests that cannot be read, as sentences.
+        manifests: those of the runs, by run id.
         shipped: what a database that ships with OpAtlas was measured on; "" for any other.
         captured_on: names of the devices of captures, as far as ingests were told.
     """
@@ -171,8 +173,8 @@ class Provenance:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.problems: list[str] = []
-        manifests = manifests_of(database, self.problems)
-        self._runs = {run_id: list(origins_of(manifest)) for run_id, manifest in manifests.items()}
+        self.manifests = manifests_of(database, self.problems)
+        self._runs = {run_id: list(origins_of(manifest)) for run_id, manifest in self.manifests.items()}
         self._folder = folder_origin(database)
         self.shipped = shipped_as(database.path)
         self.captured_on = self._captured_on()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from database.merge import UpdateMode
 from database.schema import Status
+from database.staleness import Staleness
 from plugins.row_variables import RowVariables
 from plugins.where import Where
 
@@ -64,8 +65,14 @@ class Choice:
             return False
         return self.where is None or self.where.selects(row)
 
-    def leaves_out(self, *, replayed: bool, captured: bool) -> bool:
-        """Whether the update mode leaves out a row that has a replayed duration, or only a captured one."""
+    def leaves_out(self, *, replayed: bool, captured: bool, staleness: Staleness | None) -> bool:
+        """Whether the update mode leaves out a row that has a replayed duration, or only a captured one.
+
+        Args:
+            staleness: of the replayed duration, in the mode that asks for it.
+        """
         if self.mode is UpdateMode.MISSING_ONLY:
             return replayed or captured
+        if self.mode is UpdateMode.STALE:
+            return staleness is None or not staleness.is_stale
         return self.mode is UpdateMode.UNREPLAYED and replayed

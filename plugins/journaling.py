@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from bench.job import DeviceDescription
 from database.errors import OpAtlasError
 from database.journal import Journal
-from database.manifest import Manifest, code_digest
+from database.manifest import Manifest
 from database.store import not_writable
+from plugins.own_code import present_code
 from plugins.session import BenchSession
 from plugins.settings import Settings
 from plugins.surroundings import facts_of
 
 #: Folders of the code that measures, whose digest a manifest has.
-CODE = tuple(Path(__file__).parent.parent / name for name in ("bench", "database", "plugins"))
 
 
 class Journaling:
@@ -64,7 +63,7 @@ def manifest_of(session: BenchSession, devices: Sequence[Mapping[str, Any]]) -> 
         device=devices[0] if devices else {},
         other_devices=devices[1:],
         options=options_of(session.settings),
-        code=code_digest(CODE),
+        code=present_code(),
         machine_at_start=at_start,
     )
 

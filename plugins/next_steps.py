@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 
+from bench.devices.driver import driver_version
 from database.merge import UpdateMode
 from database.terminal import counted
 from plugins.asked_for import AskedFor
@@ -14,7 +16,10 @@ from plugins.settings import Settings
 def nothing_to_do(asked_for: AskedFor, plan: Plan, settings: Settings) -> Iterator[str]:
     """Why none of the rows that were asked for is to be run; nothing where rows are to be run."""
     unit = settings.unit
-    if left_out := asked_for.left_out(plan):
+    left_out = asked_for.left_out(plan)
+    if left_out and settings.mode is UpdateMode.STALE:
+        yield f"nothing to do: none of {counted(left_out, unit)} is stale"
+    elif left_out:
         captured = asked_for.captured_only(plan)
         have = counted(left_out, f"{unit} has", f"{unit}s have")
         yield f"nothing to do: {have} {_duration(settings)} already{_kinds(left_out, captured)}"
@@ -36,7 +41,9 @@ def left_out_lines(asked_for: AskedFor, plan: Plan, settings: Settings) -> Itera
     """How many of the rows that were asked for are not selected, and how many the update mode leaves out."""
     if not_selected := asked_for.not_selected(plan):
         yield f"{counted(not_selected, settings.unit)} not selected by {_selection(settings)}"
-    if left_out := asked_for.left_out(plan):
+    if settings.mode is UpdateMode.STALE:
+        yield from _stale_lines(asked_for, plan, settings)
+    elif left_out := asked_for.left_out(plan):
         kinds = _kinds(left_out, asked_for.captured_only(plan))
         rows = counted(left_out, settings.unit)
         yield f"{rows} left out, with {_duration(settings)} already{kinds} (--update-mode={settings.mode})"
@@ -68,6 +75,26 @@ def after_success(settings: Settings, *, measured: int) -> Iterator[str]:
     """What a user may do next with a database of which rows were measured."""
     if measured and settings.writes:
         yield f"next: `opatlas plot {settings.database} --output plots` draws the durations that the database holds"
+
+
+def _stale_lines(asked_for: AskedFor, plan: Plan, settings: Settings) -> Iterator[str]:
+    """How many rows are stale, and why; how many are not."""
+    counts = Counter(
+        staleness
+        for name, table in plan.tables.items()
+        for case_id, staleness in table.staleness.items()
+        if asked_for(name, case_id)
+    )
+    stale = {reason: count for reason, count in counts.most_common() if reason.is_stale}
+    fresh = [f"{count:,} {reason.value}" for reason, count in counts.items() if not reason.is_stale]
+    if never := asked_for.left_out(plan) - sum(counts[reason] for reason in counts if not reason.is_stale):
+        fresh.append(f"{never:,} never replayed")
+    why = f": {', '.join(f'{count:,} {reason.value}' for reason, count in stale.items())}" if stale else ""
+    left_out = f"; left out: {', '.join(fresh)}" if fresh else ""
+    yield f"{sum(stale.values()):,} stale{why}{left_out} (--update-mode=stale)"
+    kind = settings.devices[0].kind
+    if driver_version(kind) == "":
+        yield f"the driver is not compared: {'nvidia-smi' if kind == 'cuda' else 'npu-smi'} does not tell its version"
 
 
 def _duration(settings: Settings) -> str:

@@ -115,7 +115,8 @@ ROWS = (
         choices=[mode.value for mode in UpdateMode],
         default=UpdateMode.ALL.value,
         help="all: run every row; unreplayed: run only rows without a replayed duration; missing-only: run only rows "
-        "without any duration, replayed or captured (default: %(default)s)",
+        "without any duration, replayed or captured; stale: run only rows whose replayed duration was measured by "
+        "other code, driver or versions than the present ones (default: %(default)s)",
     ),
     declare(
         "--status",

@@ -34,6 +34,7 @@ from database.schema import (
     STATUS_REASON,
 )
 from database.signature import digest, signature, signatures
+from database.staleness import StaleRuns
 from database.statistics import valid_duration
 from database.store import Database, Table, release_memory
 from database.terminal import printable
@@ -112,6 +113,7 @@ def make_plan(
     sampled: Container[str] = (),
     messages: Mapping[str, Sequence[Mapping[str, str]]] | None = None,
     unmeasured: Mapping[str, Sequence[int]] | None = None,
+    stale_runs: StaleRuns | None = None,
 ) -> Plan:
     """Reads a database and decides which of its rows are cases; writes nothing.
 
@@ -122,6 +124,7 @@ def make_plan(
         messages: of a session that measures communication, the rows that it was asked for, by kernel type:
             these are the cases, in their order, whether or not the database has them.
         unmeasured: positions of rows, by kernel type, whose durations and statuses do not count.
+        stale_runs: which durations are stale, where only these are to be measured; None: nobody asks.
 
     Raises:
         OpAtlasError: a kernel type that it lacks, or a variable of --where that no row has.
@@ -141,7 +144,7 @@ def make_plan(
             wanted = None if messages is None else [signature(name, row) for row in messages[name]]
             if unmeasured and name in unmeasured:
                 table.table.frame = without_measurement(name, table.table.frame, unmeasured[name])
-            plan.tables[name] = _plan_table(table, wanted, chosen)
+            plan.tables[name] = _plan_table(table, wanted, chosen, stale_runs)
         except Exception as error:
             # Whatever is wrong with one file, the rows of the others run.
             place = database.path / f"{name}.csv"
@@ -175,7 +178,7 @@ def _table(database: Database, name: str, messages: Mapping[str, Sequence[Mappin
     return _Rows(Table(name, path, together), len(frame))
 
 
-def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice) -> TablePlan:
+def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice, stale_runs: StaleRuns | None) -> TablePlan:
     """`wanted` are the only rows that are cases, in this order; None: all, as they stand."""
     table = rows.table
     frame, kernel_type = table.frame, table.kernel_type
@@ -224,7 +227,11 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice) -> Ta
         if not chosen.selects(status, variables.row(position)):
             planned.not_selected.append(case_id)
             continue
-        if chosen.leaves_out(replayed=measured_us is not None, captured=case_id in planned.captured_only):
+        staleness = None if stale_runs is None or measured_us is None else stale_runs.of(planned.run_id(position))
+        if staleness is not None:
+            planned.staleness[case_id] = staleness
+        captured = case_id in planned.captured_only
+        if chosen.leaves_out(replayed=measured_us is not None, captured=captured, staleness=staleness):
             planned.left_out.append(case_id)
             continue
         planned.cases[position] = case_id

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import pytest
 
 from bench.devices.device_lock import DeviceWaits, announce_session
+from bench.devices.driver import driver_version
 from bench.executor import Executor, InProcess
 from bench.groups.exclusive import OneAtATime
 from bench.groups.pool import GroupPool
@@ -40,9 +41,11 @@ from database.journal import Header
 from database.merge import UpdateMode
 from database.provenance import Provenance
 from database.session_lock import SessionLock
+from database.staleness import Present, StaleRuns
 from database.store import Database
 from database.terminal import shown
 from plugins.mixing import captured_notes, origin_notes
+from plugins.own_code import present_code
 from plugins.plan import Plan, make_plan
 from plugins.preparation import Prepared, expect_writable, prepare_database
 from plugins.settings import Settings, is_distributed, settings_of
@@ -273,6 +276,7 @@ class BenchSession:
                 sampled=() if self._profile is None else self._profile.cases.keys(),
                 messages=settings.messages.rows if settings.messages is not None else None,
                 unmeasured=prepared.edited.positions,
+                stale_runs=self._stale_runs() if settings.mode is UpdateMode.STALE else None,
             )
             if settings.writes and any(table.cases for table in plan.tables.values()):
                 expect_writable(self.database)
@@ -291,6 +295,11 @@ class BenchSession:
         if self._lock is not None and self._lock.stale is not None:
             plan.taken_over = str(self._lock.stale)
         return plan
+
+    def _stale_runs(self) -> StaleRuns:
+        provenance = self.provenance or Provenance(self.database)
+        present = Present(self.settings.origin, driver_version(self.settings.devices[0].kind) or "", present_code())
+        return StaleRuns(provenance.manifests, present)
 
     def _origin_notes(self) -> list[str]:
         """Raises OpAtlasError if the database is one of another device or of other software."""

@@ -191,6 +191,11 @@ def _expect_consistent(config: pytest.Config, communicates: bool) -> None:
         # It takes samples as they are: what says how rows are to be run has no meaning.
         workers = ["-n"] if is_distributed(config) else []
         refuse(config, OPTIONS, Scope.RUNNING, "--prof-path runs no row", also=workers)
+        if option.update_mode == UpdateMode.STALE.value:
+            raise pytest.UsageError(
+                "--update-mode=stale compares with the code, driver and versions that rows would be run with, and "
+                "--prof-path runs no row: choose another mode"
+            )
     if option.read_only:
         about_writing = [each for each in OPTIONS if each.name in _ABOUT_WRITING]
         refuse(config, about_writing, Scope.REPLAYS, "--read-only writes nothing")

@@ -18,6 +18,7 @@ from database.schema import (
     Status,
 )
 from database.signature import signature
+from database.staleness import Staleness
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ class TablePlan:
         no_durations: duration cells that hold something else, as "line: text".
         misspelt: columns of the file that may be, as sentences.
         measured: replayed durations in microseconds, by the position of the row that has one.
+        staleness: of the replayed durations of the rows that are selected, by id, where the update mode asks for it.
         captured_only: ids of rows that have no replayed duration, and a captured one.
         captured: captured durations of cases in microseconds, by the position of the row that has one.
     """
@@ -140,12 +142,17 @@ class TablePlan:
     no_durations: list[str] = field(default_factory=list)
     misspelt: list[str] = field(default_factory=list)
     measured: dict[int, float] = field(default_factory=dict)
+    staleness: dict[str, Staleness] = field(default_factory=dict)
     captured_only: set[str] = field(default_factory=set)
     captured: dict[int, float] = field(default_factory=dict)
 
     def status(self, position: int) -> Status | None:
         """What became of a row the last time it was run; None if it never was."""
         return Status.of_cell(self.state[STATUS][position]) if STATUS in self.state else None
+
+    def run_id(self, position: int) -> str:
+        """The run that measured a row; "" where the row does not say."""
+        return self.state[RUN_ID][position].strip() if RUN_ID in self.state else ""
 
     def crashes(self, position: int) -> int:
         """Sessions in a row in which a row crashed or timed out; 0 where the cell holds no number."""

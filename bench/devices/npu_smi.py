@@ -66,6 +66,14 @@ def said_of(chip: Chip | None) -> Said:
     return Said(_as_numbers({**card, **die}), _as_numbers({**state[0], **state[1]}))
 
 
+def driver_version() -> str:
+    """The driver's version, such as "24.1.rc2"; "" where npu-smi does not tell."""
+    first = next(iter(chips()), None)
+    if first is None:
+        return ""
+    return _card(first).get("Software Version") or _die(first).get("Software Version", "")
+
+
 def common(chip: Chip) -> dict[str, str]:
     """Number and frequency of the AI cores, temperature, power."""
     return _of_chip(chip, "common")

@@ -32,6 +32,12 @@ def gpus() -> tuple[Gpu, ...]:
     return parse_gpus(printed("nvidia-smi", "-L", timeout_s=_TIMEOUT_S))
 
 
+def driver_version() -> str:
+    """The driver's version, such as "550.54.15"; "" where there is no nvidia-smi, or no answer."""
+    told = printed("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", timeout_s=_TIMEOUT_S)
+    return told.partition("\n")[0].strip()
+
+
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
     """What `nvidia-smi -L` prints: `GPU 0: NVIDIA H200 (UUID: GPU-...)`, and lines of MIG parts, which are left out."""
     return tuple(Gpu(int(index), slug(name), uuid) for index, name, uuid in _GPU.findall(text))

@@ -20,12 +20,11 @@ from database.checks.checked import CheckedDatabase
 from database.checks.known import read_known
 from database.commands import USAGE
 from database.errors import OpAtlasError
-from database.manifest import code_digest
 from database.plots.timed_rows import expect_tables
 from database.terminal import fitted
 from plugins.check.cases import CASES, Cases
 from plugins.check.report import CheckReport
-from plugins.journaling import CODE
+from plugins.own_code import present_code
 
 _INI = Path(__file__).with_name("check.ini")
 
@@ -85,7 +84,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _opened(folder: Path, against: CheckedDatabase | None) -> CheckedDatabase:
     expect_tables(folder)
-    return CheckedDatabase(folder, code=code_digest(CODE), against=against)
+    return CheckedDatabase(folder, code=present_code(), against=against)
 
 
 if __name__ == "__main__":

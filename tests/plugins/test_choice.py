@@ -59,3 +59,21 @@ def test_status_runs_the_rows_that_have_it(sessions: Sessions) -> None:
     wrong = sessions.run_in_process("--status=faild")
     assert wrong.code == pytest.ExitCode.USAGE_ERROR
     assert "did you mean failed" in wrong
+
+
+def test_stale_runs_what_other_code_measured(sessions: Sessions) -> None:
+    rows = [{**NO_DURATIONS, **row(n)} for n in (1, 2, 3)]
+    sessions.write("Toy", rows)
+    sessions.run_in_process("--where", "tokens < 3")
+    fresh = sessions.run_in_process("--update-mode=stale")
+    assert fresh.code == 0
+    assert "0 stale; left out: 2 measured as now, 1 never replayed (--update-mode=stale)" in fresh
+    assert "nothing to do: none of 3 rows is stale" in fresh
+    (manifest,) = (sessions.database / "runs").glob("*.json")
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "code": "of long ago"}))
+    sessions.run_in_process("--where", "tokens == 2")
+    stale = sessions.run_in_process("--update-mode=stale")
+    assert "1 stale: 1 other code; left out: 1 measured as now, 1 never replayed (--update-mode=stale)" in stale
+    assert stale.ledger() == {"measured": 1}
+    manifest.unlink()
+    assert "0 stale" in sessions.run_in_process("--update-mode=stale", "--co")
