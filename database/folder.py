@@ -1,4 +1,4 @@
-"""Sees to it that a path which a user names is a folder, and says what it is where it is none."""
+"""Folders that a user names: their absolute paths, and what a path is that is no folder."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from database.commands import UsageError
 
 #: `C:`, or `C:\Users\me\db`, which is a single name where `/` separates folders.
 _DRIVE = re.compile(r"[A-Za-z]:(\\.*)?")
+
+
+def absolute(path: Path) -> Path:
+    """Returns the absolute path, in which no `..` is left; links keep their names unless a `..` follows."""
+    return path.resolve() if ".." in path.parts else path.absolute()
 
 
 def expect_folder(path: Path, remedy: str, *, option: str = "", may_be_made: bool = False) -> None:

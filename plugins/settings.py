@@ -21,6 +21,7 @@ from bench.instruments import MSPROF, OFFERED, choose
 from bench.job import DeviceSpec, MeasureSettings
 from bench.noise_limit import LEAST_SAMPLES
 from bench.profiles.marks import MOST_ROWS
+from database.folder import absolute
 from database.layout import (
     COMMUNICATION_NAMED_BY,
     DEFAULT_NPU_DEVICE,
@@ -141,7 +142,7 @@ def settings_of(config: pytest.Config) -> Settings:
     has_msprof = _expect_of_devices(config, devices)
     place = _place_of(option, devices, communicates)
     return Settings(
-        database=place.database.absolute(),
+        database=absolute(place.database),
         devices=tuple(devices),
         mode=UpdateMode(option.update_mode),
         prune=option.prune_empty_duration_rows,
@@ -150,7 +151,7 @@ def settings_of(config: pytest.Config) -> Settings:
         # What crashed on a device costs nothing to look up, and nodes must run the same messages, whatever each of
         # them remembers.
         retry_failed=option.retry_failed or option.prof_path is not None or (communicates and option.nnodes > 1),
-        prof_path=option.prof_path.absolute() if option.prof_path is not None else None,
+        prof_path=absolute(option.prof_path) if option.prof_path is not None else None,
         measure=_measure_settings(option, devices, communicates),
         case_timeout_s=option.case_timeout,
         wait_s=option.wait,

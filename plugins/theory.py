@@ -16,7 +16,7 @@ from bench.declared_options import Scope, add_all, declare
 from bench.devices.at_hand import database_name
 from bench.executor import SESSION
 from database.errors import OpAtlasError
-from database.folder import expect_folder
+from database.folder import absolute, expect_folder
 from database.layout import default_path, expect_npu, kind_of
 from database.manifest import Manifest, code_digest, manifests_of
 from database.numbers import whole
@@ -308,7 +308,7 @@ def database_path(config: pytest.Config) -> Path:
     option = config.option
     refuse_useless_versions(config)
     if option.database_path:
-        path = Path(option.database_path).absolute()
+        path = absolute(Path(option.database_path))
         expect_folder(path, "", option="--database-path", may_be_made=True)
         return path
     versions = versions_of(option)

@@ -8,9 +8,18 @@ import pytest
 
 from database.__main__ import main
 from database.commands import UsageError
-from database.folder import expect_folder
+from database.folder import absolute, expect_folder
 
 WINDOWS = ["C:\\Users\\me\\db", "d:\\db", "C:/Users/me/db"]
+
+
+def test_no_absolute_path_goes_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "there" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    monkeypatch.chdir(tmp_path)
+    assert absolute(Path("link")) == tmp_path / "link"
+    assert absolute(Path("there/deep/../db")) == tmp_path / "there" / "db"
+    assert absolute(tmp_path / "link" / ".." / "db") == tmp_path / "db"
 
 
 @pytest.mark.parametrize("name", WINDOWS)
