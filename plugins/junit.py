@@ -53,7 +53,7 @@ class JUnit:
             case = reporter.to_xml()
             case_id = case_id_in(case.get("name", ""))
             if case_id in kernel_types:
-                case.set("classname", kernel_types[case_id])
+                case.set("classname", ".".join(filter(None, (self._xml.prefix, kernel_types[case_id]))))
                 self._complete(case, case_id)
 
     def _complete(self, case: Element, case_id: str) -> None:

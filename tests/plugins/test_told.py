@@ -96,9 +96,11 @@ def test_ci_shows_numbers_class_and_kind_of_failure(sessions: Sessions) -> None:
 
 def test_what_rows_printed_stands_behind_their_numbers(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
-    sessions.run_in_process("--junitxml=report.xml", "-o", "junit_logging=all", "-o", "junit_suite_name=mine")
+    ours = ("-o", "junit_logging=all", "-o", "junit_suite_name=mine", "--junitprefix=here")
+    sessions.run_in_process("--junitxml=report.xml", *ours)
     (suite,) = ElementTree.parse(sessions.folder / "report.xml").iter("testsuite")
     assert suite.get("name") == "mine"
+    assert [case.get("classname") for case in suite.iter("testcase")] == ["here.Toy"]
     (out,) = suite.iter("system-out")
     first, *others = (out.text or "").splitlines()
     assert " us " in first
