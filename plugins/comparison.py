@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from database.case_id import case_id_in
+from database.figures import microseconds_text
 from database.terminal import counted
 from plugins.items import about_row
 from plugins.session import BenchSession
@@ -59,7 +60,9 @@ class Comparison:
         if self._verbosity <= 0 or not isinstance(report, pytest.TestReport) or not report.passed:
             return None
         compared = _compared(report)
-        return ("passed", "", f"PASSED {compared}") if compared else None
+        if compared is None:
+            return None
+        return "passed", "", f"PASSED {compared.ratio:.3f} x of {microseconds_text(compared.stored_us)} stored"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -15,6 +15,8 @@ import pytest
 from _pytest.junitxml import xml_key
 
 from database.case_id import case_id_in
+from database.figures import microseconds_text
+from database.numbers import real
 from plugins.journaling import manifest_of
 from plugins.session import BenchSession
 from plugins.tally import Tally
@@ -67,7 +69,11 @@ class JUnit:
         out = case.find("system-out")
         if out is None:
             out = SubElement(case, "system-out")
-        out.text = "\n".join(filter(None, (figures.line(), out.text)))
+        line, stored_us = figures.line(), real(properties.get("stored_us", ""))
+        if stored_us:
+            ratio = float(properties["duration_us"]) / stored_us
+            line += f", stored {microseconds_text(stored_us)} ({ratio:.2f} x)"
+        out.text = "\n".join(filter(None, (line, out.text)))
 
     def _about_the_run(self) -> Iterator[tuple[str, str]]:
         manifest = manifest_of(self._session, self._written.devices)

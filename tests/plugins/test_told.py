@@ -107,6 +107,15 @@ def test_what_rows_printed_stands_behind_their_numbers(sessions: Sessions) -> No
     assert "body of (1,)" in others
 
 
+def test_a_comparison_with_the_database_is_in_the_line_and_in_ci(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(1)])
+    sessions.run_in_process()
+    done = sessions.run_in_process("--read-only", "-v", "--junitxml=report.xml", COLUMNS="80")
+    assert re.search(r"^Toy 1;1 .* PASSED [\d.]+ x of [\d,.]+ us stored +\[100%\]$", done.output, re.MULTILINE)
+    (out,) = ElementTree.parse(sessions.folder / "report.xml").iter("system-out")
+    assert re.search(r", stored [\d,.]+ us \([\d.]+ x\)$", out.text or "")
+
+
 def test_a_capture_of_another_device_is_not_ranked(sessions: Sessions) -> None:
     sessions.write("Toy", [{**row(1), PROFILING_AVERAGE: "0.001"}])
     done = sessions.run_in_process()
