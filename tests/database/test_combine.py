@@ -265,16 +265,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> Database:
-    return Database(tmp_path / "target")
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Database:
-    return Database(tmp_path / "source")
-
-
 def test_manifests_tell_which_run_is_newer_and_come_along(target: Database, source: Database) -> None:
     write(target, [measured(1, 5.0, NEW)])
     write(source, [measured(1, 6.0, OLD)])

@@ -36,16 +36,6 @@ def merge(capsys: pytest.CaptureFixture[str]) -> Merge:
     return run
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> Database:
-    return Database(tmp_path / "target")
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Database:
-    return Database(tmp_path / "source")
-
-
 def write_journal(path: Path, *records: Record, run: str = NEW, mode: str = "all") -> Path:
     """A journal as a session leaves it that was killed."""
     path.parent.mkdir(parents=True, exist_ok=True)

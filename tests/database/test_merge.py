@@ -9,6 +9,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from sessions import write_table
 
 from database.errors import OpAtlasError
 from database.merge import MergeResult, UpdateMode, has_duration, merge
@@ -35,12 +36,7 @@ def record(size: int, *samples_us: float, status: Status = Status.FAILED, run: s
 
 def write(database: Database, rows: list[dict[str, str]], kernel_type: str = "Abs") -> Path:
     database.path.mkdir(exist_ok=True)
-    path = database.path / f"{kernel_type}.csv"
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
+    return write_table(database.path / f"{kernel_type}.csv", rows)
 
 
 def read(database: Database, kernel_type: str = "Abs") -> list[dict[str, str]]:

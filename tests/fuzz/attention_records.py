@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -13,7 +12,7 @@ import captures
 
 from database.schema import INPUT_SLOTS, OUTPUT_SLOTS, RUNTIME_PREFIX
 
-from .target import Target, command, expect, tables_of
+from .target import Target, command, expect, packed, tables_of
 
 _DECODE = ";".join([*captures.DECODE_SHAPES, *[""] * 16])
 _ROW = {
@@ -33,12 +32,6 @@ def _seeds() -> Iterator[bytes]:
     lines = [json.dumps(record) for record in (captures.DECODE_RECORD, other, other, no_row)]
     yield "".join(line + "\n" for line in lines).encode()
     yield lines[0].encode()
-
-
-def _packed_seeds() -> Iterator[bytes]:
-    for data in _seeds():
-        yield gzip.compress(data, mtime=0)
-        yield gzip.compress(data, 0, mtime=0)
 
 
 def _check(name: str, data: bytes, folder: Path) -> None:
@@ -77,5 +70,5 @@ RECORDS = Target(
     _WORDS,
 )
 PACKED_RECORDS = Target(
-    "attention-records-gz", "the same, packed by gzip", _packed_seeds, partial(_check, "calls.jsonl.gz"), _WORDS
+    "attention-records-gz", "the same, packed by gzip", packed(_seeds), partial(_check, "calls.jsonl.gz"), _WORDS
 )

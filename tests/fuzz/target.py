@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -33,6 +34,17 @@ class Target:
     check: Callable[[bytes, Path], None]
     words: tuple[bytes, ...] = ()
     limit_s: float = 30.0
+
+
+def packed(seeds: Callable[[], Iterable[bytes]]) -> Callable[[], Iterator[bytes]]:
+    """Returns seeds that are packed by gzip, and that are stored in its format, so that mutations reach the text."""
+
+    def both() -> Iterator[bytes]:
+        for data in seeds():
+            yield gzip.compress(data, mtime=0)
+            yield gzip.compress(data, 0, mtime=0)
+
+    return both
 
 
 class Broken(AssertionError):

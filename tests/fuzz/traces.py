@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from .target import Target, command, expect, files_of
+from .target import Target, command, expect, files_of, packed
 
 _EVENTS = [
     {"ph": "M", "name": "process_name", "args": {"name": "Ascend Hardware"}},
@@ -38,13 +37,6 @@ _ROWS = re.compile(r"^rows +([\d,]+)", re.MULTILINE)
 def _seeds() -> Iterator[bytes]:
     yield json.dumps(_EVENTS).encode()
     yield json.dumps({"schemaVersion": 1, "traceEvents": _EVENTS, "end": 1}, indent=1).encode()
-
-
-def _packed_seeds() -> Iterator[bytes]:
-    for data in _seeds():
-        yield gzip.compress(data, mtime=0)
-        # Not packed but stored, so that mutations reach the JSON.
-        yield gzip.compress(data, 0, mtime=0)
 
 
 def _check(name: str, data: bytes, folder: Path) -> None:
@@ -83,4 +75,4 @@ TRACE = Target(
     partial(_check, "trace.json"),
     _WORDS,
 )
-PACKED_TRACE = Target("trace-gz", "the same, packed by gzip", _packed_seeds, partial(_check, "trace.json.gz"), _WORDS)
+PACKED_TRACE = Target("trace-gz", "the same, packed by gzip", packed(_seeds), partial(_check, "trace.json.gz"), _WORDS)

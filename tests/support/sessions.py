@@ -166,6 +166,15 @@ def row(size: int) -> dict[str, str]:
     return dict(zip(HEADER, cells, strict=True))
 
 
+def write_table(path: Path, rows: Sequence[Mapping[str, str]]) -> Path:
+    """Writes rows with the columns of the first one; gives the path."""
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
 @dataclass(frozen=True)
 class Finished:
     """A session that has ended."""
@@ -207,12 +216,7 @@ class Sessions:
         self._started = 0
 
     def write(self, kernel_type: str, rows: list[dict[str, str]]) -> Path:
-        path = self.database / f"{kernel_type}.csv"
-        with open(path, "w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        return path
+        return write_table(self.database / f"{kernel_type}.csv", rows)
 
     def read(self, kernel_type: str) -> list[dict[str, str]]:
         with open(self.database / f"{kernel_type}.csv", newline="") as file:
