@@ -10,7 +10,7 @@ import argparse
 import ast
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from database.closest import closest
@@ -52,7 +52,7 @@ class Where:
 
     text: str
     names: Mapping[str, int]
-    _value: _Of
+    _value: _Of = field(repr=False, compare=False)
 
     def __str__(self) -> str:
         return self.text
