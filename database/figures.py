@@ -42,7 +42,7 @@ class Figures:
         gbps: 10^9 bytes/s moved; None where the work of the row is not known.
         tera_ops: 10^12 operations/s of a matrix product.
         of_integers: whether these are operations on integers.
-        share: of the peak that bounds the row, 1 for all of it; None where no peak is known.
+        share: of the peak that bounds the row, 1 for all of it; None where no peak is known, or a stand-in was timed.
         by_arithmetic: whether the rate to show is that of operations.
     """
 
@@ -163,6 +163,8 @@ def _rates(record: Record, measurement: Measurement, peak: Peak, median_us: floa
     # From a warm cache a kernel may read faster than from memory.
     of_bandwidth = reached.of_bandwidth if measurement.cache_state == "cold" else None
     shares = [share for share in (of_bandwidth, reached.of_arithmetic) if share is not None]
+    if measurement.stand_in:
+        shares = []
     return {
         "gbps": reached.gbps,
         "tera_ops": reached.tera_ops,

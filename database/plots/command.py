@@ -21,8 +21,9 @@ from database.plots import bandwidth, communication, comparison, durations, roof
 from database.plots.figure import FORMATS, Plot, save
 from database.plots.timed_rows import TimedRow, on_device, read_timed_rows
 from database.progress import Progress
+from database.schema import STAND_IN
 from database.store import Database
-from database.terminal import print_problems, show
+from database.terminal import counted, print_problems, show
 
 _WAYS_SHOWN = 3
 
@@ -72,12 +73,14 @@ def run(arguments: argparse.Namespace) -> int:
     rows_of_device = [row for each in timed.rows if (row := on_device(each, device)) is not None]
     others = sorted({row.device for row in timed.rows if row.device and row.device != device})
     of_one = [row for row in rows_of_device if row.microbench_us is not None] or rows_of_device
+    # What a kernel must read, write and compute says nothing of what stood in for it.
+    own_kernels = [row for row in of_one if not row.stands_in]
     both = [row for row in timed.rows if row.microbench_us is not None and row.profiling_us is not None]
     made: dict[str, list[Plot]] = {}
     for title, module, rows in (
         ("Kernel durations", durations, rows_of_device),
-        ("Roofline", roofline, of_one),
-        ("Memory bandwidth", bandwidth, of_one),
+        ("Roofline", roofline, own_kernels),
+        ("Memory bandwidth", bandwidth, own_kernels),
     ):
         made[module.NAME] = module.plots(rows, _title(title, device, rows), peak)
     made[comparison.NAME] = comparison.plots(both, _title_of_both(both, timed.captured_on), peak)
@@ -94,6 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
     show(_summary(arguments, made, device, peak))
     if others:
         show(f"replays on {', '.join(others)} are only in {comparison.NAME} (--device plots another device)")
+    if stand_ins := len(of_one) - len(own_kernels):
+        show(f"{counted(stand_ins, 'stand-in')} (column {STAND_IN}) left out of {roofline.NAME} and {bandwidth.NAME}")
     print_problems(problems)
     print_problems(Database(arguments.database).misspelt(), word="warning")
     return 1 if problems or not any(made.values()) else 0

@@ -24,6 +24,7 @@ from database.schema import (
     PROFILING_AVERAGE,
     QUALITY,
     RUN_ID,
+    STAND_IN,
 )
 from database.slots import Slot, parse_slots
 from database.statistics import valid_duration
@@ -43,6 +44,7 @@ class TimedRow:
         how: how the replay took it, `cold, cupti`; "" where the row does not say.
         device: what it was replayed on, by the manifest of its run; "" where nothing tells.
         noisy: whether the samples of the replay vary: by the row's quality, or by their relative standard deviation.
+        stands_in: whether the replay timed something else in place of the kernel; the row's Stand-In says what.
     """
 
     kernel_type: str
@@ -53,6 +55,7 @@ class TimedRow:
     how: str
     device: str = ""
     noisy: bool = False
+    stands_in: bool = False
 
     @property
     def duration_us(self) -> float:
@@ -107,7 +110,11 @@ def on_device(row: TimedRow, device: str) -> TimedRow | None:
     """Returns a row without the duration of a replay on another device; None if it has no other duration."""
     if row.microbench_us is None or not row.device or row.device == device:
         return row
-    return None if row.profiling_us is None else replace(row, microbench_us=None, how="", device="", noisy=False)
+    return (
+        None
+        if row.profiling_us is None
+        else replace(row, microbench_us=None, how="", device="", noisy=False, stands_in=False)
+    )
 
 
 def expect_tables(folder: Path, *, of_collectives: bool = False) -> None:
@@ -172,13 +179,14 @@ def _rows_of(
         return frame[name].tolist() if name in frame.columns else [""] * len(frame)
 
     slots_and_durations = map(column, (*INPUT_SLOTS, *OUTPUT_SLOTS, AVERAGE, PROFILING_AVERAGE))
-    of_replay = zip(*map(column, (CACHE_STATE, INSTRUMENT, RUN_ID, QUALITY, MICROBENCH_STD)), strict=True)
+    of_replay = zip(*map(column, (CACHE_STATE, INSTRUMENT, RUN_ID, QUALITY, MICROBENCH_STD, STAND_IN)), strict=True)
     for i_shapes, i_dtypes, i_formats, o_shapes, o_dtypes, o_formats, replayed, captured, (
         cache,
         instrument,
         run_id,
         quality,
         std,
+        stand_in,
     ) in zip(*slots_and_durations, of_replay, strict=True):
         microbench_us, profiling_us = valid_duration(replayed), valid_duration(captured)
         if microbench_us is None and profiling_us is None:
@@ -191,6 +199,16 @@ def _rows_of(
             continue
         how = ", ".join(word for word in (cache, instrument) if word) if microbench_us else ""
         device, noisy = (devices.get(run_id, ""), _is_noisy(quality, std, replayed)) if microbench_us else ("", False)
-        yield TimedRow(kernel_type, inputs, outputs, microbench_us, profiling_us, how, device, noisy)
+        yield TimedRow(
+            kernel_type,
+            inputs,
+            outputs,
+            microbench_us,
+            profiling_us,
+            how,
+            device,
+            noisy,
+            bool(microbench_us and stand_in),
+        )
     if unread:
         problems.append(f"{table.path}: {counted(unread, 'row')} left out: {example}; correct the cell")

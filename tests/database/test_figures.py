@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -90,6 +91,15 @@ def test_a_warm_cache_has_no_share_of_the_memorys_peak() -> None:
     row = figures_of(record([4.0] * 5, cache="warm"), H200)
     assert row.share == pytest.approx(2 * 1024 * 4096 / 4e-6 / 989.5e12)
     assert figures_of(record([4.0] * 5, cache="warm"), Peak()).share is None
+
+
+def test_a_stand_in_has_a_rate_and_no_share_of_a_peak() -> None:
+    measured = record([10.0] * 3)
+    assert measured.measurement is not None
+    stands_in = replace(measured, measurement=replace(measured.measurement, stand_in="composition of 4"))
+    assert figures_of(measured, H200).share is not None
+    assert figures_of(stands_in, H200).share is None
+    assert figures_of(stands_in, H200).rate
 
 
 def test_a_product_of_integers_counts_no_floating_point_operations() -> None:

@@ -213,6 +213,19 @@ def test_bandwidth_is_of_kernels_that_stream(folder: Path) -> None:
     assert points["Add"][0] == bandwidth.Point(3 * 2 * 1024, pytest.approx(6144 / 2.5e-6 / 1e9))
 
 
+def test_stand_ins_are_in_no_roofline_and_no_bandwidth(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    path = folder / "Add.csv"
+    header, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([f"{header},Stand-In", *(f"{row},composition of 2" for row in rows)]) + "\n")
+    assert {row.stands_in for row in read_timed_rows(folder, ["Add"]).rows if row.microbench_us} == {True}
+    assert main(["plot", str(folder), "--output", str(folder / "plots")]) == 0
+    out = capsys.readouterr().out
+    assert "2 stand-ins" in out
+    assert "2 rows of 1 kernel type" in out
+    assert not (folder / "plots" / "bandwidth.png").exists()
+
+
 def test_agreement_of_few_rows_has_no_tenths() -> None:
     rows = [timed("Add", 4, replayed=float(number), captured=2.0) for number in (1, 2, 3)]
     assert comparison.agreement(rows) == comparison.Agreement(rows=3, p10=None, p50=1.0, p90=None, within=1)
