@@ -12,7 +12,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from database.checks.checked import CheckedDatabase, CheckedTable
-from database.checks.families import NOISE_WIDTHS
 from database.checks.finding import Check, Finding
 from database.figures import microseconds_text
 from database.quality import NOISE_LIMIT
@@ -47,9 +46,9 @@ def _find(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
     for place, twin in comparable(database, other, table.kernel_type):
         theirs = other.table(table.kernel_type)
         us, twin_us = table.replayed.us[place], theirs.replayed.us[twin]
-        noise = float(np.hypot(table.replayed.std_us[place], theirs.replayed.std_us[twin]))
+        noise = float(np.hypot(table.replayed.noise_us[place], theirs.replayed.noise_us[twin]))
         difference = abs(us - twin_us)
-        if difference > NOISE_LIMIT * min(us, twin_us) and difference > NOISE_WIDTHS * noise:
+        if difference > NOISE_LIMIT * min(us, twin_us) and difference > noise:
             ratio = us / twin_us
             other_us, width = microseconds_text(twin_us), microseconds_text(noise)
             reason = f"{ratio:.2f} times the {other_us} of {theirs.path}:{twin + 2}, noise {width}"

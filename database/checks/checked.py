@@ -21,6 +21,7 @@ from database.measured import duration_columns
 from database.peaks import PEAKS, Peak
 from database.plots.timed_rows import device_of
 from database.provenance import Origin, folder_origin, origins_of
+from database.quality import NOISE_LIMIT
 from database.schema import (
     CACHE_STATE,
     DTYPE,
@@ -42,6 +43,8 @@ from database.store import Database, read_frame
 
 Floats = npt.NDArray[np.float64]
 _FIRST_LINE = 2
+#: So many standard deviations of its samples may a duration be off.
+NOISE_WIDTHS = 2.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Durations:
     Attributes:
         source: "replay" or "capture".
         us: the median, or the average of a row without a median.
-        std_us: the standard deviation of the samples; 0 where it is not known.
+        std_us: the standard deviation of the samples; NaN where it is not known.
         how: the cache state and the instrument of each row; "" for captures.
     """
 
@@ -59,6 +62,12 @@ class Durations:
     us: Floats
     std_us: Floats
     how: Sequence[str]
+
+    @cached_property
+    def noise_us(self) -> Floats:
+        """So much may a duration be off: NOISE_WIDTHS standard deviations, NOISE_LIMIT of it where they are unknown."""
+        known: Floats = NOISE_WIDTHS * self.std_us
+        return np.where(np.isnan(known), NOISE_LIMIT * self.us, known)
 
 
 class CheckedTable:
@@ -242,5 +251,5 @@ class CheckedDatabase:
 def _durations(source: str, median: Floats, average: Floats, std: Floats, how: Sequence[str]) -> Durations:
     us = np.where(np.isnan(median), average, median)
     us = np.where(np.isfinite(us) & (us > 0), us, np.nan)
-    std = np.where(np.isfinite(std) & (std > 0), std, 0.0)
+    std = np.where(np.isfinite(std) & (std >= 0), std, np.nan)
     return Durations(source, us, std, how)

@@ -23,8 +23,6 @@ from database.schema import (
 from database.slots import slot_words
 from database.work import PRODUCTS, plain_type
 
-#: So many standard deviations of its samples may a duration be off.
-NOISE_WIDTHS = 2.0
 _M = "M"
 
 
@@ -36,7 +34,7 @@ class Family:
         places: of the rows in the table, counted from 0.
         m: their M, strictly increasing.
         us: their durations.
-        low_us, high_us: the durations less and plus NOISE_WIDTHS standard deviations; `low_us` is 0 at least.
+        low_us, high_us: the durations less and plus their noise; `low_us` is 0 at least.
     """
 
     places: Sequence[int]
@@ -64,7 +62,7 @@ def _family(rows: dict[int, int], durations: Durations) -> Family:
     m = sorted(rows)
     places = [rows[each] for each in m]
     us = durations.us[places]
-    noise = NOISE_WIDTHS * durations.std_us[places]
+    noise = durations.noise_us[places]
     return Family(places, np.array(m, dtype=float), us, np.maximum(us - noise, 0.0), us + noise)
 
 

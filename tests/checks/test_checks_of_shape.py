@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from database.checks.checked import CheckedDatabase
 from database.checks.families import families
+from database.schema import MICROBENCH_STD
 
 #: As cuBLAS has them on an H200.
 SPIKE = [(219, 25.648), (353, 62.416), (438, 38.704)]
@@ -45,6 +46,13 @@ def test_steps_pass(tmp_path: Path, check: str) -> None:
 @pytest.mark.parametrize("check", ["spikes", "monotone"])
 def test_what_noise_explains_passes(tmp_path: Path, check: str) -> None:
     assert not findings(check, database_of(tmp_path, SPIKE, std=10.0))
+
+
+def test_a_row_of_unknown_noise_counts_as_noisy(tmp_path: Path) -> None:
+    """40 us is more than 1.25 times 30 us, and 36 us less than 1.25 times 33 us."""
+    rows = [{**product(m, us), MICROBENCH_STD: ""} for m, us in ((1, 40.0), (2, 30.0))]
+    assert not findings("monotone", CheckedDatabase(write_database(tmp_path, {"MatMulV2": rows})))
+    assert findings("monotone", database_of(tmp_path / "known", [(1, 40.0), (2, 30.0)]))
 
 
 @pytest.mark.parametrize(("column", "cell"), [("Cache_State", "warm"), ("Instrument", "kineto")])
