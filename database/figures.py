@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from sys import intern
 from typing import Any
 
 from database.communication import bandwidth_gbps, is_communication
@@ -113,7 +114,9 @@ class Figures:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Figures:
         """The figures that `to_json` gave."""
-        return cls(**{**values, "quality": Quality(values["quality"])})
+        # Many rows share these words, and come from other processes one by one.
+        shared = {name: intern(values[name]) for name in ("kernel_type", "instrument", "cache")}
+        return cls(**{**values, **shared, "quality": Quality(values["quality"])})
 
 
 def figures_of(record: Record, peak: Peak, captured_us: float | None = None) -> Figures:
@@ -147,9 +150,9 @@ def figures_of(record: Record, peak: Peak, captured_us: float | None = None) -> 
 
 
 def shapes_of(kernel_type: str, cells: Mapping[str, str]) -> str:
-    """The shapes of a row as `Figures` has them, from its cells."""
+    """The shapes of a row as `Figures` has them, from its cells, whatever these hold."""
     if is_communication(kernel_type):
-        return f"{int(cells[MESSAGE_BYTES]):,} B on {cells[NUM_DEVICES]}"
+        return f"{cells.get(MESSAGE_BYTES, '')} B on {cells.get(NUM_DEVICES, '')}"
     return cells.get(INPUT_SHAPES, "").replace('"', "")
 
 

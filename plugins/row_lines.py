@@ -82,7 +82,8 @@ class RowLines:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, Any, Any]:
         about = about_row(report)
-        record = {} if about is None else about.get("record", {})
+        # Nobody keeps these for longer.
+        record, numbers = ({}, None) if about is None else (about.get("record", {}), about.get("figures"))
         self._telling, self._word = True, None
         try:
             result = yield
@@ -93,7 +94,7 @@ class RowLines:
         row = self._row(report.nodeid)
         if about is None or row is None or self._word is None or not self._word[2]:
             return result
-        figures = Figures.from_json(about["figures"]) if "figures" in about else None
+        figures = Figures.from_json(numbers) if numbers else None
         reason = f"{record['status']}: {record['reason']}" if record else str(getattr(report, "wasxfail", ""))
         self._tell(row, report, self._word[2], figures, reason)
         return result

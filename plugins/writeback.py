@@ -67,6 +67,7 @@ class WriteBack:
         about = about_row(report)
         if about is None or "record" not in about:
             return
+        about.pop("figures", None)
         record = about.pop("record")
         if about["not_saved"]:
             self._unsaved.append(record)

@@ -18,6 +18,7 @@ from database.figures import (
     noise_text,
     noisiest,
     operations_text,
+    shapes_of,
     share_text,
     slowest,
 )
@@ -104,6 +105,12 @@ def test_a_stand_in_has_a_rate_and_no_share_of_a_peak() -> None:
 
 def test_a_product_of_integers_counts_no_floating_point_operations() -> None:
     assert figures_of(record([100.0] * 5, dtype="INT8"), Peak()).rate.endswith(" GOP/s")
+
+
+def test_a_message_is_told_by_its_bytes_and_devices() -> None:
+    cells = {"Message Bytes": "1048576", "Num Devices": "16"}
+    assert shapes_of("hcom_allReduce_", cells) == "1048576 B on 16"
+    assert shapes_of("hcom_allReduce_", {}) == " B on "
 
 
 def test_figures_travel_as_plain_values() -> None:
