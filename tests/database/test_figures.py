@@ -25,7 +25,7 @@ from database.figures import (
 from database.peaks import Peak
 from database.quality import Quality
 from database.record import Measurement, Record
-from database.schema import Status
+from database.schema import MESSAGE_BYTES, NUM_DEVICES, Status
 
 H200 = Peak(4800.0, {"BF16": 989.5})
 
@@ -108,7 +108,7 @@ def test_a_product_of_integers_counts_no_floating_point_operations() -> None:
 
 
 def test_a_message_is_told_by_its_bytes_and_devices() -> None:
-    cells = {"Message Bytes": "1048576", "Num Devices": "16"}
+    cells = {MESSAGE_BYTES: "1048576", NUM_DEVICES: "16"}
     assert shapes_of("hcom_allReduce_", cells) == "1048576 B on 16"
     assert shapes_of("hcom_allReduce_", {}) == " B on "
 
