@@ -12,6 +12,7 @@ from bench.doctor import command as doctor
 from bench.kernels import command as kernels
 from database.commands import parser_of, run_command
 
+_PROG = "python -m bench"
 COMMANDS = {
     "doctor": doctor,
     "kernels": kernels,
@@ -20,14 +21,14 @@ COMMANDS = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
-    """What reads the command line."""
-    return parser_of("python -m bench", "What is known of the replays and of this machine.", COMMANDS)
+def parser(prog: str = _PROG) -> argparse.ArgumentParser:
+    """Returns what reads the command line; `prog` is what the user ran."""
+    return parser_of(prog, "What is known of the replays and of this machine.", COMMANDS)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; gives the exit status."""
-    return run_command(parser(), arguments)
+def main(arguments: Sequence[str] | None = None, prog: str = _PROG) -> int:
+    """Runs a command; gives the exit status. `prog` is what the user ran, for usage messages."""
+    return run_command(parser(prog), arguments)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from database.plots import command as plot
 from database.plots import communication, products
 from database.trace import command as trace
 
+_PROG = "python -m database"
 COMMANDS = {
     "show": overview,
     "ingest": ingest,
@@ -30,18 +31,18 @@ COMMANDS = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
-    """What reads the command line."""
-    return parser_of("python -m database", "Tools of the OpAtlas database.", COMMANDS)
+def parser(prog: str = _PROG) -> argparse.ArgumentParser:
+    """Returns what reads the command line; `prog` is what the user ran."""
+    return parser_of(prog, "Tools of the OpAtlas database.", COMMANDS)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; gives the exit status."""
+def main(arguments: Sequence[str] | None = None, prog: str = _PROG) -> int:
+    """Runs a command; gives the exit status. `prog` is what the user ran, for usage messages."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in RENAMED:
         print(f"error: {arguments[0]!r} is called {RENAMED[arguments[0]]!r} now", file=sys.stderr)
         return USAGE
-    return run_command(parser(), arguments)
+    return run_command(parser(prog), arguments)
 
 
 if __name__ == "__main__":

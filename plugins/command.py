@@ -39,7 +39,7 @@ def _of_database(name: str, about: str) -> Command:
     def run(arguments: Sequence[str]) -> int:
         from database.__main__ import main as database_main
 
-        return database_main([name, *arguments])
+        return database_main([name, *arguments], prog="opatlas")
 
     return Command(f"python -m database {name}", about, run)
 
@@ -48,7 +48,7 @@ def _of_bench(name: str, about: str) -> Command:
     def run(arguments: Sequence[str]) -> int:
         from bench.__main__ import main as bench_main
 
-        return bench_main([name, *arguments])
+        return bench_main([name, *arguments], prog="opatlas")
 
     return Command(f"python -m bench {name}", about, run)
 

@@ -84,6 +84,12 @@ def test_the_help_of_what_runs_pytest_has_the_options_that_hold_there(
     assert "pytest --help" in " ".join(done.stdout.split())
 
 
+@pytest.mark.parametrize("name", ["ingest", "kernels"])
+def test_usage_is_that_of_what_was_run(name: str) -> None:
+    assert opatlas(name, "--help").stdout.startswith(f"usage: opatlas {name} ")
+    assert opatlas(name, "--no-such-option").stderr.startswith("usage: opatlas")
+
+
 def test_kernels_is_that_of_the_replays() -> None:
     done = opatlas("kernels")
     assert done.returncode == 0, done.stderr

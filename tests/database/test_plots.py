@@ -112,9 +112,13 @@ def test_durations_whose_samples_vary_are_noisy(tmp_path: Path) -> None:
 
 
 def test_replays_of_another_device_are_in_no_plot_of_this_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
+    titles: dict[str, str] = {}
+    monkeypatch.setattr(
+        "database.plots.command.save", lambda figure, path: titles.update({path.stem: figure.get_suptitle()})
+    )
     header = f"{HEADER},{RUN_ID}"
     rows = [f"{add(1, '2.5', '2.0')},here", f"{add(2, '90', '3.0')},there", f"{add(3, '95')},there"]
     (tmp_path / "Add.csv").write_text("\n".join([header, *rows]) + "\n")
@@ -133,6 +137,8 @@ def test_replays_of_another_device_are_in_no_plot_of_this_one(
     assert "  roofline.png                      1 row of 1 kernel type" in lines
     assert "  durations.png                     3 durations of 1 kernel type" in lines
     assert "AMD_EPYC" in lines[-1]
+    assert "AMD_EPYC" not in titles["roofline"]
+    assert titles["microbench_against_profiling"] == "Replayed on AMD_EPYC, NVIDIA_H200\nagainst captured"
     assert main(["plot", str(tmp_path), "--output", str(tmp_path / "plots")]) == 0
     assert "plots of AMD_EPYC, in" in capsys.readouterr().out
 
