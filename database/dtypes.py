@@ -43,6 +43,10 @@ _KNOWN = {
 _SYNONYMS = {"FLOAT32": "FLOAT", "BFLOAT16": "BF16", "FP16": "FLOAT16", "FP32": "FLOAT", "FLOAT64": "DOUBLE"}
 
 
+#: What profilers call the dtypes that are known.
+DTYPE_NAMES = tuple(_KNOWN)
+
+
 @cache
 def known_dtype(name: str) -> Dtype | None:
     """The dtype of a profiler's name ("DT_BF16", "BF16", "FLOAT"); None for one that is not known."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Iterable
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from _pytest.mark.expression import Expression
 
 from database.case_id import case_id_of
-from database.closest import closest
 from plugins.collector import Collector
+from plugins.keyword import keyword_filter
 from plugins.plan import Plan
 from plugins.table_plan import CaseRow
 
@@ -61,6 +59,16 @@ class AskedFor:
             for case_id in table.captured_only.intersection(table.left_out)
         )
 
+    def without_replay(self, plan: Plan) -> Counter[str]:
+        """Those cases that no function replays, by kernel type."""
+        return Counter(
+            name
+            for name, table in plan.tables.items()
+            if name not in self._functions
+            for case_id in table.cases.values()
+            if self(name, case_id)
+        )
+
     def elsewhere(self, plan: Plan) -> int:
         """How many of those are in other shards."""
         return sum(
@@ -68,25 +76,3 @@ class AskedFor:
             for name, table in plan.tables.items()
             for position in table.other_shards
         )
-
-
-def keyword_filter(expression: str) -> Callable[[str], bool]:
-    """`-k` for text that never became an item. pytest has refused a malformed expression by now."""
-    if not expression:
-        return lambda text: True
-    compiled = Expression.compile(expression)
-
-    def selected(text: str) -> bool:
-        def contains(word: str, /, **_: str | int | bool | None) -> bool:
-            return word.lower() in text.lower()
-
-        return compiled.evaluate(contains)
-
-    return selected
-
-
-def meant(expression: str, names: Iterable[str]) -> str:
-    """` (did you mean ...?)` for the words of -k that are part of no name; "" where nothing is like them."""
-    known = list(names)
-    words = [word for word in re.findall(r"[^\s()]+", expression) if word not in ("and", "or", "not")]
-    return "".join(closest(word, known) for word in words if not any(word.lower() in name.lower() for name in known))

@@ -68,6 +68,11 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     error: str = ""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the database has no file of a kernel type."""
+        return not self.tables and not self.problems
+
     def cases_of(self, kernel_types: Container[str]) -> int:
         """How many rows of some kernel types are cases."""
         return sum(len(table.cases) for name, table in self.tables.items() if name in kernel_types)

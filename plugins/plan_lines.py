@@ -56,6 +56,8 @@ def _to_run(
     what = "measure" if settings.messages is not None else "replay" if settings.prof_path is None else "look up"
     unit = settings.unit
     yield f"{of_all}{counted(rows, unit)} to {what}, database {settings.database}"
+    if settings.collect_only and settings.prof_path is None and settings.messages is None and plan.is_empty:
+        yield "there is no database yet: without --co the session makes a starter of theory rows first"
     if settings.note:
         yield settings.note
     yield from plan.notes

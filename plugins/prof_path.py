@@ -130,8 +130,9 @@ class ProfPath:
         if self._without_replay:
             yield f"rows without a replay that have samples, written back too: {_listed(self._without_replay)}"
         if self._unmatched:
-            added = self._session.settings.mode.adds_rows and not self._session.settings.choice.by_cells
-            fate = "added" if added else "not added (--update-mode=all adds them, without --status and --where)"
+            mode, by_cells = self._session.settings.mode, self._session.settings.choice.by_cells
+            adds = "without --status and --where they may be" if by_cells else "--update-mode=all adds them"
+            fate = "added" if mode.adds_rows and not by_cells else f"not added ({adds})"
             yield f"signatures that match no row, {fate}: {_listed(self._unmatched)}"
 
 

@@ -37,6 +37,7 @@ from database.option_types import at_least
 from database.provenance import Origin
 from database.versions import CANN, TORCH, VLLM, Versions, detect, version_key
 from plugins.choice import Choice, Shard
+from plugins.keyword import keyword_filter
 from plugins.options import CASE_TIMEOUT_S, FIRST_CASE_TIMEOUT_S, OPTIONS, REPEAT_COUNT_VARIABLE, refuse
 from plugins.where import Where
 
@@ -177,6 +178,7 @@ def settings_of(config: pytest.Config) -> Settings:
 def _expect_consistent(config: pytest.Config, communicates: bool) -> None:
     """Raises pytest.UsageError where options contradict each other, whatever the device."""
     option = config.option
+    keyword_filter(option.keyword)
     refuse_useless_versions(config)
     if communicates:
         # Collectives run in the ranks of a group: what says how one process is to run rows has no meaning.

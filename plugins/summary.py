@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
+from database.closest import alike
 from database.figure_tables import terminal_tables
 from database.journal import count_of_run
 from database.progress import speed
 from database.schema import Status
 from database.terminal import columns, counted, folded, shown
-from plugins.asked_for import AskedFor, meant
+from plugins.asked_for import AskedFor
 from plugins.collector import Collector
 from plugins.interrupt import STOPPED, Interrupts
 from plugins.items import row_of
+from plugins.keyword import meant
 from plugins.ledger import GIVEN_UP, XFAILED, Ledger
 from plugins.next_steps import after_success, going_on, nothing_to_do
 from plugins.plan import Plan
@@ -101,6 +104,10 @@ class Summary:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             asked_for = AskedFor(session.config, self._collector)
+            if self._session.settings.prof_path is None and asked_for.without_replay(plan):
+                # Rows were selected, and none of them can be run.
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+                return
             # Statuses change by themselves; an expression of which no row is true may well be wrong.
             no_row_has_status = self._session.settings.where is None and asked_for.not_selected(plan)
             # Of few rows a shard may have none, and the machine that runs it has done what it was told.
@@ -138,7 +145,6 @@ class Summary:
             if merged is None or not (merged.added.total() or merged.updated.total()):
                 yield from self._nothing_run_lines(config, plan)
             if not self._report.has_written():
-                yield from self._not_replayable_lines()
                 yield from self._problem_lines(plan)
                 return
         seconds = self._tally.running_time.seconds
@@ -187,10 +193,14 @@ class Summary:
     def _nothing_run_lines(self, config: pytest.Config, plan: Plan) -> Iterator[str]:
         settings = self._session.settings
         unit = settings.unit
-        if lines := list(nothing_to_do(AskedFor(config, self._collector), plan, settings)):
+        asked_for, known = AskedFor(config, self._collector), self._collector.known_replays()
+        replayable = {name: table for name, table in plan.tables.items() if name in known}
+        if missing := asked_for.without_replay(plan):
+            yield from self._without_replay(missing)
+        elif lines := list(nothing_to_do(asked_for, plan, settings)):
             yield from lines
-        elif example := next((case for table in plan.tables.values() for case in table.cases.values()), None):
-            cases = counted(sum(len(table.cases) for table in plan.tables.values()), unit)
+        elif example := next((case for table in replayable.values() for case in table.cases.values()), None):
+            cases = counted(plan.cases_of(known), unit)
             near = meant(self._keyword, plan.tables)
             yield folded(f"no {unit} was selected, of {cases}{near}; a name of one, for -k: {example}", indent=0)
 
@@ -256,7 +266,18 @@ class Summary:
     def _not_replayable_lines(self) -> Iterator[str]:
         missing = self._report.not_replayable()
         if missing and not self._keyword:
-            names = ", ".join(f"{name} {count}" for name, count in missing.most_common(8))
-            more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-            rows = f"{counted(sum(missing.values()), 'row')} of {counted(len(missing), 'kernel type')}"
-            yield folded(f"without a replay: {rows}: {names}{more}", indent=0)
+            yield from self._without_replay(missing)
+
+    def _without_replay(self, missing: Counter[str]) -> Iterator[str]:
+        known = self._collector.known_replays()
+        shown_types = [f"{name} {count}{_same_kernel(name, known)}" for name, count in missing.most_common(8)]
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        rows = f"{counted(missing.total(), 'row')} of {counted(len(missing), 'kernel type')}"
+        yield folded(f"without a replay: {rows}: {', '.join(shown_types)}{more}", indent=0)
+        yield "docs/adding-a-kernel.md tells how to add a replay"
+
+
+def _same_kernel(name: str, known: Iterable[str]) -> str:
+    """` (did you mean ...?)` for a kernel type whose name differs from that of a replay in little but its version."""
+    likely = alike(name, known, most=1, least=0.8)
+    return f" (did you mean {likely[0]}?)" if likely else ""

@@ -23,7 +23,7 @@ from database.numbers import whole
 from database.option_types import at_least, names, positive
 from database.store import Database, write_text
 from database.terminal import counted, shown
-from plugins.asked_for import keyword_filter
+from plugins.keyword import keyword_filter
 from plugins.options import OPTIONS as OF_REPLAYS
 from plugins.options import refuse
 from plugins.settings import devices_of, refuse_useless_versions, versions_of

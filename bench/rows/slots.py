@@ -11,7 +11,8 @@ import torch
 
 from bench.errors import InvalidRow, Unsupported
 from bench.rows import resolve
-from database.dtypes import Dtype, known_dtype
+from database.closest import closest
+from database.dtypes import DTYPE_NAMES, Dtype, known_dtype
 from database.errors import CellError
 from database.schema import (
     INPUT_DTYPES,
@@ -181,7 +182,8 @@ class RowSlots:
     def _dtype(self, slot: Slot, column: str) -> Dtype:
         dtype = known_dtype(slot.dtype)
         if dtype is None:
-            raise self.refuse(column, f"{slot.dtype!r} is not a dtype that can be replayed", "correct the cell")
+            near = closest(slot.dtype, DTYPE_NAMES)
+            raise self.refuse(column, f"{slot.dtype!r} is not a dtype that can be replayed{near}", "correct the cell")
         return dtype
 
     def torch_dtype(self, slot: Slot, column: str) -> torch.dtype:

@@ -38,6 +38,7 @@ CONTRADICTIONS = [
     ("Add", "4;4 | FLOAT;FLOAT -> | ", OUTPUT, "output slot 0 is missing"),
     ("Add", "4;4 | FLOAT;FLOAT -> 4 | INT32", OUTPUT_TYPES, "output 0 of Add is torch.float32"),
     ("Add", "4;4 | FLOAT;65534 -> 4 | FLOAT", DTYPES, "'65534' is not a dtype"),
+    ("Add", "4;4 | FLOAT;DT_BF17 -> 4 | FLOAT", DTYPES, "did you mean BF16?"),
     ("Add", "4;-4 | FLOAT;FLOAT -> 4 | FLOAT", SHAPES, "'-4' is not a dimension"),
     ("Add", "4;4 | FLOAT -> 4 | FLOAT", DTYPES, "slot 1 has the shape 4"),
     ("Equal", "4;4 | FLOAT;FLOAT -> 4 | FLOAT", OUTPUT_TYPES, "output 0 of Equal is torch.bool"),

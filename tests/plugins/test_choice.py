@@ -77,3 +77,31 @@ def test_stale_runs_what_other_code_measured(sessions: Sessions) -> None:
     assert stale.ledger() == {"measured": 1}
     manifest.unlink()
     assert "0 stale" in sessions.run_in_process("--update-mode=stale", "--co")
+
+
+@pytest.mark.parametrize("options", [(), ("-k", "MatMul")])
+def test_rows_without_a_replay_fail_a_session_that_has_no_others(sessions: Sessions, options: tuple[str, ...]) -> None:
+    sessions.write("MatMul", [row(1)])
+    done = sessions.run_in_process(*options)
+    assert done.code == pytest.ExitCode.TESTS_FAILED
+    assert "MatMul 1 (did you mean MatMulV2?)" in " ".join(done.output.split())
+    assert "docs/adding-a-kernel.md" in done
+    assert "a name of one, for -k" not in done
+    sessions.write("Toy", [row(1)])
+    example = sessions.run_in_process("-k", "nothing_of_this_name")
+    assert example.code == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert "no row was selected, of 1 row; a name of one, for -k: Toy-1" in " ".join(example.output.split())
+
+
+@pytest.mark.parametrize("how", [("--in-process",), ("-n1", "test_toys.py")], ids=["one process", "xdist"])
+def test_a_malformed_keyword_is_all_that_is_told(sessions: Sessions, how: tuple[str, ...]) -> None:
+    sessions.write("Toy", [row(1)])
+    done = sessions.run("-k", "1,1024", *how)
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert "-k '1,1024' is no expression" in done
+    assert "not run" not in done
+
+
+def test_a_list_of_an_empty_database_tells_of_the_starter(sessions: Sessions) -> None:
+    assert "without --co the session makes a starter of theory rows" in sessions.run_in_process("--co")
+    assert not list(sessions.database.glob("*.csv"))

@@ -14,8 +14,9 @@ from bench import test_norm
 from bench.job import DeviceSpec, MeasureSettings
 from database.merge import UpdateMode
 from database.recover import Recovered
-from plugins.asked_for import AskedFor, meant
+from plugins.asked_for import AskedFor
 from plugins.choice import Shard
+from plugins.keyword import meant
 from plugins.plan import Plan
 from plugins.plan_lines import plan_lines
 from plugins.preparation import Prepared
