@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator
 
@@ -74,7 +76,9 @@ def going_on(plan: Plan, settings: Settings, not_run: Collection[str], run_id: s
 def after_success(settings: Settings, *, measured: int) -> Iterator[str]:
     """What a user may do next with a database of which rows were measured."""
     if measured and settings.writes:
-        yield f"next: `opatlas plot {settings.database} --output plots` draws the durations that the database holds"
+        database = shlex.quote(os.path.relpath(settings.database))
+        plot = f"opatlas plot {database} --output plots"
+        yield f"next: `opatlas check {database}` tests the durations, `{plot}` draws them"
 
 
 def _stale_lines(asked_for: AskedFor, plan: Plan, settings: Settings) -> Iterator[str]:
