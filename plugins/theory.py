@@ -209,6 +209,15 @@ class Theory:
         files = (getattr(plugin, "__file__", None) for plugin in self._config.pluginmanager.get_plugins())
         return any(file is not None and Path(file) == _SHAPES / "conftest.py" for file in files)
 
+    def pytest_report_collectionfinish(self, items: list[pytest.Item]) -> list[str]:
+        """Tells how many rows there may be, and how long a replay of as many takes, before any is added."""
+        option = self._config.option
+        if self._is_worker or not items or option.collectonly or not option.rows or not self._is_asked_for():
+            return []
+        most = option.rows * len(items)
+        rows = f"at most {counted(most, 'theory row')} of {counted(len(items), 'kernel type')}"
+        return [shown(f"opatlas: {rows}; to replay as many takes about {self._pace().time_of(most)}")]
+
     def add(self, kernel_type: str) -> KernelResult:
         """Adds the theory rows of a kernel type, or finds out what would be added. Raises OpAtlasError."""
         from shapes.append import add_theory_rows, table_of

@@ -27,9 +27,10 @@ class Pace:
     seconds_a_row: float = _ASSUMED_S_A_ROW
     run_id: str = ""
 
-    def __str__(self) -> str:
+    def time_of(self, rows: int) -> str:
+        """Returns how long rows take, and why: `16 min 40 s, at 0.5 s a row (as in run X)`."""
         where = f"as in run {self.run_id}" if self.run_id else "assumed: this database has no replay yet"
-        return f"at {self.seconds_a_row:.3g} s a row ({where})"
+        return f"{words_of(rows * self.seconds_a_row)}, at {self.seconds_a_row:.3g} s a row ({where})"
 
 
 def pace_of(manifests: Iterable[Manifest]) -> Pace:
@@ -67,7 +68,7 @@ def summary_lines(results: Sequence[KernelResult], pace: Pace, *, plan_only: boo
     added = f"{counted(total, 'row')} {'would be ' if plan_only else ''}added to {to}"
     yield f"{added}, {there:,} {'was' if there == 1 else 'were'} there"
     if total:
-        yield f"to replay {'it' if total == 1 else 'them'} takes about {words_of(total * pace.seconds_a_row)}, {pace}"
+        yield f"to replay {'it' if total == 1 else 'them'} takes about {pace.time_of(total)}"
     by_model: dict[str, list[ModelCoverage]] = {}
     for result in ordered:
         for coverage in result.coverage:

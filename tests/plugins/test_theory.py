@@ -29,6 +29,8 @@ def test_a_second_run_adds_nothing(tmp_path: Path) -> None:
     first = run(tmp_path, *options)
     assert first.returncode == 0, first.stdout
     assert "3 passed" in first.stdout
+    most = "at most 360 theory rows of 3 kernel types; to replay as many takes about 6 min 00 s, at 1 s a row"
+    assert most in first.stdout
     assert "Qwen/Qwen3-32B: " in first.stdout
     assert "360 rows added to 3 kernel types, 0 were there" in first.stdout
     before = contents(tmp_path)

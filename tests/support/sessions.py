@@ -69,6 +69,8 @@ def test_moody(row, replay):
         replay(lambda x, y: x + y + 1, *row.inputs(), expected=expected.add)
     if mood == 20:
         raise MemoryError("too moody")
+    if mood == 22:
+        time.sleep(3)
     if mood == 23:
         os.abort()
     if mood == 24:
