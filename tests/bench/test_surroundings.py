@@ -1,0 +1,78 @@
+"""What the doctor and a session say of the machine: limits, the cost of a flush, what disturbs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.devices.cpu_flush import FlushPlan
+from bench.devices.machine_state import MachineState
+from bench.doctor import surroundings as doctor
+from bench.doctor.verdict import State, Target
+from bench.job import DeviceSpec, MeasureSettings
+from plugins import surroundings
+
+MIB = 1 << 20
+_QUIET = MachineState(window_s=1.0, machine_cores=2, cores=2, load_1min=0.1)
+_CPU = Target(device="cpu")
+
+
+def test_the_doctor_tells_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "cpu_quota", lambda: 1.5)
+    monkeypatch.setattr(doctor, "memory_limit", lambda: 4 << 30)
+    monkeypatch.setattr(doctor, "available_memory", lambda: 1 << 30)
+    found = doctor.limits(_CPU)
+    assert found.state is State.PASS
+    assert found.facts == {"cpu_quota": 1.5, "memory_limit_bytes": 4 << 30, "memory_left_bytes": 1 << 30}
+    assert "4.0 GiB" in found.detail
+
+
+def test_the_doctor_times_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = FlushPlan(32 * MIB, 1, whole_bytes=MIB, read_bytes=MIB, by_line=False)
+    monkeypatch.setattr(doctor, "plan_flush", lambda cores, threads: plan)
+    found = doctor.flush(_CPU)
+    assert found.state is State.PASS
+    assert found.facts["read_bytes"] == MIB
+    assert isinstance(found.facts["flush_ms"], float)
+    assert found.facts["flush_ms"] > 0
+
+
+def test_what_disturbs_is_a_finding_of_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "machine_state", lambda: _QUIET)
+    assert doctor.disturbances(_CPU).state is State.PASS
+    monkeypatch.setattr(doctor, "machine_state", lambda: replace(_QUIET, load_1min=4.2))
+    found = doctor.disturbances(_CPU)
+    assert found.state is State.FAIL
+    assert "load 4.2 on 2 cores" in found.detail
+    assert found.remedy
+
+
+@pytest.mark.parametrize(
+    ("cache", "kind", "read", "by_line", "told"),
+    [
+        ("cold", "cpu", 960, False, True),
+        ("cold", "cpu", 128, True, False),
+        ("cold", "cpu", 64, False, False),
+        ("warm", "cpu", 960, False, False),
+        ("cold", "cuda", 960, False, False),
+    ],
+)
+def test_a_dear_flush_is_told_with_the_way_to_leave_it_out(
+    monkeypatch: pytest.MonkeyPatch, cache: str, kind: str, read: int, by_line: bool, told: bool
+) -> None:
+    plan = FlushPlan(480 * MIB, 1, whole_bytes=960 * MIB, read_bytes=read * MIB, by_line=by_line)
+    monkeypatch.setattr(surroundings, "plan_flush", lambda cores, threads: plan)
+    settings: Any = SimpleNamespace(measure=MeasureSettings(cache=cache), devices=(DeviceSpec(kind),))
+    notes = surroundings.flush_notes(settings)
+    assert len(notes) == told
+    assert all("960 MiB" in note and "--cache warm" in note for note in notes)
+
+
+def test_a_manifest_keeps_readings_and_what_they_mean() -> None:
+    facts = surroundings.facts_of(replace(_QUIET, load_1min=4.2), [])
+    assert facts["load_1min"] == 4.2
+    assert facts["gpus"] == []
+    assert len(facts["disturbances"]) == 1
