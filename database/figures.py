@@ -18,7 +18,7 @@ from database.peaks import Peak
 from database.quality import Quality, relative_noise
 from database.record import Measurement, Record
 from database.roofline import Achieved, achieved, work_of
-from database.schema import INPUT_SHAPES, MESSAGE_BYTES, NUM_DEVICES
+from database.schema import INPUT_DTYPES, INPUT_SHAPES, MESSAGE_BYTES, NUM_DEVICES
 from database.work import PRODUCTS, plain_type
 
 #: Significant digits of durations and rates.
@@ -33,7 +33,8 @@ class Figures:
     """The numbers of one measured row.
 
     Attributes:
-        kernel_type, shapes: the row; shapes as in its cell, of a message its bytes and devices.
+        kernel_type, shapes: the row; shapes of its inputs as in its cell, and the dtype of the first one; of a message
+            its bytes and devices.
         median_us, min_us: of its samples, in microseconds.
         noise: standard deviation of the samples as a share of their mean; None for one sample.
         samples: how many there are.
@@ -65,7 +66,7 @@ class Figures:
 
     @property
     def name(self) -> str:
-        """`MatMulV2 1,1024;4096,1024`."""
+        """`MatMulV2 1,1024;4096,1024 BF16`."""
         return f"{self.kernel_type} {self.shapes}".rstrip()
 
     @property
@@ -153,7 +154,8 @@ def shapes_of(kernel_type: str, cells: Mapping[str, str]) -> str:
     """The shapes of a row as `Figures` has them, from its cells, whatever these hold."""
     if is_communication(kernel_type):
         return f"{cells.get(MESSAGE_BYTES, '')} B on {cells.get(NUM_DEVICES, '')}"
-    return cells.get(INPUT_SHAPES, "").replace('"', "")
+    dtype, *_ = cells.get(INPUT_DTYPES, "").split(";")
+    return f"{cells.get(INPUT_SHAPES, '')} {dtype}".replace('"', "").strip()
 
 
 def _rates(record: Record, measurement: Measurement, peak: Peak, median_us: float) -> dict[str, Any]:

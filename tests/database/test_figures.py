@@ -113,6 +113,11 @@ def test_a_message_is_told_by_its_bytes_and_devices() -> None:
     assert shapes_of("hcom_allReduce_", {}) == " B on "
 
 
+def test_rows_that_differ_in_dtype_have_names_of_their_own() -> None:
+    assert figures_of(record([4.0]), Peak()).name == "MatMulV2 1,1024;4096,1024 BF16"
+    assert figures_of(record([4.0], dtype="FLOAT"), Peak()).name == "MatMulV2 1,1024;4096,1024 FLOAT"
+
+
 def test_figures_travel_as_plain_values() -> None:
     row = figures_of(record([4.0, 4.1, 4.2]), H200, captured_us=3.9)
     assert Figures.from_json(json.loads(json.dumps(row.to_json()))) == row

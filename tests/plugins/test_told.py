@@ -27,7 +27,7 @@ def test_each_row_has_a_line_with_its_duration(sessions: Sessions) -> None:
     sessions.write("Moody", [row(15), row(17)])
     done = sessions.run_in_process("-v", "--tb=no", COLUMNS="80", measure=THRICE)
     lines = [line.rstrip() for line in done.output.splitlines()]
-    (toy,) = (line for line in lines if line.startswith("Toy 5;5 "))
+    (toy,) = (line for line in lines if line.startswith("Toy 5;5 FLOAT "))
     assert re.search(r" [\d,.]+ us ±[\d,.]+ % \(3\).* PASSED +\[ *\d+%\]$", toy)
     (failed,) = (line for line in lines if line.startswith("Moody 15;15 "))
     assert re.search(r" failed: ValueError: bad mood +FAILED +\[ *\d+%\]$", failed)
@@ -47,7 +47,7 @@ def test_more_verbosity_keeps_node_ids(sessions: Sessions) -> None:
 def test_lines_of_workers_have_durations(sessions: Sessions) -> None:
     sessions.write("Toy", [row(5), row(6)])
     done = sessions.run("-v", "-n", "1", measure=THRICE)
-    assert len(re.findall(r"^\[gw0\] Toy \d;\d +[\d,.]+ us .* PASSED +\[ *\d+%\]$", done.output, re.MULTILINE)) == 2
+    assert len(re.findall(r"^\[gw0\] Toy \d;\d FLOAT +[\d,.]+ us .* PASSED +\[ *\d+%\]$", done.output, re.MULTILINE)) == 2
     assert re.search(r"^Toy +2 ", done.output, re.MULTILINE)
 
 
