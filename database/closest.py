@@ -17,7 +17,11 @@ def alike(name: str, known: Iterable[str], most: int, least: float) -> list[str]
     return [by_lower[found] for found in difflib.get_close_matches(name.lower(), by_lower, most, least)]
 
 
-def closest(name: str, known: Iterable[str]) -> str:
-    """` (did you mean ...?)` for a misspelt name; "" where nothing is like it."""
-    found = alike(name, known, most=3, least=0.5)
+def closest(name: str, known: Iterable[str], *, least: float = 0.5) -> str:
+    """` (did you mean ...?)` for a misspelt name; "" where nothing is like it.
+
+    Args:
+        least: how like it must be at least, from 0 to 1.
+    """
+    found = alike(name, known, most=3, least=least)
     return f" (did you mean {', '.join(found)}?)" if found else ""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from database.closest import alike
+from database.closest import closest
 from database.figure_tables import terminal_tables
 from database.journal import count_of_run
 from database.progress import speed
@@ -31,6 +31,8 @@ from plugins.tally import Tally
 from plugins.writeback import WriteBack
 
 _SHOWN = 5
+#: How like two names are at least that may differ in the version of a kernel alone: MatMul, MatMulV2.
+_SAME_KERNEL = 0.8
 _COLUMNS = 80
 
 
@@ -270,14 +272,10 @@ class Summary:
 
     def _without_replay(self, missing: Counter[str]) -> Iterator[str]:
         known = self._collector.known_replays()
-        shown_types = [f"{name} {count}{_same_kernel(name, known)}" for name, count in missing.most_common(8)]
+        shown_types = [
+            f"{name} {count}{closest(name, known, least=_SAME_KERNEL)}" for name, count in missing.most_common(8)
+        ]
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         rows = f"{counted(missing.total(), 'row')} of {counted(len(missing), 'kernel type')}"
         yield folded(f"without a replay: {rows}: {', '.join(shown_types)}{more}", indent=0)
         yield "docs/adding-a-kernel.md tells how to add a replay"
-
-
-def _same_kernel(name: str, known: Iterable[str]) -> str:
-    """` (did you mean ...?)` for a kernel type whose name differs from that of a replay in little but its version."""
-    likely = alike(name, known, most=1, least=0.8)
-    return f" (did you mean {likely[0]}?)" if likely else ""

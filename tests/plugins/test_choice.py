@@ -84,7 +84,7 @@ def test_rows_without_a_replay_fail_a_session_that_has_no_others(sessions: Sessi
     sessions.write("MatMul", [row(1)])
     done = sessions.run_in_process(*options)
     assert done.code == pytest.ExitCode.TESTS_FAILED
-    assert "MatMul 1 (did you mean MatMulV2?)" in " ".join(done.output.split())
+    assert "MatMul 1 (did you mean MatMulV3, MatMulV2?)" in " ".join(done.output.split())
     assert "docs/adding-a-kernel.md" in done
     assert "a name of one, for -k" not in done
     sessions.write("Toy", [row(1)])
