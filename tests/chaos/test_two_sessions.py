@@ -287,3 +287,16 @@ def test_workers_that_share_a_device_do_not_wait_for_another_session(sessions: S
     assert "another session" not in done
     assert "-n 2" in done
     assert "1 device" in done
+
+
+def test_a_wait_in_process_is_told_and_timed(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(1)])
+    with open(sessions.folder / "lock-0", "w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        running = sessions.start("--in-process", SIMULATED_DEVICES="1")
+        running.wait_until(lambda: "waiting for the device" in running.output.read_text())
+        # Longer than what is too short to tell of.
+        time.sleep(2)
+    done = running.wait()
+    assert done.ledger() == {"measured": 1}
+    assert re.search(r"^waited \d+ s for rows of another session", done.output, flags=re.MULTILINE)
