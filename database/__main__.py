@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 
 from database import overview, rebuild, row_history, unprune
 from database.combine import command as combine
@@ -36,13 +36,25 @@ def parser(prog: str = _PROG) -> argparse.ArgumentParser:
     return parser_of(prog, "Tools of the OpAtlas database.", COMMANDS)
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = _PROG) -> int:
-    """Runs a command; gives the exit status. `prog` is what the user ran, for usage messages."""
+def main(
+    arguments: Sequence[str] | None = None,
+    prog: str = _PROG,
+    replayed_types: Callable[[], Container[str]] | None = None,
+) -> int:
+    """Runs a command; gives the exit status.
+
+    Args:
+        prog: what the user ran, for usage messages.
+        replayed_types: gives the kernel types that have a replay, for what an ingest tells of its rows; None: unknown
+            here, for this package knows of no replays.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] in RENAMED:
         print(f"error: {arguments[0]!r} is called {RENAMED[arguments[0]]!r} now", file=sys.stderr)
         return USAGE
-    return run_command(parser(prog), arguments)
+    reads = parser(prog)
+    reads.set_defaults(replayed_types=replayed_types)
+    return run_command(reads, arguments)
 
 
 if __name__ == "__main__":

@@ -37,9 +37,10 @@ class Command:
 
 def _of_database(name: str, about: str) -> Command:
     def run(arguments: Sequence[str]) -> int:
+        from bench.kernels.replays import replays_of_bench
         from database.__main__ import main as database_main
 
-        return database_main([name, *arguments], prog="opatlas")
+        return database_main([name, *arguments], prog="opatlas", replayed_types=replays_of_bench)
 
     return Command(f"python -m database {name}", about, run)
 

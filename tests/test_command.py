@@ -106,6 +106,7 @@ def test_ingest_is_that_of_the_database(tmp_path: Path) -> None:
     done = opatlas("ingest", "--profiling-path", capture.name, "--database-path", "db", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "db" / "Add.csv").exists()
+    assert "rows with a replay: 1 of 1" in done.stdout
 
 
 def test_an_interrupt_before_a_command_is_under_way_is_no_traceback(

@@ -15,6 +15,9 @@ from database.ingest.summary import summary
 from database.store import Database
 from database.terminal import counted, print_problems, printable, show
 
+#: What the namespace has besides the options.
+_NO_OPTIONS = frozenset({"run", "replayed_types"})
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
@@ -75,11 +78,13 @@ def run(arguments: argparse.Namespace) -> int:
             found = versions.detect(arguments.vllm_version, arguments.torch_version, arguments.cann_version)
             versions_of_capture = CaptureVersions(found.vllm, found.torch, found.cann)
             path = layout.default_path(device, found)
-    options = {name: value for name, value in vars(arguments).items() if name != "run"}
+    options = {name: value for name, value in vars(arguments).items() if name not in _NO_OPTIONS}
     asked = Asked(root, arguments.replace, arguments.mixed, device, versions_of_capture, _as_text(options))
     database = Database(path)
     done = ingest_captures(database, captures, asked)
-    if text := summary(database, done, summaries):
+    # Only who knows of replays tells which rows have one.
+    replayed_types = getattr(arguments, "replayed_types", None)
+    if text := summary(database, done, summaries, replayed_types() if replayed_types is not None else None):
         show(text)
     print_problems(done.problems)
     print_problems(database.misspelt(), word="warning")

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Container, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from database.errors import OpAtlasError
 from database.ingest.aggregate import Account, LeftOut
 from database.ingest.apply import DurationChange
 from database.ingest.attention import Bundle
 from database.ingest.ingest import Ingested
 from database.ingest.manifest import manifest_path
 from database.store import Database
-from database.terminal import count_lines, counted, shortened, unknown_dtype_lines
+from database.terminal import count_lines, counted, folded, shortened, unknown_dtype_lines
 
 CHANGES_SHOWN = 10
 FILES_SHOWN = 5
 
 
-def summary(database: Database, done: Ingested, summaries: Sequence[Path]) -> str:
+def summary(
+    database: Database, done: Ingested, summaries: Sequence[Path], replayed_types: Container[str] | None = None
+) -> str:
     """The text for the user.
 
     Args:
         summaries: op_summary files that were passed over.
+        replayed_types: kernel types that have a replay; None where that is not known.
     """
     lines = [
         *(f"completed {run_id}, which had been cut off" for run_id in done.completed),
@@ -41,9 +47,26 @@ def summary(database: Database, done: Ingested, summaries: Sequence[Path]) -> st
     if done.manifest is not None:
         lines += ["", "manifest:", f"  {manifest_path(database, done.manifest.run_id)}"]
     if done.manifest is not None or done.already or done.completed:
-        command = shlex.join(["pytest", "bench/", "--database-path", str(database.path)])
+        command = shlex.join(["pytest", "bench/", "--database-path", str(database.path), "--update-mode=unreplayed"])
         lines += ["", "database:", f"  {database.path}", "next, measure its rows:", f"  {command}"]
+        lines += _replayable(database, replayed_types) if replayed_types is not None else []
     return "\n".join(lines)
+
+
+def _replayable(database: Database, replayed_types: Container[str]) -> list[str]:
+    """How many rows of a database have a replay, and of which kernel types rows have none."""
+    rows: Counter[str] = Counter()
+    for kernel_type in database.kernel_types():
+        # The ingest has told of files that cannot be read.
+        with suppress(OpAtlasError):
+            rows[kernel_type] = len(database.read(kernel_type).frame)
+    without = Counter({name: count for name, count in rows.items() if name not in replayed_types})
+    lines = [f"  rows with a replay: {rows.total() - without.total():,} of {rows.total():,}"]
+    if without:
+        named = ", ".join(f"{name} {count:,}" for name, count in without.most_common(FILES_SHOWN))
+        more = f" and {counted(len(without) - FILES_SHOWN, 'other type')}" if len(without) > FILES_SHOWN else ""
+        lines.append(folded(f"without a replay: {named}{more}", indent=2))
+    return lines
 
 
 def _counts(done: Ingested) -> list[str]:

@@ -48,9 +48,20 @@ manifest:
 database:
   {tmp_path / "database"}
 next, measure its rows:
-  pytest bench/ --database-path {tmp_path / "database"}
+  pytest bench/ --database-path {tmp_path / "database"} --update-mode=unreplayed
 """
     )
+
+
+def test_the_summary_counts_the_rows_that_have_a_replay(tmp_path, capsys):
+    capture = write_capture(tmp_path / "kernel_details.csv", [launch(), launch(type="Add"), launch(type="NoReplay")])
+    arguments = ["ingest", "--profiling-path", str(capture), "--database-path", str(tmp_path / "database")]
+    assert main(arguments, replayed_types=lambda: {"Add"}) == 0
+    lines = capsys.readouterr().out.splitlines()
+    other = launch()["Type"]
+    assert lines[-2:] == ["  rows with a replay: 1 of 3", f"  without a replay: {other} 1, NoReplay 1"]
+    (manifest,) = (tmp_path / "database/runs").glob("ingest-*.json")
+    assert "replayed_types" not in read_manifest(manifest).options
 
 
 def test_changed_durations_worst_first_and_limited(tmp_path, ingest):
