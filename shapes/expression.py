@@ -118,7 +118,8 @@ def tree_of(text: str, longest: int) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise ExpressionError(f"it is not an expression ({getattr(error, 'msg', error)})") from None
+        place = f", column {error.offset}" if isinstance(error, SyntaxError) and error.offset else ""
+        raise ExpressionError(f"it is not an expression ({getattr(error, 'msg', error)}{place})") from None
 
 
 def _walk(node: ast.expr, names: set[str]) -> _Value:
