@@ -7,41 +7,19 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 from filelock import Timeout
-from msgspec import Meta
 
 from database.errors import OpAtlasError
+from database.lock_holder import Holder
 from database.safe_paths import own_lock, read_own
 from database.store import Database, not_writable, write_text
 from database.typed_json import DecodeError, decode, json_line
 
 _POLL_S = 0.2
 _LARGEST_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class Holder:
-    """A session that has, or had, a database for itself.
-
-    Attributes:
-        run_id, command: the session.
-        pid, host: its process.
-        since: when it took the lock, in seconds since the epoch and before the year 10000.
-    """
-
-    run_id: str
-    command: str
-    pid: int
-    host: str
-    since: Annotated[float, Meta(ge=0, lt=253402300800)]
-
-    def __str__(self) -> str:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
-        return f"session {self.run_id} (process {self.pid} on {self.host}, since {since}: {self.command})"
 
 
 class SessionLock:

@@ -17,7 +17,7 @@ from tempfile import gettempdir
 
 from bench.errors import DeviceGone
 from database.errors import OpAtlasError
-from database.session_lock import Holder
+from database.lock_holder import Holder
 from database.terminal import printable
 from database.typed_json import DecodeError, decode, json_line
 
