@@ -111,8 +111,9 @@ def settled(conflicts: Sequence[Conflict]) -> list[Conflict]:
     found: dict[tuple[object, ...], Conflict] = {}
     for conflict in conflicts:
         cell, run = kept[conflict.place]
-        at_last = replace(conflict, kept=cell, kept_run=run)
-        found.setdefault((conflict.place, conflict.dropped, conflict.dropped_run), at_last)
+        key = (conflict.place, conflict.dropped, conflict.dropped_run)
+        if key not in found:
+            found[key] = replace(conflict, kept=cell, kept_run=run)
     return list(found.values())
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from test_merge import cells, read, record, write
 
-from database import history
+from database import history, store
 from database.combine.apply import CombineResult, Source, combine
 from database.combine.table import Combined, combine_tables
 from database.journal import Header
@@ -316,6 +316,23 @@ def test_histories_come_along_and_their_durations_are_kept_there_only(target: Da
     assert history.read(target, OLD).records == history.read(source, OLD).records
     assert not history.replaced_tables(target)
     assert read(target)[0][AVERAGE] == "5.0"
+
+
+def test_each_table_of_a_source_is_read_once(
+    target: Database, source: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(source, [measured(1, 6.0, OLD)])
+    history.add(source, Header(OLD, "all", prune=False), [record(1, 6.0, run=OLD)])
+    reads: list[Path] = []
+    read_text_csv = store.read_text_csv
+
+    def counted(path: Path) -> pd.DataFrame:
+        reads.append(path)
+        return read_text_csv(path)
+
+    monkeypatch.setattr(store, "read_text_csv", counted)
+    apply(target, source)
+    assert [path for path in reads if path.is_relative_to(source.path)] == [source.path / "Abs.csv"]
 
 
 def test_a_file_that_cannot_be_read_keeps_only_itself_out(target: Database, source: Database) -> None:
