@@ -77,6 +77,8 @@ def _run(arguments: Sequence[str]) -> int:
     cases = Cases(database, known, strict=asked.strict, show_all=asked.all)
     report = CheckReport(cases, json_path=asked.json)
     # Neither settings nor code of the folder that the user is in: no rootdir, no conftest.py, no pytest.ini of theirs.
+    # What PYTEST_ADDOPTS says is for replays, and pytest alone does not know most of it.
+    os.environ.pop("PYTEST_ADDOPTS", None)
     options = ["-c", str(_INI), f"--rootdir={os.getcwd()}", "--noconftest", *for_pytest]
     sys.stdout.flush()
     return int(pytest.main([*options, str(CASES)], plugins=[cases, report]))

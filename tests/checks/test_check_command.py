@@ -130,7 +130,11 @@ def test_wrong_usage_is_told_in_a_line(spiky: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_no_code_and_no_settings_of_the_folders_are_used(spiky: Path, tmp_path: Path, inside: bool) -> None:
+def test_no_code_and_no_settings_of_the_folders_are_used(
+    spiky: Path, tmp_path: Path, inside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An option of replays, which whoever replays all day sets once.
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--repeat-count=3")
     ran = tmp_path / "ran"
     for folder in (spiky, spiky.parent):
         for name in ("conftest.py", "__init__.py", "test_mine.py"):

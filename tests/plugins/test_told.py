@@ -47,7 +47,9 @@ def test_more_verbosity_keeps_node_ids(sessions: Sessions) -> None:
 def test_lines_of_workers_have_durations(sessions: Sessions) -> None:
     sessions.write("Toy", [row(5), row(6)])
     done = sessions.run("-v", "-n", "1", measure=THRICE)
-    assert len(re.findall(r"^\[gw0\] Toy \d;\d FLOAT +[\d,.]+ us .* PASSED +\[ *\d+%\]$", done.output, re.MULTILINE)) == 2
+    assert (
+        len(re.findall(r"^\[gw0\] Toy \d;\d FLOAT +[\d,.]+ us .* PASSED +\[ *\d+%\]$", done.output, re.MULTILINE)) == 2
+    )
     assert re.search(r"^Toy +2 ", done.output, re.MULTILINE)
 
 
