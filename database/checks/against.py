@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from database.checks.check import Check
 from database.checks.checked import CheckedDatabase, CheckedTable
-from database.checks.finding import Check, Finding
+from database.checks.finding import Finding
 from database.figures import microseconds_text
 from database.quality import NOISE_LIMIT
 from database.schema import RUN_ID

@@ -7,8 +7,9 @@ their median and mean are of neither. The samples are those that ingests keep, p
 
 from __future__ import annotations
 
+from database.checks.check import Check
 from database.checks.checked import CheckedDatabase, CheckedTable
-from database.checks.finding import Check, Finding
+from database.checks.finding import Finding
 from database.figures import microseconds_text
 from database.quality import Quality, judge, relative_noise
 

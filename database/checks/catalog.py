@@ -5,8 +5,8 @@ from __future__ import annotations
 from database.checks.against import AGAINST
 from database.checks.below_roofline import BELOW_ROOFLINE
 from database.checks.captures import CAPTURES
+from database.checks.check import Check
 from database.checks.duplicates import DUPLICATES
-from database.checks.finding import Check
 from database.checks.impossible import IMPOSSIBLE
 from database.checks.mixed import MIXED
 from database.checks.monotone import MONOTONE

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from database.checks.check import Check
 from database.checks.checked import CheckedDatabase, CheckedTable
-from database.checks.finding import Check, Finding
+from database.checks.finding import Finding
 from database.communication import is_communication
 from database.measured import duration_columns
 from database.schema import (

@@ -15,7 +15,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from database.checks.finding import Check, Finding
+from database.checks.check import Check
+from database.checks.finding import Finding
 from database.closest import closest
 from database.errors import OpAtlasError
 from database.safe_paths import read_own

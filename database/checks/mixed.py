@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from database.checks.check import Check
 from database.checks.checked import CheckedDatabase
-from database.checks.finding import Check, Finding
+from database.checks.finding import Finding
 from database.manifest import Manifest
 from database.schema import CACHE_STATE, INSTRUMENT
 from database.terminal import counted

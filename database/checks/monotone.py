@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from database.checks.check import Check
 from database.checks.checked import CheckedDatabase, CheckedTable
 from database.checks.families import families
-from database.checks.finding import Check, Finding
+from database.checks.finding import Finding
 from database.figures import microseconds_text
 
 FACTOR = 1.25

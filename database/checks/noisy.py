@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from database.checks.check import Check
 from database.checks.checked import CheckedDatabase, CheckedTable
-from database.checks.finding import Check, Finding
+from database.checks.finding import Finding
 from database.figures import microseconds_text, share_text
 from database.measured import duration_columns
 from database.quality import NOISE_LIMIT, Quality

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from database.checks.check import Check
 from database.checks.checked import CheckedDatabase, CheckedTable, Durations
-from database.checks.finding import Check, Finding
+from database.checks.finding import Finding
 from database.figures import microseconds_text
 from database.schema import PROFILING_RUN_ID, RUN_ID
 

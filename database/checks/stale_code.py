@@ -7,8 +7,9 @@ these findings are advisory.
 
 from __future__ import annotations
 
+from database.checks.check import Check
 from database.checks.checked import CheckedDatabase
-from database.checks.finding import Check, Finding
+from database.checks.finding import Finding
 from database.terminal import counted
 
 _DIGITS = 12

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from database.checks.check import WHOLE_DATABASE, Check
 from database.checks.checked import CheckedDatabase
-from database.checks.finding import WHOLE_DATABASE, Check, Finding
+from database.checks.finding import Finding
 
 
 def _find(database: CheckedDatabase) -> list[Finding]:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from database.checks.catalog import CHECKS
+from database.checks.check import WHOLE_DATABASE, Check
 from database.checks.checked import CheckedDatabase
-from database.checks.finding import WHOLE_DATABASE, Check, Finding
+from database.checks.finding import Finding
 from database.checks.known import KnownFinding, sort_out
 from database.errors import OpAtlasError
 from database.terminal import counted, printable, shown

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from database.checks.catalog import CHECKS
+from database.checks.check import WHOLE_DATABASE
 from database.checks.checked import CheckedDatabase
-from database.checks.finding import WHOLE_DATABASE
 from database.checks.known import read_known, sort_out
 from database.layout import ROOT, SHIPPED
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import captures
 
 from database.checks.catalog import CHECKS
+from database.checks.check import WHOLE_DATABASE
 from database.checks.checked import CheckedDatabase
-from database.checks.finding import WHOLE_DATABASE
 from database.checks.known import KNOWN_FINDINGS, read_known, sort_out
 from database.schema import (
     AVERAGE,

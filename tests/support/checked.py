@@ -9,8 +9,9 @@ from pathlib import Path
 import pandas as pd
 
 from database.checks.catalog import CHECKS
+from database.checks.check import Check
 from database.checks.checked import CheckedDatabase
-from database.checks.finding import Check, Finding
+from database.checks.finding import Finding
 from database.schema import (
     AVERAGE,
     CACHE_STATE,
