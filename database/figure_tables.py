@@ -71,8 +71,9 @@ def quality_lines(rows: Collection[Figures], cause: str) -> Iterator[str]:
         yield f"{too_few:,} of {all_rows} {have} fewer than 3 samples, which tell no noise"
     counts.pop(Quality.QUIET, None)
     if counts:
-        others = ", ".join(f"{count:,} {_are(count)} {quality}" for quality, count in counts.most_common())
-        yield f"of {all_rows} {others}"
+        (first, count), *more = counts.most_common()
+        others = "".join(f", {each:,} {_are(each)} {quality}" for quality, each in more)
+        yield f"{count:,} of {all_rows} {_are(count)} {first}{others}"
 
 
 def _are(count: int) -> str:

@@ -20,6 +20,12 @@ from database.errors import OpAtlasError
 REPOSITORY = Path(__file__).parents[2]
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """A terminal on which each line has all columns."""
+    monkeypatch.setenv("COLUMNS", "1000")
+
+
 def test_every_replay_has_its_line():
     lines = as_text(kernels()).splitlines()
     assert " ".join(lines[0].split()) == "kernel type family NPU call proven by reference devices timed on a GPU"

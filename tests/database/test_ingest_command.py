@@ -149,12 +149,12 @@ def test_names_that_the_terminal_has_no_letters_for(tmp_path):
     assert "\\xe9" in done.stdout
 
 
-def test_a_database_that_cannot_be_written(tmp_path, ingest):
+def test_a_file_is_no_database(tmp_path, ingest):
     path = write_capture(tmp_path / "kernel_details.csv", [launch()])
     (tmp_path / "file").write_text("in the way")
     status, _, err = ingest(path, "--database-path", str(tmp_path / "file"))
-    assert status == 1
-    assert "cannot be written" in err
+    assert status == 2
+    assert str(tmp_path / "file") in err
     assert (tmp_path / "file").read_text() == "in the way"
 
 
