@@ -56,7 +56,11 @@ class Journaling:
 
 def manifest_of(session: BenchSession, devices: Sequence[Mapping[str, Any]]) -> Manifest:
     """The manifest of a session that replays on some devices, each with its name and facts."""
-    at_start = {} if session.settings.prof_path else facts_of(*session.surroundings.at_start(session.settings.devices))
+    at_start = (
+        {}
+        if session.settings.prof_path
+        else facts_of(session.settings.devices, *session.surroundings.at_start(session.settings.devices))
+    )
     return Manifest(
         run_id=session.run_id,
         started_at=session.started_at,

@@ -91,7 +91,7 @@ class Summary:
         settings, asked_for = self._session.settings, AskedFor(config, self._collector)
         lines = plan_lines(plan, settings, self._collector.known_replays(), selected, asked_for)
         if selected and settings.prof_path is None and not settings.collect_only:
-            found = disturbances(*self._session.surroundings.at_start(settings.devices))
+            found = disturbances(settings.devices, *self._session.surroundings.at_start(settings.devices))
             lines += [f"opatlas: this disturbs durations: {', '.join(found)}"] if found else []
             lines += [f"opatlas: {note}" for note in flush_notes(settings)]
         return list(map(shown, lines))

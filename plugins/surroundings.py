@@ -9,7 +9,7 @@ from typing import Any
 from bench.devices.cores import available_cores, usable_cores
 from bench.devices.cpu_flush import DEAR_BYTES, plan_flush
 from bench.devices.gpu_state import GpuState, gpu_states
-from bench.devices.machine_state import MachineState, MachineWatch
+from bench.devices.machine_state import MachineState, MachineWatch, needed_cores
 from bench.job import DeviceSpec
 from plugins.settings import Settings
 
@@ -52,15 +52,16 @@ def flush_notes(settings: Settings) -> list[str]:
     return [f"the cache flush reads {plan.read_bytes >> 20} MiB before each sample: --cache warm leaves it out"]
 
 
-def disturbances(machine: MachineState, gpus: Sequence[GpuState]) -> list[str]:
-    """Returns what is likely to disturb measurements, in phrases with numbers."""
-    return [*machine.disturbances(), *(phrase for gpu in gpus for phrase in gpu.disturbances())]
+def disturbances(devices: Sequence[DeviceSpec], machine: MachineState, gpus: Sequence[GpuState]) -> list[str]:
+    """Returns what is likely to disturb measurements on these devices, in phrases with numbers."""
+    of_gpus = (phrase for gpu in gpus for phrase in gpu.disturbances())
+    return [*machine.disturbances(needed_cores(devices)), *of_gpus]
 
 
-def facts_of(machine: MachineState, gpus: Sequence[GpuState]) -> Mapping[str, Any]:
+def facts_of(devices: Sequence[DeviceSpec], machine: MachineState, gpus: Sequence[GpuState]) -> Mapping[str, Any]:
     """Returns the readings as a manifest keeps them."""
     return {
         **asdict(machine),
         "gpus": [asdict(gpu) for gpu in gpus],
-        "disturbances": disturbances(machine, gpus),
+        "disturbances": disturbances(devices, machine, gpus),
     }

@@ -133,7 +133,9 @@ class WriteBack:
                 manifest.finished_at = time.time()
                 manifest.statuses = dict(self.statuses)
                 if session.settings.prof_path is None:
-                    manifest.machine_at_end = facts_of(*session.surroundings.at_end(session.settings.devices))
+                    manifest.machine_at_end = facts_of(
+                        session.settings.devices, *session.surroundings.at_end(session.settings.devices)
+                    )
                 manifest.write(session.database)
         except OpAtlasError as error:
             self.problems.append(str(error))

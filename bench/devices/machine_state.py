@@ -9,12 +9,13 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.devices.cgroups import ROOT, Periods, cpu_periods, cpu_quota
 from bench.devices.cores import usable_cores
+from bench.job import DeviceSpec
 from database.numbers import real, whole
 
 #: Runnable threads of other processes from which on one of a row's threads is likely to wait for a core.
@@ -77,25 +78,37 @@ class MachineState:
         own = (self.own_cores or 0.0) * (1 - math.exp(-self.window_s / _LOAD_S))
         return max(self.load_1min - own, 0.0)
 
-    def disturbances(self) -> list[str]:
-        """Returns a phrase with numbers for each thing that is likely to disturb; [] on a quiet machine."""
+    def disturbances(self, needed_cores: int | None = None) -> list[str]:
+        """Returns a phrase with numbers for each thing that is likely to disturb; [] on a quiet machine.
+
+        Args:
+            needed_cores: how many of the usable cores the session keeps busy (`needed_cores`); None: all.
+        """
         found = []
-        # Load that leaves as many cores idle as this process may use is on other cores.
-        crowded = self.machine_cores - self.cores + LOAD_LIMIT
-        if self.other_load is not None and self.other_load > crowded:
+        needed = self.cores if needed_cores is None else min(needed_cores, self.cores)
+        # Load that leaves as many cores idle as the session needs is on other cores.
+        if self.other_load is not None and self.other_load > self.machine_cores - needed + LOAD_LIMIT:
             found.append(self.load)
-        if self.other_cores is not None and self.other_cores > OTHER_CORES_LIMIT:
+        if self.other_cores is not None and self.other_cores > self.cores - needed + OTHER_CORES_LIMIT:
             found.append(f"other processes keep {self.other_cores:.1f} of {self.cores} cores busy")
         if self.steal_percent is not None and self.steal_percent > STEAL_LIMIT_PERCENT:
             found.append(f"the hypervisor takes {self.steal_percent:.1f} % of the time (steal)")
         if unsteady := [name for name in self.governors if name != STEADY_GOVERNOR]:
             found.append(f"governor {', '.join(unsteady)}")
-        if self.quota_cores is not None and self.quota_cores < self.cores:
+        if self.quota_cores is not None and self.quota_cores < needed:
             found.append(f"CPU quota {self.quota_cores:g} of {self.cores} cores")
         if self.quota_periods is not None and self.quota_periods.throttled:
             periods = self.quota_periods
             found.append(f"the CPU quota was used up in {periods.throttled} of {periods.all} periods")
         return found
+
+
+def needed_cores(devices: Sequence[DeviceSpec]) -> int | None:
+    """Returns how many cores a session on these devices needs; None: all, since a CPU is among the devices."""
+    if any(device.kind == "cpu" for device in devices):
+        return None
+    # One launches kernels, one runs pytest.
+    return 2 * len(devices)
 
 
 class MachineWatch:

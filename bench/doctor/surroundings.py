@@ -10,7 +10,7 @@ from bench.devices.cgroups import available_memory, cpu_quota, memory_limit
 from bench.devices.cores import affinity_cores, available_cores, usable_cores
 from bench.devices.cpu_flush import CpuFlush, plan_flush
 from bench.devices.gpu_state import gpu_states
-from bench.devices.machine_state import MachineWatch, machine_state
+from bench.devices.machine_state import MachineWatch, machine_state, needed_cores
 from bench.doctor.verdict import Target, Verdict, failed, passed, skipped
 
 _FLUSHES = 7
@@ -59,8 +59,9 @@ def flush(target: Target) -> Verdict:
 def disturbances(target: Target) -> Verdict:
     """What would make durations noisy now."""
     machine = machine_state()
-    gpus = gpu_states(devices_at_hand(target.device or None), MachineWatch().own_processes(), opened=False)
-    found = [*machine.disturbances(), *(phrase for gpu in gpus for phrase in gpu.disturbances())]
+    devices = devices_at_hand(target.device or None)
+    gpus = gpu_states(devices, MachineWatch().own_processes(), opened=False)
+    found = [*machine.disturbances(needed_cores(devices)), *(phrase for gpu in gpus for phrase in gpu.disturbances())]
     if found:
         return failed(", ".join(found), "durations will be noisy: wait until it is gone, or measure elsewhere")
     return passed(f"none: {machine.load or 'the system tells no load'}", load=machine.load_1min)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from bench.devices.cgroups import Periods
-from bench.devices.machine_state import MachineState, MachineWatch, machine_state
+from bench.devices.machine_state import MachineState, MachineWatch, machine_state, needed_cores
+from bench.job import DeviceSpec
 from tests.support.fake_system import write_files
 
 _QUIET = MachineState(
@@ -54,6 +55,13 @@ def test_load_that_leaves_the_usable_cores_idle_disturbs_nobody() -> None:
     pinned = replace(_QUIET, machine_cores=64, load_1min=40.0)
     assert pinned.disturbances() == []
     assert replace(pinned, load_1min=63.0).disturbances() != []
+
+
+def test_cores_that_a_session_on_gpus_does_not_need_may_be_busy() -> None:
+    busy = replace(_QUIET, machine_cores=16, cores=16, load_1min=9.0, other_cores=8.0, quota_cores=8.0)
+    assert len(busy.disturbances(needed_cores([DeviceSpec("cpu")]))) == 3
+    assert busy.disturbances(needed_cores([DeviceSpec("cuda")])) == []
+    assert len(busy.disturbances(needed_cores([DeviceSpec("cuda", index) for index in range(8)]))) == 3
 
 
 def test_a_watch_tells_what_happened_between_two_readings(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_dear_flush_is_told_with_the_way_to_leave_it_out(
 
 
 def test_a_manifest_keeps_readings_and_what_they_mean() -> None:
-    facts = surroundings.facts_of(replace(_QUIET, load_1min=4.2), [])
+    facts = surroundings.facts_of([DeviceSpec("cpu")], replace(_QUIET, load_1min=4.2), [])
     assert facts["load_1min"] == 4.2
     assert facts["gpus"] == []
     assert len(facts["disturbances"]) == 1
