@@ -39,7 +39,7 @@ class InputWatch:
             seed: decides which blocks of a large tensor are compared.
         """
         self._inputs = [
-            _Input(place, name, tensor, _version(tensor), _values(tensor, seed), seed)
+            _Input(place, name, tensor, _version(tensor), _Compared.of(tensor, seed))
             for place, value in inputs.items()
             if place not in declared
             for name, tensor in _tensors(f"argument {place!r}", value)
@@ -56,13 +56,12 @@ class _Input:
     name: str
     tensor: torch.Tensor
     version: int | None
-    values: torch.Tensor | None
-    seed: int
+    compared: _Compared | None
 
     def is_changed(self) -> bool:
         if _version(self.tensor) != self.version:
             return True
-        return self.values is not None and not torch.equal(self.values, _part(self.tensor, self.seed))
+        return self.compared is not None and self.compared.is_changed()
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -82,27 +81,60 @@ def _version(tensor: torch.Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _values(tensor: torch.Tensor, seed: int) -> torch.Tensor | None:
-    """A copy of what is compared of a tensor; None where only its version tells."""
-    if tensor.device.type in _HAVE_BYTES:
-        return _part(tensor, seed).clone()
-    if tensor.device.type == "meta" or tensor.nbytes > COMPARED_BYTES:
-        return None
-    return _part(tensor, seed)
+@dataclass(frozen=True)
+class _Compared:
+    """What is compared of a tensor, and a copy of it.
+
+    Attributes:
+        blocks: numbers of the blocks that are compared of its memory; None: all of it is.
+    """
+
+    tensor: torch.Tensor
+    blocks: torch.Tensor | None
+    copy: torch.Tensor
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, seed: int) -> _Compared | None:
+        """None where only the version tells."""
+        if tensor.device.type == "meta" or not _has_memory(tensor):
+            return None
+        if tensor.device.type not in _HAVE_BYTES:
+            return cls(tensor, None, _bytes(tensor)) if tensor.nbytes <= COMPARED_BYTES else None
+        memory = _bytes(tensor)
+        blocks = _drawn(len(memory), seed, tensor.device) if len(memory) > COMPARED_BYTES else None
+        return cls(tensor, blocks, _part(memory, blocks).clone())
+
+    def is_changed(self) -> bool:
+        return not torch.equal(self.copy, _part(_bytes(self.tensor), self.blocks))
 
 
-def _part(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has memory of its own: not a sparse one, nor one that wraps others."""
+    try:
+        return tensor.untyped_storage().data_ptr() != 0 or not tensor.numel()
+    except RuntimeError:
+        return False
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """All of the memory that a tensor, or a view, shows a part of; on other devices than _HAVE_BYTES a copy of it."""
     if tensor.device.type not in _HAVE_BYTES:
         return tensor.cpu().contiguous().view(-1).view(torch.uint8)
-    # All of the memory that a view shows a part of.
-    memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-    size = len(memory)
-    if size <= COMPARED_BYTES:
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _part(memory: torch.Tensor, blocks: torch.Tensor | None) -> torch.Tensor:
+    """The blocks of a memory, and its last bytes."""
+    if blocks is None:
         return memory
-    count = COMPARED_BYTES // _BLOCK_BYTES
+    whole = len(memory) // _BLOCK_BYTES * _BLOCK_BYTES
+    drawn = memory[:whole].view(-1, _BLOCK_BYTES).index_select(0, blocks)
+    return torch.cat([drawn.view(-1), memory[-_BLOCK_BYTES:]])
+
+
+def _drawn(size: int, seed: int, device: torch.device) -> torch.Tensor:
+    """Numbers of blocks: the first one, and one of each stretch, so that no change of two stretches is missed."""
+    stretches, blocks = COMPARED_BYTES // _BLOCK_BYTES, size // _BLOCK_BYTES
+    ends = [blocks * (i + 1) // stretches for i in range(stretches)]
     draw = random.Random(seed)
-    # One block of each stretch, so that no longer change is missed; the first and the last bytes are in.
-    ends = [size * (i + 1) // count for i in range(count)]
-    starts = [draw.randint(start, end - _BLOCK_BYTES) for start, end in zip([0, *ends], ends, strict=False)]
-    starts[0], starts[-1] = 0, size - _BLOCK_BYTES
-    return torch.cat([memory[start : start + _BLOCK_BYTES] for start in starts])
+    return torch.tensor([0, *map(draw.randrange, ends, ends[1:])], device=device)

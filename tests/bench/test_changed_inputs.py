@@ -17,6 +17,7 @@ from bench.reference.formula import per_element, pointwise
 from bench.registry import replays
 from bench.runner import Runner
 from database.schema import Status
+from tests.support.wrapper import Wrapper
 
 SHAPE = "64,16"
 ROW = f"{SHAPE} | FLOAT -> {SHAPE} | FLOAT"
@@ -211,6 +212,15 @@ def test_a_tensor_that_torch_does_not_count_changes_of_is_compared():
         tensor = torch.zeros(8)
         watch = watched(tensor)
         tensor.add_(1)
+    assert watch.changed()
+
+
+@pytest.mark.parametrize("made", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr, Wrapper])
+def test_tensors_without_memory_of_their_own_are_watched_as_far_as_torch_counts(made):
+    tensor = made(torch.eye(9))
+    watch = watched(tensor)
+    assert watch.changed() == []
+    tensor.mul_(2)
     assert watch.changed()
 
 
