@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any
 
 import torch
@@ -15,12 +15,12 @@ from bench.errors import ChangedInput, InvalidRow, ReplayError
 from bench.groups.group import ALONE, Group
 from bench.instruments import Instrument
 from bench.job import MeasureSettings, Outcome
+from bench.operator_count import may_be_compiled, operators_of
 from bench.reference.check import check
 from bench.reference.formula import Formula
 from bench.registry import ReplaySpec
 from bench.rows.replay_row import ReplayRow
 from bench.sampling import Sampling
-from bench.stand_in import may_be_compiled, operators_of
 from database.schema import OUTPUT_DTYPES, OUTPUT_SHAPES
 
 #: A row needs its tensors, and about as much again for clones, the check and a kernel's workspace.
@@ -31,6 +31,8 @@ _ALWAYS_THERE_BYTES = 64 << 20
 #: and loads code, and a kernel of seconds needs no second one.
 _WARM_UP_CALLS = 3
 _WARM_UP_S = 0.2
+#: Functions of C, and operators of torch.
+_WITHOUT_STATE = (BuiltinFunctionType, MethodDescriptorType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
 class Replay:
@@ -103,8 +105,10 @@ class Replay:
                 for changed, original in zip(_flat(inputs[place]), _flat(value), strict=True):
                     changed.copy_(original)
 
-        def touched() -> tuple[torch.Tensor, ...]:
-            return (*_flat(list(inputs.values())), *_flat(latest))
+        has_all_from_caller = not _may_hold_tensors(kernel)
+
+        def touched() -> tuple[torch.Tensor, ...] | None:
+            return (*_flat(list(inputs.values())), *_flat(latest)) if has_all_from_caller else None
 
         def once_more() -> None:
             restore()
@@ -186,6 +190,13 @@ def _name(function: Callable[..., Any]) -> str:
     return f"torch's {getattr(function, '__name__', type(function).__name__)}"
 
 
+def _may_hold_tensors(kernel: Callable[..., Any]) -> bool:
+    """Whether a kernel may read tensors that are none of its arguments: those of a closure, a module, a partial."""
+    if isinstance(kernel, FunctionType):
+        return kernel.__closure__ is not None
+    return not isinstance(kernel, _WITHOUT_STATE) or isinstance(getattr(kernel, "__self__", None), torch.Tensor)
+
+
 def _is_integer(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
 
@@ -198,7 +209,9 @@ def tensors_of(
 
 
 def _flat(value: Any) -> tuple[torch.Tensor, ...]:
-    """The tensors of a tensor, or of lists of them, in order; what is no tensor is left out."""
+    """The tensors of a tensor, or of lists and mappings of them, in order; what is no tensor is left out."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
     if isinstance(value, (list, tuple)):
         return tuple(tensor for item in value for tensor in _flat(item))
     return (value,) if isinstance(value, torch.Tensor) else ()

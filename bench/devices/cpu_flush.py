@@ -62,15 +62,14 @@ class CpuFlush:
     def __call__(self, touched: Sequence[torch.Tensor] | None) -> None:
         """Flushes; `touched` are the tensors that the row reads and writes, None where nobody knows them."""
         plan, evict = self._plan, evictor() if self._plan.by_line else None
-        if evict is not None and touched is not None:
-            storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in touched}
-            # More takes longer to evict line by line than all caches take to be read over.
-            if sum(storages.values()) <= plan.whole_bytes:
-                self._read(plan.read_bytes)
-                for address, size in storages.items():
-                    evict(address, size)
-                return
-        self._read(plan.whole_bytes)
+        places = _places(touched) if evict is not None and touched is not None else None
+        # More takes longer to evict line by line than all caches take to be read over.
+        if evict is None or places is None or sum(places.values()) > plan.whole_bytes:
+            self._read(plan.whole_bytes)
+            return
+        self._read(plan.read_bytes)
+        for address, size in places.items():
+            evict(address, size)
 
     def _read(self, size: int) -> None:
         # Read, not written: dirty lines would be written back during the sample that follows.
@@ -79,3 +78,13 @@ class CpuFlush:
 
             self._buffer = torch.ones(size // 4)
         self._buffer[: size // 4].sum()
+
+
+def _places(tensors: Sequence[torch.Tensor]) -> dict[int, int] | None:
+    """Sizes of the tensors' memory by its address; None where one has none, such as a sparse one."""
+    try:
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        places = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    except RuntimeError:
+        return None
+    return None if places.get(0) else places

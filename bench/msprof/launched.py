@@ -51,21 +51,26 @@ class _Noted:
     checked_elements: _Count
     total_elements: _Count
     assumptions: tuple[str, ...]
+    stand_in: str = ""
+    bound_us: Annotated[float, Meta(gt=0, le=1e15)] | None = None
 
 
 def note_launched(output: Path, job: Job, outcome: Outcome) -> None:
     """Notes a row that was launched; nothing of a later line is needed to read it. Raises OSError."""
     assert outcome.launched is not None
-    assert outcome.measurement is not None
+    measurement = outcome.measurement
+    assert measurement is not None
     values = {
         "kernel_type": job.kernel_type,
         "cells": dict(job.cells),
         "launched": asdict(outcome.launched),
-        "instrument": outcome.measurement.instrument,
-        "cache_state": outcome.measurement.cache_state,
-        "checked_elements": outcome.measurement.checked_elements,
-        "total_elements": outcome.measurement.total_elements,
-        "assumptions": outcome.measurement.assumptions,
+        "instrument": measurement.instrument,
+        "cache_state": measurement.cache_state,
+        "checked_elements": measurement.checked_elements,
+        "total_elements": measurement.total_elements,
+        "assumptions": measurement.assumptions,
+        "stand_in": measurement.stand_in,
+        "bound_us": measurement.bound_us,
     }
     with open(output / _FILE, "a", encoding="utf-8") as file:
         file.write(json_line(values) + "\n")
@@ -146,6 +151,8 @@ def _records(noted: Path, run: str, jobs: Sequence[_Noted]) -> Iterator[Record]:
             checked_elements=job.checked_elements,
             total_elements=job.total_elements,
             assumptions=job.assumptions,
+            stand_in=job.stand_in,
+            bound_us=job.bound_us,
         )
         pending = Outcome(Status.MEASURED, measurement=measurement)
         outcome = pending if isinstance(found, NoSamples) else with_samples(pending, job.kernel_type, found)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from bench.job import Outcome
 from bench.profiles.attribution import NoSamples, ProfiledSamples
+from bench.stand_in import with_device_kernels
 from database.matmul_family import siblings
 from database.record import RanAs
 from database.schema import Status
@@ -33,6 +34,7 @@ def with_samples(outcome: Outcome, kernel_type: str, found: ProfiledSamples | No
         outcome.measurement,
         samples_us=found.durations_us,
         device_kernels=len(found.kernels),
+        stand_in=with_device_kernels(outcome.measurement.stand_in, len(found.kernels)),
         ran_as=ran_as,
         counters=found.counters,
         assumptions=(*outcome.measurement.assumptions, *([found.assumption] if found.assumption else [])),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from replaying import job_of
 
 from bench.devices import cpu, cpu_flush
 from bench.devices.cpu_caches import cache_domains, flush_bytes, least_flush_bytes
@@ -14,9 +16,12 @@ from bench.devices.cpu_flush import DEAR_BYTES, CpuFlush, FlushPlan, plan_flush
 from bench.devices.evict import evictor
 from bench.job import DeviceSpec, Job, MeasureSettings
 from bench.kernels.replays import replays_of_bench
+from bench.reference.formula import pointwise
+from bench.registry import replays
 from bench.runner import Runner
 from database.schema import Status
 from tests.support.fake_system import write_files
+from tests.support.wrapper import Wrapper
 
 MIB = 1 << 20
 
@@ -142,6 +147,70 @@ def test_inputs_and_result_of_a_row_are_evicted_before_each_sample(monkeypatch: 
     assert outcome.status is Status.MEASURED, outcome.reason
     assert len(evicted) == 3 * 3
     assert min(evicted) >= 16 * 64 * 4
+
+
+_WEIGHT = torch.ones(8, 8)
+_LINEAR = torch.nn.Linear(8, 8, bias=False)
+_LINEAR.weight.data = _WEIGHT
+
+
+@pointwise
+def eight(x, *_, **__):
+    return x * 8
+
+
+@replays("Eight", npu=None)
+def eight_times(row, replay):
+    """Of ones the product with a matrix of ones: each element eight."""
+    weight, x = _WEIGHT.clone(), row.ones(8, 8)
+
+    def of_closure(x):
+        return x @ weight
+
+    calls = {
+        "function": (lambda x, w: x @ w, weight),
+        "function of C": (torch.matmul, weight),
+        "method of C": (torch.Tensor.matmul, weight),
+        "operator": (torch.ops.aten.mm.default, weight),
+        "mapping": (lambda x, w: x @ w["weight"], {"weight": weight}),
+        "closure": (of_closure,),
+        "partial": (partial(torch.matmul, other=weight),),
+        "module": (_LINEAR,),
+    }
+    impl, *others = calls[row.cells["call"]]
+    replay(impl, x, *others, expected=eight)
+
+
+@pytest.mark.parametrize(
+    ("call", "by_line"),
+    [
+        *((call, True) for call in ("function", "function of C", "method of C", "operator", "mapping")),
+        *((call, False) for call in ("closure", "partial", "module")),
+    ],
+)
+def test_the_whole_caches_are_read_for_a_kernel_that_may_keep_tensors_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, call: str, by_line: bool
+) -> None:
+    evicted: list[int] = []
+    monkeypatch.setattr(cpu_flush, "evictor", lambda: lambda address, size: evicted.append(size))
+    plan = FlushPlan(MIB, 1, whole_bytes=2 * MIB, read_bytes=MIB // 2, by_line=True)
+    monkeypatch.setattr(cpu, "plan_flush", lambda cores, threads: plan)
+    job = job_of("Eight", "8,8 | FLOAT -> 8,8 | FLOAT", f"{__name__}.eight_times")
+    job.cells["call"] = call
+    outcome = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, threads=1)).run(job)
+    assert outcome.status is Status.MEASURED, outcome.reason
+    # Input, weight and result.
+    assert len(evicted) == (3 if by_line else 0)
+
+
+def test_tensors_without_memory_of_their_own_cannot_be_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    evicted: list[int] = []
+    monkeypatch.setattr(cpu_flush, "evictor", lambda: lambda address, size: evicted.append(size))
+    flush = CpuFlush(FlushPlan(MIB, 1, whole_bytes=2 * MIB, read_bytes=MIB // 2, by_line=True))
+    dense = torch.eye(9)
+    for without in (dense.to_sparse(), dense.to_sparse_csr(), dense.to("meta"), Wrapper(dense)):
+        flush([dense, without])
+    assert evicted == []
 
 
 def test_this_machine_has_a_plan() -> None:

@@ -10,11 +10,16 @@ from typing import Any
 import captures
 import pytest
 
+from bench.job import Job, Outcome
 from bench.msprof import launched
 from bench.msprof.launched import journal_left_behind
-from bench.profiles.attribution import ProfiledRow, ProfiledSamples
+from bench.profiles.attribution import Launched, ProfiledRow, ProfiledSamples
+from bench.stand_in import stand_in
 from database import journal
 from database.launches import Launch
+from database.quality import Quality
+from database.record import Measurement
+from database.schema import Status
 from database.store import Database
 
 RUN = "20261121T163006-1f0c9a"
@@ -36,11 +41,11 @@ def line(size: int, **changes: Any) -> bytes:
 
 @pytest.fixture(autouse=True)
 def profiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Profiles that hold two samples of each row: its size, in microseconds."""
+    """Profiles that hold two samples of each row: its number, in microseconds, of as many kernels."""
 
     def samples_of(output: Path, rows: Sequence[ProfiledRow]) -> list[ProfiledSamples]:
         return [
-            ProfiledSamples((us, us), (Launch("", 0, us, row.kernel_type, row.cells, {}),))
+            ProfiledSamples((us, us), (Launch("", 0, us, row.kernel_type, row.cells, {}),) * int(us))
             for row, us in ((row, float(row.launched.number)) for row in rows)
         ]
 
@@ -65,6 +70,26 @@ def test_a_whole_profile_is_journalled_and_removed(tmp_path: Path) -> None:
     assert journal_left_behind(database) == []
     assert sizes(database) == [1.0, 2.0]
     assert not output.exists()
+
+
+def test_what_a_row_ran_and_what_bounds_it_is_in_its_journal(tmp_path: Path) -> None:
+    database = Database(tmp_path)
+    output = database.profiles_dir / RUN / "0000"
+    output.mkdir(parents=True)
+    for size in (1, 2):
+        job = Job("m", "", "f", "Abs", captures.cells(f"{size}", f"{size}"), 1.0)
+        noted = Measurement((), "msprof", "cold", stand_in=stand_in(["mul", "add"], None), bound_us=1.5)
+        launched.note_launched(
+            output, job, Outcome(Status.MEASURED, measurement=noted, launched=Launched(size, samples=2, calls=3))
+        )
+    assert journal_left_behind(database) == []
+    (path,) = journal.all_of(database)
+    measurements = [record.measurement for record in journal.read(path).records]
+    assert [(each.stand_in, each.bound_us) for each in measurements if each] == [
+        ("", 1.5),
+        (stand_in(["mul", "add"], 2), 1.5),
+    ]
+    assert [each.verdict.quality for each in measurements if each] == [Quality.ABOVE_ROOFLINE, Quality.UNKNOWN]
 
 
 @pytest.mark.parametrize("torn", [line(2)[:-20], line(2)[: line(2).index(b"}") + 1], b"{}", bytes(9)])

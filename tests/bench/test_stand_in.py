@@ -13,10 +13,11 @@ from sample_rows_attention import PAGED
 
 from bench.impl import matmuls
 from bench.job import DeviceSpec, MeasureSettings
+from bench.operator_count import OperatorCount, operators_of
 from bench.reference.formula import pointwise
 from bench.registry import replays
 from bench.runner import Runner
-from bench.stand_in import REST, OperatorCount, operators_of, stand_in
+from bench.stand_in import REST, stand_in
 from database.measured import measured_cells
 from database.record import Record
 from database.schema import ASSUMPTIONS, STAND_IN, Status
@@ -131,7 +132,7 @@ class NpuLike:
 def test_the_count_loads_no_compiler():
     code = """
 import sys, torch
-from bench.stand_in import OperatorCount
+from bench.operator_count import OperatorCount
 with OperatorCount():
     torch.ones(2)
 print("torch._dynamo" in sys.modules)
