@@ -95,8 +95,7 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
             top = root / mount.point.lstrip("/")
             own = top if ".." in below.parts else top / below
             for folder in (own, *own.parents):
-                if folder.is_dir():
-                    yield folder
+                yield folder
                 if folder == top:
                     break
 
@@ -148,6 +147,7 @@ def _counts(path: Path) -> dict[str, int]:
 def _read(path: Path) -> str:
     """The file's text; "" where the system has no such file, or does not let this process read it."""
     try:
-        return path.read_text()
+        # Mounts may have names in any encoding.
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""

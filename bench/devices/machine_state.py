@@ -254,6 +254,6 @@ def _word(path: Path) -> str:
 def _lines(path: Path) -> list[str]:
     """The lines of a file; [] where the system has no such file, or does not let this process read it."""
     try:
-        return path.read_text(errors="replace").splitlines()
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
