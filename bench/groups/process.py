@@ -223,11 +223,13 @@ class GroupProcess:
         if statuses == {Status.MEASURED}:
             first = outcomes[0]
             assert first.measurement is not None
-            checked = [o.measurement for o in outcomes.values() if o.measurement is not None]
+            of_ranks = {rank: o.measurement for rank, o in sorted(outcomes.items()) if o.measurement is not None}
+            throttled = [f"{self._name(rank)}: {one.throttled}" for rank, one in of_ranks.items() if one.throttled]
             measurement = replace(
                 first.measurement,
-                checked_elements=sum(one.checked_elements for one in checked),
-                total_elements=sum(one.total_elements for one in checked),
+                checked_elements=sum(one.checked_elements for one in of_ranks.values()),
+                total_elements=sum(one.total_elements for one in of_ranks.values()),
+                throttled="; ".join(throttled),
             )
             return replace(first, measurement=measurement, changed=changed)
         failed = {r: outcome for r, outcome in outcomes.items() if outcome.status is not Status.MEASURED}

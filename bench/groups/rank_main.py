@@ -25,6 +25,7 @@ from bench.groups.address import connect
 from bench.groups.group import RANK_SPREAD, ranks_of_node, spread_us
 from bench.groups.messages import Hello, Joined, Opened, Reached
 from bench.job import Job, MeasureSettings, Outcome
+from bench.noise_limit import attempt_of, limited
 from bench.processes import std_streams
 from bench.processes.channel import ChildChannel
 from bench.processes.device_messages import Answer, NotReady, Start, Started, Waiting
@@ -83,7 +84,8 @@ def main(address: str) -> None:
         except Exception as error:
             channel.send(NotReady(f"{type(error).__name__}: {error}", sick=isinstance(error, DeviceSick)))
             return
-        _serve(channel, answers, runner, group, takes_turn=not ranks_share(start.spec.kind) or _is_first_of_host(group))
+        takes_turn = not ranks_share(start.spec.kind) or _is_first_of_host(group)
+        _serve(channel, answers, runner, group, takes_turn=takes_turn, max_noise=start.settings.max_noise)
     end_at_once()
 
 
@@ -118,8 +120,20 @@ def _shared(settings: MeasureSettings) -> MeasureSettings:
     return replace(settings, threads=settings.threads or max(available_cores() // ranks_of_node(), 1))
 
 
-def _serve(channel: ChildChannel, answers: _Answers, runner: Runner, group: Group, *, takes_turn: bool) -> None:
-    """Args: takes_turn: False where another rank of the same device takes it for both."""
+def _serve(
+    channel: ChildChannel,
+    answers: _Answers,
+    runner: Runner,
+    group: Group,
+    *,
+    takes_turn: bool,
+    max_noise: float | None,
+) -> None:
+    """
+    Args:
+        takes_turn: False where another rank of the same device takes it for both.
+        max_noise: of what is recorded, as in MeasureSettings.
+    """
     while True:
         try:
             job: Job = channel.receive()
@@ -134,7 +148,7 @@ def _serve(channel: ChildChannel, answers: _Answers, runner: Runner, group: Grou
                 outcome = Outcome(Status.FAILED, "the nodes are not at the same row: run the same command on each")
             # Of a collective, the ranks have agreed on its samples already.
             if outcome.measurement is not None and RANK_SPREAD not in outcome.measurement.counters:
-                outcome = slowest(outcome, group)
+                outcome = slowest(outcome, group, max_noise)
             if outcome.measurement is not None and ranks_of_node() < group.size:
                 outcome = _with_changes_elsewhere(outcome, group)
         std_streams.write_out()
@@ -167,8 +181,11 @@ def _turn(answers: _Answers, runner: Runner, group: Group, takes_turn: bool) -> 
         yield
 
 
-def slowest(outcome: Outcome, group: Group) -> Outcome:
-    """A row takes as long as its slowest rank: each sample the longest of the ranks', the same on every rank."""
+def slowest(outcome: Outcome, group: Group, max_noise: float | None = None) -> Outcome:
+    """A row takes as long as its slowest rank: each sample the longest of the ranks', the same on every rank.
+
+    Where ranks are slow in turns, these samples scatter more than those of any rank: NOISY where it is over the limit.
+    """
     assert outcome.measurement is not None
     try:
         samples_us = group.samples(outcome.measurement.samples_us)
@@ -179,7 +196,8 @@ def slowest(outcome: Outcome, group: Group) -> Outcome:
         samples_us=tuple(map(max, zip(*samples_us, strict=True))),
         counters={**outcome.measurement.counters, RANK_SPREAD: spread_us(samples_us)},
     )
-    return replace(outcome, measurement=measurement)
+    outcome = replace(outcome, measurement=measurement)
+    return limited(outcome, max_noise, [attempt_of(measurement.samples_us)])
 
 
 def _leave() -> None:

@@ -35,6 +35,7 @@ from bench.groups.spec import GroupSpec
 from bench.job import DeviceSpec, Job, MeasureSettings
 from bench.processes.channel import Channel, ChildChannel
 from bench.processes.device_messages import NotReady
+from database.quality import Quality
 from database.schema import Status
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")
@@ -132,6 +133,13 @@ def test_a_rank_costs_its_row_and_no_other(group: GroupProcess, capfd, mood: int
     if status is not Status.INVALID:
         assert not marked(f"{MARK}={os.getpid()}")
     assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
+
+
+def test_a_row_says_that_another_rank_than_the_first_was_throttled(group: GroupProcess) -> None:
+    measurement = group.run(job(group_replays.HOT)).measurement
+    assert measurement is not None
+    assert measurement.throttled == "rank 1 of 2: too hot"
+    assert measurement.verdict.quality is Quality.THROTTLED
 
 
 def test_a_fork_of_a_rank_answers_nobody(group: GroupProcess) -> None:

@@ -7,8 +7,13 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from bench.groups.group import Group, InStep, spread_us
+from bench.groups.rank_main import slowest
 from bench.instruments.wall_clock import WallClock
+from bench.job import Outcome
+from bench.noise_limit import attempt_of
 from bench.stop_rule import StopRule
+from database.record import Measurement
+from database.schema import Status
 
 
 class Recorded(Group):
@@ -46,6 +51,24 @@ def test_a_sample_in_which_any_rank_had_a_pause_is_taken_again_by_all() -> None:
     samples = InStep(WallClock(), group).sample(lambda: None, None, StopRule(repeat_count=1, time_limit_s=60))
     assert len(samples.durations_us) == 2
     assert len(samples.notes) == 1
+
+
+class SlowInTurns(Group):
+    """Stands in for a second rank, each of whose samples is slow where the first one's is not."""
+
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        other = [12.0, 10.0, 10.0, 10.0] if len(values) > 1 else list(values)
+        return [list(values), other]
+
+
+@pytest.mark.parametrize(("limit", "status"), [(None, Status.MEASURED), (0.2, Status.MEASURED), (0.1, Status.NOISY)])
+def test_a_limit_of_noise_is_one_of_what_is_recorded(limit: float | None, status: Status) -> None:
+    own = Outcome(Status.MEASURED, measurement=Measurement((10.0, 10.0, 12.0, 10.0), "wall-clock", "cold"))
+    assert attempt_of((10.0, 10.0, 12.0, 10.0)).is_within(0.1)
+    outcome = slowest(own, SlowInTurns(0, 2), limit)
+    assert outcome.status is status
+    if outcome.measurement is not None:
+        assert outcome.measurement.samples_us == (12.0, 10.0, 12.0, 10.0)
 
 
 def test_spread_is_that_of_the_medians() -> None:

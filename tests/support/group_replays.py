@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from bench import expected
@@ -18,7 +19,7 @@ from bench.errors import InvalidRow
 from bench.groups.spec import GroupSpec
 from bench.registry import replays
 
-GOOD, KILLED, HANGS, RAISES, REFUSED, EXITS, FORKS, OTHER_GOOD, WRITES, RETURNS_TWICE = range(10, 20)
+GOOD, KILLED, HANGS, RAISES, REFUSED, EXITS, FORKS, OTHER_GOOD, WRITES, RETURNS_TWICE, HOT = range(10, 21)
 #: The rank that misbehaves.
 ONE = 1
 
@@ -46,6 +47,9 @@ def test_sum(row, replay, group):
     if group.rank == ONE:
         misbehave(mood)
     replay(sum_of_shares, *row.inputs(), expected=expected.add)
+    if mood == HOT and group.rank == ONE:
+        measurement = replace(replay.outcome.measurement, throttled="too hot")
+        replay.outcome = replace(replay.outcome, measurement=measurement)
 
 
 def misbehave(mood):
