@@ -26,7 +26,7 @@ from bench.rows.replay_row import ReplayRow
 from bench.rows.slots import RowSlots
 from database.communication import is_communication
 from database.errors import OpAtlasError
-from database.peaks import peak_of
+from database.peaks import Peak, peak_of
 from database.roofline import bound_us, work_of
 from database.schema import Status
 
@@ -164,8 +164,10 @@ class Runner:
     def _with_bound(self, job: Job, outcome: Outcome) -> Outcome:
         """The outcome with the least time that the peaks of the device allow."""
         measurement = outcome.measurement
-        work = work_of(job.kernel_type, job.cells) if measurement is not None else None
-        if measurement is None or work is None:
+        if measurement is None or self._peak == Peak():
+            return outcome
+        work = work_of(job.kernel_type, job.cells)
+        if work is None:
             return outcome
         bound = bound_us(work, self._peak, cold=self._settings.cache == "cold")
         return replace(outcome, measurement=replace(measurement, bound_us=bound))

@@ -47,7 +47,8 @@ class Unthrottled:
 
 
 def _notes(dropped: int) -> list[str]:
-    return [f"{dropped} samples were dropped: the device was throttled"] if dropped else []
+    were = "sample was" if dropped == 1 else "samples were"
+    return [f"{dropped} {were} dropped: the device was throttled"] if dropped else []
 
 
 def _told(reasons: tuple[str, ...]) -> str:

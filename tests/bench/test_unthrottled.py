@@ -46,7 +46,7 @@ def test_it_waits_until_throttling_has_ended():
 def test_samples_taken_while_throttled_are_dropped_and_taken_again():
     samples, pauses = sample([(), HOT, (), ()])
     assert samples.durations_us == (2.0,)
-    assert samples.notes == ("1 samples were dropped: the device was throttled",)
+    assert samples.notes == ("1 sample was dropped: the device was throttled",)
     assert pauses == [0.1]
 
 
