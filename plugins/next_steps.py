@@ -67,10 +67,8 @@ def going_on(plan: Plan, settings: Settings, not_run: Collection[str], run_id: s
     if unreplayed == len(not_run):
         return f"{rows} not run: the same command with --update-mode=unreplayed goes on with them"
     # Some have replayed durations of earlier runs.
-    goes_on = f"the same command with --where 'run != \"{run_id}\"' goes on with them"
-    if settings.where is not None:
-        goes_on = f'the same command goes on with them if its --where ends in: and run != "{run_id}"'
-    return f"{rows} not run: {goes_on}"
+    where = f'run != "{run_id}"' if settings.where is None else f'({settings.where}) and run != "{run_id}"'
+    return f"{rows} not run: the same command with --where {shlex.quote(where)} goes on with them"
 
 
 def after_success(settings: Settings, *, measured: int) -> Iterator[str]:

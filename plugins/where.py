@@ -81,6 +81,8 @@ def parse_where(text: str) -> Where:
         value = _walk(tree_of(text, _LONGEST), names)
     except ExpressionError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+    except RecursionError:
+        raise argparse.ArgumentTypeError(f"{text!r}: it is nested too deeply") from None
     return Where(text.strip(), names, value)
 
 
@@ -167,7 +169,10 @@ def _contains(whole: Value, part: Value) -> bool | None:
         return None
     if isinstance(whole, tuple):
         return _plain(part) in tuple(map(_plain, whole))
-    return str(part).casefold() in str(whole).casefold()
+    if _plain(part) == _plain(whole):
+        # Brackets around one value, as in `M in (64)`, make no list of it.
+        return True
+    return isinstance(whole, str) and str(part).casefold() in whole.casefold()
 
 
 def _plain(value: Value) -> Value:

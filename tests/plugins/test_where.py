@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 
 import pandas as pd
 import pytest
@@ -55,6 +57,9 @@ def selected(text: str, kernel_type: str = "MatMulV2", cells: dict[str, str] = P
         "my_own_note == seen",
         "quality != quiet",
         "status in [measured, failed] and -m < 0",
+        "m in (16)",
+        "dtype in (BF16)",
+        "m not in (165)",
     ],
 )
 def test_what_is_true_of_a_product(text: str) -> None:
@@ -90,6 +95,7 @@ def test_what_a_row_lacks_leaves_the_rest_of_an_expression_alone() -> None:
         "m <=",
         "",
         "not " * 200 + "m",
+        "~" * 490 + "m",
         "f'{m}' == '1'",
     ],
 )
@@ -132,3 +138,11 @@ def test_a_stopped_session_goes_on_with_the_rows_of_other_runs(sessions: Session
     run = next(r["Run ID"] for r in sessions.read("Moody") if r["Input Shapes"] == "101;101")
     assert f"--where 'run != \"{run}\"' goes on" in stopped
     assert sessions.run_in_process("--where", f'run != "{run}"', MOOD="good").ledger() == {"measured": 2}
+
+
+def test_a_stopped_session_with_an_expression_goes_on_with_a_longer_one(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(n) for n in (101, 21, 102)])
+    sessions.run_in_process(MOOD="good")
+    stopped = sessions.run_in_process("-x", "--where", "tokens == 101 or tokens > 0")
+    (command,) = re.findall(r"--where .*(?= goes on)", stopped.output)
+    assert sessions.run_in_process(*shlex.split(command), MOOD="good").ledger() == {"measured": 2}
