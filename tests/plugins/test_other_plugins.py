@@ -55,6 +55,21 @@ def test_a_row_that_a_plugin_runs_again_counts_once_as_it_ended(sessions: Sessio
         assert len(names) == len(set(names))
 
 
+def test_numbers_of_a_row_that_is_run_again_stand_at_the_case_that_was_measured(sessions: Sessions) -> None:
+    (sessions.folder / "again.py").write_text(AGAIN)
+    sessions.write("Moody", [row(28)])
+    sessions.run_in_process("-p", "again")
+    (sessions.folder / "mended").unlink()
+    done = sessions.run_in_process("-p", "again", "--read-only", "--junitxml=junit.xml")
+    assert "INTERNALERROR" not in done
+    cases = list(ElementTree.parse(sessions.folder / "junit.xml").iter("testcase"))
+    told = {
+        len(case.findall("system-out")): "duration_us" in {p.get("name") for p in case.iter("property")}
+        for case in cases
+    }
+    assert told == {0: False, 1: True}
+
+
 @pytest.mark.slow
 def test_the_same_under_xdist(sessions: Sessions) -> None:
     (sessions.folder / "again.py").write_text(AGAIN)
