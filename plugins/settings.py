@@ -161,8 +161,9 @@ def settings_of(config: pytest.Config) -> Settings:
         collect_only=option.collectonly,
         status=frozenset(option.status),
         where=option.where,
-        # A debugger stops at failures, and pytest counts no xfail as one.
-        strict=_is_strict(config) or bool(option.usepdb),
+        # pytest's --strict; not `strict = true` in pytest.ini, which is about how tests are written. And a debugger
+        # stops at failures, of which pytest counts no xfail as one.
+        strict=option.strict or bool(option.usepdb),
         read_only=option.read_only,
         mixed=option.mixed,
         origin=_origin(option, devices, communicates),
@@ -179,6 +180,7 @@ def _expect_consistent(config: pytest.Config, communicates: bool) -> None:
     """Raises pytest.UsageError where options contradict each other, whatever the device."""
     option = config.option
     keyword_filter(option.keyword)
+    _expect_tests(config)
     refuse_useless_versions(config)
     if communicates:
         # Collectives run in the ranks of a group: what says how one process is to run rows has no meaning.
@@ -211,6 +213,16 @@ def _expect_consistent(config: pytest.Config, communicates: bool) -> None:
         raise pytest.UsageError("--pdb cannot reach into the device process: add --in-process")
     if option.msprof_rows > MOST_ROWS:
         raise pytest.UsageError(f"--msprof-rows {option.msprof_rows}: a profile tells at most {MOST_ROWS} rows apart")
+
+
+def _expect_tests(config: pytest.Config) -> None:
+    """Raises pytest.UsageError where a database is named as if it held tests: another one would be measured."""
+    for argument in config.args:
+        folder = config.invocation_params.dir / argument
+        if any(folder.glob("*.csv")) and not any(folder.glob("*.py")):
+            raise pytest.UsageError(
+                f"{argument} holds CSVs and no tests: name a database with --database-path {argument}"
+            )
 
 
 def refuse_useless_versions(config: pytest.Config) -> None:
@@ -351,16 +363,6 @@ def _expect_installed(versions: Versions) -> None:
                 f"{component.option} {named}: rows would be measured with the installed {component.name} {here}; "
                 f"leave it out, or name a database with --database-path"
             )
-
-
-def _is_strict(config: pytest.Config) -> bool:
-    """Whether pytest's own --strict was given, or `strict = true` stands in its configuration (pytest 9)."""
-    if getattr(config.option, "strict", False):
-        return True
-    try:
-        return bool(config.getini("strict"))
-    except ValueError:  # before pytest 9, --strict is an option alone
-        return False
 
 
 def _measure_settings(option: argparse.Namespace, devices: Sequence[DeviceSpec], communicates: bool) -> MeasureSettings:

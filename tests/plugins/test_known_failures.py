@@ -23,6 +23,13 @@ def test_with_strict_a_known_failure_fails_again(sessions: Sessions, how: tuple[
     assert strict.ledger() == {"failed": 1, "measured": 1}
 
 
+def test_strictness_of_the_configuration_is_about_tests_alone(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(15)])
+    sessions.run_in_process()
+    (sessions.folder / "pytest.ini").write_text("[pytest]\nstrict = true\n")
+    assert sessions.run_in_process().ledger() == {"xfailed": 1}
+
+
 def test_with_strict_a_row_that_was_given_up_fails_without_being_run(sessions: Sessions) -> None:
     measured = dict.fromkeys(CRASHED_TWICE, "")
     sessions.write("Moody", [{**row(11), **CRASHED_TWICE}, {**row(101), **measured}])
