@@ -69,6 +69,13 @@ class Cases:
         self.tallies = {check.name: Tally(check) for check in CHECKS}
         self._ran: set[tuple[str, str]] = set()
 
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Refuses what pytest would take for further tests. Raises pytest.UsageError."""
+        if others := [argument for argument in config.args if argument != str(CASES)]:
+            raise pytest.UsageError(
+                f"opatlas check takes one database, and -k selects its cases: leave out {printable(', '.join(others))}"
+            )
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
         if file_path != CASES:

@@ -127,6 +127,8 @@ def test_wrong_usage_is_told_in_a_line(spiky: Path, tmp_path: Path) -> None:
     assert (done.returncode, KNOWN_FINDINGS in done.stderr) == (2, True)
     (spiky / KNOWN_FINDINGS).unlink()
     assert check(spiky, "--no-such-option").returncode == pytest.ExitCode.USAGE_ERROR
+    done = check(other, spiky)
+    assert (done.returncode, f"leave out {spiky}" in done.stderr) == (pytest.ExitCode.USAGE_ERROR, True)
 
 
 @pytest.mark.parametrize("inside", [True, False])

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 from sessions import ROOT, Sessions, row
@@ -126,6 +127,17 @@ def test_in_process_runs_bodies_right_here(sessions: Sessions) -> None:
     assert done.outcomes() == {"failed": 2, "passed": 1, "skipped": 1}
     assert sessions.statuses("Moody") == {1: "measured", 15: "failed", 16: "invalid", 17: "unsupported"}
     assert 'raise ValueError("bad mood")' in done
+
+
+def test_a_database_that_is_named_as_tests_is_refused(sessions: Sessions, tmp_path: Path) -> None:
+    sessions.write("Toy", [row(1)])
+    named = tmp_path / "named"
+    named.mkdir()
+    (named / "Toy.csv").write_bytes((sessions.database / "Toy.csv").read_bytes())
+    done = sessions.run_in_process("test_toys.py", str(named))
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert f"--database-path {named}" in " ".join(done.output.split())
+    assert sessions.statuses("Toy") == {1: ""}
 
 
 def test_options_that_contradict_each_other_are_refused(sessions: Sessions) -> None:
