@@ -120,6 +120,10 @@ class RowLines:
         terminal.write(percent.rjust(max(fill, len(percent) + 1)), flush=True, cyan=True)
         # A line is open, which belongs to nobody.
         terminal.currentfspath = -2
+        # Rows count in the percentages of other tests, and in what pytest tells the terminal of its progress. Since
+        # pytest 9.2 what it counts by is no text.
+        reported: set[Any] = terminal._progress_nodeids_reported
+        reported.add(getattr(report, "id", report.nodeid))
 
     def _row(self, nodeid: str) -> CaseRow | None:
         plan = self._session.plan_if_made

@@ -38,6 +38,13 @@ def test_each_row_has_a_line_with_its_duration(sessions: Sessions) -> None:
     assert re.search(r"^FAILED test_toys.py::test_moody\[Moody-15_15-", done.output, re.MULTILINE)
 
 
+def test_rows_count_in_the_percentages_of_other_tests(sessions: Sessions) -> None:
+    sessions.write("Toy", [row(5)])
+    (sessions.folder / "test_others.py").write_text("def test_other(): pass\n")
+    done = sessions.run_in_process("-v", "test_toys.py", "test_others.py")
+    assert re.search(r"::test_other PASSED +\[100%\]$", done.output, re.MULTILINE)
+
+
 def test_more_verbosity_keeps_node_ids(sessions: Sessions) -> None:
     sessions.write("Toy", [row(5)])
     done = sessions.run_in_process("-vv", measure=THRICE)
