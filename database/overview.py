@@ -148,7 +148,8 @@ def _of_table(table: CheckedTable) -> OfKernelType:
     replayed, captured = table.replayed.us > 0, table.captured.us > 0
     statuses = table.cells(STATUS)
     means = table.numbers(duration_columns(table.kernel_type)[0])
-    noises = np.where(replayed & (table.replayed.std_us > 0), table.replayed.std_us / means, np.nan)
+    is_known = replayed & (table.replayed.std_us > 0) & (means > 0)
+    noises = np.divide(table.replayed.std_us, means, out=np.full(len(table), np.nan), where=is_known)
     noise = noises[~np.isnan(noises)]
     judged = [Quality.of_cell(cell) for cell in table.cells(QUALITY)]
     noisy = [

@@ -73,6 +73,16 @@ def test_rows_are_counted_by_what_is_known_of_them(
     ]
 
 
+@pytest.mark.filterwarnings("error")
+def test_zeros_that_stand_for_no_duration_are_no_noise(tmp_path: Path) -> None:
+    database = Database(tmp_path / "database")
+    database.path.mkdir()
+    zeros = {name: "0" for name in measured(1, "0") if name.endswith("Duration(us)")}
+    write(database, [measured(1, "0.1"), {**measured(2, "0"), **zeros}])
+    (table,) = told(tmp_path, str(database.path))["kernel_types"]
+    assert (table["measured"], table["noise"]) == (1, pytest.approx(0.01))
+
+
 def test_without_a_name_databases_are_listed(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
