@@ -16,8 +16,6 @@ from plugins.session import BenchSession
 from plugins.settings import Settings
 from plugins.surroundings import facts_of
 
-#: Folders of the code that measures, whose digest a manifest has.
-
 
 class Journaling:
     """The journal of this process, opened for its first record."""
