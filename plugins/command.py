@@ -19,6 +19,9 @@ _INTERRUPTED = 130
 #: The checkout, for an editable install; site-packages for any other, where no pytest.ini lies.
 _HOME = Path(__file__).resolve().parents[1]
 
+#: What a session of replays needs where the checkout's conftest.py is not loaded.
+_REPLAY_PLUGINS = ("plugins.options", "plugins.workers", "plugins.wiring", "bench.conftest")
+
 
 @dataclass(frozen=True)
 class Command:
@@ -60,6 +63,13 @@ def _check(arguments: Sequence[str]) -> int:
     return run(arguments)
 
 
+def _own_replays(arguments: Sequence[str]) -> bool:
+    """Whether the arguments name test files outside the checkout: replays of kernels that are somebody's own."""
+    files = [Path(argument.partition("::")[0]) for argument in arguments if not argument.startswith("-")]
+    tests = [path.resolve() for path in files if path.suffix == ".py" and path.is_file()]
+    return bool(tests) and not any(_HOME in path.parents for path in tests)
+
+
 def _of_pytest(name: str, path: str, about: str) -> Command:
     def run(arguments: Sequence[str]) -> int:
         if {"-h", "--help"}.intersection(takewhile(lambda argument: argument != "--", arguments)):
@@ -67,9 +77,12 @@ def _of_pytest(name: str, path: str, about: str) -> Command:
 
             print(help_of(name, about), end="")
             return 0
-        home = checkout()
         import pytest
 
+        if name == "bench" and _own_replays(arguments):
+            plugins = [word for plugin in _REPLAY_PLUGINS for word in ("-p", plugin)]
+            return int(pytest.main([*plugins, *arguments]))
+        home = checkout()
         # Where the user is stays the working directory, so that relative paths mean what they say.
         return int(pytest.main(["-c", str(home / "pytest.ini"), str(home / path), *arguments]))
 

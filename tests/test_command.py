@@ -166,3 +166,31 @@ def test_it_does_without_torch(arguments: tuple[str, ...]) -> None:
     assert (
         subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, check=False).returncode == 0
     )
+
+
+OWN_KERNEL = """
+import torch
+from bench.reference.formula import pointwise
+from bench.registry import replays
+
+
+@pointwise
+def doubled(x):
+    return x * 2
+
+
+@replays("Doubled", npu="torch.add")
+def test_doubled(row, replay):
+    replay(lambda x: x + x, row.only_input(), expected=doubled)
+"""
+
+
+def test_a_kernel_in_a_project_of_ones_own_is_replayed(tmp_path: Path) -> None:
+    (tmp_path / "test_mine.py").write_text(OWN_KERNEL)
+    header = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats"
+    (tmp_path / "db").mkdir()
+    (tmp_path / "db" / "Doubled.csv").write_text(f'{header}\n"2,3",FLOAT,ND,"2,3",FLOAT,ND\n')
+    done = opatlas("bench", "test_mine.py", "--database-path", "db", "--repeat-count=3", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 row collected = 1 measured" in done.stdout
+    assert "measured" in (tmp_path / "db" / "Doubled.csv").read_text()
