@@ -232,7 +232,7 @@ def _cut_printed(item: pytest.Item, *, keep: bool) -> None:
 
 def _shows_passed(config: pytest.Config) -> bool:
     """Whether the user wants to see what rows printed that passed."""
-    return bool({"P", "A"}.intersection(config.option.reportchars)) or (
+    return bool({"P", "A"}.intersection(getattr(config.option, "reportchars", ""))) or (
         bool(getattr(config.option, "xmlpath", None)) and config.getini("junit_logging") != "no"
     )
 

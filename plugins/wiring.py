@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.prof_path is not None:
         register(ProfPath(session, collector, write_back), "opatlas-prof-path")
     if config.option.read_only:
-        register(Comparison(session, config.option.verbose), "opatlas-comparison")
+        register(Comparison(session, getattr(config.option, "verbose", 0)), "opatlas-comparison")
     tally = Tally()
     report = Report(session, collector, write_back, ledger, tally)
     keyword = config.option.keyword

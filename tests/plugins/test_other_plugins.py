@@ -55,6 +55,14 @@ def test_a_row_that_a_plugin_runs_again_counts_once_as_it_ended(sessions: Sessio
         assert len(names) == len(set(names))
 
 
+def test_rows_are_measured_without_a_terminal(sessions: Sessions) -> None:
+    sessions.write("Moody", [row(1), row(15)])
+    for option in (), ("--read-only",):
+        done = sessions.run_in_process("-p", "no:terminal", *option)
+        assert "Traceback" not in done
+        assert sessions.statuses("Moody") == {1: "measured", 15: "failed"}
+
+
 def test_numbers_of_a_row_that_is_run_again_stand_at_the_case_that_was_measured(sessions: Sessions) -> None:
     (sessions.folder / "again.py").write_text(AGAIN)
     sessions.write("Moody", [row(28)])
