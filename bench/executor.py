@@ -10,6 +10,7 @@ from bench.devices.device_lock import LONGEST_WAIT_S, DeviceWaits, LockHolder
 from bench.devices.visible import environment_of
 from bench.errors import DeviceGone
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
+from bench.one_line import in_a_line
 from database.errors import OpAtlasError
 from database.schema import Status
 
@@ -57,15 +58,18 @@ class InProcess:
     """Runs bodies in this process, for debuggers and profilers; failures come through as raised."""
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings, waits: DeviceWaits) -> None:
-        """`waits` times the waits for the device."""
+        """`waits` times the waits for the device. Raises DeviceGone where it cannot be opened."""
         self._waits = waits
         os.environ.update(environment_of(spec))
-        from bench.runner import Runner
-
         try:
+            from bench.runner import Runner
+
             self._runner = Runner(spec, settings)
         except OpAtlasError as error:
             raise DeviceGone(str(error)) from None
+        except Exception as error:
+            # torch is not there, or its runtime refuses the device.
+            raise DeviceGone(f"{spec} cannot be opened: {in_a_line(error)}") from error
         self._description = self._runner.describe()
 
     def describe(self) -> DeviceDescription:

@@ -55,6 +55,18 @@ def test_a_row_that_a_plugin_runs_again_counts_once_as_it_ended(sessions: Sessio
         assert len(names) == len(set(names))
 
 
+def test_a_device_whose_runtime_fails_ends_a_session_in_process(sessions: Sessions) -> None:
+    (sessions.folder / "broken.py").write_text("def Broken(*_):\n    raise RuntimeError('no driver')\n")
+    conftest = sessions.folder / "conftest.py"
+    devices = "\n\ndef pytest_opatlas_devices():\n    return [DeviceSpec('cpu', opener='broken:Broken')]\n"
+    conftest.write_text(conftest.read_text() + devices)
+    sessions.write("Toy", [row(1)])
+    done = sessions.run_in_process()
+    assert done.code == pytest.ExitCode.USAGE_ERROR
+    assert "INTERNALERROR" not in done
+    assert "no driver" in done
+
+
 def test_rows_are_measured_without_a_terminal(sessions: Sessions) -> None:
     sessions.write("Moody", [row(1), row(15)])
     for option in (), ("--read-only",):
