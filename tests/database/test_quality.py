@@ -53,6 +53,15 @@ def test_few_spikes_are_noise_and_no_mode_of_their_own() -> None:
     assert (verdict.quality, verdict.outliers) == (Quality.NOISY, 2)
 
 
+@pytest.mark.parametrize("count", [10, 20, 200])
+def test_neighbouring_ticks_of_a_coarse_clock_are_no_modes(count: int) -> None:
+    ticks = [round(sample * 2) / 2 for sample in around(6.2, 0.04, count)]
+    assert len(set(ticks)) > 1
+    assert judge(ticks).quality is Quality.QUIET
+    far = [*ticks, *(tick + 4.0 for tick in ticks)]
+    assert judge(far).quality is Quality.BIMODAL
+
+
 def test_an_outlier_of_quiet_samples_is_named() -> None:
     samples = around(100, 0.005, 50)
     samples[3] = 120.0
