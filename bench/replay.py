@@ -74,13 +74,14 @@ class Replay:
                 each call starts from the same values, and the reference sees those.
                 Where it returns nothing, these arguments are its results.
             overwrites: positions or names of the arguments that the kernel only writes: their values do not
-                count, and are not restored.
+                count, and are not restored. They are the results of a kernel that returns nothing and mutates nothing.
             output_slots: the row's output slots that the results stand for, None for a result that
                 the row does not list; results beyond them are not looked at. Default: the first ones.
 
         Raises:
             InvalidRow: the results have other shapes or dtypes than the row says.
             ChangedInput: the kernel changes an argument that neither `mutates` nor `overwrites` names.
+            ReplayError: there is no result to check.
             WrongResult: the check found wrong elements.
         """
         kernel = self._device.kernel(impl, self._spec.npu)
@@ -97,7 +98,7 @@ class Replay:
             latest = kernel(*arguments, **keywords)
 
         def results() -> tuple[torch.Tensor, ...]:
-            everything = tensors_of(latest, inputs, mutates)
+            everything = tensors_of(latest, inputs, mutates or overwrites)
             return everything if output_slots is None else everything[: len(output_slots)]
 
         def restore() -> None:
@@ -122,6 +123,11 @@ class Replay:
         else:
             call()
         name = self._spec.npu if self._spec.npu and kernel is not impl else _name(kernel)
+        if not tensors_of(latest, inputs, mutates or overwrites):
+            raise ReplayError(
+                f"{name} returned no tensor, so that nothing could be checked: let it return what it computes, "
+                "or name what it changes in mutates or overwrites"
+            )
         self._expect_outputs(name, results(), range(len(results())) if output_slots is None else output_slots)
         self._expect_unchanged(watch, name)
 

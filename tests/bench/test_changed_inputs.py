@@ -11,7 +11,7 @@ import torch
 from replaying import job_of
 
 from bench.changed_inputs import COMPARED_BYTES, InputWatch
-from bench.errors import ChangedInput
+from bench.errors import ChangedInput, ReplayError
 from bench.job import DeviceSpec, MeasureSettings
 from bench.reference.formula import per_element, pointwise
 from bench.registry import replays
@@ -127,6 +127,15 @@ def overwrites(row, replay):
     )
 
 
+@replays("ReturnsNoTensor", npu=None)
+def returns_no_tensor(row, replay):
+    def kernel(x, out):
+        torch.mul(x, row.cells["factor"], out=out)
+        return row.cells["returned"]
+
+    replay(kernel, row.tensor(0), row.destination(), overwrites=[1], expected=doubled)
+
+
 @pytest.fixture
 def run():
     runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=4, cache="warm"))
@@ -181,6 +190,22 @@ def test_what_a_kernel_only_writes_is_declared_as_such(run):
     assert place_of_change(run("overwrites", overwrites=[])) == 1
     runner, job = run("overwrites", overwrites=[1])
     assert runner.run(job).status is Status.MEASURED
+
+
+@pytest.mark.parametrize(("factor", "status"), [(2, Status.MEASURED), (3, Status.FAILED)])
+def test_what_a_kernel_overwrites_is_checked_where_it_returns_nothing(run, factor, status):
+    runner, job = run("returns_no_tensor", returned=None, factor=factor)
+    outcome = runner.run(job)
+    assert outcome.status is status, outcome
+    if outcome.measurement is not None:
+        assert outcome.measurement.checked_elements == 64 * 16
+
+
+def test_a_kernel_without_a_result_is_not_measured(run):
+    runner, job = run("returns_no_tensor", returned=5, factor=2)
+    assert runner.run(job).status is Status.FAILED
+    with pytest.raises(ReplayError):
+        runner.run_raising(job)
 
 
 def watched(tensor):
