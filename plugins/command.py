@@ -63,11 +63,10 @@ def _check(arguments: Sequence[str]) -> int:
     return run(arguments)
 
 
-def _own_replays(arguments: Sequence[str]) -> bool:
-    """Whether the arguments name test files outside the checkout: replays of kernels that are somebody's own."""
+def _test_files(arguments: Sequence[str]) -> list[Path]:
+    """The test files that the arguments name; a folder may be the value of an option, and is none."""
     files = [Path(argument.partition("::")[0]) for argument in arguments if not argument.startswith("-")]
-    tests = [path.resolve() for path in files if path.suffix == ".py" and path.is_file()]
-    return bool(tests) and not any(_HOME in path.parents for path in tests)
+    return [path.resolve() for path in files if path.suffix == ".py" and path.is_file()]
 
 
 def _of_pytest(name: str, path: str, about: str) -> Command:
@@ -79,12 +78,15 @@ def _of_pytest(name: str, path: str, about: str) -> Command:
             return 0
         import pytest
 
-        if name == "bench" and _own_replays(arguments):
+        named = _test_files(arguments)
+        if name == "bench" and named and not any(_HOME in file.parents for file in named):
+            # Replays of kernels that are somebody's own, outside the checkout.
             plugins = [word for plugin in _REPLAY_PLUGINS for word in ("-p", plugin)]
             return int(pytest.main([*plugins, *arguments]))
         home = checkout()
         # Where the user is stays the working directory, so that relative paths mean what they say.
-        return int(pytest.main(["-c", str(home / "pytest.ini"), str(home / path), *arguments]))
+        tests = [] if named else [str(home / path)]
+        return int(pytest.main(["-c", str(home / "pytest.ini"), *tests, *arguments]))
 
     return Command(f"pytest {path}", about, run)
 

@@ -194,3 +194,11 @@ def test_a_kernel_in_a_project_of_ones_own_is_replayed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 row collected = 1 measured" in done.stdout
     assert "measured" in (tmp_path / "db" / "Doubled.csv").read_text()
+
+
+def test_a_file_of_the_checkout_is_all_that_runs(tmp_path: Path) -> None:
+    file = REPOSITORY / "bench" / "test_norm.py"
+    done = opatlas("bench", str(file), "--database-path", str(tmp_path), "--repeat-count=1", "--cache=warm", "-v")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "RmsNorm" in done.stdout
+    assert "MatMul" not in done.stdout
