@@ -17,7 +17,7 @@ from database.communication import bandwidth_gbps, is_communication
 from database.peaks import Peak
 from database.quality import Quality, relative_noise
 from database.record import Measurement, Record
-from database.roofline import Achieved, achieved, work_of
+from database.roofline import achieved, work_of
 from database.schema import INPUT_DTYPES, INPUT_SHAPES, MESSAGE_BYTES, NUM_DEVICES
 from database.work import PRODUCTS, plain_type
 
@@ -84,7 +84,7 @@ class Figures:
     @property
     def warning(self) -> str:
         """The word of a quality that a reader must know; "" for quiet samples, and for too few to tell."""
-        return "" if self.quality in (Quality.QUIET, Quality.UNKNOWN) else self.quality.value
+        return self.quality.value if self.quality.is_warning else ""
 
     def text(self, width: int = 1_000) -> str:
         """`601 us ±2.1 % (20) 1.60 TB/s 34 % of peak`, the last parts left out where `width` columns are too few."""
@@ -164,18 +164,15 @@ def _rates(record: Record, measurement: Measurement, peak: Peak, median_us: floa
     work = work_of(ran.kernel_type, ran.cells)
     if work is None:
         return {}
-    reached: Achieved = achieved(work, peak, median_us)
-    # From a warm cache a kernel may read faster than from memory.
-    of_bandwidth = reached.of_bandwidth if measurement.cache_state == "cold" else None
-    shares = [share for share in (of_bandwidth, reached.of_arithmetic) if share is not None]
-    if measurement.stand_in:
-        shares = []
+    reached = achieved(work, peak, median_us, cold=measurement.cache_state == "cold")
+    share = None if measurement.stand_in else reached.share
+    is_product = plain_type(ran.kernel_type) in PRODUCTS
     return {
         "gbps": reached.gbps,
         "tera_ops": reached.tera_ops,
         "of_integers": work.dtype.startswith(_WHOLE_NUMBERS),
-        "share": max(shares, default=None),
-        "by_arithmetic": (reached.of_arithmetic == max(shares) if shares else plain_type(ran.kernel_type) in PRODUCTS),
+        "share": share,
+        "by_arithmetic": is_product if share is None else reached.bound_by_arithmetic,
     }
 
 

@@ -25,9 +25,8 @@ from database.folder import expect_folder
 from database.ingest.manifest import read_manifest
 from database.layout import ROOT, folder_of, shipped_as
 from database.manifest import INGEST_PREFIX, Manifest, manifests_of
-from database.measured import duration_columns
 from database.provenance import origins_of
-from database.quality import NOISE_LIMIT, Quality
+from database.quality import NOISE_LIMIT, Quality, is_noisy
 from database.schema import CACHE_STATE, INSTRUMENT, QUALITY, STATUS, Status
 from database.store import Database, read_frame, write_text
 from database.terminal import counted, print_problems, show
@@ -37,7 +36,6 @@ _DAY_S = 86400.0
 _NUMBERS = ("rows", "measured", "captured", "failed", "missing")
 #: What a quality of a row without the column is called.
 _NOT_JUDGED = "not judged"
-_FINE = (Quality.QUIET, Quality.UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -147,14 +145,11 @@ def _has_measured(manifest: Manifest) -> bool:
 def _of_table(table: CheckedTable) -> OfKernelType:
     replayed, captured = table.replayed.us > 0, table.captured.us > 0
     statuses = table.cells(STATUS)
-    means = table.numbers(duration_columns(table.kernel_type)[0])
-    is_known = replayed & (table.replayed.std_us > 0) & (means > 0)
-    noises = np.divide(table.replayed.std_us, means, out=np.full(len(table), np.nan), where=is_known)
-    noise = noises[~np.isnan(noises)]
+    noise = table.noise[~np.isnan(table.noise)]
     judged = [Quality.of_cell(cell) for cell in table.cells(QUALITY)]
     noisy = [
-        has and (quality not in _FINE if quality is not None else bool(own > NOISE_LIMIT))
-        for has, quality, own in zip(replayed.tolist(), judged, noises.tolist(), strict=True)
+        has and is_noisy(quality, own)
+        for has, quality, own in zip(replayed.tolist(), judged, table.noise.tolist(), strict=True)
     ]
     failed = [
         not has and bool(status) and status != Status.MEASURED.value

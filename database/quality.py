@@ -14,6 +14,7 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from database.statistics import standard_deviation
+from database.terminal import counted
 
 #: Relative standard deviation above which samples are noisy.
 NOISE_LIMIT = 0.10
@@ -58,9 +59,14 @@ class Quality(str, Enum):
         except ValueError:
             return None
 
+    @property
+    def is_warning(self) -> bool:
+        """Whether a reader of the duration must know the quality: neither quiet, nor too few samples to tell."""
+        return self not in (Quality.QUIET, Quality.UNKNOWN)
+
 
 @dataclass(frozen=True)
-class Verdict:
+class QualityVerdict:
     """The quality of one row's samples.
 
     Attributes:
@@ -81,7 +87,19 @@ def relative_noise(samples_us: Sequence[float]) -> float | None:
     return standard_deviation(samples_us, mean) / mean
 
 
-def judge(samples_us: Sequence[float], *, throttled: str = "", bound_us: float | None = None) -> Verdict:
+def is_noisy(quality: Quality | None, noise: float | None) -> bool:
+    """Returns whether the samples of a row need a warning.
+
+    Args:
+        quality: of the row; None for a row that an older OpAtlas measured, of which its noise tells.
+        noise: standard deviation of the samples as a share of their mean; None or NaN: not known.
+    """
+    if quality is not None:
+        return quality.is_warning
+    return noise is not None and noise > NOISE_LIMIT
+
+
+def judge(samples_us: Sequence[float], *, throttled: str = "", bound_us: float | None = None) -> QualityVerdict:
     """Judges samples.
 
     Args:
@@ -96,24 +114,24 @@ def judge(samples_us: Sequence[float], *, throttled: str = "", bound_us: float |
     outliers = _outliers(samples_us, middle)
     named = _named(outliers, len(samples_us))
     if bound_us is not None and middle < bound_us * _ROOFLINE_SLACK:
-        return Verdict(
+        return QualityVerdict(
             Quality.ABOVE_ROOFLINE,
             f"the median of {middle:.4g} us is below {bound_us:.4g} us, which the device's peaks allow at best",
             len(outliers),
         )
     if throttled:
-        return Verdict(Quality.THROTTLED, _joined(throttled, named), len(outliers))
+        return QualityVerdict(Quality.THROTTLED, _joined(throttled, named), len(outliers))
     if len(samples_us) < _LEAST_SAMPLES:
-        return Verdict(Quality.UNKNOWN, f"{len(samples_us)} sample{'s' if len(samples_us) > 1 else ''} tell no noise")
+        return QualityVerdict(Quality.UNKNOWN, f"{counted(len(samples_us), 'sample')} tell no noise")
     if modes := _modes(samples_us, middle):
-        return Verdict(Quality.BIMODAL, modes, len(outliers))
+        return QualityVerdict(Quality.BIMODAL, modes, len(outliers))
     if drift := _drift(samples_us, middle):
-        return Verdict(Quality.DRIFTING, _joined(drift, named), len(outliers))
+        return QualityVerdict(Quality.DRIFTING, _joined(drift, named), len(outliers))
     noise = relative_noise(samples_us) or 0.0
     if noise > NOISE_LIMIT:
         text = f"standard deviation {noise:.0%} of the mean, median {middle:.4g} us"
-        return Verdict(Quality.NOISY, _joined(text, named), len(outliers))
-    return Verdict(Quality.QUIET, named, len(outliers))
+        return QualityVerdict(Quality.NOISY, _joined(text, named), len(outliers))
+    return QualityVerdict(Quality.QUIET, named, len(outliers))
 
 
 def _joined(*texts: str) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from database.communication import BY_KERNEL_TYPE, is_communication
-from database.quality import Verdict, judge
+from database.quality import QualityVerdict, judge
 from database.schema import MESSAGE_BYTES, NUM_DEVICES, Status, is_file_name
 from database.signature import signature
 from database.statistics import Summary, summarize
@@ -74,7 +74,7 @@ class Measurement:
     ran_as: RanAs | None = None
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> QualityVerdict:
         """How good the samples are, judged at each call."""
         return judge(self.samples_us, throttled=self.throttled, bound_us=self.bound_us)
 

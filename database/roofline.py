@@ -54,8 +54,8 @@ class Achieved:
 
     @property
     def bound_by_arithmetic(self) -> bool:
-        """Whether the arithmetic is nearer to its peak than the memory."""
-        return (self.of_arithmetic or 0.0) > (self.of_bandwidth or 0.0)
+        """Whether the arithmetic is no further from its peak than the memory."""
+        return self.of_arithmetic is not None and self.of_arithmetic == self.share
 
 
 def work_of(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
@@ -91,14 +91,18 @@ def bound_us(work: Work, peak: Peak, *, cold: bool) -> float | None:
     return max(bounds, default=None)
 
 
-def achieved(work: Work, peak: Peak, duration_us: float) -> Achieved:
-    """Returns the rates of a duration in microseconds, above zero, and their shares of the peaks."""
+def achieved(work: Work, peak: Peak, duration_us: float, *, cold: bool = True) -> Achieved:
+    """Returns the rates of a duration in microseconds, above zero, and their shares of the peaks.
+
+    Args:
+        cold: as in `bound_us`; a warm row has no share of the memory's bandwidth.
+    """
     gbps = work.moved_bytes / duration_us / 1e3
     tera_ops = work.operations / duration_us / 1e6 if work.operations else None
     of_dtype = peak.tera_ops.get(work.dtype)
     return Achieved(
         gbps=gbps,
         tera_ops=tera_ops,
-        of_bandwidth=gbps / peak.bandwidth_gbps if peak.bandwidth_gbps else None,
+        of_bandwidth=gbps / peak.bandwidth_gbps if peak.bandwidth_gbps and cold else None,
         of_arithmetic=tera_ops / of_dtype if tera_ops and of_dtype else None,
     )

@@ -19,7 +19,7 @@ from database.figures import microseconds_text
 from database.numbers import real
 from plugins.journaling import manifest_of
 from plugins.session import BenchSession
-from plugins.tally import Tally
+from plugins.tally import ReportTally
 from plugins.writeback import WriteBack
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _UNNAMED = "pytest"
 class JUnit:
     """Completes the file that pytest writes. Lives where it is written: never in a worker of xdist."""
 
-    def __init__(self, session: BenchSession, written: WriteBack, tally: Tally, xml: LogXML) -> None:
+    def __init__(self, session: BenchSession, written: WriteBack, tally: ReportTally, xml: LogXML) -> None:
         self._session = session
         self._written = written
         self._tally = tally

@@ -14,7 +14,7 @@ from plugins.collector import Collector
 from plugins.ledger import Ledger
 from plugins.mixing import captured_elsewhere
 from plugins.session import BenchSession
-from plugins.tally import Tally
+from plugins.tally import ReportTally
 from plugins.writeback import WriteBack
 
 _REPORT = "replay_report"
@@ -30,7 +30,7 @@ class Report:
     """
 
     def __init__(
-        self, session: BenchSession, collector: Collector, written: WriteBack, ledger: Ledger, tally: Tally
+        self, session: BenchSession, collector: Collector, written: WriteBack, ledger: Ledger, tally: ReportTally
     ) -> None:
         self._session = session
         self._collector = collector

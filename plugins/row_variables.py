@@ -34,7 +34,7 @@ from database.work import PRODUCTS, operations, plain_type, tensor_bytes
 _DAY_S = 86400.0
 
 
-class Kind(Enum):
+class VariableKind(Enum):
     """What the values of a variable are."""
 
     NUMBER = auto()
@@ -44,30 +44,30 @@ class Kind(Enum):
 
 
 #: The variables by name. Any other name is a column of the CSV by its slug.
-VARIABLES: Mapping[str, Kind] = {
-    "type": Kind.TEXT,
-    "dtype": Kind.TEXT,
-    "dtypes": Kind.TEXTS,
-    "format": Kind.TEXT,
-    "formats": Kind.TEXTS,
-    "inputs": Kind.SHAPES,
-    "outputs": Kind.SHAPES,
-    "m": Kind.NUMBER,
-    "n": Kind.NUMBER,
-    "k": Kind.NUMBER,
-    "tokens": Kind.NUMBER,
-    "elements": Kind.NUMBER,
-    "bytes": Kind.NUMBER,
-    "duration": Kind.NUMBER,
-    "captured": Kind.NUMBER,
-    "noise": Kind.NUMBER,
-    "samples": Kind.NUMBER,
-    "age_days": Kind.NUMBER,
-    "status": Kind.TEXT,
-    "quality": Kind.TEXT,
-    "cache": Kind.TEXT,
-    "instrument": Kind.TEXT,
-    "run": Kind.TEXT,
+VARIABLES: Mapping[str, VariableKind] = {
+    "type": VariableKind.TEXT,
+    "dtype": VariableKind.TEXT,
+    "dtypes": VariableKind.TEXTS,
+    "format": VariableKind.TEXT,
+    "formats": VariableKind.TEXTS,
+    "inputs": VariableKind.SHAPES,
+    "outputs": VariableKind.SHAPES,
+    "m": VariableKind.NUMBER,
+    "n": VariableKind.NUMBER,
+    "k": VariableKind.NUMBER,
+    "tokens": VariableKind.NUMBER,
+    "elements": VariableKind.NUMBER,
+    "bytes": VariableKind.NUMBER,
+    "duration": VariableKind.NUMBER,
+    "captured": VariableKind.NUMBER,
+    "noise": VariableKind.NUMBER,
+    "samples": VariableKind.NUMBER,
+    "age_days": VariableKind.NUMBER,
+    "status": VariableKind.TEXT,
+    "quality": VariableKind.TEXT,
+    "cache": VariableKind.TEXT,
+    "instrument": VariableKind.TEXT,
+    "run": VariableKind.TEXT,
 }
 #: Texts that are a column under another name.
 _COLUMNS = {"cache": CACHE_STATE, "instrument": INSTRUMENT, "samples": MICROBENCH_SAMPLES}

@@ -27,7 +27,7 @@ from plugins.plan_lines import plan_lines
 from plugins.report import Report
 from plugins.session import BenchSession
 from plugins.surroundings import disturbances, flush_notes
-from plugins.tally import Tally
+from plugins.tally import ReportTally
 from plugins.writeback import WriteBack
 
 _SHOWN = 5
@@ -40,7 +40,7 @@ class _Failure(str):
     """A line about what failed, shown in red on a terminal."""
 
 
-class Summary:
+class SessionSummary:
     """Prints the plan and the summary. Lives in the only process of a session, or in xdist's controller."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Summary:
         interrupts: Interrupts,
         written: WriteBack,
         ledger: Ledger,
-        tally: Tally,
+        tally: ReportTally,
         report: Report,
         keyword: str,
     ) -> None:

@@ -20,7 +20,7 @@ _REASON_SHOWN = 160
 _PARTICULAR = re.compile(r"0x[0-9a-f]+|\b[\d,;.x]*\d[\d,;.x]*\b")
 
 
-class Tally:
+class ReportTally:
     """Adds up the reports of rows. Lives in the only process of a session, or in xdist's controller.
 
     Attributes:

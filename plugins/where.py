@@ -17,7 +17,7 @@ from database.closest import closest
 from database.dtypes import known_dtype
 from database.numbers import real
 from database.slots import dtype_name, format_name
-from plugins.row_variables import VARIABLES, Kind
+from plugins.row_variables import VARIABLES, VariableKind
 from shapes.expression import ExpressionError, tree_of
 
 #: A number, a text, a shape or a list of them, a truth value; None: the row has no such thing.
@@ -132,7 +132,7 @@ def _side(node: ast.expr, before: list[ast.expr], after: list[ast.expr], names: 
     if isinstance(node, ast.Name) and node.id.lower() not in VARIABLES:
         beside = [VARIABLES.get(other.id.lower()) for other in (*before, *after) if isinstance(other, ast.Name)]
         is_behind_column = any(isinstance(other, ast.Name) and other.id.lower() not in VARIABLES for other in before)
-        if is_behind_column or Kind.TEXT in beside or Kind.TEXTS in beside:
+        if is_behind_column or VariableKind.TEXT in beside or VariableKind.TEXTS in beside:
             text = node.id
             return lambda row: text
     return _walk(node, names)

@@ -21,9 +21,9 @@ from plugins.replacing import Replacing
 from plugins.report import Report
 from plugins.row_lines import RowLines
 from plugins.session import BenchSession
-from plugins.summary import Summary
+from plugins.summary import SessionSummary
 from plugins.supervisor import Supervisor
-from plugins.tally import Tally
+from plugins.tally import ReportTally
 from plugins.workers import Controller
 from plugins.writeback import WriteBack
 
@@ -55,10 +55,10 @@ def pytest_configure(config: pytest.Config) -> None:
         register(ProfPath(session, collector, write_back), "opatlas-prof-path")
     if config.option.read_only:
         register(Comparison(session, getattr(config.option, "verbose", 0)), "opatlas-comparison")
-    tally = Tally()
+    tally = ReportTally()
     report = Report(session, collector, write_back, ledger, tally)
     keyword = config.option.keyword
-    summary = Summary(session, collector, interrupts, write_back, ledger, tally, report, keyword)
+    summary = SessionSummary(session, collector, interrupts, write_back, ledger, tally, report, keyword)
     register(interrupts, "opatlas-interrupts")
     register(write_back, "opatlas-write-back")
     register(ledger, "opatlas-ledger")

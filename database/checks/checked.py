@@ -116,6 +116,17 @@ class CheckedTable:
         return _durations("replay", median, average, self.numbers(MICROBENCH_STD), how)
 
     @cached_property
+    def noise(self) -> Floats:
+        """The standard deviation of replayed samples as a share of their mean; NaN where it is not known.
+
+        The mean of a message is not stored, and its median counts.
+        """
+        mean, std = self.numbers(duration_columns(self.kernel_type)[0]), self.replayed.std_us
+        is_known = (self.replayed.us > 0) & (std > 0) & (mean > 0)
+        noise: Floats = np.divide(std, mean, out=np.full(len(self), np.nan), where=is_known)
+        return noise
+
+    @cached_property
     def captured(self) -> Durations:
         """What captures took."""
         median, average, std = map(self.numbers, (PROFILING_MEDIAN, PROFILING_AVERAGE, PROFILING_STD))

@@ -12,27 +12,25 @@ from database.checks.check import Check
 from database.checks.checked import CheckedDatabase, CheckedTable
 from database.checks.finding import Finding
 from database.figures import microseconds_text, share_text
-from database.measured import duration_columns
-from database.quality import NOISE_LIMIT, Quality
+from database.quality import Quality, is_noisy
 from database.schema import QUALITY, QUALITY_REASON
-
-#: Too few samples tell nothing of noise; what is beyond the roofline is found by a check of its own.
-_NOT_NOISE = (None, Quality.QUIET, Quality.UNKNOWN, Quality.ABOVE_ROOFLINE)
 
 
 def _find(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
-    durations = table.replayed
-    share = durations.std_us / table.numbers(duration_columns(table.kernel_type)[0])
+    durations, share = table.replayed, table.noise
     qualities = [Quality.of_cell(cell) for cell in table.cells(QUALITY)]
     reasons = table.cells(QUALITY_REASON)
     found = []
     for place in np.flatnonzero(~np.isnan(durations.us)).tolist():
         quality = qualities[place]
         value = microseconds_text(durations.us[place])
-        if quality not in _NOT_NOISE:
+        # What is beyond the roofline is found by a check of its own.
+        if quality is Quality.ABOVE_ROOFLINE or not is_noisy(quality, share[place]):
+            continue
+        if quality is not None:
             reason = f"{quality}: {reasons[place]}".removesuffix(": ")
             found.append(table.finding(place, value, reason, np.nan_to_num(share[place])))
-        elif quality is None and share[place] > NOISE_LIMIT:
+        else:
             std = microseconds_text(durations.std_us[place])
             reason = f"the standard deviation is {share_text(share[place])} of the mean, {std}"
             found.append(table.finding(place, value, reason, share[place]))

@@ -13,7 +13,7 @@ from database.folder import expect_folder
 from database.header import expect_columns, read_header
 from database.ingest.pool import ingests_of
 from database.manifest import manifests_of
-from database.quality import NOISE_LIMIT, Quality
+from database.quality import Quality, is_noisy
 from database.schema import (
     AVERAGE,
     CACHE_STATE,
@@ -161,11 +161,8 @@ def _captured_on(database: Database) -> Collection[str]:
 
 def _is_noisy(quality: str, std_us: str, average_us: str) -> bool:
     """Whether samples vary; rows of an older OpAtlas have no quality, but the standard deviation."""
-    judged = Quality.of_cell(quality)
-    if judged is not None:
-        return judged not in (Quality.QUIET, Quality.UNKNOWN)
     std, average = valid_duration(std_us), valid_duration(average_us)
-    return std is not None and average is not None and std / average > NOISE_LIMIT
+    return is_noisy(Quality.of_cell(quality), std / average if std and average else None)
 
 
 def _rows_of(

@@ -23,7 +23,7 @@ _SHOWN = 5
 
 
 @dataclass
-class Tally:
+class CheckTally:
     """What came of the cases of a check.
 
     Attributes:
@@ -66,7 +66,7 @@ class Cases:
         self.known = known
         self.strict = strict
         self.show_all = show_all
-        self.tallies = {check.name: Tally(check) for check in CHECKS}
+        self.tallies = {check.name: CheckTally(check) for check in CHECKS}
         self._ran: set[tuple[str, str]] = set()
 
     def pytest_configure(self, config: pytest.Config) -> None:
