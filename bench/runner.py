@@ -48,7 +48,9 @@ class Runner:
                 f"--instrument {settings.instrument}: {spec} measures with {self._instrument.name}: name that, or none"
             )
         self._settings = settings
-        self._peak = peak_of(self._device.describe().name)
+        # Asked once: an NPU's runs its vendor's tools.
+        self._description = self._device.describe()
+        self._peak = peak_of(self._description.name)
         self._group = ALONE
         count_pauses()
         self._state = ProcessState(self.torch_device.type)
@@ -68,8 +70,8 @@ class Runner:
         self._instrument = InStep(self._instrument, group)
 
     def describe(self) -> DeviceDescription:
-        description = self._device.describe()
-        return replace(description, kind=description.kind or self._kind)
+        """What the device said of itself when it was opened."""
+        return replace(self._description, kind=self._description.kind or self._kind)
 
     def probe(self) -> None:
         """Runs a known-good operation on the device. Raises DeviceSick where that fails."""
