@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest._code.code import ReprFileLocation, TerminalRepr
+from _pytest._io import TerminalWriter
 
 from database.checks.catalog import CHECKS
 from database.checks.check import WHOLE_DATABASE, Check
@@ -37,6 +39,21 @@ class CheckTally:
     new: list[Finding] = field(default_factory=list)
     known: list[tuple[Finding, KnownFinding]] = field(default_factory=list)
     skipped: str = ""
+
+
+class _FindingsRepr(TerminalRepr):
+    """What a failed case prints.
+
+    Where `CI` is set, pytest's short summary repeats the whole of a failure that is plain text: here the first line.
+    """
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self._lines = lines
+        self.reprcrash = ReprFileLocation(str(CASES), 0, lines[0])
+
+    def toterminal(self, tw: TerminalWriter) -> None:
+        for line in self._lines:
+            tw.line(line)
 
 
 class Found(Exception):
@@ -167,7 +184,7 @@ class CheckCase(pytest.Item):
             return shown(str(excinfo.value))
         if not isinstance(excinfo.value, Found):
             return super().repr_failure(excinfo, style)
-        return shown("\n".join(self._lines(excinfo.value)))
+        return _FindingsRepr([shown(line) for line in self._lines(excinfo.value)])
 
     def _lines(self, found: Found) -> Iterator[str]:
         findings = found.findings
