@@ -18,6 +18,7 @@ from database.slots import unwrapped
 
 _START = ("Task Start Time(us)", "Start Time(us)")
 _DEVICE = "Device_id"
+_NAME = ("Op Name", "Name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Launch:
         kernel_type: the profiler's type.
         cells: the base columns, by name, without the profiler's quotes.
         counters: those that hold a number, by name.
+        name: the profiler's name of the launch, such as `aclnnSort_SortAiCore_Sort`; "" where the file has none.
     """
 
     device: str
@@ -39,6 +41,7 @@ class Launch:
     kernel_type: str
     cells: Mapping[str, str]
     counters: Mapping[str, float]
+    name: str = ""
 
     @property
     def dimensions(self) -> str:
@@ -80,6 +83,7 @@ def read_launches(path: Path) -> Launches:
     counters = [(name, place[name]) for name in header.counters]
     kernel_type, duration = place[header.text[TYPE]], place[header.duration]
     device = place.get(_DEVICE)
+    name = next((place[column] for column in _NAME if column in place), None)
     launches: list[Launch] = []
     problems: list[str] = []
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
@@ -102,6 +106,7 @@ def read_launches(path: Path) -> Launches:
                         counters={
                             name: value for name, index in counters if (value := _number(cells[index])) is not None
                         },
+                        name="" if name is None else unwrapped(cells[name]),
                     )
                 )
             except ValueError as error:

@@ -38,6 +38,16 @@ def test_launches_come_in_the_order_of_their_start(tmp_path: Path) -> None:
     assert read.problems == ()
 
 
+@pytest.mark.parametrize(
+    ("column", "name"), [("Op Name", "add"), ("Name", "add"), ("OP Detail", "")], ids=["msprof", "torch_npu", "neither"]
+)
+def test_a_launch_has_the_name_that_its_profiler_gave_it(tmp_path: Path, column: str, name: str) -> None:
+    path = tmp_path / "s.csv"
+    path.write_text(f"{HEADER.replace('Op Name', column)}\n{line('1.0', '2.5')}\n")
+    (launch,) = read_launches(path).launches
+    assert launch.name == name
+
+
 def test_a_line_that_cannot_be_read_costs_itself_alone(tmp_path: Path) -> None:
     path = write(tmp_path / "s.csv", line("1.0", "N/A"), line("2.0", "2.5", "N/A,N/A"), line("3.0", "2.5")[:60])
     read = read_launches(path)
