@@ -6,7 +6,7 @@ from bench import expected, impl
 from bench.errors import Unsupported
 from bench.registry import replays
 from bench.rows import resolve
-from bench.rows.indexed import gathered_axis, indexed_axes
+from bench.rows.indexed import gathered_axis, indexed_axes, is_grid_index
 from database.schema import INPUT_SHAPES
 
 
@@ -23,6 +23,9 @@ def test_gather(row, replay):
 @replays("Index", "IndexAiCore", npu="torch.ops.aten.index.Tensor")
 def test_index(row, replay):
     """Slot 1 has an element for each axis up to the last that is indexed, slot 2 one for each axis."""
+    if is_grid_index(row):
+        replay(impl.index, row.tensor(0), [row.indices(2, row.shape(0)[0])], expected=expected.index)
+        return
     axes, x = indexed_axes(row, list_slot=1, first_slot=3), row.tensor(0)
     row.expect_list(2, x.dim(), "the steps of the axes of slot 0")
     indices = [row.indices(slot, x.shape[axis]) for slot, axis in enumerate(axes, start=3)]

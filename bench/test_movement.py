@@ -17,11 +17,14 @@ def test_tensor_move(row, replay):
 
 @replays("Slice", "SliceAiCore", npu="torch_npu.npu_slice")
 def test_slice(row, replay):
-    """Offsets are not in a capture; the block starts at the first element."""
-    row.expect_inputs(1, 3)
+    """Offsets are not in a capture; the block starts at the first element.
+
+    Shape grids of msmodeling list two more slots, the axes and the steps.
+    """
+    row.expect_inputs(1, 3, 5)
     x, sizes = row.tensor(0), row.output_shape()
-    row.expect_list(1, x.dim(), "the offsets")
-    row.expect_list(2, x.dim(), "the sizes")
+    for slot, what in enumerate(("the offsets", "the sizes", "the axes", "the steps"), start=1):
+        row.expect_list(slot, x.dim(), what)
     if len(sizes) != x.dim() or any(size > whole for size, whole in zip(sizes, x.shape, strict=True)):
         raise row.refuse(OUTPUT_SHAPES, f"this is no block of the input {tuple(x.shape)}", "correct one of the shapes")
     replay(impl.slice_copy, x, [0] * x.dim(), list(sizes), expected=expected.slice_copy)

@@ -37,3 +37,15 @@ def indexed_axes(row: ReplayRow, list_slot: int, first_slot: int) -> range:
             "correct its shape, or restore the missing index tensors",
         )
     return range(end - count, end)
+
+
+def is_grid_index(row: ReplayRow) -> bool:
+    """Whether an Index has the form of msmodeling's shape grid, `16,51;1;11;1 -> 11,51`: slot 2 holds the indices.
+
+    In a captured row slot 2 lists the steps of the source's axes, and slot 3 holds the indices: its output has one row.
+    """
+    if len(row.input_slots) != 4 or not row.shape(1) == row.shape(3) == (1,):
+        return False
+    source, listed = row.shape(0), row.shape(2)
+    steps = (len(source),)
+    return len(source) > 1 and len(listed) == 1 and (listed != steps or row.output_shape() == steps + source[1:])

@@ -144,6 +144,8 @@ ROWS: dict[str, tuple[str, ...]] = {
         "40,8,51;3;3 | DT_BF16;INT64;INT64 | NCHW;ND;ND -> 40,8,12 | DT_BF16",
         "4,24;2;2 | FLOAT;INT64;INT64 -> 4,1 | FLOAT",
         "5,6;2;2 | INT32;INT64;INT64 -> 5,6 | INT32",
+        # As msmodeling's shape grid has it.
+        "8,24;2;2;2;2 | DT_BF16;INT64;INT64;INT64;INT64 -> 4,24 | DT_BF16",
     ),
     "SliceAiCore": ("4,24;2;2 | FLOAT;INT64;INT64 -> 4,1 | FLOAT",),
     "Transpose": (
@@ -188,6 +190,11 @@ ROWS: dict[str, tuple[str, ...]] = {
         "5;1;1;4 | INT32;INT64;INT64;INT64 -> 4 | INT32",
         "16,51;2;2;11 | DT_BF16;INT64;INT64;INT64 -> 16,11 | DT_BF16",
         "6,5,4;2;3;7,1;3 | FLOAT;INT64;INT64;INT64;INT64 -> 7,3,4 | FLOAT",
+        # The next three as msmodeling's shape grid has them; the last is one row by captured slots.
+        "16,51;1;11;1 | DT_BF16;INT64;INT64;INT64 -> 11,51 | DT_BF16",
+        "16,51;1;2;1 | DT_BF16;INT64;INT64;INT64 -> 2,51 | DT_BF16",
+        "16,51;1;1;1 | DT_BF16;INT64;INT64;INT64 -> 1,51 | DT_BF16",
+        "16,51;1;2;1 | DT_BF16;INT64;INT64;INT64 -> 1,51 | DT_BF16",
     ),
     "MaskedFill": (
         "2,129;2,129; | FLOAT;BOOL;FLOAT -> 2,129 | FLOAT",
