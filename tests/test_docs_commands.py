@@ -17,13 +17,12 @@ from pathlib import Path
 import doc_commands
 import pytest
 from captures import DECODE_RECORD, DECODE_SHAPES, launch, launched, write_capture
-from doc_commands import FOREIGN, ROOT, TOOLS, Block, Command, UnreadableBlock
+from doc_commands import FOREIGN, READMES, ROOT, TOOLS, Block, Command, UnreadableBlock
 from scratch_checkout import ScratchCheckout
 from sessions import row
 
-READMES = sorted(ROOT.glob("README*.md"))
 WORKFLOWS = sorted((ROOT / "docs" / "ci").glob("*.yml"))
-PAGES = [*READMES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), *WORKFLOWS]
+PAGES = [*doc_commands.PAGES, *WORKFLOWS]
 
 #: Commands of the README that are read and not run, by what marks them, and why.
 NOT_HERE: Mapping[str, str] = {
@@ -105,7 +104,7 @@ def problems() -> Mapping[Command, str]:
     return doc_commands.problems_of([*shown, *map(planted, PLANTED)])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_programs_take_the_commands_of_a_page(page: Path, problems: Mapping[Command, str]) -> None:
     name = page.relative_to(ROOT).as_posix()
     wrong = [f"{command}\n    {problem}" for command, problem in problems.items() if command.page == name]

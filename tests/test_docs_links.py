@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from doc_commands import ROOT
+from doc_commands import DOCS, PAGES, ROOT
 
-PAGES = [*sorted(ROOT.glob("README*.md")), ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 #: A file of the checkout, as sentences name it: `bench/rows/replay_row.py`, `tests/support/`.
@@ -44,17 +43,17 @@ def missing_files(page: Path) -> list[str]:
     return [name for name in named if not name.startswith("database/data/") and not (ROOT / name).exists()]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     assert dead_links(page) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_are_named_exist(page: Path) -> None:
     assert missing_files(page) == []
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_page_is_found_from_another(page: Path) -> None:
     links = {
         (other.parent / link.partition("#")[0]).resolve() for other in PAGES for link in _LINK.findall(text_of(other))

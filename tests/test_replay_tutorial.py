@@ -1,4 +1,4 @@
-"""docs/adding-a-kernel.md does what it says: its blocks, put into a copy of the checkout, and its commands."""
+"""docs/tutorials/write-a-replay.md does what it says: its blocks, put into a copy of the checkout, and its commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from scratch_checkout import ScratchCheckout
 
 from bench.kernels import found_by_tests
 
-PAGE = ROOT / "docs" / "adding-a-kernel.md"
+PAGE = ROOT / "docs" / "tutorials" / "write-a-replay.md"
+TRANSLATION = PAGE.with_suffix(".zh-CN.md")
 _BLOCK = re.compile(r"^```(python|yaml|csv)\n(?:# (\S+\.\w+)(?:, ([^\n]*))?\n)?(.*?)^```$", re.DOTALL | re.MULTILINE)
 #: What the fields of a block's first line say of where it goes, after the file: a line that it follows.
 _AFTER = {
@@ -124,3 +125,10 @@ def test_a_kernel_takes_less_than_fifteen_lines() -> None:
     blocks = [block for language, name, _, block in _BLOCK.findall(PAGE.read_text("utf-8")) if name.startswith("bench")]
     lines = [line for block in blocks for line in block.splitlines() if line.strip()]
     assert 0 < len(lines) < 15
+
+
+def test_the_translation_has_the_same_code_and_commands() -> None:
+    fenced = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+    blocks = fenced.findall(PAGE.read_text("utf-8"))
+    assert len(blocks) > 10
+    assert fenced.findall(TRANSLATION.read_text("utf-8")) == blocks
