@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from bench.profiles.collective import counted_once
 from bench.profiles.marks import BEGIN, END, KERNEL_TYPE, dimensions_of, row_of_mark
 from database.launches import Launch
 from database.schema import BASE
@@ -124,7 +125,7 @@ def _windows_of_device(launches: Iterable[Launch]) -> dict[int, list[list[Launch
     return rows
 
 
-def _checked(row: ProfiledRow, found: list[list[Launch]] | NoSamples | None) -> ProfiledSamples | NoSamples:
+def _checked(row: ProfiledRow, found: Calls | NoSamples | None) -> ProfiledSamples | NoSamples:
     """A profile that holds something else than what was launched is not to be averaged."""
     if found is None:
         return NoSamples("the profile holds nothing of the row")
@@ -132,13 +133,14 @@ def _checked(row: ProfiledRow, found: list[list[Launch]] | NoSamples | None) -> 
         return found
     if len(found) != row.launched.samples:
         return NoSamples(f"the profile holds {len(found)} samples, and {row.launched.samples} were taken")
+    found, assumption = counted_once(row.kernel_type, found)
     kinds = {tuple(launch.kernel_type for launch in call) for call in found}
     if () in kinds:
         return NoSamples("the profile holds no kernel of some of the samples")
     if len(kinds) > 1:
         several = " and ".join(sorted("+".join(kind) for kind in kinds))
         return NoSamples(f"samples of the same call launched different kernels: {several}")
-    return _samples(found)
+    return _samples(found, assumption)
 
 
 def _by_order(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:

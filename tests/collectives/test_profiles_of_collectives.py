@@ -1,0 +1,82 @@
+"""A profile that lists a collective twice: the duration counts once. No NPU wrote these files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from captures import launch, write_capture
+
+from bench.profiles.attribution import Launched, NoSamples, ProfiledRow, ProfiledSamples, attribute
+from bench.profiles.marks import BEGIN, END, dimensions_of, row_mark
+from database.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from database.launches import read_launches
+
+#: (type, name, microseconds) of a launch between the marks of a sample.
+Kernel = tuple[str, str, float]
+
+
+def found(tmp_path: Path, kernel_type: str, *samples: list[Kernel]) -> ProfiledSamples | NoSamples:
+    """What a profile that holds these samples says of a row."""
+    mark = ("Neg", "aclnnNeg_Neg_Neg", 2.0)
+    launches = [(mark, dimensions_of(row_mark(0)))]
+    for kernels in samples:
+        # The ranks line up with collectives that are outside of the sample.
+        launches += [(("hcom_allReduce_", "hcom_allReduce__781_0_1", 80.0), "N/A"), (mark, dimensions_of(BEGIN))]
+        launches += [(kernel, "N/A") for kernel in kernels]
+        launches += [(mark, dimensions_of(END))]
+    lines = [
+        launch({"Start Time(us)": f"{10 * place}.000\t", "Name": name}, type=type_, shapes=shapes, duration=str(us))
+        for place, ((type_, name, us), shapes) in enumerate(launches)
+    ]
+    path = write_capture(tmp_path / "kernel_details.csv", lines)
+    (samples_of_row,) = attribute(
+        read_launches(path).launches, [ProfiledRow(kernel_type, {}, Launched(0, len(samples)))]
+    )
+    return samples_of_row
+
+
+@pytest.mark.parametrize(
+    ("kernel_type", "carrier"),
+    [
+        (ALL_REDUCE.kernel_type, ("hcom_allReduce_", "hcom_allReduce_AivKernel")),
+        (ALL_REDUCE.kernel_type, ("allreduceAicpuKernel", "allreduceAicpuKernel")),
+        (ALL_GATHER.kernel_type, ("allgatherAicpuKernel", "allgatherAicpuKernel")),
+        (REDUCE_SCATTER.kernel_type, ("reduce_scatterAicpuKernel", "reduce_scatterAicpuKernel")),
+        (ALL_GATHER.kernel_type, ("aiv_all_gather", "hcom_allGather_AivKernel_1")),
+    ],
+)
+def test_the_kernel_that_carries_a_collective_counts_no_second_time(
+    tmp_path: Path, kernel_type: str, carrier: tuple[str, str]
+) -> None:
+    own = (kernel_type, f"{kernel_type}_781_0_1")
+    twice = [[(*own, us), (*carrier, us - 1)] for us in (20.0, 21.0, 22.0)]
+    seen = found(tmp_path, kernel_type, *twice, [(*carrier, 23.0), (*own, 24.0)])
+    assert isinstance(seen, ProfiledSamples)
+    assert seen.durations_us == (20.0, 21.0, 22.0, 24.0)
+    assert [kernel.name for kernel in seen.kernels] == [own[1]]
+    assert seen.assumption == ""
+
+
+def test_a_collective_that_only_its_carrier_tells_of_has_the_carriers_duration(tmp_path: Path) -> None:
+    carrier = ("allreduceAicpuKernel", "allreduceAicpuKernel", 20.0)
+    seen = found(tmp_path, ALL_REDUCE.kernel_type, [carrier], [carrier])
+    assert isinstance(seen, ProfiledSamples)
+    assert seen.durations_us == (20.0, 20.0)
+    assert [kernel.kernel_type for kernel in seen.kernels] == [ALL_REDUCE.kernel_type]
+    assert "allreduceAicpuKernel" in seen.assumption
+
+
+def test_a_sample_that_has_only_the_carrier_beside_samples_that_have_both_is_no_measurement(tmp_path: Path) -> None:
+    own, carrier = (
+        ("hcom_allReduce_", "hcom_allReduce__1", 20.0),
+        ("allreduceAicpuKernel", "allreduceAicpuKernel", 19.0),
+    )
+    assert isinstance(found(tmp_path, ALL_REDUCE.kernel_type, [own, carrier], [carrier]), NoSamples)
+
+
+def test_a_kernel_that_prepares_the_message_is_not_the_collective(tmp_path: Path) -> None:
+    cast, own = ("Cast", "aclnnCast_CastAiCore_Cast", 5.0), ("hcom_allReduce_", "hcom_allReduce__1", 20.0)
+    seen = found(tmp_path, ALL_REDUCE.kernel_type, [cast, own])
+    assert isinstance(seen, ProfiledSamples)
+    assert seen.durations_us == (20.0,)
