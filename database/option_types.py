@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from database.closest import closest
 from database.numbers import real as real_number
 from database.numbers import whole
+from database.versions import Component
+
+#: Version directories put an underscore between versions, so none may be in one.
+_VERSION = re.compile(r"\d+(?:\.\d+)+(?:[.-]?[a-z]+[.-]?\d*)*(?:\+[a-z\d.-]+)?", re.ASCII | re.IGNORECASE)
 
 T = TypeVar("T")
 
@@ -34,6 +39,22 @@ def between(least: int, most: int) -> Callable[[str], int]:
         if number is None or not least <= number <= most:
             raise argparse.ArgumentTypeError(f"{text!r}: give a whole number from {least} to {most}")
         return number
+
+    return read
+
+
+def version(component: Component) -> Callable[[str], str]:
+    """Versions of a piece of software; `v0.18.0` and `vllm0.18.0`, as tags and version directories have it, too."""
+    names = "|".join(map(re.escape, {component.field, component.name, component.name.replace("-", "_")}))
+    prefix = re.compile(rf"(?:(?:{names})[-_=\s]*)?v?(?=\d)", re.IGNORECASE)
+
+    def read(text: str) -> str:
+        plain = prefix.sub("", text.strip(), count=1) if prefix.match(text.strip()) else text.strip()
+        if not _VERSION.fullmatch(plain):
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: give a version of {component.name}, such as {component.example}"
+            )
+        return plain
 
     return read
 

@@ -21,7 +21,7 @@ from database.schema import RUN_ID
 from database.statistics import valid_duration
 from database.store import Database, read_frame
 from database.terminal import counted
-from database.versions import CANN, CUDA, NCCL, TORCH, VLLM, version_key
+from database.versions import CANN, CUDA, NCCL, TORCH, VLLM, same_release, version_key
 
 #: Names of software that may name a database's folder, and where a manifest has their version: facts of the device,
 #: then packages.
@@ -69,6 +69,14 @@ class Origin:
             return False
         return self.is_of_same_device(other) and not any(
             version_key(version) != version_key(other.versions[name])
+            for name, version in self.versions.items()
+            if name in other.versions
+        )
+
+    def is_of_same_release(self, other: Origin) -> bool:
+        """Whether nothing that is known of both differs in device, or in the first two numbers of a version."""
+        return self.is_of_same_device(other) and all(
+            same_release(version, other.versions[name])
             for name, version in self.versions.items()
             if name in other.versions
         )
@@ -195,7 +203,7 @@ class Provenance:
             for run_id, origins in self._runs.items()
             if not all(origin.agrees_with(ours) for origin in origins)
         }
-        is_foreign_folder = self._folder is not None and not self._folder.agrees_with(ours)
+        is_foreign_folder = self._folder is not None and not self._folder.is_of_same_release(ours)
         if not foreign and not is_foreign_folder:
             return
         # Of these there may be any number, and mostly no need to look.
@@ -207,6 +215,19 @@ class Provenance:
         if is_foreign_folder and not held.intersection(self._runs):
             assert self._folder is not None
             raise MixedDatabase(str(self._database.path), self._folder, ours, "its folder is named for that")
+
+    def folder_note(self, ours: Origin) -> str:
+        """What the folder calls versions otherwise than they are in a session; "" where it does not.
+
+        A folder is named for a release (`cann8.3`) as well as for a version (`cann8.3.RC1`).
+        """
+        named = self._folder.versions if self._folder is not None else {}
+        other = [
+            f"{name} {version}, and {ours.versions[name]} is installed"
+            for name, version in named.items()
+            if name in ours.versions and version_key(version) != version_key(ours.versions[name])
+        ]
+        return f"the folder is named for {'; '.join(other)}" if other else ""
 
     def unlike(self, rows: Iterable[tuple[Stored, Taking]]) -> list[Unlike]:
         """What durations that a session is about to replace are unlike its own in, the most frequent first."""

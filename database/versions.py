@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -12,20 +12,30 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Component:
-    """A piece of software: its field in `Versions`, its name for users, the option that gives it ("": none)."""
+    """A piece of software.
+
+    Attributes:
+        field: its field in `Versions`; version directories have it before the version.
+        name: its name for users.
+        option: the option that gives its version; "" where there is none.
+        example: a version as such an option takes it.
+    """
 
     field: str
     name: str
     option: str
+    example: str = ""
 
 
-VLLM = Component("vllm", "vllm-ascend", "--vllm-version")
-TORCH = Component("torch", "torch", "--torch-version")
-CANN = Component("cann", "CANN", "--cann-version")
+VLLM = Component("vllm", "vllm-ascend", "--vllm-version", "0.18.0")
+TORCH = Component("torch", "torch", "--torch-version", "2.9.0")
+CANN = Component("cann", "CANN", "--cann-version", "8.5")
 CUDA = Component("cuda", "CUDA (of torch)", "")
 NCCL = Component("nccl", "NCCL", "")
 
 
+#: Folders of a toolkit that have a version.info; the toolkit's own comes first.
+_COMPONENTS = ("", "compiler", "runtime")
 _VERSION = re.compile(r"v?(\d+(?:\.\d+)*)(?:[.\-_]?(alpha|beta|dev|rc|a|b)[.\-_]?(\d+(?:\.\d+)*)?)?")
 
 
@@ -75,33 +85,52 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", text or "")))
 
 
+def same_release(one: str, other: str) -> bool:
+    """Whether two versions have the same first two numbers: 8.3, 8.3.RC1 and 8.3.0.1.200 are of one release."""
+    return _release(one) == _release(other)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    numbers, _, _ = version_key(version)
+    return (*numbers, 0, 0)[:2]
+
+
 def cann_version(environment: Mapping[str, str] = os.environ, root: Path = Path("/usr/local/Ascend")) -> str | None:
-    """The CANN toolkit's version, from the files that its installer leaves.
+    """Returns the CANN toolkit's version, from the files that its installer leaves; None where there are none.
+
+    A toolkit that the environment names is asked before any other. Its `*_install.info` states the version of the
+    toolkit. The version.info of a component (compiler, runtime) states that of the component, which has numbers of
+    its own (7.6.0.1.220 in CANN 8.0.0), and in newer toolkits that of the toolkit, as `version_dir`.
 
     Args:
         environment: where ASCEND_HOME_PATH and ASCEND_TOOLKIT_HOME may name the toolkit.
         root: where it is installed otherwise.
     """
-    for path in _cann_files(environment, root):
-        try:
-            text = path.read_text(encoding="utf-8", errors="replace")
-        except OSError:  # a toolkit of another user; the next place may be readable
-            continue
-        version = re.search(r"^\s*version\s*[=:]\s*\[?([\w.+-]+)", text, flags=re.MULTILINE | re.IGNORECASE)
-        if version:
-            return version[1]
-    return None
-
-
-def _cann_files(environment: Mapping[str, str], root: Path) -> Iterator[Path]:
-    homes = [Path(environment[name]) for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME") if environment.get(name)]
+    named = [Path(environment[name]) for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME") if environment.get(name)]
     # Not below `root` itself at any depth: root/driver/version.info is the driver's version, not CANN's.
-    for home in (*homes, root / "ascend-toolkit" / "latest", root / "cann", root / "latest", root):
-        for directory in (home, *sorted(home.glob("*-linux"))):
-            yield from sorted(directory.glob("ascend_*_install.info"))
-            yield directory / "version.info"
-            yield directory / "compiler" / "version.info"
-            yield directory / "runtime" / "version.info"
+    usual = [root / "ascend-toolkit" / "latest", root / "cann", root / "latest", root]
+    return _toolkit_version(named) or _toolkit_version(usual)
+
+
+def _toolkit_version(homes: Sequence[Path]) -> str | None:
+    directories = [directory for home in homes for directory in (home, *sorted(home.glob("*-linux")))]
+    installed = [path for directory in directories for path in sorted(directory.glob("*_install.info"))]
+    components = [directory / part / "version.info" for directory in directories for part in _COMPONENTS]
+    stated = (_stated(paths, key) for paths in (installed, components) for key in ("version_dir", "version"))
+    return next((version for version in stated if version), None)
+
+
+def _stated(paths: Iterable[Path], key: str) -> str | None:
+    """The version that the first of some files gives under a key."""
+    line = re.compile(rf"^\s*{key}\s*[=:]\s*\[?(?:cann-)?(\d[\w.+-]*)", re.MULTILINE | re.IGNORECASE)
+    for path in paths:
+        try:
+            found = line.search(path.read_text(encoding="utf-8", errors="replace"))
+        except OSError:  # not there, or a toolkit of another user; the next file may be readable
+            continue
+        if found:
+            return found[1]
+    return None
 
 
 def _torch_version() -> str | None:

@@ -81,6 +81,7 @@ def options_of(settings: Settings) -> Mapping[str, object]:
         "where": str(settings.where) if settings.where is not None else None,
         "retry_failed": settings.retry_failed,
         "mixed": settings.mixed,
+        "versions": dict(settings.versions),
         **asdict(settings.measure),
         "msprof_rows": settings.msprof_rows,
         "case_timeout_s": settings.case_timeout_s,

@@ -21,10 +21,11 @@ _SAME_AGAIN = {CACHE: "--cache", INSTRUMENT: "--instrument"}
 
 
 def origin_notes(provenance: Provenance, settings: Settings) -> list[str]:
-    """What to tell of a database of another device or of other software, which a session only compares with or mixes.
+    """What to tell of a database of another device or of other software: the session only compares with it or mixes,
+    or its folder is named for another version of the same release.
 
     Raises:
-        OpAtlasError: the session does neither.
+        OpAtlasError: it is another release, and the session neither compares nor mixes.
     """
     try:
         provenance.expect(settings.origin)
@@ -37,7 +38,8 @@ def origin_notes(provenance: Provenance, settings: Settings) -> list[str]:
         if error.theirs.only_threads_differ(error.ours) and (error.theirs.threads or 0) <= available_cores():
             again = f"--threads {error.theirs.threads}"
         raise OpAtlasError(f"{printable(str(error))}: the two do not compare.\n{_remedy(settings, again)}") from None
-    return []
+    note = provenance.folder_note(settings.origin)
+    return [printable(note)] if note else []
 
 
 def captured_notes(provenance: Provenance, plan: Plan, settings: Settings) -> list[str]:

@@ -17,8 +17,9 @@ from bench.job import DeviceSpec, MeasureSettings
 from bench.msprof.command import METRICS
 from database.merge import UpdateMode
 from database.numbers import whole
-from database.option_types import at_least, items_of, names, one_of, positive, share
+from database.option_types import at_least, items_of, names, one_of, positive, share, version
 from database.schema import Status
+from database.versions import CANN, TORCH, VLLM
 from plugins import newhooks
 from plugins.choice import GIVEN_UP_AFTER, NO_STATUS, Shard
 from plugins.where import parse_where
@@ -76,18 +77,21 @@ DATABASE = (
     declare(
         "--vllm-version",
         Scope.FINDS_DATABASE | Scope.NPUS | Scope.KERNELS,
+        type=version(VLLM),
         metavar="V",
         help="vllm-ascend version of an NPU's database; a CPU's has none (default: the installed one)",
     ),
     declare(
         "--torch-version",
         Scope.FINDS_DATABASE,
+        type=version(TORCH),
         metavar="V",
         help="torch version of the database (default: the installed one)",
     ),
     declare(
         "--cann-version",
         Scope.FINDS_DATABASE | Scope.NPUS,
+        type=version(CANN),
         metavar="V",
         help="CANN version of an NPU's database; a CPU's has none (default: the installed one)",
     ),

@@ -35,7 +35,7 @@ from database.layout import (
 from database.merge import UpdateMode
 from database.option_types import at_least
 from database.provenance import Origin
-from database.versions import CANN, TORCH, VLLM, Versions, detect, version_key
+from database.versions import CANN, TORCH, VLLM, Versions, detect, same_release
 from plugins.choice import Choice, Shard
 from plugins.keyword import keyword_filter
 from plugins.options import CASE_TIMEOUT_S, FIRST_CASE_TIMEOUT_S, OPTIONS, REPEAT_COUNT_VARIABLE, refuse
@@ -73,6 +73,7 @@ class Settings:
         of_operators: options that belong to one operator, by name, where the user has given them.
         messages: what a session that measures communication is to measure; None: it replays rows.
         named: whether the user named the database, which must be there then; others are made.
+        versions: those that the user gave for the database's folder, by the name of the software.
         note: what the user should know of the choice of the database; "" mostly.
         own_folder: the option that names another database.
     """
@@ -101,6 +102,7 @@ class Settings:
     of_operators: Mapping[str, object] = field(default_factory=dict)
     messages: Wanted | None = None
     named: bool = False
+    versions: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
     own_folder: str = "--database-path"
 
@@ -171,6 +173,7 @@ def settings_of(config: pytest.Config) -> Settings:
         of_operators=changed(option, dispatch_ffn_combine.OPTIONS),
         messages=collectives.wanted_of(option, devices) if communicates else None,
         named=bool(option.database_path) and not communicates,
+        versions=_given_versions(option),
         note=place.note,
         own_folder="--output-dir" if communicates else "--database-path",
     )
@@ -317,25 +320,31 @@ def _place_of(option: argparse.Namespace, devices: Sequence[DeviceSpec], communi
 
 def _of_this_machine(option: argparse.Namespace, versions: Versions) -> str:
     """Which of the versions that name a database of profiles are only those of the software that is installed here."""
-    named = {VLLM: option.vllm_version, TORCH: option.torch_version, CANN: option.cann_version}
-    here = [component for component, version in named.items() if not version]
+    here = [component for component in (VLLM, TORCH, CANN) if component.name not in _given_versions(option)]
     if not here:
         return ""
     names = ", ".join(f"{component.name} {getattr(versions, component.field)}" for component in here)
     return f"{names} as on this machine: where others were profiled, give {', '.join(c.option for c in here)}"
 
 
+def _given_versions(option: argparse.Namespace) -> Mapping[str, str]:
+    """The versions that the user gave, by the name of the software."""
+    given = {VLLM: option.vllm_version, TORCH: option.torch_version, CANN: option.cann_version}
+    return {component.name: version for component, version in given.items() if version}
+
+
 def _origin(option: argparse.Namespace, devices: Sequence[DeviceSpec], communicates: bool) -> Origin:
-    """What the durations of a session are measured on, with the versions that name a database of them."""
+    """What the durations of a session are measured on, with the versions of the software that names a database."""
     device = devices[0]
     if option.prof_path is not None:
         # The software that was profiled is not that of this machine; nobody need say which it was.
-        given = {VLLM: option.vllm_version, TORCH: option.torch_version, CANN: option.cann_version}
-        return Origin(device.name, device.kind, {each.name: text for each, text in given.items() if text})
-    versions, threads = versions_of(option), option.threads or available_cores()
+        return Origin(device.name, device.kind, _given_versions(option))
+    installed, given_or_installed = detect(), versions_of(option)
+    threads = option.threads or available_cores()
     # Devices that a conftest.py opens are torch's too.
     naming = [COMMUNICATION_NAMED_BY.get(device.kind, TORCH)] if communicates else NAMED_BY.get(device.kind, [TORCH])
-    named = {each.name: getattr(versions, each.field) for each in naming}
+    # What measures is what is installed, whatever version of the same release the user calls it by.
+    named = {each.name: getattr(installed, each.field) or getattr(given_or_installed, each.field) for each in naming}
     return Origin(
         device.name,
         device.kind,
@@ -354,11 +363,14 @@ def _communication_database(option: argparse.Namespace, devices: Sequence[Device
 
 
 def _expect_installed(versions: Versions) -> None:
-    """What the installed software measures must not be filed under another version."""
+    """Raises pytest.UsageError where the installed software is of another release than the versions that are named.
+
+    Another patch or candidate of the same release is told (`Provenance.folder_note`).
+    """
     installed = detect()
     for component in (VLLM, TORCH, CANN):
         named, here = getattr(versions, component.field), getattr(installed, component.field)
-        if named and here and version_key(named) != version_key(here):
+        if named and here and not same_release(named, here):
             raise pytest.UsageError(
                 f"{component.option} {named}: rows would be measured with the installed {component.name} {here}; "
                 f"leave it out, or name a database with --database-path"

@@ -113,6 +113,7 @@ def test_the_manifest_has_values_that_another_program_reads() -> None:
         "where": None,
         "retry_failed": True,
         "mixed": False,
+        "versions": {},
         "repeat_count": 7,
         "cache": "cold",
         "time_limit_s": 5.0,

@@ -16,7 +16,7 @@ from typing import Any
 from bench.one_line import first_line
 from database.errors import OpAtlasError
 from database.layout import public_version
-from database.versions import version_key
+from database.versions import same_release
 
 _ASCEND = Path("/usr/local/Ascend")
 _MISSING_LIBRARY = re.compile(r"(lib\w+\.so[.\d]*): cannot open shared object file")
@@ -62,7 +62,7 @@ def _explained(text: str) -> str:
     """What the words of a failed import mean."""
     first = first_line(text)
     torch, torch_npu = _torch(), _version("torch_npu")
-    if torch and torch_npu and version_key(torch)[0][:2] != version_key(torch_npu)[0][:2]:
+    if torch and torch_npu and not same_release(torch, torch_npu):
         return (
             f"torch_npu {torch_npu} is not for torch {torch} ({first}): pip install torch_npu=={torch}, "
             f"or the torch that it is for"

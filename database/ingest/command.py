@@ -12,6 +12,7 @@ from database.ingest.files import find_captures, passed_over
 from database.ingest.ingest import Asked, Ingested, ingest_captures
 from database.ingest.manifest import CaptureVersions
 from database.ingest.summary import summary
+from database.option_types import version
 from database.store import Database
 from database.terminal import counted, print_problems, printable, show
 
@@ -56,9 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ingest captures of another device, or of other versions, than earlier ones in this database "
         "(default: refused, where both are known)",
     )
-    parser.add_argument("--vllm-version", metavar="V", help="vllm-ascend, such as 0.18.0 (default: the installed one)")
-    parser.add_argument("--torch-version", metavar="V", help="torch, such as 2.9.0 (default: the installed one)")
-    parser.add_argument("--cann-version", metavar="V", help="CANN, such as 8.5 (default: the installed one)")
+    for component in (versions.VLLM, versions.TORCH, versions.CANN):
+        parser.add_argument(
+            component.option,
+            type=version(component),
+            metavar="V",
+            help=f"{component.name}, such as {component.example} (default: the installed one)",
+        )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -172,7 +172,7 @@ def test_a_database_that_another_process_holds(tmp_path, ingest, monkeypatch):
 def test_the_default_database_is_named_after_device_and_versions(tmp_path, ingest, monkeypatch):
     monkeypatch.setattr(layout, "ROOT", tmp_path / "data")
     path = write_capture(tmp_path / "kernel_details.csv", [launch()])
-    given = ("--vllm-version", "0.18.0", "--torch-version", "2.9.0+cpu", "--cann-version", "8.5")
+    given = ("--vllm-version", "v0.18.0", "--torch-version", "torch2.9.0+cpu", "--cann-version", "cann8.5")
     status, _, _ = ingest(path, *given)
     assert status == 0
     folder = "ATLAS_800_A3_752T_128G_DIE/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5"

@@ -6,7 +6,8 @@ import argparse
 
 import pytest
 
-from database.option_types import Listed, at_least, between, items_of, one_of, positive
+from database.option_types import Listed, at_least, between, items_of, one_of, positive, version
+from database.versions import CANN, TORCH, VLLM
 
 
 @pytest.mark.parametrize(("read", "text", "number"), [(at_least(0), "0", 0), (at_least(2), "17", 17)])
@@ -51,3 +52,30 @@ def test_names_and_ports() -> None:
         one_of(["left", "right"])("rihgt")
     with pytest.raises(argparse.ArgumentTypeError, match="'65536': give a whole number from 1 to 65535"):
         between(1, 65535)("65536")
+
+
+@pytest.mark.parametrize(
+    ("component", "text", "plain"),
+    [
+        (VLLM, "0.18.0", "0.18.0"),
+        (VLLM, "v0.18.0", "0.18.0"),
+        (VLLM, "vllm0.18.0", "0.18.0"),
+        (VLLM, "vllm-ascend-v0.18.1rc1", "0.18.1rc1"),
+        (VLLM, "0.18.1.dev5+gabc12.d2026", "0.18.1.dev5+gabc12.d2026"),
+        (TORCH, "torch2.9.0+cpu", "2.9.0+cpu"),
+        (TORCH, "2.9.0.post1", "2.9.0.post1"),
+        (TORCH, "2.11.0a0+git12ab", "2.11.0a0+git12ab"),
+        (CANN, "cann8.5", "8.5"),
+        (CANN, "CANN 8.3.RC1", "8.3.RC1"),
+        (CANN, "8.2.RC1.alpha002", "8.2.RC1.alpha002"),
+        (CANN, "9.0.0-beta.1", "9.0.0-beta.1"),
+    ],
+)
+def test_versions_as_tags_and_folders_spell_them(component, text: str, plain: str) -> None:
+    assert version(component)(text) == plain
+
+
+@pytest.mark.parametrize("text", ["", "v", "8", "main", "torch8.5", "8.5_warm", "8.5/..", "vv8.5", "\uff18.5"])
+def test_what_is_no_version_is_refused_with_the_right_spelling(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"version of CANN, such as 8\.5"):
+        version(CANN)(text)

@@ -188,6 +188,36 @@ def test_a_folder_tells_what_it_is_for(tmp_path: Path, folder: str, device: str,
     assert refused(database, origin) is None
 
 
+@pytest.mark.parametrize(
+    ("named", "installed"), [("8.3", "8.3.RC1"), ("8.3.RC1", "8.3.RC2"), ("8.5", "8.5.1"), ("8.3.RC1", "8.3.0.1.200")]
+)
+def test_a_folder_that_is_named_for_the_release_is_told_and_not_refused(
+    tmp_path: Path, named: str, installed: str
+) -> None:
+    database = Database(tmp_path / f"{DEFAULT_NPU_DEVICE}/vllm_ascend/vllm0.18.0_torch2.9.0_cann{named}")
+    database.path.mkdir(parents=True)
+    ours = Origin(NPU.device, "npu", {**NPU.versions, "CANN": installed})
+    assert refused(database, ours) is None
+    note = Provenance(database).folder_note(ours)
+    assert f"CANN {named}" in note
+    assert installed in note
+    assert refused(database, Origin(NPU.device, "npu", {**NPU.versions, "CANN": "8.4"})) is not None
+
+
+def test_a_folder_of_the_same_versions_needs_no_note(tmp_path: Path) -> None:
+    database = Database(tmp_path / f"{DEFAULT_NPU_DEVICE}/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5")
+    database.path.mkdir(parents=True)
+    assert Provenance(database).folder_note(NPU) == ""
+
+
+def test_runs_of_two_candidates_of_one_release_do_not_compare(database: Database) -> None:
+    row(database, RUN)
+    facts = {"torch": "2.9.0", "cann_toolkit": "8.3.RC1", "vllm_ascend": "0.18.0"}
+    manifest(database, RUN, {"name": DEFAULT_NPU_DEVICE, "kind": "npu", "facts": facts})
+    assert refused(database, Origin(NPU.device, "npu", {**NPU.versions, "CANN": "8.3.RC1"})) is None
+    assert refused(database, Origin(NPU.device, "npu", {**NPU.versions, "CANN": "8.3.RC2"})) is not None
+
+
 @pytest.mark.parametrize("folder", ["mine", "device/torch/mine", "device/other/torch2.9.0_cpu", "nccl/mine"])
 def test_any_other_folder_tells_nothing(tmp_path: Path, folder: str) -> None:
     assert provenance.folder_origin(Database(tmp_path / folder)) is None

@@ -59,12 +59,66 @@ def test_cann_from_the_toolkit_that_the_environment_names(tmp_path, variable):
     write(
         tmp_path / "home/aarch64-linux/ascend_toolkit_install.info", "package_name=toolkit\nversion=8.5.0\nos=linux\n"
     )
-    assert versions.cann_version({variable: str(tmp_path / "home")}, tmp_path / "nowhere") == "8.5.0"
+    write(tmp_path / "usual/ascend-toolkit/latest/ascend_toolkit_install.info", "version=8.2.RC1\n")
+    assert versions.cann_version({variable: str(tmp_path / "home")}, tmp_path / "usual") == "8.5.0"
 
 
-def test_cann_from_version_info(tmp_path):
-    write(tmp_path / "ascend-toolkit/latest/version.info", "Version=8.3.RC1\n")
-    assert versions.cann_version({}, tmp_path) == "8.3.RC1"
+#: What installers leave: the files of the toolkit's folder, as published packages have them.
+TOOLKITS = {
+    "8.0, components numbered on their own": (
+        "8.0.0",
+        {
+            "ascend-toolkit/latest/compiler/version.info": "Version=7.6.0.1.220\nversion_dir=8.0.0\n",
+            "ascend-toolkit/latest/aarch64-linux/ascend_toolkit_install.info": "version=8.0.0\narch=aarch64\n",
+        },
+    ),
+    "8.2, components alone": (
+        "8.2.RC1",
+        {"ascend-toolkit/latest/runtime/version.info": "Version=8.2.0.0.201\nversion_dir=8.2.RC1\n"},
+    ),
+    "8.3": (
+        "8.3.RC1",
+        {
+            "ascend-toolkit/latest/compiler/version.info": "Version=8.3.0.1.200\n",
+            "ascend-toolkit/latest/aarch64-linux/ascend_toolkit_install.info": (
+                "package_name=Ascend-cann-toolkit\nversion=8.3.RC1\ninnerversion=V100R001C23SPC001B235\n"
+                "arch=aarch64\nos=linux\npath=/usr/local/Ascend/ascend-toolkit/8.3.RC1/aarch64-linux\n"
+            ),
+        },
+    ),
+    "8.5, elsewhere": (
+        "8.5.0",
+        {"cann/compiler/version.info": "Version=8.5.0.2.220\nversion_dir=8.5.0\n"},
+    ),
+    "8.5, whose component says more in its first file than in its second": (
+        "8.5.0",
+        {
+            "cann/compiler/version.info": "Version=8.5.0.2.220\n",
+            "cann/runtime/version.info": "Version=8.5.0.2.220\nversion_dir=cann-8.5.0\n",
+        },
+    ),
+    "no more than a toolkit's version.info": ("8.3.RC1", {"ascend-toolkit/latest/version.info": "Version=8.3.RC1\n"}),
+}
+
+
+@pytest.mark.parametrize(("version", "files"), TOOLKITS.values(), ids=TOOLKITS)
+def test_cann_as_its_installers_leave_it(tmp_path, version, files):
+    for name, text in files.items():
+        write(tmp_path / name, text)
+    assert versions.cann_version({}, tmp_path) == version
+    # As CANN's set_env.sh names it.
+    home = str(tmp_path / next(iter(files)).partition("/version.info")[0].removesuffix("/compiler"))
+    assert versions.cann_version({"ASCEND_HOME_PATH": home.removesuffix("/runtime")}, tmp_path / "nowhere") == version
+
+
+@pytest.mark.parametrize("version", ["8.3", "8.3.0", "8.3.RC1", "8.3.RC2", "8.3.0.1.200"])
+def test_versions_of_one_release(version):
+    assert versions.same_release(version, "8.3.RC1")
+
+
+@pytest.mark.parametrize(("one", "other"), [("8.3", "8.5"), ("8.0", "10.0"), ("9.0", "8.9"), ("2.1", "2.10")])
+def test_versions_of_two_releases(one, other):
+    assert not versions.same_release(one, other)
 
 
 def test_the_drivers_version_is_not_canns(tmp_path):
