@@ -76,7 +76,8 @@ def test_as_strided(row, replay):
     sizes, count = row.output_shape(), row.tensor(0).numel()
     for slot, what in ((1, "the sizes"), (2, "the strides")):
         row.expect_list(slot, len(sizes), what)
-    row.expect_list(3, 1, "the offset")
+    if row.shape(3):
+        row.expect_list(3, 1, "the offset")
     viewed = math.prod(sizes)
     if not viewed or count % viewed or len(sizes) < 2:
         raise row.refuse(

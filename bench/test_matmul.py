@@ -8,13 +8,13 @@ from bench import expected, impl
 from bench.errors import Unsupported
 from bench.registry import replays
 from bench.rows.factors import factors
-from database.schema import INPUT_SHAPES
+from database.schema import INPUT_SHAPES, OUTPUT_DTYPES
 
 
 @replays("MatMulV2", "MatMulV3", "MatMulCommon", npu="torch.nn.functional.linear")
 def test_matmul(row, replay):
     row.expect_inputs(2, 3)
-    a, b = _factors(row, row.matrices(0, rank=2), row.matrices(1, rank=2), transposed_b_first=True)
+    a, b = _factors(row, row.matrices(0, rank=2), row.matrices(1, rank=2), transposed_b_first=True, rank=2)
     # As large as a sum of K products, so that it shows.
     reach = max(a.shape[-1], 1) ** 0.5
     # Beside half-precision matrices the kernel takes a FLOAT bias; the call takes one dtype, and casts it.
@@ -22,14 +22,14 @@ def test_matmul(row, replay):
     if len(row.input_slots) == 3:
         row.expect_shape(2, b.shape[-1:], what="the bias")
         bias = [row.tensor(2, -reach, reach).to(a.dtype)]
-    replay(impl.matmul, a, b.mT, *bias, expected=expected.matmul)
+    replay(impl.matmul, a, b.mT, *bias, output_slots=_output_slots(row, a), expected=expected.matmul)
 
 
 @replays("BatchMatMulV2", npu="torch.matmul")
 def test_batch_matmul(row, replay):
     row.expect_inputs(2)
     a, b = _factors(row, row.matrices(0), row.matrices(1), transposed_b_first=False)
-    replay(impl.batch_matmul, a, b, expected=expected.batch_matmul)
+    replay(impl.batch_matmul, a, b, output_slots=_output_slots(row, a), expected=expected.batch_matmul)
 
 
 @replays("TransposeBatchMatMul", npu="torch_npu.npu_transpose_batchmatmul")
@@ -71,7 +71,16 @@ def test_transpose_batch_matmul(row, replay):
     )
 
 
-def _factors(row, a, b, *, transposed_b_first):
+def _factors(row, a, b, *, transposed_b_first, rank=None):
     if not a.is_floating_point():
         raise Unsupported(f"torch's product of integers does not widen them, as {row.kernel_type} does")
-    return factors(row, a, b, transposed_b_first=transposed_b_first)
+    return factors(row, a, b, transposed_b_first=transposed_b_first, rank=rank)
+
+
+def _output_slots(row, a):
+    """A product in FRACTAL_NZ is compared as the matrices that it stands for: `factors` has seen to its shape."""
+    if len(row.output_shape()) <= a.dim():
+        return None
+    if row.output_dtype() != a.dtype:
+        raise row.refuse(OUTPUT_DTYPES, f"the product has the dtype of its factors, {a.dtype}", "correct one of them")
+    return [None]

@@ -14,10 +14,15 @@ if TYPE_CHECKING:
 
 
 def factors(
-    row: ReplayRow, a: torch.Tensor, b: torch.Tensor, *, transposed_b_first: bool
+    row: ReplayRow, a: torch.Tensor, b: torch.Tensor, *, transposed_b_first: bool, rank: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(..., M, K) and (..., K, N), views of what is stored; the output shape decides which are transposed."""
-    batch, product = row.output_shape()[:-2], row.output_shape()[-2:]
+    """(..., M, K) and (..., K, N), views of what is stored; the output shape decides which are transposed.
+
+    Args:
+        rank: as for `ReplayRow.matrices`, of the product.
+    """
+    shape = row.product_shape(rank)
+    batch, product = shape[:-2], shape[-2:]
     fitting = resolve.matrix_product(a.shape[-2:], b.shape[-2:], product, transposed_b_first=transposed_b_first)
     if fitting is None or resolve.broadcast([a.shape[:-2], b.shape[:-2]]) != batch:
         raise row.refuse(

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from bench.rows import resolve
-from bench.rows.slots import RowSlots
+from bench.rows.slots import RowSlots, is_blocked
 from database.schema import INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
 from database.signature import signature
 from database.slots import Slot
@@ -134,7 +134,7 @@ class ReplayRow(RowSlots):
             whole: the values are whole numbers in -whole ... whole; default: those of `tensor`.
         """
         stored = self.input_slot(slot)
-        blocked = stored.format == "FRACTAL_NZ" if rank is None else len(stored.shape) == rank + 2
+        blocked = is_blocked(stored, rank)
         if blocked and stored.format not in ("", "FRACTAL_NZ"):
             raise self.refuse(
                 INPUT_FORMATS,
@@ -196,10 +196,8 @@ class ReplayRow(RowSlots):
                 "correct one of the two shapes",
             )
         if along is None:
-            chosen = torch.randperm(below, generator=self._generator, device=self.device)[:count]
-            return chosen.to(torch_dtype).reshape(shape)
-        keys = torch.rand((*shape[:along], below, *shape[along + 1 :]), generator=self._generator, device=self.device)
-        return keys.argsort(along).narrow(along, 0, count).to(torch_dtype).contiguous()
+            return self._sample((count,), 0, below).to(torch_dtype).reshape(shape)
+        return self._sample(shape, along, below).to(torch_dtype)
 
     def upper_triangle(self, shape: tuple[int, ...], dtype: str, value: float = 1) -> torch.Tensor:
         """`value` above the diagonal, 0 elsewhere: the mask of causal attention, in a dtype of the profiler."""
@@ -265,6 +263,23 @@ class ReplayRow(RowSlots):
         if dtype is torch.bool:
             return torch.rand(shape, generator=self._generator, device=self.device) < 0.5
         return self._integers(shape, dtype, 1, 9)
+
+    def _sample(self, shape: tuple[int, ...], axis: int, below: int) -> torch.Tensor:
+        """Indices below `below`, in random order, of which no two along an axis are equal.
+
+        There is one from each of as many stretches of the range as the axis is long: the memory and the time
+        that this takes go by the sample's size, not the range's.
+        """
+        count = max(shape[axis], 1)
+        ends = torch.arange(count + 1, device=self.device) * below // count
+        column = [1] * len(shape)
+        column[axis] = -1
+        first, size = (numbers[: shape[axis]].view(column) for numbers in (ends, ends.diff()))
+        drawn = torch.rand(shape, generator=self._generator, device=self.device)
+        # The product may be rounded up to the size itself.
+        chosen = first + torch.minimum((drawn * size).long(), size - 1)
+        order = torch.rand(shape, generator=self._generator, device=self.device).argsort(axis)
+        return chosen.gather(axis, order)
 
     def _integers(self, shape: tuple[int, ...], dtype: torch.dtype, low: int, high: int) -> torch.Tensor:
         # randint has no kernel for the wider unsigned types.

@@ -85,6 +85,15 @@ class RowSlots:
         """torch's dtype of an output slot. Raises InvalidRow."""
         return self.torch_dtype(self._output(slot), OUTPUT_DTYPES)
 
+    def product_shape(self, rank: int | None = None) -> tuple[int, ...]:
+        """Shape of the matrices that output slot 0 holds, (..., b * c, a * d) for (..., a, b, c, d) in FRACTAL_NZ.
+
+        Args:
+            rank: as for `ReplayRow.matrices`.
+        """
+        slot = self._output(0)
+        return resolve.nz_shape(slot.shape) if is_blocked(slot, rank) else slot.shape
+
     def expect_inputs(self, *counts: int) -> None:
         """Refuses a row whose number of input slots is not one of `counts`."""
         count = len(self.input_slots)
@@ -195,6 +204,11 @@ class RowSlots:
         if dtype.is_complex:
             raise Unsupported(f"column {column!r}: complex numbers are not replayed")
         return dtype
+
+
+def is_blocked(slot: Slot, rank: int | None) -> bool:
+    """Whether a slot that holds matrices is in FRACTAL_NZ: by its axes, or, if `rank` is None, by its format."""
+    return slot.format == "FRACTAL_NZ" if rank is None else len(slot.shape) == rank + 2
 
 
 def _cell(shape: tuple[int, ...]) -> str:

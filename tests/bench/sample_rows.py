@@ -54,6 +54,8 @@ MATMUL = (
     "7,80;2,5,16,16 | DT_BF16;DT_BF16 -> 7,32 | DT_BF16",
     "3,40;72,40;72 | DT_BF16;DT_BF16;FLOAT -> 3,72 | DT_BF16",
     "1,7;1,7 | FLOAT;FLOAT -> 1,1 | FLOAT",
+    "4,3,16,16;2,3,16,16 | DT_BF16;DT_BF16 | FRACTAL_NZ;FRACTAL_NZ -> 2,4,16,16 | DT_BF16 | FRACTAL_NZ",
+    "33,48;2,3,16,16 | FLOAT16;FLOAT16 -> 33,32 | FLOAT16",
 )
 
 ROWS: dict[str, tuple[str, ...]] = {
@@ -67,6 +69,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "2,3,5,16;1,3,16,33 | FLOAT;FLOAT -> 2,3,5,33 | FLOAT",
         "2,3,5,16;16,33 | FLOAT;FLOAT -> 2,3,5,33 | FLOAT",
         "3,5,32;3,2,5,16,16 | DT_BF16;DT_BF16 | ND;FRACTAL_NZ -> 3,5,80 | DT_BF16",
+        "3,4,2,16,16;3,2,4,16,16 | FLOAT16;FLOAT16 | FRACTAL_NZ;FRACTAL_NZ -> 3,2,2,16,16 | FLOAT16 | FRACTAL_NZ",
     ),
     "Add": BINARY + MIXED + ("7;7 | UINT8;UINT8 -> 7 | UINT8",),
     "AddAiCore": BINARY[:1],
@@ -195,6 +198,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "16,51;1;2;1 | DT_BF16;INT64;INT64;INT64 -> 2,51 | DT_BF16",
         "16,51;1;1;1 | DT_BF16;INT64;INT64;INT64 -> 1,51 | DT_BF16",
         "16,51;1;2;1 | DT_BF16;INT64;INT64;INT64 -> 1,51 | DT_BF16",
+        "64,100;2;1;64;64 | DT_BF16;INT64;INT64;INT64;INT64 -> 64 | DT_BF16",
     ),
     "MaskedFill": (
         "2,129;2,129; | FLOAT;BOOL;FLOAT -> 2,129 | FLOAT",

@@ -17,6 +17,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "360;3;3;1 | FLOAT;INT64;INT64;INT64 -> 5,4,6 | FLOAT",
         "360;3;3;1 | DT_BF16;INT64;INT64;INT64 -> 5,4,18 | DT_BF16",
         "35;2;2;1 | INT64;INT64;INT64;INT64 -> 5,7 | INT64",
+        "32,4,96;3;3; | FLOAT;INT64;INT64;INT64 -> 12,32,32 | FLOAT",
     ),
     "Tril": (
         "2,17,13 | FLOAT | FORMAT_ND -> 2,17,13 | FLOAT",

@@ -30,6 +30,13 @@ CONTRADICTIONS = [
     ("MatMulV2", "4,8;8 | FLOAT;FLOAT -> 4,8 | FLOAT", SHAPES, "slot 1 has 1 axes"),
     ("MatMulV2", "4,32;2,5,16,16 | FLOAT;FLOAT | ND;NCHW -> 4,80 | FLOAT", FORMATS, "FRACTAL_NZ"),
     ("MatMulV2", "4,8;8,7 | FLOAT;FLOAT -> 4,7 | DT_BF16", OUTPUT_TYPES, "output 0 of MatMulV2 is torch.float32"),
+    (
+        "MatMulV2",
+        "4,3,16,16;2,3,16,16 | DT_BF16;DT_BF16 | FRACTAL_NZ;FRACTAL_NZ -> 2,4,16,16 | FLOAT | FRACTAL_NZ",
+        OUTPUT_TYPES,
+        "the product has the dtype of its factors",
+    ),
+    ("MatMulV2", "48,64;48,32 | FLOAT;FLOAT -> 2,4,16,32 | FLOAT | FRACTAL_NZ", SHAPES, "no product of the shape"),
     ("BatchMatMulV2", "3,4,8;2,8,7 | FLOAT;FLOAT -> 3,4,7 | FLOAT", SHAPES, "no product of the shape (3, 4, 7)"),
     ("BatchMatMulV2", "8;8,7 | FLOAT;FLOAT -> 7 | FLOAT", SHAPES, "slot 0 has 1 axes"),
     ("Add", "4,8;3,8 | FLOAT;FLOAT -> 4,8 | FLOAT", SHAPES, "do not broadcast"),

@@ -251,5 +251,26 @@ class TestRowValues:
         assert set(indices.unique().tolist()) == set(range(7))
         assert row.indices(1, 300, distinct=True).unique().numel() == 300
 
+    @pytest.mark.parametrize("below", [300, 301, 10**13])
+    def test_distinct_indices_reach_over_the_whole_range(self, below):
+        """Of a range that no memory could list, too."""
+        row = self.row(**{"Input Data Types": "FLOAT;INT64;DT_BF16"})
+        indices = row.indices(1, below, distinct=True)
+        assert indices.unique().numel() == 300
+        assert indices.min() >= 0
+        assert indices.max() < below
+        assert indices.max() >= below - below // 300 - 1
+        assert not torch.equal(indices, indices.sort().values)
+
+    @pytest.mark.parametrize("below", [30, 31, 10**12])
+    def test_indices_that_differ_along_an_axis_only(self, below):
+        row = self.row(**{"Input Data Types": "FLOAT;INT64;DT_BF16"})
+        indices = row.indices(1, below, along=1, shape=(10, 30, 2)).sort(1).values
+        assert indices.diff(dim=1).min() > 0
+        assert indices.min() >= 0
+        assert indices.max() < below
+        if below > 30:
+            assert not torch.equal(indices[0], indices[1])
+
     def test_nz_slot_is_the_matrix_it_stands_for(self):
         assert self.row().matrices(2, rank=2).shape == (80, 32)
