@@ -120,7 +120,6 @@ class Histories:
         self._lines: dict[str, Sequence[_Line]] = {}
         self._measured: dict[str, frozenset[RowName]] = {}
         self._types: dict[str, dict[str, set[str]]] = {}
-        self._today: dict[str, set[RowName]] = {}
 
     def have(self, run_id: str, row: RowName) -> bool:
         """Whether the history of a run has a duration of a row."""
@@ -135,15 +134,7 @@ class Histories:
 
     def tell_of(self, run_id: str, row: RowName) -> bool:
         """Whether the history of a run tells of a row, measured or not."""
-        types = self._types_of(run_id)
-        if row.signature in types.get(row.kernel_type, ()):
-            return True
-        if run_id not in self._today:
-            # An older OpAtlas may have computed the signatures of the records in another way.
-            self._today[run_id] = {
-                RowName(line.kernel_type, signature(line.kernel_type, line.cells)) for line in self._of_run(run_id)
-            }
-        return row in self._today[run_id]
+        return row.signature in self._types_of(run_id).get(row.kernel_type, ())
 
     def _types_of(self, run_id: str) -> Mapping[str, set[str]]:
         if run_id not in self._types:
@@ -177,13 +168,15 @@ class _Line:
     """What tells which rows a record measured; to decode no more than that is several times faster."""
 
     kernel_type: str
-    signature: str
     cells: Mapping[str, str]
     measurement: _Measured | None = None
 
     def rows(self) -> Iterator[RowName]:
-        """The row that was asked for, and the one that its samples are of, if that is another one."""
-        yield RowName(self.kernel_type, self.signature)
+        """The row that was asked for, and the one that its samples are of, if that is another one.
+
+        An older OpAtlas may have computed the signature in the record in another way.
+        """
+        yield RowName(self.kernel_type, signature(self.kernel_type, self.cells))
         ran_as = self.measurement.ran_as if self.measurement is not None else None
         if ran_as is not None:
             yield RowName(ran_as.kernel_type, signature(ran_as.kernel_type, ran_as.cells or self.cells))

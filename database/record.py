@@ -223,7 +223,10 @@ def _problem_of(kernel_type: str, cells: Mapping[str, str]) -> str:
 
 
 def _shared(record: Record) -> Record:
-    """A journal repeats few words many times; shared, its records take half the memory."""
+    """Returns a record of a journal with today's signature, and with words that other records share.
+
+    A journal repeats few words many times; shared, its records take half the memory.
+    """
     measurement = record.measurement
     if measurement is not None:
         measurement = replace(
@@ -233,4 +236,11 @@ def _shared(record: Record) -> Record:
             assumptions=tuple(map(intern, measurement.assumptions)),
         )
     cells = {intern(name): intern(cell) for name, cell in record.cells.items()}
-    return replace(record, run_id=intern(record.run_id), cells=cells, measurement=measurement)
+    return replace(
+        record,
+        # That of an older OpAtlas may be another one.
+        signature=signature(record.kernel_type, cells),
+        run_id=intern(record.run_id),
+        cells=cells,
+        measurement=measurement,
+    )

@@ -20,7 +20,7 @@ from database.slots import dtype_name, format_name, slot_words, split_cell
 
 Words = tuple[tuple[str, str, str], ...]
 
-_SHAPE, _DTYPE, _FORMAT = 0, 1, 2
+_SLOT = _SHAPE, _DTYPE, _FORMAT = 0, 1, 2
 
 
 def signature(kernel_type: str, row: Mapping[str, str]) -> str:
@@ -99,7 +99,7 @@ def _text(shapes: str, dtypes: str, formats: str | None) -> str:
     ):
         return f"{shape_text}|{dtype_text}" + ("" if formats is None else f"|{format_text}")
     words = slot_words(shapes, dtypes, formats or "")
-    return "|".join(_column(words, which) for which in (_SHAPE, _DTYPE, _FORMAT)[: 2 if formats is None else 3])
+    return "|".join(_column(words, which) for which in _SLOT[: 2 if formats is None else 3])
 
 
 @lru_cache(maxsize=4096)
@@ -119,19 +119,56 @@ def _first_input(inputs: Words, outputs: Words) -> str:
     return f"{_input(inputs)}|{_column(outputs, _SHAPE)}|{_column(outputs, _DTYPE)}"
 
 
-def _source_and_rows(inputs: Words, outputs: Words) -> str:
-    """Index: the source, and how many rows are taken from it."""
-    rows = outputs[0][_SHAPE].partition(",")[0] if outputs else ""
-    return f"{_input(inputs)}|{rows}|{_column(outputs, _DTYPE)}"
+def _source_and_indices(inputs: Words, outputs: Words) -> str:
+    """Returns the signature of an Index without slot 2, which lists the steps of the source's axes.
+
+    Slot 1 has an element for each axis up to the last indexed one, slots 3 and later are the indices. The shape grid
+    of msmodeling has the indices in slot 2, and one element in slot 3: `16,51;1;11;1 -> 11,51`.
+    """
+    axes, indices = inputs[1:2], inputs[3:]
+    if [slot[_SHAPE] for slot in indices] == ["1"] and outputs:
+        size = inputs[2][_SHAPE]
+        if outputs[0][_SHAPE].split(",") == [size, *inputs[0][_SHAPE].split(",")[1:]]:
+            indices = inputs[2:3]
+    return _all((*inputs[:1], *axes, *indices), outputs)
+
+
+def _tensors_with_dimensions(inputs: Words, outputs: Words) -> str:
+    """Returns the signature of a kernel whose slots without dimensions are absent, whatever dtype a profiler writes."""
+    return _all(*(_without_absent(slots) for slots in (inputs, outputs)))
+
+
+def _with_output_formats(inputs: Words, outputs: Words) -> str:
+    """Returns the signature of a kernel that changes formats: 32,32 is 2,2,16,16 in FRACTAL_NZ and in FRACTAL_Z."""
+    return f"{_all(inputs, outputs)}|{_column(outputs, _FORMAT)}"
 
 
 _RULES: dict[str, Callable[[Words, Words], str]] = {
-    "Index": _source_and_rows,
+    "Index": _source_and_indices,
     "Slice": _first_input,
     "SliceAiCore": _first_input,
     "Transpose": _first_input,
     "TransposeAiCore": _first_input,
+    "TransData": _with_output_formats,
+    **dict.fromkeys(
+        (
+            *("FlashAttentionScore", "FlashAttentionScoreGrad", "FusedInferAttentionScore", "KvRmsNormRopeCache"),
+            *("LightningIndexer", "RINGMLAPrefillBF16Kernel", "RotaryPositionEmbeddingGrad", "SparseFlashAttention"),
+        ),
+        _tensors_with_dimensions,
+    ),
 }
+
+
+def _all(inputs: Words, outputs: Words) -> str:
+    return "|".join([*(_column(inputs, which) for which in _SLOT), *(_column(outputs, which) for which in _SLOT[:2])])
+
+
+def _without_absent(slots: Words) -> Words:
+    kept = [slot if slot[_SHAPE] else ("", "", "") for slot in slots]
+    while kept and not kept[-1][_SHAPE]:
+        kept.pop()
+    return tuple(kept)
 
 
 def _input(inputs: Words) -> str:

@@ -31,6 +31,22 @@ def test_what_makes_another_case(tmp_path, other):
     assert len(cases_of(tmp_path, [launch(), launch(**other)])) == 2
 
 
+def test_elements_and_rows_of_one_source_are_two_cases(tmp_path):
+    indices = {"type": "Index", "dtypes": "FLOAT;INT64;INT64;INT64;INT64", "formats": "ND;ND;ND;ND;ND"}
+    rows = [
+        launch(shapes="4096,512;2;2;4096;4096", out="4096", duration="52.8", **indices),
+        launch(
+            type="Index",
+            shapes="4096,512;1;2;4096",
+            dtypes="FLOAT;INT64;INT64;INT64",
+            formats="ND;ND;ND;ND",
+            out="4096,512",
+            duration="2400",
+        ),
+    ]
+    assert [case.durations.mean_us for case in cases_of(tmp_path, rows)] == [52.8, 2400.0]
+
+
 @pytest.mark.parametrize(
     "same",
     [

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,13 @@ def test_what_is_written_is_read(database: Database) -> None:
     assert list(contents.records) == records
     assert contents.header == Header("run-1", "missing-only", prune=False)
     assert not contents.unreadable
+
+
+def test_a_record_with_the_signature_of_an_older_version_finds_its_row(database: Database) -> None:
+    abandoned(database, replace(record(1, 2.0), signature="as it was then"))
+    (merged,) = recover(database, own_run="")
+    assert not merged.problems
+    assert [row["Average Duration(us)"] for row in read(database)] == ["2.0000", "", ""]
 
 
 def test_each_record_is_in_the_file_before_the_next_one_comes(database: Database) -> None:

@@ -48,6 +48,22 @@ def test_dtype_and_format_of_an_absent_slot_do_not_count():
     assert not same("X", row("4;", "FLOAT;FLOAT", "ND;ND"), row("4", "FLOAT", "ND"))
 
 
+def test_a_slot_of_attention_without_dimensions_is_absent_whatever_its_dtype():
+    shapes, formats = "3,4,128;99,128,128;99,128,128;();;3", "ND;ND;ND;ND;ND;ND"
+    with_dtypes = row(shapes, "BF16;BF16;BF16;BF16;UINT8;INT64", formats, "3,4,128;()", "BF16;FLOAT")
+    without = row(shapes.replace("()", ""), "BF16;BF16;BF16;;;INT64", "ND;ND;ND;;;ND", "3,4,128", "BF16")
+    for kernel_type in ("FusedInferAttentionScore", "FlashAttentionScore"):
+        assert same(kernel_type, with_dtypes, without)
+    assert not same("Add", with_dtypes, without)
+
+
+def test_the_format_of_a_result_makes_another_change_of_formats():
+    blocked = row("32,32", "BF16", "ND", "2,2,16,16", out_formats="FRACTAL_NZ")
+    assert not same("TransData", blocked, {**blocked, "Output Formats": "FRACTAL_Z"})
+    assert same("TransData", blocked, {**blocked, "Output Formats": "FORMAT_FRACTAL_NZ"})
+    assert same("Add", blocked, {**blocked, "Output Formats": "FRACTAL_Z"})
+
+
 def test_two_slice_rows_that_differ_in_their_output_only():
     assert not same("Slice", row("4096,8,512;3;3", out="4096,8,256"), row("4096,8,512;3;3", out="4096,8,128"))
 
@@ -58,10 +74,32 @@ def test_inputs_that_only_describe_the_call_do_not_count(kernel_type):
     assert not same(kernel_type, row("4,8;2", "FLOAT;INT64"), row("4,9;2", "FLOAT;INT64"))
 
 
-def test_index_counts_its_source_and_the_rows_taken():
-    one = row("16,5120;1;2;11", "BF16;INT64;INT64;INT64", out="11,5120")
-    assert same("Index", one, row("16,5120;1;2;11,1", "BF16;INT64;INT64;INT64", out="11,5120"))
-    assert not same("Index", one, row("16,5120;1;2;12", "BF16;INT64;INT64;INT64", out="12,5120"))
+INDEX_DTYPES = "BF16;INT64;INT64;INT64;INT64"
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtypes", "out"),
+    [
+        ("16,5120;1;2;12", "BF16;INT64;INT64;INT64", "12,5120"),  # other rows
+        ("16,5120;1;2;11", "BF16;INT64;INT64;INT32", "11,5120"),  # another dtype of indices
+        ("16,5120;2;2;11", "BF16;INT64;INT64;INT64", "11,5120"),  # another axis
+        ("16,5120;1;2;11", "BF16;INT64;INT64;INT64", "11"),  # another output
+        ("16,5120;2;2;11;11", INDEX_DTYPES, "11"),  # single elements
+    ],
+)
+def test_what_makes_another_index(shapes, dtypes, out):
+    one = row("16,5120;1;2;11", "BF16;INT64;INT64;INT64", "ND;ND;ND;ND", out="11,5120")
+    assert not same("Index", one, row(shapes, dtypes, ";".join(["ND"] * len(dtypes.split(";"))), out=out))
+
+
+def test_the_steps_of_the_axes_do_not_count_for_an_index():
+    dtypes, formats = "BF16;INT64;INT64;INT64", "ND;ND;ND;ND"
+    captured = row("16,5120;1;2;11", dtypes, formats, out="11,5120")
+    assert same("Index", captured, row("16,5120;1;;11", "BF16;INT64;;INT64", formats, out="11,5120"))
+    assert same("Index", captured, row("16,5120;1;11;1", dtypes, formats, out="11,5120"))
+    one_row = row("16,5120;1;2;1", dtypes, formats, out="1,5120")
+    assert same("Index", one_row, row("16,5120;1;1;1", dtypes, formats, out="1,5120"))
+    assert not same("Index", one_row, row("16,5120;1;2;1", dtypes, formats, out="2,5120"))
 
 
 def test_ep_size_belongs_to_dispatch_ffn_combine_only():
@@ -151,8 +189,23 @@ def test_a_digest_tells_kernel_types_apart():
         ("X", row("4;5", "FLOAT;INT8", "ND"), "4;5|FLOAT;INT8|ND;|16,64|BF16"),
         ("X", row(out="4;", out_dtypes="FLOAT;"), "16,32;64,32|BF16;BF16|ND;ND|4|FLOAT"),
         ("X", {"Our Note": "no tensors"}, "||||"),
-        ("Index", row("16,5120;1;2", "BF16;INT64;INT64", out="11,3,5120"), "16,5120|BF16|ND|11|BF16"),
+        (
+            "Index",
+            row("16,5120;1;2;11", "BF16;INT64;INT64;INT64", "ND;ND;ND;ND", out="11,5120"),
+            "16,5120;1;11|BF16;INT64;INT64|ND;ND;ND|11,5120|BF16",
+        ),
         ("Index", row("16,5120", "BF16", out="", out_dtypes=""), "16,5120|BF16|ND||"),
+        ("Index", row("", "", "", out="", out_dtypes=""), "||||"),
+        (
+            "TransData",
+            row("32,32", "BF16", "ND", "2,2,16,16", out_formats="FRACTAL_NZ"),
+            "32,32|BF16|ND|2,2,16,16|BF16|FRACTAL_NZ",
+        ),
+        (
+            "FlashAttentionScore",
+            row("4,8;;5;", "BF16;BF16;BF16;FLOAT", "ND;ND;ND;ND", "4,8;", "BF16;BF16"),
+            "4,8;;5|BF16;;BF16|ND;;ND|4,8|BF16",
+        ),
         ("Slice", row("4,8;2;2", "BF16;INT64;INT64", out="4,4"), "4,8|BF16|ND|4,4|BF16"),
         ("Slice", row("", "", "", out="4;5", out_dtypes="BF16;INT8"), "|||4;5|BF16;INT8"),
         ("DispatchFFNCombine", {**row(), "EP Size": " 8 "}, "16,32;64,32|BF16;BF16|ND;ND|16,64|BF16|8"),
@@ -165,7 +218,7 @@ def test_a_digest_tells_kernel_types_apart():
     ],
 )
 def test_a_signature_is_written_as_it_always_was(kernel_type, cells, text):
-    """Journals and reports hold it: those of earlier versions must find their rows."""
+    """Reports and the ids of cases hold it: those of earlier versions must find their rows."""
     assert signature(kernel_type, cells) == text
     assert signatures(kernel_type, pd.DataFrame([cells])) == [text]
 
