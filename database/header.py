@@ -42,6 +42,7 @@ from database.text_format import (
     SAVE_AS_UTF8,
     SAVE_OR_RESTORE,
     SAVE_WITH_COMMAS,
+    no_text,
     other_separator,
     undecodable_cell,
     wide_encoding,
@@ -104,8 +105,8 @@ def parse_header(file: BinaryIO, path: Path) -> Header:
         path: names the file in errors.
 
     Raises:
-        TableError: a Git LFS pointer, an empty file, a blank line, text that is not UTF-8, other separators than
-            commas, an open quote, a header without an end, a repeated column.
+        TableError: a Git LFS pointer, a packed file, a workbook, an empty file, a blank line, text that is not UTF-8,
+            other separators than commas, an open quote, a header without an end, a repeated column.
         OSError: the file cannot be read.
     """
     head = file.read(4096)
@@ -113,6 +114,8 @@ def parse_header(file: BinaryIO, path: Path) -> Header:
         raise TableError(path, "a Git LFS pointer, not the data itself", "Run `git lfs pull`")
     if not head.removeprefix(_BOM).strip():
         raise TableError(path, "an empty file", "Remove it, or restore it")
+    if packed := no_text(head):
+        raise TableError(path, f"this is {packed[0]}, not CSV", packed[1])
     if encoding := wide_encoding(head, _NAMES):
         raise TableError(path, f"this is {encoding}, not UTF-8", SAVE_AS_UTF8)
     file.seek(len(_BOM) if head.startswith(_BOM) else 0)

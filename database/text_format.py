@@ -1,4 +1,4 @@
-"""Recognises what spreadsheets save as "CSV" that is not UTF-8 text with commas: other encodings and separators."""
+"""Recognises files that are no CSV in UTF-8 with commas: packed ones, workbooks, other encodings and separators."""
 
 from __future__ import annotations
 
@@ -10,6 +10,20 @@ SAVE_WITH_COMMAS = "Save it with commas between the fields"
 SAVE_OR_RESTORE = "Save it as CSV UTF-8, or restore it from version control"
 
 _SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'"}
+_UNPACK = "Unpack it, and name the file inside"
+_EXPORT_SHEET = "Save its sheet as CSV UTF-8, with commas between the fields"
+_EXPORT_CSV = "Export it as CSV: `msprof --export=on` does so for a profile"
+#: How files begin, what they are, and what to do. Workbooks are zip archives with a folder named xl.
+_NO_TEXT = {
+    b"\x1f\x8b": ("packed by gzip", "Unpack it: `gunzip`"),
+    b"PK\x03\x04": ("a zip archive, or a workbook of a spreadsheet", f"{_UNPACK}; or save the sheet as CSV UTF-8"),
+    b"\xd0\xcf\x11\xe0": ("a workbook of a spreadsheet (.xls)", _EXPORT_SHEET),
+    b"\x28\xb5\x2f\xfd": ("packed by zstd", "Unpack it: `unzstd`"),
+    b"\xfd7zXZ": ("packed by xz", "Unpack it: `unxz`"),
+    b"BZh": ("packed by bzip2", "Unpack it: `bunzip2`"),
+    b"SQLite format 3": ("an SQLite database", _EXPORT_CSV),
+}
+_WORKBOOK = ("a workbook of a spreadsheet (.xlsx)", _EXPORT_SHEET)
 #: UTF-32 comes first: its mark begins with that of UTF-16.
 _MARKS = {
     b"\xff\xfe\x00\x00": "UTF-32",
@@ -19,6 +33,22 @@ _MARKS = {
 }
 #: So many known columns between other separators are no accident of one column's name.
 _ENOUGH_COLUMNS = 2
+
+
+def no_text(head: bytes) -> tuple[str, str] | None:
+    """Returns what a file is that holds no text, and what to do with it; None for one that may hold text.
+
+    Args:
+        head: the first bytes of the file.
+    """
+    for mark, (what, remedy) in _NO_TEXT.items():
+        if head.startswith(mark):
+            return (
+                _WORKBOOK
+                if mark == b"PK\x03\x04" and (b"xl/" in head or b"[Content_Types]" in head)
+                else (what, remedy)
+            )
+    return None
 
 
 def wide_encoding(head: bytes, known: Collection[str]) -> str:

@@ -12,6 +12,7 @@ launch is its duration: 8 bytes (12 while its file is being read), for the exact
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from database.counts import add_counts
 from database.dtypes import unknown_dtypes
 from database.errors import CellError, TableError
 from database.ingest.capture import TYPE, Capture, Chunk, NotNumeric, read_capture_header
-from database.numbers import whole
+from database.numbers import real, whole
 from database.progress import Progress
 from database.schema import (
     ACCELERATOR_CORE,
@@ -47,6 +48,10 @@ _SHOWN = 200
 #: The columns whose cells tell the launches of a block apart. OP State is not among them: the same
 #: kernel is `static` or `dynamic` by how it was compiled, which the contract does not group by.
 _KEY = (TYPE, ACCELERATOR_CORE, *INPUT_SLOTS, *OUTPUT_SLOTS)
+#: Wrong durations of a file that are named with their lines.
+_DURATIONS_NAMED = 100
+_CORRECT = "correct the cell, and ingest the file with --replace"
+_ONE_COMMA = re.compile("[0-9]+,[0-9]+")
 _COLLECTIVE_CORES = frozenset({"HCCL", "COMMUNICATION"})
 
 
@@ -96,7 +101,7 @@ class Account:
     """Where the rows of captures went: `rows` is `ingested` plus all of `left_out`.
 
     Attributes:
-        invalid_durations: file, line and text of the first duration of each file that is not a number above zero.
+        invalid_durations: file, line and text of the first duration of each file that is empty, N/A or zero.
     """
 
     rows: int = 0
@@ -232,6 +237,7 @@ class _FileLaunches:
         self._capture = capture
         self._header = capture.header
         self._problems: list[tuple[int, str]] = []
+        self._bad_durations = 0
         self._variants: list[_Variant] = []
         self._sums = np.zeros((len(self._header.counters), 256))
         self._counts = np.zeros((len(self._header.counters), 256), dtype=np.int64)
@@ -251,7 +257,9 @@ class _FileLaunches:
     @property
     def problems(self) -> list[str]:
         """What is wrong with rows of the capture, in the order of their lines."""
-        return [problem for _, problem in sorted(self._problems)]
+        problems = [problem for _, problem in sorted(self._problems)]
+        more = self._bad_durations - _DURATIONS_NAMED
+        return [*problems, f"{self.path}: {more:,} more durations that are none: left out"] if more > 0 else problems
 
     def accepted(self) -> Iterator[tuple[int, _Variant]]:
         """The variants that have launches which count, by number."""
@@ -286,12 +294,17 @@ class _FileLaunches:
         self._add_malformed(chunk)
 
     def _add_invalid(self, chunk: Chunk, invalid: np.ndarray) -> None:
-        """Counts the rows whose duration is not valid; names the first one of the file."""
-        count = int(np.count_nonzero(invalid))
-        self.account.left_out[LeftOut.INVALID_DURATION] += count
-        if count and not self.account.invalid_durations:
-            line = chunk.line_of(int(invalid.argmax()))
-            self.account.invalid_durations.append(f"{self.path}:{line}: {self._capture.duration_at(line)!r}")
+        """Counts the rows whose duration is not valid; names those that hold another one, and the first without one."""
+        rows = np.flatnonzero(invalid)
+        self.account.left_out[LeftOut.INVALID_DURATION] += len(rows)
+        for row in rows.tolist():
+            text = chunk.duration_text(row)
+            if text.upper() not in EMPTY_WORDS and real(text) != 0:
+                self._bad_durations += 1
+                if self._bad_durations <= _DURATIONS_NAMED:
+                    self._report(chunk.line_of(row), _no_duration(self._header.duration, text[:_SHOWN]), _CORRECT)
+            elif not self.account.invalid_durations:
+                self.account.invalid_durations.append(f"{self.path}:{chunk.line_of(row)}: {text!r}")
 
     def _variants_of(
         self, chunk: Chunk, groups: np.ndarray, first: np.ndarray
@@ -363,8 +376,8 @@ class _FileLaunches:
             self.account.rows += bad.lines
             self.account.left_out[LeftOut.MALFORMED] += bad.lines
 
-    def _report(self, line: int, problem: str) -> None:
-        self._problems.append((line, f"{self.path}:{line}: {problem}: left out"))
+    def _report(self, line: int, problem: str, remedy: str = "") -> None:
+        self._problems.append((line, f"{self.path}:{line}: {problem}: left out{remedy and f'; {remedy}'}"))
 
 
 #: Launches of a case: a file, and the variant's number in it.
@@ -383,6 +396,11 @@ def _reason_to_leave_out(kernel_type: str, cells: Mapping[str, str]) -> LeftOut 
     if (shapes and shapes.upper() in EMPTY_WORDS) or not slot_words(*(cells[column] for column in INPUT_SLOTS)):
         return LeftOut.NO_INPUT_SHAPES
     return None
+
+
+def _no_duration(column: str, text: str) -> str:
+    meant = f" ({text.replace(',', '')} or {text.replace(',', '.')}?)" if _ONE_COMMA.fullmatch(text) else ""
+    return f"column {column!r} is {text!r}{meant}, not a number of microseconds above zero"
 
 
 def _check_dimensions(cells: Mapping[str, str]) -> None:

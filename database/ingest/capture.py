@@ -6,9 +6,10 @@ read: `Block Dim` or `Block Num`, with or without `Device_id` and `OP State`, an
 
 from __future__ import annotations
 
-import csv
+import math
 import os
-from collections import deque
+import re
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,10 +21,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
+from database.closest import alike
 from database.errors import OpAtlasError, TableError
 from database.header import read_header
 from database.numbers import real
-from database.schema import ACCELERATOR_CORE, BASE, INPUT_SHAPES, OP_STATE, REQUIRED
+from database.schema import ACCELERATOR_CORE, BASE, INPUT_SHAPES, OP_STATE, PIPE_UTILIZATION, REQUIRED
 
 TYPE = "Type"
 DURATION = "Duration(us)"
@@ -55,6 +57,19 @@ _DESCRIPTIVE = frozenset(
     }
 )
 
+
+def _key(name: str) -> str:
+    return "".join(name.split()).lower()
+
+
+#: Columns by their names in lower case without blanks, as tools that rewrite captures may spell them.
+_BY_KEY = {_key(name): name for name in (*_DESCRIPTIVE, *PIPE_UTILIZATION)}
+#: `Duration(ns)` is like `Duration(us)` (0.92), and `Total Time(us)` of another file is not (0.38).
+_ALIKE = 0.75
+_COLUMNS_SHOWN = 8
+_UNIT = re.compile(r"\((ns|ms|s)\)\s*\Z")
+#: `1,234.56` and `1,234,567` are one number; `1,234` may have a decimal comma.
+_THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+\.[0-9]+|[0-9]{1,3}(?:,[0-9]{3}){2,}")
 #: A file with more of them has the header of another one: its rows are not to be trusted.
 _MALFORMED_LIMIT = 10_000
 _AGAIN = "Take the capture again"
@@ -110,6 +125,7 @@ class Chunk:
         rows: how many well-formed ones there are; a blank line counts as one, with empty cells.
         text: dictionary-encoded cells of `Type` and the base columns that the file has.
         duration_us: durations in microseconds; NaN where the cell is no number.
+        duration_words: the cells that the durations were read from; None where all of them are numbers, or empty.
         counters: values of each counter; NaN where the cell is no number.
         malformed: the rows among them that could not be read.
     """
@@ -119,8 +135,16 @@ class Chunk:
     rows: int
     text: Mapping[str, pa.DictionaryArray]
     duration_us: np.ndarray
+    duration_words: pa.DictionaryArray | None
     counters: Mapping[str, np.ndarray]
     malformed: tuple[MalformedRow, ...]
+
+    def duration_text(self, row: int) -> str:
+        """The text of the duration of a well-formed row, counted from 0; "" for an empty cell or N/A."""
+        if self.duration_words is not None:
+            return str(self.duration_words[row].as_py()).strip()
+        value = float(self.duration_us[row])
+        return "" if math.isnan(value) else f"{value:g}"
 
     def line_of(self, row: int) -> int:
         """The line of a well-formed row, counted from 0."""
@@ -170,7 +194,7 @@ def read_capture_header(path: Path) -> Header:
         raise TableError(
             path, "a column's name spans lines", "No profiler writes such a header; leave the file out", line=1
         )
-    names = [name.strip() for name in header.names]
+    names = _known_names([name.strip() for name in header.names])
     text = {}
     for column in (TYPE, *BASE):
         for name in (column, _SYNONYMS.get(column)):
@@ -179,12 +203,7 @@ def read_capture_header(path: Path) -> Header:
                 break
     duration = DURATION if DURATION in names else _SYNONYMS[DURATION]
     if TYPE not in text or duration not in names:
-        raise TableError(
-            path,
-            f"no column {TYPE!r} or no column {DURATION!r}; the columns are: {', '.join(names[:8])}",
-            "This is neither a kernel_details nor an op_summary file; leave it out",
-            line=1,
-        )
+        raise _no_capture(path, names, [name for name in (TYPE, DURATION) if name not in (*text, *names)])
     if INPUT_SHAPES not in text:
         raise TableError(path, "taken at profiler level 0, which records no shapes", LEVEL_0_REMEDY, line=1)
     missing = [column for column in REQUIRED if column not in text]
@@ -194,6 +213,31 @@ def read_capture_header(path: Path) -> Header:
     tail = names[names.index(CONTEXT_ID) + 1 :] if CONTEXT_ID in names else names
     counters = tuple(name for name in tail if name not in _DESCRIPTIVE and name)
     return Header(tuple(names), text, duration, counters)
+
+
+def _known_names(names: Sequence[str]) -> list[str]:
+    """Returns the columns of a file by the profiler's names, where case and blanks alone are different."""
+    alike = Counter(map(_key, names))
+    return [name if name in _DESCRIPTIVE or alike[_key(name)] > 1 else _BY_KEY.get(_key(name), name) for name in names]
+
+
+def _no_capture(path: Path, names: Sequence[str], missing: Sequence[str]) -> TableError:
+    said, remedy = [], "Correct the header, or leave the file out"
+    for name in missing:
+        near = [other for other in names if _key(other) == _key(name)] or alike(name, names, most=1, least=_ALIKE)
+        said.append(f"{name!r}" + (f" (is {' or '.join(map(repr, near))} it?)" if near else ""))
+        if near and (unit := _UNIT.search(near[0])):
+            remedy = f"Convert its values from {unit[1]} to microseconds, and name the column {name!r}"
+    problem = f"no column {' or '.join(said)}"
+    if "(is " in problem:
+        return TableError(path, problem, remedy, line=1)
+    more = f", and {len(names) - _COLUMNS_SHOWN} more" if len(names) > _COLUMNS_SHOWN else ""
+    return TableError(
+        path,
+        f"{problem}; the columns are: {', '.join(names[:_COLUMNS_SHOWN])}{more}",
+        "This is neither a kernel_details nor an op_summary file; leave it out",
+        line=1,
+    )
 
 
 class Capture:
@@ -242,12 +286,6 @@ class Capture:
                 for future in pending:
                     future.cancel()
 
-    def duration_at(self, line: int) -> str:
-        """The text of the duration in a line of the file, the header being line 1. Raises OSError."""
-        with open(self.path, encoding="utf-8-sig", errors="replace", newline="") as file:
-            (cells,) = csv.reader(islice(file, line - 1, line))
-        return cells[self.header.names.index(self.header.duration)].strip()
-
     def _blocks(self) -> Iterator[tuple[int, bytes]]:
         """Whole lines of about BLOCK_BYTES, each block with the number of its first line."""
         try:
@@ -289,12 +327,14 @@ class Capture:
             name: table.column(name).chunk(0) if table.num_rows else pa.array([], type=type_)
             for name, type_ in self._types.items()
         }
+        durations = columns[header.duration]
         return Chunk(
             first_line=first_line,
             size_bytes=len(block),
             rows=table.num_rows,
             text={column: columns[name] for column, name in header.text.items()},
-            duration_us=_numbers(columns[header.duration]),
+            duration_us=_numbers(durations),
+            duration_words=durations if isinstance(durations, pa.DictionaryArray) else None,
             counters={name: _numbers(columns[name]) for name in header.counters},
             malformed=_in_order(malformed, [first_line + number for number in no_text]),
         )
@@ -362,5 +402,5 @@ def _numbers(column: pa.Array) -> np.ndarray:
 
 
 def _number(word: str) -> float:
-    number = real(word)
+    number = real(word.strip().replace(",", "") if _THOUSANDS.fullmatch(word.strip()) else word)
     return float("nan") if number is None else number

@@ -14,7 +14,7 @@ from database.ingest.manifest import CaptureVersions
 from database.ingest.summary import summary
 from database.option_types import version
 from database.store import Database
-from database.terminal import counted, print_problems, printable, show
+from database.terminal import print_problems, printable, show
 
 #: What the namespace has besides the options.
 _NO_OPTIONS = frozenset({"run", "replayed_types"})
@@ -110,4 +110,5 @@ def _as_text(options: dict[str, object]) -> dict[str, object]:
 def _nothing(done: Ingested) -> str:
     if not done.files:
         return "nothing was ingested: none of the captures can be read"
-    return f"nothing was ingested: all {counted(done.account.rows, 'row')} were left out, for the reasons above"
+    rows = "the only row was" if done.account.rows == 1 else f"all {done.account.rows:,} rows were"
+    return f"nothing was ingested: {rows} left out, for the reasons above"

@@ -287,11 +287,12 @@ class TestWhatIsKept:
         assert second.report is not None
         assert [line["Kernel Type"] for line in table(second.report)] == ["Mul", "MatMulV3"]
 
-    def test_the_first_duration_that_is_none_is_named(self, tmp_path: Path, database: Database) -> None:
-        lines = [launch(duration=us) for us in ("10", "1,234.56", "abc")]
+    def test_the_first_duration_that_is_not_recorded_is_named(self, tmp_path: Path, database: Database) -> None:
+        lines = [launch(duration=us) for us in ("10", "N/A", "0")]
         path = write_capture(tmp_path / "kernel_details.csv", lines)
         done = ingest(database, path)
-        assert done.account.invalid_durations == [f"{path}:3: '1,234.56'"]
+        (first,) = done.account.invalid_durations
+        assert first.startswith(f"{path}:3: ")
 
     @pytest.mark.parametrize("damage", ["cut off", "no gzip", "not JSON", "no durations"])
     def test_damaged_samples_are_named_and_nothing_changes(

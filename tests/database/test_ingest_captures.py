@@ -13,6 +13,7 @@ from captures import (
     SLOTS,
     capture_text,
     launch,
+    summary_text,
     write_capture,
 )
 
@@ -124,12 +125,35 @@ def test_an_unknown_text_column_is_no_counter(path):
     assert case.counters["Remark"] is None
 
 
-@pytest.mark.parametrize("duration", ["nan", "N/A", "", "-3.5", "0", "inf", "broken"])
+@pytest.mark.parametrize("duration", ["nan", "N/A", "", "0", "-3.5", "inf", "broken", "1,234", "1.234,5", "1,23.4"])
 def test_durations_that_are_none(path, duration):
     rows = [launch(duration="10.0"), launch({"aicore_time(us)": "99"}, duration=duration)]
-    assert left_out(write_capture(path, rows)) == ({LeftOut.INVALID_DURATION: 1}, [])
+    counts, problems = left_out(write_capture(path, rows))
+    assert counts == {LeftOut.INVALID_DURATION: 1}
+    # Profilers leave durations out; another word or number is an error.
+    if duration in ("nan", "N/A", "", "0"):
+        assert not problems
+    else:
+        (problem,) = problems
+        assert problem.startswith(f"{path}:3: column 'Duration(us)' is {duration!r}")
     (case,) = aggregate_of(path).cases()["MatMulV3"]
     assert (case.durations.count, case.counters["aicore_time(us)"]) == (1, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "us"), [("1,234.56", 1234.56), ("1,234,567", 1234567.0), ("12,345,678.5", 12345678.5)]
+)
+def test_a_duration_with_separators_of_thousands(path, text, us):
+    (case,) = ingested(write_capture(path, [launch(duration=text)]))
+    assert case.durations.mean_us == us
+
+
+def test_wrong_durations_are_named_up_to_a_limit(path):
+    aggregate = aggregate_of(write_capture(path, [launch(duration=text) for text in ["10", *["abc"] * 250]]))
+    assert aggregate.account.left_out == {LeftOut.INVALID_DURATION: 250}
+    assert [problem.partition(":")[2][:3] for problem in aggregate.problems[:2]] == ["3: ", "4: "]
+    assert len(aggregate.problems) == 101
+    assert "150 more" in aggregate.problems[-1]
 
 
 def test_collectives_are_counted(path):
@@ -244,6 +268,38 @@ def test_what_is_no_capture(path, text, message):
     path.write_text(text)
     with pytest.raises(TableError, match=message):
         Aggregate().add_file(path)
+
+
+def respelt(text, *names):
+    header, _, rows = text.partition("\n")
+    for name, other in names:
+        header = header.replace(name, other)
+    return f"{header}\n{rows}"
+
+
+@pytest.mark.parametrize("spell", [str.lower, str.upper, lambda header: header.replace("(", " ( ")])
+@pytest.mark.parametrize("text", [capture_text([launch()]), summary_text([launch()])])
+def test_case_and_blanks_of_the_header_do_not_matter(path, text, spell):
+    header, _, rows = text.partition("\n")
+    path.write_text(f"{spell(header)}\n{rows}")
+    (case,) = ingested(path)
+    assert (case.kernel_type, case.durations.mean_us, case.cells["Input Shapes"]) == ("MatMulV3", 10.0, "16,32;64,32")
+    assert case.counters["aicore_time(us)"] == 8.0
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Duration(ns)", ["'Duration(us)'", "'Duration(ns)'", "from ns to microseconds"]),
+        ("Durations(us)", ["'Duration(us)'", "'Durations(us)'"]),
+        ("duration(us),DURATION(us)", ["'Duration(us)'", "'duration(us)'"]),
+    ],
+)
+def test_the_column_that_may_be_the_duration_is_named(path, name, said):
+    path.write_text(respelt(capture_text([launch()]), ("Duration(us)", name)))
+    with pytest.raises(TableError) as caught:
+        Aggregate().add_file(path)
+    assert all(word in str(caught.value) for word in said)
 
 
 @pytest.mark.parametrize("block_bytes", [400, 1000, 1 << 20])

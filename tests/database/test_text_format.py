@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import csv
+import gzip
 import io
+import lzma
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -85,3 +90,29 @@ def test_a_capture_in_utf16_is_named(tmp_path: Path) -> None:
     with pytest.raises(TableError) as caught:
         read_capture_header(path)
     assert "UTF-16" in caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("pack", "what", "remedy"),
+    [
+        (gzip.compress, "gzip", "gunzip"),
+        (bz2.compress, "bzip2", "bunzip2"),
+        (lzma.compress, "xz", "unxz"),
+        (lambda content: zipped("kernel_details.csv", content), "zip archive", "Unpack it"),
+        (lambda content: zipped("[Content_Types].xml", content), ".xlsx", "CSV UTF-8"),
+        (lambda content: b"SQLite format 3\0" + content, "SQLite", "--export=on"),
+    ],
+)
+def test_a_file_that_is_no_text_is_named_for_what_it_is(
+    tmp_path: Path, pack: Callable[[bytes], bytes], what: str, remedy: str
+) -> None:
+    error = error_of(tmp_path / "MatMulV2.csv", pack(table().encode()))
+    assert what in error.problem
+    assert remedy in error.remedy
+
+
+def zipped(name: str, content: bytes) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr(name, content)
+    return packed.getvalue()
