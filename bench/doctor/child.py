@@ -18,10 +18,8 @@ from database.errors import OpAtlasError
 def main(module: str, name: str, target: str, verdict_file: str) -> None:
     """Runs probe `name` of a module on a target, as JSON; writes its verdict, as JSON, into a file."""
     die_with_parent()
-    values = json.loads(target)
-    wanted = Target(**{**values, "database": Path(values["database"]) if values["database"] else None})
     try:
-        verdict = getattr(import_module(module), name)(wanted)
+        verdict = getattr(import_module(module), name)(Target.from_json(target))
     except OpAtlasError as error:
         # Its message ends with the remedy.
         verdict = failed(str(error))

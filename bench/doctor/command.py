@@ -13,6 +13,7 @@ import textwrap
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from bench.devices.kinds import KINDS
@@ -20,6 +21,7 @@ from bench.doctor.ascend import signs_of_ascend
 from bench.doctor.isolation import Result, run_probe
 from bench.doctor.probes import PROBES, Probe
 from bench.doctor.verdict import State, Target, skipped
+from database.progress import Progress, duration
 from database.store import write_text
 from database.terminal import show
 
@@ -32,6 +34,10 @@ _VARIABLES = (
 #: What may hold a password, whatever it begins with.
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL")
 _COLUMNS = 80
+#: A probe that takes longer is named while it is at work.
+_TOLD_AFTER_S = 3.0
+#: Whole seconds, where lines stay.
+_LOGGED_EVERY_S = 15
 _INDENT = " " * 20
 
 
@@ -61,17 +67,20 @@ def run(arguments: argparse.Namespace) -> int:
     signs = signs_of_ascend()
     results: dict[str, Result] = {}
     device_is_there = True
+    progress = Progress(len(PROBES), "probes", label="doctor")
     for probe in PROBES.values():
         if probe.of_ascend and not signs and target.kind != "npu":
             results[probe.name] = Result(skipped("nothing points to an Ascend NPU here"), 0.0, "")
         elif probe.of_device and not device_is_there and (probe.of_ascend or target.database is None):
             results[probe.name] = Result(skipped("there is no device: see above"), 0.0, "")
         else:
-            results[probe.name] = run_probe(probe, target)
+            results[probe.name] = run_probe(probe, target, partial(_tell, progress, probe))
+            progress.clear()
         found = results[probe.name].verdict
         if probe.name == "device":
             device_is_there = found.state is State.PASS
             target = replace(target, kind=str(found.facts.get("kind", target.kind)))
+        progress.done += 1
         show(_lines(probe, results[probe.name], target))
     failing = [probe.name for probe in PROBES.values() if _fails(probe, results[probe.name], target)]
     what = f"the {target.kind or 'device'} needs"
@@ -81,6 +90,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         _write(arguments.json, target, signs, results)
     return 1 if failing else 0
+
+
+def _tell(progress: Progress, probe: Probe, took_s: float) -> None:
+    """Shows that a probe is still at work: at first soon, in a log less often than on a terminal."""
+    if took_s >= _TOLD_AFTER_S and (progress.on_terminal or int(took_s) % _LOGGED_EVERY_S == 0):
+        progress.show(probe.name, f"{duration(took_s)} (at most {duration(probe.deadline_s)})")
 
 
 def _fails(probe: Probe, result: Result, target: Target) -> bool:

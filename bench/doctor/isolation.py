@@ -8,8 +8,9 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.doctor.probes import Probe
@@ -20,6 +21,8 @@ from database.temporary import TemporaryFolder
 
 #: What a process has printed last tells most.
 _OUTPUT_KEPT = 8000
+#: How often whoever waits is told.
+_TELL_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -36,15 +39,22 @@ class Result:
     output: str
 
 
-def run_probe(probe: Probe, target: Target) -> Result:
-    """Runs a probe in a child process, which is ended at the probe's deadline with all that it has started."""
+def _nothing(seconds: float) -> None:
+    pass
+
+
+def run_probe(probe: Probe, target: Target, waiting: Callable[[float], None] = _nothing) -> Result:
+    """Runs a probe in a child process, which is ended at the probe's deadline with all that it has started.
+
+    Args:
+        waiting: told every second how many seconds the probe has taken.
+    """
     started = time.monotonic()
     with TemporaryFolder("doctor") as folder, tempfile.TemporaryFile() as output:
         verdict_file = folder / "verdict.json"
-        values = {**asdict(target), "database": str(target.database) if target.database else None}
         process = subprocess.Popen(
             module_command(
-                "bench.doctor.child", probe.function.__module__, probe.name, json.dumps(values), str(verdict_file)
+                "bench.doctor.child", probe.function.__module__, probe.name, target.to_json(), str(verdict_file)
             ),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -52,11 +62,14 @@ def run_probe(probe: Probe, target: Target) -> Result:
             env=import_environment() | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONFAULTHANDLER": "1"},
             start_new_session=True,
         )
+        ended = f"did not end within {probe.deadline_s:g} s"
         try:
-            process.wait(probe.deadline_s)
-            ended = f"ended: {how_it_ended(process.returncode)}"
-        except subprocess.TimeoutExpired:
-            ended = f"did not end within {probe.deadline_s:g} s"
+            while (left_s := started + probe.deadline_s - time.monotonic()) > 0:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(min(left_s, _TELL_EVERY_S))
+                    ended = f"ended: {how_it_ended(process.returncode)}"
+                    break
+                waiting(time.monotonic() - started)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.doctor.sample_rows import SAMPLES, job_of
 from bench.doctor.verdict import Fact, Target, Verdict, failed, passed, skipped
 from bench.one_line import first_line
 
@@ -19,15 +20,6 @@ if TYPE_CHECKING:
 
 #: Those that the tests run on (README).
 _OLDEST, _NEWEST = (3, 10), (3, 13)
-_TINY = {
-    "Input Shapes": "16,64;16,64",
-    "Input Data Types": "FLOAT;FLOAT",
-    "Input Formats": "ND;ND",
-    "Output Shapes": "16,64",
-    "Output Data Types": "FLOAT",
-    "Output Formats": "ND",
-}
-_ROW_S = 60.0
 
 
 def python(target: Target) -> Verdict:
@@ -94,17 +86,15 @@ def cpu(target: Target) -> Verdict:
 
 def measured(spec: DeviceSpec, instrument: str) -> Verdict:
     """Opens a device, computes what is known, and measures a tiny row."""
-    from bench.job import Job, MeasureSettings
-    from bench.kernels.replays import replays_of_bench
+    from bench.job import MeasureSettings
     from bench.runner import Runner
     from database.schema import Status
 
-    runner = Runner(spec, MeasureSettings(repeat_count=3, cache="warm", instrument=instrument))
+    runner = Runner(spec, MeasureSettings(repeat_count=SAMPLES, cache="warm", instrument=instrument))
     runner.probe()
     description = runner.describe()
     facts = {name: str(fact) for name, fact in description.facts.items()}
-    function = replays_of_bench()["Add"]
-    outcome = runner.run(Job(function.__module__, "", function.__name__, "Add", _TINY, _ROW_S))
+    outcome = runner.run(job_of("Add"))
     if outcome.status is not Status.MEASURED or outcome.measurement is None:
         return failed(
             f"{description.name} opens and multiplies, and the row Add 16,64;16,64 ended as {outcome.status}: "

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.devices.at_hand import devices_at_hand
-from bench.doctor import ascend, machine, storage, surroundings
+from bench.doctor import ascend, machine, replaying, storage, surroundings
 from bench.doctor.verdict import Target, Verdict, passed
+from bench.msprof.command import PATIENCE_S
 
 #: An import of torch from a disk that is cold and far away.
 _IMPORTS_S = 180.0
 _PRINTS_S = 60.0
+#: A device process starts, and msprof exports; each has deadlines of its own, and tells more at their end.
+_MEASURES_S = 2 * PATIENCE_S
 
 
 def device(target: Target) -> Verdict:
@@ -64,6 +67,7 @@ PROBES = {
         Probe(ascend.torch_npu, _IMPORTS_S, _NPU, of_ascend=True),
         Probe(ascend.npu, 2 * _IMPORTS_S, _NPU, of_ascend=True, of_device=True),
         Probe(ascend.msprof, needed_by=_NPU, of_ascend=True),
+        Probe(replaying.replay, _MEASURES_S, of_device=True),
         Probe(ascend.vllm_ascend, needed_by=(), of_ascend=True),
         Probe(ascend.custom_opp, needed_by=(), of_ascend=True),
         Probe(storage.database, of_device=True),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 
@@ -60,8 +61,21 @@ class Target:
         device: as `pytest bench/ --device` has it; "" for the device at hand.
         kind: of that device; "" before it is known.
         database: a folder; None for the default of the device.
+        files: a folder in which a probe may leave files for the report; None: nobody wants any.
     """
 
     device: str = ""
     kind: str = ""
     database: Path | None = None
+    files: Path | None = None
+
+    def to_json(self) -> str:
+        """Returns the target as text, for the process of a probe."""
+        return json.dumps(asdict(self), default=str)
+
+    @staticmethod
+    def from_json(text: str) -> Target:
+        """Returns the target that `to_json` has written."""
+        values = json.loads(text)
+        paths = {name: Path(values[name]) for name in ("database", "files") if values.get(name)}
+        return Target(**{**values, **paths})

@@ -46,8 +46,21 @@ class MsprofSession:
     _numbers = count(1)
 
     def __init__(
-        self, spec: DeviceSpec, settings: MeasureSettings, folder: Path, waits: DeviceWaits | None = None
+        self,
+        spec: DeviceSpec,
+        settings: MeasureSettings,
+        folder: Path,
+        waits: DeviceWaits | None = None,
+        *,
+        keep_outputs: bool = False,
     ) -> None:
+        """
+        Args:
+            folder: where msprof writes.
+            waits: see DeviceProcess.
+            keep_outputs: whether what msprof wrote stays there, for somebody else to read.
+        """
+        self._keep_outputs = keep_outputs
         self._settings = settings
         self._folder = folder
         self._process = DeviceProcess(spec, settings, launcher=self, waits=waits)
@@ -98,7 +111,7 @@ class MsprofSession:
                 if isinstance(found, NoSamples):
                     missing.append(job)
             forget_launched(output)
-        self._remove_outputs(keep=bool(missing))
+        self._remove_outputs(keep=bool(missing) or self._keep_outputs)
         return SessionResult(outcomes, missing)
 
     def close(self) -> None:

@@ -20,6 +20,9 @@ BASE = (
     *("Input Shapes", "Input Data Types", "Input Formats"),
     *("Output Shapes", "Output Data Types", "Output Formats"),
 )
+#: Faults that write durations, or start times, in other units than microseconds.
+UNITS = {"nanoseconds": 1000, "milliseconds": 0.001}
+START_UNITS = {"start-picoseconds": 1_000_000}
 COUNTERS = ("aicore_time(us)", "aic_total_cycles", "aic_mac_ratio")
 
 
@@ -45,7 +48,13 @@ def main(words: list[str]) -> int:
     (profile / "host").mkdir(parents=True)
     launches = profile / "host" / "launches.jsonl"
     # As msprof does: descriptors stay open, and the caller's environment is handed on.
-    code = subprocess.run(words[first:], env={**os.environ, LAUNCHES: str(launches)}, close_fds=False).returncode
+    process = subprocess.Popen(words[first:], env={**os.environ, LAUNCHES: str(launches)}, close_fds=False)
+    if fault == "killed":
+        # As the system does for want of memory, in the first row.
+        while not (launches.exists() and '"Neg"' in launches.read_text()):
+            time.sleep(0.01)
+        process.kill()
+    code = process.wait()
     if fault == "hang":
         time.sleep(1000)
     if fault not in ("exit-1", "no-export"):
@@ -68,15 +77,20 @@ def write_summary(profile: Path, fault: str, options: dict[str, str]) -> None:
     blocks = ("Block Dim", "Mix Block Dim") if older else ("Block Num", "Mix Block Num")
     header = [*first, "Task ID", "Stream ID", "Op Name", "OP Type", "OP State", "Task Type", "Task Start Time(us)"]
     header += ["Task Duration(us)", "Task Wait Time(us)", *blocks, "HF32 Eligible", *BASE, "Context ID", *COUNTERS]
+    if fault == "unknown-header":
+        header[header.index("OP Type")] = "Kernel"
     rows = []
+    start_us = 1791629758426053
     for number, launch in enumerate(launches):
+        # One kernel after the other, as a stream runs them.
+        started_us, start_us = start_us, start_us + 10 + round(launch["us"])
         shapes = launch["cells"].get("Input Shapes", "")
         if fault == "no-marks" and launch["type"] == "Neg":
             continue
         if fault == "lost" and shapes.startswith("7;"):
             continue
         cells = {name: launch["cells"].get(name, "N/A") for name in BASE}
-        cells["Input Shapes"] = f'"{shapes}"' if shapes else "N/A"
+        cells["Input Shapes"] = f'"{shapes}"' if shapes and fault != "no-shapes" else "N/A"
         rows.append(
             cells
             | {
@@ -89,8 +103,8 @@ def write_summary(profile: Path, fault: str, options: dict[str, str]) -> None:
                 "OP State": "dynamic",
                 "Task Type": "AI_VECTOR_CORE",
                 # msprof ends this cell with a tab.
-                "Task Start Time(us)": f"{1791629758426053 + 10 * number}.{number % 1000:03d}\t",
-                "Task Duration(us)": f"{launch['us']:.3f}",
+                "Task Start Time(us)": f"{started_us * START_UNITS.get(fault, 1)}.{number % 1000:03d}\t",
+                "Task Duration(us)": f"{launch['us'] * UNITS.get(fault, 1):.3f}",
                 "Task Wait Time(us)": "0",
                 blocks[0]: "20",
                 blocks[1]: "0",
@@ -116,7 +130,7 @@ def write_summary(profile: Path, fault: str, options: dict[str, str]) -> None:
         return
     for name, part in parts.items():
         with open(folder / name, "w", newline="") as file:
-            writer = csv.DictWriter(file, header)
+            writer = csv.DictWriter(file, header, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(part)
     if fault == "cut":
