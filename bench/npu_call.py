@@ -7,8 +7,6 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from bench.errors import Unsupported
 
 
@@ -18,6 +16,8 @@ def npu_call(name: str) -> Callable[..., Any]:
     Raises:
         Unsupported: nothing of that name is there; a custom operator is not registered, for instance.
     """
+    import torch
+
     package, *path = name.split(".")
     try:
         call: Callable[..., Any] = operator.attrgetter(".".join(path))(importlib.import_module(package))

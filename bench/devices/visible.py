@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
+from bench.custom_opp import environment_with_operators
 from bench.job import DeviceSpec
 
 #: Drivers number the devices in this variable anew from 0, for whoever reads it.
@@ -46,6 +47,7 @@ def pinned(device: DeviceSpec, variable: str, ids: list[str]) -> list[DeviceSpec
 
 def environment_of(device: DeviceSpec) -> dict[str, str]:
     """What a process that is to own a device must have in its environment before it imports torch."""
+    operators = environment_with_operators() if device.kind == "npu" else {}
     # torch would import torch_npu and the like by itself, and fail where what these stand on is not there:
     # a device imports its own, and says what is wrong.
-    return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **dict([device.pinned] if device.pinned else [])}
+    return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **operators, **dict([device.pinned] if device.pinned else [])}

@@ -10,6 +10,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from bench import custom_opp as opp
 from bench.devices.npu_smi import chips
 from bench.devices.torch_npu import import_torch_npu, npu_of_torch, set_env_scripts
 from bench.doctor.machine import measured
@@ -160,12 +161,12 @@ def vllm_ascend(target: Target) -> Verdict:
 
 
 def custom_opp(target: Target) -> Verdict:
-    # Imports torch, which may be what fails.
-    from bench import custom_opp as opp
-
-    said = os.environ.get(opp.PATH_VARIABLE, "")
-    if opp.is_set_up():
+    # As a device process has them.
+    environment = {**os.environ, **opp.environment_with_operators()}
+    said = environment.get(opp.PATH_VARIABLE, "")
+    if opp.is_set_up(environment):
         return passed(f"{opp.PATH_VARIABLE}={said}")
+    remedy = opp.remedy(environment)
     if said:
-        return failed(f"{opp.PATH_VARIABLE}={said}, and no such folder, or its libraries are not found", opp.remedy())
-    return skipped(f"{opp.PATH_VARIABLE} is not set: rows that need custom operators are skipped", opp.remedy())
+        return failed(f"{opp.PATH_VARIABLE}={said}, and no such folder, or its libraries are not found", remedy)
+    return skipped("there is no package of custom operators: rows that need them are skipped", remedy)

@@ -58,6 +58,11 @@ _USED = {*_NAMES, MASK, QUERY_LENGTHS, KV_LENGTHS, BLOCK_TABLE, QUERY_ROPE, KEY_
 #: key alone decides a result, and none can be left out unseen.
 RANGE = (-2.0, 2.0)
 
+#: What mends a row whose lengths of sequences are missing or contradict each other.
+_LENGTHS = (
+    f"fill {RUNTIME_PREFIX}actual_seq_lengths_values and {RUNTIME_PREFIX}actual_seq_lengths_kv_values with "
+    f"fill-runtime (docs/attention-runtime.md), or correct the shapes"
+)
 #: The mask that stands for every causal one, whatever the lengths (sparse_mode 2 and 3).
 CAUSAL_MASK = (2048, 2048)
 
@@ -150,10 +155,12 @@ class _Reader:
         keys = self.kv_lengths(table, key, block_size, len(queries))
         used = [math.ceil(length / block_size) for length in keys] if table else []
         if table and max(used) > table[1]:
-            raise self.refuse(f"a sequence of {max(keys)} keys takes {max(used)} blocks, its line of slot 14 has fewer")
+            raise self.refuse(
+                f"a sequence of {max(keys)} keys takes {max(used)} blocks, its line of slot 14 has fewer", _LENGTHS
+            )
         if sparse_mode == 3 and any(k < q for q, k in zip(queries, keys, strict=True)):
             raise self.refuse(
-                f"with a causal mask, a sequence has more queries than keys (queries {queries}, keys {keys})"
+                f"with a causal mask, a sequence has more queries than keys (queries {queries}, keys {keys})", _LENGTHS
             )
         second = self.row.output_slots[1] if len(self.row.output_slots) > 1 else None
         return AttentionCall(
@@ -292,10 +299,10 @@ class _Reader:
         if len(self.needed(QUERY)) == 4:
             told["slot 0 (query)"] = self.needed(QUERY)[0]
         if not told:
-            raise self.refuse("nothing tells how many sequences there are (slots 5, 6)")
+            raise self.refuse("nothing tells how many sequences there are (slots 5, 6)", _LENGTHS)
         if len(set(told.values())) > 1:
             detail = ", ".join(f"{count} in {where}" for where, count in told.items())
-            raise self.refuse(f"the number of sequences differs: {detail}")
+            raise self.refuse(f"the number of sequences differs: {detail}", _LENGTHS)
         return next(iter(told.values()))
 
     def query_lengths(self, layout: str, query: Shape, count: int) -> list[int]:
@@ -329,9 +336,13 @@ class _Reader:
 
     def shares(self, tokens: int, count: int, slot: int) -> list[int]:
         if not count or tokens < count:
-            raise self.refuse(f"the {tokens} tokens of slot {slot} are no {count} sequences")
+            raise self.refuse(f"the {tokens} tokens of slot {slot} are no {count} sequences", _LENGTHS)
         if count > 1:
-            self.row.assume(f"the {tokens} tokens of slot {slot} are dealt out evenly to {count} sequences")
+            column = RUNTIME_PREFIX + ("actual_seq_lengths_values" if slot == QUERY else "actual_seq_lengths_kv_values")
+            self.row.assume(
+                f"the {tokens} tokens of slot {slot} are dealt out evenly to {count} sequences ({column}, which "
+                f"fill-runtime fills, would tell)"
+            )
         return dealt(tokens, count)
 
     def differences(self, cumulative: Sequence[int], tokens: int, column: str, slot: int) -> list[int]:
@@ -360,5 +371,7 @@ class _Reader:
             raise self.refuse(f"slot {slot} ({_NAMES[slot]}) is missing")
         return shape
 
-    def refuse(self, problem: str) -> Exception:
-        return self.row.refuse(self.shapes_column, problem, "correct the row, if it is wrong; no replay has this form")
+    def refuse(
+        self, problem: str, remedy: str = "correct the row, if it is wrong; no replay has this form"
+    ) -> Exception:
+        return self.row.refuse(self.shapes_column, problem, remedy)

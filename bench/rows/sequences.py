@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from database.ingest.attention import ATTENTION_TYPES
 from database.schema import INPUT_SHAPES, RUNTIME_PREFIX
 
 if TYPE_CHECKING:
@@ -35,7 +36,10 @@ def even_pages(row: ReplayRow, table: tuple[int, int], blocks: int, block_size: 
         row.assume(f"every sequence has {average} keys, the recorded average")
         return [average] * count
     length = max(min(width, blocks // count), 1) * block_size
-    row.assume(f"every sequence has {length} keys, its share of the cache")
+    known_by = RUNTIME_PREFIX + "block_table_valid_blocks"
+    if row.kernel_type in ATTENTION_TYPES:
+        known_by = f"{RUNTIME_PREFIX}actual_seq_lengths_kv_values, which fill-runtime fills,"
+    row.assume(f"every sequence has {length} keys, its share of the cache ({known_by} would tell)")
     return [length] * count
 
 

@@ -3,35 +3,108 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import pytest
+import torch
 
 from bench import custom_opp
-from bench.custom_opp import call_of, cannot_be_registered, is_set_up, missing_kernel, remedy
+from bench.custom_opp import (
+    call_of,
+    cannot_be_registered,
+    environment_with_operators,
+    is_set_up,
+    missing_kernel,
+    remedy,
+)
+from bench.devices.visible import environment_of
 from bench.errors import MissingPrecondition, Unsupported
+from bench.failures import outcome_of
+from bench.job import DeviceSpec
+from bench.processes.child import start
 from database.schema import Status
 
 CALL = "torch.ops._C_ascend.npu_add_rms_norm_bias"
 
 
+#: Vendors of the operator package of vllm-ascend: before version 0.20, and since.
+VENDORS = ["vllm-ascend", "custom_transformer"]
+
+#: vllm_ascend/utils.py: an import that fails is passed over, with a warning.
+UTILS = """
+def enable_custom_op():
+    try:
+        import vllm_ascend.vllm_ascend_C
+        return True
+    except ImportError:
+        return False
+"""
+#: What vllm_ascend_C, a library, does when it is loaded.
+EXTENSION = """
+import torch
+library = torch.library.Library('_C_ascend', 'FRAGMENT')
+library.define('toy_of_the_tests(Tensor x) -> Tensor')
+"""
+#: vllm_ascend/ops/triton/linearnorm/split_qkv_rmsnorm_rope.py: a launch of the kernel asks for the number of cores.
+TRITON_OPERATOR = """
+import torch
+from vllm_ascend.ops.triton.triton_utils import get_vectorcore_num
+
+library = torch.library.Library('vllm', 'FRAGMENT')
+library.define('qkv_rmsnorm_rope_of_the_tests(Tensor x) -> int')
+library.impl('qkv_rmsnorm_rope_of_the_tests', lambda x: get_vectorcore_num(), 'CPU')
+"""
+#: vllm_ascend/ops/triton/triton_utils.py
+TRITON_UTILS = """
+cores = -1
+
+def init_device_properties_triton():
+    global cores
+    cores = 48
+
+def get_vectorcore_num():
+    assert cores > 0, 'Device properties not initialized. Please call init_device_properties_triton() first.'
+    return cores
+"""
+
+
 @pytest.fixture
-def vllm_ascend(monkeypatch, tmp_path):
-    """Installs a package that stands in for vllm-ascend; gives its folder and that of its operators."""
+def place(monkeypatch, tmp_path):
+    """The folder of a package that stands in for vllm-ascend, without an operator package."""
     monkeypatch.delenv("ASCEND_CUSTOM_OPP_PATH", raising=False)
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     package = tmp_path / "vllm_ascend"
-    opp = package / "_cann_ops_custom/vendors/vllm-ascend"
-    (opp / "op_api/lib").mkdir(parents=True)
-    (package / "__init__.py").touch()
+    for folder in (package, package / "ops", package / "ops/triton", package / "ops/triton/linearnorm"):
+        folder.mkdir()
+        (folder / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    custom_opp._import.cache_clear()
-    yield package, opp
+    _forget()
+    yield package
     for name in [name for name in sys.modules if name.partition(".")[0] == "vllm_ascend"]:
         # Not by monkeypatch, which would bring it back.
         del sys.modules[name]
-    custom_opp._import.cache_clear()
+    _forget()
     importlib.invalidate_caches()
+
+
+def _forget():
+    custom_opp._register_extension.cache_clear()
+    custom_opp._register_triton.cache_clear()
+
+
+def with_operators(package, vendor):
+    """Adds an operator package, as its installer leaves it."""
+    opp = package / "_cann_ops_custom/vendors" / vendor
+    (opp / "op_api/lib").mkdir(parents=True)
+    (opp.parent / "config.ini").write_text(f"load_priority={vendor}\n")
+    return opp
+
+
+@pytest.fixture(params=VENDORS)
+def vllm_ascend(place, request):
+    """Folders of a package that stands in for vllm-ascend, and of its operators."""
+    return place, with_operators(place, request.param)
 
 
 def set_up(monkeypatch, opp):
@@ -41,18 +114,50 @@ def set_up(monkeypatch, opp):
 
 def test_without_vllm_ascend_nothing_can_register_them(monkeypatch):
     monkeypatch.setattr(custom_opp, "find_spec", lambda name: None)
-    assert "vllm-ascend, which brings them, is not installed: pip install vllm-ascend; export" in cannot_be_registered()
-    with pytest.raises(MissingPrecondition, match=r"ModuleNotFoundError.*export ASCEND_CUSTOM_OPP_PATH=<vllm_ascend>/"):
+    _forget()
+    assert "vllm-ascend" in cannot_be_registered()
+    with pytest.raises(MissingPrecondition, match=r"pip install vllm-ascend.*export ASCEND_CUSTOM_OPP_PATH=<package>/"):
         call_of(CALL)
+    _forget()
+    assert environment_with_operators({"PATH": "/usr/bin"}) == {}
+
+
+def test_a_process_starts_with_the_operators_of_vllm_ascend(vllm_ascend):
+    _, opp = vllm_ascend
+    assert environment_of(DeviceSpec("npu"))["ASCEND_CUSTOM_OPP_PATH"] == str(opp)
+    assert "ASCEND_CUSTOM_OPP_PATH" not in environment_of(DeviceSpec("cpu"))
+    assert environment_with_operators({"LD_LIBRARY_PATH": "/usr/lib"}) == {
+        "ASCEND_CUSTOM_OPP_PATH": str(opp),
+        "LD_LIBRARY_PATH": f"{opp}/op_api/lib:/usr/lib",
+    }
+    assert is_set_up(environment_with_operators({}))
+
+
+def test_operators_that_the_user_names_take_the_place_of_those_of_vllm_ascend(vllm_ascend, tmp_path):
+    own = tmp_path / "own"
+    (own / "op_api/lib").mkdir(parents=True)
+    said = environment_with_operators({"ASCEND_CUSTOM_OPP_PATH": f"{own}", "LD_LIBRARY_PATH": "/usr/lib"})
+    assert said == {"ASCEND_CUSTOM_OPP_PATH": str(own), "LD_LIBRARY_PATH": f"{own}/op_api/lib:/usr/lib"}
+    # Again, as a process sees it that was started with them.
+    assert environment_with_operators(said) == said
+
+
+def test_a_device_process_is_started_with_the_operators(vllm_ascend, tmp_path):
+    """The loader reads LD_LIBRARY_PATH when a process starts."""
+    _, opp = vllm_ascend
+    seen = tmp_path / "seen"
+    code = f"import os, pathlib; pathlib.Path({str(seen)!r}).write_text(os.environ['LD_LIBRARY_PATH'])"
+    process, channel = start(lambda fd: [sys.executable, "-c", code], environment_of(DeviceSpec("npu")))
+    channel.close()
+    assert process.wait(60) == 0
+    assert seen.read_text().split(":")[0] == f"{opp}/op_api/lib"
 
 
 def test_the_exports_have_the_real_path(vllm_ascend):
     _, opp = vllm_ascend
     assert cannot_be_registered() == ""
-    assert remedy() == (
-        f"export ASCEND_CUSTOM_OPP_PATH={opp}:$ASCEND_CUSTOM_OPP_PATH; "
-        f"export LD_LIBRARY_PATH={opp}/op_api/lib:$LD_LIBRARY_PATH"
-    )
+    assert f"export ASCEND_CUSTOM_OPP_PATH={opp}:$ASCEND_CUSTOM_OPP_PATH; " in remedy()
+    assert f"export LD_LIBRARY_PATH={opp}/op_api/lib:$LD_LIBRARY_PATH" in remedy()
 
 
 def test_one_variable_alone_is_not_enough(vllm_ascend, monkeypatch):
@@ -65,30 +170,65 @@ def test_one_variable_alone_is_not_enough(vllm_ascend, monkeypatch):
     assert not is_set_up()
 
 
-def test_an_operator_is_run_once_it_is_registered_whatever_the_variables_say(vllm_ascend):
+@pytest.mark.parametrize("has_vllm", [True, False])
+def test_an_operator_is_run_once_it_is_registered_whatever_the_variables_say(vllm_ascend, has_vllm):
     package, _ = vllm_ascend
-    (package / "vllm_ascend_C.py").write_text(
-        "import torch\n"
-        "library = torch.library.Library('_C_ascend', 'FRAGMENT')\n"
-        "library.define('toy_of_the_tests(Tensor x) -> Tensor')\n"
-    )
+    (package / "vllm_ascend_C.py").write_text(EXTENSION)
+    # utils.py imports parts of vLLM.
+    (package / "utils.py").write_text(UTILS if has_vllm else "import vllm_that_is_not_installed\n")
     assert "toy_of_the_tests" in str(call_of("torch.ops._C_ascend.toy_of_the_tests"))
+
+
+def test_vllm_ascend_itself_enables_its_operators(vllm_ascend):
+    """It prepares more than the import: here, what the import needs."""
+    package, _ = vllm_ascend
+    (package / "vllm_ascend_C.py").write_text("import os\nassert os.environ['ENABLED_BY_VLLM_ASCEND']\n" + EXTENSION)
+    (package / "utils.py").write_text(
+        "def enable_custom_op():\n    import os\n    os.environ['ENABLED_BY_VLLM_ASCEND'] = '1'\n"
+    )
+    try:
+        assert "toy_of_the_tests" in str(call_of("torch.ops._C_ascend.toy_of_the_tests"))
+    finally:
+        os.environ.pop("ENABLED_BY_VLLM_ASCEND", None)
 
 
 def test_what_fails_in_registering_is_told(vllm_ascend, monkeypatch):
     package, opp = vllm_ascend
+    (package / "utils.py").write_text(UTILS)
     (package / "vllm_ascend_C.py").write_text("raise ImportError('libcust_opapi.so: cannot open shared object file')\n")
     with pytest.raises(MissingPrecondition, match=rf"libcust_opapi\.so: cannot open.*export \w+PATH={opp}"):
         call_of(CALL)
+    _forget()
     set_up(monkeypatch, opp)
     with pytest.raises(MissingPrecondition, match="are set; is this vllm-ascend built for this torch and CANN"):
         call_of(CALL)
 
 
-def test_a_vllm_ascend_that_was_built_without_them(vllm_ascend):
-    _, opp = vllm_ascend
-    opp.rename(opp.with_name("another"))
-    assert "was built without custom operators" in remedy()
+def test_a_vllm_ascend_without_an_operator_package(place):
+    assert environment_with_operators({}) == {}
+    assert "COMPILE_CUSTOM_KERNELS" in remedy()
+
+
+def test_triton_kernels_know_the_number_of_cores(place):
+    (place / "ops/triton/triton_utils.py").write_text(TRITON_UTILS)
+    (place / "ops/triton/linearnorm/split_qkv_rmsnorm_rope.py").write_text(TRITON_OPERATOR)
+    call = call_of("torch.ops.vllm.qkv_rmsnorm_rope_of_the_tests")
+    assert call(torch.ones(1)) == 48
+
+
+def test_a_triton_that_does_not_tell_the_number_of_cores_is_told(place):
+    (place / "ops/triton/triton_utils.py").write_text(
+        TRITON_UTILS.replace("    cores = 48", "    raise RuntimeError('no driver of Triton')")
+    )
+    (place / "ops/triton/linearnorm/split_qkv_rmsnorm_rope.py").write_text(TRITON_OPERATOR.replace("of_the", "of_no"))
+    with pytest.raises(MissingPrecondition, match=r"no driver of Triton.*triton-ascend"):
+        call_of("torch.ops.vllm.qkv_rmsnorm_rope_of_no_tests")
+
+
+def test_a_triton_operator_that_is_not_there_does_not_need_an_operator_package(place):
+    with pytest.raises(MissingPrecondition, match="triton-ascend") as raised:
+        call_of("torch.ops.vllm.npu_rotary_embedding")
+    assert "ASCEND_CUSTOM_OPP_PATH" not in str(raised.value)
 
 
 def test_a_call_of_torch_npu_that_is_not_there_is_another_thing():
@@ -108,7 +248,7 @@ def test_a_registered_operator_without_a_kernel_lacks_its_opp(vllm_ascend, monke
     lacking = missing_kernel(NO_KERNEL)
     assert lacking is not None
     assert lacking.status is Status.SKIPPED
-    assert str(lacking).startswith("no kernel SparseFlashAttention in CANN's libopapi.so nor in a custom OPP: export ")
+    assert str(lacking).startswith("no kernel SparseFlashAttention in CANN's libopapi.so nor in a custom OPP: ")
     set_up(monkeypatch, opp)
     lacking = missing_kernel(NO_KERNEL)
     assert lacking is not None
@@ -117,3 +257,29 @@ def test_a_registered_operator_without_a_kernel_lacks_its_opp(vllm_ascend, monke
 
 def test_other_words_are_no_missing_kernel():
     assert missing_kernel("RuntimeError: aclnnAdd failed, error code is 561103") is None
+
+
+def _not_loaded(reason):
+    """Raises what torch_npu (op_plugin/python/atb/_atb_ops.py) raises at the first call of an operator of ATB."""
+    words = ""
+    if "libatb.so" in reason:
+        words = "Please check that the nnal package is installed. Please run 'source set_env.sh' in the NNAL path."
+    raise OSError(None, words) from OSError(f"Could not load this library: torch_npu/lib/libop_plugin_atb.so: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("libatb.so: cannot open shared object file: No such file or directory", "nnal/atb/set_env.sh"),
+        # Later versions of torch put the loader's words into the error before this one.
+        ("", "nnal/atb/set_env.sh"),
+        ("undefined symbol: _ZN3atb15CreateOperationINS_5infer14GroupTopkParamEEE", "does not fit torch_npu"),
+    ],
+)
+def test_atb_that_cannot_be_loaded_is_told_with_what_to_source(reason, words):
+    try:
+        _not_loaded(reason)
+    except OSError as error:
+        outcome = outcome_of(error)
+    assert outcome.status is Status.SKIPPED
+    assert words in outcome.reason

@@ -243,7 +243,7 @@ def test_msprof(machine_of):
 
 
 def test_custom_operators(machine_of, monkeypatch):
-    says(ascend.custom_opp, State.SKIP, "is not set: rows that need custom operators are skipped -> ")
+    says(ascend.custom_opp, State.SKIP, "no package of custom operators: rows that need them are skipped -> ")
     opp = machine_of / "opp"
     monkeypatch.setenv("ASCEND_CUSTOM_OPP_PATH", str(opp))
     says(ascend.custom_opp, State.FAIL, "and no such folder, or its libraries are not found")
