@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from bench.collectives import options as collectives
-from bench.dispatch_ffn_combine import group as dispatch_ffn_combine
 from bench.errors import DeviceGone
 from bench.executor import SESSION, Executor
+from bench.groups import expert_parallel
 from bench.job import DeviceDescription
 
 #: They take all devices, and have databases of their own: collected when they are named, and not with the folder.
@@ -23,7 +23,7 @@ collect_ignore = [collectives.MODULE]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options that belong to one operator are defined with it."""
-    dispatch_ffn_combine.add_options(parser)
+    expert_parallel.add_options(parser)
     collectives.add_options(parser)
 
 

@@ -1,21 +1,16 @@
-"""Replays of mixtures of experts: routing, grouped products, and whole layers."""
+"""Replays of mixtures of experts: routing and grouped products."""
 
 from __future__ import annotations
 
-import math
-from functools import lru_cache
-
 from bench import expected, impl
-from bench.dispatch_ffn_combine.group import Experts, ep_size, group_of
 from bench.errors import Unsupported
 from bench.registry import replays
 from bench.rows import resolve
 from bench.rows.int8_operands import LARGEST, bias, expect_int8, scale_range
-from database.schema import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
+from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
 #: A permutation does not record how many experts its indices are of.
 _ASSUMED_EXPERTS = 64
-_MAX_OUTPUT_SIZE = 65536
 
 
 @replays("MoeGatingTopK", npu="torch_npu.npu_moe_gating_top_k")
@@ -156,74 +151,6 @@ def test_grouped_matmul_swiglu_quant(row, replay):
         row.tensor(last - 2, 0.02, 0.08),
         output_slots=(0, 1),
         expected=expected.grouped_matmul_swiglu_quant,
-    )
-
-
-@replays("DispatchFFNCombine", npu="torch.ops._C_ascend.dispatch_ffn_combine", group=group_of)
-def test_dispatch_ffn_combine(row, replay, group, custom_opp):
-    """Slots: x (M, H), w1 (E, H, N), w2 (E, N / 2, H), the experts (M, k), two scales, the weights (M, k).
-
-    Outputs: (M, H), and the number of tokens of each expert (E). These are of one rank, and alike on
-    all of them; each has E experts of its own, and tokens go to those of all ranks, equally often.
-    """
-    row.expect_inputs(7)
-    x, up, down, chosen = (row.shape(slot) for slot in range(4))
-    up, down = (resolve.nz_shape(shape) if len(shape) == 5 else shape for shape in (up, down))
-    if not len(x) == len(chosen) == 2 or not len(up) == len(down) == 3 or up[2] % 2:
-        raise row.refuse(
-            INPUT_SHAPES, "it takes x (M, H), w1 (E, H, N), w2 (E, N / 2, H) and experts (M, k)", "correct the shapes"
-        )
-    if up[1] != x[1] or down != (up[0], up[2] // 2, x[1]) or chosen[0] != x[0] or row.shape(6) != chosen:
-        raise row.refuse(
-            INPUT_SHAPES,
-            f"x {x}, w1 {up}, w2 {down}, the experts {chosen} and their weights {row.shape(6)} do not belong together",
-            "correct the shape that does not fit",
-        )
-    if row.output_shape(1) != up[:1]:
-        raise row.refuse(OUTPUT_SHAPES, f"output 1 counts the tokens of {up[0]} experts", "correct one of the shapes")
-    integers = row.input_slots[1].dtype == "INT8"
-    if integers != (row.input_slots[2].dtype == "INT8"):
-        raise row.refuse(INPUT_DTYPES, "w1 and w2 must have one dtype", "correct one of them")
-    scales = [row.tensor(slot, 1.0, 1.0) for slot in (4, 5)]
-    if integers:
-        row.assume("the scales of the weights are ones")
-        _expect_shapes(row, {4: (up[0], up[2]), 5: (up[0], x[1])})
-    if ep_size(row.cells, group.size) != group.size:
-        raise Unsupported(f"DispatchFFNCombine of this row runs on {row.cells[EP_SIZE]} devices at once")
-    whole, reach = (2, 0.1) if integers else (None, 1.0)
-
-    @lru_cache(maxsize=1)
-    def weights_of(rank):
-        drawn = row.of_rank(rank)
-        return own if rank == group.rank else [drawn.matrices(slot, rank=3, whole=whole) for slot in (1, 2)]
-
-    def ids_of(rank):
-        return row.of_rank(rank).expert_ids(3, up[0] * group.size, first=rank * math.prod(chosen))
-
-    drawn = row.of_rank(group.rank)
-    own = [drawn.matrices(slot, rank=3, whole=whole) for slot in (1, 2)]
-    of_all = {
-        f"weight{which + 1}": [Experts(weights_of, which, per_rank=up[0], ranks=group.size)] for which in range(2)
-    } | {f"scale{i}": [scale.repeat(group.size, 1)] for i, scale in enumerate(scales, 1) if integers}
-    replay(
-        impl.dispatch_ffn_combine,
-        x=drawn.tensor(0, -reach, reach),
-        weight1=own[:1],
-        weight2=own[1:],
-        expert_idx=ids_of(group.rank),
-        scale1=scales[:1],
-        scale2=scales[1:],
-        bias1=[],
-        bias2=[],
-        probs=drawn.tensor(6, 0.1, 1.0),
-        group=group.name,
-        max_output_size=_MAX_OUTPUT_SIZE,
-        out=row.destination(),
-        expert_token_nums=row.destination(1),
-        overwrites=["out", "expert_token_nums"],
-        expected=expected.dispatch_ffn_combine.given(
-            **of_all, arriving=[ids_of(rank) - group.rank * up[0] for rank in range(group.size)]
-        ),
     )
 
 

@@ -118,6 +118,8 @@ OWN = (
 STATUS_GROUP = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW)
 
 EP_SIZE = "EP Size"
+#: Kernels that the ranks of a group run together, each with some of a layer's experts.
+EXPERT_PARALLEL = frozenset({"DispatchFFNCombine", "DispatchFFNCombineBF16"})
 
 RUNTIME_PREFIX = "Runtime "
 RUNTIME = tuple(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 from database.communication import is_communication, message_signature
-from database.schema import EP_SIZE, INPUT_SLOTS, MESSAGE, OUTPUT_SLOTS, RUNTIME_IN_SIGNATURE
+from database.schema import EP_SIZE, EXPERT_PARALLEL, INPUT_SLOTS, MESSAGE, OUTPUT_SLOTS, RUNTIME_IN_SIGNATURE
 from database.slots import dtype_name, format_name, slot_words, split_cell
 
 Words = tuple[tuple[str, str, str], ...]
@@ -181,7 +181,7 @@ def _column(words: Words, which: int) -> str:
 
 def _extra_columns(kernel_type: str, columns: Mapping[str, str] | pd.Index) -> list[str]:
     """All of the kernel type's, where there is one of them: each value keeps its place among the others."""
-    wanted = (EP_SIZE,) if kernel_type == "DispatchFFNCombine" else RUNTIME_IN_SIGNATURE
+    wanted = (EP_SIZE,) if kernel_type in EXPERT_PARALLEL else RUNTIME_IN_SIGNATURE
     return list(wanted) if any(column in columns for column in wanted) else []
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.collectives import options as collectives
 from bench.declared_options import Scope
-from bench.dispatch_ffn_combine import group as dispatch_ffn_combine
+from bench.groups import expert_parallel
 from plugins import options, theory
 
 _ROWS = Scope.REPLAYS | Scope.RUNNING | Scope.NPUS | Scope.FINDS_DATABASE
@@ -53,6 +53,6 @@ def help_of(command: str, about: str) -> str:
     groups: Any = _OptionGroups(parser, SCOPES[command])
     for module in (options, theory):
         module.pytest_addoption(groups)
-    for add_options in (dispatch_ffn_combine.add_options, collectives.add_options):
+    for add_options in (expert_parallel.add_options, collectives.add_options):
         add_options(groups)
     return parser.format_help()

@@ -11,7 +11,7 @@ import pytest
 from bench.collectives import options as collectives
 from bench.declared_options import Option, Scope, add_all, declare, given, reset
 from bench.devices.at_hand import devices_at_hand
-from bench.dispatch_ffn_combine import group as dispatch_ffn_combine
+from bench.groups import expert_parallel
 from bench.instruments import OFFERED
 from bench.job import DeviceSpec, MeasureSettings
 from bench.msprof.command import METRICS
@@ -255,7 +255,7 @@ MEASURING = (
     ),
 )
 #: All that a session of replays may know, those that belong to one operator included.
-OPTIONS = (*DATABASE, *ROWS, *MEASURING, *dispatch_ffn_combine.OPTIONS, *collectives.OPTIONS)
+OPTIONS = (*DATABASE, *ROWS, *MEASURING, *expert_parallel.OPTIONS, *collectives.OPTIONS)
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:

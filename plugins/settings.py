@@ -16,7 +16,7 @@ from bench.collectives.options import Wanted
 from bench.declared_options import Scope, changed
 from bench.devices.at_hand import database_name, devices_at_hand, npus_present
 from bench.devices.cores import available_cores
-from bench.dispatch_ffn_combine import group as dispatch_ffn_combine
+from bench.groups import expert_parallel
 from bench.instruments import MSPROF, OFFERED, choose
 from bench.job import DeviceSpec, MeasureSettings
 from bench.noise_limit import LEAST_SAMPLES
@@ -170,7 +170,7 @@ def settings_of(config: pytest.Config) -> Settings:
         mixed=option.mixed,
         origin=_origin(option, devices, communicates),
         file_names=place.file_names,
-        of_operators=changed(option, dispatch_ffn_combine.OPTIONS),
+        of_operators=changed(option, expert_parallel.OPTIONS),
         messages=collectives.wanted_of(option, devices) if communicates else None,
         named=bool(option.database_path) and not communicates,
         versions=_given_versions(option),

@@ -17,7 +17,7 @@ from doc_commands import ROOT
 from bench.__main__ import parser as bench_parser
 from bench.collectives import options as collectives
 from bench.declared_options import Option, Scope, given
-from bench.dispatch_ffn_combine import group as dispatch_ffn_combine
+from bench.groups import expert_parallel
 from database.__main__ import parser as database_parser
 from plugins import options, theory
 
@@ -51,7 +51,7 @@ def of_pytest() -> argparse.ArgumentParser:
     parser: Any = PytestParser()
     for adds in (options.pytest_addoption, theory.pytest_addoption):
         adds(parser)
-    dispatch_ffn_combine.add_options(parser)
+    expert_parallel.add_options(parser)
     collectives.add_options(parser)
     return parser.parser
 
@@ -115,8 +115,8 @@ def test_what_is_refused_where_it_does_nothing_is_known_by_its_default() -> None
         (options.DATABASE, Scope.FINDS_DATABASE, {"--database-path", "--device", "--mixed", "--read-only"}),
         (options.ROWS, Scope.REPLAYS, {"--ops", "--fail-fast"}),
         (options.MEASURING, Scope.RUNNING, {"--prof-path"}),
-        (dispatch_ffn_combine.OPTIONS, Scope.RUNNING, set()),
-        (dispatch_ffn_combine.OPTIONS, Scope.KERNELS, set()),
+        (expert_parallel.OPTIONS, Scope.RUNNING, set()),
+        (expert_parallel.OPTIONS, Scope.KERNELS, set()),
         (collectives.OPTIONS, Scope.COLLECTIVES, set()),
         (theory.OPTIONS, Scope.THEORY, set()),
     ],

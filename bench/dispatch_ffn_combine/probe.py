@@ -12,13 +12,15 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 
 from bench.devices.at_hand import database_name, devices_at_hand
+from bench.dispatch_ffn_combine.layer import needed_bytes
 from bench.dispatch_ffn_combine.search import Axis, Search
 from bench.errors import DeviceGone
 from bench.executor import Executor
+from bench.groups.hccl_buffer import buffer_mib
 from bench.groups.pool import GroupPool
 from bench.groups.spec import GroupSpec
 from bench.job import Job, MeasureSettings
@@ -36,7 +38,7 @@ from database.terminal import show
 from database.versions import detect
 
 _KERNEL_TYPE = "DispatchFFNCombine"
-_REPLAY = ("bench.test_moe", "test_dispatch_ffn_combine")
+_REPLAY = ("bench.test_expert_parallel", "test_dispatch_ffn_combine")
 #: Of a large model in decoding; taken by every version that was heard of.
 _START = MoeShape(m=16, h=7168, n=4096, experts=16, top_k=8)
 _MOST = MoeShape(m=65536, h=16384, n=16384, experts=256, top_k=32)
@@ -196,9 +198,9 @@ class Probe:
 
     def _try(self, shape: MoeShape) -> bool:
         module, function = self._replay
-        outcome = self._executor.run(
-            Job(module, "", function, _KERNEL_TYPE, self._cells(shape), self._case_timeout_s, self._spec)
-        )
+        cells = self._cells(shape)
+        spec = replace(self._spec, hccl_buffer_mib=buffer_mib(needed_bytes(cells)))
+        outcome = self._executor.run(Job(module, "", function, _KERNEL_TYPE, cells, self._case_timeout_s, spec))
         if outcome.status is Status.SKIPPED:
             # Not an answer about this case: a precondition of all of them is missing.
             raise OpAtlasError(outcome.reason)

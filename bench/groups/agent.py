@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.groups import hccl_buffer
 from bench.groups.messages import Launch, Launching, NotLaunched, RanksEnded
 from bench.groups.spec import GroupSpec
 from bench.processes.channel import ChildChannel
@@ -32,6 +33,8 @@ def main(fd: int) -> None:
     os.environ.update(_SHUTDOWN)
     with ChildChannel(socket.socket(fileno=fd)) as channel:
         launch: Launch = channel.receive()
+        if launch.spec.hccl_buffer_mib is not None:
+            os.environ.setdefault(hccl_buffer.VARIABLE, str(launch.spec.hccl_buffer_mib))
         channel.send(_run(launch, lambda: channel.send(Launching())))
     end_at_once()
 

@@ -83,7 +83,7 @@ class GroupPool:
             return Outcome(Status.SKIPPED, reason)
         if given_up := self._given_up.get(spec) or (spec.nnodes > 1 and self._nodes_absent):
             return Outcome(Status.SKIPPED, f"not tried again: {given_up}")
-        if self._current is None or self._current[0] != spec:
+        if self._current is None or not self._current[0].serves(spec):
             self.close()
             devices = self._devices_for(spec)[: spec.local_ranks]
             self._current = spec, self._executor_of(spec, devices, self._settings_for(devices[0].kind))

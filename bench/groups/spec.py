@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LOOPBACK = "127.0.0.1"
 #: Ranks import torch (and torch_npu) from a disk that may be cold; HCCL itself gives up after 120 s, and says of whom.
@@ -25,6 +25,7 @@ class GroupSpec:
         members: the devices that the ranks own, in their order, counted from 0 through all nodes; None: each
             node's first ones.
         join_timeout_s: how long it may take to come together; None: the usual time.
+        hccl_buffer_mib: HCCL_BUFFSIZE of its ranks, unless the caller has set that; None: HCCL's own.
     """
 
     ranks: int
@@ -35,12 +36,18 @@ class GroupSpec:
     nproc_per_node: int | None = None
     members: tuple[int, ...] | None = None
     join_timeout_s: float | None = None
+    hccl_buffer_mib: int | None = None
 
     def __str__(self) -> str:
         nodes = f" on {self.nnodes} nodes" if self.nnodes > 1 else ""
         chosen = self.members is not None and self.members != tuple(range(self.ranks))
         devices = f" (devices {', '.join(map(str, self.members or ()))})" if chosen else ""
         return f"group of {self.ranks} rank{'s' * (self.ranks != 1)}{nodes}{devices}"
+
+    def serves(self, wanted: GroupSpec) -> bool:
+        """Whether rows that need another group can run in this one: it is the same, or has a larger buffer."""
+        own, other = self.hccl_buffer_mib, wanted.hccl_buffer_mib
+        return replace(self, hccl_buffer_mib=other) == wanted and (own or 0) >= (other or 0)
 
     @property
     def local_ranks(self) -> int:

@@ -1,19 +1,16 @@
-"""Mixtures of experts: routing, grouped products, and a whole layer, on one device or shared out among ranks."""
+"""Mixtures of experts on one device: routing and grouped products."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
-from torch import distributed
 
 from bench.impl.activations import swiglu
 from bench.impl.matmuls import matmul
 from bench.impl.quantized import dequantized, dynamic_quant, integer_matmul
 
 __all__ = [
-    "dispatch_ffn_combine",
     "grouped_matmul",
     "grouped_matmul_swiglu_quant",
     "moe_gating_top_k",
@@ -100,7 +97,7 @@ def grouped_matmul(
     (rows,), (matrices,) = x, weight
     dtype = output_dtype or rows.dtype
     result = torch.empty(len(rows), matrices.shape[-1], dtype=dtype, device=rows.device)
-    for group, own in _groups(group_list):
+    for group, own in groups_of(group_list):
         bias_of = bias[0][group] if bias else None
         if rows.is_floating_point():
             result[own] = matmul(rows[own], matrices[group].mT, bias_of)
@@ -124,114 +121,15 @@ def grouped_matmul_swiglu_quant(
     """
     quantized = torch.empty(len(x), weight.shape[-1] // 2, dtype=torch.int8, device=x.device)
     scales = torch.empty_like(x_scale)
-    for group, own in _groups(group_list):
+    for group, own in groups_of(group_list):
         product = integer_matmul(x[own], weight[group])
         activated = swiglu(dequantized(product, weight_scale[group], None, x_scale[own], None, torch.float32), -1)
         quantized[own], scales[own] = dynamic_quant(activated)
     return quantized, scales, x_scale.new_empty(0)
 
 
-def dispatch_ffn_combine(
-    x: torch.Tensor,
-    weight1: Sequence[torch.Tensor],
-    weight2: Sequence[torch.Tensor],
-    expert_idx: torch.Tensor,
-    scale1: Sequence[torch.Tensor],
-    scale2: Sequence[torch.Tensor],
-    probs: torch.Tensor,
-    group: str,
-    max_output_size: int,
-    out: torch.Tensor,
-    expert_token_nums: torch.Tensor,
-    bias1: Sequence[torch.Tensor] = (),
-    bias2: Sequence[torch.Tensor] = (),
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A whole layer of experts, shared out among the ranks of a group; out and expert_token_nums are written.
-
-    Args:
-        x: (M, H), this rank's tokens.
-        weight1, weight2: (E, H, N) and (E, N / 2, H), of this rank's experts; where they are INT8, x and
-            what SwiGLU gives are quantized dynamically.
-        expert_idx, probs: (M, k), experts by their number in the group: rank r has those from r E on.
-        scale1, scale2: (E, N) and (E, H), of INT8 weights.
-        group: name of the process group; "" where this rank has all experts.
-        expert_token_nums: (E), INT32: tokens of all ranks that this rank's experts get.
-    """
-    own = _Experts(weight1[0], weight2[0], scale1, scale2)
-    copies, place = moe_token_permute(x, expert_idx)
-    if group:
-        computed = _computed_by_owners(copies, expert_idx, own, expert_token_nums)
-    else:
-        counts = torch.bincount(expert_idx.flatten(), minlength=len(own.up))
-        expert_token_nums.copy_(counts)
-        computed = own.compute(copies, counts)
-    out.copy_(moe_token_unpermute(computed, place, probs))
-    return out, expert_token_nums
-
-
-@dataclass(frozen=True)
-class _Experts:
-    """Those of one rank.
-
-    Attributes:
-        up, down: (E, H, N) and (E, N / 2, H).
-        up_scale, down_scale: (E, N) and (E, H), in lists of one, of INT8 weights.
-    """
-
-    up: torch.Tensor
-    down: torch.Tensor
-    up_scale: Sequence[torch.Tensor]
-    down_scale: Sequence[torch.Tensor]
-
-    def compute(self, copies: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """What they make of tokens that stand in their order, `counts` for each."""
-        computed = torch.empty_like(copies)
-        for expert, own in _groups(counts.cumsum(0)):
-            up, down = self.up[expert], self.down[expert]
-            if up.is_floating_point():
-                hidden = matmul(copies[own], up.mT).float()
-                computed[own] = matmul(swiglu(hidden, -1).to(copies.dtype), down.mT)
-                continue
-            hidden = _quantized_product(copies[own], up, self.up_scale[0][expert], torch.float32)
-            computed[own] = _quantized_product(swiglu(hidden, -1), down, self.down_scale[0][expert], copies.dtype)
-        return computed
-
-
-def _computed_by_owners(
-    copies: torch.Tensor, expert_idx: torch.Tensor, own: _Experts, expert_token_nums: torch.Tensor
-) -> torch.Tensor:
-    """Sends each token, by expert, to the rank that has the expert, which sends back what it computes."""
-    experts, ranks = len(own.up), distributed.get_world_size()
-    sent = torch.bincount(expert_idx.flatten(), minlength=experts * ranks).reshape(ranks, experts)
-    received = torch.empty_like(sent)
-    distributed.all_to_all_single(received, sent)
-    there, back = sent.sum(1).tolist(), received.sum(1).tolist()
-    arrived = copies.new_empty(sum(back), copies.shape[1])
-    _all_to_all(arrived, copies, back, there)
-    # They come by rank, and by expert from each.
-    expert = torch.arange(experts, device=copies.device).repeat(ranks).repeat_interleave(received.flatten())
-    order = expert.argsort(stable=True)
-    counts = received.sum(0)
-    expert_token_nums.copy_(counts)
-    computed = torch.empty_like(arrived)
-    computed[order] = own.compute(arrived[order], counts)
-    returned = torch.empty_like(copies)
-    _all_to_all(returned, computed, there, back)
-    return returned
-
-
-def _all_to_all(received: torch.Tensor, sent: torch.Tensor, received_rows: list[int], sent_rows: list[int]) -> None:
-    # As bytes: not every backend knows every dtype.
-    distributed.all_to_all_single(received.view(torch.uint8), sent.view(torch.uint8), received_rows, sent_rows)
-
-
-def _quantized_product(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    quantized, token = dynamic_quant(x)
-    return dequantized(integer_matmul(quantized, weight), scale, None, token, None, dtype)
-
-
-def _groups(ends: torch.Tensor) -> Iterator[tuple[int, slice]]:
-    """Each group that has rows, and which. The host reads the list once, as a loop of kernels has to."""
+def groups_of(ends: torch.Tensor) -> Iterator[tuple[int, slice]]:
+    """Yields each group that has rows, and which rows. The host reads the list once, as a loop of kernels has to."""
     start = 0
     for group, end in enumerate(ends.tolist()):
         if end > start:

@@ -247,6 +247,11 @@ class ReplayRow(RowSlots):
         """Float32, for a scale that the row does not have."""
         return torch.ones(shape, device=self.device)
 
+    def filled(self, shape: tuple[int, ...], dtype: str, value: float) -> torch.Tensor:
+        """One value everywhere, in a dtype of the profiler, for a tensor whose values a capture does not record."""
+        torch_dtype = self.torch_dtype(Slot((), dtype, ""), INPUT_DTYPES)
+        return torch.full(shape, value, dtype=torch_dtype, device=self.device)
+
     def scale(self, slot: int, low: float, high: float) -> torch.Tensor:
         """`tensor`; in an INT64 or UINT64 slot its real numbers as npu_trans_quant_param packs them.
 
@@ -256,6 +261,16 @@ class ReplayRow(RowSlots):
             return self.tensor(slot, low, high)
         real = self._random(self.shape(slot), torch.float32, low, high)
         return real.view(torch.int32).to(torch.int64) & 0xFFFFE000 | 1 << 46
+
+    def float_bits(self, slot: int, low: float, high: float) -> torch.Tensor:
+        """`tensor`; in an INT64 slot the bits of float32 numbers, as vllm-ascend's scale_from_float_to_int64 has them.
+
+        The 13 lowest bits are 0: an NPU's matrix unit reads 19 bits of such a scale (aclnnTransQuantParamV2).
+        """
+        if self.input_dtype(slot) is not torch.int64:
+            return self.tensor(slot, low, high)
+        real = self._random(self.shape(slot), torch.float32, low, high)
+        return real.view(torch.int32).to(torch.int64) & 0xFFFFE000
 
     def _random(self, shape: tuple[int, ...], dtype: torch.dtype, low: float, high: float) -> torch.Tensor:
         if dtype.is_floating_point:

@@ -22,6 +22,7 @@ from database.schema import (
     AVERAGE,
     BASE,
     EP_SIZE,
+    EXPERT_PARALLEL,
     INPUT_DTYPES,
     INPUT_SHAPES,
     INPUT_SLOTS,
@@ -325,7 +326,7 @@ def _columns_of_new_table(kernel_type: str) -> list[str]:
     columns = [*BASE, AVERAGE, *PROFILING_DURATIONS, *counters, *OWN]
     if kernel_type in ATTENTION_TYPES:
         columns += RUNTIME
-    if kernel_type == "DispatchFFNCombine":
+    if kernel_type in EXPERT_PARALLEL:
         columns.append(EP_SIZE)
     return in_contract_order(columns)
 

@@ -7,6 +7,11 @@ QUANTIZED_GROUPS = "INT8;INT8;DT_UNDEFINED;FLOAT;DT_UNDEFINED;DT_UNDEFINED;DT_UN
 #: x; two weights; experts; two scales; the experts' weights.
 LAYER = "DT_BF16;DT_BF16;DT_BF16;INT32;FLOAT;FLOAT;FLOAT"
 LAYER_INT8 = "DT_BF16;INT8;INT8;INT32;FLOAT;FLOAT;FLOAT"
+#: As vllm-ascend calls it: scales are the bits of float32 numbers.
+LAYER_BITS = "DT_BF16;INT8;INT8;INT32;INT64;INT64;FLOAT"
+#: With two experts, each of which has tensors of its own, and a mask of the tokens.
+LISTED = "64,96;64,96;48,64;48,64"
+LAYER_LISTS = "DT_BF16;INT8;INT8;INT8;INT8;INT32;INT64;INT64;INT64;INT64;FLOAT;BOOL"
 
 ROWS: dict[str, tuple[str, ...]] = {
     "MoeGatingTopK": (
@@ -46,6 +51,14 @@ ROWS: dict[str, tuple[str, ...]] = {
         f"11,40;6,40,48;6,24,40;11,3;6,48;6,40;11,3 | {LAYER} -> 11,40;6 | DT_BF16;INT32 @ EP Size = 1",
         f"9,256;6,8,16,16,32;6,8,8,16,32;9,3;6,256;6,256;9,3 | {LAYER_INT8} -> 9,256;6 | DT_BF16;INT32 @ EP Size = 1",
         f"5,256;6,256,320;6,160,256;5,6;6,320;6,256;5,6 | {LAYER_INT8} -> 5,256;6 | DT_BF16;INT32 @ EP Size = 1",
+        f"9,256;6,8,16,16,32;6,8,8,16,32;9,3;6,256;6,256;9,3 | {LAYER_BITS} -> 9,256;1,6 | DT_BF16;INT32 @ EP Size = 1",
+        f"9,256;6,256,320;6,160,256;9,3;6,320;6,256;9,3 | {LAYER_BITS} -> 9,256 | DT_BF16 @ EP Size = 1",
+        f"9,256;6,256,320;6,160,256;9,3;6,320;6,256;9,3;9 | {LAYER_BITS};BOOL -> 9,256;6 | DT_BF16;INT32 @ EP Size = 1",
+        f"7,64;{LISTED};7,2;96;96;64;64;7,2;7 | {LAYER_LISTS} -> 7,64;1,2 | DT_BF16;INT32 @ EP Size = 1",
+    ),
+    "DispatchFFNCombineBF16": (
+        f"7,64;3,64,96;3,48,64;7,2;3,96;3,64;7,2 | {LAYER} -> 7,64;1,3 | DT_BF16;INT32 @ EP Size = 1",
+        "7,64;3,64,96;3,48,64;7,2;;;7,2 | FLOAT16;FLOAT16;FLOAT16;INT32;;;FLOAT -> 7,64 | FLOAT16 @ EP Size = 1",
     ),
     "TopKV2": (
         "32,100; | FLOAT;INT32 -> 32,5;32,5 | FLOAT;INT32",

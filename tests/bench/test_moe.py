@@ -18,8 +18,6 @@ from database.schema import Status
 
 GROUPED = "INT8;INT8;;FLOAT;;;;INT64;FLOAT"
 SWIGLU = "INT8;INT8;FLOAT;FLOAT;INT64"
-LAYER = "DT_BF16;DT_BF16;DT_BF16;INT32;FLOAT;FLOAT;FLOAT"
-LAYER_OUT = "11,40;6 | DT_BF16;INT32"
 
 relaxed = settings(deadline=None, max_examples=40)
 
@@ -49,42 +47,6 @@ CONTRADICTIONS = [
     ("TopKV2", "4,8; | FLOAT;INT32 -> 4,9;4,9 | FLOAT;INT32", OUTPUT, "the largest along the last axis of (4, 8)"),
     ("ApplyTopKTopPCustom", "4,8;4,7;4;4 | FLOAT;INT32;FLOAT;INT32 -> 4,8 | FLOAT", SHAPES, "slots 0 and 1"),
     ("ApplyTopKTopPCustom", "4,8;4,8;4;5 | FLOAT;INT32;FLOAT;INT32 -> 4,8 | FLOAT", SHAPES, "slot 3 (k)"),
-    (
-        "DispatchFFNCombine",
-        f"11,40;6,40,48;6,25,40;11,3;6,48;6,40;11,3 | {LAYER} -> {LAYER_OUT} @ EP Size = 1",
-        SHAPES,
-        "do not belong together",
-    ),
-    (
-        "DispatchFFNCombine",
-        f"11,40;6,40,48;6,25,40;11,3;6,48;6,40;11,3 | {LAYER} -> {LAYER_OUT} @ EP Size = 16",
-        SHAPES,
-        "do not belong together",
-    ),
-    (
-        "DispatchFFNCombine",
-        f"11,40;6,40,48;6,24,40;11,3;6,48;6,40;11,3 | {LAYER} -> 11,40;5 | DT_BF16;INT32 @ EP Size = 1",
-        OUTPUT,
-        "output 1 counts the tokens of 6 experts",
-    ),
-    (
-        "DispatchFFNCombine",
-        f"11,40;6,40,48;6,24,40;11,7;6,48;6,40;11,7 | {LAYER} -> {LAYER_OUT} @ EP Size = 1",
-        SHAPES,
-        "slot 3 holds for each token the experts",
-    ),
-    (
-        "DispatchFFNCombine",
-        f"11,40;6,40,48;6,24,40;11,3;6,48;6,40 | {LAYER} -> {LAYER_OUT} @ EP Size = 1",
-        SHAPES,
-        "and their weights () do not belong together",
-    ),
-    (
-        "DispatchFFNCombine",
-        f"11,40;6,40,48;6,24,40;11,3;6,48;6,40;11,3 | {LAYER} -> {LAYER_OUT} @ EP Size = two",
-        "EP Size",
-        "the number of devices",
-    ),
 ]
 
 
@@ -103,11 +65,6 @@ def test_contradiction_is_refused(kernel_type, row, column, words):
             "without offsets",
         ),
         ("GroupedMatmulSwigluQuant", "9,8;5,8,6;5,6;9;5 | INT8;INT4;FLOAT;FLOAT;INT64 -> 9,3;9 | INT8;FLOAT", "INT8"),
-        (
-            "DispatchFFNCombine",
-            f"11,40;6,40,48;6,24,40;11,3;6,48;6,40;11,3 | {LAYER} -> {LAYER_OUT} @ EP Size = 8",
-            "runs on 8 devices at once",
-        ),
     ],
 )
 def test_what_is_not_replayed_is_told(kernel_type, row, words):
@@ -170,24 +127,6 @@ def test_grouped_product_is_a_product_for_each_group(data, k, n):
     check(expected.grouped_matmul, [[x], [weight]], how, [result], 0)
 
 
-def test_order_of_tokens_does_not_matter_to_a_layer():
-    generator = torch.Generator().manual_seed(4)
-    x, up, down = (torch.rand(shape, generator=generator) - 0.5 for shape in ((9, 16), (5, 16, 24), (5, 12, 16)))
-    experts = torch.rand(9, 5, generator=generator).argsort(-1)[:, :3]
-    probs = torch.rand(9, 3, generator=generator)
-
-    def layer(order):
-        out, counts = torch.zeros(9, 16), torch.zeros(5, dtype=torch.int32)
-        return impl.dispatch_ffn_combine(
-            x[order], [up], [down], experts[order], [], [], probs[order], "", 0, out, counts
-        )
-
-    order = torch.randperm(9, generator=generator)
-    (whole, counts), (shuffled, same) = layer(torch.arange(9)), layer(order)
-    torch.testing.assert_close(whole[order], shuffled)
-    assert torch.equal(counts, same)
-
-
 @pytest.mark.parametrize("bias", [True, False])
 def test_gating_prefers_the_bias_but_does_not_weigh_with_it(bias):
     x = torch.tensor([[3.0, 1.0, 0.0, -1.0]])
@@ -207,11 +146,7 @@ def test_top_p_keeps_the_largest_alone_where_it_is_enough():
     assert impl.apply_top_k_top_p(logits, k=torch.tensor([2])).tolist() == [[-math.inf, 9.0, 1.0, -math.inf]]
 
 
-right_gating, right_grouped, right_layer = impl.moe_gating_top_k, impl.grouped_matmul, impl.dispatch_ffn_combine
-
-
-def all_probabilities_one(**arguments):
-    return right_layer(**{**arguments, "probs": torch.ones_like(arguments["probs"])})
+right_gating, right_grouped = impl.moe_gating_top_k, impl.grouped_matmul
 
 
 #: Mistakes that are easy to make, each in place of the right implementation.
@@ -254,7 +189,6 @@ MISTAKES = {
         "GroupedMatmul",
         lambda x, w, per_token_scale, **how: right_grouped(x, w, **how),
     ),
-    "weights of experts left out": ("dispatch_ffn_combine", "DispatchFFNCombine", all_probabilities_one),
     "top-p left out": (
         "apply_top_k_top_p",
         "ApplyTopKTopPCustom",

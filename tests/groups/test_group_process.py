@@ -223,7 +223,7 @@ def test_experts_are_shared_out_and_tokens_find_them(group: GroupProcess, row: s
     outcome = group.run(
         replace(
             replay,
-            module="bench.test_moe",
+            module="bench.test_expert_parallel",
             function="test_dispatch_ffn_combine",
             kernel_type="DispatchFFNCombine",
             cells=cells_of(row),

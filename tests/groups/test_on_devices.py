@@ -44,7 +44,8 @@ def group(request: pytest.FixtureRequest) -> Iterator[GroupProcess]:
     ],
 )
 def test_a_layer_of_experts(group: GroupProcess, row: str) -> None:
-    job = Job("bench.test_moe", "", "test_dispatch_ffn_combine", "DispatchFFNCombine", cells_of(row), 120, group.spec)
+    module, function = "bench.test_expert_parallel", "test_dispatch_ffn_combine"
+    job = Job(module, "", function, "DispatchFFNCombine", cells_of(row), 120, group.spec)
     outcome = group.run(job)
     assert outcome.status is Status.MEASURED, outcome
     assert outcome.measurement is not None

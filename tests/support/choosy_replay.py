@@ -10,7 +10,7 @@ import signal
 
 from bench import impl
 from bench.registry import replays
-from bench.test_moe import test_dispatch_ffn_combine as replay_layer
+from bench.test_expert_parallel import test_dispatch_ffn_combine as replay_layer
 
 MOST_M, STEP_H, MOST_N, MOST_K, MOST_BYTES = 40, 32, 128, 6, 40 * 128 * 96
 

@@ -1,8 +1,12 @@
-"""DispatchFFNCombine's group: the options that describe it, which group a row needs, and its ranks' experts."""
+"""Groups of expert parallelism: the options that describe one, and which group a row needs.
+
+Kernels of this kind share the experts of a layer among the ranks of a group: rank r of R has the experts from
+r E to r E + E - 1, E = experts / R.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bench.declared_options import Scope, add_all, declare
@@ -42,21 +46,28 @@ OPTIONS = (
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """The options of `pytest bench/` that are this operator's."""
+    """Adds the options of expert-parallel groups to those of `pytest bench/`."""
     group = parser.getgroup("dispatch-ffn-combine", "DispatchFFNCombine: the group of devices that its rows need")
     add_all(group, OPTIONS)
 
 
-def group_of(cells: Mapping[str, str], options: Any) -> GroupSpec:
-    """The group that a row needs. Raises InvalidRow, MissingPrecondition."""
-    ranks = ep_size(cells, options.dispatch_ffn_combine_ep_size)
+def group_of(options: Any, ranks: int, hccl_buffer_mib: int | None = None) -> GroupSpec:
+    """Returns the group of `ranks` ranks on the nodes that the options name.
+
+    Args:
+        hccl_buffer_mib: as in GroupSpec.
+
+    Raises:
+        MissingPrecondition: the options contradict each other.
+    """
     if problem := _NODES.contradiction(options):
         raise MissingPrecondition(problem)
-    return _NODES.spec(options, ranks, nproc_per_node=options.dispatch_ffn_combine_nproc_per_node)
+    per_node = options.dispatch_ffn_combine_nproc_per_node
+    return _NODES.spec(options, ranks, nproc_per_node=per_node, hccl_buffer_mib=hccl_buffer_mib)
 
 
 def ep_size(cells: Mapping[str, str], default: int) -> int:
-    """How many devices share the experts of a row. Raises InvalidRow."""
+    """Returns how many devices share the experts of a row. Raises InvalidRow."""
     text = cells.get(EP_SIZE, "").strip()
     size = whole(text) if text else default
     if not size:
@@ -64,31 +75,3 @@ def ep_size(cells: Mapping[str, str], default: int) -> int:
             f"column {EP_SIZE!r}: {text!r} is not the number of devices that share the experts; correct the cell"
         )
     return size
-
-
-class Experts(Sequence[Any]):
-    """One weight of every expert of a group, by the expert's number in the group.
-
-    A rank has those of its own experts; those of the others are drawn again, which a row's seed
-    makes possible, where the check asks for them.
-    """
-
-    def __init__(self, weights_of: Callable[[int], Sequence[Any]], which: int, per_rank: int, ranks: int) -> None:
-        """
-        Args:
-            weights_of: a rank's weights, each (experts of a rank, ...).
-            which: of them.
-        """
-        self._weights_of = weights_of
-        self._which = which
-        self._per_rank = per_rank
-        self._ranks = ranks
-
-    def __getitem__(self, expert: Any) -> Any:
-        rank, local = divmod(int(expert), self._per_rank)
-        if rank >= self._ranks:
-            raise IndexError(expert)
-        return self._weights_of(rank)[self._which][local]
-
-    def __len__(self) -> int:
-        return self._per_rank * self._ranks
