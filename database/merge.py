@@ -59,7 +59,9 @@ class MergeResult:
         marked: rows that only got a status, by kernel type; their durations are what they were.
         unchanged: rows whose record had been merged before, by kernel type.
         stayed: rows that were left alone, as a later run has found out more about them.
+        repeated: how many of the rows in `updated` repeat the signature of an earlier row, whose duration they got.
         unmatched: records without a row that the mode does not append.
+        of_siblings: what ran for the rows of sibling types and has no row of its own, where the mode appends none.
         pruned: rows that were moved to the pruned folder.
         problems: files that could not be read or written; their records are not merged.
     """
@@ -69,7 +71,9 @@ class MergeResult:
     marked: Counter[str] = field(default_factory=Counter)
     unchanged: Counter[str] = field(default_factory=Counter)
     stayed: list[RowName] = field(default_factory=list)
+    repeated: int = 0
     unmatched: list[RowName] = field(default_factory=list)
+    of_siblings: list[RowName] = field(default_factory=list)
     pruned: list[RowName] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -131,11 +135,11 @@ def _merge_table(
     result.marked[kernel_type] += len(changes.marked)
     result.unchanged[kernel_type] += changes.unchanged
     result.stayed += [RowName(kernel_type, record.signature) for record in changes.stayed]
-    result.unmatched += [
-        RowName(kernel_type, record.signature)
-        for record in changes.missing
-        if not mode.adds_rows or record.measurement is None
-    ]
+    result.repeated += len(changes.updated) - len({record.signature for record in changes.updated.values()})
+    for record in changes.missing:
+        if not mode.adds_rows or record.measurement is None:
+            is_own = record.signature in records.own
+            (result.unmatched if is_own else result.of_siblings).append(RowName(kernel_type, record.signature))
     result.pruned += gone
 
 

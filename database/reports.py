@@ -215,7 +215,7 @@ def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
                     ("marked (status only, durations kept)", merged.marked.total()),
                     (f"pruned (moved to `{Database(facts.database).pruned_dir}`)", len(merged.pruned)),
                     ("unchanged (merged before)", merged.unchanged.total()),
-                    ("missing (without a row, reported only)", len(merged.unmatched)),
+                    ("missing (without a row, reported only)", len(merged.unmatched) + len(merged.of_siblings)),
                     ("left out by the update mode", sum(facts.left_out.values())),
                     ("duplicate signatures", sum(facts.duplicates.values())),
                 ],
@@ -224,7 +224,11 @@ def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
             else ["The records were not merged; they are in the journal."]
         ),
     ]
-    for title, names in (("Missing", merged.unmatched), ("Pruned", merged.pruned)):
+    for title, names in (
+        ("Missing", merged.unmatched),
+        ("Missing, and ran for rows of sibling types", merged.of_siblings),
+        ("Pruned", merged.pruned),
+    ):
         if names:
             lines += ["", f"### {title}", "", *(f"- {name.kernel_type} `{name.signature}`" for name in names)]
     if facts.not_run:

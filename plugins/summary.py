@@ -176,10 +176,17 @@ class SessionSummary:
             elif merged.unmatched:
                 match = counted(len(merged.unmatched), "record matches", "records match")
                 yield f"{match} no row of the database: not added"
+            if merged.of_siblings:
+                kernels = counted(
+                    len(merged.of_siblings),
+                    "kernel that ran for a row of a sibling type has",
+                    "kernels that ran for rows of sibling types have",
+                )
+                yield f"{kernels} no row: --update-mode=all adds it"
+            if merged.repeated:
+                rows_again = counted(merged.repeated, "repeated row")
+                yield f"{rows_again}: given the duration of the earlier row of the same signature"
         yield from self._not_replayable_lines()
-        duplicates = sum(facts.duplicates.values())
-        if duplicates:
-            yield f"{counted(duplicates, 'repeated row')}: given the duration of the earlier row of the same signature"
         yield from self._error_lines()
         yield from self._gap_lines()
         failed = merged is None or merged.problems

@@ -121,7 +121,7 @@ class WriteBack:
         self.merged = done.result
         self.problems += done.problems
         if done.result is not None:
-            done.result.unmatched += self.reported_only
+            done.result.unmatched += [name for name in self.reported_only if name not in done.result.of_siblings]
             self.problems += [
                 f"{path} was removed while rows ran: it was made anew from what was measured"
                 for path in removed

@@ -233,7 +233,9 @@ def test_what_became_of_the_rows_is_counted(database: Database) -> None:
         {"Abs": 0},
     )
     assert first.unmatched == [RowName("Abs", signature("Abs", cells(6)))]
+    assert first.repeated == 1
     again = merge(database, records, UpdateMode.ALL, prune=False)
+    assert again.repeated == 0
     assert (again.updated, again.added, again.marked, again.unchanged) == (
         {"Abs": 0},
         {"Abs": 0},

@@ -101,7 +101,7 @@ def test_every_row_that_has_samples_gets_exactly_those_and_nothing_is_started(be
     attention = cells("4,8,16;4,8,16;4,8,16", "4,8,16") | {"Runtime num_heads": "8"}
     bench.write(V2, product, other, cells("16,48;64,48"), cells("32,32;32,32", "32,32", mine="kept"))
     bench.write("Slice", small, large)
-    bench.write("Index", cells("100,8;5", "5,8"))
+    bench.write("Index", cells("100,8;1;5;1", "5,8"))
     bench.write(ATTENTION, attention)
     bench.write("SomebodysKernel", cells("7,7", "7,7"))
     bench.write("Add", cells("3;3", "3", Status="crashed", **{"Crashes In A Row": "2"}), cells("5;5", "5"))
@@ -115,7 +115,7 @@ def test_every_row_that_has_samples_gets_exactly_those_and_nothing_is_started(be
     launches = [
         *(launched(V3, us, other) for us in (3.0, 4.0, 8.0)),
         launched(V3, 6.0, transposed),
-        launched("Index", 7.0, cells("100,8;1,5", "5,8")),
+        launched("Index", 7.0, cells("100,8;1;2;5", "5,8")),
         launched(ATTENTION, 9.0, {name: cell for name, cell in attention.items() if "Runtime" not in name}),
         launched("SomebodysKernel", 11.0, cells("7,7", "7,7")),
         launched("Add", 0.5, cells("3;3", "3")),

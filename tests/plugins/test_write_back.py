@@ -130,6 +130,7 @@ def test_equal_signatures_are_one_case_and_all_get_its_duration(sessions: Sessio
     assert done.outcomes() == {"passed": 2}
     assert "1 repeated row: given the duration of the earlier row of the same signature" in done
     assert len({r["Average Duration(us)"] for r in sessions.read("Toy")}) == 2
+    assert "repeated row" not in sessions.run_in_process("-k", "Toy-3_3"), "no row with a repetition was measured"
 
 
 def test_workers_give_the_same_rows_and_statuses_as_one_process(sessions: Sessions) -> None:
