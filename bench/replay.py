@@ -52,7 +52,7 @@ class Replay:
         self._spec = spec
         self._device = device
         self._group = group
-        self._sampling = Sampling(device, instrument, settings, group)
+        self._sampling = Sampling(row.kernel_type, row.cells, device, instrument, settings, group)
 
     def __call__(
         self,
@@ -140,7 +140,6 @@ class Replay:
         self.outcome = self._sampling.outcome(
             samples,
             checked,
-            self._row.kernel_type,
             calls=calls,
             assumed=self._row.assumptions,
             operators=operators,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from time import monotonic
@@ -16,6 +16,7 @@ from bench.instruments import Instrument, Samples
 from bench.job import MeasureSettings, Outcome
 from bench.noise_limit import ATTEMPTS, Attempt, dropped, limited, noise_of
 from bench.profiles.attribution import ProfiledSamples
+from bench.profiles.own_kernel import OwnKernel, own_kernel
 from bench.profiles.profiled import with_samples
 from bench.reference.check import Checked
 from bench.stand_in import stand_in
@@ -30,7 +31,18 @@ if TYPE_CHECKING:
 class Sampling:
     """Of one row, on one device; ranks of a group take as many samples as each other."""
 
-    def __init__(self, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group) -> None:
+    def __init__(
+        self,
+        kernel_type: str,
+        cells: Mapping[str, str],
+        device: Device,
+        instrument: Instrument,
+        settings: MeasureSettings,
+        group: Group,
+    ) -> None:
+        """`kernel_type` and `cells` are the row's."""
+        self._kernel_type = kernel_type
+        self._cells = cells
         self._device = device
         self._instrument = instrument
         self._settings = settings
@@ -81,7 +93,7 @@ class Sampling:
             )
             samples = self._instrument.sample(call, before_each if cold or restore is not None else None, rule)
             self._device.synchronize()
-            if limit is None or not self._is_to_be_taken_again(_known_us(samples), limit):
+            if limit is None or not self._is_to_be_taken_again(self._known_us(samples), limit):
                 return samples
 
     def _is_to_be_taken_again(self, samples_us: Sequence[float], limit: float) -> bool:
@@ -93,11 +105,17 @@ class Sampling:
             self._attempts.append(Attempt(noise, median(samples_us), len(samples_us)))
         return limit < worst < math.inf and len(self._attempts) < ATTEMPTS
 
+    def _known_us(self, samples: Samples) -> Sequence[float]:
+        """The durations of samples; empty where they are read from a profile later, or missing there."""
+        if not isinstance(samples.profiled, ProfiledSamples):
+            return samples.durations_us
+        own = own_kernel(self._kernel_type, self._cells, samples.profiled)
+        return own.durations_us if isinstance(own, OwnKernel) else ()
+
     def outcome(
         self,
         samples: Samples,
         checked: Checked,
-        kernel_type: str,
         *,
         calls: int = 0,
         assumed: Sequence[str] = (),
@@ -128,10 +146,5 @@ class Sampling:
         launched = replace(samples.launched, calls=calls) if samples.launched else None
         outcome = Outcome(Status.MEASURED, "; ".join(notes), measurement=measurement, launched=launched)
         if samples.profiled is not None:
-            outcome = with_samples(outcome, kernel_type, samples.profiled)
+            outcome = with_samples(outcome, self._kernel_type, self._cells, samples.profiled)
         return limited(outcome, self._settings.max_noise, self._attempts) if self._attempts else outcome
-
-
-def _known_us(samples: Samples) -> Sequence[float]:
-    """The durations of samples; empty where they are read from a profile later, or missing there."""
-    return samples.profiled.durations_us if isinstance(samples.profiled, ProfiledSamples) else samples.durations_us

@@ -19,7 +19,8 @@ from database.quality import Quality, relative_noise
 from database.record import Measurement, Record
 from database.roofline import achieved, work_of
 from database.schema import INPUT_DTYPES, INPUT_SHAPES, MESSAGE_BYTES, NUM_DEVICES
-from database.work import PRODUCTS, plain_type
+from database.siblings import plain_type
+from database.work import PRODUCTS
 
 #: Significant digits of durations and rates.
 _DIGITS = 3

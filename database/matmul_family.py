@@ -1,8 +1,8 @@
 """MatMulV2, MatMulV3 and MatMulCommon: one API, and the library chooses which of them runs.
 
-So a call that one of them was captured for may run as another one on another day. Rows stay rows of
-the type that the profiler saw; this page knows which types are siblings, and when two of their rows
-are one product that is only laid out differently.
+So a call that one of them was captured for may run as another one on another day (database/siblings.py). Rows stay
+rows of the type that the profiler saw; this page knows when two of their rows are one product that is only laid out
+differently.
 """
 
 from __future__ import annotations
@@ -16,11 +16,6 @@ from database.slots import slot_words
 FAMILY = ("MatMulV2", "MatMulV3", "MatMulCommon")
 
 _NZ = "FRACTAL_NZ"
-
-
-def siblings(kernel_type: str) -> tuple[str, ...]:
-    """The other types of the family; none for a type outside of it."""
-    return tuple(name for name in FAMILY if name != kernel_type) if kernel_type in FAMILY else ()
 
 
 def canonical_form(row: Mapping[str, str]) -> str | None:

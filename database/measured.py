@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from database.communication import BY_KERNEL_TYPE, bandwidth_gbps, is_communication
 from database.record import Measurement, Record
@@ -21,6 +21,7 @@ from database.schema import (
     MESSAGE,
     MESSAGE_BYTES,
     MICROBENCH_DEVICE_KERNELS,
+    MICROBENCH_HELPER_KERNELS,
     MICROBENCH_MEDIAN,
     MICROBENCH_MIN,
     MICROBENCH_SAMPLES,
@@ -79,6 +80,7 @@ def measured_cells(record: Record) -> dict[str, str]:
         MICROBENCH_STD: microseconds(summary.std_us) if summary.count > 1 else "",
         MICROBENCH_SAMPLES: str(summary.count),
         MICROBENCH_DEVICE_KERNELS: "" if measurement.device_kernels is None else str(measurement.device_kernels),
+        MICROBENCH_HELPER_KERNELS: helpers_cell(measurement.helper_kernels),
         CACHE_STATE: measurement.cache_state,
         INSTRUMENT: measurement.instrument,
         QUALITY: verdict.quality.value,
@@ -97,6 +99,11 @@ def _checked(measurement: Measurement) -> str:
     """`4096/1048576`; empty where nothing was compared."""
     total = measurement.total_elements
     return f"{measurement.checked_elements}/{total}" if total else ""
+
+
+def helpers_cell(helper_kernels: Mapping[str, float]) -> str:
+    """Of MicroBench Helper Kernels: `Cast 2.1000; TransQuantParamV2 1.2000`."""
+    return "; ".join(f"{kernel_type} {microseconds(us)}" for kernel_type, us in helper_kernels.items())
 
 
 def crashes_cell(record: Record) -> str:

@@ -30,7 +30,7 @@ class RanAs:
     """What a profiler saw run for a row, where that is another case than the row.
 
     Attributes:
-        kernel_type: its type (database.matmul_family: a library chooses between siblings).
+        kernel_type: its type (database.siblings: a library chooses between siblings).
         cells: its base columns; empty where they are the row's.
     """
 
@@ -48,6 +48,8 @@ class Measurement:
         cache_state: "cold" (last-level cache flushed before each sample), "warm", or "unknown" where
             whoever took the samples did not say.
         device_kernels: device kernels that one call launched; None where the instrument cannot tell.
+        helper_kernels: kernels of the call besides the row's own, which the samples leave out: microseconds of all
+            launches of a type together, mean over the samples; empty where the samples are of the whole call.
         calls_per_sample: calls that one sample averages over (several for short warm calls).
         checked_elements, total_elements: output elements compared with the reference, and all.
         assumptions: what the row does not tell, and what was taken instead.
@@ -63,6 +65,7 @@ class Measurement:
     instrument: str
     cache_state: str
     device_kernels: _Count | None = None
+    helper_kernels: Mapping[str, Annotated[float, Meta(ge=0, le=1e15)]] = field(default_factory=dict)
     calls_per_sample: Annotated[int, Meta(ge=1)] = 1
     checked_elements: _Count = 0
     total_elements: _Count = 0
@@ -158,6 +161,7 @@ class Record:
             values["measurement"]["samples_us"] = list(self.measurement.samples_us)
             values["measurement"]["assumptions"] = list(self.measurement.assumptions)
             values["measurement"]["counters"] = dict(self.measurement.counters)
+            values["measurement"]["helper_kernels"] = dict(self.measurement.helper_kernels)
             ran_as = values["measurement"].pop("ran_as")
             if ran_as is not None:
                 values["measurement"]["ran_as"] = {"kernel_type": ran_as.kernel_type, "cells": dict(ran_as.cells)}

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from database.errors import CellError
 from database.peaks import Peak
 from database.schema import INPUT_SLOTS, OUTPUT_SLOTS
+from database.siblings import plain_type
 from database.slots import Slot, parse_slots
-from database.work import PRODUCTS, moved_bytes, operations, plain_type, tensor_bytes
+from database.work import PRODUCTS, moved_bytes, operations, tensor_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,8 @@ MICROBENCH_MIN = "MicroBench Min Duration(us)"
 MICROBENCH_STD = "MicroBench Std Duration(us)"
 MICROBENCH_SAMPLES = "MicroBench Samples"
 MICROBENCH_DEVICE_KERNELS = "MicroBench Device Kernels"
+#: What the call launched besides the row's kernel, and how long that took: "Cast 2.1000; TransQuantParamV2 1.2000".
+MICROBENCH_HELPER_KERNELS = "MicroBench Helper Kernels"
 PROFILING_SAMPLES = "Profiling Samples"
 PROFILING_RUN_ID = "Profiling Run ID"
 CACHE_STATE = "Cache State"
@@ -102,6 +104,7 @@ OWN = (
     MICROBENCH_STD,
     MICROBENCH_SAMPLES,
     MICROBENCH_DEVICE_KERNELS,
+    MICROBENCH_HELPER_KERNELS,
     PROFILING_SAMPLES,
     PROFILING_RUN_ID,
     CACHE_STATE,

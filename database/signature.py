@@ -171,6 +171,11 @@ def _without_absent(slots: Words) -> Words:
     return tuple(kept)
 
 
+def reads_first_input(kernel_type: str) -> bool:
+    """Whether the signature of a kernel type tells the first input alone: the others only describe the call."""
+    return _RULES.get(kernel_type) is _first_input
+
+
 def _input(inputs: Words) -> str:
     return "|".join(inputs[0]) if inputs else "||"
 

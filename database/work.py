@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 from database.dtypes import known_dtype
+from database.siblings import plain_type
 from database.slots import Slot
 
 #: The left operand and the right one stand first among the inputs.
@@ -30,14 +31,8 @@ _STREAMING = frozenset(
         *("InterleaveRope", "RotaryPositionEmbedding", "SoftmaxV2", "LogSoftmaxV2"),
     }
 )
-_TWINS = ("AiCore", "Aicore")
 #: The elements of this one are packed in pairs by some kernels and not by others.
 _PACKED = "INT4"
-
-
-def plain_type(kernel_type: str) -> str:
-    """`AddAiCore` does what `Add` does."""
-    return next((kernel_type.removesuffix(twin) for twin in _TWINS if kernel_type.endswith(twin)), kernel_type)
 
 
 def tensor_bytes(slots: Sequence[Slot]) -> int | None:

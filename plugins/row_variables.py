@@ -27,9 +27,10 @@ from database.schema import (
     STATUS,
     Status,
 )
+from database.siblings import plain_type
 from database.slots import Slot, parse_slots
 from database.statistics import valid_duration
-from database.work import PRODUCTS, operations, plain_type, tensor_bytes
+from database.work import PRODUCTS, operations, tensor_bytes
 
 _DAY_S = 86400.0
 

@@ -17,7 +17,7 @@ from bench.job import DeviceDescription, Job, Outcome
 from bench.one_line import in_a_line, without_middle
 from bench.registry import replay_spec
 from database.figures import figures_of
-from database.measured import stored_us
+from database.measured import helpers_cell, stored_us
 from database.peaks import peak_of
 from database.record import Record
 from database.schema import Status
@@ -264,6 +264,8 @@ def _properties(record: Record, captured_us: float | None) -> list[tuple[str, ob
             ("cache_state", record.measurement.cache_state),
             ("quality", record.measurement.verdict.quality.value),
         ]
+        if record.measurement.helper_kernels:
+            properties.append(("helper_kernels", helpers_cell(record.measurement.helper_kernels)))
         if captured_us is not None:
             ratio = summary.median_us / captured_us
             properties += [("captured_us", captured_us), ("ratio_to_captured", round(ratio, 4))]

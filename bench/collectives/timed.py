@@ -43,7 +43,7 @@ class TimedCollective:
         self._message = message
         self._device = device
         self._group = group
-        self._sampling = Sampling(device, instrument, settings, group)
+        self._sampling = Sampling(message.kernel_type, {}, device, instrument, settings, group)
 
     def expect_memory(self) -> None:
         """Refuses a message that the device cannot hold, before anything is allocated. Raises OutOfMemory."""
@@ -82,7 +82,7 @@ class TimedCollective:
         # Once more: calls in quick succession must not have met each other.
         self._message.check(result, expected)
         checked = Checked(compared, result.numel())
-        outcome = self._sampling.outcome(samples, checked, self._message.kernel_type, noted=self._shared_cores())
+        outcome = self._sampling.outcome(samples, checked, noted=self._shared_cores())
         self.outcome = self._of_slowest(outcome)
 
     def _of_slowest(self, outcome: Outcome) -> Outcome:

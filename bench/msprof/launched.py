@@ -155,7 +155,7 @@ def _records(noted: Path, run: str, jobs: Sequence[_Noted]) -> Iterator[Record]:
             bound_us=job.bound_us,
         )
         pending = Outcome(Status.MEASURED, measurement=measurement)
-        outcome = pending if isinstance(found, NoSamples) else with_samples(pending, job.kernel_type, found)
+        outcome = pending if isinstance(found, NoSamples) else with_samples(pending, job.kernel_type, job.cells, found)
         if outcome is pending or outcome.measurement is None:
             continue
         yield Record(

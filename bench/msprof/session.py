@@ -105,7 +105,7 @@ class MsprofSession:
         for output, its_jobs in launched.items():
             rows = [_profiled_row(job, outcomes[job.id]) for job in its_jobs]
             for job, found in zip(its_jobs, samples_of(output, rows), strict=True):
-                outcome = with_samples(outcomes[job.id], job.kernel_type, found)
+                outcome = with_samples(outcomes[job.id], job.kernel_type, job.cells, found)
                 attempts = [attempt_of(outcome.measurement.samples_us)] if outcome.measurement is not None else []
                 outcomes[job.id] = limited(outcome, self._settings.max_noise, attempts)
                 if isinstance(found, NoSamples):

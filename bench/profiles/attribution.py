@@ -7,18 +7,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import fmean
+from dataclasses import dataclass
 
-from bench.profiles.collective import counted_once
 from bench.profiles.marks import BEGIN, END, KERNEL_TYPE, dimensions_of, row_of_mark
 from database.launches import Launch
 from database.schema import BASE
+from database.siblings import plain_type
 from database.signature import normalized_kernel_type, signature
 
 _BEGIN, _END = dimensions_of(BEGIN), dimensions_of(END)
-#: Of a counter whose values of several kernels add up; others (ratios, rates) are averaged by time.
-_ADDITIVE = ("(us)", "(KB)", "cycles", "_fops", "_hit", "_allocate")
 BY_ORDER = "the profile holds no marks: samples are told from warm-up by their order and number"
 
 
@@ -48,18 +45,15 @@ class ProfiledRow:
 
 @dataclass(frozen=True)
 class ProfiledSamples:
-    """What a profile says of a row.
+    """What a profile has of a row.
 
     Attributes:
-        durations_us: of each sample, all kernels of the call together.
-        kernels: that one call launched, in their order.
-        counters: means over the same samples, by name.
+        calls: the launches of each sample, in their order; those of the row's own kernel, and helpers
+            (bench/profiles/own_kernel.py).
         assumption: what had to be taken for granted; "" where marks tell.
     """
 
-    durations_us: tuple[float, ...]
-    kernels: tuple[Launch, ...]
-    counters: Mapping[str, float] = field(default_factory=dict)
+    calls: tuple[tuple[Launch, ...], ...]
     assumption: str = ""
 
 
@@ -68,9 +62,6 @@ class NoSamples:
     """Why a profile says nothing of a row that can be relied on."""
 
     reason: str
-
-
-Calls = Sequence[Sequence[Launch]]
 
 
 def attribute(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:
@@ -102,7 +93,7 @@ def _windows_of_device(launches: Iterable[Launch]) -> dict[int, list[list[Launch
     number: int | None = None
     window: list[Launch] | None = None
     for launch in launches:
-        mark = launch.dimensions if launch.kernel_type == KERNEL_TYPE else ""
+        mark = launch.dimensions if plain_type(launch.kernel_type) == KERNEL_TYPE else ""
         began = row_of_mark(mark) if mark else None
         if began is not None:
             number, window = began, None
@@ -125,7 +116,7 @@ def _windows_of_device(launches: Iterable[Launch]) -> dict[int, list[list[Launch
     return rows
 
 
-def _checked(row: ProfiledRow, found: Calls | NoSamples | None) -> ProfiledSamples | NoSamples:
+def _checked(row: ProfiledRow, found: list[list[Launch]] | NoSamples | None) -> ProfiledSamples | NoSamples:
     """A profile that holds something else than what was launched is not to be averaged."""
     if found is None:
         return NoSamples("the profile holds nothing of the row")
@@ -133,14 +124,14 @@ def _checked(row: ProfiledRow, found: Calls | NoSamples | None) -> ProfiledSampl
         return found
     if len(found) != row.launched.samples:
         return NoSamples(f"the profile holds {len(found)} samples, and {row.launched.samples} were taken")
-    found, assumption = counted_once(row.kernel_type, found)
-    kinds = {tuple(launch.kernel_type for launch in call) for call in found}
+    # Kernels on several streams of the device begin in any order.
+    kinds = {tuple(sorted(launch.kernel_type for launch in call)) for call in found}
     if () in kinds:
         return NoSamples("the profile holds no kernel of some of the samples")
     if len(kinds) > 1:
         several = " and ".join(sorted("+".join(kind) for kind in kinds))
         return NoSamples(f"samples of the same call launched different kernels: {several}")
-    return _samples(found, assumption)
+    return ProfiledSamples(tuple(map(tuple, found)))
 
 
 def _by_order(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:
@@ -168,31 +159,5 @@ def _by_order(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[P
         # Rows that differ in their run-time values only follow each other.
         before = sum(r.launched.calls for k, r in zip(keys, rows[: len(results)], strict=False) if k == key)
         mine = own[before : before + calls][-row.launched.samples :]
-        results.append(_samples([[launch] for launch in mine], BY_ORDER))
+        results.append(ProfiledSamples(tuple((launch,) for launch in mine), BY_ORDER))
     return results
-
-
-def _samples(calls: Calls, assumption: str = "") -> ProfiledSamples:
-    per_call = [_counters(call) for call in calls]
-    names = dict.fromkeys(name for counters in per_call for name in counters)
-    return ProfiledSamples(
-        durations_us=tuple(sum(launch.duration_us for launch in call) for call in calls),
-        kernels=tuple(calls[0]),
-        counters={name: fmean(c[name] for c in per_call if name in c) for name in names},
-        assumption=assumption,
-    )
-
-
-def _counters(call: Sequence[Launch]) -> dict[str, float]:
-    """Of one call, all its kernels together."""
-    names = dict.fromkeys(name for launch in call for name in launch.counters)
-    return {name: _together(name, [launch for launch in call if name in launch.counters]) for name in names}
-
-
-def _together(name: str, launches: Sequence[Launch]) -> float:
-    values = [launch.counters[name] for launch in launches]
-    if name.endswith(_ADDITIVE):
-        return sum(values)
-    weights = [launch.duration_us for launch in launches]
-    total = sum(weights)
-    return sum(v * w for v, w in zip(values, weights, strict=True)) / total if total else fmean(values)

@@ -20,8 +20,9 @@ from database.schema import (
     RUNTIME_IN_SIGNATURE,
     TOPOLOGY_TIER,
 )
+from database.siblings import plain_type
 from database.slots import slot_words
-from database.work import PRODUCTS, plain_type
+from database.work import PRODUCTS
 
 _M = "M"
 

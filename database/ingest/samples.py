@@ -21,10 +21,11 @@ from database.errors import OpAtlasError, TableError
 from database.ingest.aggregate import Account, Aggregate, CasesOfType, ProfiledCase
 from database.ingest.attention import runtime_cells
 from database.ingest.capture import read_capture_header
-from database.matmul_family import FAMILY, canonical_form, siblings
+from database.matmul_family import FAMILY, canonical_form
 from database.profiles import op_summaries, profile_folders
 from database.record import Measurement, RanAs
 from database.schema import BASE, EP_SIZE
+from database.siblings import siblings
 from database.signature import signature, signatures
 
 #: Nobody recorded whether the cache was flushed between the launches of a foreign program.

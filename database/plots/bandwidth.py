@@ -10,8 +10,9 @@ from statistics import median
 from database.peaks import Peak
 from database.plots.figure import Plot, bytes_text, new_figure, plain
 from database.plots.timed_rows import TimedRow
+from database.siblings import plain_type
 from database.terminal import counted
-from database.work import PRODUCTS, moved_bytes, plain_type
+from database.work import PRODUCTS, moved_bytes
 
 NAME = "bandwidth"
 NEEDS = "kernels that read and write each element once, with a duration"

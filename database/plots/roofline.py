@@ -16,8 +16,9 @@ from typing import Any
 from database.peaks import Peak
 from database.plots.figure import Plot, colors_of, decades, new_figure, plain, whole_decades
 from database.plots.timed_rows import TimedRow
+from database.siblings import plain_type
 from database.terminal import counted
-from database.work import ARITHMETIC, PRODUCTS, moved_bytes, operations, plain_type
+from database.work import ARITHMETIC, PRODUCTS, moved_bytes, operations
 
 NAME = "roofline"
 NEEDS = "matrix products or arithmetic with a duration"

@@ -41,11 +41,19 @@ def line(size: int, **changes: Any) -> bytes:
 
 @pytest.fixture(autouse=True)
 def profiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Profiles that hold two samples of each row: its number, in microseconds, of as many kernels."""
+    """Profiles that hold two samples of each row: its number, in microseconds, beside as many kernels less one."""
 
     def samples_of(output: Path, rows: Sequence[ProfiledRow]) -> list[ProfiledSamples]:
         return [
-            ProfiledSamples((us, us), (Launch("", 0, us, row.kernel_type, row.cells, {}),) * int(us))
+            ProfiledSamples(
+                (
+                    (
+                        Launch("", 0, us, row.kernel_type, row.cells, {}),
+                        *(Launch("", 0, 9.0, "Cast", {}, {}) for _ in range(int(us) - 1)),
+                    ),
+                )
+                * 2
+            )
             for row, us in ((row, float(row.launched.number)) for row in rows)
         ]
 

@@ -112,10 +112,10 @@ class BesideANoisyRank(Group):
 def test_ranks_try_again_where_one_of_them_is_noisy():
     instrument = Scripted([QUIET] * ATTEMPTS)
     settings = MeasureSettings(cache="warm", max_noise=0.05)
-    sampling = Sampling(CpuDevice(DeviceSpec("cpu"), settings), instrument, settings, BesideANoisyRank(0, 2))
+    sampling = Sampling("Add", {}, CpuDevice(DeviceSpec("cpu"), settings), instrument, settings, BesideANoisyRank(0, 2))
     samples = sampling.take(lambda: None, None)
     assert instrument.left == []
-    outcome = sampling.outcome(samples, Checked(4, 4), "Add")
+    outcome = sampling.outcome(samples, Checked(4, 4))
     assert outcome.status is Status.NOISY
     assert outcome.reason.count("50 % in 3 samples") == ATTEMPTS
 

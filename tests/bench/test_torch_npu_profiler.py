@@ -73,8 +73,8 @@ def test_a_rows_samples_are_read_from_its_own_profile(launched):
         StopRule(repeat_count=3, time_limit_s=5),
     )
     assert isinstance(samples.profiled, ProfiledSamples)
-    assert samples.profiled.durations_us == (7.0, 8.0, 9.0)
-    assert samples.profiled.counters["aicore_time(us)"] == 0.5
+    assert [[kernel.duration_us for kernel in call] for call in samples.profiled.calls] == [[7.0], [8.0], [9.0]]
+    assert samples.profiled.calls[0][0].counters["aicore_time(us)"] == 0.5
     assert [name for name, *_ in launched][:5] == ["Neg", "ReduceSum", "Neg", "RmsNorm", "Neg"]
     assert [shape for name, shape, _ in launched[1:5] if name == "Neg"] == [dimensions_of(BEGIN), dimensions_of(END)]
 

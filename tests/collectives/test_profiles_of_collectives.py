@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from captures import launch, write_capture
 
-from bench.profiles.attribution import Launched, NoSamples, ProfiledRow, ProfiledSamples, attribute
+from bench.profiles.attribution import Launched, NoSamples, ProfiledRow, attribute
 from bench.profiles.marks import BEGIN, END, dimensions_of, row_mark
+from bench.profiles.own_kernel import AnotherCase, OwnKernel, own_kernel
 from database.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from database.launches import read_launches
 
@@ -16,7 +17,7 @@ from database.launches import read_launches
 Kernel = tuple[str, str, float]
 
 
-def found(tmp_path: Path, kernel_type: str, *samples: list[Kernel]) -> ProfiledSamples | NoSamples:
+def found(tmp_path: Path, kernel_type: str, *samples: list[Kernel]) -> OwnKernel | AnotherCase | NoSamples:
     """What a profile that holds these samples says of a row."""
     mark = ("Neg", "aclnnNeg_Neg_Neg", 2.0)
     launches = [(mark, dimensions_of(row_mark(0)))]
@@ -33,7 +34,9 @@ def found(tmp_path: Path, kernel_type: str, *samples: list[Kernel]) -> ProfiledS
     (samples_of_row,) = attribute(
         read_launches(path).launches, [ProfiledRow(kernel_type, {}, Launched(0, len(samples)))]
     )
-    return samples_of_row
+    if isinstance(samples_of_row, NoSamples):
+        return samples_of_row
+    return own_kernel(kernel_type, {}, samples_of_row)
 
 
 @pytest.mark.parametrize(
@@ -52,19 +55,20 @@ def test_the_kernel_that_carries_a_collective_counts_no_second_time(
     own = (kernel_type, f"{kernel_type}_781_0_1")
     twice = [[(*own, us), (*carrier, us - 1)] for us in (20.0, 21.0, 22.0)]
     seen = found(tmp_path, kernel_type, *twice, [(*carrier, 23.0), (*own, 24.0)])
-    assert isinstance(seen, ProfiledSamples)
+    assert isinstance(seen, OwnKernel)
     assert seen.durations_us == (20.0, 21.0, 22.0, 24.0)
-    assert [kernel.name for kernel in seen.kernels] == [own[1]]
-    assert seen.assumption == ""
+    assert (seen.device_kernels, seen.helper_kernels) == (1, {})
+    assert seen.assumptions == ()
 
 
 def test_a_collective_that_only_its_carrier_tells_of_has_the_carriers_duration(tmp_path: Path) -> None:
     carrier = ("allreduceAicpuKernel", "allreduceAicpuKernel", 20.0)
     seen = found(tmp_path, ALL_REDUCE.kernel_type, [carrier], [carrier])
-    assert isinstance(seen, ProfiledSamples)
+    assert isinstance(seen, OwnKernel)
     assert seen.durations_us == (20.0, 20.0)
-    assert [kernel.kernel_type for kernel in seen.kernels] == [ALL_REDUCE.kernel_type]
-    assert "allreduceAicpuKernel" in seen.assumption
+    assert seen.ran_as is None
+    (assumption,) = seen.assumptions
+    assert "allreduceAicpuKernel" in assumption
 
 
 def test_a_sample_that_has_only_the_carrier_beside_samples_that_have_both_is_no_measurement(tmp_path: Path) -> None:
@@ -78,5 +82,5 @@ def test_a_sample_that_has_only_the_carrier_beside_samples_that_have_both_is_no_
 def test_a_kernel_that_prepares_the_message_is_not_the_collective(tmp_path: Path) -> None:
     cast, own = ("Cast", "aclnnCast_CastAiCore_Cast", 5.0), ("hcom_allReduce_", "hcom_allReduce__1", 20.0)
     seen = found(tmp_path, ALL_REDUCE.kernel_type, [cast, own])
-    assert isinstance(seen, ProfiledSamples)
+    assert isinstance(seen, OwnKernel)
     assert seen.durations_us == (20.0,)

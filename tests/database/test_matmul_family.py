@@ -15,7 +15,7 @@ from test_merge import write as write_rows
 from database import journal
 from database.__main__ import main as database_command
 from database.journal import Header
-from database.matmul_family import FAMILY, canonical_form, siblings
+from database.matmul_family import FAMILY, canonical_form
 from database.merge import UpdateMode, merge
 from database.record import Measurement, RanAs, Record, RowName
 from database.recover import merge_run, recover
@@ -177,11 +177,6 @@ def test_a_journal_joins_as_its_session_would_have_merged_it(database: Database,
 def test_a_record_survives_its_way_through_json(asked: str, ran_as: str, with_cells: bool) -> None:
     original = record(asked, ran_as, ran_cells=cells("16,32;32,64") if with_cells else None)
     assert Record.from_json(json.loads(json.dumps(original.to_json()))) == original
-
-
-def test_siblings() -> None:
-    assert siblings(V2) == ("MatMulV3", "MatMulCommon")
-    assert siblings("BatchMatMulV2") == ()
 
 
 SIZES = st.integers(1, 40)

@@ -37,6 +37,7 @@ def full(kernel_type: str, cells: Mapping[str, str], ran_as: RanAs | None) -> Re
         "wall-clock",
         "cold",
         device_kernels=2,
+        helper_kernels={"Cast": 1.5},
         checked_elements=4,
         total_elements=8,
         assumptions=("even lengths", "no mask"),
@@ -74,7 +75,13 @@ def test_what_is_not_known_is_an_empty_cell() -> None:
     measurement = Measurement((1.0,), "wall-clock", "cold")
     record = Record("Abs", "a", {}, Status.MEASURED, "", "run-1", 0.0, measurement)
     row = measured_cells(record)
-    unknown = (schema.MICROBENCH_STD, schema.MICROBENCH_DEVICE_KERNELS, schema.STATUS_REASON, schema.CRASHES_IN_A_ROW)
+    unknown = (
+        schema.MICROBENCH_STD,
+        schema.MICROBENCH_DEVICE_KERNELS,
+        schema.MICROBENCH_HELPER_KERNELS,
+        schema.STATUS_REASON,
+        schema.CRASHES_IN_A_ROW,
+    )
     assert [row[name] for name in unknown] == [""] * len(unknown)
     assert [row[name] for name in (schema.ASSUMPTIONS, schema.CHECKED_ELEMENTS, schema.STAND_IN)] == ["", "", ""]
     assert row[schema.QUALITY] == "unknown"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from database.slots import Slot
-from database.work import moved_bytes, operations, plain_type, tensor_bytes
+from database.work import moved_bytes, operations, tensor_bytes
 
 
 def slot(*shape: int, dtype: str = "BF16", form: str = "ND") -> Slot:
@@ -62,7 +62,3 @@ def test_bytes_moved_are_known_of_kernels_that_touch_every_element() -> None:
     assert moved_bytes("CastAicore", [slot(4, 8)], [slot(4, 8)]) == 128
     assert moved_bytes("GatherV2", [slot(1000, 8), slot(2, dtype="INT64")], [slot(2, 8)]) is None
     assert moved_bytes("Add", [slot(4)], []) is None
-
-
-def test_twins_do_the_same() -> None:
-    assert [plain_type(name) for name in ("Add", "AddAiCore", "AscendQuantV2Aicore")] == ["Add", "Add", "AscendQuantV2"]

@@ -10,7 +10,7 @@ import json
 
 import pytest
 from sessions import Sessions, row
-from stand_in_npus import SAMPLES, StandInNpus, is_mean_us, measured_right
+from stand_in_npus import SAMPLES, StandInNpus, measured_right
 
 #: Of pytest-timeout, for the first row alone. The row that the batch waits for goes on when that has failed.
 LIMIT = """
@@ -66,7 +66,7 @@ def test_sessions_are_bounded(sessions: Sessions, npus: StandInNpus) -> None:
 
 
 def test_what_msprof_leaves_is_used(sessions: Sessions, npus: StandInNpus) -> None:
-    faults = ("slices", "older-header", "two-devices", "exit-1", "exit-1-with-summary", "no-marks")
+    faults = ("slices", "older-header", "two-devices", "exit-1", "exit-1-with-summary", "no-marks", "older-marks")
     sizes = range(1, 1 + len(faults))
     sessions.write("Toy", [row(size) for size in sizes])
     by_session = {str(number): fault for number, fault in enumerate(faults, start=1)}
@@ -135,20 +135,51 @@ def test_an_interrupted_batch_shifts_no_duration(sessions: Sessions, npus: Stand
     assert measured_right(sessions, "Moody") == {1, 40, 2, 3}
 
 
-def test_several_kernels_of_a_call_add_up_and_anothers_duration_is_not_the_rows(
+#: What Sort launches beside itself: indices from int32 to int64, BF16 to FP32 and back.
+HELPERS = [
+    {"type": "Cast", "us": 7.0, "cells": {"Input Data Types": "DT_BF16", "Output Data Types": "FLOAT"}},
+    "Toy",
+    {"type": "Cast", "us": 5.0, "cells": {"Input Data Types": "INT32", "Output Data Types": "INT64"}},
+    {"type": "MemSet", "us": 2.5, "cells": dict.fromkeys(("Input Shapes", "Output Shapes"), "N/A")},
+]
+
+
+def test_the_duration_is_that_of_the_rows_kernel_and_helpers_stand_beside_it(
     sessions: Sessions, npus: StandInNpus
 ) -> None:
-    for kernel_type in ("Toy", "OtherToy"):
-        sessions.write(kernel_type, [row(3)])
-    done = npus.run(STAND_IN_KERNELS=json.dumps({"Toy": ["TransData", "Toy"], "OtherToy": ["ToyFallback"]}))
-    assert done.ledger() == {"measured": 1, "unsupported": 1}
-    (added_up,) = sessions.read("Toy")
-    assert is_mean_us(float(added_up["Average Duration(us)"]) / 2, 3)
-    assert added_up["MicroBench Device Kernels"] == "2"
-    assert float(added_up["MicroBench aic_mac_ratio"]) == 0.5
-    (other,) = sessions.read("OtherToy")
-    assert other["Status Reason"] == "the call launches ToyFallback here, whose duration is not that of OtherToy"
+    sessions.write("Toy", [row(3)])
+    done = npus.run("--junitxml=junit.xml", STAND_IN_KERNELS=json.dumps({"Toy": HELPERS}))
+    assert done.ledger() == {"measured": 1}, done.output
+    assert measured_right(sessions) == {3}
+    (measured,) = sessions.read("Toy")
+    assert measured["MicroBench Device Kernels"] == "4"
+    assert measured["MicroBench Helper Kernels"] == "Cast 12.0000; MemSet 2.5000"
+    assert float(measured["MicroBench aic_mac_ratio"]) == 0.5
+    text = (sessions.folder / "junit.xml").read_text()
+    assert 'name="helper_kernels" value="Cast 12.0000; MemSet 2.5000"' in text
+
+
+def test_the_duration_of_another_kernel_is_not_the_rows(sessions: Sessions, npus: StandInNpus) -> None:
+    sessions.write("Toy", [row(3)])
+    sessions.write("OtherToy", [row(3)])
+    broadcast = {"type": "Toy", "cells": {"Input Shapes": "12;12"}}
+    kernels = {"OtherToy": ["ToyFallback"], "Toy": [{"type": "BroadcastTo"}, broadcast]}
+    done = npus.run(STAND_IN_KERNELS=json.dumps(kernels))
+    assert done.ledger() == {"unsupported": 2}, done.output
+    (other,), (variant,) = sessions.read("OtherToy"), sessions.read("Toy")
+    assert "ToyFallback" in other["Status Reason"]
+    for words in ("input slot 0", "(3)", "(12)"):
+        assert words in variant["Status Reason"]
     assert not other.get("Average Duration(us)")
+    assert not variant.get("Average Duration(us)")
+
+
+def test_a_twin_fills_the_row_and_has_one_of_its_own(sessions: Sessions, npus: StandInNpus) -> None:
+    sessions.write("Toy", [row(3)])
+    done = npus.run(STAND_IN_KERNELS=json.dumps({"Toy": ["ToyAiCore"]}))
+    assert done.ledger() == {"measured": 1}, done.output
+    assert measured_right(sessions) == measured_right(sessions, "ToyAiCore") == {3}
+    assert sessions.read("Toy")[0]["Status Reason"] == "ran as ToyAiCore"
 
 
 def test_fail_fast_stops_a_session_at_the_failure(sessions: Sessions, npus: StandInNpus) -> None:

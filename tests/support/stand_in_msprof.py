@@ -85,8 +85,11 @@ def write_summary(profile: Path, fault: str, options: dict[str, str]) -> None:
         # One kernel after the other, as a stream runs them.
         started_us, start_us = start_us, start_us + 10 + round(launch["us"])
         shapes = launch["cells"].get("Input Shapes", "")
-        if fault == "no-marks" and launch["type"] == "Neg":
+        if launch["type"] == "Neg" and fault == "no-marks":
             continue
+        if launch["type"] == "Neg" and fault == "older-marks":
+            # CANN's name of the kernel where a graph was captured.
+            launch["type"] = "NegAiCore"
         if fault == "lost" and shapes.startswith("7;"):
             continue
         cells = {name: launch["cells"].get(name, "N/A") for name in BASE}

@@ -26,7 +26,8 @@ from bench.runner import Runner
 
 #: Where the stand-in msprof wants to read what was launched.
 LAUNCHES = "STAND_IN_LAUNCHES"
-#: By kernel type: the kernels that a call of it launches, where it is not that type alone.
+#: By kernel type: the kernels that a call of it launches, where it is not that type alone. Each is a type, with the
+#: row's tensors and duration, or has `type`, and may have `us` and `cells`: those that are other than the row's.
 KERNELS = "STAND_IN_KERNELS"
 NOISE_US = 1.4
 _DTYPES = {torch.float32: "FLOAT", torch.bfloat16: "DT_BF16", torch.float16: "FLOAT16", torch.int64: "INT64"}
@@ -84,7 +85,7 @@ class _Log(TorchDispatchMode):
         # For the life of the process.
         self._file = open(path, "a")  # noqa: SIM115
         self._silent = False
-        self._kernels: dict[str, list[str]] = json.loads(os.environ.get(KERNELS, "{}"))
+        self._kernels: dict[str, list[Any]] = json.loads(os.environ.get(KERNELS, "{}"))
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
@@ -107,8 +108,10 @@ class _Log(TorchDispatchMode):
     def row(self, job: Job, call: int) -> None:
         """The kernels of a call, which take what `duration_us` says."""
         size = int(job.cells["Input Shapes"].strip('"').partition(";")[0].partition(",")[0] or 1)
-        for kernel_type in self._kernels.get(job.kernel_type, [job.kernel_type]):
-            self._line(kernel_type, duration_us(size, call), {k: v for k, v in job.cells.items() if v})
+        for kernel in self._kernels.get(job.kernel_type, [job.kernel_type]):
+            launched = {"type": kernel} if isinstance(kernel, str) else kernel
+            cells = {k: v for k, v in {**job.cells, **launched.get("cells", {})}.items() if v}
+            self._line(launched["type"], launched.get("us", duration_us(size, call)), cells)
 
     def _line(self, kernel_type: str, duration: float, cells: dict[str, str]) -> None:
         self._file.write(json.dumps({"type": kernel_type, "us": duration, "cells": cells}) + "\n")
