@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from database import overview, rebuild, row_history, unprune
 from database.combine import command as combine
@@ -39,7 +39,7 @@ def parser(prog: str = _PROG) -> argparse.ArgumentParser:
 def main(
     arguments: Sequence[str] | None = None,
     prog: str = _PROG,
-    replayed_types: Callable[[], Container[str]] | None = None,
+    replayed_types: Callable[[], Collection[str]] | None = None,
 ) -> int:
     """Runs a command; gives the exit status.
 

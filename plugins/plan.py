@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from database.captured_time import captured_time_us
 from database.case_id import case_id_of
 from database.closest import closest
 from database.edited import without_measurement
@@ -101,6 +102,10 @@ class Plan:
     def unresolved(self) -> dict[str, str]:
         """Statuses of the rows that an earlier session ran and did not measure, by id."""
         return {case_id: status for table in self.tables.values() for case_id, status in table.unresolved.items()}
+
+    def captured_time_us(self) -> Mapping[str, float | None]:
+        """Device time of all captured launches, by kernel type; None where their number is not known."""
+        return {name: table.captured_time_us for name, table in self.tables.items()}
 
     def other_shards(self) -> int:
         """Rows that belong to other parts of the collection."""
@@ -193,6 +198,7 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice, stale
     own_duration, *_ = names = duration_columns(kernel_type)
     durations = {name: frame[name].tolist() for name in names if name in frame.columns}
     planned = TablePlan(kernel_type, table.path, rows.in_file, columns, state)
+    planned.captured_time_us = captured_time_us(frame)
     variables = TableVariables(kernel_type, frame)
     planned.columns_by_slug = frozenset(variables.slugs)
     planned.misspelt = misspelt(table.path, list(frame.columns), kernel_type)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Iterator
 
+from database.captured_time import without_replay_lines
 from database.case_id import case_id_of
 from database.terminal import counted
 from plugins.asked_for import AskedFor
@@ -13,7 +14,7 @@ from plugins.settings import Settings
 
 
 def plan_lines(
-    plan: Plan, settings: Settings, replayable: Container[str], selected: int, asked_for: AskedFor
+    plan: Plan, settings: Settings, replayable: Collection[str], selected: int, asked_for: AskedFor
 ) -> list[str]:
     """What was done to the database, what is to run, and what is left out of that.
 
@@ -48,7 +49,7 @@ def _prepared(plan: Plan) -> Iterator[str]:
 
 
 def _to_run(
-    plan: Plan, settings: Settings, replayable: Container[str], selected: int, asked_for: AskedFor
+    plan: Plan, settings: Settings, replayable: Collection[str], selected: int, asked_for: AskedFor
 ) -> Iterator[str]:
     # xdist's controller, which collects nothing, knows the replays of bench/ only.
     rows = max(plan.cases_of(replayable), selected)
@@ -64,6 +65,10 @@ def _to_run(
     if settings.messages is not None:
         yield from settings.messages.about
     yield from left_out_lines(asked_for, plan, settings)
+    if settings.collect_only and settings.prof_path is None:
+        # A session that runs rows tells of them at its end.
+        missing = without_replay_lines(asked_for.without_replay(plan), plan.captured_time_us(), replayable)
+        yield from (" ".join(line.split()) for line in missing)
     if settings.shard is not None:
         yield f"{counted(plan.other_shards(), unit)} in other shards (--shard={settings.shard})"
     yield from (f"{path} has a header and no rows" for path in plan.without_rows())

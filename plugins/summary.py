@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from database.closest import closest
+from database.captured_time import without_replay_lines
 from database.figure_tables import terminal_tables
 from database.journal import count_of_run
 from database.progress import speed
@@ -31,8 +31,6 @@ from plugins.tally import ReportTally
 from plugins.writeback import WriteBack
 
 _SHOWN = 5
-#: How like two names are at least that may differ in the version of a kernel alone: MatMul, MatMulV2.
-_SAME_KERNEL = 0.8
 _COLUMNS = 80
 
 
@@ -278,11 +276,6 @@ class SessionSummary:
             yield from self._without_replay(missing)
 
     def _without_replay(self, missing: Counter[str]) -> Iterator[str]:
-        known = self._collector.known_replays()
-        shown_types = [
-            f"{name} {count}{closest(name, known, least=_SAME_KERNEL)}" for name, count in missing.most_common(8)
-        ]
-        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-        rows = f"{counted(missing.total(), 'row')} of {counted(len(missing), 'kernel type')}"
-        yield folded(f"without a replay: {rows}: {', '.join(shown_types)}{more}", indent=0)
-        yield "docs/adding-a-kernel.md tells how to add a replay"
+        plan = self._session.plan_if_made
+        assert plan is not None
+        yield from without_replay_lines(missing, plan.captured_time_us(), self._collector.known_replays())

@@ -123,6 +123,7 @@ class TablePlan:
         staleness: of the replayed durations of the rows that are selected, by id, where the update mode asks for it.
         captured_only: ids of rows that have no replayed duration, and a captured one.
         captured: captured durations of cases in microseconds, by the position of the row that has one.
+        captured_time_us: device time of all captured launches; None where their number is not known.
     """
 
     kernel_type: str
@@ -145,6 +146,7 @@ class TablePlan:
     staleness: dict[str, Staleness] = field(default_factory=dict)
     captured_only: set[str] = field(default_factory=set)
     captured: dict[int, float] = field(default_factory=dict)
+    captured_time_us: float | None = 0.0
 
     def status(self, position: int) -> Status | None:
         """What became of a row the last time it was run; None if it never was."""

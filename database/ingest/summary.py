@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from database.captured_time import captured_time_us, without_replay_lines
 from database.errors import OpAtlasError
 from database.ingest.aggregate import Account, LeftOut
 from database.ingest.apply import DurationChange
@@ -15,14 +16,14 @@ from database.ingest.attention import Bundle
 from database.ingest.ingest import Ingested
 from database.ingest.manifest import manifest_path
 from database.store import Database
-from database.terminal import count_lines, counted, folded, shortened, unknown_dtype_lines
+from database.terminal import count_lines, counted, shortened, unknown_dtype_lines
 
 CHANGES_SHOWN = 10
 FILES_SHOWN = 5
 
 
 def summary(
-    database: Database, done: Ingested, summaries: Sequence[Path], replayed_types: Container[str] | None = None
+    database: Database, done: Ingested, summaries: Sequence[Path], replayed_types: Collection[str] | None = None
 ) -> str:
     """The text for the user.
 
@@ -53,20 +54,20 @@ def summary(
     return "\n".join(lines)
 
 
-def _replayable(database: Database, replayed_types: Container[str]) -> list[str]:
+def _replayable(database: Database, replayed_types: Collection[str]) -> list[str]:
     """How many rows of a database have a replay, and of which kernel types rows have none."""
     rows: Counter[str] = Counter()
+    time_us: dict[str, float | None] = {}
     for kernel_type in database.kernel_types():
         # The ingest has told of files that cannot be read.
         with suppress(OpAtlasError):
-            rows[kernel_type] = len(database.read(kernel_type).frame)
-    without = Counter({name: count for name, count in rows.items() if name not in replayed_types})
-    lines = [f"  rows with a replay: {rows.total() - without.total():,} of {rows.total():,}"]
-    if without:
-        named = ", ".join(f"{name} {count:,}" for name, count in without.most_common(FILES_SHOWN))
-        more = f" and {counted(len(without) - FILES_SHOWN, 'other type')}" if len(without) > FILES_SHOWN else ""
-        lines.append(folded(f"without a replay: {named}{more}", indent=2))
-    return lines
+            frame = database.read(kernel_type).frame
+            rows[kernel_type], time_us[kernel_type] = len(frame), captured_time_us(frame)
+    without = {name: count for name, count in rows.items() if name not in replayed_types}
+    return [
+        f"  rows with a replay: {rows.total() - sum(without.values()):,} of {rows.total():,}",
+        *without_replay_lines(without, time_us, replayed_types, indent=2),
+    ]
 
 
 def _counts(done: Ingested) -> list[str]:

@@ -188,6 +188,20 @@ def test_records_that_cannot_be_merged_are_told_of_and_kept_for_the_next_session
     assert [r["Status"] for r in sessions.read("Breaking")] == ["measured"]
 
 
+def test_rows_without_a_replay_are_told_by_a_collection_and_a_session_with_their_share_of_the_time(
+    sessions: Sessions,
+) -> None:
+    captured = {"Profiling Average Duration(us)": "30.0", "Profiling Samples": "1"}
+    sessions.write("Toy", [{**row(1), **captured}])
+    sessions.write("NoReplay", [{**row(1), **captured, "Profiling Samples": "2"}, {**row(2), **captured}])
+    told = "2 rows of 1 kernel type, 75.0 % of the captured device time: NoReplay 2"
+    for options in (["--co"], []):
+        done = sessions.run(*options)
+        assert done.output.count("without a replay: ") == 1
+        assert told in " ".join(done.output.split())
+        assert "docs/adding-a-kernel.md" in done
+
+
 def test_reports_name_gaps_failures_and_what_was_written(sessions: Sessions) -> None:
     sessions.write("Toy", [{**row(n), "Profiling Average Duration(us)": "1000000.0"} for n in (1, 2)])
     sessions.write("Moody", [row(15)])
