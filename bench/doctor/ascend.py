@@ -72,7 +72,9 @@ def npu_smi(target: Target) -> Verdict:
         )
     found = [f"{chip.logic}: {chip.name}" for chip in chips()]
     if not found:
-        return failed("`npu-smi info -m` shows no chip", "send us the JSON file: its table is not known", info=said)
+        return failed(
+            "`npu-smi info -m` shows no chip", "send us the report (--report): its table is not known", info=said
+        )
     return passed(f"{len(found)} chips ({found[0]} ...)", info=said, chips=found)
 
 

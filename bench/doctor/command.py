@@ -6,12 +6,11 @@ Each probe runs in a process of its own with a deadline, so that one that hangs 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +19,13 @@ from bench.devices.kinds import KINDS
 from bench.doctor.ascend import signs_of_ascend
 from bench.doctor.isolation import Result, run_probe
 from bench.doctor.probes import PROBES, Probe
+from bench.doctor.report import write_report
 from bench.doctor.verdict import State, Target, skipped
 from database.progress import Progress, duration
-from database.store import write_text
+from database.temporary import TemporaryFolder
 from database.terminal import show
 
-_FORMAT = 1
+_FORMAT = 2
 #: Variables that change what devices, their libraries and OpAtlas do, by the beginning of their names.
 _VARIABLES = (
     *("ASCEND", "ATB_", "CANN", "CUDA", "HCCL", "LD_", "MKL_", "MSMODELING", "NPU_", "NVIDIA", "OMP_", "OPATLAS"),
@@ -43,7 +43,7 @@ _INDENT = " " * 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "exit status: 0 everything that the device needs passes; 1 something that it needs fails, or the JSON file "
+        "exit status: 0 everything that the device needs passes; 1 something that it needs fails, or the report "
         "cannot be written"
     )
     parser.add_argument(
@@ -56,15 +56,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of the {KernelType}.csv files (default: that of the device)",
     )
     parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write all that was found, to send to us (default: not written)"
+        "--report",
+        type=Path,
+        metavar="FILE.zip",
+        help="also write all that was found into a zip file to send to us, with the last run and the kept profiles of "
+        "--database-path if that is named (default: not written)",
     )
+    backends = parser.add_mutually_exclusive_group()
+    for kind, device in KINDS.items():
+        backends.add_argument(
+            f"--{device.backend}",
+            dest="backend",
+            action="store_const",
+            const=device.backend,
+            default="",
+            help=f"also let two ranks meet over {device.backend}, and check and measure an all_reduce, on a device of "
+            f"kind {kind}",
+        )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the findings; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
     kind = arguments.device if arguments.device in KINDS else ""
-    target = Target(device=arguments.device, kind=kind, database=arguments.database_path)
     signs = signs_of_ascend()
+    with TemporaryFolder("doctor-files") as files:
+        target = Target(arguments.device, kind, arguments.database_path, arguments.backend, files)
+        target, results = _examined(target, signs)
+        failing = [probe.name for probe in PROBES.values() if _fails(probe, results[probe.name], target)]
+        what = f"the {target.kind or 'device'} needs"
+        verb, they = ("fails", "it") if len(failing) == 1 else ("fail", "them")
+        ending = f"{', '.join(failing)}: {verb}, and {what} {they}" if failing else f"everything that {what} passes"
+        show(f"\n{_wrapped(ending)}")
+        if arguments.report is not None:
+            _write(arguments.report, target, signs, results)
+    return 1 if failing else 0
+
+
+def _examined(target: Target, signs: list[str]) -> tuple[Target, dict[str, Result]]:
+    """Runs the probes, and prints what each finds; gives the target with the kind of device that was found, too."""
     results: dict[str, Result] = {}
     device_is_there = True
     progress = Progress(len(PROBES), "probes", label="doctor")
@@ -74,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         elif probe.of_device and not device_is_there and (probe.of_ascend or target.database is None):
             results[probe.name] = Result(skipped("there is no device: see above"), 0.0, "")
         else:
-            results[probe.name] = run_probe(probe, target, partial(_tell, progress, probe))
+            results[probe.name] = run_probe(probe, _with_folder(target, probe), partial(_tell, progress, probe))
             progress.clear()
         found = results[probe.name].verdict
         if probe.name == "device":
@@ -82,14 +111,15 @@ def run(arguments: argparse.Namespace) -> int:
             target = replace(target, kind=str(found.facts.get("kind", target.kind)))
         progress.done += 1
         show(_lines(probe, results[probe.name], target))
-    failing = [probe.name for probe in PROBES.values() if _fails(probe, results[probe.name], target)]
-    what = f"the {target.kind or 'device'} needs"
-    verb, they = ("fails", "it") if len(failing) == 1 else ("fail", "them")
-    ending = f"{', '.join(failing)}: {verb}, and {what} {they}" if failing else f"everything that {what} passes"
-    show(f"\n{_wrapped(ending)}")
-    if arguments.json is not None:
-        _write(arguments.json, target, signs, results)
-    return 1 if failing else 0
+    return target, results
+
+
+def _with_folder(target: Target, probe: Probe) -> Target:
+    """The target, with a folder of the probe's own for its files."""
+    assert target.files is not None
+    files = target.files / probe.name
+    files.mkdir()
+    return replace(target, files=files)
 
 
 def _tell(progress: Progress, probe: Probe, took_s: float) -> None:
@@ -127,6 +157,7 @@ def _wrapped(text: str, first: str = "", others: str = "") -> str:
 
 
 def _write(path: Path, target: Target, signs: list[str], results: Mapping[str, Result]) -> None:
+    """Writes the report, and prints what it holds. Raises OpAtlasError."""
     variables = {
         name: "(left out)" if any(word in name.upper() for word in _SECRET) else value
         for name, value in sorted(os.environ.items())
@@ -147,13 +178,22 @@ def _write(path: Path, target: Target, signs: list[str], results: Mapping[str, R
             for name, result in results.items()
         ],
     }
-    write_text(path, json.dumps(found, indent=1) + "\n")
-    left_out = [name for name, value in variables.items() if value == "(left out)"]
-    contents = (
+    assert target.files is not None
+    names, left_out = write_report(path, found, target.files, target.database)
+    secrets = [name for name, value in variables.items() if value == "(left out)"]
+    of_database = [name for name in names if name.startswith("database/")]
+    contents = [
         f"{path} holds: the name of this host; the findings above with paths, serial numbers where npu-smi tells "
         f"them, and the end of what each probe printed; the names and versions of all installed Python packages; "
         f"{len(variables)} environment variables ({', '.join(variables)})"
-        + (f", without the values of {', '.join(left_out)}" if left_out else "")
-        + ". Look through it before you send it."
-    )
-    show("\n" + _wrapped(contents))
+        + (f", without the values of {', '.join(secrets)}" if secrets else ""),
+        _listed("files of probes", [name for name in names if name.startswith("probes/")]),
+        _listed(f"of {target.database} the last run's manifest and reports, and kept profiles", of_database),
+        _listed("left out, too large or not readable", left_out),
+    ]
+    show("\n" + _wrapped("; ".join(filter(None, contents)) + ". Look through it before you send it."))
+
+
+def _listed(what: str, names: Sequence[str]) -> str:
+    """`files of probes (a, b)`; "" where there are none."""
+    return f"{what} ({', '.join(names)})" if names else ""

@@ -77,7 +77,7 @@ def run_probe(probe: Probe, target: Target, waiting: Callable[[float], None] = _
         output.seek(max(output.seek(0, os.SEEK_END) - _OUTPUT_KEPT, 0))
         printed = output.read().decode(errors="replace")
         verdict = _read(verdict_file) or failed(
-            f"the probe's process {ended}", "send us the JSON file, which has what it printed"
+            f"the probe's process {ended}", "send us the report (--report), which has what it printed"
         )
     return Result(verdict, time.monotonic() - started, printed)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.devices.at_hand import devices_at_hand
-from bench.doctor import ascend, machine, replaying, storage, surroundings
+from bench.doctor import ascend, group, machine, replaying, storage, surroundings
 from bench.doctor.verdict import Target, Verdict, passed
 from bench.msprof.command import PATIENCE_S
 
@@ -70,6 +70,7 @@ PROBES = {
         Probe(replaying.replay, _MEASURES_S, of_device=True),
         Probe(ascend.vllm_ascend, needed_by=(), of_ascend=True),
         Probe(ascend.custom_opp, needed_by=(), of_ascend=True),
+        Probe(group.group, _MEASURES_S, of_device=True),
         Probe(storage.database, of_device=True),
         Probe(storage.disk, of_device=True),
         Probe(storage.temporary),

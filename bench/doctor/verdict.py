@@ -29,7 +29,7 @@ class Verdict:
     Attributes:
         detail: what was found, in a line.
         remedy: what to do about it; "" where there is nothing to do.
-        facts: what was found, for the JSON file.
+        facts: what was found, for the report.
     """
 
     state: State
@@ -61,12 +61,14 @@ class Target:
         device: as `pytest bench/ --device` has it; "" for the device at hand.
         kind: of that device; "" before it is known.
         database: a folder; None for the default of the device.
+        backend: what is to carry messages between two ranks, as torch.distributed calls it; "" where nobody asks.
         files: a folder in which a probe may leave files for the report; None: nobody wants any.
     """
 
     device: str = ""
     kind: str = ""
     database: Path | None = None
+    backend: str = ""
     files: Path | None = None
 
     def to_json(self) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -93,20 +94,23 @@ def test_what_a_probe_is_told_and_tells(bad, tmp_path):
 def test_a_cpu(tmp_path):
     """All of it, as a user runs it."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OPATLAS_API_KEY": "very secret"}
-    words = ["--device", "cpu", "--database-path", tmp_path / "db", "--json", tmp_path / "found.json"]
+    words = ["--device", "cpu", "--database-path", tmp_path / "db", "--report", tmp_path / "found.zip"]
     done = subprocess.run(
         [sys.executable, "-m", "bench", "doctor", *words], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "pass  cpu           " in done.stdout
+    assert "pass  replay        " in done.stdout
     assert f"{tmp_path / 'db'} is not there yet, and can be made" in " ".join(done.stdout.split())
     assert "everything that the cpu needs passes" in done.stdout
-    found = json.loads((tmp_path / "found.json").read_text())
+    with zipfile.ZipFile(tmp_path / "found.zip") as report:
+        text = report.read("doctor.json").decode()
+    found = json.loads(text)
     assert [probe["name"] for probe in found["probes"]] == list(PROBES)
     assert found["probes"][2]["facts"]["installed"]["pytest"] == metadata.version("pytest")
     # What is in the file is told, and what is not.
     assert found["environment"]["OPATLAS_API_KEY"] == "(left out)"
-    assert "very secret" not in (tmp_path / "found.json").read_text()
+    assert "very secret" not in text
     told = " ".join(done.stdout.split())
     assert "without the values of OPATLAS_API_KEY" in told
     assert all(name in told for name in found["environment"])
@@ -156,9 +160,9 @@ def test_without_a_sign_of_ascend_its_probes_do_not_run(doctor):
     assert "fail  torch_npu     no CANN\n" in out
 
 
-def test_a_json_file_that_cannot_be_written(doctor, tmp_path, capsys):
+def test_a_report_that_cannot_be_written(doctor, tmp_path, capsys):
     (tmp_path / "file").touch()
-    status, _ = doctor("--json", str(tmp_path / "file" / "found.json"))
+    status, _ = doctor("--report", str(tmp_path / "file" / "found.zip"))
     assert status == 1
 
 
