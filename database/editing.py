@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from database.schema import with_columns
+from database.schema import INPUT_SHAPES, OUTPUT_SHAPES, with_columns
+from database.slots import EMPTY_SHAPE
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -49,7 +50,12 @@ class TableEdit:
         return cells
 
     def append(self, row: Mapping[str, str]) -> int:
-        """Adds a row at the end; gives its position."""
+        """Adds a row at the end; gives its position.
+
+        A shape cell with nothing in it, of a lone 0-dim tensor, becomes `""`, as profilers have it: pandas reads an
+        empty cell as a missing one, and msmodeling's loader fails at that.
+        """
+        row = {**row, **{name: EMPTY_SHAPE for name in (INPUT_SHAPES, OUTPUT_SHAPES) if row.get(name) == ""}}
         for name, cells in self._taken.items():
             cells.append(row.get(name, ""))
         self._appended.append(row)

@@ -21,6 +21,8 @@ from database.terminal import shortened
 from database.versions import CANN, CUDA, NCCL, TORCH, VLLM, Component, Versions
 
 Kind = Literal["npu", "cuda", "cpu"]
+#: A device, and versions by the name of their software.
+Place = tuple[str, Mapping[str, str]]
 
 ROOT = Path(__file__).parent / "data"
 
@@ -91,7 +93,7 @@ def device_of_messages(folder: Path) -> str:
     return device if library in _COMMUNICATION.values() else ""
 
 
-def folder_of(path: Path) -> tuple[str, Mapping[str, str]] | None:
+def folder_of(path: Path) -> Place | None:
     """The device that a database is for by its place, and the versions there by the name of their software.
 
     None unless the place is like one of `default_path` or `communication_path`, under any root.
@@ -105,6 +107,17 @@ def folder_of(path: Path) -> tuple[str, Mapping[str, str]] | None:
         return None
     components = NAMED_BY["npu"] if library == _STACK["npu"] else NAMED_BY["cuda"]
     return device, {each.name: text for each, text in zip(components, found.groups(), strict=True) if text}
+
+
+def npu_folder_of(path: Path) -> Place | None:
+    """What `folder_of` says of a compute database of an NPU; None for any other folder."""
+    return folder_of(path) if path.resolve().parent.name == _STACK["npu"] else None
+
+
+def communication_reference(cann: str) -> str:
+    """Where the communication database of an NPU lies, as its compute databases see it: `../../hccl/v8.5/`."""
+    device = DEFAULT_NPU_DEVICE
+    return f"../../{communication_path(device, cann).relative_to(ROOT / device).as_posix()}/"
 
 
 def default_path(device: str, versions: Versions) -> Path:

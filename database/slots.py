@@ -16,6 +16,8 @@ from database.numbers import whole
 #: Words that stand for "nothing" in a shape, dtype or format cell.
 EMPTY_WORDS = frozenset({"", "N/A", "NA", "NULL", "NONE", "NAN", "UNDEFINED", "DT_UNDEFINED", "FORMAT_UNDEFINED"})
 
+#: The shape cell of a lone 0-dim tensor, as profilers write it: a cell that holds two quotes.
+EMPTY_SHAPE = '""'
 #: Characters of a cell that is wrong.
 _SHOWN = 200
 _DROPPED = {ord(c): None for c in "\"'()[]{} \t\r\n"}

@@ -75,3 +75,17 @@ def parse_yaml(text: bytes, *, strict: bool = False) -> Any:
         # PyYAML's constructors raise anything for a word that is not what its form or tag says (a date of month 99,
         # a number of 5,000 digits, `!!bool maybe`).
         raise NotYaml(" ".join(str(error).split()) or type(error).__name__) from None
+
+
+def key_lines(text: bytes, under: str | None = None) -> dict[str, int]:
+    """The lines, from 1, of the keys of YAML text that `parse_yaml` has read.
+
+    Args:
+        under: a top-level key whose value's keys are meant; None: the top-level keys.
+    """
+    node = yaml.compose(text.decode("utf-8"), Loader=_Loader)
+    if under is not None and isinstance(node, yaml.MappingNode):
+        node = next((value for key, value in node.value if key.value == under), None)
+    if not isinstance(node, yaml.MappingNode):
+        return {}
+    return {str(key.value): key.start_mark.line + 1 for key, _ in node.value}

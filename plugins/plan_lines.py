@@ -32,6 +32,8 @@ def _prepared(plan: Plan) -> Iterator[str]:
         yield f"{plan.taken_over} was killed; took the database over from it"
     if plan.prepared.starter_rows:
         yield f"there was no database yet; made a starter of {counted(plan.prepared.starter_rows, 'theory row')}"
+    if plan.prepared.mapping is not None:
+        yield str(plan.prepared.mapping)
     edited = plan.prepared.edited
     if edited.example is not None:
         rows = counted(edited.count, "row was", "rows were")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from bench.msprof.launched import journal_left_behind
 from database.edited import EditedRows, clear_edited
+from database.mapping.provide import Provided, provide_mapping
 from database.recover import Recovered, recover
 from database.store import Database
 
@@ -20,21 +21,26 @@ class Prepared:
         recovered: what they left behind and was merged.
         starter_rows: rows of the starter database that was made, 0 if there was one.
         edited: rows that held the duration or the status of another shape.
+        mapping: the op_mapping.yaml that the database got.
     """
 
     problems: Sequence[str] = ()
     recovered: Sequence[Recovered] = ()
     starter_rows: int = 0
     edited: EditedRows = field(default_factory=EditedRows)
+    mapping: Provided | None = None
 
 
-def prepare_database(database: Database, *, run_id: str, starter: Callable[[Database], int] | None) -> Prepared:
+def prepare_database(
+    database: Database, *, run_id: str, starter: Callable[[Database], int] | None, is_npu: bool = False
+) -> Prepared:
     """Merges what killed sessions left behind, and clears durations that rows have of other shapes.
 
     Args:
         database: which the caller has for itself.
         run_id: of this session, whose own journal is left alone.
         starter: fills a database that has no CSV, and tells with how many rows; None: it stays empty.
+        is_npu: whether its rows are of an NPU, where its place does not tell.
 
     Raises:
         OpAtlasError: a database that cannot be written.
@@ -46,7 +52,9 @@ def prepare_database(database: Database, *, run_id: str, starter: Callable[[Data
         expect_writable(database)
     starter_rows = starter(database) if starter is not None and not database.kernel_types() else 0
     edited = clear_edited(database, run_id)
-    return Prepared([*problems, *edited.problems], recovered, starter_rows, edited)
+    with database.lock():
+        mapping = provide_mapping(database.path, is_npu=is_npu)
+    return Prepared([*problems, *edited.problems], recovered, starter_rows, edited, mapping)
 
 
 def expect_writable(database: Database) -> None:

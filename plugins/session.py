@@ -309,7 +309,12 @@ class BenchSession:
     def _prepare_database(self) -> Prepared:
         # Rows of profiles and of messages come from elsewhere.
         has_rows = self._profile is not None or self.settings.messages is not None
-        return prepare_database(self.database, run_id=self.run_id, starter=None if has_rows else _make_starter)
+        return prepare_database(
+            self.database,
+            run_id=self.run_id,
+            starter=None if has_rows else _make_starter,
+            is_npu=self.settings.messages is None and self.settings.devices[0].kind == "npu",
+        )
 
     def _take_database(self) -> None:
         """Raises OpAtlasError where another session has it."""

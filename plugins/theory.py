@@ -19,6 +19,7 @@ from database.errors import OpAtlasError
 from database.folder import absolute, expect_folder
 from database.layout import default_path, expect_npu, kind_of
 from database.manifest import Manifest, code_digest, manifests_of
+from database.mapping.provide import Provided, provide_mapping
 from database.numbers import whole
 from database.option_types import at_least, names, positive
 from database.store import Database, write_text
@@ -139,6 +140,7 @@ class Theory:
         self._problem = ""
         #: Whether there was no such database: a mistyped path is one, too.
         self._is_new = False
+        self._mapping: Provided | None = None
         self._is_worker = hasattr(config, "workerinput")
 
     @cached_property
@@ -190,7 +192,8 @@ class Theory:
             if not (option.plan_only or option.collectonly):
                 # One that cannot be written is better told of once than by every kernel type.
                 with self.plan.database.lock():
-                    pass
+                    is_npu = bool(option.device) and kind_of(option.device) == "npu"
+                    self._mapping = provide_mapping(self.plan.database.path, is_npu=is_npu)
         except OpAtlasError as error:
             raise pytest.UsageError(str(error)) from None
 
@@ -216,7 +219,9 @@ class Theory:
             return []
         most = option.rows * len(items)
         rows = f"at most {counted(most, 'theory row')} of {counted(len(items), 'kernel type')}"
-        return [shown(f"opatlas: {rows}; to replay as many takes about {self._pace().time_of(most)}")]
+        told = [f"{rows}; to replay as many takes about {self._pace().time_of(most)}"]
+        told += [str(self._mapping)] if self._mapping is not None else []
+        return [shown(f"opatlas: {line}") for line in told]
 
     def add(self, kernel_type: str) -> KernelResult:
         """Adds the theory rows of a kernel type, or finds out what would be added. Raises OpAtlasError."""

@@ -25,6 +25,7 @@ from database.history import Histories
 from database.ingest.ingest import remake_profiling
 from database.journal import Contents
 from database.manifest import Manifest
+from database.mapping.provide import Provided, provide_mapping
 from database.run_order import RunOrder
 from database.schema import INPUT_DTYPES, OUTPUT_DTYPES
 from database.store import Database, Table, read_frame, write_frame
@@ -69,6 +70,7 @@ class CombineResult:
         manifests, ingests: those that were copied.
         captures_pooled: rows whose captured durations are of launches of several databases now.
         clocks_ahead: runs of machines whose clock was ahead; any other run is taken for the newer one.
+        mapping: the op_mapping.yaml that the target got.
         problems: files that could not be read or written.
     """
 
@@ -89,6 +91,7 @@ class CombineResult:
     ingests: int = 0
     captures_pooled: int = 0
     clocks_ahead: list[str] = field(default_factory=list)
+    mapping: Provided | None = None
     problems: list[str] = field(default_factory=list)
 
 
@@ -129,6 +132,7 @@ def combine(
         if outcome.ingests:
             _pool_captures(target, outcome)
         _combine_pruned(target, sources, outcome)
+        outcome.mapping = provide_mapping(target.path, sources=[source.database.path for source in sources])
     outcome.clocks_ahead = sorted(order.ahead)
     outcome.conflicts.sort(key=lambda conflict: -conflict.distance)
     return outcome

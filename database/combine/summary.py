@@ -14,7 +14,7 @@ from database.combine.table import Conflict
 from database.recover import Recovered
 from database.schema import AVERAGE, INPUT_SHAPES, PROFILING_AVERAGE
 from database.store import Database, write_rows
-from database.terminal import count_lines, counted, shortened, unknown_dtype_lines
+from database.terminal import count_lines, counted, folded, shortened, unknown_dtype_lines
 
 CONFLICTS_SHOWN = 10
 POOLED_SHOWN = 5
@@ -82,6 +82,7 @@ def summary(
     if conflict_report is not None:
         lines += ["", "conflicts would be in:" if dry_run else "conflicts:", f"  {conflict_report}"]
     lines += ["", "database:", f"  {target}"]
+    lines += [folded(str(outcome.mapping), indent=2)] if outcome.mapping is not None else []
     return "\n".join(lines)
 
 

@@ -36,6 +36,7 @@ from database.ingest.manifest import (
 from database.ingest.pool import Ingest, Key, ingests_of, keys_of, pool
 from database.ingest.report import write_report
 from database.ingest.samples_file import Kept, write_samples
+from database.mapping.provide import Provided, provide_mapping
 from database.schema import INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
 from database.store import Database
 from database.terminal import counted, printable
@@ -74,6 +75,7 @@ class Ingested:
         already: the files that an earlier ingest has, with its id; they were not read.
         same_bytes: files with the same bytes as another one; they were not read.
         completed: earlier ingests that were cut off, and are whole now.
+        mapping: the op_mapping.yaml that the database got.
         problems: what went wrong, a sentence each.
     """
 
@@ -86,6 +88,7 @@ class Ingested:
     already: Sequence[tuple[Path, str]] = ()
     same_bytes: Sequence[Path] = ()
     completed: Sequence[str] = ()
+    mapping: Provided | None = None
     problems: list[str] = field(default_factory=list)
 
 
@@ -123,6 +126,8 @@ def ingest_captures(database: Database, captures: Sequence[Path], asked: Asked) 
             del aggregate
             done.manifest = ingests[-1].manifest
             done.outcome, done.report = _bring_in(database, ingests, done.manifest, keys)
+            # Captures are of NPUs alone.
+            done.mapping = provide_mapping(database.path, is_npu=True)
             done.problems += done.outcome.problems
     return done
 

@@ -16,7 +16,7 @@ from database.ingest.attention import Bundle
 from database.ingest.ingest import Ingested
 from database.ingest.manifest import manifest_path
 from database.store import Database
-from database.terminal import count_lines, counted, shortened, unknown_dtype_lines
+from database.terminal import count_lines, counted, folded, shortened, unknown_dtype_lines
 
 CHANGES_SHOWN = 10
 FILES_SHOWN = 5
@@ -49,7 +49,9 @@ def summary(
         lines += ["", "manifest:", f"  {manifest_path(database, done.manifest.run_id)}"]
     if done.manifest is not None or done.already or done.completed:
         command = shlex.join(["pytest", "bench/", "--database-path", str(database.path), "--update-mode=unreplayed"])
-        lines += ["", "database:", f"  {database.path}", "next, measure its rows:", f"  {command}"]
+        lines += ["", "database:", f"  {database.path}"]
+        lines += [folded(str(done.mapping), indent=2)] if done.mapping is not None else []
+        lines += ["next, measure its rows:", f"  {command}"]
         lines += _replayable(database, replayed_types) if replayed_types is not None else []
     return "\n".join(lines)
 

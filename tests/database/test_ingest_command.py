@@ -47,6 +47,7 @@ manifest:
 
 database:
   {tmp_path / "database"}
+  wrote op_mapping.yaml (OpAtlas' table), by which a simulator finds the rows
 next, measure its rows:
   pytest bench/ --database-path {tmp_path / "database"} --update-mode=unreplayed
 """

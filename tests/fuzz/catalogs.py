@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from database.mapping.entries import MAPPING
 from database.store import Database
 from shapes.architectures import model_of_config_file
 from shapes.catalog import Catalog, built_in_catalog, read_catalog
 from shapes.expression import Expression
-from shapes.kernels import MAPPING, kernels_of
+from shapes.kernels import kernels_of
 from shapes.patterns import Lengths, Pattern
 
 from .target import Target, expect, refusing
