@@ -22,7 +22,7 @@ collect_ignore = [collectives.MODULE]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options that belong to one operator are defined with it."""
+    """Options that belong to some operators are defined with these."""
     expert_parallel.add_options(parser)
     collectives.add_options(parser)
 

@@ -41,11 +41,18 @@ class Option:
         name: as users write it, dashes included.
         scope: all that a session must be for it to do something.
         how: what argparse is told of it besides.
+        aliases: other names, which mean the same.
     """
 
     name: str
     scope: Scope
     how: Mapping[str, Any]
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names under which users write it."""
+        return (self.name, *self.aliases)
 
     @property
     def dest(self) -> str:
@@ -58,15 +65,15 @@ class Option:
         return self.how.get("default", False if self.how.get("action") == "store_true" else None)
 
 
-def declare(name: str, scope: Scope, **how: Any) -> Option:
+def declare(name: str, scope: Scope, *, aliases: tuple[str, ...] = (), **how: Any) -> Option:
     """An option, written as for argparse, but for its scope: `declare("--seed", Scope.THEORY, type=int, default=0)`."""
-    return Option(name, scope, how)
+    return Option(name, scope, how, aliases)
 
 
 def add_all(group: pytest.OptionGroup, options: Iterable[Option]) -> None:
     """Adds options to a group of the help."""
     for each in options:
-        group.addoption(each.name, **each.how)
+        group.addoption(*each.names, **each.how)
 
 
 def given(arguments: Iterable[str], options: Iterable[Option], scope: Scope) -> list[str]:
@@ -76,7 +83,7 @@ def given(arguments: Iterable[str], options: Iterable[Option], scope: Scope) -> 
         arguments: of the command line alone; what pytest.ini or PYTEST_ADDOPTS adds holds for sessions of all kinds.
     """
     names = {argument.partition("=")[0] for argument in takewhile(lambda argument: argument != "--", arguments)}
-    return [each.name for each in options if each.scope & scope and each.name in names]
+    return [next(iter(written)) for each in options if each.scope & scope and (written := names & {*each.names})]
 
 
 def reset(values: argparse.Namespace, options: Iterable[Option], scope: Scope) -> None:

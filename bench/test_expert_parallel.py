@@ -58,7 +58,7 @@ def test_dispatch_ffn_combine(row, replay, group, custom_opp):
     for own, width in zip(slots.scales, (up[2], x[1]), strict=True):
         for slot in own if integers else ():
             row.expect_shape(slot, (experts, width) if stacked else (width,))
-    if ep_size(row.cells, group.size) != group.size:
+    if ep_size(row.cells) not in (None, group.size):
         raise Unsupported(f"{row.kernel_type} of this row runs on {row.cells[EP_SIZE]} devices at once")
     if row.device.type == "npu":
         expect_buffer(needed_bytes(row.cells))

@@ -36,9 +36,9 @@ class _OptionGroup:
         self._group = group
         self._scope = scope
 
-    def addoption(self, name: str, **how: Any) -> None:
+    def addoption(self, name: str, *aliases: str, **how: Any) -> None:
         if _SCOPE_OF[name] in self._scope:
-            self._group.add_argument(name, **how)
+            self._group.add_argument(name, *aliases, **how)
 
 
 def help_of(command: str, about: str) -> str:

@@ -142,7 +142,7 @@ class BenchSession:
         if self._samples is None:
             rows = {name: KnownRows(t.columns, frozenset(t.measured)) for name, t in self.plan().tables.items()}
             assert self._profile is not None
-            self._samples = SamplesOfRows(self._profile, rows)
+            self._samples = SamplesOfRows(self._profile, rows, self.settings.ep_size)
         return self._samples
 
     def executor(self) -> Executor:

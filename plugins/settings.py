@@ -70,7 +70,7 @@ class Settings:
         mixed: durations may be mixed with those of other devices, versions, cache states and instruments.
         origin: what durations are measured on; of profiles, as far as the user has said.
         file_names: of CSVs that are not named for their kernel type, by that.
-        of_operators: options that belong to one operator, by name, where the user has given them.
+        of_operators: options that belong to some operators, by name, where the user has given them.
         messages: what a session that measures communication is to measure; None: it replays rows.
         named: whether the user named the database, which must be there then; others are made.
         versions: those that the user gave for the database's folder, by the name of the software.
@@ -120,6 +120,12 @@ class Settings:
     def rows_at_once(self) -> int:
         """How many rows the instrument measures before it tells any duration."""
         return self.msprof_rows or 1
+
+    @property
+    def ep_size(self) -> int | None:
+        """How many devices share the experts of rows that do not tell it; None where the user has not said."""
+        given = self.of_operators.get("ep_size")
+        return given if isinstance(given, int) else None
 
     @property
     def unit(self) -> str:

@@ -106,7 +106,9 @@ def test_an_option_takes_the_same_wherever_it_stands() -> None:
 
 def test_what_is_refused_where_it_does_nothing_is_known_by_its_default() -> None:
     real = {name: (action.dest, action.default) for action in optional(of_pytest()) for name in action.option_strings}
-    assert {option.name: (option.dest, option.default) for option in (*options.OPTIONS, *theory.OPTIONS)} == real
+    assert {
+        name: (option.dest, option.default) for option in (*options.OPTIONS, *theory.OPTIONS) for name in option.names
+    } == real
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def test_what_is_refused_where_it_does_nothing_is_known_by_its_default() -> None
         (options.DATABASE, Scope.FINDS_DATABASE, {"--database-path", "--device", "--mixed", "--read-only"}),
         (options.ROWS, Scope.REPLAYS, {"--ops", "--fail-fast"}),
         (options.MEASURING, Scope.RUNNING, {"--prof-path"}),
-        (expert_parallel.OPTIONS, Scope.RUNNING, set()),
+        (expert_parallel.OPTIONS, Scope.RUNNING, {"--ep-size"}),
         (expert_parallel.OPTIONS, Scope.KERNELS, set()),
         (collectives.OPTIONS, Scope.COLLECTIVES, set()),
         (theory.OPTIONS, Scope.THEORY, set()),

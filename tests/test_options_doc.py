@@ -155,8 +155,9 @@ def test_defaults_of_our_own_options_are_those_of_the_help(pytest_help: str) -> 
 
 
 def test_options_of_an_operator_are_on_the_page(pytest_help: str) -> None:
-    text = re.split(r"\n\n?(?=\S)", pytest_help.partition("\nDispatchFFNCombine:")[2])[0]
-    assert declared(text) == {name for name in options_here("Replay") if name.startswith("--dispatch-ffn-combine-")}
+    text = re.split(r"\n\n?(?=\S)", pytest_help.partition("\nExpert parallelism:")[2])[0]
+    prefixes = ("--ep-", "--dispatch-ffn-combine-")
+    assert declared(text) == {name for name in options_here("Replay") if name.startswith(prefixes)}
 
 
 def test_options_of_collectives_are_on_the_page(pytest_help: str) -> None:

@@ -103,7 +103,7 @@ def test_every_setting_is_in_the_manifest_or_known_not_to_be() -> None:
 
 def test_the_manifest_has_values_that_another_program_reads() -> None:
     wanted = Wanted({}, Namespace(), ["grid 2"])
-    told = options_of(settings(messages=wanted, of_operators={"dispatch_ffn_combine_ep_size": 8}))
+    told = options_of(settings(messages=wanted, of_operators={"ep_size": 8}))
     assert told == {
         "update_mode": "missing-only",
         "prune": True,
@@ -126,5 +126,5 @@ def test_the_manifest_has_values_that_another_program_reads() -> None:
         "in_process": True,
         "prof_path": "PROF_1",
         "communication": ["grid 2"],
-        "dispatch_ffn_combine_ep_size": 8,
+        "ep_size": 8,
     }

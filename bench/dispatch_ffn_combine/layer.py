@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from bench.groups.expert_parallel import ep_size, group_of
+from bench.groups.expert_parallel import DEFAULT_EP_SIZE, ep_size, group_of
 from bench.groups.hccl_buffer import buffer_mib, dispatch_ffn_combine_bytes
 from bench.groups.spec import GroupSpec
 from database.schema import INPUT_DTYPES, INPUT_SHAPES
@@ -71,7 +71,8 @@ class LayerSlots:
 
 def group_of_layer(cells: Mapping[str, str], options: Any) -> GroupSpec:
     """Returns the group that a row needs. Raises InvalidRow, MissingPrecondition."""
-    return group_of(options, ep_size(cells, options.dispatch_ffn_combine_ep_size), buffer_mib(needed_bytes(cells)))
+    ranks = ep_size(cells) or options.ep_size or DEFAULT_EP_SIZE
+    return group_of(options, ranks, buffer_mib(needed_bytes(cells)))
 
 
 def needed_bytes(cells: Mapping[str, str]) -> int:

@@ -20,22 +20,24 @@ from database.schema import EP_SIZE
 if TYPE_CHECKING:
     import pytest
 
-_PREFIX = "--dispatch-ffn-combine-"
-_NODES = NodeOptions(_PREFIX)
-
-
+#: Of rows that do not tell their EP Size.
+DEFAULT_EP_SIZE = 16
 _SCOPE = Scope.RUNNING | Scope.KERNELS
+#: The options were DispatchFFNCombine's alone once.
+_NODES = NodeOptions("--ep-", alias="--dispatch-ffn-combine-")
+
 OPTIONS = (
     declare(
-        f"{_PREFIX}ep-size",
-        _SCOPE,
+        "--ep-size",
+        Scope.KERNELS,
+        aliases=("--dispatch-ffn-combine-ep-size",),
         type=at_least(1),
-        default=16,
         metavar="N",
-        help=f"devices that share the experts, for rows whose {EP_SIZE!r} is empty (default: %(default)s)",
+        help=f"devices that share the experts, for rows that do not tell it; with --prof-path, those of the "
+        f"profiled run (default: {DEFAULT_EP_SIZE}, and unknown with --prof-path)",
     ),
-    declare(
-        f"{_PREFIX}nproc-per-node",
+    _NODES.declare(
+        "nproc-per-node",
         _SCOPE,
         type=at_least(1),
         metavar="N",
@@ -47,7 +49,7 @@ OPTIONS = (
 
 def add_options(parser: pytest.Parser) -> None:
     """Adds the options of expert-parallel groups to those of `pytest bench/`."""
-    group = parser.getgroup("dispatch-ffn-combine", "DispatchFFNCombine: the group of devices that its rows need")
+    group = parser.getgroup("expert-parallel", "Expert parallelism: the groups of devices that some kernels need")
     add_all(group, OPTIONS)
 
 
@@ -62,14 +64,15 @@ def group_of(options: Any, ranks: int, hccl_buffer_mib: int | None = None) -> Gr
     """
     if problem := _NODES.contradiction(options):
         raise MissingPrecondition(problem)
-    per_node = options.dispatch_ffn_combine_nproc_per_node
-    return _NODES.spec(options, ranks, nproc_per_node=per_node, hccl_buffer_mib=hccl_buffer_mib)
+    return _NODES.spec(options, ranks, nproc_per_node=options.ep_nproc_per_node, hccl_buffer_mib=hccl_buffer_mib)
 
 
-def ep_size(cells: Mapping[str, str], default: int) -> int:
-    """Returns how many devices share the experts of a row. Raises InvalidRow."""
+def ep_size(cells: Mapping[str, str]) -> int | None:
+    """Returns how many devices share the experts of a row; None where its cell is empty. Raises InvalidRow."""
     text = cells.get(EP_SIZE, "").strip()
-    size = whole(text) if text else default
+    if not text:
+        return None
+    size = whole(text)
     if not size:
         raise InvalidRow(
             f"column {EP_SIZE!r}: {text!r} is not the number of devices that share the experts; correct the cell"

@@ -13,45 +13,55 @@ from database.option_types import at_least, between, positive
 class NodeOptions:
     """`{prefix}nnodes` and the like, of one prefix."""
 
-    def __init__(self, prefix: str) -> None:
-        """`prefix` is that of the option strings: "--" or longer."""
+    def __init__(self, prefix: str, alias: str = "") -> None:
+        """
+        Args:
+            prefix: of the option strings, "--" or longer.
+            alias: another prefix, under which the same options are accepted; "" for none.
+        """
         self._prefix = prefix
+        self._alias = alias
+
+    def declare(self, name: str, scope: Scope, **how: Any) -> Option:
+        """An option under the prefix, and under the other one; arguments as in `declared_options.declare`."""
+        aliases = (f"{self._alias}{name}",) if self._alias else ()
+        return declare(f"{self._prefix}{name}", scope, aliases=aliases, **how)
 
     def declared(self, scope: Scope) -> Sequence[Option]:
-        """The options themselves."""
+        """The options that say on which nodes groups run."""
         return (
-            declare(
-                f"{self._prefix}nnodes",
+            self.declare(
+                "nnodes",
                 scope,
                 type=at_least(1),
                 default=1,
                 metavar="N",
                 help="nodes of each group; the same command runs on each of them (default: %(default)s)",
             ),
-            declare(
-                f"{self._prefix}node-rank",
+            self.declare(
+                "node-rank",
                 scope,
                 type=at_least(0),
                 default=0,
                 metavar="I",
                 help="which of the nodes this is, from 0 (default: %(default)s)",
             ),
-            declare(
-                f"{self._prefix}master-addr",
+            self.declare(
+                "master-addr",
                 scope,
                 default=LOOPBACK,
                 metavar="HOST",
                 help="where node 0 is reached (default: %(default)s)",
             ),
-            declare(
-                f"{self._prefix}master-port",
+            self.declare(
+                "master-port",
                 scope,
                 type=between(1, 65535),
                 metavar="PORT",
                 help="the port there, needed with several nodes (default: a free one)",
             ),
-            declare(
-                f"{self._prefix}join-timeout",
+            self.declare(
+                "join-timeout",
                 scope,
                 type=positive,
                 metavar="SECONDS",

@@ -24,7 +24,7 @@ from database.ingest.capture import read_capture_header
 from database.matmul_family import FAMILY, canonical_form
 from database.profiles import op_summaries, profile_folders
 from database.record import Measurement, RanAs
-from database.schema import BASE, EP_SIZE
+from database.schema import BASE, EP_SIZE, EXPERT_PARALLEL
 from database.siblings import siblings
 from database.signature import signature, signatures
 
@@ -155,11 +155,13 @@ class _Table:
         exact: their signatures.
         measured: of these, the ones with a replayed duration.
         by_tensors: how many of them have the same tensors, by the signature of the tensors alone.
+        ep_sizes: the EP Sizes of those with the same tensors, "" for an empty cell.
     """
 
     exact: frozenset[str] = frozenset()
     measured: frozenset[str] = frozenset()
     by_tensors: Counter[str] = field(default_factory=Counter)
+    ep_sizes: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, kernel_type: str, rows: KnownRows) -> _Table:
@@ -167,20 +169,28 @@ class _Table:
         exact = signatures(kernel_type, frame)
         tensors = signatures(kernel_type, frame[[column for column in BASE if column in frame.columns]])
         distinct = dict(zip(exact, tensors, strict=True))
+        ep_sizes: dict[str, frozenset[str]] = {}
+        for text, ep_size in zip(tensors, rows.cells.get(EP_SIZE, ()), strict=False):
+            ep_sizes[text] = ep_sizes.get(text, frozenset()) | {ep_size.strip()}
         return cls(
-            frozenset(exact), frozenset(exact[position] for position in rows.measured), Counter(distinct.values())
+            frozenset(exact),
+            frozenset(exact[position] for position in rows.measured),
+            Counter(distinct.values()),
+            ep_sizes,
         )
 
 
 class SamplesOfRows:
     """Which samples of a profile are whose."""
 
-    def __init__(self, profile: Profile, rows: Mapping[str, KnownRows]) -> None:
+    def __init__(self, profile: Profile, rows: Mapping[str, KnownRows], ep_size: int | None = None) -> None:
         """
         Args:
             rows: of the database, by kernel type.
+            ep_size: how many devices shared the experts in the profiled run; None where nobody said.
         """
         self.profile = profile
+        self._ep_size = "" if ep_size is None else str(ep_size)
         self._tables = {kernel_type: _Table.of(kernel_type, known) for kernel_type, known in rows.items()}
 
     def of_row(self, kernel_type: str, cells: Mapping[str, str]) -> RowSamples | str:
@@ -188,12 +198,12 @@ class SamplesOfRows:
         row_signature = signature(kernel_type, cells)
         table = self._tables.get(kernel_type, _Table())
         own = self.profile.cases.get(kernel_type, _NONE)
+        tensors = signature(kernel_type, {column: cells.get(column, "") for column in BASE})
+        if kernel_type in EXPERT_PARALLEL and tensors in own and (self._ep_size or cells.get(EP_SIZE)):
+            return self._of_ep_size(cells, own[tensors], table.ep_sizes.get(tensors, frozenset()))
         if row_signature in own:
             return RowSamples(_measurement(own[row_signature]))
-        tensors = signature(kernel_type, {column: cells.get(column, "") for column in BASE})
         if tensors in own:
-            if cells.get(EP_SIZE):
-                return f"samples in {self.profile.root.name} with its tensors, and no summary tells their {EP_SIZE}"
             if table.by_tensors[tensors] > 1:
                 return (
                     f"samples in {self.profile.root.name} with its tensors, which {table.by_tensors[tensors]} rows "
@@ -207,15 +217,38 @@ class SamplesOfRows:
             return f"no sample of {kernel_type} in {self.profile.root.name}; it was measured before"
         return borrowed
 
+    def _of_ep_size(self, cells: Mapping[str, str], case: ProfiledCase, known: frozenset[str]) -> RowSamples | str:
+        """The samples with a row's tensors, where the profiled run had its EP Size; else why the row has none.
+
+        Args:
+            known: the EP Sizes of all rows with these tensors.
+        """
+        ep_size = cells.get(EP_SIZE, "").strip()
+        if not self._ep_size:
+            return (
+                f"samples in {self.profile.root.name} with its tensors, and no summary tells their {EP_SIZE}: "
+                f"name that of the profiled run with --ep-size"
+            )
+        if ep_size != self._ep_size and (ep_size or self._ep_size in known):
+            return f"samples in {self.profile.root.name} with its tensors, of {EP_SIZE} {self._ep_size} (--ep-size)"
+        return RowSamples(_measurement(case), f"matched by its tensors and --ep-size {self._ep_size}")
+
     def unmatched(self) -> Iterator[UnmatchedSamples]:
         """Samples that no row of the database is the case of."""
         for kernel_type, cases in self.profile.cases.items():
             table = self._tables.get(kernel_type, _Table())
             for text, _, _ in cases.cells:
-                if text not in table.by_tensors:
-                    case = cases[text]
-                    row = {**case.cells, **runtime_cells(case, self.profile.root)}
-                    yield UnmatchedSamples(kernel_type, text, row, _measurement(case))
+                ep_size = self._ep_size if kernel_type in EXPERT_PARALLEL else ""
+                known = table.ep_sizes.get(text, {""}) if text in table.by_tensors else ()
+                if known and not (ep_size and {"", ep_size}.isdisjoint(known)):
+                    continue
+                case = cases[text]
+                row = {**case.cells, **runtime_cells(case, self.profile.root)}
+                if ep_size:
+                    row[EP_SIZE] = ep_size
+                yield UnmatchedSamples(
+                    kernel_type, signature(kernel_type, row) if ep_size else text, row, _measurement(case)
+                )
 
     def _of_family(self, kernel_type: str, row_signature: str, cells: Mapping[str, str]) -> RowSamples | None:
         for sibling in siblings(kernel_type):

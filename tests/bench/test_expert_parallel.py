@@ -73,18 +73,18 @@ CONTRADICTIONS = [
 ]
 
 
-def options(*arguments: str):
+def options(*arguments: str, prefix: str = "ep"):
     parser = pytest.Parser(_ispytest=True)
     add_options(parser)
-    return parser.parse_known_args([f"--dispatch-ffn-combine-{argument}" for argument in arguments])
+    return parser.parse_known_args([f"--{prefix}-{argument}" for argument in arguments])
 
 
 @pytest.mark.parametrize(
     ("cell", "arguments", "spec"),
     [
         ("", (), GroupSpec(16)),
-        ("", ("ep-size=8",), GroupSpec(8)),
-        ("4", ("ep-size=8",), GroupSpec(4)),
+        ("", ("size=8",), GroupSpec(8)),
+        ("4", ("size=8",), GroupSpec(4)),
         (" 4 ", ("nproc-per-node=2",), GroupSpec(4, nproc_per_node=2)),
         (
             "32",
@@ -115,7 +115,7 @@ def test_options_that_lack_something_say_what(arguments: tuple[str, ...], words:
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("ep-size=0", "from 1 on"),
+        ("size=0", "from 1 on"),
         ("nnodes=x", "from 1 on"),
         ("master-port=0", "from 1 to"),
         ("master-port=99999", "65535"),

@@ -201,3 +201,33 @@ def test_no_summary_tells_an_ep_size(tmp_path: Path) -> None:
     found = samples(tmp_path, [launched("DispatchFFNCombine", 1.0)], DispatchFFNCombine=[row])
     assert "no summary tells their EP Size" in str(found.of_row("DispatchFFNCombine", row))
     assert list(found.unmatched()) == []
+
+
+def test_samples_of_a_run_whose_ep_size_the_user_names_are_of_its_rows(tmp_path: Path) -> None:
+    kernel_type = "DispatchFFNCombine"
+    launches = [launched(kernel_type, 1.0)]
+    of_8, of_16, unknown = (cells() | {"EP Size": size} for size in ("8", "16", ""))
+
+    def found(size: int, *rows: dict[str, str]) -> SamplesOfRows:
+        plain = samples(tmp_path, launches)
+        columns = {column: [row[column] for row in rows] for column in (rows[0] if rows else {})}
+        return SamplesOfRows(plain.profile, {kernel_type: KnownRows(columns)} if rows else {}, ep_size=size)
+
+    both = found(16, of_8, of_16)
+    assert durations(both.of_row(kernel_type, of_16)) == (1.0,)
+    assert "of EP Size 16" in str(both.of_row(kernel_type, of_8))
+    assert list(both.unmatched()) == []
+    assert durations(found(16, of_8, unknown).of_row(kernel_type, unknown)) == (1.0,)
+    assert "of EP Size 16" in str(found(16, of_16, unknown).of_row(kernel_type, unknown))
+    for rows in ((), (of_8,)):
+        (new,) = found(16, *rows).unmatched()
+        assert new.cells["EP Size"] == "16"
+    (plain,) = samples(tmp_path, launches).unmatched()
+    assert "EP Size" not in plain.cells
+    assert plain.signature != new.signature
+
+
+def test_an_ep_size_is_none_of_other_kernels(tmp_path: Path) -> None:
+    plain = samples(tmp_path, [launched(V3, 1.0)])
+    found = SamplesOfRows(plain.profile, {}, ep_size=16)
+    assert list(found.unmatched()) == list(plain.unmatched())
