@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from bench import expected, impl
+from bench.errors import Unsupported
 from bench.registry import replays
 
 
@@ -18,9 +21,22 @@ def test_sub(row, replay):
     replay(impl.subtract, *row.operands(), expected=expected.subtract)
 
 
-@replays("Mul", "MulAiCore", "Muls", "MulsAiCore", npu="torch.mul")
+@replays("Mul", "MulAiCore", npu="torch.mul")
 def test_mul(row, replay):
     replay(impl.multiply, *row.operands(), expected=expected.multiply)
+
+
+@replays("Muls", "MulsAiCore", npu="torch.mul")
+def test_muls(row, replay):
+    row.expect_inputs(1, 2)
+    tensor = row.tensor(0)
+    # CANN launches Muls for BF16 (on its latest devices for FLOAT16, too) and a double, and Mul for other numbers.
+    if row.on_npu and tensor.dtype not in (torch.bfloat16, torch.float16):
+        raise Unsupported(
+            f"torch.mul launches Mul, and not {row.kernel_type}, for {row.input_slot(0).dtype} and a number: "
+            f"{row.kernel_type} is launched for BF16, on later devices than A2 and A3 for FLOAT16 too"
+        )
+    replay(impl.multiply, tensor, 2.0, expected=expected.multiply)
 
 
 @replays("RealDiv", "RealDivAiCore", npu="torch.div")

@@ -1,0 +1,38 @@
+"""Which numbers elementwise replays call their kernels with, where the number decides which kernel runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from captures import cells
+
+from bench.errors import Unsupported
+from bench.rows.replay_row import ReplayRow
+from bench.test_elementwise import test_muls as replay_muls
+
+
+def arguments(dtype: str, device: str, shapes: str = "2,3") -> tuple[torch.Tensor, object]:
+    """What a row of Muls is called with."""
+    seen: list[tuple[torch.Tensor, object]] = []
+    row = ReplayRow("Muls", cells(shapes, "2,3", dtype), torch.device(device))
+    replay_muls(row, lambda impl, *values, expected: seen.append(values))
+    (values,) = seen
+    return values
+
+
+@pytest.mark.parametrize("dtype", ["DT_BF16", "FLOAT16"])
+def test_muls_multiplies_by_a_float_since_cann_launches_mul_for_whole_numbers(dtype: str) -> None:
+    """aclnnMuls takes the kernel Muls for BF16 and a scalar of type double: a Python float."""
+    tensor, number = arguments(dtype, "meta")
+    assert tensor.shape == (2, 3)
+    assert type(number) is float
+
+
+def test_a_scalar_in_the_row_changes_nothing() -> None:
+    assert type(arguments("DT_BF16", "meta", "2,3;")[1]) is float
+
+
+def test_muls_of_dtypes_that_no_npu_launches_it_for_says_so() -> None:
+    with pytest.raises(Unsupported, match="launches Mul, and not Muls, for FLOAT"):
+        arguments("FLOAT", "meta")
+    assert arguments("FLOAT", "cpu")[0].dtype == torch.float32
