@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import sleep
 
 import torch
 
@@ -12,6 +13,13 @@ from bench.job import MeasureSettings
 from bench.profiles.attribution import Launched
 from bench.profiles.marks import BEGIN, END, row_mark
 from bench.stop_rule import Rule
+
+#: Kernels that are launched before the first mark where a profiler may drop the head of its window, as torch_npu's
+#: does (Ascend/pytorch issue 167: one or two calls of ten), and how long the device then waits.
+_LEAD_IN_KERNELS = 16
+_LEAD_IN_S = 0.05
+#: Of the tensor that these kernels negate: no mark's.
+_LEAD_IN = (7,)
 
 
 class MarkedLaunches:
@@ -51,6 +59,14 @@ class MarkedLaunches:
             self._synchronize()
             taken += 1
         return Samples((), launched=Launched(number, taken))
+
+    def lead_in(self) -> None:
+        """Launches kernels of no row, and waits: a profiler that has just been started may lose what comes first."""
+        launch = self._mark(_LEAD_IN)
+        for _ in range(_LEAD_IN_KERNELS):
+            launch()
+        self._synchronize()
+        sleep(_LEAD_IN_S)
 
     def _mark(self, shape: tuple[int, ...]) -> Callable[[], object]:
         source = torch.zeros(shape, device=self._device)

@@ -34,7 +34,9 @@ class TorchNpuProfiler:
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
         marked = MarkedLaunches(NAME, torch.device("npu"), npu_of_torch().synchronize)
         with TemporaryFolder("profile") as folder:
+            # No schedule: kernels get lost where the profiler goes from warm-up to recording.
             with profiling(str(folder), self._metrics):
+                marked.lead_in()
                 samples = marked.sample(call, before_each, rule)
             return replace(samples, profiled=_found(folder, samples))
 

@@ -71,29 +71,42 @@ def attribute(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[P
         launches: of one process, in the order of their start.
         rows: that this process ran, in that order.
     """
-    windows = _windows(launches)
+    headless = _headless(launches, rows)
+    windows = _windows(launches, headless)
     if windows or not launches:
-        return [_checked(row, windows.get(row.launched.number)) for row in rows]
+        return [_checked(row, windows.get(row.launched.number), headless) for row in rows]
     return _by_order(launches, rows)
 
 
-def _windows(launches: Iterable[Launch]) -> dict[int, list[list[Launch]] | NoSamples]:
-    """What ran between the marks of each sample, by the row's number."""
+def _headless(launches: Iterable[Launch], rows: Sequence[ProfiledRow]) -> int | None:
+    """The number of the only row, where its mark is missing: a profiler may lose what came first."""
+    if len(rows) != 1 or any(row_of_mark(_mark(launch)) is not None for launch in launches):
+        return None
+    return rows[0].launched.number
+
+
+def _mark(launch: Launch) -> str:
+    """The dimensions of what may be a mark; "" for other kernels."""
+    return launch.dimensions if plain_type(launch.kernel_type) == KERNEL_TYPE else ""
+
+
+def _windows(launches: Iterable[Launch], headless: int | None) -> dict[int, list[list[Launch]] | NoSamples]:
+    """What ran between the marks of each sample, by the row's number; `headless` has no mark of its own."""
     rows: dict[int, list[list[Launch]] | NoSamples] = {}
     devices: dict[str, list[Launch]] = defaultdict(list)
     for launch in launches:
         devices[launch.device].append(launch)
     for of_device in devices.values():
-        rows.update(_windows_of_device(of_device))
+        rows.update(_windows_of_device(of_device, headless))
     return rows
 
 
-def _windows_of_device(launches: Iterable[Launch]) -> dict[int, list[list[Launch]] | NoSamples]:
+def _windows_of_device(launches: Iterable[Launch], headless: int | None) -> dict[int, list[list[Launch]] | NoSamples]:
     rows: dict[int, list[list[Launch]] | NoSamples] = {}
-    number: int | None = None
+    number = headless
     window: list[Launch] | None = None
     for launch in launches:
-        mark = launch.dimensions if plain_type(launch.kernel_type) == KERNEL_TYPE else ""
+        mark = _mark(launch)
         began = row_of_mark(mark) if mark else None
         if began is not None:
             number, window = began, None
@@ -101,8 +114,8 @@ def _windows_of_device(launches: Iterable[Launch]) -> dict[int, list[list[Launch
         elif number is None:
             continue
         elif mark in (_BEGIN, _END):
-            found = rows[number]
-            if isinstance(found, NoSamples):
+            found = rows.setdefault(number, [])
+            if isinstance(found, NoSamples) or (mark == _END and window is None and number == headless and not found):
                 continue
             if (mark == _BEGIN) != (window is None):
                 rows[number] = NoSamples(f"marks are missing after sample {len(found)}")
@@ -116,14 +129,19 @@ def _windows_of_device(launches: Iterable[Launch]) -> dict[int, list[list[Launch
     return rows
 
 
-def _checked(row: ProfiledRow, found: list[list[Launch]] | NoSamples | None) -> ProfiledSamples | NoSamples:
+def _checked(
+    row: ProfiledRow, found: list[list[Launch]] | NoSamples | None, headless: int | None
+) -> ProfiledSamples | NoSamples:
     """A profile that holds something else than what was launched is not to be averaged."""
     if found is None:
         return NoSamples("the profile holds nothing of the row")
     if isinstance(found, NoSamples):
         return found
-    if len(found) != row.launched.samples:
-        return NoSamples(f"the profile holds {len(found)} samples, and {row.launched.samples} were taken")
+    taken, assumption = row.launched.samples, ""
+    if row.launched.number == headless and 0 < len(found) < taken:
+        assumption = f"the profile lost its first launches: {len(found)} of {taken} samples are left"
+    elif len(found) != taken:
+        return NoSamples(f"the profile holds {len(found)} samples, and {taken} were taken")
     # Kernels on several streams of the device begin in any order.
     kinds = {tuple(sorted(launch.kernel_type for launch in call)) for call in found}
     if () in kinds:
@@ -131,7 +149,7 @@ def _checked(row: ProfiledRow, found: list[list[Launch]] | NoSamples | None) -> 
     if len(kinds) > 1:
         several = " and ".join(sorted("+".join(kind) for kind in kinds))
         return NoSamples(f"samples of the same call launched different kernels: {several}")
-    return ProfiledSamples(tuple(map(tuple, found)))
+    return ProfiledSamples(tuple(map(tuple, found)), assumption)
 
 
 def _by_order(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:

@@ -79,6 +79,29 @@ def test_a_profile_that_lost_lines_never_gives_a_wrong_duration(data: st.DataObj
             assert durations_of(row) == rows[number]
 
 
+@given(st.integers(0, 14))
+def test_a_profile_of_one_row_that_lost_its_head_has_the_samples_that_are_left(lost: int) -> None:
+    """torch_npu's profiler may drop the first kernels of its window, the mark of the row among them."""
+    profile = Profile()
+    profile.row(0, [[5.0], [6.0], [7.0]])
+    (found,) = attribute(profile.launches[lost:], [asked(0, 3)])
+    # Set-up and the mark of the row, four launches for each sample (the second is its first mark), and the check.
+    left = [[5.0], [6.0], [7.0]][lost // 4 :]
+    if not left:
+        assert isinstance(found, NoSamples)
+        return
+    assert isinstance(found, ProfiledSamples)
+    assert durations_of(found) == left
+    assert bool(found.assumption) == (len(left) < 3)
+
+
+def test_a_sample_that_is_missing_behind_the_mark_of_its_row_is_no_lost_head() -> None:
+    profile = Profile()
+    profile.row(0, [[5.0], [6.0], [7.0]])
+    (found,) = attribute([*profile.launches[:2], *profile.launches[6:]], [asked(0, 3)])
+    assert isinstance(found, NoSamples)
+
+
 def test_another_devices_kernels_do_not_come_between() -> None:
     profile = Profile()
     profile.row(0, [[5.0], [6.0]])
