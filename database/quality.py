@@ -10,8 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import pairwise
 from statistics import fmean, median
+
+import numpy as np
 
 from database.statistics import standard_deviation
 from database.terminal import counted
@@ -123,8 +124,8 @@ def judge(samples_us: Sequence[float], *, throttled: str = "", bound_us: float |
         return QualityVerdict(Quality.THROTTLED, _joined(throttled, named), len(outliers))
     if len(samples_us) < _LEAST_SAMPLES:
         return QualityVerdict(Quality.UNKNOWN, f"{counted(len(samples_us), 'sample')} tell no noise")
-    if modes := _modes(samples_us, middle):
-        return QualityVerdict(Quality.BIMODAL, modes, len(outliers))
+    if modes := find_modes(samples_us):
+        return QualityVerdict(Quality.BIMODAL, f"two modes: {modes.text('samples')}", len(outliers))
     if drift := _drift(samples_us, middle):
         return QualityVerdict(Quality.DRIFTING, _joined(drift, named), len(outliers))
     noise = relative_noise(samples_us) or 0.0
@@ -192,26 +193,42 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return ranks
 
 
-def _modes(samples_us: Sequence[float], middle: float) -> str:
-    """Splits the samples in two where that leaves the least variance (Otsu, 1979); "" if they are one population."""
+@dataclass(frozen=True)
+class Modes:
+    """The two populations of some samples: how many there are of each, and the medians in microseconds."""
+
+    low_count: int
+    low_us: float
+    high_count: int
+    high_us: float
+
+    def text(self, sample: str) -> str:
+        """Names the modes. `sample` is the word for several samples."""
+        return (
+            f"{self.low_count} {sample} around {self.low_us:.4g} us and {self.high_count} around {self.high_us:.4g} us"
+        )
+
+
+def find_modes(samples_us: Sequence[float]) -> Modes | None:
+    """Splits samples in two where that leaves the least variance (Otsu, 1979); None if they are one population."""
     count = len(samples_us)
     least = max(_LEAST_SAMPLES, math.ceil(count * _LEAST_MODE))
     if count < _LEAST_FOR_SHAPE:
-        return ""
-    ordered = sorted(samples_us)
-    total, below, best, place = math.fsum(ordered), 0.0, -1.0, 0
-    for index, sample in enumerate(ordered[:-1], start=1):
-        below += sample
-        between = index * (count - index) * (below / index - (total - below) / (count - index)) ** 2
-        if least <= index <= count - least and between > best:
-            best, place = between, index
+        return None
+    ordered = np.sort(np.asarray(samples_us, dtype=np.float64))
+    sums = np.cumsum(ordered)
+    sizes = np.arange(least, count - least + 1)
+    below, total = sums[sizes - 1], sums[-1]
+    between = sizes * (count - sizes) * (below / sizes - (total - below) / (count - sizes)) ** 2
+    place = int(sizes[between.argmax()])
     low, high = ordered[:place], ordered[place:]
-    distance = fmean(high) - fmean(low)
-    if distance <= _TELLING * middle:
-        return ""
+    distance = float(high.mean() - low.mean())
+    if distance <= _TELLING * float(np.median(ordered)):
+        return None
     # A clock that ticks coarsely makes samples alike: its rounding adds to the variance of each mode (Sheppard, 1898).
-    rounding = min(after - before for before, after in pairwise(ordered) if after > before) / math.sqrt(12)
-    width = math.hypot(standard_deviation(low, fmean(low)), standard_deviation(high, fmean(high)), rounding, rounding)
+    steps = np.diff(ordered)
+    rounding = float(steps[steps > 0].min()) / math.sqrt(12)
+    width = math.hypot(float(low.std(ddof=1)), float(high.std(ddof=1)), rounding, rounding)
     if width * _MODES_D > distance * math.sqrt(2):
-        return ""
-    return f"two modes: {len(low)} samples around {median(low):.4g} us and {len(high)} around {median(high):.4g} us"
+        return None
+    return Modes(len(low), float(np.median(low)), len(high), float(np.median(high)))

@@ -69,6 +69,8 @@ MICROBENCH_DEVICE_KERNELS = "MicroBench Device Kernels"
 #: What the call launched besides the row's kernel, and how long that took: "Cast 2.1000; TransQuantParamV2 1.2000".
 MICROBENCH_HELPER_KERNELS = "MicroBench Helper Kernels"
 PROFILING_SAMPLES = "Profiling Samples"
+#: The two kinds of launches of a row whose captured durations have two modes (database/quality.py).
+PROFILING_POPULATIONS = "Profiling Populations"
 PROFILING_RUN_ID = "Profiling Run ID"
 CACHE_STATE = "Cache State"
 INSTRUMENT = "Instrument"
@@ -106,6 +108,7 @@ OWN = (
     MICROBENCH_DEVICE_KERNELS,
     MICROBENCH_HELPER_KERNELS,
     PROFILING_SAMPLES,
+    PROFILING_POPULATIONS,
     PROFILING_RUN_ID,
     CACHE_STATE,
     INSTRUMENT,

@@ -73,7 +73,7 @@ def unknown_dtype_lines(rows: Counter[str]) -> list[str]:
     if not rows:
         return []
     words = ", ".join(f"{word} ({counted(count, 'row')})" for word, count in rows.most_common(3))
-    return ["", f"kept, with a dtype that OpAtlas does not know: {words}"[:_COLUMNS]]
+    return ["", folded(f"kept, with a dtype that OpAtlas does not know: {words}", indent=0)]
 
 
 def table_lines(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:

@@ -31,7 +31,6 @@ from plugins.tally import ReportTally
 from plugins.writeback import WriteBack
 
 _SHOWN = 5
-_COLUMNS = 80
 
 
 class _Failure(str):
@@ -268,7 +267,7 @@ class SessionSummary:
             are = "is" if len(outside) == 1 else "are"
             yield f"{len(outside)} of {of_all} on {device} {are} 20 % or more off the captured ones; worst:"
             for gap in outside[:_SHOWN]:
-                yield f"  {gap.ratio:8.2f} x  {gap.kernel_type} {gap.input_shapes}"[:_COLUMNS]
+                yield folded(f"{gap.ratio:8.2f} x  {gap.kernel_type} {gap.input_shapes}", indent=2)
 
     def _not_replayable_lines(self) -> Iterator[str]:
         missing = self._report.not_replayable()

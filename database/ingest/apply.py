@@ -18,6 +18,7 @@ from database.editing import TableEdit, positions_by
 from database.errors import OpAtlasError
 from database.ingest.attention import ATTENTION_TYPES, SOURCE_PROFILE, source_cell
 from database.ingest.pool import PooledCase, PooledCases
+from database.quality import Modes, find_modes
 from database.schema import (
     AVERAGE,
     BASE,
@@ -33,6 +34,7 @@ from database.schema import (
     PROFILING_AVERAGE,
     PROFILING_DURATIONS,
     PROFILING_MEDIAN,
+    PROFILING_POPULATIONS,
     PROFILING_RUN_ID,
     PROFILING_SAMPLES,
     PROFILING_STD,
@@ -69,12 +71,21 @@ class DurationChange:
 
     @property
     def shapes(self) -> str:
-        return f"{self.cells[INPUT_SHAPES]} -> {self.cells[OUTPUT_SHAPES]}"
+        return _shapes(self.cells)
 
     @property
     def distance(self) -> float:
         """How far apart the two means are, as |log ratio|: twice and half as long are equally far."""
         return abs(math.log(self.after_us / self.before_us))
+
+
+@dataclass(frozen=True)
+class TwoPopulations:
+    """A row whose launches are of two kinds, so that its mean is the duration of neither."""
+
+    kernel_type: str
+    shapes: str
+    modes: Modes
 
 
 #: What a report tells of a row, before and after.
@@ -85,13 +96,18 @@ NAMED_BY = (INPUT_SHAPES, INPUT_DTYPES, OUTPUT_SHAPES)
 
 @dataclass
 class Outcome:
-    """What became of the cases: `new`, `updated` and `unchanged` count signatures."""
+    """What became of the cases: `new`, `updated` and `unchanged` count signatures.
+
+    Attributes:
+        mixed: rows whose launches are of two kinds.
+    """
 
     new: int = 0
     updated: int = 0
     unchanged: int = 0
     kernel_types: list[str] = field(default_factory=list)
     changes: list[DurationChange] = field(default_factory=list)
+    mixed: list[TwoPopulations] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -125,16 +141,19 @@ def _apply_to_table(
         rows = _Rows(kernel_type, pd.DataFrame(), _columns_of_new_table(kernel_type))
     counts = Outcome()
     for case in cases:
-        profiling, runtime = _profiling_cells(case), _runtime_cells(case)
+        modes = find_modes(case.durations_us)
+        profiling, runtime = _profiling_cells(case, modes), _runtime_cells(case)
         positions = rows.of_case(case.signature)
+        unexplained = [] if case.replaced else rows.unexplained(positions, known)
+        if unexplained:
+            counts.problems.append(_not_touched(database, kernel_type, rows, unexplained[0]))
+            continue
+        if modes is not None:
+            counts.mixed.append(TwoPopulations(kernel_type, _shapes(case.cells), modes))
         if not positions:
             base = {column: case.cells.get(column, "") for column in BASE}
             rows.edit.append({**base, **profiling, **runtime})
             counts.new += 1
-            continue
-        unexplained = [] if case.replaced else rows.unexplained(positions, known)
-        if unexplained:
-            counts.problems.append(_not_touched(database, kernel_type, rows, unexplained[0]))
             continue
         before = {column: rows.edit[column][positions[0]] for column in TOLD}
         changed = [rows.update(position, profiling, runtime) for position in positions]
@@ -336,13 +355,19 @@ def _runtime_cells(case: PooledCase) -> dict[str, str]:
     return {**cells, SOURCE_PROFILE: source_cell(case.sources)} if case.sources else cells
 
 
-def _profiling_cells(case: PooledCase) -> dict[str, str]:
+def _shapes(cells: Mapping[str, str]) -> str:
+    return f"{cells.get(INPUT_SHAPES, '')} -> {cells.get(OUTPUT_SHAPES, '')}"
+
+
+def _profiling_cells(case: PooledCase, modes: Modes | None) -> dict[str, str]:
     durations = case.durations
     cells = {
         PROFILING_AVERAGE: cell(durations.mean_us),
         PROFILING_MEDIAN: cell(durations.median_us),
-        PROFILING_STD: cell(durations.std_us),
+        # One launch tells no spread.
+        PROFILING_STD: cell(durations.std_us) if durations.count > 1 else "",
         PROFILING_SAMPLES: str(durations.count),
+        PROFILING_POPULATIONS: "" if modes is None else modes.text("launches"),
         PROFILING_RUN_ID: _SEPARATOR.join(case.run_ids),
     }
     for name, mean in case.counters.items():

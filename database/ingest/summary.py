@@ -11,10 +11,11 @@ from pathlib import Path
 from database.captured_time import captured_time_us, without_replay_lines
 from database.errors import OpAtlasError
 from database.ingest.aggregate import Account, LeftOut
-from database.ingest.apply import DurationChange
+from database.ingest.apply import DurationChange, TwoPopulations
 from database.ingest.attention import Bundle
 from database.ingest.ingest import Ingested
 from database.ingest.manifest import manifest_path
+from database.schema import PROFILING_POPULATIONS
 from database.store import Database
 from database.terminal import count_lines, counted, folded, shortened, unknown_dtype_lines
 
@@ -42,6 +43,7 @@ def summary(
         lines += _left_out(done.account)
         lines += unknown_dtype_lines(done.account.unknown_dtypes)
         lines += _attention(done.attention)
+    lines += _mixed(done.outcome.mixed)
     lines += _changes(done.outcome.changes)
     if done.report is not None:
         lines += [f"  all of them: {done.report}"]
@@ -125,6 +127,19 @@ def _shortened_list(what: str, paths: Sequence[Path]) -> list[str]:
     shown = [f"  {path}" for path in paths[:FILES_SHOWN]]
     more = len(paths) - len(shown)
     return [f"{what}:", *shown, *([f"  and {more:,} more"] if more else [])]
+
+
+def _mixed(rows: Sequence[TwoPopulations]) -> list[str]:
+    """The rows whose launches are of two kinds, those with the longest time in between first."""
+    if not rows:
+        return []
+    furthest = sorted(rows, key=lambda row: row.modes.low_us - row.modes.high_us)[:CHANGES_SHOWN]
+    have = counted(len(rows), "row has", "rows have")
+    lines = ["", folded(f"two populations: {have} launches of two kinds, and a mean that is of neither", indent=0)]
+    for row in furthest:
+        lines.append(folded(f"{row.kernel_type} {row.shapes}: {row.modes.text('launches')}", indent=2))
+    more = len(rows) - len(furthest)
+    return [*lines, f"  and {more:,} more; see the column {PROFILING_POPULATIONS!r}"] if more else lines
 
 
 def _changes(changes: Sequence[DurationChange]) -> list[str]:

@@ -225,3 +225,25 @@ def test_a_write_that_fails_leaves_the_old_file(database, ingest, monkeypatch):
             ingest(launch(duration="99"))
     assert database.csv_path("MatMulV3").read_bytes() == before
     assert sorted(database.path.rglob("*")) == files
+
+
+def test_one_launch_tells_no_standard_deviation(database, ingest):
+    std = "Profiling Std Duration(us)"
+    ingest(launch(duration="10"))
+    assert rows(database)[0][std] == ""
+    ingest(launch(duration="14"))
+    assert float(rows(database)[0][std]) == pytest.approx(8**0.5)
+
+
+def test_launches_of_two_kinds_are_told_and_no_quality_of_a_replay(database, ingest):
+    two_kinds = [launch(duration=str(177 + 27 * (n % 2) + n % 3 / 10)) for n in range(20)]
+    outcome = ingest(*two_kinds, *[launch(type="Mul", duration=str(100 + n % 3)) for n in range(20)])
+    (row,) = rows(database)
+    assert row["Profiling Populations"] == "10 launches around 177.1 us and 10 around 204.1 us"
+    assert row["Quality"] == ""
+    assert rows(database, "Mul")[0]["Profiling Populations"] == ""
+    (mixed,) = outcome.mixed
+    assert (mixed.kernel_type, mixed.modes.low_count, mixed.modes.high_count) == ("MatMulV3", 10, 10)
+    # Launches of a third kind in between leave one population.
+    ingest(*[launch(duration=str(170 + n)) for n in range(40)])
+    assert rows(database)[0]["Profiling Populations"] == ""
