@@ -81,10 +81,10 @@ class Gap:
 
 @dataclass(frozen=True)
 class Cause:
-    """Why rows were not measured.
+    """Why rows were not measured, or what was assumed of measured ones.
 
     Attributes:
-        reason: status and reason, in the words of the first of the rows.
+        reason: status and reason, or the assumption, in the words of the first of the rows.
         rows: how many there are.
         case_id: that of the first of them.
     """
@@ -107,6 +107,7 @@ class SessionFacts:
         unresolved: rows that earlier sessions left without a measurement and this one did not run, by status.
         statuses: cases by status of their row.
         errors: why rows were not measured, the most frequent first.
+        assumptions: what was assumed of the rows that were measured, the most frequent first.
         left_out: rows that the mode left out, by kernel type.
         duplicates: rows whose signature stands in an earlier row, by kernel type.
         not_replayable: rows whose kernel type has no replay, by kernel type.
@@ -128,6 +129,7 @@ class SessionFacts:
     unresolved: Mapping[str, int]
     statuses: Mapping[str, int]
     errors: Sequence[Cause]
+    assumptions: Sequence[Cause]
     left_out: Mapping[str, int]
     duplicates: Mapping[str, int]
     not_replayable: Mapping[str, int]
@@ -241,12 +243,16 @@ def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
     ):
         if counts:
             lines += ["", f"### {title}", "", *markdown_table(("Kernel type", "Rows"), sorted(counts.items()))]
-    if facts.errors:
-        lines += ["", "## Not measured, by kernel type and cause", ""]
-        lines += markdown_table(
-            ("Kernel type", "Rows", "Cause", "First row"),
-            [(cause.kernel_type, cause.rows, cause.reason, f"`{cause.case_id}`") for cause in facts.errors],
-        )
+    for title, what, causes in (
+        ("Not measured, by kernel type and cause", "Cause", facts.errors),
+        ("Assumed of measured rows", "Assumed", facts.assumptions),
+    ):
+        if causes:
+            lines += ["", f"## {title}", ""]
+            lines += markdown_table(
+                ("Kernel type", "Rows", what, "First row"),
+                [(cause.kernel_type, cause.rows, cause.reason, f"`{cause.case_id}`") for cause in causes],
+            )
     lines += _gaps(gaps, facts.not_comparable)
     return shown("\n".join(lines) + "\n")
 

@@ -103,6 +103,7 @@ class Report:
             unresolved=self._ledger.unresolved(),
             statuses=self._written.statuses,
             errors=self._tally.causes(),
+            assumptions=self._tally.assumptions(),
             left_out=plan.left_out(),
             duplicates={name: len(table.duplicates) for name, table in plan.tables.items() if table.duplicates},
             not_replayable=self.not_replayable(),

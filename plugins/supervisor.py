@@ -264,6 +264,8 @@ def _properties(record: Record, captured_us: float | None) -> list[tuple[str, ob
             ("cache_state", record.measurement.cache_state),
             ("quality", record.measurement.verdict.quality.value),
         ]
+        if record.measurement.assumptions:
+            properties.append(("assumptions", "; ".join(record.measurement.assumptions)))
         if record.measurement.helper_kernels:
             properties.append(("helper_kernels", helpers_cell(record.measurement.helper_kernels)))
         if captured_us is not None:

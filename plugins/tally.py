@@ -35,6 +35,8 @@ class ReportTally:
         self._error_of: dict[str, tuple[str, str]] = {}
         #: The first reason of each error, with what is particular to its row, and the id of that row.
         self._reasons: dict[tuple[str, str], tuple[str, str]] = {}
+        #: By case id, kernel type and what was assumed of the row.
+        self._assumed: dict[str, tuple[str, list[str]]] = {}
         self.running_time = RunningTime()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -47,9 +49,12 @@ class ReportTally:
         self._error_of.pop(report.nodeid, None)
         case_id = case_id_in(report.nodeid)
         self.figures.pop(case_id, None)
+        self._assumed.pop(case_id, None)
         if "figures" in about:
             self.figures[case_id] = Figures.from_json(about["figures"])
         record = about["record"]
+        if assumptions := (record.get("measurement") or {}).get("assumptions"):
+            self._assumed[case_id] = record["kernel_type"], assumptions
         if record["status"] != Status.MEASURED.value:
             reason = shortened(str(record["reason"]).partition("\n")[0], _REASON_SHOWN)
             error = record["kernel_type"], f"{record['status']}: {_cause(record['status'], reason)}"
@@ -66,9 +71,23 @@ class ReportTally:
         causes = []
         for (kernel_type, cause), count in Counter(self._error_of.values()).most_common():
             reason, case_id = self._reasons[kernel_type, cause]
-            alike = f" (and {count - 1:,} like it)" if count > 1 and reason != cause else ""
-            causes.append(Cause(kernel_type, f"{reason}{alike}", count, case_id))
+            causes.append(Cause(kernel_type, _with_the_like(reason, count, reason != cause), count, case_id))
         return causes
+
+    def assumptions(self) -> list[Cause]:
+        """What was assumed of measured rows, the most frequent first."""
+        found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for case_id, (kernel_type, assumptions) in self._assumed.items():
+            for assumption in assumptions:
+                found.setdefault((kernel_type, _PARTICULAR.sub("N", assumption)), []).append((assumption, case_id))
+        return [
+            Cause(kernel_type, _with_the_like(rows[0][0], len(rows), rows[0][0] != common), len(rows), rows[0][1])
+            for (kernel_type, common), rows in sorted(found.items(), key=lambda item: -len(item[1]))
+        ]
+
+
+def _with_the_like(text: str, count: int, is_particular: bool) -> str:
+    return f"{text} (and {count - 1:,} like it)" if count > 1 and is_particular else text
 
 
 def _cause(status: str, reason: str) -> str:

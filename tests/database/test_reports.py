@@ -19,6 +19,7 @@ FACTS = SessionFacts(
     unresolved={},
     statuses={},
     errors=(),
+    assumptions=[],
     left_out={},
     duplicates={},
     not_replayable={},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 from sessions import Sessions, row
@@ -200,6 +201,30 @@ def test_rows_without_a_replay_are_told_by_a_collection_and_a_session_with_their
         assert done.output.count("without a replay: ") == 1
         assert told in " ".join(done.output.split())
         assert "docs/adding-a-kernel.md" in done
+
+
+def test_what_a_replay_assumed_is_in_the_database_junit_and_the_report(sessions: Sessions) -> None:
+    (sessions.folder / "test_assuming.py").write_text(
+        "from bench import expected, impl\n"
+        "from bench.registry import replays\n"
+        "@replays('Assuming', npu='torch.add')\n"
+        "def test_assuming(row, replay):\n"
+        "    row.assume(f'{row.shape(0)[0]} tokens are one sequence')\n"
+        "    replay(impl.add, *row.inputs(), expected=expected.add)\n"
+    )
+    sessions.write("Assuming", [row(3), row(4)])
+    done = sessions.run_in_process("-k", "Assuming", "--junitxml=junit.xml")
+    assert done.code == 0, done.output
+    assert [cells["Assumptions"] for cells in sessions.read("Assuming")] == [
+        f"{n} tokens are one sequence" for n in (3, 4)
+    ]
+    properties = ElementTree.parse(sessions.folder / "junit.xml").iter("property")
+    assumed = [each.get("value") for each in properties if each.get("name") == "assumptions"]
+    assert sorted(map(str, assumed)) == ["3 tokens are one sequence", "4 tokens are one sequence"]
+    (report,) = (sessions.database / "reports").glob("replay_report_*.md")
+    # One line for both: they differ in a number.
+    (line,) = [line for line in report.read_text().splitlines() if "one sequence" in line]
+    assert line.startswith("| Assuming | 2 | ")
 
 
 def test_reports_name_gaps_failures_and_what_was_written(sessions: Sessions) -> None:
