@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
 from database.ingest.capture import files_below
@@ -20,6 +22,25 @@ def profile_folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("PROF_*") if path.is_dir())
 
 
+def unparsed_profiles(folder: Path, files: Sequence[Path]) -> list[str]:
+    """Returns a sentence for each profile at or below a folder that has none of the op_summary files."""
+    profiles = profile_folders(folder)
+    # The folder that was named may be a profile under another name.
+    if not profiles and (folder / "host").is_dir():
+        profiles = [folder]
+    return [
+        f"{profile}: a profile that was not parsed (no op_summary*.csv in it): "
+        f"`{shlex.join(['msprof', '--export=on', f'--output={profile}'])}` does so, where CANN is installed"
+        for profile in profiles
+        if not any(profile in file.parents for file in files)
+    ]
+
+
+def all_op_summaries(folder: Path) -> list[Path]:
+    """Returns the op_summary files at any depth of a folder, those of every export, sorted. Raises OpAtlasError."""
+    return sorted(files_below(folder, lambda name: _SUMMARY.fullmatch(name) is not None))
+
+
 def op_summaries(folder: Path) -> list[Path]:
     """The op_summary files at any depth of a PROF_* folder, or of one that holds some: all slices, each once.
 
@@ -31,7 +52,7 @@ def op_summaries(folder: Path) -> list[Path]:
         OpAtlasError: a folder cannot be read.
     """
     exports: dict[tuple[Path, str], dict[str, Path]] = defaultdict(dict)
-    found = sorted(files_below(folder, lambda name: _SUMMARY.fullmatch(name) is not None))
+    found = all_op_summaries(folder)
     in_output = {_profile_of(path) for path in found if path.parent.name == _OUTPUT}
     for path in found:
         if path.parent.name == _OUTPUT or _profile_of(path) not in in_output:

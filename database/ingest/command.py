@@ -8,7 +8,7 @@ from pathlib import Path
 from database import layout, versions
 from database.commands import looking_at_usage
 from database.folder import expect_folder
-from database.ingest.files import find_captures, passed_over
+from database.ingest.files import find_captures, passed_over, unparsed
 from database.ingest.ingest import Asked, Ingested, ingest_captures
 from database.ingest.manifest import CaptureVersions
 from database.ingest.summary import summary
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     device, versions_of_capture = arguments.device, _given_versions(arguments)
     with looking_at_usage():
         captures = find_captures(root)
-        summaries = passed_over(root, captures)
+        not_read, not_parsed = passed_over(root, captures), unparsed(root, captures)
         path: Path | None = arguments.database_path
         if path is not None:
             expect_folder(path, "", option="--database-path", may_be_made=True)
@@ -89,8 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
     done = ingest_captures(database, captures, asked)
     # Only who knows of replays tells which rows have one.
     replayed_types = getattr(arguments, "replayed_types", None)
-    if text := summary(database, done, summaries, replayed_types() if replayed_types is not None else None):
+    if text := summary(database, done, not_read, replayed_types() if replayed_types is not None else None):
         show(text)
+    done.problems[:0] = not_parsed
     print_problems(done.problems)
     print_problems(database.misspelt(), word="warning")
     if done.manifest is None and not done.already:

@@ -13,7 +13,7 @@ from pathlib import Path
 from database.errors import OpAtlasError, TableError
 from database.ingest.capture import files_below
 from database.ingest.manifest import IngestManifest
-from database.profiles import op_summaries
+from database.profiles import all_op_summaries, op_summaries, unparsed_profiles
 
 _BLOCK_BYTES = 1 << 20
 
@@ -21,8 +21,8 @@ _BLOCK_BYTES = 1 << 20
 def find_captures(path: Path) -> list[Path]:
     """The capture files at `path`: the file itself, or those below the folder, sorted.
 
-    These are every `*kernel_details*.csv`; if there is none, the op_summary files, each export once. Where both lie,
-    they tend to be of the same launches (see `passed_over`).
+    These are every `*kernel_details*.csv`; if there is none, the op_summary files, the last export of each. What else
+    is named like a capture, `passed_over` tells.
 
     Raises:
         OpAtlasError: there is no such path, or no permission to look there or anywhere below it (a
@@ -39,17 +39,55 @@ def find_captures(path: Path) -> list[Path]:
     if path.is_dir():
         found = sorted(files_below(path, _is_capture_name)) or op_summaries(path)
         if not found:
+            problems = [
+                *unparsed(path, ()),
+                *(f"{what}: {other}" for what, others in passed_over(path, ()) for other in others),
+            ]
+            nothing = f"{path}: no CSV file named *kernel_details* or *op_summary* in this folder or below it"
             raise OpAtlasError(
-                f"{path}: no CSV file named *kernel_details* or *op_summary* in this folder or below it: "
-                f"name the folder that the profiler wrote, or one file"
+                "\n".join([nothing, *problems])
+                if problems
+                else f"{nothing}: name the folder that the profiler wrote, or one file"
             )
         return found
     return [path]
 
 
-def passed_over(path: Path, captures: Sequence[Path]) -> list[Path]:
-    """The op_summary files below a folder whose kernel_details are the captures. Raises OpAtlasError."""
-    return [found for found in op_summaries(path) if found not in captures] if path.is_dir() else []
+def passed_over(path: Path, captures: Sequence[Path]) -> list[tuple[str, list[Path]]]:
+    """The files below a folder that are named like captures and are not among those found: why, and which.
+
+    Raises:
+        OpAtlasError: a folder cannot be read.
+    """
+    if not path.is_dir():
+        return []
+    beside = any(_is_capture_name(capture.name) for capture in captures)
+    summaries = [found for found in all_op_summaries(path) if found not in captures]
+    found = [
+        (_BESIDE if beside else _EARLIER, summaries),
+        (_NO_CSV, sorted(files_below(path, _is_other_file_of_capture))),
+    ]
+    return [(why, files) for why, files in found if files]
+
+
+def unparsed(path: Path, captures: Sequence[Path]) -> list[str]:
+    """Returns a sentence for each profile of msprof below a folder that has no op_summary file.
+
+    None where the captures are kernel_details: torch_npu.profiler keeps the profile beside what it made of it.
+    """
+    if not path.is_dir() or any(_is_capture_name(capture.name) for capture in captures):
+        return []
+    return unparsed_profiles(path, captures)
+
+
+_BESIDE = "op_summary files beside kernel_details, usually of the same launches"
+_EARLIER = "op_summary files of earlier exports"
+_NO_CSV = "named like captures and no CSV files: unpack them, or save them as CSV"
+
+
+def _is_other_file_of_capture(name: str) -> bool:
+    name = name.lower()
+    return ("kernel_details" in name or "op_summary" in name) and not name.endswith(".csv")
 
 
 def _is_capture_name(name: str) -> bool:

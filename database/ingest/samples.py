@@ -8,7 +8,6 @@ lengths, EP Size) has no part in the comparison, as long as there is only one ro
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from database.ingest.aggregate import Account, Aggregate, CasesOfType, ProfiledC
 from database.ingest.attention import runtime_cells
 from database.ingest.capture import read_capture_header
 from database.matmul_family import FAMILY, canonical_form
-from database.profiles import op_summaries, profile_folders
+from database.profiles import op_summaries, unparsed_profiles
 from database.record import Measurement, RanAs
 from database.schema import BASE, EP_SIZE, EXPERT_PARALLEL
 from database.siblings import siblings
@@ -76,16 +75,7 @@ def _summaries(path: Path) -> tuple[list[Path], list[str]]:
     if not path.is_dir():
         return [path], []
     files = op_summaries(path)
-    profiles = profile_folders(path)
-    # The folder that was named may be a profile under another name.
-    if not profiles and (path / "host").is_dir():
-        profiles = [path]
-    problems = [
-        f"{profile}: a profile that was not parsed (no op_summary*.csv in it): "
-        f"`{shlex.join(['msprof', '--export=on', f'--output={profile}'])}` does so, where CANN is installed"
-        for profile in profiles
-        if not any(profile in file.parents for file in files)
-    ]
+    problems = unparsed_profiles(path, files)
     if not files:
         nothing = f"--prof-path {path}: no PROF_* folder and no op_summary*.csv in this folder or below it"
         details = next(path.rglob("*kernel_details*.csv"), None)

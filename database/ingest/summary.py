@@ -15,27 +15,31 @@ from database.ingest.apply import DurationChange, TwoPopulations
 from database.ingest.attention import Bundle
 from database.ingest.ingest import Ingested
 from database.ingest.manifest import manifest_path
-from database.schema import PROFILING_POPULATIONS
+from database.schema import PROFILING_POPULATIONS, RUNTIME_PREFIX
 from database.store import Database
 from database.terminal import count_lines, counted, folded, shortened, unknown_dtype_lines
 
 CHANGES_SHOWN = 10
 FILES_SHOWN = 5
+_LENGTHS = f"{RUNTIME_PREFIX}actual_seq_lengths_values and {RUNTIME_PREFIX}actual_seq_lengths_kv_values"
 
 
 def summary(
-    database: Database, done: Ingested, summaries: Sequence[Path], replayed_types: Collection[str] | None = None
+    database: Database,
+    done: Ingested,
+    not_read: Sequence[tuple[str, Sequence[Path]]],
+    replayed_types: Collection[str] | None = None,
 ) -> str:
     """The text for the user.
 
     Args:
-        summaries: op_summary files that were passed over.
+        not_read: files named like captures that were passed over, by the reason.
         replayed_types: kernel types that have a replay; None where that is not known.
     """
     lines = [
         *(f"completed {run_id}, which had been cut off" for run_id in done.completed),
         *_already(done.already),
-        *_shortened_list("not read: op_summary files beside kernel_details, usually of the same launches", summaries),
+        *(line for why, files in not_read for line in _shortened_list(f"not read: {why}", files)),
         *_shortened_list("same bytes as another capture, not counted again", done.same_bytes),
     ]
     if done.files:
@@ -105,9 +109,10 @@ def _attention(attention: Sequence[Bundle]) -> list[str]:
         return []
     details = sum(bundle.operator_details is not None for bundle in attention)
     traces = sum(bundle.trace_view is not None for bundle in attention)
+    came = f"attention rows came from {counted(len(attention), 'capture')}, which tells no lengths of sequences"
     return [
         "",
-        f"attention rows came from {counted(len(attention), 'capture')} (shapes only; see fill-runtime)",
+        folded(f"{came}: fill-runtime fills {_LENGTHS} (docs/attention-runtime.md)", indent=0),
         f"beside them: {details:,} operator_details.csv, {traces:,} trace_view.json",
     ]
 

@@ -1,12 +1,13 @@
 """`python -m database ingest`, as a user runs it."""
 
+import gzip
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from captures import COLLECTIVE, KERNEL_DETAILS, LEVEL_0, launch, table, write_capture, write_summary
+from captures import COLLECTIVE, KERNEL_DETAILS, LEVEL_0, capture_text, launch, table, write_capture, write_summary
 
 from database import layout, versions
 from database.__main__ import main
@@ -284,6 +285,31 @@ def test_summaries_beside_kernel_details_are_passed_over_and_named(tmp_path, ing
     assert status == 0
     assert str(summary) in out
     assert table(tmp_path / "database/MatMulV3.csv")[0]["Profiling Samples"] == "1"
+
+
+def test_what_is_named_like_a_capture_is_never_passed_over_in_silence(tmp_path, ingest):
+    output = tmp_path / "c/PROF_1/mindstudio_profiler_output"
+    write_summary(output / "op_summary_20260102000000.csv", [launch(duration="10")])
+    earlier = write_summary(output / "op_summary_20260101000000.csv", [launch(duration="99")])
+    packed = tmp_path / "c/rank1_kernel_details.csv.gz"
+    packed.write_bytes(gzip.compress(capture_text([launch()]).encode()))
+    (tmp_path / "c/PROF_2/host").mkdir(parents=True)
+    status, out, err = ingest(tmp_path / "c")
+    assert status == 1, "a profile is missing"
+    assert all(str(path) in out for path in (earlier, packed))
+    assert "PROF_2" in err
+    assert "msprof --export=on" in err
+    assert table(tmp_path / "database/MatMulV3.csv")[0]["Profiling Samples"] == "1"
+
+
+def test_a_folder_without_captures_names_what_is_like_them(tmp_path, ingest):
+    folder = tmp_path / "c"
+    (folder / "PROF_2/host").mkdir(parents=True)
+    (folder / "op_summary.xlsx").write_bytes(b"PK")
+    status, _, err = ingest(folder)
+    assert status == 2
+    assert "msprof --export=on" in err
+    assert "op_summary.xlsx" in err
 
 
 def test_a_folder_whose_name_is_no_utf8(tmp_path, ingest):
