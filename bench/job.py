@@ -49,6 +49,7 @@ class DeviceSpec:
         opener: "module:name" of what opens it, called with the spec and the settings; "" for the kinds
             that OpAtlas knows.
         name: of the device's database folder; "" where it is not known.
+        alone: whether the process is to see this device alone; if not, it sees all, and takes the one at `index`.
     """
 
     kind: str
@@ -56,6 +57,7 @@ class DeviceSpec:
     pinned: tuple[str, str] | None = None
     opener: str = ""
     name: str = ""
+    alone: bool = True
 
     def __str__(self) -> str:
         return f"{self.kind} {self.index}"

@@ -84,7 +84,7 @@ class LookAhead:
         return [
             other
             for other in takewhile(lambda other: self._places.get(other.nodeid) == batch, following)
-            if isinstance(other, pytest.Function) and (other is item or is_to_be_run(other))
+            if isinstance(other, pytest.Function) and (other is item or will_run(other))
         ]
 
 
@@ -95,7 +95,12 @@ def batches(nodeids: Iterable[str], size: int) -> dict[str, int]:
 
 def is_to_be_run(item: pytest.Item) -> bool:
     """Whether an item is a row of one device that its turn will run, unless one of its fixtures refuses."""
+    return will_run(item) and not needs_group(item)
+
+
+def will_run(item: pytest.Item) -> bool:
+    """The same of a row of one device, or of a group."""
     row = row_of(item)
-    if row is None or row.given_up or item.get_closest_marker("skip") or needs_group(item):
+    if row is None or row.given_up or item.get_closest_marker("skip"):
         return False
     return all(mark.kwargs.get("run", True) for mark in item.iter_markers("xfail"))

@@ -12,9 +12,9 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,8 +26,10 @@ from bench.executor import Executor, InProcess
 from bench.groups.exclusive import OneAtATime
 from bench.groups.pool import GroupPool
 from bench.groups.process import GroupProcess
-from bench.job import DeviceSpec
-from bench.msprof.device import MsprofDevice
+from bench.groups.spec import GroupSpec
+from bench.instruments import MSPROF
+from bench.job import DeviceSpec, MeasureSettings
+from bench.msprof import device as msprof
 from bench.processes.device_pool import DevicePool, LeftOut
 from bench.processes.device_process import DeviceProcess
 from bench.processes.fresh_python import forget_imports_from
@@ -162,16 +164,23 @@ class BenchSession:
         return self._executor
 
     def _groups(self, left_out: LeftOut) -> GroupPool:
-        process = partial(GroupProcess, waits=self.waits)
-        return GroupPool(self.settings.devices, self.settings.measure, left_out, process)
+        return GroupPool(self.settings.devices, self.settings.measure, left_out, self._executor_of_group)
+
+    def _executor_of_group(self, spec: GroupSpec, devices: Sequence[DeviceSpec], measure: MeasureSettings) -> Executor:
+        if measure.instrument != MSPROF:
+            return GroupProcess(spec, devices, measure, self.waits)
+        return msprof.of_group(spec, devices, measure, self._profiles(), self.waits)
 
     def _executor_of(self, spec: DeviceSpec) -> Executor:
         settings = self.settings
         if settings.msprof_rows is None:
             return DeviceProcess(spec, settings.measure, waits=self.waits)
-        profiles = self.database.profiles_dir if settings.writes else self.shared.path / "profiles"
-        folder = profiles / self.run_id / self.worker
-        return MsprofDevice(spec, settings.measure, folder, self.waits)
+        return msprof.of_device(spec, settings.measure, self._profiles(), self.waits)
+
+    def _profiles(self) -> Path:
+        """Where msprof writes while it runs."""
+        profiles = self.database.profiles_dir if self.settings.writes else self.shared.path / "profiles"
+        return profiles / self.run_id / self.worker
 
     def stop(self, reason: str) -> None:
         """Asks every process of the session to stop after its running row. The first reason counts."""

@@ -164,7 +164,7 @@ def settings_of(config: pytest.Config) -> Settings:
         measure=_measure_settings(option, devices, communicates),
         case_timeout_s=option.case_timeout,
         wait_s=option.wait,
-        msprof_rows=option.msprof_rows if has_msprof and not communicates else None,
+        msprof_rows=option.msprof_rows if has_msprof and not (communicates and option.bench_mode == "event") else None,
         in_process=option.in_process,
         collect_only=option.collectonly,
         status=frozenset(option.status),

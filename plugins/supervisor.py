@@ -22,7 +22,7 @@ from database.peaks import peak_of
 from database.record import Record
 from database.schema import Status
 from plugins.comparison import stored_properties
-from plugins.items import REPORT_ATTRIBUTE, needs_group, row_of
+from plugins.items import REPORT_ATTRIBUTE, row_of
 from plugins.journaling import Journaling
 from plugins.look_ahead import LookAhead, is_to_be_run
 from plugins.running_time import WAITED, waited_s
@@ -151,7 +151,7 @@ class Supervisor:
 
     def _run(self, item: pytest.Function) -> Outcome:
         executor, at_once = self._session.executor(), self._session.settings.rows_at_once
-        batches = executor if at_once > 1 and isinstance(executor, BatchExecutor) and not needs_group(item) else None
+        batches = executor if at_once > 1 and isinstance(executor, BatchExecutor) else None
         try:
             if batches is None:
                 return executor.run(self._job(item))

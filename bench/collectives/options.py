@@ -17,6 +17,7 @@ from bench.declared_options import Scope, add_all, declare
 from bench.groups.options import NodeOptions
 from bench.groups.pool import devices_of_node, misplaced
 from bench.groups.spec import GroupSpec
+from bench.instruments import EVENTS
 from bench.job import DeviceSpec
 from database.communication import BY_NAME, TIERS, Collective
 from database.dtypes import known_dtype
@@ -43,8 +44,6 @@ _SHOWN = 3
 _LIBRARIES = ("NCCL_", "HCCL_", "GLOO_")
 #: Set in NVIDIA's containers to tell what is installed; NCCL does not read it.
 _OF_CONTAINERS = ("NCCL_VERSION",)
-#: Without --bench-mode kernel: what takes the durations, by kind of device.
-_EVENTS = {"cuda": "cuda-events", "npu": "npu-events"}
 
 
 def _several(read: Callable[[str], Any], metavar: str) -> Mapping[str, Any]:
@@ -167,7 +166,7 @@ def are_asked_for(config: pytest.Config) -> bool:
 
 def instrument_of(option: Any, kind: str) -> str | None:
     """What takes the durations on devices of a kind; None: the best that they offer."""
-    return _EVENTS.get(kind) if option.bench_mode == "event" else None
+    return EVENTS.get(kind) if option.bench_mode == "event" else None
 
 
 def output_of(option: Any, default: Callable[[], Path]) -> tuple[Path, Mapping[str, str]]:

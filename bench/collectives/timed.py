@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from statistics import median
 from time import monotonic
 
 import torch
@@ -22,7 +21,7 @@ from bench.collectives.message import Message
 from bench.devices import Device
 from bench.devices.cores import available_cores
 from bench.errors import ReplayError
-from bench.groups.group import RANK_SPREAD, Group, ranks_of_node, spread_us
+from bench.groups.group import RANK_SPREAD, Group, ranks_of_node, slowest_us, spread_us
 from bench.instruments import Instrument
 from bench.job import MeasureSettings, Outcome
 from bench.reference.check import Checked
@@ -86,7 +85,12 @@ class TimedCollective:
         self.outcome = self._of_slowest(outcome)
 
     def _of_slowest(self, outcome: Outcome) -> Outcome:
-        """The samples of the rank with the largest median, the same on every rank."""
+        """The samples of the rank with the largest median, the same on every rank.
+
+        Those that are read from profiles later are compared then (bench/profiles/of_ranks.py).
+        """
+        if outcome.launched is not None:
+            return outcome
         if outcome.measurement is None:
             # The others are told.
             with suppress(ReplayError):
@@ -95,7 +99,7 @@ class TimedCollective:
         of_ranks = self._group.samples(outcome.measurement.samples_us)
         measurement = replace(
             outcome.measurement,
-            samples_us=tuple(max(of_ranks, key=median)),
+            samples_us=slowest_us(self._message.kernel_type, of_ranks)[1],
             counters={**outcome.measurement.counters, RANK_SPREAD: round(spread_us(of_ranks), 4)},
         )
         return replace(outcome, measurement=measurement)

@@ -48,7 +48,7 @@ class NpuDevice:
         _expect_visible(self._npu)
         # Weights in FRACTAL_NZ are kept in it, as a model that was loaded has them.
         self._npu.config.allow_internal_format = True
-        self.torch_device = torch.device("npu", 0)
+        self.torch_device = torch.device("npu", 0 if spec.alone else spec.index)
         try:
             self._npu.set_device(self.torch_device)
             self._properties = self._npu.get_device_properties(self.torch_device)
@@ -81,7 +81,7 @@ class NpuDevice:
             "memory_bytes": self._properties.total_memory,
             "l2_cache_bytes": self._l2_bytes,
             "l2_cache_bytes_are": "told by the device" if self._l2_is_told else "assumed",
-            "visible_as": "=".join(self._spec.pinned) if self._spec.pinned else None,
+            "visible_as": "=".join(self._spec.pinned) if self._spec.pinned and self._spec.alone else None,
             "custom_opp_path": os.environ.get(custom_opp.PATH_VARIABLE),
             "chip": self._chip.name if self._chip else None,
             "chip_place": f"{self._chip.npu}.{self._chip.chip} (davinci{self._chip.physical})" if self._chip else None,

@@ -50,4 +50,5 @@ def environment_of(device: DeviceSpec) -> dict[str, str]:
     operators = environment_with_operators() if device.kind == "npu" else {}
     # torch would import torch_npu and the like by itself, and fail where what these stand on is not there:
     # a device imports its own, and says what is wrong.
-    return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **operators, **dict([device.pinned] if device.pinned else [])}
+    shown = [device.pinned] if device.pinned and device.alone else []
+    return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **operators, **dict(shown)}

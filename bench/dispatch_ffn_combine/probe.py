@@ -23,6 +23,7 @@ from bench.executor import Executor
 from bench.groups.hccl_buffer import buffer_mib
 from bench.groups.pool import GroupPool
 from bench.groups.spec import GroupSpec
+from bench.instruments import EVENTS
 from bench.job import Job, MeasureSettings
 from bench.processes.device_pool import LeftOut
 from database.constraints import AXES, Kernel, MoeShape, Trial, load_constraints, save_constraints
@@ -96,7 +97,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     devices = devices_at_hand(arguments.device)
     path = arguments.database_path or default_path(database_name(devices), detect())
-    pool = GroupPool(devices, MeasureSettings(repeat_count=1, cache="warm"), LeftOut(None))
+    pool = GroupPool(
+        devices, MeasureSettings(repeat_count=1, cache="warm", instrument=EVENTS.get(devices[0].kind)), LeftOut(None)
+    )
     spec = GroupSpec(arguments.ep_size)
     if reason := pool.too_few_for(spec):
         raise OpAtlasError(f"--ep-size {arguments.ep_size} {reason}")

@@ -20,6 +20,7 @@ from bench.errors import DeviceGone
 from bench.instruments import MSPROF
 from bench.job import DeviceSpec, MeasureSettings, Outcome
 from bench.msprof.session import MsprofSession
+from bench.processes.device_process import DeviceProcess
 from bench.profiles.attribution import Launched
 from bench.profiles.marks import BEGIN, END, KERNEL_TYPE, dimensions_of, row_mark
 from database.errors import TableError
@@ -73,7 +74,9 @@ def measured(spec: DeviceSpec, settings: MeasureSettings, files: Path | None) ->
     """
     with TemporaryFolder("doctor-msprof") as folder:
         began = monotonic()
-        session = MsprofSession(spec, settings, folder / "profiles", keep_outputs=True)
+        session = MsprofSession(
+            lambda launcher: DeviceProcess(spec, settings, launcher), settings, folder / "profiles", keep_outputs=True
+        )
         try:
             session.describe()
         except DeviceGone as error:

@@ -47,8 +47,9 @@ def _run(launch: Launch, when_imported: Callable[[], None]) -> RanksEnded | NotL
 
     when_imported()
     # The rank inherits its keeper's standard input, which is none.
-    rank = module_command("bench.groups.rank_main", launch.address)
-    keeper = module_command("bench.processes.keeper", str(os.getpid()), str(sys.stdin.fileno()), *rank)
+    keeper = module_command(
+        "bench.groups.rank_keeper", launch.folder, str(os.getpid()), str(sys.stdin.fileno()), *launch.command
+    )
     try:
         elastic_launch(_config(launch), keeper[0])(*keeper[1:])
     except ChildFailedError as error:

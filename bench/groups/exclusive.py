@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
-from bench.executor import BatchExecutor, Executor
+from bench.executor import BatchExecutor
 from bench.groups.pool import GroupPool
 from bench.job import DeviceDescription, Job, Outcome
 from database.schema import Status
@@ -19,7 +20,7 @@ class OneAtATime:
     def __init__(self, single: BatchExecutor, groups: GroupPool) -> None:
         self._single = single
         self._groups = groups
-        self._current: Executor = single
+        self._current: BatchExecutor = single
 
     def describe(self) -> DeviceDescription:
         return self._current.describe()
@@ -28,20 +29,21 @@ class OneAtATime:
         self._current.prepare()
 
     def run(self, job: Job) -> Outcome:
-        if job.group is not None and (reason := self._groups.too_few_for(job.group)):
-            return Outcome(Status.SKIPPED, reason)
-        self._use(self._single if job.group is None else self._groups)
-        return self._current.run(job)
+        return self.run_all([job], lambda outcome: True)[job.id]
 
     def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> dict[int, Outcome]:
-        """Of jobs of one device."""
-        self._use(self._single)
-        return self._single.run_all(jobs, enough)
+        """As in BatchExecutor: of the jobs those at the beginning that are all of one device, or all of groups."""
+        group = jobs[0].group
+        if group is not None and (reason := self._groups.too_few_for(group)):
+            return {jobs[0].id: Outcome(Status.SKIPPED, reason)}
+        executor = self._single if group is None else self._groups
+        self._use(executor)
+        return executor.run_all(list(takewhile(lambda job: (job.group is None) == (group is None), jobs)), enough)
 
     def close(self) -> None:
         self._current.close()
 
-    def _use(self, executor: Executor) -> None:
+    def _use(self, executor: BatchExecutor) -> None:
         if executor is not self._current:
             self._current.close()
             self._current = executor

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.devices.kinds import KINDS
 from bench.errors import ReplayError
+from database.communication import is_communication
 
 if TYPE_CHECKING:
     import torch
@@ -163,6 +164,22 @@ class _AgreedRule:
 def ranks_of_node() -> int:
     """How many ranks share this machine, as torchrun tells each of them; 1 for a process that is in no group."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def slowest_us(kernel_type: str, of_ranks: Sequence[Sequence[float]]) -> tuple[int, tuple[float, ...]]:
+    """The rank with the largest median of its samples, and the samples of the group, in microseconds.
+
+    A collective begins on all ranks at once, and its samples are those of the slowest rank. In other kernels ranks may
+    be slow in turns: each sample is the longest of the ranks'.
+
+    Args:
+        kernel_type: of the row.
+        of_ranks: samples of each rank, equally many.
+    """
+    slowest = max(range(len(of_ranks)), key=lambda rank: median(of_ranks[rank]))
+    if is_communication(kernel_type):
+        return slowest, tuple(of_ranks[slowest])
+    return slowest, tuple(map(max, zip(*of_ranks, strict=True)))
 
 
 def spread_us(samples_us: Sequence[Sequence[float]]) -> float:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from bench.groups.spec import GroupSpec
 from bench.job import DeviceDescription
 
+#: In a word of a rank's command: torchrun's launcher puts the rank's number on its node there.
+RANK_PLACE = "${local_rank}"
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -14,13 +17,13 @@ class Launch:
 
     Attributes:
         spec: the group.
-        address: socket on which pytest waits for the ranks of this node.
+        command: starts a rank of this node; may hold RANK_PLACE.
         folder: for what the launcher writes; it is pytest's to remove.
         join_timeout_s: how long a node waits for the others.
     """
 
     spec: GroupSpec
-    address: str
+    command: tuple[str, ...]
     folder: str
     join_timeout_s: float
 

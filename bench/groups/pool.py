@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from bench.devices.cores import available_cores
 from bench.devices.kinds import ranks_share
 from bench.errors import DeviceGone, GroupLate
-from bench.executor import Executor
+from bench.executor import BatchExecutor, Executor
 from bench.groups.process import GroupProcess
 from bench.groups.spec import GroupSpec
-from bench.instruments import MSPROF, OFFERED, choose, choose_for_group
+from bench.instruments import MSPROF, OFFERED, TORCH_NPU_PROFILER, choose, choose_for_group
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.processes.device_pool import LeftOut
 from database.schema import Status
@@ -24,6 +25,10 @@ RANKS_PER_CORE = 4
 #: A group that did not start for so many rows does not start for the others either. One that did not come together
 #: in time is not tried twice: that may have taken minutes.
 _STARTS_THAT_FAIL = 2
+_NO_PROFILER = (
+    f"--instrument {TORCH_NPU_PROFILER} starts and stops CANN's profiler for each row, which ends the processes of a "
+    f"group: leave it out ({MSPROF} runs around each rank), or name npu-events"
+)
 
 
 def devices_of_node(devices: Sequence[DeviceSpec]) -> Sequence[DeviceSpec]:
@@ -40,7 +45,7 @@ def misplaced(spec: GroupSpec, devices: Sequence[DeviceSpec]) -> str:
 
 
 class GroupPool:
-    """An Executor of jobs that name their group. Rows of one group follow each other in it."""
+    """A BatchExecutor of jobs that name their group. Rows of one group follow each other in it."""
 
     def __init__(
         self,
@@ -65,6 +70,8 @@ class GroupPool:
         self._given_up: dict[GroupSpec, str] = {}
         #: The same of all groups of several nodes; "" while there is no reason.
         self._nodes_absent = ""
+        #: What took the place of the usual instrument, and why; "" where nothing did.
+        self._instead = ""
 
     def describe(self) -> DeviceDescription:
         """The group that was launched last; before that, the devices by what is known of them from outside."""
@@ -77,19 +84,30 @@ class GroupPool:
         """Which group a job needs, the job says."""
 
     def run(self, job: Job) -> Outcome:
-        spec = job.group
+        return self.run_all([job], lambda outcome: True)[job.id]
+
+    def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> dict[int, Outcome]:
+        """As in BatchExecutor: of the jobs those at the beginning that need one and the same group."""
+        first = jobs[0]
+        spec = first.group
         assert spec is not None
         if reason := self.too_few_for(spec):
-            return Outcome(Status.SKIPPED, reason)
+            return {first.id: Outcome(Status.SKIPPED, reason)}
+        if self._settings.instrument == TORCH_NPU_PROFILER:
+            return {first.id: Outcome(Status.SKIPPED, _NO_PROFILER)}
         if given_up := self._given_up.get(spec) or (spec.nnodes > 1 and self._nodes_absent):
-            return Outcome(Status.SKIPPED, f"not tried again: {given_up}")
+            return {first.id: Outcome(Status.SKIPPED, f"not tried again: {given_up}")}
         if self._current is None or not self._current[0].serves(spec):
             self.close()
             devices = self._devices_for(spec)[: spec.local_ranks]
             self._current = spec, self._executor_of(spec, devices, self._settings_for(devices[0].kind))
-        executor = self._current[1]
+        group, executor = self._current
         try:
-            outcome = executor.run(job)
+            if isinstance(executor, BatchExecutor):
+                served = takewhile(lambda job: job.group is not None and group.serves(job.group), jobs)
+                outcomes = executor.run_all(list(served), enough)
+            else:
+                outcomes = {first.id: executor.run(first)}
             self._description = executor.describe()
         except DeviceGone as error:
             self.close()
@@ -98,9 +116,9 @@ class GroupPool:
                 self._given_up[spec] = str(error)
             if isinstance(error, GroupLate) and error.nodes:
                 self._nodes_absent = str(error)
-            return Outcome(Status.DEVICE_ERROR, str(error))
+            return {first.id: Outcome(Status.DEVICE_ERROR, str(error))}
         self._failed_starts[spec] = 0
-        return outcome
+        return {job_id: self._with_instead(outcome) for job_id, outcome in outcomes.items()}
 
     def too_few_for(self, spec: GroupSpec) -> str:
         """Why a group cannot have a device for each of its ranks; "" where it can."""
@@ -131,6 +149,15 @@ class GroupPool:
         return devices[: spec.nproc_per_node]
 
     def _settings_for(self, kind: str) -> MeasureSettings:
-        if kind in OFFERED and choose(kind, self._settings.instrument) == MSPROF:
-            return replace(self._settings, instrument=choose_for_group(kind, self._settings.instrument))
-        return self._settings
+        if kind not in OFFERED or choose(kind, self._settings.instrument) != MSPROF:
+            return self._settings
+        chosen = choose_for_group(kind, self._settings.instrument)
+        self._instead = f"msprof is not on PATH: {chosen} in its place" if chosen != MSPROF else ""
+        return replace(self._settings, instrument=chosen)
+
+    def _with_instead(self, outcome: Outcome) -> Outcome:
+        """The outcome, with the word that another instrument than the usual one took its samples."""
+        if not self._instead or outcome.measurement is None:
+            return outcome
+        assumptions = (*outcome.measurement.assumptions, self._instead)
+        return replace(outcome, measurement=replace(outcome.measurement, assumptions=assumptions))

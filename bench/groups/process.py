@@ -24,15 +24,18 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from bench.devices.device_lock import DeviceWaits, LockWait
+from bench.devices.kinds import KINDS
 from bench.devices.visible import environment_of
 from bench.errors import DeviceGone, GroupLate
 from bench.groups.address import listen
 from bench.groups.messages import Hello, Joined, Launch, Launching, NotLaunched, Opened, RanksEnded, Reached
+from bench.groups.rank_keeper import end_of_group
 from bench.groups.spec import GroupSpec
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.processes.channel import Channel, ChannelBroken
 from bench.processes.child import PAUSES_S, TRIES, Uninterrupted, end, how_it_ended, open_end, start, tell_on_stderr
 from bench.processes.device_messages import Answer, NotReady, Start, Started, Waiting
+from bench.processes.device_process import PROFILED_END_TIMEOUT_S, UNDER_LAUNCHER, Launcher
 from bench.processes.fresh_python import import_paths, module_command
 from database.schema import Status
 from database.temporary import TemporaryFolder
@@ -96,17 +99,22 @@ class GroupProcess:
         devices: Sequence[DeviceSpec],
         settings: MeasureSettings,
         waits: DeviceWaits | None = None,
+        launcher: Launcher | None = None,
     ) -> None:
         """
         Args:
             spec: the group.
             devices: of this node, one for each of its ranks.
+            launcher: what each rank of this node runs under; its command may hold RANK_PLACE.
             waits: times the waits for devices, and shows the user lines; None: nobody asks how long they were.
         """
         if len(devices) != spec.local_ranks:
             raise ValueError(f"{len(devices)} devices for {spec.local_ranks} ranks of a node")
         self.spec = spec
+        self._launcher = launcher
         self._waits = waits or DeviceWaits(tell_on_stderr)
+        #: Why ranks see all devices, and not their own alone; "" while they do not.
+        self._not_alone = ""
         self._starts = [Start(device, settings, import_paths()) for device in devices]
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: TemporaryFolder | None = None
@@ -146,7 +154,7 @@ class GroupProcess:
                         channel.send(job)
                 except (ChannelBroken, EOFError, OSError):
                     # A rank died before it took the job: the row is not to blame.
-                    self._kill()
+                    self._end()
                     continue
                 return self._await(job)
         raise DeviceGone(f"a rank of a {self.spec} died before it took a row, {TRIES} times")
@@ -155,10 +163,38 @@ class GroupProcess:
         """Lets the ranks end by themselves, then makes them."""
         if self._process is None:
             return
-        self._forget(list(self._ranks))
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_TIMEOUT_S)
+        self._let_end()
         self._kill()
+
+    def _end(self) -> None:
+        """Ends all processes of the group, which is not in step any more; a launcher writes what it has recorded."""
+        if self._launcher is not None:
+            for end_of_rank in self._ends:
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(end_of_rank, signal.SIGKILL)
+            self._let_end()
+        self._kill()
+
+    def _let_end(self) -> None:
+        """Waits until the ranks have ended by themselves, and what they run under; whatever their exit codes are."""
+        assert self._process is not None
+        assert self._folder is not None
+        with contextlib.suppress(OSError):
+            end_of_group(self._folder.path)
+        for channel in self._ranks.values():
+            channel.close()
+        patience_s = _END_TIMEOUT_S
+        if self._launcher is not None:
+            patience_s = self._launcher.patience_s if self._have_ended(PROFILED_END_TIMEOUT_S) else 0.0
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_s)
+
+    def _have_ended(self, within_s: float) -> bool:
+        """Whether all ranks of this node, and not only their launchers, end in time."""
+        left, deadline = set(self._ends), time.monotonic() + within_s
+        while left and (ended := wait(list(left), max(deadline - time.monotonic(), 0))):
+            left.difference_update(end for end in ended if isinstance(end, int))
+        return not left
 
     def _expect_idle(self) -> None:
         """Raises ChannelBroken, EOFError or OSError where a rank has ended, or says what nobody has asked for."""
@@ -219,9 +255,11 @@ class GroupProcess:
             in_step = False
         changed = tuple(f"{self._name(rank)} {what}" for rank in sorted(outcomes) for what in outcomes[rank].changed)
         if not in_step or changed:
-            self._kill()
+            self._end()
         if statuses == {Status.MEASURED}:
             first = outcomes[0]
+            if len({outcome.launched for outcome in outcomes.values()}) > 1:
+                return Outcome(Status.FAILED, "the ranks launched other numbers of samples of one and the same call")
             assert first.measurement is not None
             of_ranks = {rank: o.measurement for rank, o in sorted(outcomes.items()) if o.measurement is not None}
             throttled = [f"{self._name(rank)}: {one.throttled}" for rank, one in of_ranks.items() if one.throttled]
@@ -240,12 +278,13 @@ class GroupProcess:
         return replace(outcome, reason=f"{self._name(local_rank)}: {outcome.reason}", changed=changed)
 
     def _died(self, local_ranks: Sequence[int]) -> Outcome:
-        how = self._how_they_ended(local_ranks)
-        self._kill()
+        # A launcher does not tell how the rank has ended that it ran.
+        how = self._how_they_ended(local_ranks) if self._launcher is None else f"{self._names(local_ranks)} died"
+        self._end()
         return Outcome(Status.CRASHED, f"{how}; the group was ended")
 
     def _babbled(self, babbles: _RankBabbles) -> Outcome:
-        self._kill()
+        self._end()
         return Outcome(Status.CRASHED, f"{self._name(babbles.local_rank)}: {babbles.what}; the group was ended")
 
     def _hung(self, job: Job, reached: dict[int, Reached], outcomes: dict[int, Outcome]) -> Outcome:
@@ -258,7 +297,7 @@ class GroupProcess:
             who, others = " and ".join(map(self._name, late)), "; the others wait"
         where = " or ".join(dict.fromkeys(running[rank].what for rank in late))
         self._write_stacks(running)
-        self._kill()
+        self._end()
         return Outcome(
             Status.TIMEOUT,
             f"still running after {job.timeout_s:g} s, {who} {where}{others}; the group was ended (their stacks are in "
@@ -320,11 +359,28 @@ class GroupProcess:
                 return
             failure = answer
             self._kill()
+            if not answer.alone and not self._not_alone and self._show_all_devices(answer.reason):
+                continue
             if not answer.sick and self._device is None:
                 # It never was there: trying again will not bring it.
                 break
             time.sleep(pause_s)
         raise DeviceGone(f"the {self.spec} did not start: {failure.reason}")
+
+    def _show_all_devices(self, reason: str) -> bool:
+        """Shows each rank all devices from now on, as torchrun does; whether there are others to show.
+
+        Args:
+            reason: why the ranks did not meet while each saw its own device alone.
+        """
+        if any(KINDS[start.spec.kind].backend != "hccl" or not start.spec.pinned for start in self._starts):
+            return False
+        self._not_alone = reason
+        self._starts = [replace(each, spec=replace(each.spec, alone=False)) for each in self._starts]
+        self._waits.tell(
+            f"the {self.spec} did not meet: {reason}; it is tried again with all devices visible to its ranks"
+        )
+        return True
 
     def _launch(self) -> DeviceDescription | NotReady:
         self._folder = TemporaryFolder("group")
@@ -332,10 +388,12 @@ class GroupProcess:
         self._listener = listen(address, self.spec.local_ranks)
         # Each rank is shown its own device by what it is told to own (rank_main.py).
         environment = environment_of(replace(self._starts[0].spec, pinned=None))
+        rank = module_command("bench.groups.rank_main", str(address))
+        command = rank if self._launcher is None else self._launcher.command([*rank, UNDER_LAUNCHER])
         self._process, self._agent = start(lambda fd: module_command("bench.groups.agent", fd), environment)
         try:
             join_timeout_s = self.spec.join_limit_s + _LAUNCHER_LATER_S
-            self._agent.send(Launch(self.spec, str(address), str(self._folder.path), join_timeout_s))
+            self._agent.send(Launch(self.spec, tuple(command), str(self._folder.path), join_timeout_s))
         except OSError:
             return NotReady("the launcher ended at once", sick=False)
         return self._expect_all(time.monotonic())
@@ -460,7 +518,8 @@ class GroupProcess:
 
     def _described(self, joined: dict[int, DeviceDescription]) -> DeviceDescription:
         first = joined[0]
-        return replace(first, facts={**first.facts, "ranks": self.spec.ranks, "nodes": self.spec.nnodes})
+        shown = {"all_devices_visible": self._not_alone} if self._not_alone else {}
+        return replace(first, facts={**first.facts, "ranks": self.spec.ranks, "nodes": self.spec.nnodes, **shown})
 
     def _kill(self) -> None:
         """Ends all processes of the group, and waits until they are gone and their devices free."""

@@ -1,6 +1,6 @@
 """One rank of a group: owns one device, joins the others, runs the same jobs as they do.
 
-Run as `python -m bench.groups.rank_main ADDRESS` by torchrun's launcher (agent.py), which sets the
+Run as `python -m bench.groups.rank_main ADDRESS [--under-launcher]` by torchrun's launcher (agent.py), which sets the
 variables below; ADDRESS is the socket on which pytest waits for it. It ends when that is closed.
 """
 
@@ -22,13 +22,14 @@ from bench.devices.kinds import ranks_share
 from bench.devices.visible import environment_of
 from bench.errors import DeviceSick, ReplayError
 from bench.groups.address import connect
-from bench.groups.group import RANK_SPREAD, ranks_of_node, spread_us
+from bench.groups.group import RANK_SPREAD, ranks_of_node, slowest_us, spread_us
 from bench.groups.messages import Hello, Joined, Opened, Reached
 from bench.job import Job, MeasureSettings, Outcome
 from bench.noise_limit import attempt_of, limited
 from bench.processes import std_streams
 from bench.processes.channel import ChildChannel
 from bench.processes.device_messages import Answer, NotReady, Start, Started, Waiting
+from bench.processes.device_process import UNDER_LAUNCHER
 from bench.processes.end_at_once import end_at_once
 from bench.processes.parent import die_with_parent
 from database.schema import Status
@@ -41,9 +42,15 @@ if TYPE_CHECKING:
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-def main(address: str) -> None:
-    """Serves the jobs that come from `address`."""
-    die_with_parent()
+def main(address: str, *, under_launcher: bool) -> None:
+    """Serves the jobs that come from `address`.
+
+    Args:
+        under_launcher: whether a launcher such as msprof, and not the keeper, is the parent of this process.
+    """
+    if not under_launcher:
+        # As in a device process (bench/processes/device_main.py).
+        die_with_parent()
     # The stacks of a rank that hangs, when pytest asks for them, and that of one that crashes.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -77,16 +84,21 @@ def main(address: str) -> None:
             runner = Runner(start.spec, _shared(start.settings) if ranks_share(start.spec.kind) else start.settings)
             runner.probe()
             channel.send(Opened())
+        except Exception as error:
+            channel.send(NotReady(f"{type(error).__name__}: {error}", sick=isinstance(error, DeviceSick)))
+            return
+        try:
             answers = _Answers(channel)
             group = join(rank, size, runner.torch_device, lambda step, what: answers.give(Reached(step, what)))
             runner.join(group)
             channel.send(Joined(runner.describe()))
         except Exception as error:
-            channel.send(NotReady(f"{type(error).__name__}: {error}", sick=isinstance(error, DeviceSick)))
+            channel.send(NotReady(f"{type(error).__name__}: {error}", sick=False, alone=False))
             return
         takes_turn = not ranks_share(start.spec.kind) or _is_first_of_host(group)
         _serve(channel, answers, runner, group, takes_turn=takes_turn, max_noise=start.settings.max_noise)
-    end_at_once()
+    if not under_launcher:
+        end_at_once()
 
 
 class _Answers:
@@ -147,8 +159,10 @@ def _serve(
             else:
                 outcome = Outcome(Status.FAILED, "the nodes are not at the same row: run the same command on each")
             # Of a collective, the ranks have agreed on its samples already.
-            if outcome.measurement is not None and RANK_SPREAD not in outcome.measurement.counters:
-                outcome = slowest(outcome, group, max_noise)
+            if outcome.launched is not None:
+                outcome = _of_this_node(outcome, group)
+            elif outcome.measurement is not None and RANK_SPREAD not in outcome.measurement.counters:
+                outcome = slowest(job.kernel_type, outcome, group, max_noise)
             if outcome.measurement is not None and ranks_of_node() < group.size:
                 outcome = _with_changes_elsewhere(outcome, group)
         std_streams.write_out()
@@ -161,6 +175,16 @@ def _with_changes_elsewhere(outcome: Outcome, group: Group) -> Outcome:
     if not changed or outcome.changed:
         return outcome
     return replace(outcome, changed=("is in a group with a rank that has changed the state of its process",))
+
+
+def _of_this_node(outcome: Outcome, group: Group) -> Outcome:
+    """The outcome, whose samples a profile holds, with the word that each node reads the profiles of its own ranks."""
+    assert outcome.measurement is not None
+    if ranks_of_node() == group.size:
+        return outcome
+    said = f"the slowest of the {ranks_of_node()} ranks of this node: the profiles of other nodes' ranks are there"
+    assumptions = (*outcome.measurement.assumptions, said)
+    return replace(outcome, measurement=replace(outcome.measurement, assumptions=assumptions))
 
 
 def _all_have(job: Job, group: Group) -> bool:
@@ -181,7 +205,7 @@ def _turn(answers: _Answers, runner: Runner, group: Group, takes_turn: bool) -> 
         yield
 
 
-def slowest(outcome: Outcome, group: Group, max_noise: float | None = None) -> Outcome:
+def slowest(kernel_type: str, outcome: Outcome, group: Group, max_noise: float | None = None) -> Outcome:
     """A row takes as long as its slowest rank: each sample the longest of the ranks', the same on every rank.
 
     Where ranks are slow in turns, these samples scatter more than those of any rank: NOISY where it is over the limit.
@@ -193,7 +217,7 @@ def slowest(outcome: Outcome, group: Group, max_noise: float | None = None) -> O
         return Outcome(error.status, str(error))
     measurement = replace(
         outcome.measurement,
-        samples_us=tuple(map(max, zip(*samples_us, strict=True))),
+        samples_us=slowest_us(kernel_type, samples_us)[1],
         counters={**outcome.measurement.counters, RANK_SPREAD: spread_us(samples_us)},
     )
     outcome = replace(outcome, measurement=measurement)
@@ -209,4 +233,4 @@ def _leave() -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], under_launcher=UNDER_LAUNCHER in sys.argv[2:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,6 +15,9 @@ from database.errors import OpAtlasError
 
 #: Measures in sessions of many rows (bench/msprof).
 MSPROF = "msprof"
+TORCH_NPU_PROFILER = "torch-npu-profiler"
+#: By kind of device: what needs no profiler.
+EVENTS: Mapping[str, str] = {"cuda": "cuda-events", "npu": "npu-events"}
 #: By kind of device, the best one first: what it is called, and "module:function" of what makes it from
 #: the settings.
 OFFERED: Mapping[str, Mapping[str, str]] = {
@@ -25,7 +29,7 @@ OFFERED: Mapping[str, Mapping[str, str]] = {
     },
     "npu": {
         MSPROF: "bench.instruments.marked_launches:of_msprof",
-        "torch-npu-profiler": "bench.instruments.torch_npu_profiler:of",
+        TORCH_NPU_PROFILER: "bench.instruments.torch_npu_profiler:of",
         "npu-events": "bench.instruments.device_events:of_npu",
     },
 }
@@ -88,13 +92,15 @@ def choose(kind: str, name: str | None) -> str:
 
 
 def choose_for_group(kind: str, name: str | None) -> str:
-    """The same on devices of a group: msprof, which wraps a process, does not wrap those of a group.
+    """The same on devices of a group: where nobody asks for msprof, and it is not on PATH, events take its place.
+
+    torch_npu's profiler does not: CANN's cannot be started and stopped for each message in processes that communicate.
 
     Raises:
         OpAtlasError: these devices do not offer it.
     """
     chosen = choose(kind, name)
-    return next(each for each in OFFERED[kind] if each != MSPROF) if chosen == MSPROF else chosen
+    return EVENTS[kind] if chosen == MSPROF and name is None and shutil.which(MSPROF) is None else chosen
 
 
 def open_instrument(kind: str, settings: MeasureSettings) -> Instrument:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from bench.devices.torch_npu import npu_of_torch
-from bench.instruments import Samples
+from bench.instruments import TORCH_NPU_PROFILER, Samples
 from bench.instruments.marked_launches import MarkedLaunches
 from bench.job import MeasureSettings
 from bench.profiles.attribution import NoSamples, ProfiledRow, ProfiledSamples, attribute
@@ -19,20 +19,18 @@ from database.errors import TableError
 from database.launches import read_launches
 from database.temporary import TemporaryFolder
 
-NAME = "torch-npu-profiler"
-
 
 class TorchNpuProfiler:
     """A profiling session for each row, whose kernel_details.csv tells the durations and counters."""
 
-    name = NAME
+    name = TORCH_NPU_PROFILER
 
     def __init__(self, metrics: str) -> None:
         """`metrics` is the group of counters, as in `--aic-metrics`."""
         self._metrics = metrics
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
-        marked = MarkedLaunches(NAME, torch.device("npu"), npu_of_torch().synchronize)
+        marked = MarkedLaunches(TORCH_NPU_PROFILER, torch.device("npu"), npu_of_torch().synchronize)
         with TemporaryFolder("profile") as folder:
             # No schedule: kernels get lost where the profiler goes from warm-up to recording.
             with profiling(str(folder), self._metrics):

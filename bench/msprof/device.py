@@ -1,4 +1,4 @@
-"""An NPU under msprof: rows run in profiling sessions of a bounded number of rows."""
+"""An NPU, or a group of them, under msprof: rows run in profiling sessions of a bounded number of rows."""
 
 from __future__ import annotations
 
@@ -8,28 +8,64 @@ from pathlib import Path
 
 from bench.devices.device_lock import DeviceWaits
 from bench.errors import DeviceGone
+from bench.groups.process import GroupProcess
+from bench.groups.spec import GroupSpec
 from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
 from bench.msprof.session import MsprofSession
+from bench.processes.device_process import DeviceProcess
 
 #: A row whose samples are missing is tried once more, in a session of at most this part of the first one's rows.
 _SMALLER = 4
 
 
-class MsprofDevice:
-    """A BatchExecutor: what msprof measured is known when its process has ended."""
+def of_device(
+    spec: DeviceSpec, settings: MeasureSettings, folder: Path, waits: DeviceWaits | None = None
+) -> MsprofExecutor:
+    """For rows of one device.
 
-    def __init__(
-        self, spec: DeviceSpec, settings: MeasureSettings, folder: Path, waits: DeviceWaits | None = None
-    ) -> None:
+    Args:
+        folder: where msprof writes while it runs.
+        waits: times the waits for the device; None: nobody asks how long they were.
+    """
+    return MsprofExecutor(
+        lambda: MsprofSession(lambda launcher: DeviceProcess(spec, settings, launcher, waits), settings, folder)
+    )
+
+
+def of_group(
+    spec: GroupSpec,
+    devices: Sequence[DeviceSpec],
+    settings: MeasureSettings,
+    folder: Path,
+    waits: DeviceWaits | None = None,
+) -> MsprofExecutor:
+    """For rows of a group, each of whose ranks on this node runs under an msprof of its own.
+
+    Args:
+        devices: of this node, one for each of its ranks.
+        folder, waits: as in `of_device`.
+    """
+
+    def session() -> MsprofSession:
+        return MsprofSession(
+            lambda launcher: GroupProcess(spec, devices, settings, waits, launcher), settings, folder, ranks=spec.local_ranks
+        )
+
+    # Which samples are missing, no other node knows, and all must run the same rows.
+    return MsprofExecutor(session, tries_again=spec.nnodes == 1)
+
+
+class MsprofExecutor:
+    """A BatchExecutor: what msprof measured is known when its processes have ended."""
+
+    def __init__(self, session_of: Callable[[], MsprofSession], *, tries_again: bool = True) -> None:
         """
         Args:
-            folder: where msprof writes while it runs.
-            waits: times the waits for the device; None: nobody asks how long they were.
+            session_of: makes a session, whose processes are started on first use.
+            tries_again: whether rows whose samples are missing run once more.
         """
-        self._waits = waits
-        self._spec = spec
-        self._settings = settings
-        self._folder = folder
+        self._new_session = session_of
+        self._tries_again = tries_again
         #: Started to describe the device, and not used yet.
         self._session: MsprofSession | None = None
         self._description: DeviceDescription | None = None
@@ -50,8 +86,10 @@ class MsprofDevice:
     def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> dict[int, Outcome]:
         session, self._session = self._session or self._new_session(), None
         result = session.run(jobs, enough)
+        # Its processes have ended, and it knows what they were.
+        self._description = self._description or session.describe()
         outcomes = result.outcomes
-        for smaller in _smaller(result.missing, len(jobs)):
+        for smaller in _smaller(result.missing if self._tries_again else [], len(jobs)):
             try:
                 again = self._new_session().run(smaller, lambda outcome: False)
             except DeviceGone:
@@ -64,9 +102,6 @@ class MsprofDevice:
         if self._session is not None:
             self._session.close()
             self._session = None
-
-    def _new_session(self) -> MsprofSession:
-        return MsprofSession(self._spec, self._settings, self._folder, self._waits)
 
 
 def _smaller(missing: Sequence[Job], rows: int) -> Iterator[Sequence[Job]]:

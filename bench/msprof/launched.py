@@ -18,9 +18,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from bench.job import Job, Outcome
-from bench.msprof.output import samples_of
-from bench.profiles.attribution import Launched, NoSamples, ProfiledRow
-from bench.profiles.profiled import with_samples
+from bench.msprof.read_back import read_back
+from bench.profiles.attribution import Launched, ProfiledRow
 from database import journal
 from database.errors import OpAtlasError, described
 from database.journal import Header
@@ -143,20 +142,10 @@ def _read(noted: Path) -> tuple[list[_Noted], str]:
 
 def _records(noted: Path, run: str, jobs: Sequence[_Noted]) -> Iterator[Record]:
     rows = [ProfiledRow(job.kernel_type, job.cells, job.launched) for job in jobs]
-    for job, found in zip(jobs, samples_of(noted.parent, rows), strict=True):
-        measurement = Measurement(
-            (),
-            job.instrument,
-            job.cache_state,
-            checked_elements=job.checked_elements,
-            total_elements=job.total_elements,
-            assumptions=job.assumptions,
-            stand_in=job.stand_in,
-            bound_us=job.bound_us,
-        )
-        pending = Outcome(Status.MEASURED, measurement=measurement)
-        outcome = pending if isinstance(found, NoSamples) else with_samples(pending, job.kernel_type, job.cells, found)
-        if outcome is pending or outcome.measurement is None:
+    pending = [Outcome(Status.MEASURED, measurement=_pending(job)) for job in jobs]
+    for job, read in zip(jobs, read_back(noted.parent, rows, pending), strict=True):
+        measurement = read.outcome.measurement
+        if read.is_missing or measurement is None:
             continue
         yield Record(
             kernel_type=job.kernel_type,
@@ -166,5 +155,19 @@ def _records(noted: Path, run: str, jobs: Sequence[_Noted]) -> Iterator[Record]:
             reason="",
             run_id=run,
             finished_at=noted.stat().st_mtime,
-            measurement=outcome.measurement,
+            measurement=measurement,
         )
+
+
+def _pending(job: _Noted) -> Measurement:
+    """What was noted of a row, without its samples."""
+    return Measurement(
+        (),
+        job.instrument,
+        job.cache_state,
+        checked_elements=job.checked_elements,
+        total_elements=job.total_elements,
+        assumptions=job.assumptions,
+        stand_in=job.stand_in,
+        bound_us=job.bound_us,
+    )

@@ -1,4 +1,4 @@
-"""A profiling session: a device process under msprof, the rows that it ran, and what msprof says of them."""
+"""A profiling session: a process, or the ranks of a group, under msprof, the rows that it ran, and what msprof has."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from bench.devices.device_lock import DeviceWaits
 from bench.errors import DeviceGone
-from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
+from bench.executor import Executor
+from bench.groups.messages import RANK_PLACE
+from bench.job import DeviceDescription, Job, MeasureSettings, Outcome
 from bench.msprof.command import PATIENCE_S, profiled
 from bench.msprof.launched import forget_launched, note_launched
-from bench.msprof.output import samples_of
+from bench.msprof.read_back import folder_of_rank, read_back
 from bench.noise_limit import attempt_of, limited
-from bench.processes.device_process import DeviceProcess
-from bench.profiles.attribution import NoSamples, ProfiledRow
-from bench.profiles.profiled import with_samples
+from bench.processes.device_process import Launcher
+from bench.profiles.attribution import ProfiledRow
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class SessionResult:
 
 
 class MsprofSession:
-    """Lives from the start of its device process to the reading of what msprof wrote.
+    """Lives from the start of its processes to the reading of what msprof wrote.
 
-    A process that a row has killed is replaced within the session, under an msprof of its own, which
+    A process, or group, that a row has killed is replaced within the session, under an msprof of its own, which
     writes to a folder of its own.
     """
 
@@ -47,30 +47,35 @@ class MsprofSession:
 
     def __init__(
         self,
-        spec: DeviceSpec,
+        process_of: Callable[[Launcher], Executor],
         settings: MeasureSettings,
         folder: Path,
-        waits: DeviceWaits | None = None,
         *,
+        ranks: int = 0,
         keep_outputs: bool = False,
     ) -> None:
         """
         Args:
+            process_of: makes the executor whose processes run under a launcher.
             folder: where msprof writes.
-            waits: see DeviceProcess.
+            ranks: of a group, on this node, each of which is launched with its number; 0: one process.
             keep_outputs: whether what msprof wrote stays there, for somebody else to read.
         """
         self._keep_outputs = keep_outputs
         self._settings = settings
         self._folder = folder
-        self._process = DeviceProcess(spec, settings, launcher=self, waits=waits)
+        self._ranks = ranks
+        self._process = process_of(self)
         self._outputs: list[Path] = []
 
     def command(self, words: Sequence[str]) -> list[str]:
         """Starts `words` under msprof. Raises DeviceGone where there is no msprof."""
         output = self._folder / f"{next(self._numbers):04d}"
-        command = profiled(words, output, self._settings.aic_metrics)
+        own = folder_of_rank(output, RANK_PLACE) if self._ranks else output
+        command = profiled(words, own, self._settings.aic_metrics)
         output.mkdir(parents=True)
+        for rank in range(self._ranks):
+            folder_of_rank(output, rank).mkdir()
         self._outputs.append(output)
         return command
 
@@ -103,12 +108,13 @@ class MsprofSession:
             self._process.close()
         missing: list[Job] = []
         for output, its_jobs in launched.items():
-            rows = [_profiled_row(job, outcomes[job.id]) for job in its_jobs]
-            for job, found in zip(its_jobs, samples_of(output, rows), strict=True):
-                outcome = with_samples(outcomes[job.id], job.kernel_type, job.cells, found)
+            pending = [outcomes[job.id] for job in its_jobs]
+            rows = [_profiled_row(job, outcome) for job, outcome in zip(its_jobs, pending, strict=True)]
+            for job, read in zip(its_jobs, read_back(output, rows, pending), strict=True):
+                outcome = read.outcome
                 attempts = [attempt_of(outcome.measurement.samples_us)] if outcome.measurement is not None else []
                 outcomes[job.id] = limited(outcome, self._settings.max_noise, attempts)
-                if isinstance(found, NoSamples):
+                if read.is_missing:
                     missing.append(job)
             forget_launched(output)
         self._remove_outputs(keep=bool(missing) or self._keep_outputs)

@@ -33,10 +33,12 @@ class NotReady:
     Attributes:
         reason: why.
         sick: the device is there, but fails the known-good operation.
+        alone: False where the device is well, and did not meet the others of its group.
     """
 
     reason: str
     sick: bool
+    alone: bool = True
 
 
 @dataclass(frozen=True)

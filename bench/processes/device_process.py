@@ -42,7 +42,7 @@ _START_TIMEOUT_S = 300.0
 #: while to be taken apart, more so on a loaded machine.
 _END_TIMEOUT_S = 10.0
 #: The same of a process under a launcher, whose libraries are hooked by a profiler.
-_PROFILED_END_TIMEOUT_S = 60.0
+PROFILED_END_TIMEOUT_S = 60.0
 #: What a process has sent or not read before its end is seen within this time after it.
 _LAST_WORDS_S = 0.2
 #: Last word on the command line of a device process whose parent is not its keeper.
@@ -250,7 +250,7 @@ class DeviceProcess:
         code = None
         if self._process is not None:
             if patience_s and self._launcher:
-                patience_s = self._launcher.patience_s if self._has_ended(_PROFILED_END_TIMEOUT_S) else 0.0
+                patience_s = self._launcher.patience_s if self._has_ended(PROFILED_END_TIMEOUT_S) else 0.0
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self._process.wait(patience_s)
             end(self._process)

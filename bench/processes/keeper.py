@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from bench.processes.parent import adopt_orphans, children_of, die_with_parent
@@ -29,8 +30,12 @@ _TERM_TIMEOUT_S = 1.0
 _LOOK_S = 0.005
 
 
-def main(parent: int, fd: int, command: list[str]) -> NoReturn:
-    """Keeps `command` until it ends."""
+def main(parent: int, fd: int, command: list[str], forgives: Callable[[], bool] = lambda: False) -> NoReturn:
+    """Keeps `command` until it ends, and ends as it has ended.
+
+    Args:
+        forgives: asked when the command has ended: whether its exit code does not count, and 0 is that of the keeper.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
     # Ctrl-C is pytest's to answer: it decides what becomes of the row that runs.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -46,6 +51,8 @@ def main(parent: int, fd: int, command: list[str]) -> NoReturn:
         elif number != END and kept.is_running() and os.getppid() == parent:
             continue
         kept.end_all()
+        if kept.exit_code is not None and forgives():
+            end_as(0)
         end_as(-signal.SIGKILL if kept.exit_code is None else kept.exit_code)
 
 

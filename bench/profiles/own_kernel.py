@@ -58,6 +58,8 @@ def own_kernel(kernel_type: str, row: Mapping[str, str], found: ProfiledSamples)
     """
     calls, assumption = counted_once(kernel_type, found.calls)
     assumptions = [text for text in (found.assumption, assumption) if text]
+    if not all(calls):
+        return NoSamples("the profile holds no kernel of some of the samples")
     types = [normalized_kernel_type(launch.kernel_type) for launch in calls[0]]
     differences: list[str] = []
     for name in (kernel_type, *siblings(kernel_type)):

@@ -1,7 +1,8 @@
 """Stands in for msprof: runs a program, and writes a PROF_ folder in msprof's layout of what it launched.
 
 What the program launched it learns from stand_in_npu.py. It fails in the ways that STAND_IN_FAULTS
-names: `{"1": "cut"}` cuts the summary of the first profile of the session short.
+names: `{"1": "cut"}` cuts the summary of the first profile of the session short, and `{"1/rank0": "cut"}` that of the
+first rank of the first group.
 """
 
 from __future__ import annotations
@@ -31,20 +32,18 @@ def main(words: list[str]) -> int:
     print("[INFO] Start profiling....")
     if options.get("export") == "on":
         profile = Path(options["output"])
-        number = int(profile.parent.name)
-        if fault_of(number) == "no-export":
+        if fault_of(profile.parent) == "no-export":
             print("[ERROR] export failed", file=sys.stderr)
             return 1
         write_summary(profile, "", options)
         return 0
     first = next(place for place, word in enumerate(words) if not word.startswith("--"))
     output = Path(options["output"])
-    number = int(output.name)
-    fault = fault_of(number)
+    fault = fault_of(output)
     if fault == "no-start":
         print("[ERROR] msprof cannot start", file=sys.stderr)
         return 1
-    profile = output / f"PROF_{number:06d}_20261121203158123_ABCDEFGH"
+    profile = output / "PROF_000001_20261121203158123_ABCDEFGH"
     (profile / "host").mkdir(parents=True)
     launches = profile / "host" / "launches.jsonl"
     # As msprof does: descriptors stay open, and the caller's environment is handed on.
@@ -62,9 +61,12 @@ def main(words: list[str]) -> int:
     return 1 if fault in ("exit-1", "exit-1-with-summary", "no-export") else code
 
 
-def fault_of(number: int) -> str:
+def fault_of(output: Path) -> str:
+    """The fault of what is written there: below the folder of a session, perhaps in one for each rank."""
     faults = json.loads(os.environ.get(FAULTS, "{}"))
-    return faults.get(str(number), faults.get("all", ""))
+    if output.name.startswith("rank"):
+        return faults.get(f"{int(output.parent.name)}/{output.name}", "")
+    return faults.get(str(int(output.name)), faults.get("all", ""))
 
 
 def write_summary(profile: Path, fault: str, options: dict[str, str]) -> None:
@@ -102,7 +104,7 @@ def write_summary(profile: Path, fault: str, options: dict[str, str]) -> None:
                 "Task ID": str(number),
                 "Stream ID": "2",
                 "OP Type": launch["type"],
-                "Op Name": f"aclnn{launch['type']}_{launch['type']}",
+                "Op Name": launch.get("name") or f"aclnn{launch['type']}_{launch['type']}",
                 "OP State": "dynamic",
                 "Task Type": "AI_VECTOR_CORE",
                 # msprof ends this cell with a tab.

@@ -1,0 +1,119 @@
+"""Collectives of NPUs under msprof: the real ranks over gloo, under stand-ins for the devices and for msprof."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from sessions import ROOT, Finished, Sessions, wait_for
+from stand_in_npu import collective_us
+from stand_in_npus import SAMPLES, StandInNpus
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")
+MODULE = ROOT / "bench" / "test_collectives.py"
+SLOWEST_US = collective_us(1)
+#: All_reduce, whose second rank dies of one message, and whose first one kills pytest at another.
+BROKEN = """
+import os
+import signal
+from pathlib import Path
+
+from bench.collectives.options import group_of
+from bench.registry import replays
+
+
+@replays("hcom_allReduce_", npu=None, group=group_of)
+def test_all_reduce(row, replay):
+    from torch import distributed
+
+    given = row.given()
+    result = given.clone()
+    size = row.count * row.dtype.itemsize
+
+    def call():
+        if size == 2048 and row.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if size == 8192 and row.rank == 0:
+            os.kill(int(Path(__file__).with_name("pytest-pid").read_text()), signal.SIGKILL)
+        distributed.all_reduce(result)
+
+    replay(call, result, row.summed, restore=lambda: result.copy_(given))
+"""
+
+
+def run(npus: StandInNpus, *options: str, module: Path = MODULE, **more: object) -> Finished:
+    return npus.run(str(module), "--num-devices=2", *options, npus=2, **more)  # type: ignore[arg-type]
+
+
+def durations(sessions: Sessions, kernel_type: str = "hcom_allReduce_") -> dict[int, float]:
+    """By message bytes."""
+    return {int(row["message_bytes"]): float(row["Duration(us)"]) for row in sessions.read(kernel_type)}
+
+
+@pytest.fixture
+def broken(sessions: Sessions) -> Path:
+    module = sessions.folder / "test_collectives.py"
+    module.write_text(BROKEN)
+    return module
+
+
+def test_messages_of_a_group_share_one_profile_of_each_rank(npus: StandInNpus, sessions: Sessions) -> None:
+    done = run(npus, "--bytes-grid=128,4096", "--comm-ops=all_reduce,all_gather", "-s")
+    assert (done.code, done.ledger()) == (0, {"measured": 4}), done.output
+    # One for each rank, for all messages.
+    assert done.output.count("Start profiling") == 2, done.output
+    for name in ("hcom_allReduce_", "hcom_allGather_"):
+        assert durations(sessions, name) == {128: SLOWEST_US, 4096: SLOWEST_US}
+        for row in sessions.read(name):
+            assert (row["Instrument"], row["MicroBench Samples"]) == ("msprof", str(SAMPLES))
+            assert float(row["MicroBench Rank Spread(us)"]) == SLOWEST_US - collective_us(0)
+    assert not (sessions.database / "profiles").exists()
+    assert not sessions.left_behind()
+
+
+def test_a_rank_that_is_killed_costs_its_message(npus: StandInNpus, sessions: Sessions, broken: Path) -> None:
+    done = run(npus, "--comm-ops=all_reduce", "--bytes-grid=1024,2048,4096", module=broken)
+    assert (done.code, done.ledger()) == (1, {"measured": 2, "crashed": 1}), done.output
+    assert durations(sessions) == {1024: SLOWEST_US, 4096: SLOWEST_US}
+    assert not sessions.left_behind()
+
+
+@pytest.mark.parametrize("fault", ["cut", "no-export"])
+def test_messages_that_one_ranks_profile_lacks_are_tried_again(
+    npus: StandInNpus, sessions: Sessions, fault: str
+) -> None:
+    done = run(npus, "--comm-ops=all_reduce", "--bytes-grid=1024,4096", faults={"1/rank1": fault})
+    assert (done.code, done.ledger()) == (0, {"measured": 2}), done.output
+    assert durations(sessions) == {1024: SLOWEST_US, 4096: SLOWEST_US}
+
+
+def test_messages_that_no_profile_holds_fail_with_the_reason(npus: StandInNpus, sessions: Sessions) -> None:
+    faults = {f"{session}/rank1": "no-summary" for session in range(1, 9)}
+    done = run(npus, "--comm-ops=all_reduce", "--bytes-grid=1024,4096", faults=faults)
+    assert (done.code, done.ledger()) == (1, {"failed": 2}), done.output
+    assert "rank 1 of this node" in done
+    assert (sessions.database / "profiles").is_dir()
+
+
+def test_what_a_killed_session_had_profiled_is_read_by_the_next_one(
+    npus: StandInNpus, sessions: Sessions, broken: Path
+) -> None:
+    options = ("--comm-ops=all_reduce", "--bytes-grid=1024,4096,8192", "--num-devices=2")
+    running = npus.start(str(broken), *options, npus=2)
+    (sessions.folder / "pytest-pid").write_text(str(running.process.pid))
+    assert running.process.wait(300) == -signal.SIGKILL
+    assert wait_for(lambda: not sessions.left_behind())
+    assert len(list(sessions.database.glob("profiles/*/*/launched.jsonl"))) == 1
+    again = run(npus, "--comm-ops=all_reduce", "--bytes-grid=1024,16384", "--update-mode=missing-only")
+    assert (again.code, again.ledger()) == (0, {"measured": 1}), again.output
+    assert durations(sessions) == {1024: SLOWEST_US, 4096: SLOWEST_US, 16384: SLOWEST_US}
+
+
+def test_a_group_without_msprof_takes_events_and_says_so(
+    npus: StandInNpus, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The stand-in NPU has no events: its refusal tells which instrument it was to measure with.
+    done = run(npus, "--comm-ops=all_reduce", "--bytes-grid=1024", PATH="/usr/bin:/bin")
+    assert "npu-events" in done, done.output
