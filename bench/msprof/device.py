@@ -48,7 +48,10 @@ def of_group(
 
     def session() -> MsprofSession:
         return MsprofSession(
-            lambda launcher: GroupProcess(spec, devices, settings, waits, launcher), settings, folder, ranks=spec.local_ranks
+            lambda launcher: GroupProcess(spec, devices, settings, waits, launcher),
+            settings,
+            folder,
+            ranks=spec.local_ranks,
         )
 
     # Which samples are missing, no other node knows, and all must run the same rows.

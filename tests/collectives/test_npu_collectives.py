@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from stand_in_npu import collective_us
 from stand_in_npus import SAMPLES, StandInNpus
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")
-MODULE = ROOT / "bench" / "test_collectives.py"
+NAME = "test_collectives.py"
 SLOWEST_US = collective_us(1)
 #: All_reduce, whose second rank dies of one message, and whose first one kills pytest at another.
 BROKEN = """
@@ -43,8 +44,8 @@ def test_all_reduce(row, replay):
 """
 
 
-def run(npus: StandInNpus, *options: str, module: Path = MODULE, **more: object) -> Finished:
-    return npus.run(str(module), "--num-devices=2", *options, npus=2, **more)  # type: ignore[arg-type]
+def run(npus: StandInNpus, *options: str, **more: object) -> Finished:
+    return npus.run(NAME, "--num-devices=2", *options, npus=2, **more)  # type: ignore[arg-type]
 
 
 def durations(sessions: Sessions, kernel_type: str = "hcom_allReduce_") -> dict[int, float]:
@@ -52,11 +53,10 @@ def durations(sessions: Sessions, kernel_type: str = "hcom_allReduce_") -> dict[
     return {int(row["message_bytes"]): float(row["Duration(us)"]) for row in sessions.read(kernel_type)}
 
 
-@pytest.fixture
-def broken(sessions: Sessions) -> Path:
-    module = sessions.folder / "test_collectives.py"
-    module.write_text(BROKEN)
-    return module
+@pytest.fixture(autouse=True)
+def module(sessions: Sessions) -> Path:
+    """The module beside a conftest.py that knows the stand-ins."""
+    return Path(shutil.copy(ROOT / "bench" / NAME, sessions.folder))
 
 
 def test_messages_of_a_group_share_one_profile_of_each_rank(npus: StandInNpus, sessions: Sessions) -> None:
@@ -73,8 +73,9 @@ def test_messages_of_a_group_share_one_profile_of_each_rank(npus: StandInNpus, s
     assert not sessions.left_behind()
 
 
-def test_a_rank_that_is_killed_costs_its_message(npus: StandInNpus, sessions: Sessions, broken: Path) -> None:
-    done = run(npus, "--comm-ops=all_reduce", "--bytes-grid=1024,2048,4096", module=broken)
+def test_a_rank_that_is_killed_costs_its_message(npus: StandInNpus, sessions: Sessions, module: Path) -> None:
+    module.write_text(BROKEN)
+    done = run(npus, "--comm-ops=all_reduce", "--bytes-grid=1024,2048,4096")
     assert (done.code, done.ledger()) == (1, {"measured": 2, "crashed": 1}), done.output
     assert durations(sessions) == {1024: SLOWEST_US, 4096: SLOWEST_US}
     assert not sessions.left_behind()
@@ -98,10 +99,11 @@ def test_messages_that_no_profile_holds_fail_with_the_reason(npus: StandInNpus, 
 
 
 def test_what_a_killed_session_had_profiled_is_read_by_the_next_one(
-    npus: StandInNpus, sessions: Sessions, broken: Path
+    npus: StandInNpus, sessions: Sessions, module: Path
 ) -> None:
+    module.write_text(BROKEN)
     options = ("--comm-ops=all_reduce", "--bytes-grid=1024,4096,8192", "--num-devices=2")
-    running = npus.start(str(broken), *options, npus=2)
+    running = npus.start(NAME, *options, npus=2)
     (sessions.folder / "pytest-pid").write_text(str(running.process.pid))
     assert running.process.wait(300) == -signal.SIGKILL
     assert wait_for(lambda: not sessions.left_behind())
@@ -111,9 +113,7 @@ def test_what_a_killed_session_had_profiled_is_read_by_the_next_one(
     assert durations(sessions) == {1024: SLOWEST_US, 4096: SLOWEST_US, 16384: SLOWEST_US}
 
 
-def test_a_group_without_msprof_takes_events_and_says_so(
-    npus: StandInNpus, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_without_msprof_takes_events_and_says_so(npus: StandInNpus, sessions: Sessions) -> None:
     # The stand-in NPU has no events: its refusal tells which instrument it was to measure with.
     done = run(npus, "--comm-ops=all_reduce", "--bytes-grid=1024", PATH="/usr/bin:/bin")
     assert "npu-events" in done, done.output
