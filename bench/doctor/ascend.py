@@ -10,7 +10,6 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from bench import custom_opp as opp
 from bench.devices.npu_smi import chips
 from bench.devices.torch_npu import import_torch_npu, npu_of_torch, set_env_scripts
 from bench.doctor.machine import measured
@@ -131,11 +130,10 @@ def torch_npu(target: Target) -> Verdict:
 
 def npu(target: Target) -> Verdict:
     from bench.devices.at_hand import devices_at_hand
-    from bench.devices.visible import environment_of
 
-    spec = devices_at_hand(target.device if target.kind == "npu" and target.device else "npu")[0]
-    os.environ.update(environment_of(spec))
-    return measured(spec, "npu-events")
+    return measured(
+        devices_at_hand(target.device if target.kind == "npu" and target.device else "npu")[0], "npu-events"
+    )
 
 
 def msprof(target: Target) -> Verdict:
@@ -160,15 +158,3 @@ def vllm_ascend(target: Target) -> Verdict:
     except metadata.PackageNotFoundError:
         version = "of an unknown version"
     return passed(f"{version}, {(spec.submodule_search_locations or ['?'])[0]}", version=version)
-
-
-def custom_opp(target: Target) -> Verdict:
-    # As a device process has them.
-    environment = {**os.environ, **opp.environment_with_operators()}
-    said = environment.get(opp.PATH_VARIABLE, "")
-    if opp.is_set_up(environment):
-        return passed(f"{opp.PATH_VARIABLE}={said}")
-    remedy = opp.remedy(environment)
-    if said:
-        return failed(f"{opp.PATH_VARIABLE}={said}, and no such folder, or its libraries are not found", remedy)
-    return skipped("there is no package of custom operators: rows that need them are skipped", remedy)

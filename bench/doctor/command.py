@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     kind = arguments.device if arguments.device in KINDS else ""
     signs = signs_of_ascend()
     with TemporaryFolder("doctor-files") as files:
-        target = Target(arguments.device, kind, arguments.database_path, arguments.backend, files)
+        target = Target(arguments.device, kind, arguments.database_path, arguments.backend, files=files)
         target, results = _examined(target, signs)
         failing = [probe.name for probe in PROBES.values() if _fails(probe, results[probe.name], target)]
         what = f"the {target.kind or 'device'} needs"
@@ -108,7 +108,12 @@ def _examined(target: Target, signs: list[str]) -> tuple[Target, dict[str, Resul
         found = results[probe.name].verdict
         if probe.name == "device":
             device_is_there = found.state is State.PASS
-            target = replace(target, kind=str(found.facts.get("kind", target.kind)))
+            environment = found.facts.get("environment")
+            target = replace(
+                target,
+                kind=str(found.facts.get("kind", target.kind)),
+                environment=environment if isinstance(environment, dict) else {},
+            )
         progress.done += 1
         show(_lines(probe, results[probe.name], target))
     return target, results

@@ -21,6 +21,7 @@ from database.temporary import TemporaryFolder
 
 #: What a process has printed last tells most.
 _OUTPUT_KEPT = 8000
+_ALWAYS = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONFAULTHANDLER": "1"}
 #: How often whoever waits is told.
 _TELL_EVERY_S = 1.0
 
@@ -59,7 +60,7 @@ def run_probe(probe: Probe, target: Target, waiting: Callable[[float], None] = _
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=import_environment() | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONFAULTHANDLER": "1"},
+            env=import_environment() | (dict(target.environment) if probe.as_device_process else {}) | _ALWAYS,
             start_new_session=True,
         )
         ended = f"did not end within {probe.deadline_s:g} s"

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.devices.at_hand import devices_at_hand
-from bench.doctor import ascend, group, machine, replaying, storage, surroundings
+from bench.devices.visible import environment_of
+from bench.doctor import ascend, group, machine, operators, replaying, storage, surroundings
 from bench.doctor.verdict import Target, Verdict, passed
 from bench.msprof.command import PATIENCE_S
 
@@ -21,7 +22,7 @@ def device(target: Target) -> Verdict:
     """What `pytest bench/` would replay on."""
     found = devices_at_hand(target.device or None)
     names = ", ".join(sorted({spec.name or spec.kind for spec in found}))
-    return passed(f"{len(found)} x {found[0].kind} ({names})", kind=found[0].kind)
+    return passed(f"{len(found)} x {found[0].kind} ({names})", kind=found[0].kind, environment=environment_of(found[0]))
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Probe:
         needed_by: kinds of devices that do not work without; (): none.
         of_ascend: whether it has something to say only where something points to an NPU.
         of_device: whether it has something to say only where the device is there.
+        as_device_process: whether its process has the environment of the process that owns the device in a replay.
     """
 
     function: Callable[[Target], Verdict]
@@ -40,6 +42,7 @@ class Probe:
     needed_by: tuple[str, ...] = ("cpu", "cuda", "npu")
     of_ascend: bool = False
     of_device: bool = False
+    as_device_process: bool = False
 
     @property
     def name(self) -> str:
@@ -65,11 +68,14 @@ PROBES = {
         Probe(ascend.npu_driver, needed_by=(), of_ascend=True),
         Probe(ascend.cann, needed_by=_NPU, of_ascend=True),
         Probe(ascend.torch_npu, _IMPORTS_S, _NPU, of_ascend=True),
-        Probe(ascend.npu, 2 * _IMPORTS_S, _NPU, of_ascend=True, of_device=True),
+        Probe(ascend.npu, 2 * _IMPORTS_S, _NPU, of_ascend=True, of_device=True, as_device_process=True),
         Probe(ascend.msprof, needed_by=_NPU, of_ascend=True),
         Probe(replaying.replay, _MEASURES_S, of_device=True),
         Probe(ascend.vllm_ascend, needed_by=(), of_ascend=True),
-        Probe(ascend.custom_opp, needed_by=(), of_ascend=True),
+        Probe(operators.npu_calls, _IMPORTS_S, (), of_ascend=True, of_device=True, as_device_process=True),
+        Probe(operators.custom_operators, _IMPORTS_S, (), of_ascend=True, of_device=True, as_device_process=True),
+        Probe(operators.triton, _IMPORTS_S, (), of_ascend=True, of_device=True, as_device_process=True),
+        Probe(operators.atb, _IMPORTS_S, (), of_ascend=True, as_device_process=True),
         Probe(group.group, _MEASURES_S, of_device=True),
         Probe(storage.database, of_device=True),
         Probe(storage.disk, of_device=True),

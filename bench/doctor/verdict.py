@@ -62,6 +62,7 @@ class Target:
         kind: of that device; "" before it is known.
         database: a folder; None for the default of the device.
         backend: what is to carry messages between two ranks, as torch.distributed calls it; "" where nobody asks.
+        environment: variables of the process that owns the device in a replay, besides those of this process.
         files: a folder in which a probe may leave files for the report; None: nobody wants any.
     """
 
@@ -69,6 +70,7 @@ class Target:
     kind: str = ""
     database: Path | None = None
     backend: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
     files: Path | None = None
 
     def to_json(self) -> str:

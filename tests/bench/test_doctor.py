@@ -246,16 +246,6 @@ def test_msprof(machine_of):
     says(ascend.msprof, State.PASS, str(path))
 
 
-def test_custom_operators(machine_of, monkeypatch):
-    says(ascend.custom_opp, State.SKIP, "no package of custom operators: rows that need them are skipped -> ")
-    opp = machine_of / "opp"
-    monkeypatch.setenv("ASCEND_CUSTOM_OPP_PATH", str(opp))
-    says(ascend.custom_opp, State.FAIL, "and no such folder, or its libraries are not found")
-    opp.mkdir()
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(opp / "op_api" / "lib"))
-    says(ascend.custom_opp, State.PASS, str(opp))
-
-
 def test_signs_of_an_npu(machine_of, monkeypatch):
     (machine_of / "Ascend").rmdir()
     monkeypatch.setattr(ascend, "find_spec", lambda name: None)

@@ -44,3 +44,20 @@ def test_torch_npu_with_a_device(verdict_of):
     # Computing on it would wait for minutes, and then end the process.
     verdict = verdict_of("torch_npu", NPU_STUB_DEVICES="1")
     assert (verdict["state"], verdict["detail"]) == ("pass", "2.13.0, sees 1 devices")
+
+
+def test_torch_npu_has_the_calls_that_replays_make(verdict_of):
+    """Of this version; custom operators and ATB have probes of their own."""
+    verdict = verdict_of("npu_calls")
+    assert verdict["state"] == "pass", verdict
+    assert "torch_npu.npu_rms_norm" in verdict["facts"]["calls"]
+
+
+def test_torch_npu_finds_atb(verdict_of):
+    assert verdict_of("atb")["state"] == "pass"
+
+
+def test_without_vllm_ascend(verdict_of):
+    verdict = verdict_of("triton")
+    assert verdict["state"] == "skip"
+    assert "rows of _triton_rope, split_qkv_rmsnorm_rope_kernel are skipped" in verdict["detail"]

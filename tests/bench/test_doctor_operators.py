@@ -1,0 +1,190 @@
+"""What the doctor says of the operators that replays call: custom ones, Triton's, ATB's.
+
+vllm-ascend is a stand-in of a few modules that register operators as the real ones do; the device is a stand-in, too.
+The library of ATB is a real one, which the loader finds or does not find.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.doctor.verdict import State, Target, Verdict
+from bench.kernels.replays import replays_of_bench
+from bench.registry import replay_spec
+
+REPOSITORY = Path(__file__).parents[2]
+_PROBE = """
+import json, sys
+from dataclasses import asdict
+from bench.doctor import operators
+from bench.doctor.verdict import Target
+from bench.job import DeviceSpec
+
+operators.devices_at_hand = lambda name: [DeviceSpec("npu", opener="stand_in_npu:StandInNpu")]
+for name in sys.argv[1:]:
+    print("verdict", json.dumps(asdict(getattr(operators, name)(Target("npu", "npu")))))
+"""
+_REGISTER = """
+import torch
+library = torch.library.Library({namespace!r}, "FRAGMENT")
+for name in {names!r}:
+    library.define(f"{{name}}(Tensor x) -> Tensor")
+"""
+_SHARED = ("gcc", "-shared", "-fPIC", "-x", "c", "-")
+
+
+def operators_of(namespace: str) -> list[str]:
+    """The operators that replays call there."""
+    specs = [spec for function in replays_of_bench().values() if (spec := replay_spec(function)) is not None]
+    prefix = f"torch.ops.{namespace}."
+    return sorted({spec.npu.removeprefix(prefix) for spec in specs if spec.npu and spec.npu.startswith(prefix)})
+
+
+@pytest.fixture
+def verdicts_of(tmp_path):
+    """Runs probes in a process of their own, which finds what the test has put into a folder."""
+
+    def run(*probes: str, **environment: str) -> list[Verdict]:
+        paths = [tmp_path, REPOSITORY, REPOSITORY / "tests" / "support"]
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("ASCEND")}
+        variables = kept | {"PYTHONPATH": os.pathsep.join(map(str, paths))} | environment
+        command = [sys.executable, "-c", _PROBE, *probes]
+        done = subprocess.run(command, env=variables, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found = [json.loads(line[8:]) for line in done.stdout.splitlines() if line.startswith("verdict ")]
+        return [Verdict(State(each["state"]), each["detail"], each["remedy"], each["facts"]) for each in found]
+
+    return run
+
+
+@pytest.fixture
+def vllm_ascend(tmp_path):
+    """A stand-in for vllm-ascend; gives its folder, and the variables of a device process."""
+    package = tmp_path / "vllm_ascend"
+    linearnorm = package / "ops" / "triton" / "linearnorm"
+    linearnorm.mkdir(parents=True)
+    for folder in (package, package / "ops", package / "ops" / "triton", linearnorm):
+        (folder / "__init__.py").touch()
+    (package / "utils.py").write_text("def enable_custom_op():\n    import vllm_ascend.vllm_ascend_C\n")
+    custom = _REGISTER.format(namespace="_C_ascend", names=operators_of("_C_ascend"))
+    (package / "vllm_ascend_C.py").write_text(custom)
+    (package / "ops" / "triton" / "triton_utils.py").write_text("def init_device_properties_triton():\n    pass\n")
+    for path, names in (
+        (linearnorm / "split_qkv_rmsnorm_rope.py", ["qkv_rmsnorm_rope"]),
+        (package / "ops" / "register_custom_ops.py", ["npu_rotary_embedding"]),
+    ):
+        path.write_text(_REGISTER.format(namespace="vllm", names=names))
+    opp = package / "_cann_ops_custom" / "vendors" / "custom_transformer"
+    (opp / "op_api" / "lib").mkdir(parents=True)
+    return package, {"ASCEND_CUSTOM_OPP_PATH": str(opp), "LD_LIBRARY_PATH": str(opp / "op_api" / "lib")}
+
+
+def test_all_are_there(verdicts_of, vllm_ascend) -> None:
+    custom, triton = verdicts_of("custom_operators", "triton", **vllm_ascend[1])
+    assert custom.state is State.PASS, custom
+    assert custom.facts["calls"] == [f"torch.ops._C_ascend.{name}" for name in operators_of("_C_ascend")]
+    assert triton.state is State.PASS, triton
+    assert triton.facts["calls"] == [f"torch.ops.vllm.{name}" for name in operators_of("vllm")]
+
+
+def test_operators_that_cannot_be_registered(verdicts_of, vllm_ascend) -> None:
+    package, environment = vllm_ascend
+    (package / "vllm_ascend_C.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")
+    (package / "ops" / "triton" / "triton_utils.py").write_text(
+        "def init_device_properties_triton():\n    raise RuntimeError('0 active drivers')\n"
+    )
+    custom, triton = verdicts_of("custom_operators", "triton", **environment)
+    assert custom.state is State.FAIL
+    assert "AddRmsNormBias" in custom.detail
+    assert "undefined symbol" in custom.detail
+    assert custom.remedy
+    assert triton.state is State.FAIL
+    assert "split_qkv_rmsnorm_rope_kernel" in triton.detail
+    assert "0 active drivers" in triton.detail
+
+
+def test_operators_without_their_kernels(verdicts_of, vllm_ascend) -> None:
+    package, environment = vllm_ascend
+    shutil.rmtree(package / "_cann_ops_custom")
+    (without,) = verdicts_of("custom_operators")
+    assert without.state is State.FAIL
+    assert "no package of kernels" in without.detail
+    assert "AddRmsNormBias" in without.detail
+    (wrong,) = verdicts_of("custom_operators", **environment)
+    assert wrong.state is State.FAIL
+    assert f"ASCEND_CUSTOM_OPP_PATH={environment['ASCEND_CUSTOM_OPP_PATH']} is no folder" in wrong.detail
+
+
+def test_without_vllm_ascend_rows_are_skipped(verdicts_of) -> None:
+    custom, triton = verdicts_of("custom_operators", "triton")
+    assert custom.state is triton.state is State.SKIP
+    assert "AddRmsNormBias" in custom.detail
+    assert "split_qkv_rmsnorm_rope_kernel" in triton.detail
+
+
+@pytest.fixture
+def torch_npu(tmp_path):
+    """A stand-in for torch_npu whose library of ATB's calls is linked with a library of ATB; gives both folders."""
+    if shutil.which("gcc") is None:
+        pytest.skip("the libraries are built with gcc")
+    package, nnal = tmp_path / "torch_npu", tmp_path / "nnal"
+    (package / "lib").mkdir(parents=True)
+    nnal.mkdir()
+    atb = ["npu_ring_mla", "npu_paged_cache_load"]
+    functions = "\n".join(f"{name} = staticmethod(print)" for name in atb)
+    text = f"class atb:\n    {functions.replace(chr(10), chr(10) + '    ')}\n_npu_reshape_and_cache = print\n"
+    (package / "__init__.py").write_text(text)
+    build = [*_SHARED, "-o", str(nnal / "libatb.so")]
+    subprocess.run(build, input="int atb(void) { return 1; }", text=True, check=True)
+    plugin = [*_SHARED, "-o", str(package / "lib" / "libop_plugin_atb.so"), f"-L{nnal}", "-latb"]
+    subprocess.run(plugin, input="int atb(void); int call(void) { return atb(); }", text=True, check=True)
+    return package, nnal
+
+
+def test_atb_is_found_by_its_environment(verdicts_of, torch_npu) -> None:
+    (with_nnal,) = verdicts_of("atb", LD_LIBRARY_PATH=str(torch_npu[1]))
+    assert with_nnal.state is State.PASS, with_nnal
+    (without,) = verdicts_of("atb")
+    assert without.state is State.FAIL
+    assert "ReshapeAndCacheNdKernel" in without.detail
+    assert "set_env.sh" in without.detail
+    assert "libatb.so: cannot open shared object file" in without.facts["loader"]
+    older = [*_SHARED, "-o", str(torch_npu[1] / "libatb.so")]
+    subprocess.run(older, input="int other(void) { return 1; }", text=True, check=True)
+    (of_another_version,) = verdicts_of("atb", LD_LIBRARY_PATH=str(torch_npu[1]))
+    assert of_another_version.state is State.FAIL
+    assert "undefined symbol" in of_another_version.detail
+
+
+def test_an_older_torch_npu_lacks_calls(verdicts_of, torch_npu) -> None:
+    (verdict,) = verdicts_of("npu_calls")
+    assert verdict.state is State.FAIL
+    assert "torch_npu.npu_rms_norm" in verdict.facts["missing"]
+    assert "end as unsupported" in verdict.detail
+
+
+def test_a_probe_has_the_environment_of_a_device_process(tmp_path, monkeypatch) -> None:
+    """The loader reads LD_LIBRARY_PATH when a process starts, and not later."""
+    from bench.doctor.isolation import run_probe
+    from bench.doctor.probes import Probe
+
+    (tmp_path / "own_probes.py").write_text(
+        "import os\nfrom bench.doctor.verdict import passed\n"
+        "def said(target):\n    return passed(os.environ.get('LD_LIBRARY_PATH', ''))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    import own_probes
+
+    target = Target(environment={"LD_LIBRARY_PATH": "/opp/lib"})
+    assert run_probe(Probe(own_probes.said, as_device_process=True), target).verdict.detail == "/opp/lib"
+    assert run_probe(Probe(own_probes.said), target).verdict.detail == ""
+    del sys.modules["own_probes"]
