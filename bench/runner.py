@@ -4,7 +4,7 @@ with `--in-process`, in pytest itself."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from bench.collectives.message import Message
 from bench.collectives.timed import TimedCollective
 from bench.devices import Device, open_device
+from bench.devices.cpu import bounded_memory
 from bench.devices.device_lock import LockHolder
 from bench.errors import DeviceSick, MissingPrecondition, ReplayError
 from bench.failures import outcome_of, pytest_verdicts
@@ -157,7 +158,9 @@ class Runner:
             row = ReplayRow(job.kernel_type, job.cells, self.torch_device)
             replay = Replay(row, spec, self._device, self._instrument, self._settings, self._group)
         replay.expect_memory()
-        with torch.no_grad(), pytest_verdicts():
+        on_host = self.torch_device.type == "cpu"
+        bound = bounded_memory(self._device.available_bytes()) if on_host else nullcontext()
+        with torch.no_grad(), bound, pytest_verdicts():
             function(**arguments_of(function, row=row, replay=replay, group=self._group))
         if replay.outcome is None:
             raise ReplayError(f"{job.function} returned without having called replay(...)")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+import re
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -84,14 +86,39 @@ class CpuDevice:
         return self._lock.held(when_waiting, when_taken, limit_s)
 
 
+@contextmanager
+def bounded_memory(more_bytes: int) -> Iterator[None]:
+    """Lets this process take so many bytes more: an allocation beyond fails, and the system need not kill anything.
+
+    A kernel or its reference may take far more than the tensors of the row, such as the scores of a long attention.
+    Systems other than Linux have no such bound.
+    """
+    used = re.search(r"^VmData:\s*(\d+) kB", _text_of(Path("/proc/self/status")), flags=re.MULTILINE)
+    if used is None:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    own = int(used[1]) * 1024 + more_bytes
+    limits = [own, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
 def _system_bytes() -> int:
     """What the system can give; where it does not say, all of it, and the allocation decides."""
-    # Not there, but on Linux.
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return _memory_bytes()
+    available = re.search(r"^MemAvailable:\s*(\d+) kB", _text_of(Path("/proc/meminfo")), flags=re.MULTILINE)
+    return int(available[1]) * 1024 if available else _memory_bytes()
+
+
+def _text_of(path: Path) -> str:
+    """The text of a file that Linux has; "" on other systems."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def _memory_bytes() -> int:
