@@ -18,3 +18,21 @@ def test_swiglu(row, replay):
     if not x.dim() or x.shape[-1] % 2:
         raise row.refuse(INPUT_SHAPES, "the last axis has no two halves", "correct the shape")
     replay(impl.swiglu, x, -1, expected=expected.swiglu)
+
+
+@replays("FastGelu", npu="torch_npu.npu_fast_gelu")
+def test_fast_gelu(row, replay):
+    replay(impl.fast_gelu, row.only_input(-4.0, 4.0), expected=expected.fast_gelu)
+
+
+@replays("ScaledMaskedSoftmax", "ScaledMaskedSoftmaxV2", npu="torch_npu.npu_scaled_masked_softmax")
+def test_scaled_masked_softmax(row, replay):
+    """Slots: x, a mask that broadcasts to it. The scale is not in a capture; no duration depends on it."""
+    row.expect_inputs(2)
+    row.expect_dtype(1, "BOOL")
+    row.expect_broadcast()
+    row.expect_output_like(0)
+    if len(row.shape(0)) < 2:
+        raise row.refuse(INPUT_SHAPES, "slot 0 has scores for each query: 2 axes or more", "correct the shape")
+    x, mask = row.tensor(0, -4.0, 4.0), row.tensor(1)
+    replay(impl.scaled_masked_softmax, x, mask, 0.5, False, expected=expected.scaled_masked_softmax)

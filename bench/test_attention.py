@@ -91,3 +91,26 @@ def test_ring_mla(row, replay):
         calc_type="calc_type_default" if later else "calc_type_first_ring",
         expected=expected.ring_mla,
     )
+
+
+@replays("AttentionUpdate", npu="torch_npu.npu_attention_update")
+def test_attention_update(row, replay):
+    """Slots: what several parts of a sequence gave: the logarithms of their sums (N), then their results (N, D).
+
+    A second output is the logarithm of the sum over all parts.
+    """
+    parts = len(row.input_slots) // 2
+    if not parts or len(row.input_slots) != 2 * parts:
+        raise row.refuse(INPUT_SHAPES, "there are as many sums as results", "restore the missing slots")
+    for slot in range(parts):
+        row.expect_shape(slot, row.shape(parts)[:-1], what="logarithms of sums")
+        row.expect_shape(parts + slot, row.shape(parts), what="results of a part")
+    with_sums = len(row.output_slots) > 1 and not row.output_slots[1].absent
+    replay(
+        impl.attention_update,
+        [row.tensor(slot, -4.0, 4.0) for slot in range(parts)],
+        [row.tensor(parts + slot, *RANGE) for slot in range(parts)],
+        int(with_sums),
+        output_slots=[0, 1] if with_sums else [0],
+        expected=expected.attention_update,
+    )

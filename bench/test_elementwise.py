@@ -81,6 +81,39 @@ def test_log(row, replay):
     replay(impl.logarithm, row.only_input(0.1, 4.0), expected=expected.logarithm)
 
 
+@replays("Exp", "ExpAiCore", npu="torch.exp")
+def test_exp(row, replay):
+    replay(impl.exponential, row.only_input(-4.0, 4.0), expected=expected.exponential)
+
+
+@replays("Square", "SquareAiCore", npu="torch.square")
+def test_square(row, replay):
+    replay(impl.square, row.only_input(), expected=expected.square)
+
+
+@replays("Reciprocal", "ReciprocalAiCore", npu="torch.reciprocal")
+def test_reciprocal(row, replay):
+    replay(impl.reciprocal, row.only_input(0.5, 2.0), expected=expected.reciprocal)
+
+
+@replays("Rsqrt", "RsqrtAiCore", npu="torch.rsqrt")
+def test_rsqrt(row, replay):
+    replay(impl.reciprocal_root, row.only_input(0.1, 4.0), expected=expected.reciprocal_root)
+
+
+@replays("ClipByValueV2", "ClipByValueV2AiCore", npu="torch.clamp")
+def test_clamp(row, replay):
+    """Slots: x, the least and the largest value: numbers, or tensors that broadcast to x."""
+    row.expect_inputs(3)
+    row.expect_broadcast()
+    row.expect_output_like(0)
+    x = row.whole(0, -8, 8)
+    if all(row.shape(slot) in ((), (1,)) for slot in (1, 2)):
+        replay(impl.clamp, x, 2, 5, expected=expected.clamp)
+    else:
+        replay(impl.clamp, x, row.whole(1, 1, 3), row.whole(2, 4, 6), expected=expected.clamp)
+
+
 @replays("Sin", "SinAiCore", npu="torch.sin")
 def test_sin(row, replay):
     replay(impl.sine, row.only_input(-math.pi, math.pi), expected=expected.sine)

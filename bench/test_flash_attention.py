@@ -5,23 +5,21 @@ from __future__ import annotations
 import math
 
 from bench import expected, impl
+from bench.errors import Unsupported
 from bench.registry import replays
 from bench.rows.attention import CAUSAL_MASK, RANGE
 from bench.rows.sequences import expect_slots, given
 from database.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 
 _DROPOUT = 4
+_DROPPED = "slot {} is a dropout mask, and no row tells with what probability it drops: capture without dropout"
 
 
 @replays("FlashAttentionScore", npu="torch_npu.npu_fusion_attention")
 def test_flash_attention(row, replay):
     """Slots 0 to 2: queries, keys, values; 6: mask. Outputs: largest scores, their sums, nothing, result."""
     if given(row, _DROPOUT):
-        raise row.refuse(
-            INPUT_SHAPES,
-            f"slot {_DROPOUT} is a dropout mask: with what probability it drops is not recorded",
-            "capture the model without dropout",
-        )
+        raise Unsupported(_DROPPED.format(_DROPOUT))
     expect_slots(row, range(3), (6,))
     call, scale = _call(row, row.output_shape(0), 6 if given(row, 6) else None)
     replay(
@@ -40,6 +38,9 @@ def test_flash_attention_grad(row, replay):
     forward kernel gave: largest scores, their sums, and, last, the result."""
     expect_slots(row, range(4), range(4, len(row.input_slots)))
     later = [slot for slot in range(4, len(row.input_slots)) if given(row, slot)]
+    for slot in later:
+        if row.input_slots[slot].dtype == "UINT8" and len(row.shape(slot)) == 1:
+            raise Unsupported(_DROPPED.format(slot))
     *mask, highest, total, result = later if len(later) > 2 else [0, 0, 0]
     if len(later) not in (3, 4) or row.shape(highest) != row.shape(total):
         raise row.refuse(
@@ -87,10 +88,15 @@ def _call(row, statistics, mask):
         "BNSD": (batch, heads, queries, q[-1]),
     }
     layout = next((name for name, shape in layouts.items() if shape == q), None)
-    width = q[-1] if len(q) == 4 else q[-1] // max(heads, 1)
+    if layout and k != v and k[:-1] == v[:-1]:
+        raise Unsupported(
+            f"slot 2 (values) is {v} and slot 1 (keys) {k}: values are replayed with the keys' width only"
+        )
+    width, rest = (q[-1], 0) if len(q) == 4 else divmod(q[-1], max(heads, 1))
     kv_heads = 0
-    if layout and len(k) == len(q) and k == v and width:
-        kv_heads = k[layout.index("N")] if "N" in layout else k[-1] // width
+    if layout and len(k) == len(q) and k == v and width and not rest:
+        heads_and_rest = (k[layout.index("N")], k[-1] - width) if "N" in layout else divmod(k[-1], width)
+        kv_heads = heads_and_rest[0] if not heads_and_rest[1] else 0
     if layout is None or not kv_heads or heads % kv_heads or k[layout.index("B")] != batch:
         raise row.refuse(
             INPUT_SHAPES,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from bench import expected, impl
 from bench.errors import Unsupported
 from bench.registry import replays
@@ -47,6 +49,21 @@ def test_masked_fill(row, replay):
     replay(impl.masked_fill, x, mask, value, mutates=[0], expected=expected.masked_fill)
 
 
+@replays("IndexFill", npu="torch.index_fill")
+def test_index_fill(row, replay):
+    """Slots: x, indices along an axis, which is not in a capture, and what is filled in: a number."""
+    row.expect_inputs(3)
+    row.expect_output_like(0)
+    x, count = row.tensor(0), math.prod(row.shape(1))
+    if not x.dim() or len(row.shape(1)) != 1:
+        raise row.refuse(INPUT_SHAPES, "slot 1 lists indices along an axis of slot 0", "correct one of the shapes")
+    if row.shape(2) not in ((), (1,)):
+        raise row.refuse(INPUT_SHAPES, "slot 2 (what is filled in) is one number", "correct its shape")
+    row.assume("indices run along axis 0")
+    indices = row.indices(1, x.shape[0], distinct=count <= x.shape[0])
+    replay(impl.index_fill, x, 0, indices, 2, expected=expected.index_fill)
+
+
 @replays("Sort", "SortAiCore", npu="torch.sort")
 def test_sort(row, replay):
     """The direction is not in a capture; samplers, which sort logits, sort them descending."""
@@ -61,3 +78,16 @@ def test_argmax(row, replay):
     if not x.shape[-1:].numel():
         raise row.refuse(INPUT_SHAPES, "there is no largest among no elements", "correct the shape of slot 0")
     replay(impl.argmax, x, -1, expected=expected.argmax)
+
+
+@replays("ArgMaxWithValue", npu="torch.max")
+def test_largest(row, replay):
+    """Outputs: the indices, then the values; the call gives the values first."""
+    row.expect_inputs(1)
+    x, result = row.tensor(0), row.output_shape()
+    if not x.shape[-1:].numel():
+        raise row.refuse(INPUT_SHAPES, "there is no largest among no elements", "correct the shape of slot 0")
+    along_last = result in (tuple(x.shape[:-1]), (*x.shape[:-1], 1))
+    if not along_last and resolve.reduction(tuple(x.shape), result, 1) is not None:
+        raise Unsupported(f"{row.kernel_type} is replayed along the last axis only")
+    replay(impl.largest, x, -1, len(result) == x.dim(), output_slots=[1, 0], expected=expected.largest)

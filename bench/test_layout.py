@@ -96,12 +96,21 @@ def test_as_strided(row, replay):
 
 @replays("Tril", npu="torch.tril")
 def test_tril(row, replay):
-    """Which diagonal is not in a capture; it is the main one."""
+    replay(impl.lower_triangle, _matrix(row), 0, expected=expected.lower_triangle)
+
+
+@replays("Triu", npu="torch.triu")
+def test_triu(row, replay):
+    replay(impl.upper_triangle, _matrix(row), 0, expected=expected.upper_triangle)
+
+
+def _matrix(row):
+    """The matrices that a triangle is taken of. Which diagonal is not in a capture; it is the main one."""
     row.expect_inputs(1)
     if len(row.shape(0)) < 2:
         raise row.refuse(INPUT_SHAPES, "a matrix has two axes", "correct the shape")
     row.assume("the main diagonal")
-    replay(impl.lower_triangle, row.tensor(0), 0, expected=expected.lower_triangle)
+    return row.tensor(0)
 
 
 @replays("NonZero", "NonzeroAiCore", npu="torch.nonzero")

@@ -11,7 +11,7 @@ from bench.rows.factors import factors
 from database.schema import INPUT_SHAPES, OUTPUT_DTYPES
 
 
-@replays("MatMulV2", "MatMulV3", "MatMulCommon", npu="torch.nn.functional.linear")
+@replays("MatMulV2", "MatMulV3", "MatMulCommon", "MatMul", npu="torch.nn.functional.linear")
 def test_matmul(row, replay):
     row.expect_inputs(2, 3)
     a, b = _factors(row, row.matrices(0, rank=2), row.matrices(1, rank=2), transposed_b_first=True, rank=2)
@@ -25,7 +25,7 @@ def test_matmul(row, replay):
     replay(impl.matmul, a, b.mT, *bias, output_slots=_output_slots(row, a), expected=expected.matmul)
 
 
-@replays("BatchMatMulV2", npu="torch.matmul")
+@replays("BatchMatMulV2", "BatchMatMul", npu="torch.matmul")
 def test_batch_matmul(row, replay):
     row.expect_inputs(2)
     a, b = _factors(row, row.matrices(0), row.matrices(1), transposed_b_first=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bench import expected, impl
+from bench.errors import Unsupported
 from bench.registry import replays
 from bench.rows import resolve
 from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
@@ -28,6 +29,68 @@ def test_slice(row, replay):
     if len(sizes) != x.dim() or any(size > whole for size, whole in zip(sizes, x.shape, strict=True)):
         raise row.refuse(OUTPUT_SHAPES, f"this is no block of the input {tuple(x.shape)}", "correct one of the shapes")
     replay(impl.slice_copy, x, [0] * x.dim(), list(sizes), expected=expected.slice_copy)
+
+
+@replays("StridedSlice", "StridedSliceAiCore", "StridedSliceD", npu="torch_npu.npu_indexing")
+def test_strided_slice(row, replay):
+    """Slots: x, then lists of where axes begin and end, and of steps, whose values are not in a capture.
+
+    StridedSliceD is the form with fixed lists of older toolkits; the call launches StridedSlice.
+    """
+    row.expect_inputs(1, 4)
+    x, sizes = row.tensor(0), row.output_shape()
+    for slot, what in ((1, "where axes begin"), (2, "where axes end"), (3, "the steps")):
+        row.expect_list(slot, x.dim(), what)
+    if len(sizes) < x.dim():
+        raise Unsupported(f"{row.kernel_type} is replayed with as many axes in the output as in the input")
+    if len(sizes) != x.dim() or any(size > whole for size, whole in zip(sizes, x.shape, strict=True)):
+        raise row.refuse(OUTPUT_SHAPES, f"this is no part of the input {tuple(x.shape)}", "correct one of the shapes")
+    steps = [whole // size if size else 1 for size, whole in zip(sizes, x.shape, strict=True)]
+    row.assume(f"steps {steps} from the first element on")
+    ends = [size * step for size, step in zip(sizes, steps, strict=True)]
+    replay(impl.strided_slice, x, [0] * x.dim(), ends, steps, expected=expected.strided_slice)
+
+
+@replays("Pack", "PackAiCore", npu="torch.stack")
+def test_pack(row, replay):
+    parts, result = row.inputs(), row.output_shape()
+    axes = [
+        axis
+        for axis in range(len(result))
+        if parts and all((*part.shape[:axis], len(parts), *part.shape[axis:]) == result for part in parts)
+    ]
+    if not axes:
+        raise row.refuse(
+            OUTPUT_SHAPES,
+            f"no new axis of {len(parts)} makes this shape of the inputs' ones",
+            "correct the shape that does not fit",
+        )
+    if len(axes) > 1:
+        row.assume(f"axis {axes[0]} is the new one")
+    replay(impl.stack, parts, axes[0], expected=expected.stack)
+
+
+@replays("RepeatInterleave", npu="torch.repeat_interleave")
+def test_repeat_interleave(row, replay):
+    """Slots: x, and how often each line along an axis comes: not in a capture; all as often, the first more."""
+    row.expect_inputs(2)
+    row.index_dtype(1)
+    x, result = row.tensor(0), row.output_shape()
+    different = [axis for axis, (own, size) in enumerate(zip(x.shape, result, strict=False)) if own != size]
+    axis = different[0] if different else 0
+    if len(result) != x.dim() or not x.dim() or len(different) > 1 or not x.shape[axis]:
+        raise row.refuse(
+            OUTPUT_SHAPES, f"it differs from the input {tuple(x.shape)} in more than one axis", "correct one of them"
+        )
+    lines, total = x.shape[axis], result[axis]
+    row.expect_shape(1, (lines,), *([(), (1,)] if total % lines == 0 else []), what="repetitions")
+    if row.shape(1) == (lines,):
+        row.assume(f"{total} lines are dealt out evenly to {lines}")
+        repeats = [total // lines + (line < total % lines) for line in range(lines)]
+    else:
+        repeats = [total // lines]
+    tensor = row.numbers(1, repeats).reshape(row.shape(1))
+    replay(impl.repeat_interleave, x, tensor, axis, output_size=total, expected=expected.repeat_interleave)
 
 
 @replays("Transpose", "TransposeAiCore", npu="torch_npu.npu_transpose")

@@ -53,23 +53,28 @@ def test_add_rms_norm_bias(row, replay, custom_opp):
 
 @replays("LayerNormV4", npu="torch.native_layer_norm")
 def test_layer_norm(row, replay):
-    """Slots: x, the sizes of its last axes, over which it is normalized, gamma, beta. LayerNormV3 is another kernel."""
+    """Slots: x, the sizes of its last axes, over which it is normalized, gamma, beta."""
     row.expect_inputs(4)
-    sizes = row.shape(2)
-    if not sizes or row.shape(0)[-len(sizes) :] != sizes:
-        raise row.refuse(
-            INPUT_SHAPES, "slot 2 (gamma) must have the shape of slot 0's last axes", "correct one of them"
-        )
+    sizes = _normalized_sizes(row, gamma=2)
     row.expect_list(1, len(sizes), "the sizes of these axes")
-    row.expect_shape(3, sizes, what="beta")
-    # Not around 0, where a mean that is left out would not show.
-    x = row.tensor(0, -1.0, 3.0)
-    replay(impl.layer_norm, x, sizes, row.tensor(2), row.tensor(3), 1e-5, expected=expected.layer_norm)
+    replay(impl.layer_norm, *_layer_norm_arguments(row, sizes, 2), expected=expected.layer_norm)
 
 
-@replays("LpNormV2", npu="torch.linalg.vector_norm")
+@replays("LayerNormV3", npu="torch.native_layer_norm")
+def test_layer_norm_v3(row, replay):
+    """Slots: x, gamma, beta. The statistics have the dtype of gamma here, and that of the call's elsewhere."""
+    row.expect_inputs(3)
+    sizes = _normalized_sizes(row, gamma=1)
+    arguments = _layer_norm_arguments(row, sizes, 1)
+    replay(impl.layer_norm, *arguments, output_slots=[0, None, None], expected=expected.layer_norm)
+
+
+@replays("LpNormV2", "LpNormReduceV2", npu="torch.linalg.vector_norm")
 def test_lp_norm(row, replay):
-    """The Euclidean norm, as the clipping of gradients takes it; p is not in a capture."""
+    """The Euclidean norm, as the clipping of gradients takes it; p is not in a capture.
+
+    Where there is no LpNormV2 (910A, 310P) the call launches LpNormReduceV2, then LpNormUpdateV2.
+    """
     row.expect_inputs(1)
     reduction = resolve.reduction(row.shape(0), row.output_shape())
     if reduction is None or len(reduction[0]) == 0 < len(row.shape(0)):
@@ -79,6 +84,32 @@ def test_lp_norm(row, replay):
     axes, keepdim = reduction
     row.assume("the norm is the Euclidean one")
     replay(impl.vector_norm, row.tensor(0), 2, axes, keepdim, dtype=row.output_dtype(), expected=expected.vector_norm)
+
+
+@replays("LpNormUpdateV2", npu="torch.linalg.vector_norm")
+def test_lp_norm_update(row, replay):
+    """The second half of a norm, which takes the root of the sums: here the norm over an axis of one number."""
+    row.expect_inputs(1)
+    row.expect_output_like(0)
+    row.assume("the norm is the Euclidean one")
+    x = row.tensor(0)
+    replay(impl.vector_norm, x.unsqueeze(-1), 2, (x.dim(),), False, dtype=x.dtype, expected=expected.vector_norm)
+
+
+def _normalized_sizes(row, gamma):
+    """Sizes of the last axes of x, over which it is normalized: those of gamma and beta, slots next to each other."""
+    sizes = row.shape(gamma)
+    if not sizes or row.shape(0)[-len(sizes) :] != sizes:
+        raise row.refuse(
+            INPUT_SHAPES, f"slot {gamma} (gamma) must have the shape of slot 0's last axes", "correct one of them"
+        )
+    row.expect_shape(gamma + 1, sizes, what="beta")
+    return sizes
+
+
+def _layer_norm_arguments(row, sizes, gamma):
+    # x is not around 0, where a mean that is left out would not show.
+    return row.tensor(0, -1.0, 3.0), sizes, row.tensor(gamma), row.tensor(gamma + 1), 1e-5
 
 
 def _expect_vectors(row, names):

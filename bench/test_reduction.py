@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from bench import expected, impl
+from bench.errors import Unsupported
 from bench.registry import replays
 from bench.rows import resolve
 from database.schema import OUTPUT_SHAPES
 
 
-@replays("ReduceSum", "ReduceSumOpAiCore", npu="torch.sum")
+@replays("ReduceSum", "ReduceSumOpAiCore", "ReduceSumD", npu="torch.sum")
 def test_reduce_sum(row, replay):
+    """ReduceSumD is the form with fixed axes of older toolkits; the call launches ReduceSum."""
     row.expect_inputs(1, 2)
     x = row.tensor(0)
-    # Slot 1 lists the axes: it tells how many there are.
-    count = (row.shape(1) or (1,))[0] if len(row.input_slots) == 2 else None
-    reduction = resolve.reduction(tuple(x.shape), row.output_shape(), count)
-    if reduction is None:
-        raise row.refuse(
-            OUTPUT_SHAPES,
-            f"no sum of the input {tuple(x.shape)} over {'some' if count is None else count} axes has this shape",
-            "correct the input, the length of the list of axes (slot 1) or the output",
-        )
-    axes, keepdim = reduction
-    replay(impl.reduce_sum, x, axes, keepdim, dtype=row.output_dtype(), expected=expected.reduce_sum)
+    replay(impl.reduce_sum, x, *_reduction(row, "sum"), dtype=row.output_dtype(), expected=expected.reduce_sum)
+
+
+@replays("ReduceMean", "ReduceMeanAiCore", "ReduceMeanD", npu="torch.mean")
+def test_reduce_mean(row, replay):
+    """ReduceMeanD is the form with fixed axes of older toolkits; the call launches ReduceMean."""
+    row.expect_inputs(1, 2)
+    if not row.output_dtype().is_floating_point:
+        raise Unsupported("torch has no mean in integers")
+    x = row.tensor(0)
+    replay(impl.reduce_mean, x, *_reduction(row, "mean"), dtype=row.output_dtype(), expected=expected.reduce_mean)
 
 
 @replays("Cumsum", npu="torch.cumsum")
@@ -30,3 +32,16 @@ def test_cumsum(row, replay):
     """The axis is not in a capture; it is the last one."""
     row.expect_inputs(1, 2)
     replay(impl.cumulative_sum, row.tensor(0), -1, dtype=row.output_dtype(), expected=expected.cumulative_sum)
+
+
+def _reduction(row, name):
+    """The axes, and whether they are kept as ones; slot 1 lists the axes, which tells how many there are."""
+    count = (row.shape(1) or (1,))[0] if len(row.input_slots) == 2 else None
+    reduction = resolve.reduction(row.shape(0), row.output_shape(), count)
+    if reduction is None:
+        raise row.refuse(
+            OUTPUT_SHAPES,
+            f"no {name} of the input {row.shape(0)} over {'some' if count is None else count} axes has this shape",
+            "correct the input, the length of the list of axes (slot 1) or the output",
+        )
+    return reduction

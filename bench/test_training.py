@@ -138,6 +138,43 @@ def test_adamw(row, replay):
     )
 
 
+@replays("ApplyAdamW", npu="torch_npu.npu_apply_adam_w")
+def test_apply_adamw(row, replay):
+    """Slots: a parameter, its two moments, seven numbers (powers of the betas to epsilon), the gradient.
+
+    Slot 11, a bound of the second moments, is there with AMSGrad.
+    """
+    row.expect_inputs(11, 12)
+    if row.has(11):
+        raise Unsupported("AdamW is replayed without AMSGrad (slot 11)")
+    if len({row.shape(slot) for slot in (0, 1, 2, 10)}) > 1 or any(
+        row.shape(slot) not in ((), (1,)) for slot in range(3, 10)
+    ):
+        raise row.refuse(
+            INPUT_SHAPES, "slots 0 to 2 and 10 must have one shape, and 3 to 9 a number each", "correct one of them"
+        )
+    state = [row.tensor(0), row.tensor(1), row.tensor(2, 0.1, 1.0)]
+    beta1, beta2 = ADAMW["beta1"], ADAMW["beta2"]
+    replay(
+        impl.apply_adamw,
+        beta1**2,
+        beta2**2,
+        ADAMW["lr"],
+        ADAMW["weight_decay"],
+        beta1,
+        beta2,
+        ADAMW["eps"],
+        row.tensor(10),
+        None,
+        False,
+        False,
+        out=state,
+        mutates=["out"],
+        output_slots=range(3) if row.output_slots else [None] * 3,
+        expected=expected.apply_adamw,
+    )
+
+
 @replays("ForeachAddList", npu="torch._foreach_add")
 def test_foreach_add(row, replay):
     """Slots: both lists of tensors, and what the second one is multiplied with."""

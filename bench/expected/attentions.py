@@ -12,9 +12,14 @@ from typing import Any
 
 import torch
 
+from bench.reference.formula import each, per_element, to_float64
 from bench.reference.formula_parts import Draw, Part, parts
 
-__all__ = ["fused_infer_attention_score", "ring_mla"]
+__all__ = [
+    "attention_update",
+    "fused_infer_attention_score",
+    "ring_mla",
+]
 
 
 def attention_of(
@@ -158,3 +163,21 @@ def ring_mla(
 def index_of(rows: Sequence[tuple[int, ...]], device: torch.device) -> tuple[torch.Tensor, ...]:
     """Places of a tensor as torch takes them: an index tensor for each axis."""
     return tuple(torch.tensor(axis, device=device) for axis in zip(*rows, strict=True))
+
+
+@per_element()
+def _merged(
+    at: tuple[torch.Tensor, ...], lse: Sequence[torch.Tensor], local_out: Sequence[torch.Tensor], *_: int
+) -> torch.Tensor:
+    """sum over parts of exp(lse) out, divided by the sum of exp(lse)."""
+    shares = torch.stack([to_float64(own[at[:-1]]).exp() for own in lse])
+    return (shares * torch.stack([to_float64(own[at]) for own in local_out])).sum(dim=0) / shares.sum(dim=0)
+
+
+@per_element()
+def _merged_sums(at: tuple[torch.Tensor, ...], lse: Sequence[torch.Tensor], *_: object) -> torch.Tensor:
+    """ln(sum over parts of exp(lse))."""
+    return torch.stack([to_float64(own[at]).exp() for own in lse]).sum(dim=0).log()
+
+
+attention_update = each(_merged, _merged_sums)

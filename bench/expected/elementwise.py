@@ -13,9 +13,11 @@ __all__ = [
     "absolute",
     "add",
     "cast",
+    "clamp",
     "cosine",
     "divide",
     "equal",
+    "exponential",
     "floor_divide",
     "floor_modulo",
     "greater",
@@ -29,9 +31,12 @@ __all__ = [
     "negate",
     "not_equal",
     "power",
+    "reciprocal",
+    "reciprocal_root",
     "relu",
     "select",
     "sine",
+    "square",
     "subtract",
 ]
 
@@ -95,6 +100,34 @@ def relu(x: Any) -> Any:
 def logarithm(x: Any) -> Any:
     """ln x = log2(x) ln 2."""
     return _float64(x).log2() * math.log(2)
+
+
+@pointwise
+def exponential(x: Any) -> Any:
+    """e^x = 2^(x log2 e)."""
+    return (_float64(x) * math.log2(math.e)).exp2()
+
+
+@pointwise
+def square(x: Any) -> Any:
+    return x * x
+
+
+@pointwise
+def reciprocal(x: Any) -> Any:
+    return 1 / _float64(x)
+
+
+@pointwise
+def reciprocal_root(x: Any) -> Any:
+    """1 / sqrt(x)."""
+    return 1 / _float64(x) ** 0.5
+
+
+@pointwise
+def clamp(x: Any, least: Any, largest: Any) -> Any:
+    """The bound that x is beyond, else x."""
+    return x + (least - x) * (x < least) + (largest - x) * (x > largest)
 
 
 @pointwise

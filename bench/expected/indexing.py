@@ -10,7 +10,15 @@ import torch
 from bench.reference.expectations import Picks
 from bench.reference.formula import per_element, per_row
 
-__all__ = ["argmax", "gather_rows", "index", "masked_fill", "sort"]
+__all__ = [
+    "argmax",
+    "gather_rows",
+    "index",
+    "index_fill",
+    "largest",
+    "masked_fill",
+    "sort",
+]
 
 At = tuple[torch.Tensor, ...]
 
@@ -41,6 +49,14 @@ def index(at: At, x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> to
 
 
 @per_element(exact=True)
+def index_fill(at: At, x: torch.Tensor, dim: int, indices: torch.Tensor, value: float) -> torch.Tensor:
+    """The value where the coordinate along `dim` is among the indices, x elsewhere."""
+    filled = x[at].clone()
+    filled[torch.isin(at[dim], indices)] = value
+    return filled
+
+
+@per_element(exact=True)
 def masked_fill(at: At, x: torch.Tensor, mask: torch.Tensor, value: torch.Tensor | float) -> torch.Tensor:
     """The value where the mask holds, x elsewhere."""
     kept = x[at].clone()
@@ -62,3 +78,11 @@ def argmax(x: torch.Tensor, dim: int) -> Picks:
     """Any index at which a row holds its largest number."""
     assert dim == -1
     return Picks(x, x.amax(dim=-1, keepdim=True))
+
+
+@per_row("x")
+def largest(x: torch.Tensor, dim: int, keepdim: bool) -> tuple[torch.Tensor, Picks]:
+    """The largest number of a row, and any index at which it stands."""
+    assert dim == -1
+    value = x.amax(dim=-1, keepdim=True)
+    return value, Picks(x, value)

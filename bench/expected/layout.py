@@ -12,7 +12,13 @@ import torch
 
 from bench.reference.formula import per_element
 
-__all__ = ["format_cast", "lower_triangle", "nonzero", "strided_copy"]
+__all__ = [
+    "format_cast",
+    "lower_triangle",
+    "nonzero",
+    "strided_copy",
+    "upper_triangle",
+]
 
 At = tuple[torch.Tensor, ...]
 
@@ -44,6 +50,12 @@ def strided_copy(at: At, x: torch.Tensor, shape: Sequence[int], stride: Sequence
 def lower_triangle(at: At, x: torch.Tensor, diagonal: int) -> torch.Tensor:
     """y[..., i, j] = x[..., i, j] where j <= i + diagonal, else 0."""
     return x[at] * (at[-1] <= at[-2] + diagonal)
+
+
+@per_element(exact=True)
+def upper_triangle(at: At, x: torch.Tensor, diagonal: int) -> torch.Tensor:
+    """y[..., i, j] = x[..., i, j] where j >= i + diagonal, else 0."""
+    return x[at] * (at[-1] >= at[-2] + diagonal)
 
 
 @per_element(exact=True)

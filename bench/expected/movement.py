@@ -8,7 +8,18 @@ import torch
 
 from bench.reference.formula import per_element
 
-__all__ = ["broadcast_to", "concatenate", "copy_into", "pad", "slice_copy", "tile", "transpose_copy"]
+__all__ = [
+    "broadcast_to",
+    "concatenate",
+    "copy_into",
+    "pad",
+    "repeat_interleave",
+    "slice_copy",
+    "stack",
+    "strided_slice",
+    "tile",
+    "transpose_copy",
+]
 
 At = tuple[torch.Tensor, ...]
 
@@ -22,6 +33,33 @@ def copy_into(at: At, destination: torch.Tensor, source: torch.Tensor) -> torch.
 def slice_copy(at: At, x: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
     """y[i, j, ...] = x[i + offset 0, j + offset 1, ...]."""
     return x[tuple(index + offset for index, offset in zip(at, offsets, strict=True))]
+
+
+@per_element(exact=True)
+def strided_slice(
+    at: At, x: torch.Tensor, begin: Sequence[int], end: Sequence[int], strides: Sequence[int]
+) -> torch.Tensor:
+    """y[i, j, ...] = x[begin 0 + i stride 0, begin 1 + j stride 1, ...]."""
+    return x[tuple(first + index * step for index, first, step in zip(at, begin, strides, strict=True))]
+
+
+@per_element(exact=True)
+def stack(at: At, tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
+    """The coordinate along `axis` tells the tensor, the others the place in it."""
+    own = (*at[:axis], *at[axis + 1 :])
+    value = torch.empty_like(at[axis], dtype=tensors[0].dtype)
+    for number, part in enumerate(tensors):
+        inside = (at[axis] == number).nonzero()[:, 0]
+        value[inside] = part[tuple(index[inside] for index in own)]
+    return value
+
+
+@per_element(exact=True)
+def repeat_interleave(at: At, x: torch.Tensor, repeats: torch.Tensor, dim: int, *, output_size: int) -> torch.Tensor:
+    """Line i along `dim` comes repeats[i] times; one number in all is that of every line."""
+    ends = repeats.to(torch.int64).expand(x.shape[dim]).cumsum(0)
+    line = (at[dim][:, None] >= ends).sum(dim=1)
+    return x[(*at[:dim], line, *at[dim + 1 :])]
 
 
 @per_element(exact=True)

@@ -10,7 +10,11 @@ import torch
 
 from bench.reference.formula import per_element, per_row, to_float64
 
-__all__ = ["cumulative_sum", "reduce_sum"]
+__all__ = [
+    "cumulative_sum",
+    "reduce_mean",
+    "reduce_sum",
+]
 
 #: Long sums are added up in pieces of so many numbers, not to hold whole tensors in float64.
 _PIECE = 1 << 20
@@ -25,6 +29,18 @@ def reduce_sum(
     at: tuple[torch.Tensor, ...], x: torch.Tensor, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype
 ) -> torch.Tensor:
     """The sum over all coordinates along `axes`."""
+    return _sum(at, x, axes, keepdim)
+
+
+@per_element(terms=_reduced)
+def reduce_mean(
+    at: tuple[torch.Tensor, ...], x: torch.Tensor, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype
+) -> torch.Tensor:
+    """That sum, divided by the number of its terms."""
+    return _sum(at, x, axes, keepdim) / _reduced(x, axes, keepdim)
+
+
+def _sum(at: tuple[torch.Tensor, ...], x: torch.Tensor, axes: Sequence[int], keepdim: bool) -> torch.Tensor:
     kept = [axis for axis in range(x.dim()) if axis not in axes]
     place = tuple(at[axis] for axis in kept) if keepdim else at
     terms = x.permute(*kept, *axes)[place].reshape(at[0].numel() if at else 1, _reduced(x, axes, keepdim))

@@ -11,6 +11,7 @@ from bench.reference.formula import on_lists, per_element, per_row, pointwise, t
 
 __all__ = [
     "adamw",
+    "apply_adamw",
     "dropout_by_mask",
     "embedding_backward",
     "foreach_add",
@@ -127,6 +128,27 @@ def adamw(
     t = to_float64(steps[0]).to(torch.float64)
     m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
     direction = m / (1 - beta1**t) / ((v / (1 - beta2**t)) ** 0.5 + eps)
+    return p - lr * (weight_decay * p + direction), m, v
+
+
+@per_element()
+def apply_adamw(
+    at: At,
+    beta1_power: float,
+    beta2_power: float,
+    lr: float,
+    weight_decay: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    gradient: torch.Tensor,
+    *_: Any,
+    out: Sequence[torch.Tensor],
+) -> tuple[torch.Tensor, ...]:
+    """As `adamw`, the powers of the betas being those of the step before (aclnnApplyAdamW)."""
+    p, m, v, g = (to_float64(tensor[at]) for tensor in (*out, gradient))
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+    direction = m / (1 - beta1_power * beta1) / ((v / (1 - beta2_power * beta2)) ** 0.5 + epsilon)
     return p - lr * (weight_decay * p + direction), m, v
 
 

@@ -5,9 +5,30 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-__all__ = ["softmax", "swiglu"]
+__all__ = [
+    "fast_gelu",
+    "scaled_masked_softmax",
+    "softmax",
+    "swiglu",
+]
 
 softmax = torch.softmax
+
+#: What CANN's masked softmax puts in the place of a masked number.
+_MASKED = -10000.0
+
+
+def fast_gelu(x: torch.Tensor) -> torch.Tensor:
+    """x times the logistic function of 1.702 x."""
+    wide = x.float()
+    return torch.sigmoid(wide * 1.702).mul_(wide).to(x.dtype)
+
+
+def scaled_masked_softmax(
+    x: torch.Tensor, mask: torch.Tensor, scale: float, fixed_triu_mask: bool = False
+) -> torch.Tensor:
+    """Softmax of scale x along the last axis, where the mask, which broadcasts to x, does not hold."""
+    return torch.softmax((x * scale).masked_fill_(mask, _MASKED), -1)
 
 
 def swiglu(x: torch.Tensor, dim: int) -> torch.Tensor:

@@ -9,7 +9,11 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-__all__ = ["fused_infer_attention_score", "ring_mla"]
+__all__ = [
+    "attention_update",
+    "fused_infer_attention_score",
+    "ring_mla",
+]
 
 #: Scores that are held at a time where no fused kernel computes them: 256 MiB in float32.
 _SCORES = 1 << 26
@@ -266,3 +270,19 @@ def alike(q_lengths: Sequence[int], kv_lengths: Sequence[int], width: int) -> It
 def stretches(starts: Sequence[int], length: int, device: torch.device) -> torch.Tensor:
     """(starts, length): the numbers from each start on."""
     return torch.tensor(starts, device=device)[:, None] + torch.arange(length, device=device)
+
+
+def attention_update(
+    lse: Sequence[torch.Tensor], local_out: Sequence[torch.Tensor], update_type: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Puts results (N, D) of attention over parts, and the logarithms of their sums (N), together.
+
+    `update_type` tells an NPU whether to give the second value, the logarithms of the sums over all parts.
+    """
+    sums = torch.stack([tensor.float() for tensor in lse])
+    total = torch.logsumexp(sums, 0)
+    shares = (sums - total).exp_().unsqueeze(-1)
+    result = torch.zeros_like(local_out[0], dtype=torch.float32)
+    for share, part in zip(shares, local_out, strict=True):
+        result.addcmul_(share, part.float())
+    return result.to(local_out[0].dtype), total

@@ -8,9 +8,11 @@ __all__ = [
     "absolute",
     "add",
     "cast",
+    "clamp",
     "cosine",
     "divide",
     "equal",
+    "exponential",
     "floor_divide",
     "floor_modulo",
     "greater",
@@ -24,18 +26,23 @@ __all__ = [
     "negate",
     "not_equal",
     "power",
+    "reciprocal",
+    "reciprocal_root",
     "relu",
     "select",
     "sine",
+    "square",
     "subtract",
 ]
 
 absolute = torch.abs
 add = torch.add
 cast = torch.Tensor.to
+clamp = torch.clamp
 cosine = torch.cos
 divide = torch.div
 equal = torch.eq
+exponential = torch.exp
 floor_divide = torch.floor_divide
 floor_modulo = torch.remainder
 greater = torch.gt
@@ -49,7 +56,10 @@ multiply = torch.mul
 negate = torch.neg
 not_equal = torch.ne
 power = torch.pow
+reciprocal = torch.reciprocal
+reciprocal_root = torch.rsqrt
 relu = torch.relu
 select = torch.where
 sine = torch.sin
+square = torch.square
 subtract = torch.sub

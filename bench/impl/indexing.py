@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["argmax", "gather_rows", "index", "masked_fill", "sort"]
+__all__ = [
+    "argmax",
+    "gather_rows",
+    "index",
+    "index_fill",
+    "largest",
+    "masked_fill",
+    "sort",
+]
 
 gather_rows = torch.embedding
 index = torch.ops.aten.index.Tensor
+largest = torch.max
 masked_fill = torch.Tensor.masked_fill_
 sort = torch.sort
+
+
+def index_fill(x: torch.Tensor, dim: int, indices: torch.Tensor, value: float) -> torch.Tensor:
+    """x with `value` at the indices, of any integer type, along `dim`."""
+    return torch.index_fill(x, dim, indices.long(), value)
 
 
 def argmax(x: torch.Tensor, dim: int) -> torch.Tensor:

@@ -7,11 +7,24 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-__all__ = ["broadcast_to", "concatenate", "copy_into", "pad", "slice_copy", "tile", "transpose_copy"]
+__all__ = [
+    "broadcast_to",
+    "concatenate",
+    "copy_into",
+    "pad",
+    "repeat_interleave",
+    "slice_copy",
+    "stack",
+    "strided_slice",
+    "tile",
+    "transpose_copy",
+]
 
 concatenate = torch.cat
 copy_into = torch.Tensor.copy_
 pad = functional.pad
+repeat_interleave = torch.repeat_interleave
+stack = torch.stack
 tile = torch.tile
 
 
@@ -19,6 +32,11 @@ def slice_copy(x: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) ->
     """The block of `sizes` that starts at `offsets`."""
     block = x[tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))]
     return block.clone(memory_format=torch.contiguous_format)
+
+
+def strided_slice(x: torch.Tensor, begin: Sequence[int], end: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+    """Of each axis the elements from `begin` to before `end`, `strides` apart."""
+    return x[tuple(map(slice, begin, end, strides))].clone(memory_format=torch.contiguous_format)
 
 
 def transpose_copy(x: torch.Tensor, permutation: Sequence[int]) -> torch.Tensor:

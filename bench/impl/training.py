@@ -9,6 +9,7 @@ from torch.nn import functional
 
 __all__ = [
     "adamw",
+    "apply_adamw",
     "dropout_by_mask",
     "embedding_backward",
     "foreach_add",
@@ -75,3 +76,31 @@ def adamw(
     steps = [step.float() for step in steps]
     torch._fused_adamw_(parameters, gradients, first_moments, second_moments, largest_second_moments, steps, **options)
     return *parameters, *first_moments, *second_moments
+
+
+def apply_adamw(
+    beta1_power: float,
+    beta2_power: float,
+    lr: float,
+    weight_decay: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    gradient: torch.Tensor,
+    max_grad_norm: torch.Tensor | None,
+    amsgrad: bool,
+    maximize: bool,
+    *,
+    out: list[torch.Tensor],
+) -> tuple[torch.Tensor, ...]:
+    """A step of AdamW on `out`, a parameter and its two moments; the powers are those of the step before."""
+    gradient = gradient.float()
+    wide = parameter, first, second = [tensor.float() for tensor in out]
+    first.mul_(beta1).add_(gradient, alpha=1 - beta1)
+    second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    root = (second / (1 - beta2_power * beta2)).sqrt_().add_(epsilon)
+    parameter.mul_(1 - lr * weight_decay).addcdiv_(first, root, value=-lr / (1 - beta1_power * beta1))
+    for tensor, computed in zip(out, wide, strict=True):
+        if tensor is not computed:
+            tensor.copy_(computed)
+    return tuple(out)

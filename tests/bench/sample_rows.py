@@ -61,6 +61,7 @@ MATMUL = (
 ROWS: dict[str, tuple[str, ...]] = {
     "MatMulV2": MATMUL,
     "MatMulV3": MATMUL[:2],
+    "MatMul": (*MATMUL[:4], MATMUL[-2]),
     "MatMulCommon": MATMUL[:2],
     "BatchMatMulV2": (
         "6,5,16;6,16,33 | DT_BF16;DT_BF16 -> 6,5,33 | DT_BF16",
@@ -69,6 +70,10 @@ ROWS: dict[str, tuple[str, ...]] = {
         "2,3,5,16;1,3,16,33 | FLOAT;FLOAT -> 2,3,5,33 | FLOAT",
         "2,3,5,16;16,33 | FLOAT;FLOAT -> 2,3,5,33 | FLOAT",
         "3,5,32;3,2,5,16,16 | DT_BF16;DT_BF16 | ND;FRACTAL_NZ -> 3,5,80 | DT_BF16",
+        "3,4,2,16,16;3,2,4,16,16 | FLOAT16;FLOAT16 | FRACTAL_NZ;FRACTAL_NZ -> 3,2,2,16,16 | FLOAT16 | FRACTAL_NZ",
+    ),
+    "BatchMatMul": (
+        "6,5,16;6,16,33 | FLOAT16;FLOAT16 -> 6,5,33 | FLOAT16",
         "3,4,2,16,16;3,2,4,16,16 | FLOAT16;FLOAT16 | FRACTAL_NZ;FRACTAL_NZ -> 3,2,2,16,16 | FLOAT16 | FRACTAL_NZ",
     ),
     "Add": BINARY + MIXED + ("7;7 | UINT8;UINT8 -> 7 | UINT8",),
@@ -94,6 +99,17 @@ ROWS: dict[str, tuple[str, ...]] = {
     "Sin": UNARY,
     "Cos": UNARY,
     **{f"{name}AiCore": UNARY[:1] for name in ("Neg", "Abs", "Relu", "Log", "Sin", "Cos")},
+    "Exp": UNARY,
+    "Reciprocal": UNARY,
+    "Rsqrt": UNARY,
+    "Square": UNARY + INTEGERS,
+    "ClipByValueV2": (
+        "33,17;; | FLOAT;FLOAT;FLOAT -> 33,17 | FLOAT",
+        "64;1;1 | DT_BF16;DT_BF16;DT_BF16 -> 64 | DT_BF16",
+        "40;; | INT64;INT64;INT64 -> 40 | INT64",
+        "9,7;9,7;1,7 | FLOAT16;FLOAT16;FLOAT16 -> 9,7 | FLOAT16",
+        "9,7;9,7;9,7 | INT32;INT32;INT32 -> 9,7 | INT32",
+    ),
     "Cast": (
         "40 | FLOAT -> 40 | DT_BF16",
         "160 | BOOL -> 160 | FLOAT",
@@ -135,6 +151,25 @@ ROWS: dict[str, tuple[str, ...]] = {
         ";; | DOUBLE;DOUBLE;DOUBLE -> 409 | FLOAT",
         ";; | INT64;INT64;INT64 -> 33 | INT64",
         ";; | FLOAT;FLOAT;FLOAT -> 1 | DT_BF16",
+    ),
+    "StridedSlice": (
+        "8,6,51;3;3;3 | DT_BF16;INT64;INT64;INT64 -> 4,6,12 | DT_BF16",
+        "2,129;2;2;2 | INT64;INT32;INT32;INT32 -> 2,128 | INT64",
+        "64;1;1;1 | FLOAT;INT64;INT64;INT64 -> 32 | FLOAT",
+    ),
+    "StridedSliceD": ("8,6,51 | FLOAT16 -> 4,6,12 | FLOAT16", "4,8 | BOOL -> 4,8 | BOOL"),
+    "Pack": (
+        "5,7;5,7;5,7 | FLOAT;FLOAT;FLOAT -> 5,3,7 | FLOAT",
+        "33;33 | INT64;INT64 -> 2,33 | INT64",
+        ";; | FLOAT;FLOAT;FLOAT -> 3 | FLOAT",
+        "3,3;3,3;3,3 | DT_BF16;DT_BF16;DT_BF16 -> 3,3,3 | DT_BF16",
+    ),
+    "RepeatInterleave": (
+        "9;9 | INT32;INT32 -> 33 | INT32",
+        "6,5,4;5 | DT_BF16;INT64 -> 6,17,4 | DT_BF16",
+        "6,5;1 | FLOAT;INT64 -> 18,5 | FLOAT",
+        "6,5;6 | FLOAT;INT64 -> 6,5 | FLOAT",
+        "40; | INT64;INT64 -> 160 | INT64",
     ),
     "TensorMove": (
         "4,1,8,16 | DT_BF16 | NCHW -> 4,1,8,16 | DT_BF16",
@@ -215,6 +250,23 @@ ROWS: dict[str, tuple[str, ...]] = {
         "11,151; | DT_BF16;INT64 -> 11 | INT64",
         "40 | FLOAT -> | INT32",
     ),
+    "ArgMaxWithValue": (
+        "11,151 | FLOAT -> 11;11 | INT32;FLOAT",
+        "3,4,33 | DT_BF16 -> 3,4,1;3,4,1 | INT32;DT_BF16",
+        "40 | FLOAT16 -> ; | INT32;FLOAT16",
+    ),
+    "IndexFill": (
+        "33,17;5; | FLOAT;INT64;FLOAT -> 33,17 | FLOAT",
+        "64;64;1 | INT64;INT64;INT64 -> 64 | INT64",
+        "3,5;7;1 | BOOL;INT32;BOOL -> 3,5 | BOOL",
+    ),
+    "FastGelu": UNARY[:1] + UNARY[2:4],
+    "ScaledMaskedSoftmax": (
+        "2,3,33,32;1,1,33,32 | FLOAT;BOOL -> 2,3,33,32 | FLOAT",
+        "2,2,32,64;2,1,32,64 | FLOAT16;BOOL -> 2,2,32,64 | FLOAT16",
+        "4,2,64,96;4,2,64,96 | DT_BF16;BOOL -> 4,2,64,96 | DT_BF16",
+    ),
+    "ScaledMaskedSoftmaxV2": ("2,3,33,32;1,1,33,32 | FLOAT;BOOL -> 2,3,33,32 | FLOAT",),
     "SoftmaxV2": (
         "11,151 | FLOAT -> 11,151 | FLOAT",
         "3,4,33 | DT_BF16 -> 3,4,33 | DT_BF16",
@@ -229,6 +281,14 @@ ROWS: dict[str, tuple[str, ...]] = {
         "6,7 | DT_BF16 -> 6,1 | DT_BF16",
         "6,7;1 | INT32;INT64 -> 7 | INT32",
     ),
+    "ReduceSumD": ("32,19,72 | FLOAT -> 19 | FLOAT", "160 | FLOAT16 -> 1 | FLOAT16"),
+    "ReduceMean": (
+        "32,19,72;2 | FLOAT;INT64 -> 19 | FLOAT",
+        "7,150;1 | DT_BF16;INT64 -> 7,1 | DT_BF16",
+        "6,7;2 | FLOAT16;INT32 -> | FLOAT16",
+        "6,7;1 | INT64;INT64 -> 6 | FLOAT",
+    ),
+    "ReduceMeanD": ("7,150 | FLOAT16 -> 7,1 | FLOAT16",),
     "Cumsum": (
         "3,70; | FLOAT;INT64 -> 3,70 | FLOAT",
         "3,70;1 | DT_BF16;INT32 -> 3,70 | DT_BF16",

@@ -136,6 +136,11 @@ SPARSE = (
     f"5,2,16;2,4,1,16;2,4,1,16;5,1,20;1,2;1;1;5,2,8;2,4,1,8 | {_SPARSE.format('FLOAT16')} -> 5,2,16 | FLOAT16",
 )
 ROWS: dict[str, tuple[str, ...]] = {
+    "AttentionUpdate": (
+        "33;33;33,16;33,16 | FLOAT;FLOAT;FLOAT;FLOAT -> 33,16 | FLOAT",
+        "41;41;41;41,128;41,128;41,128 | FLOAT;FLOAT;FLOAT;DT_BF16;DT_BF16;DT_BF16 -> 41,128;41 | DT_BF16;FLOAT",
+        "7;7,8 | FLOAT;FLOAT16 -> 7,8 | FLOAT16",
+    ),
     "FusedInferAttentionScore": PAGED + LATENT + PACKED,
     "RINGMLAPrefillBF16Kernel": RING_MLA,
     "FlashAttentionScore": tuple(flash(**row) for row in _TRAINING),

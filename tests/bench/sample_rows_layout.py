@@ -25,6 +25,11 @@ ROWS: dict[str, tuple[str, ...]] = {
         "4,7 | INT32 -> 4,7 | INT32",
         "4,7 | DT_BF16 -> 4,7 | DT_BF16",
     ),
+    "Triu": (
+        "2,17,13 | FLOAT -> 2,17,13 | FLOAT",
+        "9,9 | BOOL -> 9,9 | BOOL",
+        "4,7 | DT_BF16 -> 4,7 | DT_BF16",
+    ),
     "NonZero": (
         "6,9 | BOOL -> 17,2 | INT64",
         "4 | BOOL | ND -> 1 | INT64",

@@ -27,6 +27,13 @@ ROWS = {
         "31;1;31;31 | DT_BF16;INT64;FLOAT;FLOAT -> 31;1;1 | DT_BF16;FLOAT;FLOAT",
         "300,4096;1;4096;4096 | DT_BF16;INT32;DT_BF16;DT_BF16 -> 300,4096;300,1;300,1 | DT_BF16;FLOAT;FLOAT",
     ),
+    "LayerNormV3": (
+        "33,3,15;15;15 | FLOAT;FLOAT;FLOAT -> 33,3,15;33,3,1;33,3,1 | FLOAT;FLOAT;FLOAT",
+        "9,128;128;128 | FLOAT16;FLOAT16;FLOAT16 -> 9,128;9,1;9,1 | FLOAT16;FLOAT16;FLOAT16",
+        "5,6,7;6,7;6,7 | DT_BF16;FLOAT;FLOAT -> 5,6,7;5,1,1;5,1,1 | DT_BF16;FLOAT;FLOAT",
+    ),
+    "LpNormReduceV2": ("9,70 | FLOAT -> 9 | FLOAT", "1024 | FLOAT -> 1 | FLOAT"),
+    "LpNormUpdateV2": ("9 | FLOAT -> 9 | FLOAT", "1 | FLOAT -> 1 | FLOAT", " | FLOAT -> | FLOAT"),
     "LpNormV2": (
         "9,70 | FLOAT -> 9 | FLOAT",
         "1024 | FLOAT -> | FLOAT",

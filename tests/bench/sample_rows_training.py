@@ -43,6 +43,11 @@ ROWS: dict[str, tuple[str, ...]] = {
         "9,7;9,7;9,7;9,7; | FLOAT;FLOAT;FLOAT;FLOAT;FLOAT -> N/A | N/A",
         "40;40;40;40;1 | DT_BF16;DT_BF16;DT_BF16;DT_BF16;INT64 -> N/A | N/A",
     ),
+    "ApplyAdamW": (
+        f"9,7;9,7;9,7;;;;;;;;9,7 | {';'.join(['FLOAT'] * 11)} -> 9,7;9,7;9,7 | FLOAT;FLOAT;FLOAT",
+        f"333;333;333;1;1;1;1;1;1;1;333; | {';'.join(['FLOAT'] * 11)};DT_UNDEFINED -> N/A | N/A",
+        f"40;40;40;;;;;;;;40 | {';'.join(['FLOAT16'] * 11)} -> 40;40;40 | FLOAT16;FLOAT16;FLOAT16",
+    ),
     "ForeachAddList": (
         f"{FOREACH};{FOREACH}; | FLOAT;FLOAT;FLOAT;FLOAT;FLOAT;FLOAT;FLOAT -> 60;7;24 | FLOAT;FLOAT;FLOAT",
         "4,5;4,5; | DT_BF16;DT_BF16;DT_BF16 -> 4,5 | DT_BF16",

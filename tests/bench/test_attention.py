@@ -170,7 +170,6 @@ REFUSED = [
     (RING_MLA[3].replace("5,2,", "7,2,"), "ring_mla", SHAPES, "as many queries as keys"),
     (RING_MLA[3].replace("5,2,", "5,4,"), "ring_mla", SHAPES, "do not go together"),
     (RING_MLA[3].replace("512,512", "512,512;1"), "ring_mla", DTYPES, "slot 6 has the shape 1"),
-    (TRAINED.replace(";;;;", ";;4224;;", 1), "flash_attention", SHAPES, "dropout mask"),
     (TRAINED.replace(";;;;", ";1,1;;;", 1), "flash_attention", SHAPES, "slot 3 is used"),
     (flash("33,2,64", "33,2,48", "2,4,33,8"), "flash_attention", SHAPES, "in one of the layouts SBH, BSH"),
     (flash("33,2,64", "33,2,32", "3,4,33,8"), "flash_attention", SHAPES, "TND is not replayed"),

@@ -134,6 +134,27 @@ MISTAKES = {
     "copy_into": ("TensorMove", lambda destination, source: destination),
     "fill": ("Fill", lambda destination, value: destination),
     "cast": ("Cast", lambda x, dtype, copy: x.to(torch.float16).floor().to(dtype)),
+    "clamp": ("ClipByValueV2", lambda x, least, largest: torch.clamp(x, max=largest)),
+    "reciprocal_root": ("Rsqrt", torch.sqrt),
+    "fast_gelu": ("FastGelu", torch.nn.functional.gelu),
+    "scaled_masked_softmax": (
+        "ScaledMaskedSoftmax",
+        lambda x, mask, scale, fixed: torch.softmax((x * scale).masked_fill_(~mask, -10000.0), -1),
+    ),
+    "reduce_mean": ("ReduceMean", lambda x, axes, keepdim, dtype: torch.sum(x, axes, keepdim)),
+    "largest": ("ArgMaxWithValue", torch.min),
+    "index_fill": ("IndexFill", lambda x, dim, indices, value: torch.index_fill(x, 1, indices % x.shape[1], value)),
+    "upper_triangle": ("Triu", torch.tril),
+    "strided_slice": (
+        "StridedSlice",
+        lambda x, begin, end, strides: x[tuple(slice(last // step) for last, step in zip(end, strides, strict=True))],
+    ),
+    "stack": ("Pack", lambda parts, axis: torch.stack(parts[::-1], axis)),
+    "repeat_interleave": (
+        "RepeatInterleave",
+        lambda x, repeats, dim, output_size: x.repeat(-(-output_size // len(x)))[:output_size],
+    ),
+    "attention_update": ("AttentionUpdate", lambda lse, outs, update_type: (torch.stack(outs).mean(0), lse[0])),
     "select": ("SelectV2", lambda condition, x, y: torch.where(condition, y, x)),
 }
 

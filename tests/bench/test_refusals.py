@@ -21,6 +21,7 @@ from bench.failures import outcome_of
 from bench.registry import replays
 from database.schema import Status
 
+OF_TRAINING = "FLOAT;FLOAT;FLOAT;FLOAT"
 #: Kernel type, row, the column that is named, words of the message.
 CONTRADICTIONS = [
     ("MatMulV2", "4,8;9,7 | FLOAT;FLOAT -> 4,7 | FLOAT", SHAPES, "no product of the shape (4, 7)"),
@@ -92,6 +93,41 @@ CONTRADICTIONS = [
     ("ReduceSum", "4,8;2 | FLOAT;INT64 -> 8 | FLOAT", OUTPUT, "over 2 axes"),
     ("Cumsum", "4,8; | FLOAT;INT64 -> 4,7 | FLOAT", OUTPUT, "output 0 of Cumsum is (4, 8)"),
     ("RmsNorm", "4,8;7 | FLOAT;FLOAT -> 4,8;4,1 | FLOAT;FLOAT", SHAPES, "slot 1 (gamma)"),
+    ("ClipByValueV2", "4;5;4 | FLOAT;FLOAT;FLOAT -> 4 | FLOAT", SHAPES, "do not broadcast"),
+    ("ClipByValueV2", "4;1,4;3,4 | FLOAT;FLOAT;FLOAT -> 3,4 | FLOAT", OUTPUT, "the shape of input slot 0"),
+    ("ReduceMean", "4,8;1 | FLOAT;INT64 -> 5 | FLOAT", OUTPUT, "no mean of the input (4, 8) over 1 axes"),
+    ("ArgMaxWithValue", "4,0 | FLOAT -> 4;4 | INT32;FLOAT", SHAPES, "no largest"),
+    ("ArgMaxWithValue", "4,8 | FLOAT -> 5;5 | INT32;FLOAT", OUTPUT, "output 1 of ArgMaxWithValue is (4,)"),
+    ("IndexFill", "4,8;2,2; | FLOAT;INT64;FLOAT -> 4,8 | FLOAT", SHAPES, "slot 1 lists indices"),
+    ("IndexFill", "4,8;2;2 | FLOAT;INT64;FLOAT -> 4,8 | FLOAT", SHAPES, "is one number"),
+    ("IndexFill", "4,8;2; | FLOAT;FLOAT;FLOAT -> 4,8 | FLOAT", DTYPES, "indices, which are integers"),
+    ("ScaledMaskedSoftmax", "4,8;4,8 | FLOAT;FLOAT -> 4,8 | FLOAT", DTYPES, "slot 1 must be BOOL"),
+    ("Triu", "8 | FLOAT -> 8 | FLOAT", SHAPES, "a matrix has two axes"),
+    ("StridedSlice", "4,8;2;2;2 | FLOAT;INT64;INT64;INT64 -> 5,8 | FLOAT", OUTPUT, "no part of the input (4, 8)"),
+    ("StridedSlice", "4,8;2;2;3 | FLOAT;INT64;INT64;INT64 -> 4,4 | FLOAT", SHAPES, "slot 3 lists the steps"),
+    ("Pack", "4,8;4,8 | FLOAT;FLOAT -> 3,4,8 | FLOAT", OUTPUT, "no new axis of 2"),
+    ("RepeatInterleave", "4,8;4 | FLOAT;INT64 -> 9,9 | FLOAT", OUTPUT, "in more than one axis"),
+    ("RepeatInterleave", "4,8;1 | FLOAT;INT64 -> 9,8 | FLOAT", SHAPES, "slot 1 (repetitions) must have the shape 4"),
+    ("RepeatInterleave", "4,8;4 | FLOAT;FLOAT -> 9,8 | FLOAT", DTYPES, "indices, which are integers"),
+    ("AttentionUpdate", "4;4;4,8 | FLOAT;FLOAT;FLOAT -> 4,8 | FLOAT", SHAPES, "as many sums as results"),
+    ("AttentionUpdate", "4;5;4,8;4,8 | FLOAT;FLOAT;FLOAT;FLOAT -> 4,8 | FLOAT", SHAPES, "slot 1 (logarithms of sums)"),
+    ("LpNormUpdateV2", "4 | FLOAT -> 5 | FLOAT", OUTPUT, "the shape of input slot 0"),
+    ("LayerNormV3", "4,8;8;7 | FLOAT;FLOAT;FLOAT -> 4,8;4,1;4,1 | FLOAT;FLOAT;FLOAT", SHAPES, "slot 2 (beta)"),
+    *(
+        (
+            "FlashAttentionScore",
+            f"{query};{key};{key};;;;64,64 | FLOAT;FLOAT;FLOAT;;;;BOOL -> {stats};{stats};;{query} | {OF_TRAINING}",
+            column,
+            words,
+        )
+        for query, key, stats, column, words in (
+            ("64,2,510", "64,2,510", "2,3,64,4", OUTPUT, "largest scores and their sums are"),
+            ("64,2,511", "64,2,511", "2,3,64,8", SHAPES, "slots 0 to 2 are not queries, keys and values of 2 x 64"),
+            ("64,2,512", "64,2,511", "2,4,64,8", SHAPES, "slots 0 to 2 are not queries, keys and values of 2 x 64"),
+            ("64,2,512", "64,2,512", "2,4,32,8", SHAPES, "slots 0 to 2 are not queries, keys and values of 2 x 32"),
+            ("2,64,4,16", "2,64,4,8", "2,4,64,8", SHAPES, "slots 0 to 2 are not queries, keys and values of 2 x 64"),
+        )
+    ),
     ("SwiGlu", "4,7 | FLOAT -> 4,3 | FLOAT", SHAPES, "no two halves"),
 ]
 
@@ -144,6 +180,21 @@ def test_results_of_an_npu_call_name_that(monkeypatch):
         ("Neg", "4 | BOOL -> 4 | BOOL"),
         ("ArgMaxV2", "4,5 | BOOL -> 4 | INT32"),
         ("MatMulV2", "4,8;8,7 | INT8;INT8 -> 4,7 | INT32"),
+        (
+            "FlashAttentionScore",
+            f"2,4,64,16;2,4,64,16;2,4,64,8 | FLOAT;FLOAT;FLOAT -> 2,4,64,8;2,4,64,8;;2,4,64,8 | {OF_TRAINING}",
+        ),
+        (
+            "FlashAttentionScore",
+            f"64,2,64;64,2,64;64,2,64;;1024 | FLOAT;FLOAT;FLOAT;;UINT8 -> 2,4,64,8;2,4,64,8;;64,2,64 | {OF_TRAINING}",
+        ),
+        (
+            "FlashAttentionScoreGrad",
+            f"64,2,64;64,2,64;64,2,64;64,2,64;33;2,4,64,8;2,4,64,8;64,2,64 | {OF_TRAINING};UINT8;FLOAT;FLOAT;FLOAT -> ;;",
+        ),
+        ("ReduceMean", "4,8;1 | INT32;INT64 -> 4 | INT32"),
+        ("ArgMaxWithValue", "4,8 | FLOAT -> 8;8 | INT32;FLOAT"),
+        ("StridedSlice", "4,8;2;2;2 | FLOAT;INT64;INT64;INT64 -> 4 | FLOAT"),
         ("Cast", "4 | FLOAT -> 4 | COMPLEX64"),
         ("Sort", "4 | COMPLEX64 -> 4;4 | COMPLEX64;INT32"),
         ("GatherV2", "4,9,8;3;1 | FLOAT;INT64;INT64 -> 3,9,8 | FLOAT"),

@@ -30,9 +30,13 @@ def test_every_captured_type_is_replayed_or_told_why_not():
     assert sorted(captured_types() - set(replays_of_bench()) - set(WITHOUT_REPLAY)) == []
 
 
+#: What msmodeling's databases of an A3 have, under both names: no capture of it is here.
+IN_DATABASES = {"mla_preprocess_0_mix_aic", "mla_preprocess"}
+
+
 @pytest.mark.skipif(not CAPTURES.is_dir(), reason="no captures beside the checkout")
 def test_nothing_is_told_of_types_that_no_capture_has():
-    assert sorted(set(WITHOUT_REPLAY) - captured_types()) == []
+    assert sorted(set(WITHOUT_REPLAY) - captured_types() - IN_DATABASES) == []
 
 
 @pytest.mark.parametrize("kernel_type", WITHOUT_REPLAY)
