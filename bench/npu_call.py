@@ -9,13 +9,26 @@ from typing import Any
 
 from bench.errors import Unsupported
 
+#: Between names of which the first that is there is called.
+OR = " or "
+
 
 def npu_call(name: str) -> Callable[..., Any]:
-    """The function that a replay's `npu` names, such as "torch_npu.npu_rms_norm".
+    """The function that a replay's `npu` names, such as "torch_npu.npu_rms_norm"; of several the first that is there.
 
     Raises:
         Unsupported: nothing of that name is there; a custom operator is not registered, for instance.
     """
+    first, _, others = name.partition(OR)
+    if not others:
+        return _function(name)
+    try:
+        return _function(first)
+    except Unsupported:
+        return npu_call(others)
+
+
+def _function(name: str) -> Callable[..., Any]:
     import torch
 
     package, *path = name.split(".")

@@ -23,6 +23,7 @@ class ReplaySpec:
         kernel_types: types of the profiler whose rows the function replays.
         npu: dotted name of the call that is timed on an NPU ("torch_npu.npu_rms_norm"); it takes
             the arguments that the replay passes, by the same names, and returns as many results.
+            "A or B": the first of them that is there. "bench.impl.NAME": what is timed elsewhere, too.
             None: the kernel has no call of its own there.
         group: what tells the group of devices that a row needs at once; its body runs on each rank of
             the group, and may ask for `group` (bench/groups/group.py). None: rows need one device.

@@ -43,7 +43,11 @@ def test_lightning_indexer(row, replay):
     )
 
 
-@replays("SparseFlashAttention", npu="torch_npu.npu_sparse_flash_attention")
+#: vllm-ascend launches a kernel of its own where it is installed, as engines do; torch_npu launches CANN's.
+_SPARSE_FLASH_ATTENTION = "torch.ops._C_ascend.npu_sparse_flash_attention or torch_npu.npu_sparse_flash_attention"
+
+
+@replays("SparseFlashAttention", npu=_SPARSE_FLASH_ATTENTION)
 def test_sparse_flash_attention(row, replay):
     """Slots: queries (T, N, D), keys and values in pages (blocks, block size, 1, D), indices (T, 1, K), block table,
     two lengths, and the rope parts of queries and keys."""

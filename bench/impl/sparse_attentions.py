@@ -74,8 +74,10 @@ def sparse_flash_attention(
     layout_kv: str,
     sparse_mode: int,
     attention_mode: int,
-) -> tuple[torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Attention of (T, N, D) queries over the keys that `sparse_indices` (T, 1, K) name, -1 for none.
+
+    Two results that are asked for in training only, statistics of the scores, are empty.
 
     Keys are in pages (blocks, block size, 1, D) and are the values too, without their rope part.
     """
@@ -98,4 +100,4 @@ def sparse_flash_attention(
             everything[own, None], keys, keys, attn_mask=seen[:, None, None], scale=scale_value
         )
         out[own] = result[:, 0, :, :width]
-    return (out,)
+    return out, query.new_empty(0), query.new_empty(0)

@@ -14,8 +14,10 @@ ROWS: dict[str, tuple[str, ...]] = {
         "2,2,3,16,16 | DT_BF16 -> 2,48,32 | DT_BF16",
     ),
     "AsStrided": (
+        "1536;3;3;1 | DT_BF16;INT64;INT64;INT64 -> 2,4,64 | DT_BF16",
         "360;3;3;1 | FLOAT;INT64;INT64;INT64 -> 5,4,6 | FLOAT",
         "360;3;3;1 | DT_BF16;INT64;INT64;INT64 -> 5,4,18 | DT_BF16",
+        "64;2;2;1 | FLOAT;INT64;INT64;INT64 -> 4,4 | FLOAT",
         "35;2;2;1 | INT64;INT64;INT64;INT64 -> 5,7 | INT64",
         "32,4,96;3;3; | FLOAT;INT64;INT64;INT64 -> 12,32,32 | FLOAT",
     ),

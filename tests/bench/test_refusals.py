@@ -190,7 +190,7 @@ def test_results_of_an_npu_call_name_that(monkeypatch):
         ),
         (
             "FlashAttentionScoreGrad",
-            f"64,2,64;64,2,64;64,2,64;64,2,64;33;2,4,64,8;2,4,64,8;64,2,64 | {OF_TRAINING};UINT8;FLOAT;FLOAT;FLOAT -> ;;",
+            f"8,2,64;8,2,64;8,2,64;8,2,64;33;2,4,8,8;2,4,8,8;8,2,64 | {OF_TRAINING};UINT8;FLOAT;FLOAT;FLOAT -> |",
         ),
         ("ReduceMean", "4,8;1 | INT32;INT64 -> 4 | INT32"),
         ("ArgMaxWithValue", "4,8 | FLOAT -> 8;8 | INT32;FLOAT"),

@@ -16,6 +16,14 @@ SCHEMAS = {
         npu_add_rms_norm_bias(Tensor x1, Tensor x2, Tensor gamma, Tensor? beta=None, float epsilon=1e-6)
             -> (Tensor y, Tensor rstd, Tensor x)
 
+        npu_sparse_flash_attention(Tensor query, Tensor key, Tensor value, Tensor sparse_indices,
+            float scale_value, *, Tensor? block_table=None, Tensor? actual_seq_lengths_query=None,
+            Tensor? actual_seq_lengths_kv=None, Tensor? query_rope=None, Tensor? key_rope=None,
+            int sparse_block_size=1, str layout_query='BSND', str layout_kv='BSND', int sparse_mode=3,
+            int pre_tokens=9223372036854775807, int next_tokens=9223372036854775807, int attention_mode=2,
+            bool return_softmax_lse=False)
+            -> (Tensor attention_out, Tensor softmax_max, Tensor softmax_sum)
+
         npu_apply_top_k_top_p(Tensor logits, Tensor? p=None, Tensor? k=None) -> Tensor
 
         dispatch_ffn_combine(Tensor x, Tensor[] weight1, Tensor[] weight2, Tensor expert_idx,
