@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from database.matmul_family import FAMILY
 
-#: One API of torch_npu, behind which the library chooses one of these.
-_FAMILIES = (FAMILY, ("GatherV2", "GatherV3"))
+#: One API of torch_npu each, behind which the library chooses one of these.
+_FAMILIES = (
+    (*FAMILY, "MatMul"),
+    ("BatchMatMulV2", "BatchMatMulV3", "BatchMatMul"),
+    ("GatherV2", "GatherV3"),
+    # The forms with fixed axes are those of older toolkits.
+    ("ReduceMean", "ReduceMeanD"),
+    ("ReduceSum", "ReduceSumD"),
+    ("ScaledMaskedSoftmax", "ScaledMaskedSoftmaxV2"),
+    ("StridedSlice", "StridedSliceD"),
+)
 #: CANN named a kernel so where a graph was captured (aclgraph): the same kernel under another name.
 _TWINS = ("AiCore", "Aicore")
 

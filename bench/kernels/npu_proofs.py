@@ -16,7 +16,7 @@ PROOFS = Path(__file__).with_suffix(".json")
 
 #: What takes a call's arguments, and what that says; from the strongest proof to the weakest.
 KINDS = {
-    "torch": "the call is torch's own; torch computed the results' shapes and dtypes",
+    "torch": "the call is torch's own, or made of such (bench.impl); torch computed the results' shapes and dtypes",
     "meta kernel": "torch_npu took the arguments and computed the results' shapes and dtypes",
     "schema": "the operator's schema took the names and types of the arguments, and has as many results",
     "custom schema": "as schema, with the one that the operator's own package publishes: torch_npu does not have it",

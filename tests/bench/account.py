@@ -2,7 +2,8 @@
 
     python -m tests.bench.account [--max-bytes N] [--output FILE.jsonl] [--threads N] [--only WORD]
 
-Prints for each source and kernel type how many rows were measured, refused and why. With --output
+Prints for each source and kernel type how many rows were measured, refused and why, and for each source what share of
+its device time that is. With --output
 each row's fate is written as soon as it is known, and a further run with the same file goes on there
 (and tries those that failed again).
 """
@@ -27,6 +28,7 @@ from bench.kernels.replays import replays_of_bench
 from bench.kernels.without_replay import WITHOUT_REPLAY
 from bench.rows.replay_row import ReplayRow
 from bench.runner import Runner
+from database.communication import is_communication
 from database.schema import Status
 from tests.bench.real_rows import RealRow, sources
 from tests.bench.replaying import replay_functions
@@ -139,6 +141,31 @@ def table(fates: Iterable[Fate]) -> str:
     return text
 
 
+def coverage(fates: Iterable[Fate]) -> str:
+    """Markdown: what became of the device time of each capture, in milliseconds.
+
+    Of a collective's time no replay of `bench/` tells anything, and rows without shapes (MemSet, which other kernels
+    bring along) describe no call: `covered` is the share of the rest that was measured, or is too large for this run.
+    """
+    word_of = {_key(fate): fate.fate for fate in fates}
+    columns = ("collectives", "not recorded", MEASURED, TOO_LARGE, REFUSED, NO_REPLAY, FAILED, UNKNOWN)
+    lines = [("source", "device time", *columns, "covered"), ("---",) * (len(columns) + 3)]
+    for source in sources():
+        spent: Counter[str] = Counter()
+        for row in source.rows:
+            word = "collectives" if is_communication(row.kernel_type) else word_of.get(_key(row))
+            if word is not None:
+                spent[word] += row.time_us
+        for kernel_type, time_us in source.unrecorded_us.items():
+            spent["collectives" if is_communication(kernel_type) else "not recorded"] += time_us
+        described = sum(spent[word] for word in columns[2:])
+        if described:
+            covered = (spent[MEASURED] + spent[TOO_LARGE]) / described
+            cells = [f"{spent[word] / 1e3:.3f}" if spent[word] else "" for word in columns]
+            lines.append((source.name, f"{sum(spent.values()) / 1e3:.3f}", *cells, f"{100 * covered:.1f} %"))
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -177,6 +204,7 @@ def main(words: Sequence[str] | None = None) -> int:
             )
     unrecorded = [fate for fate in unrecorded_fates() if arguments.only in f"{fate.source} {fate.kernel_type}"]
     print(table([*(known[_key(row)] for row in rows), *unrecorded]))
+    print(coverage(known[_key(row)] for row in rows))
     return 0
 
 

@@ -26,6 +26,7 @@ class RealRow:
 
     Attributes:
         times: how many rows of the source have its signature.
+        time_us: their device time; 0 where the source is no capture.
     """
 
     source: str
@@ -33,6 +34,7 @@ class RealRow:
     cells: dict[str, str]
     signature: str
     times: int = 0
+    time_us: float = 0.0
 
 
 @dataclass
@@ -42,11 +44,13 @@ class Source:
     Attributes:
         rows: the distinct ones.
         unrecorded: by kernel type, how many rows have no input shapes; "" where the type is missing too.
+        unrecorded_us: their device time.
     """
 
     name: str
     rows: list[RealRow] = field(default_factory=list)
     unrecorded: Counter[str] = field(default_factory=Counter)
+    unrecorded_us: Counter[str] = field(default_factory=Counter)
 
 
 @cache
@@ -71,12 +75,24 @@ def _source(path: Path, rows: Iterator[tuple[str, dict[str, str]]]) -> Source:
         cells = {column: row.get(column) or "" for column in (*INPUT_SLOTS, *OUTPUT_SLOTS)}
         if not _is_recorded(cells):
             source.unrecorded[kernel_type] += 1
+            source.unrecorded_us[kernel_type] += _time_us(row)
             continue
         text = signature(kernel_type, cells)
         known = distinct.setdefault((kernel_type, text), RealRow(source.name, kernel_type, cells, text))
         known.times += 1
+        known.time_us += _time_us(row)
     source.rows = list(distinct.values())
     return source
+
+
+def _time_us(row: dict[str, str]) -> float:
+    """Device time of the launch that a captured row is."""
+    for column in ("Duration(us)", "Task Duration(us)"):
+        try:
+            return float((row.get(column) or "").strip())
+        except ValueError:
+            continue
+    return 0.0
 
 
 def _is_recorded(cells: dict[str, str]) -> bool:

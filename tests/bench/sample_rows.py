@@ -72,6 +72,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "3,5,32;3,2,5,16,16 | DT_BF16;DT_BF16 | ND;FRACTAL_NZ -> 3,5,80 | DT_BF16",
         "3,4,2,16,16;3,2,4,16,16 | FLOAT16;FLOAT16 | FRACTAL_NZ;FRACTAL_NZ -> 3,2,2,16,16 | FLOAT16 | FRACTAL_NZ",
     ),
+    "BatchMatMulV3": ("6,5,16;6,16,33 | DT_BF16;DT_BF16 -> 6,5,33 | DT_BF16",),
     "BatchMatMul": (
         "6,5,16;6,16,33 | FLOAT16;FLOAT16 -> 6,5,33 | FLOAT16",
         "3,4,2,16,16;3,2,4,16,16 | FLOAT16;FLOAT16 | FRACTAL_NZ;FRACTAL_NZ -> 3,2,2,16,16 | FLOAT16 | FRACTAL_NZ",

@@ -23,7 +23,15 @@ def test_the_same_kernel_under_another_name_comes_first(kernel_type: str, first:
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("MatMulV2", "MatMulCommon"), ("GatherV2", "GatherV3"), ("GatherV2AiCore", "GatherV3"), ("Sort", "SortAicore")],
+    [
+        ("MatMulV2", "MatMulCommon"),
+        ("MatMul", "MatMulV3"),
+        ("BatchMatMul", "BatchMatMulV2"),
+        ("ReduceSumD", "ReduceSum"),
+        ("GatherV2", "GatherV3"),
+        ("GatherV2AiCore", "GatherV3"),
+        ("Sort", "SortAicore"),
+    ],
 )
 def test_each_is_the_others_sibling(one: str, other: str) -> None:
     assert other in siblings(one)
@@ -37,5 +45,5 @@ def test_a_twin_does_what_the_plain_type_does() -> None:
 
 
 def test_others_are_no_siblings() -> None:
-    assert {plain_type(name) for name in siblings("BatchMatMulV2")} == {"BatchMatMulV2"}
-    assert {plain_type(name) for name in siblings("MatMulV3")} == {"MatMulV2", "MatMulV3", "MatMulCommon"}
+    assert {plain_type(name) for name in siblings("TransposeBatchMatMul")} == {"TransposeBatchMatMul"}
+    assert {plain_type(name) for name in siblings("MatMulV3")} == {"MatMul", "MatMulV2", "MatMulV3", "MatMulCommon"}
