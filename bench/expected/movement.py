@@ -59,7 +59,8 @@ def repeat_interleave(at: At, x: torch.Tensor, repeats: torch.Tensor, dim: int, 
     """Line i along `dim` comes repeats[i] times; one number in all is that of every line."""
     ends = repeats.to(torch.int64).expand(x.shape[dim]).cumsum(0)
     line = (at[dim][:, None] >= ends).sum(dim=1)
-    return x[(*at[:dim], line, *at[dim + 1 :])]
+    source = (*at[:dim], line, *at[dim + 1 :])
+    return x[source]
 
 
 @per_element(exact=True)
