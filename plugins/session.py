@@ -9,6 +9,7 @@ import secrets
 import shlex
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import zlib
@@ -30,6 +31,7 @@ from bench.groups.spec import GroupSpec
 from bench.instruments import MSPROF
 from bench.job import DeviceSpec, MeasureSettings
 from bench.msprof import device as msprof
+from bench.msprof.command import can_hold_profiles
 from bench.processes.device_pool import DevicePool, LeftOut
 from bench.processes.device_process import DeviceProcess
 from bench.processes.fresh_python import forget_imports_from
@@ -178,9 +180,12 @@ class BenchSession:
         return msprof.of_device(spec, settings.measure, self._profiles(), self.waits)
 
     def _profiles(self) -> Path:
-        """Where msprof writes while it runs."""
+        """The folder for what msprof writes: in the database, where that is written and msprof takes its path."""
         profiles = self.database.profiles_dir if self.settings.writes else self.shared.path / "profiles"
-        return profiles / self.run_id / self.worker
+        if can_hold_profiles(profiles):
+            return profiles / self.run_id / self.worker
+        # A profile that is kept, since rows lack their samples in it, outlives the session.
+        return Path(tempfile.mkdtemp(prefix="opatlas-profiles-"), "profiles", self.run_id)
 
     def stop(self, reason: str) -> None:
         """Asks every process of the session to stop after its running row. The first reason counts."""

@@ -21,6 +21,11 @@ METRICS = (
     "L2Cache",
     "MemoryAccess",
 )
+#: What msprof refuses in the value of --output, and how many characters it takes.
+_REFUSED = frozenset("'\"\\%><|&$;`")
+_LONGEST = 1024
+#: Below a folder for profiles: run, worker and number, and msprof's own PROF_{number}_{time}_{hash}.
+_BELOW = 128
 #: Parsing a profile takes seconds to minutes, by the number of its kernels.
 PATIENCE_S = 600.0
 
@@ -36,8 +41,23 @@ def msprof_executable() -> str:
     return found
 
 
+def can_hold_profiles(folder: Path) -> bool:
+    """Whether msprof writes below a folder: it refuses paths with some characters, and long ones."""
+    text = str(folder.absolute())
+    return not _REFUSED & set(text) and len(text) + _BELOW <= _LONGEST
+
+
 def profiled(words: Sequence[str], output: Path, metrics: str) -> list[str]:
-    """The command that runs `words` under msprof; what it writes goes below `output`."""
+    """Returns the command that runs `words` under msprof; what it writes goes below `output`.
+
+    Raises:
+        DeviceGone: there is no msprof, or it refuses `output`.
+    """
+    if not can_hold_profiles(output.parent):
+        raise DeviceGone(
+            f"msprof refuses {output}: a path of at most {_LONGEST} characters with none of "
+            f"{' '.join(sorted(_REFUSED))}; let TMPDIR name another folder"
+        )
     return [
         msprof_executable(),
         f"--output={output}",

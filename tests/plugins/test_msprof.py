@@ -7,6 +7,7 @@ known here: each sample of a row must be in that row, and nothing else.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from sessions import Sessions, row
@@ -180,6 +181,18 @@ def test_a_twin_fills_the_row_and_has_one_of_its_own(sessions: Sessions, npus: S
     assert done.ledger() == {"measured": 1}, done.output
     assert measured_right(sessions) == measured_right(sessions, "ToyAiCore") == {3}
     assert sessions.read("Toy")[0]["Status Reason"] == "ran as ToyAiCore"
+
+
+@pytest.mark.parametrize("name", ["R&D", "a'b;$c", "100 %"])
+def test_a_database_whose_path_msprof_refuses_is_profiled_among_the_temporary_files(
+    sessions: Sessions, npus: StandInNpus, name: str, tmp_path: Path
+) -> None:
+    sessions.database = sessions.database.rename(sessions.folder / name)
+    sessions.write("Toy", [row(size) for size in (1, 2)])
+    done = npus.run(TMPDIR=str(tmp_path))
+    assert done.ledger() == {"measured": 2}, done.output
+    assert measured_right(sessions) == {1, 2}
+    assert not list(tmp_path.glob("opatlas-profiles-*"))
 
 
 def test_fail_fast_stops_a_session_at_the_failure(sessions: Sessions, npus: StandInNpus) -> None:

@@ -29,6 +29,10 @@ COUNTERS = ("aicore_time(us)", "aic_total_cycles", "aic_mac_ratio")
 
 def main(words: list[str]) -> int:
     options = dict(word.removeprefix("--").split("=", 1) for word in words if word.startswith("--") and "=" in word)
+    if set("'\"\\%><|&$;`") & set(options.get("output", "")) or len(options.get("output", "")) > 1024:
+        # Of the runtime's validation of parameters.
+        print("[ERROR] Argument --output is invalid because of containing illegal characters", file=sys.stderr)
+        return 1
     print("[INFO] Start profiling....")
     if options.get("export") == "on":
         profile = Path(options["output"])

@@ -1,0 +1,23 @@
+"""What msprof is told to write where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.errors import DeviceGone
+from bench.msprof.command import can_hold_profiles, profiled
+
+
+@pytest.mark.parametrize("character", "'\"\\%><|&$;`")
+def test_a_path_that_msprof_refuses_is_refused_before_it_is_started(character: str) -> None:
+    folder = Path(f"/data/a{character}b")
+    assert not can_hold_profiles(folder)
+    with pytest.raises(DeviceGone, match="TMPDIR"):
+        profiled(["python"], folder / "0001", "Memory")
+
+
+def test_a_long_path_is_refused_and_blanks_are_not() -> None:
+    assert can_hold_profiles(Path("/data/my databases/ATLAS_800_A3_752T_128G_DIE"))
+    assert not can_hold_profiles(Path("/", *["long" * 10] * 24))
