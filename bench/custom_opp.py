@@ -30,7 +30,12 @@ _LIBRARIES = Path("op_api", "lib")
 #: What torch_npu says where an operator is registered, and no library of kernels has it.
 _NO_KERNEL = re.compile(r"\baclnn(\w+?)(?: or \w+)? not in (lib\w+\.so)")
 #: What torch_npu and the loader say where ATB is not found, or is of another version.
-_NO_ATB = re.compile(r"libatb\.so|libop_plugin_atb\.so|\bnnal package\b", re.IGNORECASE)
+#: The name of the library alone tells nothing: it stands in the C++ stack of any error of an ATB kernel.
+_NO_ATB = re.compile(
+    r"libatb\.so: cannot open|not in libatb\.so|libatb\.so ?not found"
+    r"|Could not load this library: \S*libop_plugin_atb\.so|libop_plugin_atb\.so: undefined symbol|\bnnal package\b",
+    re.IGNORECASE,
+)
 _ATB_ENVIRONMENT = "/usr/local/Ascend/nnal/atb/set_env.sh"
 
 

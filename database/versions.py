@@ -114,10 +114,15 @@ def cann_version(environment: Mapping[str, str] = os.environ, root: Path = Path(
 
 def _toolkit_version(homes: Sequence[Path]) -> str | None:
     directories = [directory for home in homes for directory in (home, *sorted(home.glob("*-linux")))]
-    installed = [path for directory in directories for path in sorted(directory.glob("*_install.info"))]
+    installed = [path for directory in directories for path in sorted(directory.glob("*_install.info"), key=_is_other)]
     components = [directory / part / "version.info" for directory in directories for part in _COMPONENTS]
     stated = (_stated(paths, key) for paths in (installed, components) for key in ("version_dir", "version"))
     return next((version for version in stated if version), None)
+
+
+def _is_other(path: Path) -> bool:
+    """Whether a file is that of another package (kernels, NNAL) than the toolkit, which may have another version."""
+    return "toolkit" not in path.name
 
 
 def _stated(paths: Iterable[Path], key: str) -> str | None:

@@ -283,3 +283,8 @@ def test_atb_that_cannot_be_loaded_is_told_with_what_to_source(reason, words):
         outcome = outcome_of(error)
     assert outcome.status is Status.SKIPPED
     assert words in outcome.reason
+
+
+def test_an_error_in_a_kernel_of_atb_is_not_taken_for_a_missing_library():
+    stack = "frame #3: <unknown function> + 0x1a2b (0xffff in /torch_npu/lib/libop_plugin_atb.so)"
+    assert missing_kernel(f"RuntimeError: setup failed! Error code is 22\n{stack}") is None

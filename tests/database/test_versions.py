@@ -86,6 +86,13 @@ TOOLKITS = {
             ),
         },
     ),
+    "8.3, beside another package": (
+        "8.3.RC1",
+        {
+            "ascend-toolkit/latest/ascend_toolkit_install.info": "version=8.3.RC1\n",
+            "ascend-toolkit/latest/ascend_kernels_install.info": "version=8.3.RC2\n",
+        },
+    ),
     "8.5, elsewhere": (
         "8.5.0",
         {"cann/compiler/version.info": "Version=8.5.0.2.220\nversion_dir=8.5.0\n"},
@@ -107,8 +114,8 @@ def test_cann_as_its_installers_leave_it(tmp_path, version, files):
         write(tmp_path / name, text)
     assert versions.cann_version({}, tmp_path) == version
     # As CANN's set_env.sh names it.
-    home = str(tmp_path / next(iter(files)).partition("/version.info")[0].removesuffix("/compiler"))
-    assert versions.cann_version({"ASCEND_HOME_PATH": home.removesuffix("/runtime")}, tmp_path / "nowhere") == version
+    home = tmp_path / ("cann" if (tmp_path / "cann").exists() else "ascend-toolkit/latest")
+    assert versions.cann_version({"ASCEND_HOME_PATH": str(home)}, tmp_path / "nowhere") == version
 
 
 @pytest.mark.parametrize("version", ["8.3", "8.3.0", "8.3.RC1", "8.3.RC2", "8.3.0.1.200"])
