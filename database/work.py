@@ -16,7 +16,10 @@ from database.slots import Slot
 
 #: The left operand and the right one stand first among the inputs.
 PRODUCTS = frozenset(
-    {"MatMulV2", "MatMulV3", "MatMulCommon", "BatchMatMulV2", "TransposeBatchMatMul", "QuantBatchMatmulV3"}
+    {
+        *("MatMul", "MatMulV2", "MatMulV3", "MatMulCommon", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"),
+        *("TransposeBatchMatMul", "QuantBatchMatmulV3"),
+    }
 )
 #: One operation for each element of the output.
 ARITHMETIC = frozenset({"Abs", "Add", "Mul", "Muls", "Neg", "RealDiv", "Sub"})
@@ -26,6 +29,8 @@ _STREAMING = frozenset(
     {
         *("ArgMaxV2", "AscendQuantV2", "BroadcastTo", "Cast", "ConcatD", "Cos", "Cumsum", "DynamicQuant"),
         *("AddRmsNorm", "AddRmsNormBias", "AddRmsNormDynamicQuant", "RmsNorm", "LpNormV2", "ReduceSum"),
+        *("ArgMaxWithValue", "LayerNormV3", "Pack", "ReduceMean", "ReduceMeanD", "ReduceSumD"),
+        *("ClipByValueV2", "Exp", "FastGelu", "Reciprocal", "Rsqrt", "ScaledMaskedSoftmax", "Square"),
         *("Equal", "Greater", "GreaterEqual", "Less", "LogicalAnd", "LogicalNot", "LogicalOr", "NotEqual"),
         *("FloorDiv", "FloorMod", "Log", "PadV3", "Pows", "Relu", "Sin", "SwiGlu", "TensorMove", "Tile", "Transpose"),
         *("InterleaveRope", "RotaryPositionEmbedding", "SoftmaxV2", "LogSoftmaxV2"),

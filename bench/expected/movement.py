@@ -58,7 +58,7 @@ def stack(at: At, tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
 def repeat_interleave(at: At, x: torch.Tensor, repeats: torch.Tensor, dim: int, *, output_size: int) -> torch.Tensor:
     """Line i along `dim` comes repeats[i] times; one number in all is that of every line."""
     ends = repeats.to(torch.int64).expand(x.shape[dim]).cumsum(0)
-    line = (at[dim][:, None] >= ends).sum(dim=1)
+    line = torch.searchsorted(ends, at[dim], right=True)
     source = (*at[:dim], line, *at[dim + 1 :])
     return x[source]
 
