@@ -11,6 +11,7 @@ from database.checks.impossible import IMPOSSIBLE
 from database.checks.mixed import MIXED
 from database.checks.monotone import MONOTONE
 from database.checks.noisy import NOISY
+from database.checks.op_mapping import OP_MAPPING, OP_MAPPING_ROWS
 from database.checks.origins import ORIGINS
 from database.checks.spikes import SPIKES
 from database.checks.stale_code import STALE_CODE
@@ -30,5 +31,7 @@ CHECKS: tuple[Check, ...] = (
     SPIKES,
     NOISY,
     CAPTURES,
+    OP_MAPPING,
+    OP_MAPPING_ROWS,
     AGAINST,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -155,13 +155,22 @@ class CheckedDatabase:
         unreadable: the errors of the other CSVs, by kernel type.
         code: digest of the code that would measure now; "" if it is not known.
         against: another database of the same rows.
+        replayed_types: kernel types that have a replay.
     """
 
-    def __init__(self, path: Path, *, code: str = "", against: CheckedDatabase | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        code: str = "",
+        against: CheckedDatabase | None = None,
+        replayed_types: Collection[str] = frozenset(),
+    ) -> None:
         """Reads all CSVs. Raises OpAtlasError: a folder of the database is a link."""
         self.database = Database(path)
         self.code = code
         self.against = against
+        self.replayed_types = replayed_types
         self._tables: dict[str, CheckedTable] = {}
         self.unreadable: dict[str, TableError] = {}
         for file in sorted(path.glob("[!.]*.csv")):

@@ -123,9 +123,12 @@ def _copied(source: Path, settings: Mapping[str, str]) -> str | None:
 
 
 def _with_settings(text: str, settings: Mapping[str, str]) -> str:
-    """A mapping whose top-level keys say what `settings` says; without settings it refers to no other folder."""
+    """A mapping whose top-level keys say what `settings` says; without settings it refers to no other folder.
+
+    What the table of OpAtlas leaves open goes, too.
+    """
     for key, value in settings.items():
         line = f"{key}: {json.dumps(value)}"
         text, count = re.subn(rf"^{key}:.*$", line.replace("\\", r"\\"), text, flags=re.MULTILINE)
         text = text if count else f"{line}\n{text}"
-    return text if settings else re.sub(rf"^{REFERENCE}:.*\n?", "", text, flags=re.MULTILINE)
+    return text if settings else re.sub(rf"^({REFERENCE}:.*|\w+: \"\")\n", "", text, flags=re.MULTILINE)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.kernels.replays import replays_of_bench
 from database.checks.against import compared_rows
 from database.checks.catalog import CHECKS
 from database.checks.checked import CheckedDatabase
@@ -86,7 +87,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _opened(folder: Path, against: CheckedDatabase | None) -> CheckedDatabase:
     expect_tables(folder)
-    return CheckedDatabase(folder, code=present_code(), against=against)
+    return CheckedDatabase(folder, code=present_code(), against=against, replayed_types=frozenset(replays_of_bench()))
 
 
 if __name__ == "__main__":
