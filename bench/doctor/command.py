@@ -102,6 +102,8 @@ def _examined(target: Target, signs: list[str]) -> tuple[Target, dict[str, Resul
             results[probe.name] = Result(skipped("nothing points to an Ascend NPU here"), 0.0, "")
         elif probe.of_device and not device_is_there and (probe.of_ascend or target.database is None):
             results[probe.name] = Result(skipped("there is no device: see above"), 0.0, "")
+        elif probe.stands_on and results[probe.stands_on].verdict.state is not State.PASS:
+            results[probe.name] = Result(skipped(f"{probe.stands_on} has to pass first: see above"), 0.0, "")
         else:
             results[probe.name] = run_probe(probe, _with_folder(target, probe), partial(_tell, progress, probe))
             progress.clear()

@@ -9,6 +9,7 @@ from bench.doctor.verdict import Target, Verdict, failed, passed, skipped
 from bench.groups.group import RANK_SPREAD
 from bench.groups.pool import GroupPool
 from bench.groups.spec import GroupSpec
+from bench.instruments import EVENTS
 from bench.job import Job, MeasureSettings
 from bench.processes.device_pool import LeftOut
 from database.communication import ALL_REDUCE, bandwidth_gbps
@@ -17,8 +18,6 @@ from database.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER, St
 _RANKS = 2
 _BYTES = 1 << 20
 _ROW_S = 120.0
-#: What takes the durations of messages without a profiler, by kind of device; a CPU has its clock.
-_EVENTS = {"cuda": "cuda-events", "npu": "npu-events"}
 #: By the library that carries messages: what keeps ranks from meeting, most often.
 _REMEDIES = {
     "hccl": (
@@ -43,7 +42,7 @@ def group(target: Target) -> Verdict:
     cells = {MESSAGE_BYTES: str(_BYTES), NUM_DEVICES: str(_RANKS), DTYPE: "DT_FLOAT", TOPOLOGY_TIER: "1"}
     spec = GroupSpec(_RANKS)
     job = Job("bench.test_collectives", "", "test_all_reduce", ALL_REDUCE.kernel_type, cells, _ROW_S, group=spec)
-    settings = MeasureSettings(repeat_count=SAMPLES, cache="warm", instrument=_EVENTS.get(kind))
+    settings = MeasureSettings(repeat_count=SAMPLES, cache="warm", instrument=EVENTS.get(kind))
     pool = GroupPool(devices, settings, LeftOut(None))
     if too_few := pool.too_few_for(spec):
         shown = f" ({devices[0].pinned[0]} shows {len(devices)})" if devices[0].pinned else ""

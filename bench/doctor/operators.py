@@ -42,7 +42,7 @@ def npu_calls(target: Target) -> Verdict:
     )
 
 
-def custom_operators(target: Target) -> Verdict:
+def custom_ops(target: Target) -> Verdict:
     """Whether vllm-ascend's custom operators are registered, and the package of their kernels is found."""
     calls, rows = _names(_CUSTOM), _rows(_types(_CUSTOM))
     named = os.environ.get(custom_opp.PATH_VARIABLE)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from bench.devices.at_hand import devices_at_hand
 from bench.devices.visible import environment_of
@@ -34,6 +35,7 @@ class Probe:
         needed_by: kinds of devices that do not work without; (): none.
         of_ascend: whether it has something to say only where something points to an NPU.
         of_device: whether it has something to say only where the device is there.
+        stands_on: the probe that has to pass before; "" for none.
         as_device_process: whether its process has the environment of the process that owns the device in a replay.
     """
 
@@ -42,6 +44,7 @@ class Probe:
     needed_by: tuple[str, ...] = ("cpu", "cuda", "npu")
     of_ascend: bool = False
     of_device: bool = False
+    stands_on: str = ""
     as_device_process: bool = False
 
     @property
@@ -50,6 +53,12 @@ class Probe:
 
 
 _NPU = ("npu",)
+_ON_TORCH_NPU: Mapping[str, Any] = {
+    "of_ascend": True,
+    "of_device": True,
+    "stands_on": "torch_npu",
+    "as_device_process": True,
+}
 
 PROBES = {
     probe.name: probe
@@ -71,11 +80,12 @@ PROBES = {
         Probe(ascend.npu, 2 * _IMPORTS_S, _NPU, of_ascend=True, of_device=True, as_device_process=True),
         Probe(ascend.msprof, needed_by=_NPU, of_ascend=True),
         Probe(replaying.replay, _MEASURES_S, of_device=True),
+        Probe(replaying.npu_profiler, _IMPORTS_S, (), **_ON_TORCH_NPU),
         Probe(ascend.vllm_ascend, needed_by=(), of_ascend=True),
-        Probe(operators.npu_calls, _IMPORTS_S, (), of_ascend=True, of_device=True, as_device_process=True),
-        Probe(operators.custom_operators, _IMPORTS_S, (), of_ascend=True, of_device=True, as_device_process=True),
-        Probe(operators.triton, _IMPORTS_S, (), of_ascend=True, of_device=True, as_device_process=True),
-        Probe(operators.atb, _IMPORTS_S, (), of_ascend=True, as_device_process=True),
+        Probe(operators.npu_calls, _IMPORTS_S, (), **_ON_TORCH_NPU),
+        Probe(operators.custom_ops, _IMPORTS_S, (), **_ON_TORCH_NPU),
+        Probe(operators.triton, _IMPORTS_S, (), **_ON_TORCH_NPU),
+        Probe(operators.atb, _IMPORTS_S, (), **_ON_TORCH_NPU),
         Probe(group.group, _MEASURES_S, of_device=True),
         Probe(storage.database, of_device=True),
         Probe(storage.disk, of_device=True),

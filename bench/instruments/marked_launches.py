@@ -16,10 +16,10 @@ from bench.stop_rule import Rule
 
 #: Kernels that are launched before the first mark where a profiler may drop the head of its window, as torch_npu's
 #: does (Ascend/pytorch issue 167: one or two calls of ten), and how long the device then waits.
-_LEAD_IN_KERNELS = 16
+LEAD_IN_KERNELS = 16
 _LEAD_IN_S = 0.05
 #: Of the tensor that these kernels negate: no mark's.
-_LEAD_IN = (7,)
+LEAD_IN = (7,)
 
 
 class MarkedLaunches:
@@ -62,8 +62,8 @@ class MarkedLaunches:
 
     def lead_in(self) -> None:
         """Launches kernels of no row, and waits: a profiler that has just been started may lose what comes first."""
-        launch = self._mark(_LEAD_IN)
-        for _ in range(_LEAD_IN_KERNELS):
+        launch = self._mark(LEAD_IN)
+        for _ in range(LEAD_IN_KERNELS):
             launch()
         self._synchronize()
         sleep(_LEAD_IN_S)

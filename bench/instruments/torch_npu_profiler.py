@@ -30,13 +30,20 @@ class TorchNpuProfiler:
         self._metrics = metrics
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
-        marked = MarkedLaunches(TORCH_NPU_PROFILER, torch.device("npu"), npu_of_torch().synchronize)
         with TemporaryFolder("profile") as folder:
-            # No schedule: kernels get lost where the profiler goes from warm-up to recording.
-            with profiling(str(folder), self._metrics):
-                marked.lead_in()
-                samples = marked.sample(call, before_each, rule)
-            return replace(samples, profiled=_found(folder, samples))
+            return sampled(folder, self._metrics, call, before_each, rule)
+
+
+def sampled(
+    folder: Path, metrics: str, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule
+) -> Samples:
+    """Takes samples of a call in one session of the profiler, whose files stay below `folder`."""
+    marked = MarkedLaunches(TORCH_NPU_PROFILER, torch.device("npu"), npu_of_torch().synchronize)
+    # No schedule: kernels get lost where the profiler goes from warm-up to recording.
+    with profiling(str(folder), metrics):
+        marked.lead_in()
+        samples = marked.sample(call, before_each, rule)
+    return replace(samples, profiled=_found(folder, samples))
 
 
 def profiling(folder: str, metrics: str) -> AbstractContextManager[object]:

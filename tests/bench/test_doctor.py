@@ -79,6 +79,13 @@ def test_a_probe_that_hangs_is_ended_with_what_it_started(bad, tmp_path):
     assert not [line for line in processes.splitlines() if mark in line and not line.startswith("Z")]
 
 
+def test_whoever_waits_for_a_probe_is_told_how_long_it_takes(bad):
+    told = []
+    run_probe(Probe(bad("hangs").function, deadline_s=3), Target(), told.append)
+    assert len(told) >= 2
+    assert told == sorted(told)
+
+
 def test_what_a_probe_raises_is_a_finding(bad):
     verdict = run_probe(bad("raises"), Target()).verdict
     assert (verdict.state, verdict.detail) == (State.FAIL, "RuntimeError: no device")
@@ -141,6 +148,13 @@ def test_what_the_device_does_not_need_may_fail(doctor):
     assert status == 1
     assert "fail  torch_npu     no CANN\n" in out
     assert "torch_npu: fails, and the npu needs it" in out
+
+
+def test_what_stands_on_a_probe_that_fails_does_not_say_the_same_again(doctor):
+    _, out = doctor(kind="npu", signs=["torch_npu"], torch_npu=failed("no CANN", "install it"), atb=failed("no CANN"))
+    assert "skip  atb           torch_npu has to pass first: see above" in out
+    _, out = doctor(kind="npu", signs=["torch_npu"], atb=failed("no NNAL"))
+    assert "warn  atb           no NNAL\n" in out
 
 
 def test_a_device_that_is_not_known(doctor):

@@ -87,7 +87,7 @@ def vllm_ascend(tmp_path):
 
 
 def test_all_are_there(verdicts_of, vllm_ascend) -> None:
-    custom, triton = verdicts_of("custom_operators", "triton", **vllm_ascend[1])
+    custom, triton = verdicts_of("custom_ops", "triton", **vllm_ascend[1])
     assert custom.state is State.PASS, custom
     assert custom.facts["calls"] == [f"torch.ops._C_ascend.{name}" for name in operators_of("_C_ascend")]
     assert triton.state is State.PASS, triton
@@ -100,7 +100,7 @@ def test_operators_that_cannot_be_registered(verdicts_of, vllm_ascend) -> None:
     (package / "ops" / "triton" / "triton_utils.py").write_text(
         "def init_device_properties_triton():\n    raise RuntimeError('0 active drivers')\n"
     )
-    custom, triton = verdicts_of("custom_operators", "triton", **environment)
+    custom, triton = verdicts_of("custom_ops", "triton", **environment)
     assert custom.state is State.FAIL
     assert "AddRmsNormBias" in custom.detail
     assert "undefined symbol" in custom.detail
@@ -113,17 +113,17 @@ def test_operators_that_cannot_be_registered(verdicts_of, vllm_ascend) -> None:
 def test_operators_without_their_kernels(verdicts_of, vllm_ascend) -> None:
     package, environment = vllm_ascend
     shutil.rmtree(package / "_cann_ops_custom")
-    (without,) = verdicts_of("custom_operators")
+    (without,) = verdicts_of("custom_ops")
     assert without.state is State.FAIL
     assert "no package of kernels" in without.detail
     assert "AddRmsNormBias" in without.detail
-    (wrong,) = verdicts_of("custom_operators", **environment)
+    (wrong,) = verdicts_of("custom_ops", **environment)
     assert wrong.state is State.FAIL
     assert f"ASCEND_CUSTOM_OPP_PATH={environment['ASCEND_CUSTOM_OPP_PATH']} is no folder" in wrong.detail
 
 
 def test_without_vllm_ascend_rows_are_skipped(verdicts_of) -> None:
-    custom, triton = verdicts_of("custom_operators", "triton")
+    custom, triton = verdicts_of("custom_ops", "triton")
     assert custom.state is triton.state is State.SKIP
     assert "AddRmsNormBias" in custom.detail
     assert "split_qkv_rmsnorm_rope_kernel" in triton.detail

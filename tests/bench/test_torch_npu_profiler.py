@@ -14,8 +14,10 @@ import pytest
 import torch
 from captures import launch, write_capture
 
+from bench.doctor import replaying
+from bench.doctor.verdict import State, Target
 from bench.instruments import open_instrument, torch_npu_profiler
-from bench.job import MeasureSettings
+from bench.job import DeviceSpec, MeasureSettings
 from bench.profiles.attribution import NoSamples, ProfiledSamples
 from bench.profiles.marks import BEGIN, END, dimensions_of, row_mark
 from bench.stop_rule import StopRule
@@ -109,3 +111,43 @@ def test_a_profiler_that_writes_nothing_is_no_measurement(launched, monkeypatch)
     instrument = open_instrument("npu", MeasureSettings(instrument="torch-npu-profiler", aic_metrics="Memory"))
     samples = instrument.sample(lambda: None, None, StopRule(repeat_count=1, time_limit_s=5))
     assert samples.profiled == NoSamples("torch_npu.profiler wrote 0 files kernel_details.csv: its messages say why")
+
+
+@pytest.fixture
+def probe(launched, monkeypatch, tmp_path):
+    """The doctor's probe of the profiler, on this stand-in."""
+    monkeypatch.setattr(sys.modules["torch_npu"].profiler, "AiCMetrics", SimpleNamespace(PipeUtilization="memory"))
+    monkeypatch.setattr(replaying, "devices_at_hand", lambda name: [DeviceSpec("npu")])
+    monkeypatch.setattr(replaying, "open_device", lambda *_: SimpleNamespace(torch_device=torch.device("cpu")))
+    monkeypatch.setattr(torch, "add", lambda *_: launched.append(("Add", "16,64;16,64", 3.0)))
+    return lambda: replaying.npu_profiler(Target("npu", "npu", files=tmp_path))
+
+
+def test_the_doctor_tells_what_the_profiler_loses(probe, launched, monkeypatch, tmp_path):
+    verdict = probe()
+    assert (verdict.state, verdict.facts["lost"]) == (State.PASS, 0), verdict
+    assert verdict.facts["types"]["Add"] == "3"
+    assert "Add took 3.0 us" in verdict.detail
+    assert "Add" in next(tmp_path.glob("*kernel_details.csv")).read_text()
+    profiler = sys.modules["torch_npu"].profiler
+    whole = profiler.profile
+
+    @contextmanager
+    def headless(**keywords):
+        launched.clear()
+        with whole(**keywords):
+            yield
+            del launched[:10]
+
+    monkeypatch.setattr(profiler, "profile", headless)
+    verdict = probe()
+    assert (verdict.state, verdict.facts["lost"]) == (State.PASS, 10), verdict
+
+
+def test_the_doctor_tells_of_a_profiler_that_writes_nothing(probe, monkeypatch):
+    profiler = sys.modules["torch_npu"].profiler
+    monkeypatch.setattr(profiler, "tensorboard_trace_handler", lambda folder: lambda rows: None)
+    verdict = probe()
+    assert verdict.state is State.FAIL
+    assert "0 files kernel_details.csv" in verdict.detail
+    assert "npu-events" in verdict.remedy
