@@ -25,7 +25,7 @@ def test_matmul(row, replay):
     replay(impl.matmul, a, b.mT, *bias, output_slots=_output_slots(row, a), expected=expected.matmul)
 
 
-@replays("BatchMatMulV2", "BatchMatMulV3", "BatchMatMul", npu="torch.matmul")
+@replays("BatchMatMulV2", "BatchMatMulV3", "BatchMatMul", "BatchMatMulNd", npu="torch.matmul")
 def test_batch_matmul(row, replay):
     row.expect_inputs(2)
     a, b = _factors(row, row.matrices(0), row.matrices(1), transposed_b_first=False)

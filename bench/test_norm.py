@@ -60,7 +60,7 @@ def test_layer_norm(row, replay):
     replay(impl.layer_norm, *_layer_norm_arguments(row, sizes, 2), expected=expected.layer_norm)
 
 
-@replays("LayerNormV3", npu="torch.native_layer_norm")
+@replays("LayerNormV3", "LayerNormV3WithImplMode", npu="torch.native_layer_norm")
 def test_layer_norm_v3(row, replay):
     """Slots: x, gamma, beta. The statistics have the dtype of gamma here, and that of the call's elsewhere."""
     row.expect_inputs(3)

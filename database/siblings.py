@@ -15,23 +15,46 @@ _FAMILIES = (
     ("ScaledMaskedSoftmax", "ScaledMaskedSoftmaxV2"),
     ("StridedSlice", "StridedSliceD"),
 )
-#: CANN named a kernel so where a graph was captured (aclgraph): the same kernel under another name.
+#: Where a graph is captured (aclgraph), CANN before 8.5 named a kernel after the function of its library that launches
+#: it, whose name mostly is the type with one of these endings. Names of launches tell: `aclnnAdd_AddAiCore_Add`.
 _TWINS = ("AiCore", "Aicore")
+#: The other functions, each with its type.
+_FUNCTIONS = {
+    "ArangeAiCore": "Range",
+    "BatchMatMulNd": "BatchMatMulV2",
+    "DropoutDoMaskAiCore": "DropOutDoMask",
+    "LayerNormV3WithImplMode": "LayerNormV3",
+    "LogSoftmaxAiCore": "LogSoftmaxV2",
+    "MatMulV3Common": "MatMulV3",
+    "NonzeroAiCore": "NonZero",
+    "ReduceSumOpAiCore": "ReduceSum",
+    "SoftmaxAiCore": "SoftmaxV2",
+    "TransDataSpecial": "TransData",
+}
 
 
 def plain_type(kernel_type: str) -> str:
-    """Returns the kernel type without the ending of a twin: `AddAiCore` does what `Add` does."""
+    """Returns the type of a kernel that may be named after its function: `AddAiCore` is `Add`."""
+    named = _FUNCTIONS.get(kernel_type)
+    if named is not None:
+        return named
     return next((kernel_type.removesuffix(twin) for twin in _TWINS if kernel_type.endswith(twin)), kernel_type)
 
 
 def siblings(kernel_type: str) -> tuple[str, ...]:
-    """Returns the types that a call may launch for a row of `kernel_type`: its twins, then its family with their twins.
+    """Returns the types that a call may launch for a row of `kernel_type`: the same kernel's, then those of its family.
 
     A sample of a sibling belongs to the sibling's row, and fills the row that was asked for
     (database.record.RanAs).
     """
     plain = plain_type(kernel_type)
     family = next((family for family in _FAMILIES if plain in family), (plain,))
-    names = sorted(family, key=lambda name: name != plain)
-    everybody = [name + twin for name in names for twin in ("", *_TWINS)]
-    return tuple(name for name in everybody if name != kernel_type)
+    types = sorted(family, key=lambda name: name != plain)
+    names = [name for plain_name in types for name in _names(plain_name)]
+    return tuple(name for name in names if name != kernel_type)
+
+
+def _names(plain: str) -> tuple[str, ...]:
+    """A type, and what else its kernel is called."""
+    functions = (function for function, kernel_type in _FUNCTIONS.items() if kernel_type == plain)
+    return plain, *(plain + twin for twin in _TWINS), *functions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bench.kernels.replays import replays_of_bench
 from bench.kernels.without_replay import WITHOUT_REPLAY
+from database.siblings import plain_type, siblings
 
 #: What a user may expect: the kernels of LLM inference on NPUs, those of the tools that came before,
 #: and those of real captures of training and inference.
@@ -38,3 +39,12 @@ def test_every_required_kernel_type_is_replayed_or_says_why_not():
 
 def test_no_kernel_type_has_both_a_replay_and_a_reason_for_none():
     assert sorted(set(replays_of_bench()) & set(WITHOUT_REPLAY)) == []
+
+
+def test_a_kernel_named_after_its_function_is_the_sibling_of_one_with_the_same_replay():
+    """An NPU launches the kernel under its own name: else the row of the function's name would never be measured."""
+    replays = replays_of_bench()
+    named = [name for name in replays if plain_type(name) != name]
+    assert named
+    assert [name for name in named if replays.get(plain_type(name)) is not replays[name]] == []
+    assert all(plain_type(name) in siblings(name) and name in siblings(plain_type(name)) for name in named)

@@ -31,6 +31,8 @@ def test_the_same_kernel_under_another_name_comes_first(kernel_type: str, first:
         ("GatherV2", "GatherV3"),
         ("GatherV2AiCore", "GatherV3"),
         ("Sort", "SortAicore"),
+        ("ArangeAiCore", "Range"),
+        ("BatchMatMulNd", "BatchMatMulV3"),
     ],
 )
 def test_each_is_the_others_sibling(one: str, other: str) -> None:
