@@ -18,7 +18,7 @@ from database.journal import Header
 from database.record import Measurement, Record, RowName
 from database.recover import merge_run, recover
 from database.row_history import row_histories
-from database.schema import MESSAGE, Status
+from database.schema import BASE, MESSAGE, Status
 from database.signature import signature
 from database.store import Database
 
@@ -97,6 +97,19 @@ def test_signatures_of_an_older_version_are_computed_anew(tmp_path: Path) -> Non
     older = dataclasses.replace(record(1, 1.0), signature="as it was then")
     history.add(database, Header("run-1", "all", prune=False), [older])
     assert find_edited(database).count == 0
+
+
+def test_of_two_rows_that_were_one_case_in_an_older_version_the_measured_one_keeps_its_duration(tmp_path: Path) -> None:
+    measured, alike = (
+        {**cells(1), "Input Shapes": shapes, "Output Shapes": out, "Average Duration(us)": "1.0", "Run ID": "run-1"}
+        for shapes, out in (("64,32;1;2;8", "8,32"), ("64,32;2;2;8;8", "8"))
+    )
+    database = Database(tmp_path / "database")
+    write(database, [measured, alike], "Index")
+    named = {name: measured[name] for name in BASE if name in measured}
+    older = dataclasses.replace(record(1, 1.0), kernel_type="Index", signature="64,32|BF16|ND|8|BF16", cells=named)
+    history.add(database, Header("run-1", "all", prune=False), [older])
+    assert find_edited(database).positions == {"Index": [1]}
 
 
 def test_rows_of_siblings_are_told_of(tmp_path: Path) -> None:

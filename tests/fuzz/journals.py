@@ -45,7 +45,17 @@ def _journal(mode: str, *records: dict[str, Any], prune: bool = False) -> bytes:
 
 
 def _seeds() -> Iterator[bytes]:
-    measurement = Measurement((10.5, 11.0, 10.75), "wall-clock", "cold", 1, 1, 64, 1024, ("lengths: 3",), {"a": 1.5})
+    measurement = Measurement(
+        samples_us=(10.5, 11.0, 10.75),
+        instrument="wall-clock",
+        cache_state="cold",
+        device_kernels=1,
+        helper_kernels={"MemSet": 0.5},
+        checked_elements=64,
+        total_elements=1024,
+        assumptions=("lengths: 3",),
+        counters={"a": 1.5},
+    )
     sibling = Measurement((2.0,), "msprof", "warm", ran_as=RanAs("MatMulV2", _MEASURED))
     yield _journal("all", _record(Status.MEASURED, measurement), _record(Status.FAILED, reason="ValueError: no"))
     message = _record(Status.MEASURED, measurement, kernel_type="hcom_allReduce_", cells=_MESSAGE)

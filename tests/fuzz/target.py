@@ -12,6 +12,7 @@ from pathlib import Path
 
 from database.__main__ import main
 from database.errors import OpAtlasError
+from database.mapping.entries import MAPPING
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,11 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def tables_of(folder: Path) -> dict[str, bytes]:
-    """Each CSV of a database with its bytes; expects that no writer has left a temporary file."""
-    names = {path.name: path for path in folder.iterdir() if path.is_file()}
+    """Each CSV of a database with its bytes; expects that no writer has left a temporary file.
+
+    The mapping of operators, which an ingest writes, is no table.
+    """
+    names = {path.name: path for path in folder.iterdir() if path.is_file() and path.name != MAPPING}
     expect(all(name.endswith(".csv") for name in names), f"files besides the tables: {sorted(names)}")
     return {name: path.read_bytes() for name, path in names.items()}
 
