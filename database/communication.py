@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from database.dtypes import known_dtype
 from database.numbers import whole
 from database.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
 from database.slots import dtype_name
@@ -77,10 +78,14 @@ def bandwidth_gbps(message_bytes: int, duration_us: float) -> float:
 
 
 def message_signature(row: Mapping[str, str]) -> str:
-    """`1048576|16|BF16|1`. Never raises: rows that mean nothing must be reported."""
+    """`1048576|16|BF16|1`. Never raises: rows that mean nothing must be reported.
+
+    Other tools call dtypes otherwise: msmodeling's DT_FP16 is DT_FLOAT16.
+    """
     numbers = [_whole(row.get(name, "")) for name in (MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER)]
-    dtype = dtype_name(row.get(DTYPE, "").strip().strip("\"'").upper())
-    return "|".join((*numbers[:2], dtype, numbers[2]))
+    word = row.get(DTYPE, "").strip().strip("\"'").upper()
+    dtype = known_dtype(word)
+    return "|".join((*numbers[:2], dtype_name(word) if dtype is None else dtype.name, numbers[2]))
 
 
 def _whole(cell: str) -> str:

@@ -215,12 +215,19 @@ def test_a_digest_tells_kernel_types_apart():
             "16,32;64,32|BF16;BF16|ND;ND|16,64|BF16|[1,2]|||||XTND|",
         ),
         ("hcom_allReduce_", {"message_bytes": "1024.0", "num_devices": "2", "dtype": "DT_BF16"}, "1024|2|BF16|"),
+        ("hcom_allReduce_", {"message_bytes": "1024", "num_devices": "2", "dtype": "DT_Q4"}, "1024|2|Q4|"),
     ],
 )
 def test_a_signature_is_written_as_it_always_was(kernel_type, cells, text):
     """Reports and the ids of cases hold it: those of earlier versions must find their rows."""
     assert signature(kernel_type, cells) == text
     assert signatures(kernel_type, pd.DataFrame([cells])) == [text]
+
+
+def test_messages_of_msmodeling_are_those_of_opatlas():
+    """Its bench writes DT_FP16, where profilers and OpAtlas write FLOAT16."""
+    ours = {"message_bytes": "1024", "num_devices": "2", "dtype": "DT_FLOAT16", "topology_tier": "1"}
+    assert signature("hcom_allGather_", {**ours, "dtype": "DT_FP16"}) == signature("hcom_allGather_", ours)
 
 
 def test_a_digest_is_what_it_always_was():
