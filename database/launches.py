@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from database.errors import TableError
+from database.ingest.capture_header import TYPE, read_capture_header
 from database.schema import BASE, INPUT_SHAPES
 from database.slots import unwrapped
 
@@ -71,9 +72,6 @@ def read_launches(path: Path) -> Launches:
     Raises:
         TableError: the file cannot be read, is no capture, was taken at level 0, or has no start times.
     """
-    # Brings pyarrow and pandas, which a device process, to which a launch is a name, does without.
-    from database.ingest.capture import TYPE, read_capture_header
-
     header = read_capture_header(path)
     start = next((name for name in _START if name in header.names), None)
     if start is None:

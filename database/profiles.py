@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from database.ingest.capture import files_below
+from database.folder import files_below
 
 #: `op_summary_20240102030405.csv`, `op_summary_slice_0_20240102030405.csv`, and what users rename them to.
 _SUMMARY = re.compile(r"(?P<what>.*op_summary.*?)(?:_(?P<exported>\d{14,}))?\.csv", re.IGNORECASE)

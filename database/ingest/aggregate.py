@@ -26,7 +26,8 @@ import pyarrow as pa
 from database.counts import add_counts
 from database.dtypes import unknown_dtypes
 from database.errors import CellError, TableError
-from database.ingest.capture import TYPE, Capture, Chunk, NotNumeric, read_capture_header
+from database.ingest.capture import Capture, Chunk, NotNumeric
+from database.ingest.capture_header import TYPE, read_capture_header
 from database.numbers import real, whole
 from database.progress import Progress
 from database.schema import (
@@ -50,7 +51,7 @@ _SHOWN = 200
 _KEY = (TYPE, ACCELERATOR_CORE, *INPUT_SLOTS, *OUTPUT_SLOTS)
 #: Wrong durations of a file that are named with their lines.
 _DURATIONS_NAMED = 100
-_CORRECT = "correct the cell, and ingest the file with --replace"
+_CORRECT = "correct the cell, then ingest all captures of the database again, with --replace"
 _ONE_COMMA = re.compile("[0-9]+,[0-9]+")
 _COLLECTIVE_CORES = frozenset({"HCCL", "COMMUNICATION"})
 

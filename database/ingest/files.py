@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from database.errors import OpAtlasError, TableError
-from database.ingest.capture import files_below
+from database.folder import files_below
 from database.ingest.manifest import IngestManifest
 from database.profiles import all_op_summaries, op_summaries, unparsed_profiles
 

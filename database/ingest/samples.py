@@ -19,7 +19,7 @@ import pandas as pd
 from database.errors import OpAtlasError, TableError
 from database.ingest.aggregate import Account, Aggregate, CasesOfType, ProfiledCase
 from database.ingest.attention import runtime_cells
-from database.ingest.capture import read_capture_header
+from database.ingest.capture_header import read_capture_header
 from database.matmul_family import FAMILY, canonical_form
 from database.profiles import op_summaries, unparsed_profiles
 from database.record import Measurement, RanAs

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from database.errors import TableError
-from database.ingest.capture import read_capture_header
+from database.ingest.capture_header import read_capture_header
 from database.schema import BASE
 from database.store import read_frame, read_text_csv
 
