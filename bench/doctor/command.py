@@ -23,7 +23,7 @@ from bench.doctor.report import write_report
 from bench.doctor.verdict import State, Target, skipped
 from database.progress import Progress, duration
 from database.temporary import TemporaryFolder
-from database.terminal import show
+from database.terminal import printable, show
 
 _FORMAT = 2
 #: Variables that change what devices, their libraries and OpAtlas do, by the beginning of their names.
@@ -129,10 +129,11 @@ def _with_folder(target: Target, probe: Probe) -> Target:
     return replace(target, files=files)
 
 
-def _tell(progress: Progress, probe: Probe, took_s: float) -> None:
-    """Shows that a probe is still at work: at first soon, in a log less often than on a terminal."""
+def _tell(progress: Progress, probe: Probe, took_s: float, last_line: str) -> None:
+    """Shows that a probe is still at work, and what it has printed last; in a log less often than on a terminal."""
     if took_s >= _TOLD_AFTER_S and (progress.on_terminal or int(took_s) % _LOGGED_EVERY_S == 0):
-        progress.show(probe.name, f"{duration(took_s)} (at most {duration(probe.deadline_s)})")
+        name = f"{probe.name}: {printable(last_line)}" if last_line else probe.name
+        progress.show(name, f"{duration(took_s)} of {duration(probe.deadline_s)}")
 
 
 def _fails(probe: Probe, result: Result, target: Target) -> bool:

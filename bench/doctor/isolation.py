@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from bench.doctor.probes import Probe
 from bench.doctor.verdict import State, Target, Verdict, failed
@@ -40,15 +41,15 @@ class Result:
     output: str
 
 
-def _nothing(seconds: float) -> None:
+def _nothing(seconds: float, last_line: str) -> None:
     pass
 
 
-def run_probe(probe: Probe, target: Target, waiting: Callable[[float], None] = _nothing) -> Result:
+def run_probe(probe: Probe, target: Target, waiting: Callable[[float, str], None] = _nothing) -> Result:
     """Runs a probe in a child process, which is ended at the probe's deadline with all that it has started.
 
     Args:
-        waiting: told every second how many seconds the probe has taken.
+        waiting: told every second how many seconds the probe has taken, and what its process has printed last.
     """
     started = time.monotonic()
     with TemporaryFolder("doctor") as folder, tempfile.TemporaryFile() as output:
@@ -70,17 +71,27 @@ def run_probe(probe: Probe, target: Target, waiting: Callable[[float], None] = _
                     process.wait(min(left_s, _TELL_EVERY_S))
                     ended = f"ended: {how_it_ended(process.returncode)}"
                     break
-                waiting(time.monotonic() - started)
+                waiting(time.monotonic() - started, _last_printed(output))
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        output.seek(max(output.seek(0, os.SEEK_END) - _OUTPUT_KEPT, 0))
-        printed = output.read().decode(errors="replace")
+        printed = _end_of(output)
         verdict = _read(verdict_file) or failed(
             f"the probe's process {ended}", "send us the report (--report), which has what it printed"
         )
     return Result(verdict, time.monotonic() - started, printed)
+
+
+def _end_of(output: IO[bytes]) -> str:
+    """Returns the end of what a process has printed; the place at which the process writes stays the same."""
+    size = os.fstat(output.fileno()).st_size
+    return os.pread(output.fileno(), _OUTPUT_KEPT, max(size - _OUTPUT_KEPT, 0)).decode(errors="replace")
+
+
+def _last_printed(output: IO[bytes]) -> str:
+    """Returns the last line that a process has printed; "" if there is none."""
+    return next((line.strip() for line in reversed(_end_of(output).splitlines()) if line.strip()), "")
 
 
 def _read(path: Path) -> Verdict | None:

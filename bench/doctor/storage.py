@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from bench.devices.at_hand import database_name, devices_at_hand
@@ -66,7 +68,12 @@ def temporary(target: Target) -> Verdict:
     with tempfile.TemporaryFile(dir=folder) as file:
         # Rows of concurrent sessions take turns by a lock there.
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return _room(folder, "make room, or set TMPDIR to another folder")
+    found = _room(folder, "make room, or set TMPDIR to another folder")
+    wanted = os.environ.get("TMPDIR")
+    if wanted and folder.resolve() != Path(wanted).resolve():
+        # Python passes over a folder that it cannot write.
+        return replace(found, detail=f"{found.detail}; TMPDIR={wanted} cannot be written, and is not used")
+    return found
 
 
 def _room(folder: Path, remedy: str) -> Verdict:

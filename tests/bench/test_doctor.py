@@ -39,6 +39,10 @@ def hangs(target):
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)", target.device])
     ctypes.PyDLL(None).sleep(300)
 
+def waits(target):
+    print("waits\\nfor another session", flush=True)
+    time.sleep(300)
+
 def raises(target):
     raise RuntimeError("no device\\nand a long story")
 
@@ -81,9 +85,10 @@ def test_a_probe_that_hangs_is_ended_with_what_it_started(bad, tmp_path):
 
 def test_whoever_waits_for_a_probe_is_told_how_long_it_takes(bad):
     told = []
-    run_probe(Probe(bad("hangs").function, deadline_s=3), Target(), told.append)
+    run_probe(Probe(bad("waits").function, deadline_s=10), Target(), lambda *words: told.append(words))
     assert len(told) >= 2
     assert told == sorted(told)
+    assert told[-1][1] == "for another session"
 
 
 def test_what_a_probe_raises_is_a_finding(bad):
@@ -331,6 +336,13 @@ def test_a_disk_without_room(tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "_LEAST_FREE", 1 << 60)
     assert "make room" in storage.disk(Target(database=tmp_path / "a")).remedy
     assert "TMPDIR" in storage.temporary(Target()).remedy
+
+
+def test_a_folder_for_temporary_files_that_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    verdict = run_probe(PROBES["temporary"], Target()).verdict
+    assert verdict.state is State.PASS
+    assert f"TMPDIR={tmp_path / 'none'} cannot be written" in verdict.detail
 
 
 def test_every_probe_can_be_found_by_a_child():
