@@ -76,7 +76,8 @@ def test_the_commands_of_the_page_take_a_row_to_the_coverage_table(checkout: Scr
     assert "column 'Input Shapes'" in second["Status Reason"]
     assert tests.returncode == 0, tests.stdout
     # That there are rows, two of them, and the NPU's call; three wrong results on either side, and none; two refusals.
-    assert " 13 passed" in tests.stdout
+    # As many tests are of FastGelu, which `-k Gelu` finds too.
+    assert " 26 passed" in tests.stdout
     assert theory.returncode == 0, theory.stdout
     assert len(theory_rows) == 20
     assert re.search(r"^Gelu +activation\s+torch\.nn\.functional\.gelu\s+not yet\s", kernels.stdout, re.MULTILINE)
