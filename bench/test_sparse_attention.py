@@ -14,6 +14,27 @@ from database.schema import INPUT_SHAPES
 
 @replays("LightningIndexer", npu="torch_npu.npu_lightning_indexer")
 def test_lightning_indexer(row, replay):
+    """Outputs: the keys of each query and, if asked for, their scores."""
+    arguments, keywords = _indexer_call(row)
+    with_values = len(row.output_slots) > 1 and len(row.output_slots[1].shape) > 1
+    replay(
+        impl.lightning_indexer,
+        *arguments,
+        **keywords,
+        return_value=with_values,
+        output_slots=[0, 1] if with_values else [0],
+        expected=expected.lightning_indexer,
+    )
+
+
+@replays("LightningIndexerVllm", npu="torch.ops._C_ascend.npu_lightning_indexer")
+def test_lightning_indexer_vllm(row, replay):
+    """As LightningIndexer, without scores: the kernel of vllm-ascend before it had CANN's."""
+    arguments, keywords = _indexer_call(row)
+    replay(impl.lightning_indexer_vllm, *arguments, **keywords, output_slots=[0], expected=expected.lightning_indexer)
+
+
+def _indexer_call(row):
     """Slots: queries (T, N, D), keys in pages (blocks, block size, 1, D), weights (T, N), two lengths, block table."""
     expect_slots(row, range(6))
     query, cache, weights = (row.shape(slot) for slot in range(3))
@@ -24,23 +45,15 @@ def test_lightning_indexer(row, replay):
             "correct their shapes; other layouts are not replayed",
         )
     queries, keys, table = _sequences(row, query, cache, table_slot=5, length_slots=(3, 4))
-    with_values = len(row.output_slots) > 1 and len(row.output_slots[1].shape) > 1
-    replay(
-        impl.lightning_indexer,
-        row.tensor(0, *RANGE),
-        row.tensor(1, *RANGE),
-        row.tensor(2),
-        actual_seq_lengths_query=lengths_tensor(row, list(accumulate(queries)), host=False),
-        actual_seq_lengths_key=lengths_tensor(row, keys, host=False),
-        block_table=table,
-        layout_query="TND",
-        layout_key="PA_BSND",
-        sparse_count=row.output_shape()[-1],
-        sparse_mode=3,
-        return_value=with_values,
-        output_slots=[0, 1] if with_values else [0],
-        expected=expected.lightning_indexer,
-    )
+    return (row.tensor(0, *RANGE), row.tensor(1, *RANGE), row.tensor(2)), {
+        "actual_seq_lengths_query": lengths_tensor(row, list(accumulate(queries)), host=False),
+        "actual_seq_lengths_key": lengths_tensor(row, keys, host=False),
+        "block_table": table,
+        "layout_query": "TND",
+        "layout_key": "PA_BSND",
+        "sparse_count": row.output_shape()[-1],
+        "sparse_mode": 3,
+    }
 
 
 #: vllm-ascend launches a kernel of its own where it is installed, as engines do; torch_npu launches CANN's.

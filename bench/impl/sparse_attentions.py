@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -10,7 +11,7 @@ from torch.nn import functional
 from bench.impl.attentions import alike, differences, pages, stretches
 from bench.impl.matmuls import through_float32
 
-__all__ = ["lightning_indexer", "sparse_flash_attention"]
+__all__ = ["lightning_indexer", "lightning_indexer_vllm", "sparse_flash_attention"]
 
 #: Elements of what is computed at a time: 128 MiB in half precision.
 _AT_A_TIME = 1 << 26
@@ -55,6 +56,11 @@ def lightning_indexer(
             if return_value:
                 scores[rows, 0, : at.shape[-1]] = best
     return found, scores.to(query.dtype) if return_value else query.new_empty(0)
+
+
+def lightning_indexer_vllm(*arguments: Any, **keywords: Any) -> torch.Tensor:
+    """The keys that `lightning_indexer` gives, without a place for their scores."""
+    return lightning_indexer(*arguments, **keywords)[0]
 
 
 def sparse_flash_attention(

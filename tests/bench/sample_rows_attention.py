@@ -146,5 +146,6 @@ ROWS: dict[str, tuple[str, ...]] = {
     "FlashAttentionScore": tuple(flash(**row) for row in _TRAINING),
     "FlashAttentionScoreGrad": tuple(flash_grad(**row) for row in _TRAINING),
     "LightningIndexer": INDEXER,
+    "LightningIndexerVllm": (INDEXER[0], INDEXER[3].partition(" -> ")[0] + " -> 11,1,14 | INT32"),
     "SparseFlashAttention": SPARSE,
 }

@@ -6,10 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from replaying import OUTPUT, OUTPUT_TYPES, SHAPES, assert_refused
+from replaying import OUTPUT, OUTPUT_TYPES, SHAPES, assert_refused, cells_of
 
-from bench import expected, impl
+from bench import expected, impl, test_layout, test_movement
+from bench.errors import Unsupported
 from bench.reference.check import check
+from bench.rows.replay_row import ReplayRow
 
 SIZES = st.integers(1, 40)
 BLOCKS = st.sampled_from([8, 16, 32])
@@ -79,3 +81,45 @@ CONTRADICTIONS = [
 @pytest.mark.parametrize(("kernel_type", "row", "column", "words"), CONTRADICTIONS)
 def test_contradiction_is_refused(kernel_type, row, column, words):
     assert_refused(kernel_type, row, column, words)
+
+
+#: Kernel type, shapes of the inputs, shape of the output, whether an NPU's contiguous copy launches that type.
+COPIES = [
+    ("Slice", "4096,8,512;3;3", "4096,8,128", True),
+    ("Slice", "6,8;2;2", "4,8", False),
+    ("Slice", "6,8;2;2", "6,8", False),
+    ("AsStrided", "15360;3;3;1", "5,16,64", True),
+    ("AsStrided", "9600;3;3;1", "5,16,60", False),
+    ("AsStrided", "5120;3;3;1", "5,16,64", False),
+    ("AsStrided", "15360;3;3;1", "1,80,64", False),
+]
+
+
+@pytest.mark.parametrize(("kernel_type", "inputs", "output", "launches"), COPIES)
+def test_views_whose_copy_launches_another_type_are_unsupported_on_an_npu(kernel_type, inputs, output, launches):
+    """Rules of CANN's contiguous copy (ops-math, contiguous.cpp)."""
+    dtypes = "DT_BF16" + ";INT64" * inputs.count(";")
+    on_npu = ReplayRow(kernel_type, cells_of(f"{inputs} | {dtypes} -> {output} | DT_BF16"), torch.device("meta"))
+    replay = {"Slice": test_movement.test_slice, "AsStrided": test_layout.test_as_strided}[kernel_type]
+    calls = []
+
+    def record(kernel, *arguments, expected):
+        calls.append(kernel(*arguments))
+
+    if launches:
+        replay(on_npu, record)
+        assert [tuple(call.shape) for call in calls] == [on_npu.output_shape()]
+    else:
+        with pytest.raises(Unsupported, match=f"no call launches {kernel_type}"):
+            replay(on_npu, record)
+
+
+def test_strides_of_a_view_that_is_cut_and_transposed():
+    """Of (heads, tokens, 192), as latent attention has its queries, 64 columns, the tokens first."""
+    row = ReplayRow(
+        "AsStrided", cells_of("15360;3;3;1 | FLOAT;INT64;INT64;INT64 -> 5,16,64 | FLOAT"), torch.device("cpu")
+    )
+    calls = []
+    test_layout.test_as_strided(row, lambda kernel, *arguments, expected: calls.append(arguments))
+    ((_, sizes, strides, offset),) = calls
+    assert (sizes, strides, offset) == ([5, 16, 64], [192, 960, 1], 0)

@@ -16,6 +16,12 @@ SCHEMAS = {
         npu_add_rms_norm_bias(Tensor x1, Tensor x2, Tensor gamma, Tensor? beta=None, float epsilon=1e-6)
             -> (Tensor y, Tensor rstd, Tensor x)
 
+        npu_lightning_indexer(Tensor query, Tensor key, Tensor weights, *,
+            Tensor? actual_seq_lengths_query=None, Tensor? actual_seq_lengths_key=None,
+            Tensor? block_table=None, str layout_query='BSND', str layout_key='BSND', int sparse_count=2048,
+            int sparse_mode=3)
+            -> Tensor
+
         npu_sparse_flash_attention(Tensor query, Tensor key, Tensor value, Tensor sparse_indices,
             float scale_value, *, Tensor? block_table=None, Tensor? actual_seq_lengths_query=None,
             Tensor? actual_seq_lengths_kv=None, Tensor? query_rope=None, Tensor? key_rope=None,

@@ -1,0 +1,27 @@
+"""The function that a replay's NPU call names."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bench import impl
+from bench.errors import Unsupported
+from bench.npu_call import npu_call
+
+MISSING = "torch.ops._C_ascend.an_operator_that_nobody_registers"
+
+
+def test_of_several_the_first_that_is_there_is_called() -> None:
+    assert npu_call(f"{MISSING} or torch.add") is torch.add
+    assert npu_call("torch.mul or torch.add") is torch.mul
+    assert npu_call(f"{MISSING} or {MISSING} or torch.add") is torch.add
+
+
+def test_of_several_none_is_there() -> None:
+    with pytest.raises(Unsupported, match="a_call_of_tomorrow is not there"):
+        npu_call(f"{MISSING} or torch.a_call_of_tomorrow")
+
+
+def test_what_is_timed_elsewhere_can_be_the_call_of_an_npu() -> None:
+    assert npu_call("bench.impl.transpose_copy") is impl.transpose_copy
