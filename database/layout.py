@@ -1,7 +1,7 @@
 """Where a database lies: `database/data/{device}/{stack}/{version_dir}`.
 
 {device}/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5    NPU compute
-{device}/hccl/8.5                                     NPU communication
+{device}/hccl/v8.5                                    NPU communication
 {device}/torch/torch2.9.0_cuda12.8, torch2.9.0_cpu    CUDA and CPU compute
 {device}/nccl|gloo/{version}                          CUDA and CPU communication
 """
@@ -100,8 +100,9 @@ def folder_of(path: Path) -> Place | None:
     """
     *_, device, library, version = ("", "", "", *path.resolve().parts)
     kinds = {name: kind for kind, name in _COMMUNICATION.items()}
-    if library in kinds and version[:1].isdigit():
-        return device, {COMMUNICATION_NAMED_BY[kinds[library]].name: version}
+    if library in kinds:
+        number = version.removeprefix(_prefix(kinds[library]))
+        return (device, {COMMUNICATION_NAMED_BY[kinds[library]].name: number}) if number[:1].isdigit() else None
     found = _VERSION_DIRS[library].fullmatch(version) if library in _VERSION_DIRS else None
     if found is None:
         return None
@@ -153,8 +154,27 @@ def communication_path(device: str, version: str) -> Path:
         OpAtlasError: a name that cannot be a directory.
     """
     kind = kind_of(device)
-    name = _short_cann(version) if kind == "npu" else public_version(version)
+    name = _prefix(kind) + (_short_cann(version) if kind == "npu" else public_version(version))
     return ROOT / _directory_name(device, "device") / _COMMUNICATION[kind] / _directory_name(name, "version")
+
+
+def expect_present_name(folder: Path) -> None:
+    """Refuses a communication database that only its former name leads to (`hccl/8.5`): there would be two of them.
+
+    Raises:
+        OpAtlasError: with the command that renames it.
+    """
+    former = folder.with_name(folder.name.removeprefix("v"))
+    if former != folder and former.is_dir() and not folder.exists():
+        raise OpAtlasError(
+            f"{former} is a database under the former name of {folder.name}: rename it (mv {former} {folder}), "
+            "or name a folder with --output-dir"
+        )
+
+
+def _prefix(kind: Kind) -> str:
+    """What the version of a communication database begins with: on NPUs as msmodeling's folders are called."""
+    return "v" if kind == "npu" else ""
 
 
 def version_dir(kind: Kind, versions: Versions) -> str:

@@ -29,6 +29,7 @@ from database.layout import (
     communication_path,
     default_path,
     expect_npu,
+    expect_present_name,
     kind_of,
     public_version,
 )
@@ -365,7 +366,9 @@ def _communication_database(option: argparse.Namespace, devices: Sequence[Device
     name, versions = database_name(devices), versions_of(option)
     if not option.collectonly:
         _expect_installed(versions)
-    return communication_path(name, collectives.communication_version(name, versions))
+    folder = communication_path(name, collectives.communication_version(name, versions))
+    expect_present_name(folder)
+    return folder
 
 
 def _expect_installed(versions: Versions) -> None:

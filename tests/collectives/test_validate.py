@@ -85,7 +85,7 @@ def test_what_is_off_is_shown_worst_first_and_fails(tmp_path: Path, capsys) -> N
 
 
 def test_rows_of_another_device_are_not_compared_with_the_links_of_an_a3(tmp_path: Path, capsys) -> None:
-    folder, other = tmp_path / "AMD_EPYC" / "gloo" / "2.13.0", tmp_path / "ATLAS_800_A3_752T_128G_DIE" / "hccl" / "8.5"
+    folder, other = tmp_path / "AMD_EPYC" / "gloo" / "2.13.0", tmp_path / "ATLAS_800_A3_752T_128G_DIE" / "hccl" / "v8.5"
     for each in (folder, other):
         each.mkdir(parents=True)
         write(each, ALL_REDUCE, [row(1 << 20, 1000.0, 2, topology_tier=1)])

@@ -41,9 +41,20 @@ def test_cann_as_the_toolkit_and_as_users_write_it(given, named):
 
 
 def test_communication_databases():
-    assert relative(layout.communication_path(layout.DEFAULT_NPU_DEVICE, "8.5.0")).endswith("/hccl/8.5")
+    assert relative(layout.communication_path(layout.DEFAULT_NPU_DEVICE, "8.5.0")).endswith("/hccl/v8.5")
     assert relative(layout.communication_path("NVIDIA_H200", "2.27.5")) == "NVIDIA_H200/nccl/2.27.5"
     assert relative(layout.communication_path("AMD_EPYC", "2.13.0+cpu")) == "AMD_EPYC/gloo/2.13.0"
+
+
+def test_a_communication_database_under_its_former_name_is_to_be_renamed(tmp_path):
+    folder = tmp_path / "hccl" / "v8.5"
+    layout.expect_present_name(folder)
+    (tmp_path / "hccl" / "8.5").mkdir(parents=True)
+    with pytest.raises(OpAtlasError, match="rename it"):
+        layout.expect_present_name(folder)
+    folder.mkdir()
+    layout.expect_present_name(folder)
+    layout.expect_present_name(tmp_path / "nccl" / "2.28.9")
 
 
 def test_an_undetected_version_is_named_with_its_option():

@@ -175,6 +175,8 @@ def test_software_that_was_profiled_is_not_that_of_the_machine_that_looked_it_up
         ),
         ("NVIDIA_H200/nccl/2.28.9", "NVIDIA_H200", {"NCCL": "2.28.9"}),
         ("AMD_EPYC/gloo/2.13.0", "AMD_EPYC", {"torch": "2.13.0"}),
+        (f"{DEFAULT_NPU_DEVICE}/hccl/v8.5", DEFAULT_NPU_DEVICE, {"CANN": "8.5"}),
+        (f"{DEFAULT_NPU_DEVICE}/hccl/v8.3.RC1", DEFAULT_NPU_DEVICE, {"CANN": "8.3.RC1"}),
         (f"{DEFAULT_NPU_DEVICE}/hccl/8.5", DEFAULT_NPU_DEVICE, {"CANN": "8.5"}),
     ],
 )
