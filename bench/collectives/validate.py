@@ -62,17 +62,30 @@ class Compared:
         return max(self.ratio, 1 / self.ratio)
 
 
-def compare(
-    database: Database, collective: Collective, links: Mapping[int, Link], grid: Grid
-) -> tuple[list[Compared], int]:
-    """The rows of a collective that have a duration, and how many have none.
+@dataclass(frozen=True)
+class FileCompared:
+    """What a file of a collective holds.
+
+    Attributes:
+        rows: those that have a duration.
+        without: how many rows have none.
+        problems: the cells that keep a row from being compared, each with file, line and column.
+    """
+
+    rows: Sequence[Compared]
+    without: int
+    problems: Sequence[str]
+
+
+def compare(database: Database, collective: Collective, links: Mapping[int, Link], grid: Grid) -> FileCompared:
+    """Compares the rows of a collective with the model.
 
     Args:
         links: by tier.
         grid: tells the tier of rows that have none, as that of neighbours.
 
     Raises:
-        TableError: the file, or a row of it, cannot be read.
+        TableError: the file cannot be read, or has no column of durations.
     """
     frame = database.read(collective.kernel_type).frame
     path = database.csv_path(collective.kernel_type)
@@ -80,20 +93,22 @@ def compare(
     if not columns:
         wanted = ", ".join(map(repr, duration_columns(collective.kernel_type)))
         raise TableError(path, f"no column of durations: none of {wanted}", "Add one of them", line=1)
-    found, without = [], 0
+    found, without, problems = [], 0, []
     for line, cells in enumerate(frame.to_dict("records"), start=2):
-        durations = [duration for name in columns if (duration := valid_duration(cells[name])) is not None]
-        if not durations:
-            without += 1
+        try:
+            measured_us = _duration_us(path, line, cells, columns)
+            if measured_us is None:
+                without += 1
+                continue
+            message_bytes = _whole(path, line, MESSAGE_BYTES, cells[MESSAGE_BYTES], least=1)
+            num_devices = _whole(path, line, NUM_DEVICES, cells[NUM_DEVICES], least=2)
+            tier = _tier(path, line, cells.get(TOPOLOGY_TIER, ""), grid, num_devices, links)
+        except TableError as error:
+            problems.append(str(error))
             continue
-        message_bytes = _whole(path, line, MESSAGE_BYTES, cells[MESSAGE_BYTES], least=1)
-        num_devices = _whole(path, line, NUM_DEVICES, cells[NUM_DEVICES], least=2)
-        tier = _tier(path, line, cells.get(TOPOLOGY_TIER, ""), grid, num_devices)
-        if tier not in links:
-            raise TableError(path, f"column {TOPOLOGY_TIER!r} = {tier}: no such tier", f"There are {_TIERS}", line=line)
         modelled_us = duration_us(collective, message_bytes, num_devices, links[tier])
-        found.append(Compared(collective, line, message_bytes, num_devices, tier, durations[0], modelled_us))
-    return found, without
+        found.append(Compared(collective, line, message_bytes, num_devices, tier, measured_us, modelled_us))
+    return FileCompared(found, without, problems)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -163,18 +178,21 @@ def run(arguments: argparse.Namespace) -> int:
             problems.append(f"{folder}: holds none of {names}")
             continue
         compared: list[Compared] = []
+        unreadable: list[str] = []
         lines = []
         for collective in collectives:
             try:
-                found, without = compare(database, collective, links, grid)
+                found = compare(database, collective, links, grid)
             except OpAtlasError as error:
-                problems.append(str(error))
+                unreadable.append(str(error))
                 continue
-            large = [row for row in found if row.message_bytes >= arguments.min_bytes]
-            lines.append(_line(database, collective, large, without, len(found) - len(large), arguments.tolerance))
+            unreadable += _first_of(database.csv_path(collective.kernel_type), found.problems)
+            large = [row for row in found.rows if row.message_bytes >= arguments.min_bytes]
+            lines.append(_line(database, collective, large, found, arguments.tolerance))
             compared += large
+        problems += unreadable
         tiers = sorted({row.tier for row in compared})
-        if not compared:
+        if not compared and not unreadable:
             problems.append(f"{folder}: no row to compare")
         elif foreign := _foreign_links(folder, tiers, named):
             problems.append(foreign)
@@ -212,12 +230,17 @@ def _model(tiers: Sequence[int], links: Mapping[int, Link], named: Collection[in
     )
 
 
+def _first_of(path: Path, problems: Sequence[str]) -> list[str]:
+    more = len(problems) - _SHOWN
+    return [*problems[:_SHOWN], *([f"{path}: {more} more rows cannot be compared"] if more > 0 else [])]
+
+
 def _line(
-    database: Database, collective: Collective, rows: Sequence[Compared], without: int, small: int, tolerance: float
+    database: Database, collective: Collective, rows: Sequence[Compared], found: FileCompared, tolerance: float
 ) -> str:
-    left_out = "".join(
-        f", {count} {what}" for count, what in ((without, "without a duration"), (small, "too small")) if count
-    )
+    small = len(found.rows) - len(rows)
+    counts = ((found.without, "without a duration"), (small, "too small"), (len(found.problems), "not readable"))
+    left_out = "".join(f", {count} {what}" for count, what in counts if count)
     name = f"{database.path / collective.kernel_type}: "
     if not rows:
         return f"{name}no row to compare{left_out}"
@@ -244,10 +267,31 @@ def _table(rows: Sequence[Compared], outside: bool) -> list[str]:
     return [title, *lines]
 
 
-def _tier(path: Path, line: int, cell: str, grid: Grid, num_devices: int) -> int:
+def _duration_us(path: Path, line: int, cells: Mapping[str, str], columns: Sequence[str]) -> float | None:
+    """Returns the first duration of a row; None where its cells are empty or hold no duration. Raises TableError."""
+    for name in columns:
+        if (duration := valid_duration(cells[name])) is not None:
+            return duration
+        if cells[name].strip() and not _is_number(cells[name]):
+            raise TableError(path, f"column {name!r} = {cells[name]!r} is no number", "Correct the cell", line=line)
+    return None
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _tier(path: Path, line: int, cell: str, grid: Grid, num_devices: int, links: Collection[int]) -> int:
     """That of the cell; where it is empty, that of so many neighbours. Raises TableError."""
     if cell.strip():
-        return _whole(path, line, TOPOLOGY_TIER, cell, least=0)
+        tier = _whole(path, line, TOPOLOGY_TIER, cell, least=0)
+        if tier not in links:
+            raise TableError(path, f"column {TOPOLOGY_TIER!r} = {tier}: no such tier", f"There are {_TIERS}", line=line)
+        return tier
     try:
         return grid.tier_of(grid.group(num_devices))
     except NoGroup as error:

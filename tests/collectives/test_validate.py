@@ -140,6 +140,22 @@ def test_what_cannot_be_read_is_told_and_fails(tmp_path: Path, capsys, rows: lis
     assert words in capsys.readouterr().out
 
 
+def test_rows_that_cannot_be_compared_are_named_and_the_others_are_compared(tmp_path: Path, capsys) -> None:
+    own = duration_us(ALL_REDUCE, 1 << 20, 16, A3[1])
+    good = row(1 << 20, own, topology_tier=1)
+    bad = [{**good, "num_devices": 1}, {**good, "message_bytes": "1e6"}, {**good, "Duration(us)": "abc"}]
+    path = write(tmp_path, ALL_REDUCE, [good, *bad, good, {**good, "Duration(us)": ""}])
+    assert main(["validate-comm", str(tmp_path)]) == 1
+    shown = capsys.readouterr().out
+    assert "2 of 2 rows within a factor of 2" in shown
+    for line, column, value in ((3, "num_devices", "1"), (4, "message_bytes", "1e6"), (5, "Duration(us)", "abc")):
+        assert f"error: {path}:{line}: column {column!r} = {value!r}" in shown
+    assert "no row to compare" not in shown
+    write(tmp_path, ALL_REDUCE, bad)
+    assert main(["validate-comm", str(tmp_path)]) == 1
+    assert f"error: {tmp_path}: no row to compare" not in capsys.readouterr().out
+
+
 def test_a_folder_without_any(tmp_path: Path, capsys) -> None:
     assert main(["validate-comm", str(tmp_path)]) == 1
     assert "holds none of hcom_allReduce_.csv" in capsys.readouterr().out
