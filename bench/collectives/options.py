@@ -124,7 +124,8 @@ OPTIONS = (
         "--comm-strict",
         Scope.COLLECTIVES,
         action="store_true",
-        help="refuse to run where a group needs more devices than there are (default: its messages are skipped)",
+        help="refuse to run where a group needs more devices than there are, or the grid does not hold it "
+        "(default: its messages are skipped)",
     ),
 )
 
@@ -208,7 +209,8 @@ def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
     """What the options ask for.
 
     Raises:
-        pytest.UsageError: options that contradict each other, or a grid that does not hold a group.
+        pytest.UsageError: options that contradict each other, or a grid that holds none of the groups, or with
+            --comm-strict not all of them.
     """
     _expect_nodes(option)
     if named := [name for name in option.ops if name in BY_NAME]:
@@ -226,13 +228,13 @@ def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
     about += [f"environment: {' '.join(variables)}"] if variables else []
     options = argparse.Namespace(**{**vars(option), "grid_shape": list(grid.shape)})
     rows: dict[str, list[Mapping[str, str]]] = {BY_NAME[name].kernel_type: [] for name in option.comm_ops}
+    no_group: list[str] = []
     for size in sizes:
         try:
             members = grid.group(size, _tier(option))
         except NoGroup as error:
-            raise pytest.UsageError(
-                f"--num-devices {size}: {error}; change it, --topology-tier or --grid-shape"
-            ) from None
+            no_group.append(f"--num-devices {size}: {error}")
+            continue
         tier = grid.tier_of(members)
         spec = group_of({NUM_DEVICES: str(size), TOPOLOGY_TIER: str(tier)}, options)
         reason = misplaced(spec, devices)
@@ -247,7 +249,9 @@ def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
                     {MESSAGE_BYTES: str(count), NUM_DEVICES: str(size), DTYPE: DTYPES[dtype], TOPOLOGY_TIER: str(tier)}
                     for count in dict.fromkeys(sent.values())
                 ]
-    return Wanted(rows, options, about)
+    if no_group and (option.comm_strict or len(no_group) == len(sizes)):
+        raise pytest.UsageError(f"{'; '.join(no_group)}; change it, --topology-tier or --grid-shape")
+    return Wanted(rows, options, [*about, *(f"left out: {reason}" for reason in no_group)])
 
 
 def _tier(option: Any) -> int | None:

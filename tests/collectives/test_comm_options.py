@@ -52,6 +52,18 @@ def of_group(option: Namespace, devices: list[DeviceSpec], size: str, tier: str)
     return options.group_of({"num_devices": size, "topology_tier": tier}, wanted.options)
 
 
+def test_groups_that_cannot_have_the_tier_are_left_out_and_the_others_run() -> None:
+    option = parsed("--num-devices", "2,4,16", "--topology-tier", "2", "--bytes-grid", "1024")
+    assert {(size, tier) for _, size, _, tier in messages(option, NPUS)} == {(2, 2)}
+    left_out = [line for line in options.wanted_of(option, NPUS).about if "left out" in line]
+    assert len(left_out) == 2
+    assert "--num-devices 4" in left_out[0]
+    assert "--num-devices 16" in left_out[1]
+    option.comm_strict = True
+    with pytest.raises(pytest.UsageError, match="--num-devices 4"):
+        options.wanted_of(option, NPUS)
+
+
 def test_defaults_of_a_cpu() -> None:
     found = messages(parsed(), CPU)
     assert found[0] == (1024, 2, "DT_BF16", 1)
