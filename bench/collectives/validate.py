@@ -96,7 +96,7 @@ def compare(database: Database, collective: Collective, links: Mapping[int, Link
     found, without, problems = [], 0, []
     for line, cells in enumerate(frame.to_dict("records"), start=2):
         try:
-            measured_us = _duration_us(path, line, cells, columns)
+            measured_us = _duration_us(path, line, {name: cells[name] for name in columns})
             if measured_us is None:
                 without += 1
                 continue
@@ -267,13 +267,13 @@ def _table(rows: Sequence[Compared], outside: bool) -> list[str]:
     return [title, *lines]
 
 
-def _duration_us(path: Path, line: int, cells: Mapping[str, str], columns: Sequence[str]) -> float | None:
-    """Returns the first duration of a row; None where its cells are empty or hold no duration. Raises TableError."""
-    for name in columns:
-        if (duration := valid_duration(cells[name])) is not None:
+def _duration_us(path: Path, line: int, cells: Mapping[str, str]) -> float | None:
+    """Returns the first duration of some cells; None where these are empty or hold no duration. Raises TableError."""
+    for name, cell in cells.items():
+        if (duration := valid_duration(cell)) is not None:
             return duration
-        if cells[name].strip() and not _is_number(cells[name]):
-            raise TableError(path, f"column {name!r} = {cells[name]!r} is no number", "Correct the cell", line=line)
+        if cell.strip() and not _is_number(cell):
+            raise TableError(path, f"column {name!r} = {cell!r} is no number", "Correct the cell", line=line)
     return None
 
 

@@ -373,7 +373,8 @@ class GroupProcess:
         Args:
             reason: why the ranks did not meet while each saw its own device alone.
         """
-        if any(KINDS[start.spec.kind].backend != "hccl" or not start.spec.pinned for start in self._starts):
+        specs = [each.spec for each in self._starts]
+        if any(spec.kind not in KINDS or KINDS[spec.kind].backend != "hccl" or not spec.pinned for spec in specs):
             return False
         self._not_alone = reason
         self._starts = [replace(each, spec=replace(each.spec, alone=False)) for each in self._starts]

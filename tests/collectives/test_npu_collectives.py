@@ -90,6 +90,19 @@ def test_messages_that_one_ranks_profile_lacks_are_tried_again(
     assert durations(sessions) == {1024: SLOWEST_US, 4096: SLOWEST_US}
 
 
+def test_a_rank_that_crashes_at_its_end_costs_no_profile(npus: StandInNpus, sessions: Sessions, module: Path) -> None:
+    ends = "        distributed.destroy_process_group = lambda: os.kill(os.getpid(), signal.SIGSEGV)\n"
+    first, second = BROKEN.split("    replay(call")
+    module.write_text(f"{first}    if row.rank == 0:\n{ends}    replay(call{second}")
+    # The other rank's msprof still has to write what it recorded.
+    options = ("--comm-ops=all_reduce", "--bytes-grid=1024,4096", "-s")
+    done = run(npus, *options, faults={"1/rank1": "slow"})
+    assert (done.code, done.ledger()) == (0, {"measured": 2}), done.output
+    assert durations(sessions) == {1024: SLOWEST_US, 4096: SLOWEST_US}
+    # No profile had to be parsed by another msprof.
+    assert done.output.count("Start profiling") == 2, done.output
+
+
 def test_messages_that_no_profile_holds_fail_with_the_reason(npus: StandInNpus, sessions: Sessions) -> None:
     faults = {f"{session}/rank1": "no-summary" for session in range(1, 9)}
     done = run(npus, "--comm-ops=all_reduce", "--bytes-grid=1024,4096", faults=faults)

@@ -259,6 +259,39 @@ def test_a_rank_that_cannot_join_is_named(monkeypatch: pytest.MonkeyPatch, opene
     assert wait_for(lambda: not marked(f"{MARK}=joining"), seconds=300)
 
 
+def npus_that_meet(opener: str) -> GroupProcess:
+    """Two stand-ins for NPUs, each of which its rank is to see alone."""
+    specs = [
+        DeviceSpec("npu", index, pinned=("ASCEND_RT_VISIBLE_DEVICES", str(index)), opener=f"broken_ranks:{opener}")
+        for index in range(2)
+    ]
+    return GroupProcess(TWO, specs, SETTINGS)
+
+
+def test_ranks_that_do_not_meet_with_one_npu_visible_are_shown_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MARK, "meeting")
+    group = npus_that_meet("meets_where_all_are_visible")
+    assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
+    assert "HcclGetRootInfo" in str(group.describe().facts["all_devices_visible"])
+    group.close()
+    with pytest.raises(DeviceGone, match="HcclGetRootInfo"):
+        npus_that_meet("never_meets").describe()
+    assert wait_for(lambda: not marked(f"{MARK}=meeting"), seconds=300)
+
+
+def test_a_rank_that_crashes_after_its_last_row_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(MARK, "crashing")
+    group = group_of(TWO, "broken_ranks:dies_at_its_end")
+    assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
+    group.close()
+    assert wait_for(lambda: not marked(f"{MARK}=crashing"), seconds=300)
+    # torchrun's launcher tells on stderr of a rank that has failed.
+    said = capfd.readouterr()
+    assert "exitcode" not in said.out + said.err
+
+
 @pytest.mark.parametrize(
     ("codes", "words"),
     [

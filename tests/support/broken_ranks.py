@@ -7,6 +7,8 @@ import os
 import signal
 import time
 
+from torch import distributed
+
 from bench.devices.cpu import CpuDevice
 from database.errors import OpAtlasError
 
@@ -39,3 +41,25 @@ class WithoutLock(CpuDevice):
 
 
 without_lock = WithoutLock
+
+
+def meets_where_all_are_visible(spec, settings):
+    """Stands in for HCCL where it does not start in processes that see one NPU each."""
+    if spec.alone or "ASCEND_RT_VISIBLE_DEVICES" in os.environ:
+        distributed.init_process_group = _not_initialized
+    return WithoutLock(spec, settings)
+
+
+def never_meets(spec, settings):
+    distributed.init_process_group = _not_initialized
+    return WithoutLock(spec, settings)
+
+
+def _not_initialized(*arguments, **keywords):
+    raise RuntimeError("HCCL function error: HcclGetRootInfo")
+
+
+def dies_at_its_end(spec, settings):
+    """Stands in for a rank whose libraries crash while it shuts down."""
+    distributed.destroy_process_group = lambda: os.kill(os.getpid(), signal.SIGSEGV)
+    return CpuDevice(spec, settings)

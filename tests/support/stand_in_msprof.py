@@ -60,6 +60,8 @@ def main(words: list[str]) -> int:
     code = process.wait()
     if fault == "hang":
         time.sleep(1000)
+    if fault == "slow":
+        time.sleep(3)
     if fault not in ("exit-1", "no-export"):
         write_summary(profile, fault, options)
     return 1 if fault in ("exit-1", "exit-1-with-summary", "no-export") else code
