@@ -8,10 +8,13 @@ version of CANN than the profile. What is no difference:
   made with, whatever its rank, and all of these have the same layout;
 - a slot with one element and at most one dimension beside a slot without dimensions: a scalar;
 - FRACTAL_NZ as matrix or as blocks;
-- dtype or format of one side only: the other side does not tell it.
+- INT64 beside UINT64: packed scales, which a call passes as INT64 and a kernel reads as UINT64;
+- dtype or format of one side only: the other side does not tell it;
+- absent slots between others that one side leaves out.
 
 What is taken, and told: tensors that the profile does not record, slots of the launch behind the last one of the row,
-and another dtype of an input without dimensions (a scalar, or an optional tensor that is not there).
+leading axes of size 1 that one side has more (1,8 for 8), and another dtype of an input without dimensions (a scalar,
+or an optional tensor that is not there).
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ _Words = tuple[str, str, str]
 _NOTHING: _Words = ("", "", "")
 _NZ = "FRACTAL_NZ"
 _PLAIN = frozenset({"ND", "NCL", "NCHW", "NCDHW"})
+_PACKED = frozenset({"INT64", "UINT64"})
 
 
 @dataclass(frozen=True)
@@ -80,10 +84,28 @@ def _compared(kernel_type: str, row: tuple[str, ...], launch: tuple[str, ...]) -
             if asked:
                 assumptions.append(f"the profile does not tell the {name}s of the launch")
             continue
-        for found in _slots(name, asked, seen):
-            if found.difference:
+        found = _side(name, asked, seen)
+        if found.difference:
+            # As some rows of QuantBatchMatmulV3 have it: `8,16;16,4;4;8` for `8,16;16,4;4;;;8`.
+            shorter = _side(name, _present(asked), _present(seen))
+            if shorter.difference or len(asked) == len(seen):
                 return found
-            assumptions += found.assumptions
+            found = shorter
+        assumptions += found.assumptions
+    return Comparison(assumptions=tuple(assumptions))
+
+
+def _present(slots: Sequence[_Words]) -> list[_Words]:
+    return [slot for slot in slots if slot[0]]
+
+
+def _side(name: str, asked: Sequence[_Words], seen: Sequence[_Words]) -> Comparison:
+    """All inputs, or all outputs, of both."""
+    assumptions: list[str] = []
+    for found in _slots(name, asked, seen):
+        if found.difference:
+            return found
+        assumptions += found.assumptions
     return Comparison(assumptions=tuple(assumptions))
 
 
@@ -94,7 +116,10 @@ def _slots(name: str, asked: Sequence[_Words], seen: Sequence[_Words]) -> Iterat
         if number >= len(asked):
             yield Comparison(assumptions=(f"the launch has {_text(ran)} in {slot}, which the row does not have",))
         elif not (_same_shape(wanted, ran) and _same_format(wanted, ran)):
-            yield Comparison(f"{slot} is {_text(wanted)} in the row, and {_text(ran)} ran")
+            both = f"{slot} is {_text(wanted)} in the row, and {_text(ran)} ran"
+            # Nothing is broadcast otherwise, or lies otherwise, for a leading axis of size 1.
+            alike = _same_format(wanted, ran) and _same_dtype(wanted, ran) and _core(wanted[0]) == _core(ran[0]) != ""
+            yield Comparison(assumptions=(both,)) if alike else Comparison(both)
         elif not _same_dtype(wanted, ran):
             if wanted[0] or ran[0] or (name == "output" and not has_dimensions):
                 yield Comparison(f"{slot} is {_text(wanted)} in the row, and {_text(ran)} ran")
@@ -111,7 +136,7 @@ def _text(words: _Words) -> str:
 
 def _same_dtype(wanted: _Words, ran: _Words) -> bool:
     one, other = known_dtype(wanted[1]), known_dtype(ran[1])
-    return one is None or other is None or one == other
+    return one is None or other is None or one == other or {one.name, other.name} <= _PACKED
 
 
 def _same_format(wanted: _Words, ran: _Words) -> bool:
@@ -128,6 +153,13 @@ def _same_shape(wanted: _Words, ran: _Words) -> bool:
         return False
     blocks, matrix = sorted((one, other), key=len, reverse=True)
     return len(blocks) == len(matrix) + 2 >= 4 and _is_blocked(blocks, matrix)
+
+
+def _core(shape: str) -> str:
+    """A shape without leading axes of size 1."""
+    while shape.startswith("1,"):
+        shape = shape[2:]
+    return shape
 
 
 def _is_blocked(blocks: Sequence[int], matrix: Sequence[int]) -> bool:

@@ -38,8 +38,10 @@ SAME = {
     "formats that were not recorded": ("8,4 FLOAT -", "8,4 FLOAT FRACTAL_NZ"),
     "blocks and their matrix": ("20,36 FLOAT16 FRACTAL_NZ", "3,2,16,16 FLOAT16 FRACTAL_NZ"),
     "groups of a format": ("1,1,4,4,16 FLOAT16 NC1HWC0", "1,1,4,4,16 FLOAT16 NC1HWC0:1"),
+    "packed scales": ("8,4 INT8 ND; 4 INT64 ND", "8,4 INT8 ND; 4 UINT64 ND"),
+    "absent slots left out": ("8,4 INT8 ND; 8 FLOAT ND", "8,4 INT8 ND; - - -; - INT32 ND; 8 FLOAT ND"),
     "a dtype that has no name": ("8,4 65534 ND", "8,4 FLOAT ND"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("wanted", "ran"), SAME.values(), ids=SAME)
@@ -53,9 +55,11 @@ OTHER = {
     "cast to NZ ignored": ("8,4 FLOAT16 ND; 2,2,16,16 FLOAT16 FRACTAL_NZ", "8,4 FLOAT16 ND; 9,9 FLOAT16 ND", "slot 1"),
     "the same shape in NZ": ("8,4 FLOAT ND; 4,1,16,16 FLOAT FRACTAL_NZ", "8,4 FLOAT ND; 4,1,16,16 FLOAT ND", "slot 1"),
     "cast before the launch": ("8,4 FLOAT ND; 8,4 DT_BF16 ND", "8,4 FLOAT ND; 8,4 FLOAT ND", "input slot 1"),
+    "another axis of size 1": ("8,1 FLOAT ND", "8 FLOAT ND", "input slot 0"),
     "transposed": ("8,4 FLOAT ND; 4,8 FLOAT ND", "8,4 FLOAT ND; 8,4 FLOAT ND", "input slot 1"),
     "a tensor that did not run": ("8,4 FLOAT ND; 4 FLOAT ND", "8,4 FLOAT ND", "input slot 1"),
     "a tensor where the row has none": ("8,4 FLOAT ND; - - -; 4 FLOAT ND", "8,4 FLOAT ND; 4 FLOAT ND; 4 FLOAT ND", "1"),
+    "another tensor among absent ones": ("8,4 INT8 ND; 8 FLOAT ND", "8,4 INT8 ND; - - -; 8 INT32 ND", "slot 1"),
     "blocks of another matrix": ("20,36 FLOAT16 FRACTAL_NZ", "2,3,16,16 FLOAT16 FRACTAL_NZ", "input slot 0"),
 }  # fmt: skip
 
@@ -87,6 +91,7 @@ TAKEN = {
     "no tensors recorded": ("8,4 FLOAT ND", dict(NOTHING)),
     "no outputs recorded": ("8,4 FLOAT ND", row("8,4 FLOAT ND", "N/A N/A N/A")),
     "a scale that the row lacks": ("8,4 INT8 ND", row("8,4 INT8 ND; 4 FLOAT ND")),
+    "leading axes of size 1": ("1,8,4 FLOAT NCL", row("8,4 FLOAT ND")),
     "another dtype of a scalar": ("8,4 FLOAT ND; - FLOAT ND", row("8,4 FLOAT ND; - DOUBLE ND")),
 }  # fmt: skip
 
