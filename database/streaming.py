@@ -14,6 +14,7 @@ from database.errors import OpAtlasError
 
 #: What reading a gzip file raises that ends too early, or is damaged.
 BROKEN_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
+_GZIP = b"\x1f\x8b"
 #: Large enough to cost nothing, small enough for progress to move.
 _BUFFER_BYTES = 1 << 18
 
@@ -37,7 +38,7 @@ class _Counted(io.RawIOBase):
 
 @contextmanager
 def open_stream(path: Path, on_bytes: Callable[[int], None]) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked where its name ends in `.gz`.
+    """Gives the bytes of a file, unpacked where they are packed by gzip, whatever its name.
 
     Args:
         on_bytes: told how many bytes of the file itself were read, for progress.
@@ -51,7 +52,11 @@ def open_stream(path: Path, on_bytes: Callable[[int], None]) -> Iterator[IO[byte
         raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check the path and its permissions") from None
     with file:
         counted = io.BufferedReader(_Counted(file, on_bytes), _BUFFER_BYTES)
-        if path.suffix != ".gz":
+        try:
+            is_packed = counted.peek(len(_GZIP)).startswith(_GZIP)
+        except OSError as error:
+            raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check the path") from None
+        if not is_packed:
             yield counted
             return
         with gzip.open(counted) as unpacked:

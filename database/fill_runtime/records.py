@@ -25,7 +25,11 @@ from database.schema import RUNTIME_IN_SIGNATURE, RUNTIME_PREFIX
 from database.statistics import cell
 from database.streaming import BROKEN_GZIP, open_stream
 from database.terminal import shortened
+from database.text_format import no_text, wide_encoding
 
+_BOM = b"\xef\xbb\xbf"
+#: How a list of objects begins; a list of numbers is one malformed line.
+_ARRAY = re.compile(rb"\s*\[\s*(\{|\Z)")
 #: A record of a few thousand sequences takes some 50 kB.
 _LONGEST_LINE = 1 << 24
 _MALFORMED_NAMED = 20
@@ -112,6 +116,17 @@ class Chosen:
         return list(self._by_digest.values())
 
 
+def _no_records(begin: bytes) -> str:
+    """What a file is that does not hold one JSON object a line, and the remedy; "" for one that may."""
+    if packed := no_text(begin):
+        return f"this is {packed[0]}, not JSON Lines: write one JSON object a line"
+    if encoding := wide_encoding(begin, ("query_shape",)):
+        return f"this is {encoding}, not UTF-8: save it as UTF-8"
+    if _ARRAY.match(begin):
+        return "this is a JSON array, not JSON Lines: write one object a line (`jq -c '.[]'` does so)"
+    return ""
+
+
 @dataclass
 class Unmatched:
     """Records of a key that no row has: how many, and `file:line` of the first."""
@@ -186,6 +201,11 @@ class Records:
         try:
             while line := file.readline(_LONGEST_LINE):
                 number += 1
+                if number == 1:
+                    line = line.removeprefix(_BOM)
+                    if problem := _no_records(line):
+                        self.problems.append(f"{path}: {problem}")
+                        return
                 if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
                     self._reject(f"{path}:{number}: longer than {_LONGEST_LINE >> 20} MB")
                     while line and not line.endswith(b"\n"):

@@ -432,3 +432,33 @@ def test_a_choice_does_not_depend_on_the_order(numbers, limit):
 
     assert chosen(numbers) == chosen(sorted(numbers))
     assert len(chosen(numbers)) == min(limit, len(set(numbers)))
+
+
+@pytest.mark.parametrize(
+    "spelt",
+    [lambda text: gzip.compress(text.encode()), lambda text: text.encode("utf-8-sig")],
+    ids=["packed under another name", "with a mark"],
+)
+def test_records_are_read_whatever_the_file_begins_with(fill, database, tmp_path, capsys, spelt):
+    path = tmp_path / "calls.txt"
+    path.write_bytes(spelt(json.dumps(decode()) + "\n"))
+    assert main(["fill-runtime", "--jsonl", str(path), "--database-path", str(database.path)]) == 0
+    assert counts(capsys.readouterr().out)["filled"] == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (json.dumps(decode()).encode("utf-16"), "UTF-16"),
+        (json.dumps([decode()]).encode(), "JSON array"),
+        (json.dumps([decode()], indent=1).encode(), "JSON array"),
+        (b"PK\x03\x04\0\0xl/workbook.xml", "workbook"),
+    ],
+)
+def test_a_file_of_another_kind_is_one_error_that_names_it(database, tmp_path, capsys, content, said):
+    path = tmp_path / "calls.jsonl"
+    path.write_bytes(content)
+    assert main(["fill-runtime", "--jsonl", str(path), "--database-path", str(database.path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(path) in line
+    assert said in line
