@@ -24,6 +24,9 @@ from database.schema import (
 )
 from database.slots import Slot, parse_slots
 
+#: msmodeling's shape grid gives these five shapes (offsets, sizes, axes, steps), with a captured row's three dtypes.
+_GRID_OF_FIVE = frozenset({"Slice", "SliceAiCore"})
+
 
 class RowSlots:
     """One row of the database, whatever device replays it.
@@ -175,6 +178,9 @@ class RowSlots:
     def _slots(self, columns: tuple[str, str, str]) -> tuple[Slot, ...]:
         try:
             shapes, dtypes, formats = (self.cells.get(column, "") for column in columns)
+            if columns == INPUT_SLOTS and self.kernel_type in _GRID_OF_FIVE and dtypes.count(";") == 2:
+                # The signature has the first slot alone.
+                shapes = ";".join(shapes.split(";")[:3]) if shapes.count(";") == 4 else shapes
             return parse_slots(shapes, dtypes, formats, columns)
         except CellError as error:
             raise InvalidRow(f"{error}; correct the cell, or ingest the capture again") from None

@@ -185,6 +185,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "5,6;2;2 | INT32;INT64;INT64 -> 5,6 | INT32",
         # As msmodeling's shape grid has it.
         "8,24;2;2;2;2 | DT_BF16;INT64;INT64;INT64;INT64 -> 4,24 | DT_BF16",
+        "8,24;2;2;2;2 | DT_BF16;INT64;INT64 -> 4,24 | DT_BF16",
     ),
     "SliceAiCore": ("4,24;2;2 | FLOAT;INT64;INT64 -> 4,1 | FLOAT",),
     "Transpose": (
