@@ -55,7 +55,8 @@ def test_a_capture_is_measured_on_the_npu(database: Path, npus: StandInNpus, tmp
         *(f"--database-path={database}", f"--repeat-count={SAMPLES}", f"--junitxml={junit}"),
         PYTHONPATH=str(ROOT / "tests" / "support"),
         # The library has chosen another product than when the capture was taken.
-        STAND_IN_KERNELS=json.dumps({"MatMulV2": ["MatMulV3"]}),
+        # For the sum an operand is cast first.
+        STAND_IN_KERNELS=json.dumps({"MatMulV2": ["MatMulV3"], "Add": [{"type": "Cast", "us": 7.5}, "Add"]}),
         **npus.environment,
     )
     assert done.code == 0, done.output
@@ -64,6 +65,11 @@ def test_a_capture_is_measured_on_the_npu(database: Path, npus: StandInNpus, tmp
         (row,) = rows(database, kernel_type)
         assert is_mean_us(float(row["Average Duration(us)"]), size, SAMPLES), row
         assert row["Instrument"] == "msprof"
+    (gaps,) = (database / "reports").glob("duration_gap_*.csv")
+    with open(gaps, newline="") as file:
+        of_add = next(gap for gap in csv.DictReader(file) if gap["Kernel Type"] == "Add")
+    assert is_mean_us(float(of_add["Average Duration(us)"]), 40, SAMPLES), "as the capture has it: without the Cast"
+    assert of_add["MicroBench Helper Kernels"] == "Cast 7.5000"
     assert "ran as MatMulV3" in rows(database, "MatMulV2")[0]["Status Reason"]
     (manifest,) = run_manifests(Database(database))
     options = json.loads(manifest.read_text())["options"]
