@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bench import expected, impl
 from bench.registry import replays
+from bench.rows import resolve
 from database.schema import INPUT_SHAPES
 
 
@@ -30,9 +31,10 @@ def test_scaled_masked_softmax(row, replay):
     """Slots: x, a mask that broadcasts to it. The scale is not in a capture; no duration depends on it."""
     row.expect_inputs(2)
     row.expect_dtype(1, "BOOL")
-    row.expect_broadcast()
     row.expect_output_like(0)
-    if len(row.shape(0)) < 2:
-        raise row.refuse(INPUT_SHAPES, "slot 0 has scores for each query: 2 axes or more", "correct the shape")
-    x, mask = row.tensor(0, -4.0, 4.0), row.tensor(1)
-    replay(impl.scaled_masked_softmax, x, mask, 0.5, False, expected=expected.scaled_masked_softmax)
+    x, mask = row.matrices(0), row.matrices(1)
+    if resolve.broadcast([tuple(x.shape), tuple(mask.shape)]) != tuple(x.shape):
+        raise row.refuse(INPUT_SHAPES, "slot 1 (mask) does not broadcast to slot 0", "correct one of the shapes")
+    # A result in FRACTAL_NZ is compared as the matrices that it stands for.
+    slots = [None] if tuple(x.shape) != row.output_shape() else [0]
+    replay(impl.scaled_masked_softmax, x, mask, 4.0, False, output_slots=slots, expected=expected.scaled_masked_softmax)

@@ -146,20 +146,20 @@ def coverage(fates: Iterable[Fate]) -> str:
 
     Of a collective's time no replay of `bench/` tells anything, and rows without shapes (MemSet, which other kernels
     bring along) describe no call: `covered` is the share of the rest that was measured, or is too large for this run.
+    Rows that were not asked for (`--only`) are left out, and count as not covered.
     """
     word_of = {_key(fate): fate.fate for fate in fates}
-    columns = ("collectives", "not recorded", MEASURED, TOO_LARGE, REFUSED, NO_REPLAY, FAILED, UNKNOWN)
+    columns = ("collectives", "not recorded", MEASURED, TOO_LARGE, REFUSED, NO_REPLAY, FAILED, UNKNOWN, "left out")
     lines = [("source", "device time", *columns, "covered"), ("---",) * (len(columns) + 3)]
     for source in sources():
         spent: Counter[str] = Counter()
         for row in source.rows:
-            word = "collectives" if is_communication(row.kernel_type) else word_of.get(_key(row))
-            if word is not None:
-                spent[word] += row.time_us
+            word = "collectives" if is_communication(row.kernel_type) else word_of.get(_key(row), "left out")
+            spent[word] += row.time_us
         for kernel_type, time_us in source.unrecorded_us.items():
             spent["collectives" if is_communication(kernel_type) else "not recorded"] += time_us
         described = sum(spent[word] for word in columns[2:])
-        if described:
+        if described > spent["left out"]:
             covered = (spent[MEASURED] + spent[TOO_LARGE]) / described
             cells = [f"{spent[word] / 1e3:.3f}" if spent[word] else "" for word in columns]
             lines.append((source.name, f"{sum(spent.values()) / 1e3:.3f}", *cells, f"{100 * covered:.1f} %"))

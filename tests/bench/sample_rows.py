@@ -267,6 +267,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "2,3,33,32;1,1,33,32 | FLOAT;BOOL -> 2,3,33,32 | FLOAT",
         "2,2,32,64;2,1,32,64 | FLOAT16;BOOL -> 2,2,32,64 | FLOAT16",
         "4,2,64,96;4,2,64,96 | DT_BF16;BOOL -> 4,2,64,96 | DT_BF16",
+        "2,3,2,2,16,16;2,1,32,32 | FLOAT16;BOOL | FRACTAL_NZ;ND -> 2,3,2,2,16,16 | FLOAT16 | FRACTAL_NZ",
     ),
     "ScaledMaskedSoftmaxV2": ("2,3,33,32;1,1,33,32 | FLOAT;BOOL -> 2,3,33,32 | FLOAT",),
     "SoftmaxV2": (

@@ -101,6 +101,7 @@ CONTRADICTIONS = [
     ("IndexFill", "4,8;2,2; | FLOAT;INT64;FLOAT -> 4,8 | FLOAT", SHAPES, "slot 1 lists indices"),
     ("IndexFill", "4,8;2;2 | FLOAT;INT64;FLOAT -> 4,8 | FLOAT", SHAPES, "is one number"),
     ("IndexFill", "4,8;2; | FLOAT;FLOAT;FLOAT -> 4,8 | FLOAT", DTYPES, "indices, which are integers"),
+    ("ScaledMaskedSoftmax", "4,8;3,8 | FLOAT;BOOL -> 4,8 | FLOAT", SHAPES, "slot 1 (mask) does not broadcast"),
     ("ScaledMaskedSoftmax", "4,8;4,8 | FLOAT;FLOAT -> 4,8 | FLOAT", DTYPES, "slot 1 must be BOOL"),
     ("Triu", "8 | FLOAT -> 8 | FLOAT", SHAPES, "a matrix has two axes"),
     ("StridedSlice", "4,8;2;2;2 | FLOAT;INT64;INT64;INT64 -> 5,8 | FLOAT", OUTPUT, "no part of the input (4, 8)"),
