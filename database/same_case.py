@@ -10,7 +10,8 @@ version of CANN than the profile. What is no difference:
 - FRACTAL_NZ as matrix or as blocks;
 - INT64 beside UINT64: packed scales, which a call passes as INT64 and a kernel reads as UINT64;
 - dtype or format of one side only: the other side does not tell it;
-- absent slots between others that one side leaves out.
+- absent slots between others that one side leaves out;
+- axes of size 1 of what is sliced or transposed: a contiguous copy of a view launches its kernel without them.
 
 What is taken, and told: tensors that the profile does not record, slots of the launch behind the last one of the row,
 leading axes of size 1 that one side has more (1,8 for 8), and another dtype of an input without dimensions (a scalar,
@@ -78,8 +79,8 @@ def _compared(kernel_type: str, row: tuple[str, ...], launch: tuple[str, ...]) -
     assumptions: list[str] = []
     for name, columns in (("input", INPUT_SLOTS), ("output", OUTPUT_SLOTS)):
         asked, seen = (slot_words(*(cells[column] for column in columns)) for cells in (wanted, ran))
-        if name == "input" and reads_first_input(kernel_type):
-            asked, seen = asked[:1], seen[:1]
+        if reads_first_input(kernel_type):
+            asked, seen = (tuple(map(_without_ones, slots[:1])) for slots in (asked, seen))
         if not seen:
             if asked:
                 assumptions.append(f"the profile does not tell the {name}s of the launch")
@@ -153,6 +154,14 @@ def _same_shape(wanted: _Words, ran: _Words) -> bool:
         return False
     blocks, matrix = sorted((one, other), key=len, reverse=True)
     return len(blocks) == len(matrix) + 2 >= 4 and _is_blocked(blocks, matrix)
+
+
+def _without_ones(slot: _Words) -> _Words:
+    """A tensor without its axes of size 1."""
+    shape, dtype, form = slot
+    if form == _NZ:
+        return slot
+    return ",".join(size for size in shape.split(",") if size != "1"), dtype, form
 
 
 def _core(shape: str) -> str:

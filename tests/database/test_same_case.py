@@ -87,6 +87,16 @@ def test_inputs_that_only_describe_the_call_do_not_count() -> None:
     assert compare("Slice", wanted, row("9,4 FLOAT ND; 2 INT32 ND", "2,4 FLOAT ND")).difference
 
 
+def test_axes_of_size_1_are_not_transposed() -> None:
+    """CANN's contiguous copy leaves them out (ops-math, contiguous.cpp)."""
+    wanted = row("8192,1,6,6 FLOAT NCHW; 4 INT64 ND", "1,6,6,8192 FLOAT ND")
+    assert not compare("Transpose", wanted, row("8192,6,6 FLOAT ND; 3 INT64 ND", "6,6,8192 FLOAT ND")).difference
+    assert compare("Transpose", wanted, row("8192,6,6 FLOAT ND; 3 INT64 ND", "6,8192,6 FLOAT ND")).difference
+    assert compare("Transpose", wanted, row("8192,36 FLOAT ND; 2 INT64 ND", "36,8192 FLOAT ND")).difference
+    assert compare("Transpose", wanted, row("8192,6,6 FLOAT16 ND; 3 INT64 ND", "6,6,8192 FLOAT16 ND")).difference
+    assert compare("Add", row("8,1,4 FLOAT ND"), row("8,4 FLOAT ND")).difference
+
+
 TAKEN = {
     "no tensors recorded": ("8,4 FLOAT ND", dict(NOTHING)),
     "no outputs recorded": ("8,4 FLOAT ND", row("8,4 FLOAT ND", "N/A N/A N/A")),
