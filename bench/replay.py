@@ -61,7 +61,7 @@ class Replay:
         expected: Formula,
         mutates: Sequence[int | str] = (),
         overwrites: Sequence[int | str] = (),
-        output_slots: Sequence[int | None] | None = None,
+        output_slots: Sequence[int | None] | Mapping[int, int] | None = None,
         **keywords: Any,
     ) -> None:
         """Measures `impl(*arguments, **keywords)` and checks what it returns.
@@ -76,7 +76,8 @@ class Replay:
             overwrites: positions or names of the arguments that the kernel only writes: their values do not
                 count, and are not restored. They are the results of a kernel that returns nothing and mutates nothing.
             output_slots: the row's output slots that the results stand for, None for a result that
-                the row does not list; results beyond them are not looked at. Default: the first ones.
+                the row does not list; results beyond them are not looked at. A mapping has the slots of the
+                results that are looked at, by their place. Default: the first ones.
 
         Raises:
             InvalidRow: the results have other shapes or dtypes than the row says.
@@ -99,6 +100,8 @@ class Replay:
 
         def results() -> tuple[torch.Tensor, ...]:
             everything = tensors_of(latest, inputs, mutates or overwrites)
+            if isinstance(output_slots, Mapping):
+                return tuple(everything[place] for place in output_slots)
             return everything if output_slots is None else everything[: len(output_slots)]
 
         def restore() -> None:
@@ -128,7 +131,8 @@ class Replay:
                 f"{name} returned no tensor, so that nothing could be checked: let it return what it computes, "
                 "or name what it changes in mutates or overwrites"
             )
-        self._expect_outputs(name, results(), range(len(results())) if output_slots is None else output_slots)
+        slots = list(output_slots.values()) if isinstance(output_slots, Mapping) else output_slots
+        self._expect_outputs(name, results(), range(len(results())) if slots is None else slots)
         self._expect_unchanged(watch, name)
 
         self._sampling.warm_up(once_more, most_calls=_WARM_UP_CALLS - 1, until=warm_until)

@@ -9,8 +9,9 @@ from bench import expected, impl
 from bench.dispatch_ffn_combine.experts import Experts
 from bench.dispatch_ffn_combine.layer import LayerSlots, group_of_layer, needed_bytes
 from bench.errors import Unsupported
-from bench.groups.expert_parallel import ep_size
+from bench.groups.expert_parallel import OfRanks, ep_size
 from bench.groups.hccl_buffer import expect_buffer
+from bench.moe_distribute.exchange import combined, dispatched, group_of_combine, group_of_dispatch
 from bench.registry import replays
 from bench.rows import resolve
 from bench.rows.int8_operands import LARGEST, scale_range
@@ -110,6 +111,155 @@ def test_dispatch_ffn_combine(row, replay, group, custom_opp):
             **of_all, arriving=[ids_of(rank) - group.rank * experts for rank in range(group.size)]
         ),
     )
+
+
+@replays("MoeDistributeDispatch", npu="torch_npu.npu_moe_distribute_dispatch", group=group_of_dispatch)
+def test_moe_distribute_dispatch(row, replay, group):
+    """Slots: x (BS, H), experts (BS, k), and perhaps scales (R E, H), a mask (BS) and weights (BS, k).
+
+    Outputs: the tokens that arrive (A, H), their scales (A), and what a combine needs.
+    """
+    _dispatch(row, replay, group, impl.moe_distribute_dispatch)
+
+
+@replays("MoeDistributeDispatchV2", npu="torch_npu.npu_moe_distribute_dispatch_v2", group=group_of_dispatch)
+def test_moe_distribute_dispatch_v2(row, replay, group):
+    """As MoeDistributeDispatch."""
+    _dispatch(row, replay, group, impl.moe_distribute_dispatch_v2)
+
+
+@replays("MoeDistributeCombine", npu="torch_npu.npu_moe_distribute_combine", group=group_of_combine)
+def test_moe_distribute_combine(row, replay, group):
+    """Slots: the experts' results (A, H), experts (BS, k), what a dispatch told (slots 2 and 3), weights (BS, k), and
+    perhaps the dispatch's counts of another group (5), a mask (6) and the weights that it sent along (10).
+
+    What a combine undoes, a dispatch of the same version has done before.
+    """
+    dispatch = "torch_npu.npu_moe_distribute_dispatch", impl.moe_distribute_dispatch
+    _combine(row, replay, group, impl.moe_distribute_combine, dispatch, "expand_idx")
+
+
+@replays("MoeDistributeCombineV2", npu="torch_npu.npu_moe_distribute_combine_v2", group=group_of_combine)
+def test_moe_distribute_combine_v2(row, replay, group):
+    """As MoeDistributeCombine."""
+    dispatch = "torch_npu.npu_moe_distribute_dispatch_v2", impl.moe_distribute_dispatch_v2
+    _combine(row, replay, group, impl.moe_distribute_combine_v2, dispatch, "assist_info_for_combine")
+
+
+def _dispatch(row, replay, group, kernel):
+    """A dispatch of tokens that go to the experts of all ranks equally often."""
+    row.expect_inputs(2, 3, 4, 5)
+    found = dispatched(row.input_slots, row.output_slots, row.cells)
+    _expect_group(row, group, found)
+    tp = row.output_shape(5)[0] if _has_output(row, 5) and row.output_shape(5) else 0
+    quantized = row.output_slots[0].dtype == "INT8"
+    if tp > 1 or row.input_slots[0].dtype == "INT8":
+        raise Unsupported(f"{row.kernel_type} is replayed without tensor parallelism, and for tokens of real numbers")
+    row.expect_shapes({2: (found.all_experts, found.width), 3: (found.tokens,), 4: (found.tokens, found.top_k)})
+    if row.has(2) and not quantized:
+        raise row.refuse(INPUT_SHAPES, "slot 2 (scales) is there, and output 0 is not quantized", "correct one of them")
+    own = _tokens_of(row, found, group.rank)
+    optional = {"scales": row.tensor(2, 0.5, 1.5)} if row.has(2) else {}
+    optional |= _mask(row, 3, found.tokens)
+    optional |= {"expert_scales": row.of_rank(group.rank).tensor(4, 0.1, 1.0)} if row.has(4) else {}
+    reference = expected.moe_distribute_dispatch_quantized if quantized else expected.moe_distribute_dispatch
+    replay(
+        kernel,
+        x=own[0],
+        expert_ids=own[1],
+        **_of_group(group, found, tp),
+        **optional,
+        quant_mode=2 if quantized else 0,
+        output_slots={0: 0, 1: 1, 3: 3} if quantized else {0: 0, 3: 3},
+        expected=reference.given(
+            chosen=[_tokens_of(row, found, rank)[1] for rank in range(group.size)],
+            first=group.rank * found.experts,
+            experts=found.experts,
+            tokens=OfRanks(lambda rank: _tokens_of(row, found, rank)[0], group.size),
+        ),
+    )
+
+
+def _combine(row, replay, group, kernel, dispatch, told_as):
+    """A combine of what a dispatch has sent, and of which each expert makes a multiple of its own.
+
+    `dispatch` is the NPU call and what stands for it elsewhere; `told_as` the argument for what it tells the combine.
+    """
+    row.expect_inputs(*range(5, 12))
+    if any(row.has(slot) for slot in (7, 8, 9)) or row.input_slots[0].dtype == "INT32":
+        raise Unsupported(f"{row.kernel_type} is replayed for results of real numbers (no scales in slots 7 to 9)")
+    possible = combined(row.input_slots, row.cells)
+    found = next((one for one in possible if one.ranks == group.size), possible[0])
+    _expect_group(row, group, found)
+    if len(possible) > 1 and ep_size(row.cells) is None:
+        row.assume(f"{found.ranks} ranks, which --ep-size tells")
+    row.expect_shapes({4: (found.tokens, found.top_k), 6: (found.tokens,)})
+    tp = row.shape(5)[0] if row.has(5) and row.shape(5) else 0
+    x, chosen = _tokens_of(row, found, group.rank, ids_slot=1, x_shape=(found.tokens, found.width))
+    weights = row.of_rank(group.rank).tensor(4, 0.1, 1.0)
+    mask, of_group = _mask(row, 6, found.tokens), _of_group(group, found, tp)
+    sent = {"expert_scales": weights} if row.has(10) else {}
+    arrived, _, told, counts, ends, of_tp, sent_weights = row.call_of(*dispatch)(
+        x=x, expert_ids=chosen, **of_group, **mask, **sent
+    )
+    row.expect_shapes({2: tuple(told.shape), 3: tuple(ends.shape)})
+    factors = impl.expert_factors(found.all_experts, x.device)
+    own = factors.narrow(0, group.rank * found.experts, found.experts)
+    replay(
+        kernel,
+        expand_x=impl.multiplied_by_experts(arrived, own, counts),
+        expert_ids=chosen,
+        **{told_as: told},
+        ep_send_counts=ends,
+        expert_scales=weights,
+        **of_group,
+        **mask,
+        tp_send_counts=of_tp if row.has(5) else None,
+        expand_scales=sent_weights if row.has(10) else None,
+        expected=expected.moe_distribute_combine.given(tokens=x, factors=factors),
+    )
+
+
+def _expect_group(row, group, found):
+    """Refuses a row of another group than the one it runs in, and one for whose tokens HCCL has no room."""
+    if found.ranks != group.size or ep_size(row.cells) not in (None, group.size):
+        raise Unsupported(f"{row.kernel_type} of this row runs on {found.ranks} devices at once")
+    if row.device.type == "npu":
+        expect_buffer(found.needed_bytes)
+    row.assume("as many tokens and experts on each rank, all experts chosen equally often, none shared")
+
+
+def _tokens_of(row, found, rank, ids_slot=1, x_shape=None):
+    """A rank's tokens and their experts."""
+    drawn = row.of_rank(rank)
+    ids = drawn.expert_ids(ids_slot, found.all_experts, first=rank * found.tokens * found.top_k)
+    return drawn.tensor(0, shape=x_shape), ids
+
+
+def _of_group(group, found, tp):
+    """The arguments that describe the group."""
+    return {
+        "group_ep": group.name,
+        "ep_world_size": group.size,
+        "ep_rank_id": group.rank,
+        "moe_expert_num": found.all_experts,
+        "group_tp": group.name if tp else "",
+        "tp_world_size": tp,
+        "shared_expert_rank_num": 0,
+        "global_bs": found.global_bs,
+    }
+
+
+def _mask(row, slot, tokens):
+    """The argument for a mask, which a row may have; all tokens are active."""
+    if not row.has(slot):
+        return {}
+    row.assume("all tokens are active")
+    return {"x_active_mask": row.filled((tokens,), "BOOL", True)}
+
+
+def _has_output(row, slot):
+    return slot < len(row.output_slots) and not row.output_slots[slot].absent
 
 
 def _of_experts(row, slots):

@@ -101,7 +101,7 @@ def test_grouped_matmul(row, replay):
     quantized = row.input_slots[0].dtype == "INT8"
     if quantized != (row.input_slots[1].dtype == "INT8"):
         raise Unsupported("GroupedMatmul is replayed for operands of one kind, both INT8 or both real numbers")
-    _expect_shapes(row, {2: (experts, n), 3: (experts, n), 7: (experts,), 8: (m,)})
+    row.expect_shapes({2: (experts, n), 3: (experts, n), 7: (experts,), 8: (m,)})
     whole = LARGEST if quantized else None
     weight = row.matrices(1, rank=3, whole=whole)
     given = {"bias": [bias(row, 2, k)]} if row.has(2) else {}
@@ -140,7 +140,7 @@ def test_grouped_matmul_swiglu_quant(row, replay):
     last = len(row.input_slots)
     if any(row.has(slot) for slot in range(2, last - 3)):
         raise Unsupported("GroupedMatmulSwigluQuant is replayed without a bias and an offset, as its call takes none")
-    _expect_shapes(row, {last - 3: (experts, n), last - 2: (m,), last - 1: (experts,)})
+    row.expect_shapes({last - 3: (experts, n), last - 2: (m,), last - 1: (experts,)})
     weight = row.matrices(1, rank=3, whole=LARGEST)
     replay(
         impl.grouped_matmul_swiglu_quant,
@@ -173,13 +173,6 @@ def _grouped(row, *, halves=False):
             "record it under the types of its own kernels" if whole_layer else "correct one of the three shapes",
         )
     return fitting[1], x, (weight[0], wanted[1])
-
-
-def _expect_shapes(row, shapes):
-    """Refuses a row with another shape than these in a slot that is there."""
-    for slot, shape in shapes.items():
-        if row.has(slot):
-            row.expect_shape(slot, shape)
 
 
 def _pair(shape):

@@ -125,7 +125,16 @@ STATUS_GROUP = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW)
 
 EP_SIZE = "EP Size"
 #: Kernels that the ranks of a group run together, each with some of a layer's experts.
-EXPERT_PARALLEL = frozenset({"DispatchFFNCombine", "DispatchFFNCombineBF16"})
+EXPERT_PARALLEL = frozenset(
+    {
+        "DispatchFFNCombine",
+        "DispatchFFNCombineBF16",
+        "MoeDistributeCombine",
+        "MoeDistributeCombineV2",
+        "MoeDistributeDispatch",
+        "MoeDistributeDispatchV2",
+    }
+)
 
 RUNTIME_PREFIX = "Runtime "
 RUNTIME = tuple(

@@ -8,9 +8,15 @@ from typing import Any
 import torch
 
 from bench.expected.activations import gated
-from bench.reference.formula import each, per_element, per_row, to_float64
+from bench.reference.expectations import Rounded
+from bench.reference.formula import each, first_rows, per_element, per_row, to_float64
 
-__all__ = ["dispatch_ffn_combine"]
+__all__ = [
+    "dispatch_ffn_combine",
+    "moe_distribute_combine",
+    "moe_distribute_dispatch",
+    "moe_distribute_dispatch_quantized",
+]
 
 At = tuple[torch.Tensor, ...]
 
@@ -34,7 +40,7 @@ def dispatch_ffn_combine(
     total = torch.zeros_like(x)
     for t, experts in enumerate(expert_idx.tolist()):
         for p, e in zip(probs[t], experts, strict=True):
-            up, down = weight1[0][e], weight2[0][e]
+            up, down = weight1[0][e].to(x.device), weight2[0][e].to(x.device)
             if up.is_floating_point():
                 hidden = gated(x[t] @ up.to(torch.float64))
                 total[t] += p * (hidden @ down.to(torch.float64))
@@ -65,3 +71,88 @@ def _quantized(x: torch.Tensor) -> torch.Tensor:
     """What an INT8 with a scale of its own keeps of a row."""
     scale = x.abs().max() / 127
     return (x / scale).round() * scale
+
+
+def _arrivals(*, chosen: Sequence[torch.Tensor], first: int, experts: int, **_: Any) -> torch.Tensor:
+    """Which tokens arrive at the experts from `first` on, (n, 4): rank, token, choice, expert.
+
+    They come by expert, then by rank, then as they stand there. Source: op-plugin's tests of
+    npu_moe_distribute_dispatch; the experts' order is that of a grouped product's group_list.
+
+    Args:
+        chosen: of each rank, its tokens' experts (BS, k).
+    """
+    of_ranks = list(chosen)
+    found = [
+        (rank, token, choice, expert)
+        for expert in range(first, first + experts)
+        for rank, ids in enumerate(of_ranks)
+        for token, choice in (ids == expert).nonzero().tolist()
+    ]
+    return torch.tensor(found, dtype=torch.int64, device=of_ranks[0].device).reshape(-1, 4)
+
+
+def _sources(arrived: torch.Tensor, tokens: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The tokens (n, H) that rows of `arrivals` stand for, as their ranks have them."""
+    return torch.stack([tokens[rank][token].to(arrived.device) for rank, token, *_ in arrived.tolist()])
+
+
+@per_element(exact=True)
+def _sent(at: At, *, arrived: torch.Tensor, tokens: Sequence[torch.Tensor], **_: Any) -> torch.Tensor:
+    """y[i, j] = x[token, j] of the rank from which the i-th comes."""
+    i, j = at
+    rows, place = torch.unique(i, return_inverse=True)
+    return _sources(arrived[rows], tokens)[place, j]
+
+
+@per_row("arrived")
+def _quantized_tokens(
+    arrived: torch.Tensor, *, tokens: Sequence[torch.Tensor], scales: torch.Tensor | None = None, **_: Any
+) -> Rounded:
+    """round(127 v / max |v|) of v = x[token] scales[expert]."""
+    values, scale = _scaled(arrived, tokens, scales)
+    return Rounded(values / scale)
+
+
+@per_row("arrived")
+def _scales_of_tokens(
+    arrived: torch.Tensor, *, tokens: Sequence[torch.Tensor], scales: torch.Tensor | None = None, **_: Any
+) -> torch.Tensor:
+    """max |v| / 127."""
+    return _scaled(arrived, tokens, scales)[1]
+
+
+def _scaled(
+    arrived: torch.Tensor, tokens: Sequence[torch.Tensor], scales: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    values = to_float64(_sources(arrived, tokens))
+    if scales is not None:
+        values = values * to_float64(scales[arrived[:, 3]])
+    return values, values.abs().amax(dim=-1, keepdim=True) / 127
+
+
+@per_element(exact=True)
+def _tokens_that_arrive(at: At, *, chosen: Sequence[torch.Tensor], first: int, **_: Any) -> torch.Tensor:
+    """How many tokens of all ranks go to expert first + e."""
+    everybody = torch.cat([ids.flatten() for ids in chosen])
+    return torch.stack([(everybody == first + e).sum() for e in at[-1]])
+
+
+#: What tells a combine where tokens came from differs from version to version: a combine that is right shows it.
+moe_distribute_dispatch = each(first_rows("arrived", _arrivals, _sent), _tokens_that_arrive)
+moe_distribute_dispatch_quantized = each(
+    first_rows("arrived", _arrivals, _quantized_tokens),
+    first_rows("arrived", _arrivals, _scales_of_tokens),
+    _tokens_that_arrive,
+)
+
+
+@per_row("tokens", "expert_ids", "expert_scales")
+def _combined(
+    tokens: torch.Tensor, expert_ids: torch.Tensor, expert_scales: torch.Tensor, *, factors: torch.Tensor, **_: Any
+) -> torch.Tensor:
+    """y[t] = sum over j of p[t, j] f[e[t, j]] x[t], where expert e makes f[e] x of a token x."""
+    return (expert_scales * factors[expert_ids]).sum(dim=-1, keepdim=True) * tokens
+
+
+moe_distribute_combine = each(_combined)

@@ -6,7 +6,8 @@ r E to r E + E - 1, E = experts / R.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from bench.declared_options import Scope, add_all, declare
@@ -78,3 +79,23 @@ def ep_size(cells: Mapping[str, str]) -> int | None:
             f"column {EP_SIZE!r}: {text!r} is not the number of devices that share the experts; correct the cell"
         )
     return size
+
+
+class OfRanks(Sequence[Any]):
+    """Something that each rank of a group has; that of the last one asked for is kept.
+
+    What other ranks have is drawn again, which a row's seed makes possible, where the check asks for it.
+    """
+
+    def __init__(self, of_rank: Callable[[int], Any], ranks: int) -> None:
+        """`of_rank` gives what a rank has."""
+        self._of_rank = lru_cache(maxsize=1)(of_rank)
+        self._ranks = ranks
+
+    def __getitem__(self, rank: Any) -> Any:
+        if not 0 <= rank < self._ranks:
+            raise IndexError(rank)
+        return self._of_rank(rank)
+
+    def __len__(self) -> int:
+        return self._ranks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -36,16 +37,23 @@ class Group:
 
     Attributes:
         rank, size: this rank's number, from 0, and how many there are.
-        name: by which a kernel that communicates finds the group; "" where there is one rank, not launched.
     """
 
     rank: int
     size: int
-    name: str = ""
+    _name_of: Callable[[], str] = str
     _report: Callable[[int, str], None] = _nothing
     _step: int = 0
     #: On the devices; None where these are the host.
     _line: torch.Tensor | None = None
+
+    @cached_property
+    def name(self) -> str:
+        """By which a kernel that communicates finds the group; "" where there is one rank, not launched.
+
+        All ranks ask for it together: the first time may create a communicator.
+        """
+        return self._name_of()
 
     def agree(self, value: bool) -> bool:
         """What rank 0 says. Ranks that decide alike make equally many calls."""
@@ -208,14 +216,18 @@ def join(rank: int, size: int, device: torch.device, report: Callable[[int, str]
     )
     world = distributed.group.WORLD
     assert world is not None
-    if device.type == "npu":
-        # The name that HCCL gives its communicator; torch has none for it. As vllm_ascend asks for it.
-        backend: Any = world._get_backend(torch.device("npu"))
-        name: str = backend.get_hccl_comm_name(rank)
-    else:
-        name = world.group_name
+
+    def name_of() -> str:
+        if device.type != "npu":
+            return str(world.group_name)
+        # Kernels that communicate need a communicator that nobody else uses, torch's collectives included
+        # (op-plugin's pages of npu_moe_distribute_dispatch); vllm-ascend has one for them, too.
+        own: Any = distributed.new_group(backend=KINDS["npu"].backend)
+        # The name that HCCL gives its communicator; torch has none for it.
+        return str(own._get_backend(torch.device("npu")).get_hccl_comm_name(rank))
+
     line = None if device.type == "cpu" else torch.zeros(_LINE_ELEMENTS, device=device)
-    group = Group(rank, size, name, report, _line=line)
+    group = Group(rank, size, name_of, report, _line=line)
     group.together()
     group.line_up()
     if line is not None:

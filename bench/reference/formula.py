@@ -7,7 +7,8 @@ those. Three kinds cover the kernels:
 - `per_row`: a row (the last axis, or several) comes from the same row of some inputs.
 - `per_element`: the formula itself takes the coordinates of the elements that are asked for.
 
-`each` puts several together, for a kernel whose results are not sampled alike; `on_lists` goes through lists.
+`each` puts several together, for a kernel whose results are not sampled alike; `on_lists` goes through lists, and
+`first_rows` leaves out the room behind what counts.
 """
 
 from __future__ import annotations
@@ -111,6 +112,16 @@ def each(*formulas: Formula) -> _Each:
 def on_lists(formula: Formula) -> Formula:
     """For a kernel on lists of tensors: result i comes from the i-th tensor of each list, by `formula`."""
     return _OnLists(formula.name, (formula,))
+
+
+def first_rows(name: str, function: Callable[..., torch.Tensor], formula: Formula) -> Formula:
+    """For a result with room for more rows than count: `formula`, of as many of them as `function` has.
+
+    Args:
+        function: given the arguments by name, a tensor with a row for each.
+        name: under which `formula` gets the tensor.
+    """
+    return _FirstRows(formula.name, name, (function,), (formula,))
 
 
 @dataclass(frozen=True)
@@ -231,6 +242,24 @@ class _Given:
         self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
     ) -> list[Comparison]:
         return self.formulas[0].compare(arguments, {**keywords, **self.keywords}, results, seed)
+
+
+@dataclass(frozen=True)
+class _FirstRows:
+    name: str
+    argument: str
+    functions: tuple[Callable[..., torch.Tensor]]
+    formulas: tuple[Formula]
+
+    def compare(
+        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
+    ) -> list[Comparison]:
+        keywords = {**keywords, self.argument: self.functions[0](**keywords)}
+        count = len(keywords[self.argument])
+        if any(len(result) < count for result in results):
+            raise WrongResult(f"fewer than the {count} rows that the reference {self.name} has")
+        rows = [result[:count] for result in results]
+        return self.formulas[0].compare(arguments, keywords, rows, seed) if count else []
 
 
 @dataclass(frozen=True)

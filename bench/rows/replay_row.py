@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -51,6 +52,18 @@ class ReplayRow(RowSlots):
     def on_npu(self) -> bool:
         """Whether the NPU call is made with the row's tensors: on an NPU, and on "meta", where it is proven."""
         return self.device.type in ("npu", "meta")
+
+    def call_of(self, npu: str, impl: Callable[..., Any]) -> Callable[..., Any]:
+        """What a replay calls before the kernel that is timed: the NPU call of that name on an NPU, else `impl`.
+
+        Raises:
+            Unsupported, MissingPrecondition: the NPU call is not there.
+        """
+        if not self.on_npu:
+            return impl
+        from bench.custom_opp import call_of
+
+        return call_of(npu)
 
     def inputs(self, low: float = -1.0, high: float = 1.0) -> list[torch.Tensor]:
         """Random tensors for all input slots that are there; see `tensor`."""

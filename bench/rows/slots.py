@@ -118,6 +118,12 @@ class RowSlots:
                 INPUT_SHAPES, f"{named} must have the shape {' or '.join(map(_cell, shapes))}", "correct its shape"
             )
 
+    def expect_shapes(self, shapes: Mapping[int, tuple[int, ...]]) -> None:
+        """Refuses a row with another shape than these in an input slot that is there."""
+        for slot, shape in shapes.items():
+            if self.has(slot):
+                self.expect_shape(slot, shape)
+
     def expect_scalar(self, slot: int) -> None:
         """Refuses a row whose input slot has dimensions."""
         if self.shape(slot):

@@ -12,6 +12,11 @@ LAYER_BITS = "DT_BF16;INT8;INT8;INT32;INT64;INT64;FLOAT"
 #: With two experts, each of which has tensors of its own, and a mask of the tokens.
 LISTED = "64,96;64,96;48,64;48,64"
 LAYER_LISTS = "DT_BF16;INT8;INT8;INT8;INT8;INT32;INT64;INT64;INT64;INT64;FLOAT;BOOL"
+#: Of a dispatch: scales of tokens; what a combine is told; tokens of experts, and of experts and ranks.
+TOLD = "FLOAT;INT32;INT64;INT32"
+WITH_WEIGHTS = f"{TOLD};INT32;FLOAT"
+#: Of a combine, after the tokens: experts; what a dispatch has told; their weights.
+BACK = "INT32;INT32;INT32;FLOAT"
 
 ROWS: dict[str, tuple[str, ...]] = {
     "MoeGatingTopK": (
@@ -59,6 +64,24 @@ ROWS: dict[str, tuple[str, ...]] = {
     "DispatchFFNCombineBF16": (
         f"7,64;3,64,96;3,48,64;7,2;3,96;3,64;7,2 | {LAYER} -> 7,64;1,3 | DT_BF16;INT32 @ EP Size = 1",
         "7,64;3,64,96;3,48,64;7,2;;;7,2 | FLOAT16;FLOAT16;FLOAT16;INT32;;;FLOAT -> 7,64 | FLOAT16 @ EP Size = 1",
+    ),
+    # One rank, 7 tokens of width 64, 2 of 5 experts: 14 copies.
+    "MoeDistributeDispatch": (
+        f"7,64;7,2 | DT_BF16;INT32 -> 14,64;14;14;5;5 | DT_BF16;{TOLD} @ EP Size = 1",
+        f"7,64;7,2;5,64 | FLOAT16;INT32;FLOAT -> 14,64;14;14;5;5;1 | INT8;{TOLD};INT32",
+        f"7,64;7,2;;;7,2 | DT_BF16;INT32;;;FLOAT -> 14,64;14;14;5;5;0;14 | INT8;{WITH_WEIGHTS}",
+    ),
+    "MoeDistributeDispatchV2": (
+        f"7,64;7,2;;7 | DT_BF16;INT32;;BOOL -> 14,64;14;1792;5;5;1;0 | DT_BF16;{TOLD};INT32;FLOAT @ EP Size = 1",
+        f"7,64;7,2 | DT_BF16;INT32 -> 14,64;14;1792;5;5;1 | INT8;{TOLD};INT32",
+    ),
+    "MoeDistributeCombine": (
+        f"14,64;7,2;14;5;7,2 | DT_BF16;{BACK} -> 7,64 | DT_BF16 @ EP Size = 1",
+        f"28,64;7,2;14;5;7,2;;;;;;28 | FLOAT16;{BACK};;;;;;FLOAT -> 7,64 | FLOAT16 @ EP Size = 1",
+    ),
+    "MoeDistributeCombineV2": (
+        f"14,64;7,2;1792;5;7,2;1;7 | DT_BF16;{BACK};INT32;BOOL -> 7,64 | DT_BF16 @ EP Size = 1",
+        f"14,64;7,2;1792;5;7,2 | FLOAT16;{BACK} -> 7,64 | FLOAT16 @ EP Size = 1",
     ),
     "TopKV2": (
         "32,100; | FLOAT;INT32 -> 32,5;32,5 | FLOAT;INT32",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from replaying import OUTPUT, SHAPES, assert_mistake_is_caught, assert_refused, cells_of, replay_row
-from sample_rows_moe import LAYER, LAYER_BITS, ROWS
+from sample_rows_moe import BACK, LAYER, LAYER_BITS, ROWS, TOLD
 
 from bench import impl
 from bench.dispatch_ffn_combine.experts import Experts
@@ -20,6 +20,8 @@ from bench.errors import InvalidRow, MissingPrecondition
 from bench.groups.expert_parallel import add_options
 from bench.groups.hccl_buffer import expect_buffer
 from bench.groups.spec import GroupSpec
+from bench.moe_distribute.exchange import Exchange, dispatched, group_of_combine, group_of_dispatch
+from bench.rows.slots import RowSlots
 from database.schema import Status
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +79,11 @@ def options(*arguments: str, prefix: str = "ep"):
     parser = pytest.Parser(_ispytest=True)
     add_options(parser)
     return parser.parse_known_args([f"--{prefix}-{argument}" for argument in arguments])
+
+
+def slots_of(cells: dict[str, str]):
+    row = RowSlots("Any", cells)
+    return row.input_slots, row.output_slots
 
 
 @pytest.mark.parametrize(
@@ -173,27 +180,154 @@ def test_tokens_that_are_not_active_get_zeros_and_go_to_no_expert() -> None:
     assert counts.tolist() == [fewer.tolist()] == [[1, 2, 1, 1, 1]]
 
 
-right_layer = impl.dispatch_ffn_combine
+LAYER_OF = "dispatch_ffn_combine", "DispatchFFNCombine"
+DISPATCH, DISPATCH_V2 = (
+    (f"moe_distribute_dispatch{version.lower()}", f"MoeDistributeDispatch{version.removeprefix('_')}")
+    for version in ("", "_V2")
+)
+COMBINE, COMBINE_V2 = (
+    (f"moe_distribute_combine{version.lower()}", f"MoeDistributeCombine{version.removeprefix('_')}")
+    for version in ("", "_V2")
+)
 
-#: Mistakes that are easy to make: which sample row, and what of the call is changed.
+#: Mistakes that are easy to make: of which function, which sample row, and what of the call is changed.
 MISTAKES = {
-    "weights of experts left out": (0, lambda call: {"probs": torch.ones_like(call["probs"])}),
-    "scales of another expert": (3, lambda call: {"scale1": [call["scale1"][0].roll(1, 0)]}),
-    "scales of another column": (3, lambda call: {"scale2": [call["scale2"][0].roll(1, 1)]}),
-    "scales are numbers and not bits": (3, lambda call: {"scale2": [call["scale2"][0].float()]}),
-    "matrices of another expert": (6, lambda call: {"weight2": call["weight2"][::-1]}),
+    "weights of experts left out": (LAYER_OF, 0, lambda call: {"probs": torch.ones_like(call["probs"])}),
+    "scales of another expert": (LAYER_OF, 3, lambda call: {"scale1": [call["scale1"][0].roll(1, 0)]}),
+    "scales of another column": (LAYER_OF, 3, lambda call: {"scale2": [call["scale2"][0].roll(1, 1)]}),
+    "scales are numbers and not bits": (LAYER_OF, 3, lambda call: {"scale2": [call["scale2"][0].float()]}),
+    "matrices of another expert": (LAYER_OF, 6, lambda call: {"weight2": call["weight2"][::-1]}),
+    "to the next expert": (DISPATCH, 0, lambda call: {"expert_ids": (call["expert_ids"] + 1) % 5}),
+    "the next token": (DISPATCH, 0, lambda call: {"x": call["x"].roll(1, 0)}),
+    "not scaled before it is quantized": (DISPATCH, 1, lambda call: {"scales": None}),
+    "scaled for another expert": (DISPATCH, 1, lambda call: {"scales": call["scales"].roll(1, 0)}),
+    "a token left out": (DISPATCH_V2, 0, lambda call: {"x_active_mask": torch.arange(7) > 0}),
+    "what another expert made": (COMBINE, 0, lambda call: {"expand_x": call["expand_x"].roll(1, 0)}),
+    "not weighted": (COMBINE, 0, lambda call: {"expert_scales": torch.ones_like(call["expert_scales"])}),
+    "weights of another token": (COMBINE_V2, 0, lambda call: {"expert_scales": call["expert_scales"].roll(1, 0)}),
+    "copies of another token": (
+        COMBINE_V2,
+        0,
+        lambda call: {"assist_info_for_combine": call["assist_info_for_combine"].roll(128)},
+    ),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistake_is_caught(monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
-    row, change = MISTAKES[mistake]
+    (name, kernel_type), row, change = MISTAKES[mistake]
+    right = getattr(impl, name)
 
     def wrong(**call):
-        return right_layer(**{**call, **change(call)})
+        return right(**{**call, **change(call)})
 
-    kernel_type = "DispatchFFNCombine"
-    assert_mistake_is_caught(monkeypatch, "dispatch_ffn_combine", wrong, kernel_type, ROWS[kernel_type][row])
+    assert_mistake_is_caught(monkeypatch, name, wrong, kernel_type, ROWS[kernel_type][row])
+
+
+def exchange(tokens: int, width: int, top_k: int, ranks: int, experts: int, most_tokens: int | None = None) -> Exchange:
+    return Exchange(tokens, width, top_k, ranks, experts, most_tokens or tokens * ranks)
+
+
+@pytest.mark.parametrize(
+    ("row", "found", "global_bs"),
+    [
+        (f"4,7168;4,8 | DT_BF16;INT32 -> 512,7168;512;32;16;256 | DT_BF16;{TOLD}", exchange(4, 7168, 8, 16, 16), 0),
+        # Fewer experts on a rank than a token has.
+        (f"4,7168;4,8 | DT_BF16;INT32 -> 1024,7168;1024;32;4;256 | DT_BF16;{TOLD}", exchange(4, 7168, 8, 64, 4), 0),
+        # The weights are dispatched too: 2 x 8 x 64 numbers more for each eight ranks.
+        (
+            f"4,7168;4,8;;;4,8 | DT_BF16;INT32;;;FLOAT -> 512,7168;512;32;16;2304 | DT_BF16;{TOLD}",
+            exchange(4, 7168, 8, 16, 16),
+            0,
+        ),
+        # Ranks may have up to 8 tokens.
+        (
+            f"4,7168;4,8 | DT_BF16;INT32 -> 1024,7168;1024;32;16;256 | DT_BF16;{TOLD}",
+            exchange(4, 7168, 8, 16, 16, 128),
+            128,
+        ),
+    ],
+)
+def test_shapes_of_a_dispatch_tell_its_group(row: str, found: Exchange, global_bs: int) -> None:
+    cells = cells_of(row)
+    spec = group_of_dispatch(cells, options("size=2"))
+    assert dispatched(*slots_of(cells), cells) == found
+    assert found.global_bs == global_bs
+    assert spec.ranks == found.ranks
+
+
+@pytest.mark.parametrize(
+    ("row", "arguments", "ranks"),
+    [
+        # Its shapes tell: 512 = 4 x 16 x 8, of 256 experts.
+        (f"512,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16", (), 16),
+        (f"512,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16", ("size=32",), 16),
+        # 1024 = 4 x 256: 32, 64, 128 or 256 ranks, each with no more experts than a token has.
+        (f"1024,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16", ("size=64",), 64),
+        (f"1024,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16 @ EP Size = 128", ("size=64",), 128),
+        # With room for up to 8 tokens of a rank.
+        (f"1024,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16 @ EP Size = 32", (), 32),
+    ],
+)
+def test_shapes_of_a_combine_and_what_the_user_says_tell_its_group(
+    row: str, arguments: tuple[str, ...], ranks: int
+) -> None:
+    assert group_of_combine(cells_of(row), options(*arguments)).ranks == ranks
+
+
+def test_an_exchange_that_the_shapes_do_not_allow_is_told() -> None:
+    open_row = f"1024,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16"
+    with pytest.raises(MissingPrecondition, match="32, 64, 128, 256 ranks, and not of 16: name one with --ep-size"):
+        group_of_combine(cells_of(open_row), options())
+    with pytest.raises(InvalidRow, match="column 'EP Size' is 5"):
+        group_of_combine(cells_of(f"{open_row} @ EP Size = 5"), options())
+    dispatch = f"4,7168;4,8 | DT_BF16;INT32 -> 512,7168;512;32;16;256 | DT_BF16;{TOLD}"
+    with pytest.raises(InvalidRow, match="column 'EP Size' is 8, and the shapes are those of 16 ranks"):
+        group_of_dispatch(cells_of(f"{dispatch} @ EP Size = 8"), options())
+    with pytest.raises(InvalidRow, match="no exchange of tokens"):
+        group_of_dispatch(cells_of(dispatch.replace("16;256", "16;257")), options())
+    with pytest.raises(InvalidRow, match="slot 3 must be there"):
+        group_of_combine(cells_of("512,7168;4,8;32 | DT_BF16;INT32;INT32 -> 4,7168 | DT_BF16"), options())
+
+
+def test_the_buffer_of_hccl_holds_the_tokens_of_an_exchange() -> None:
+    row = f"256,7168;256,8 | DT_BF16;INT32 -> 32768,7168;32768;2048;16;256 | DT_BF16;{TOLD}"
+    # What A3 asks for: 2 (256 x 2 (7168 + 128) (256 + 8 + 1)) bytes + 2 MiB = 1890 MiB.
+    assert group_of_dispatch(cells_of(row), options()).hccl_buffer_mib == 2048
+
+
+@pytest.mark.parametrize(
+    ("kernel_type", "row", "words"),
+    [
+        (
+            "MoeDistributeDispatch",
+            f"7,64;7,2 | DT_BF16;INT32 -> 14,64;14;14;5;5;2 | DT_BF16;{TOLD};INT32",
+            "tensor par",
+        ),
+        ("MoeDistributeDispatch", f"7,64;7,2 | DT_BF16;INT32 -> 28,64;28;14;3;6 | DT_BF16;{TOLD}", "on 2 devices"),
+        (
+            "MoeDistributeCombine",
+            f"14,64;7,2;14;5;7,2;;;14 | INT32;{BACK};;;FLOAT -> 7,64 | DT_BF16",
+            "results of real numbers",
+        ),
+    ],
+)
+def test_what_is_not_replayed_is_told(kernel_type: str, row: str, words: str) -> None:
+    outcome = replay_row(kernel_type, row)
+    assert outcome.status is Status.UNSUPPORTED, outcome
+    assert words in outcome.reason
+
+
+@pytest.mark.parametrize("version", ["", "_v2"])
+def test_tokens_that_are_not_active_are_not_sent(version: str) -> None:
+    x, weights = torch.rand(3, 4), torch.rand(3, 2)
+    experts, active = torch.tensor([[0, 2], [2, 1], [1, 0]], dtype=torch.int32), torch.tensor([True, True, False])
+    where = {"group_ep": "", "ep_world_size": 1, "ep_rank_id": 0, "moe_expert_num": 3, "x_active_mask": active}
+    sent, _, told, counts, ends, *_ = getattr(impl, f"moe_distribute_dispatch{version}")(x, experts, **where)
+    assert torch.equal(sent, torch.stack([x[0], x[1], x[0], x[1], *torch.zeros(2, 4)]))
+    assert (counts.tolist(), ends.tolist()) == ([1, 1, 2], [1, 2, 4])
+    back = getattr(impl, f"moe_distribute_combine{version}")(sent, experts, told, ends, weights, **where)
+    torch.testing.assert_close(back, x * weights.sum(1, keepdim=True) * active.unsqueeze(1))
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ from pathlib import Path
 
 import group_replays
 import pytest
-from replaying import cells_of
-from sample_rows_moe import LAYER, LAYER_INT8
+import wrong_exchanges
+from replaying import cells_of, replay_of
+from sample_rows_moe import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD, WITH_WEIGHTS
 from sessions import wait_for
 
 from bench.devices.device_lock import DeviceWaits
@@ -208,30 +209,54 @@ def test_whoever_reaches_the_ports_of_a_group_runs_no_code(group: GroupProcess, 
     assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        f"11,40;3,40,48;3,24,40;11,3;3,48;3,40;11,3 | {LAYER} -> 11,40;3 | DT_BF16;INT32 @ EP Size = 2",
-        f"1,40;3,40,48;3,24,40;1,4;3,48;3,40;1,4 | {LAYER} -> 1,40;3 | DT_BF16;INT32 @ EP Size = 2",
-        f"5,256;3,256,320;3,160,256;5,6;3,320;3,256;5,6 | {LAYER_INT8} -> 5,256;3 | DT_BF16;INT32 @ EP Size = 2",
-        f"9,256;3,8,16,16,32;3,8,8,16,32;9,3;3,256;3,256;9,3 | {LAYER_INT8} -> 9,256;3 | DT_BF16;INT32 @ EP Size = 2",
-    ],
-)
-def test_experts_are_shared_out_and_tokens_find_them(group: GroupProcess, row: str) -> None:
+#: Two ranks, each with three experts.
+EXPERTS_OF_TWO = [
+    ("DispatchFFNCombine", f"11,40;3,40,48;3,24,40;11,3;3,48;3,40;11,3 | {LAYER} -> 11,40;3 | DT_BF16;INT32"),
+    ("DispatchFFNCombine", f"1,40;3,40,48;3,24,40;1,4;3,48;3,40;1,4 | {LAYER} -> 1,40;3 | DT_BF16;INT32"),
+    ("DispatchFFNCombine", f"5,256;3,256,320;3,160,256;5,6;3,320;3,256;5,6 | {LAYER_INT8} -> 5,256;3 | DT_BF16;INT32"),
+    (
+        "DispatchFFNCombine",
+        f"9,256;3,8,16,16,32;3,8,8,16,32;9,3;3,256;3,256;9,3 | {LAYER_BITS} -> 9,256;1,3 | DT_BF16;INT32",
+    ),
+    ("MoeDistributeDispatch", f"7,64;7,2 | DT_BF16;INT32 -> 28,64;28;14;3;6 | DT_BF16;{TOLD}"),
+    ("MoeDistributeDispatch", f"7,64;7,2;6,64 | DT_BF16;INT32;FLOAT -> 28,64;28;14;3;6;1 | INT8;{TOLD};INT32"),
+    (
+        "MoeDistributeDispatch",
+        f"7,64;7,2;;;7,2 | DT_BF16;INT32;;;FLOAT -> 28,64;28;14;3;6;0;28 | DT_BF16;{WITH_WEIGHTS}",
+    ),
+    # One token, and so no token for some experts.
+    ("MoeDistributeDispatch", f"1,64;1,4 | DT_BF16;INT32 -> 8,64;8;4;5;10 | DT_BF16;{TOLD}"),
+    ("MoeDistributeDispatchV2", f"7,64;7,2;;7 | DT_BF16;INT32;;BOOL -> 28,64;28;3584;3;6;1 | INT8;{TOLD};INT32"),
+    ("MoeDistributeCombine", f"28,64;7,2;14;6;7,2 | DT_BF16;{BACK} -> 7,64 | DT_BF16"),
+    ("MoeDistributeCombine", f"14,64;7,2;14;2;7,2 | DT_BF16;{BACK} -> 7,64 | DT_BF16"),
+    ("MoeDistributeCombineV2", f"28,64;7,2;3584;6;7,2;1;7 | FLOAT16;{BACK};INT32;BOOL -> 7,64 | FLOAT16"),
+]
+
+
+def job_of_two(kernel_type: str, row: str) -> Job:
+    module, _, function = replay_of(kernel_type).rpartition(".")
+    cells = cells_of(f"{row} @ EP Size = 2")
+    return replace(job(0), module=module, function=function, kernel_type=kernel_type, cells=cells)
+
+
+@pytest.mark.parametrize(("kernel_type", "row"), EXPERTS_OF_TWO)
+def test_experts_are_shared_out_and_tokens_find_them(group: GroupProcess, kernel_type: str, row: str) -> None:
     """Checked on each rank against the experts of both, whose numbers run to 6, by the float64 reference."""
-    replay = job(0)
-    outcome = group.run(
-        replace(
-            replay,
-            module="bench.test_expert_parallel",
-            function="test_dispatch_ffn_combine",
-            kernel_type="DispatchFFNCombine",
-            cells=cells_of(row),
-        )
-    )
+    outcome = group.run(job_of_two(kernel_type, row))
     assert outcome.status is Status.MEASURED, outcome
     assert outcome.measurement is not None
-    assert outcome.measurement.checked_elements == outcome.measurement.total_elements
+    if "Dispatch" not in kernel_type or kernel_type == "DispatchFFNCombine":
+        # Of a dispatch's results only what has arrived is checked, and not the room behind it.
+        assert outcome.measurement.checked_elements == outcome.measurement.total_elements
+
+
+@pytest.mark.parametrize(("function", "row"), [("dispatch", EXPERTS_OF_TWO[4]), ("combine", EXPERTS_OF_TWO[9])])
+def test_an_exchange_with_the_wrong_rank_is_caught(group: GroupProcess, function: str, row: tuple[str, str]) -> None:
+    outcome = group.run(
+        replace(job_of_two(*row), module="wrong_exchanges", module_path=wrong_exchanges.__file__, function=function)
+    )
+    assert outcome.status is Status.FAILED, outcome
+    assert "differs from the reference" in outcome.reason
 
 
 def test_a_port_in_use_is_told() -> None:

@@ -6,7 +6,7 @@ import pytest
 from custom_schemas import EARLIER, EARLIER_VARIABLE, SCHEMAS
 from npu_verdicts import Case, proofs, verdicts
 from replaying import cells_of
-from sample_rows_moe import LAYER_INT8, ROWS
+from sample_rows_moe import BACK, LAYER_INT8, ROWS, TOLD
 
 from bench.kernels.npu_proofs import PROOFS, read_proofs, write_proofs
 from bench.kernels.replays import replays_of_bench
@@ -55,6 +55,36 @@ def test_every_custom_schema_is_that_of_a_replay():
 
 #: Eight ranks, each with 6 of 48 experts.
 OF_A_GROUP = f"9,256;6,256,320;6,160,256;9,8;6,320;6,256;9,8 | {LAYER_INT8} -> 9,256;6 | DT_BF16;INT32 @ EP Size = 8"
+
+
+#: Sixteen ranks, each with 16 of 256 experts, 4 tokens and 8 of the experts for each: room for 512 of them.
+EXCHANGES = {
+    "MoeDistributeDispatch": [
+        f"4,7168;4,8 | DT_BF16;INT32 -> 512,7168;512;32;16;256;1 | INT8;{TOLD};INT32",
+        f"4,7168;4,8 | DT_BF16;INT32 -> 512,7168;512;32;16;256 | DT_BF16;{TOLD}",
+        # With the weights, as on A2: 2 x 8 x 64 numbers more for each node.
+        f"4,7168;4,8;;;4,8 | DT_BF16;INT32;;;FLOAT -> 512,7168;512;32;16;2304;0;512 | INT8;{TOLD};INT32;FLOAT",
+    ],
+    "MoeDistributeDispatchV2": [
+        f"4,7168;4,8;;4 | DT_BF16;INT32;;BOOL -> 512,7168;512;65536;16;256;1 | INT8;{TOLD};INT32",
+        # Ranks may have up to 8 tokens.
+        f"4,7168;4,8 | DT_BF16;INT32 -> 1024,7168;1024;131072;16;256;1 | DT_BF16;{TOLD};INT32",
+    ],
+    "MoeDistributeCombine": [f"512,7168;4,8;32;256;4,8;1 | DT_BF16;{BACK};INT32 -> 4,7168 | DT_BF16"],
+    "MoeDistributeCombineV2": [
+        f"512,7168;4,8;65536;256;4,8;1;4 | DT_BF16;{BACK};INT32;BOOL -> 4,7168 | DT_BF16",
+        f"512,7168;4,8;65536;256;4,8 | FLOAT16;{BACK} -> 4,7168 | FLOAT16",
+    ],
+}
+
+
+@pytest.mark.parametrize("kernel_type", EXCHANGES)
+def test_calls_of_a_group_are_accepted(npu_python, tmp_path, kernel_type):
+    function = replays_of_bench()[kernel_type]
+    name = f"{function.__module__}.{function.__name__}"
+    rows = [f"{row} @ EP Size = 16" for row in EXCHANGES[kernel_type]]
+    for verdict in verdicts(npu_python, tmp_path, [Case(kernel_type, cells_of(row), True, name) for row in rows]):
+        assert verdict.proof == "meta kernel", verdict
 
 
 @pytest.mark.parametrize("version", ["", *EARLIER])

@@ -1,0 +1,36 @@
+"""Exchanges of tokens with a mistake that one rank alone cannot have, in the place of the right ones."""
+
+from __future__ import annotations
+
+from bench import impl
+from bench.groups.spec import GroupSpec
+from bench.registry import replays
+from bench.test_expert_parallel import test_moe_distribute_combine as replay_combine
+from bench.test_expert_parallel import test_moe_distribute_dispatch as replay_dispatch
+
+
+def two_ranks(cells, options):
+    return GroupSpec(2)
+
+
+def ranks_turned_round(**call):
+    """Tokens go to the other rank than the one that has their expert."""
+    half = call["moe_expert_num"] // 2
+    return impl.moe_distribute_dispatch(**{**call, "expert_ids": (call["expert_ids"] + half) % (2 * half)})
+
+
+def rows_of_another_rank(**call):
+    """What was made of one rank's tokens goes back as the other's."""
+    made = call["expand_x"]
+    count = int(call["ep_send_counts"][-1])
+    return impl.moe_distribute_combine(**{**call, "expand_x": made[:count].roll(1, 0)})
+
+
+@replays("MoeDistributeDispatch", npu=None, group=two_ranks)
+def dispatch(row, replay, group):
+    replay_dispatch(row, lambda kernel, **keywords: replay(ranks_turned_round, **keywords), group)
+
+
+@replays("MoeDistributeCombine", npu=None, group=two_ranks)
+def combine(row, replay, group):
+    replay_combine(row, lambda kernel, **keywords: replay(rows_of_another_rank, **keywords), group)
