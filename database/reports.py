@@ -71,6 +71,11 @@ class Gap:
         return self.microbench_us / self.profiling_us
 
     @property
+    def populations(self) -> str:
+        """The two kinds of captured launches; "" where they are of one kind."""
+        return self.how_taken[_HOW_TAKEN.index(PROFILING_POPULATIONS)]
+
+    @property
     def outside(self) -> bool:
         return not LOWEST_RATIO <= self.ratio <= HIGHEST_RATIO
 

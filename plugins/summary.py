@@ -267,7 +267,8 @@ class SessionSummary:
             are = "is" if len(outside) == 1 else "are"
             yield f"{len(outside)} of {of_all} on {device} {are} 20 % or more off the captured ones; worst:"
             for gap in outside[:_SHOWN]:
-                yield folded(f"{gap.ratio:8.2f} x  {gap.kernel_type} {gap.input_shapes}", indent=2)
+                captured = f"; captured: {gap.populations}" if gap.populations else ""
+                yield folded(f"{gap.ratio:8.2f} x  {gap.kernel_type} {gap.input_shapes}{captured}", indent=2)
 
     def _not_replayable_lines(self) -> Iterator[str]:
         missing = self._report.not_replayable()

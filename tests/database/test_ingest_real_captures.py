@@ -8,6 +8,7 @@ from captures import table
 from database.__main__ import main
 from database.ingest.aggregate import Aggregate, LeftOut
 from database.ingest.files import find_captures
+from database.quality import find_modes
 from database.slots import parse_slots
 
 REAL = Path(__file__).parents[3] / "shared/data/ascend_profiler"
@@ -31,6 +32,14 @@ def test_an_llm_training_step():
     assert (aggregate.account.rows, aggregate.account.ingested) == (2463, 2422)
     assert dict(+aggregate.account.left_out) == {LeftOut.NO_INPUT_SHAPES: 26, LeftOut.COLLECTIVE: 15}
     assert sum(case.durations.count for case in cases["MatMulV3"]) == 280
+    two_kinds = {
+        (case.kernel_type, case.cells["Input Shapes"])
+        for of_type in cases.values()
+        for case in of_type
+        if find_modes(case.durations_us)
+    }
+    assert ("MatMulV2", "4096,4096;4096,1024") in two_kinds
+    assert len(two_kinds) == 7
     assert "ApplyAdamWV2" in cases
     assert "MemSet" not in cases
 

@@ -9,15 +9,18 @@ from xml.etree import ElementTree
 import pytest
 from sessions import Sessions, row
 
+from database.reports import find_gaps
 from database.schema import (
     INPUT_DTYPES,
     MICROBENCH_MIN,
     MICROBENCH_SAMPLES,
     PROFILING_AVERAGE,
+    PROFILING_POPULATIONS,
     PROFILING_SAMPLES,
     QUALITY,
     RUN_ID,
 )
+from database.store import Database
 
 THRICE = ("--repeat-count=3", "--cache=warm")
 
@@ -141,14 +144,18 @@ def test_the_report_names_a_row_of_each_cause(sessions: Sessions) -> None:
 
 
 def test_gaps_tell_how_both_durations_were_taken(sessions: Sessions) -> None:
-    sessions.write("Toy", [{**row(1), PROFILING_AVERAGE: "0.001", PROFILING_SAMPLES: "7"}])
+    two_kinds = "3 launches around 1 us and 4 around 2 us"
+    captured = {PROFILING_AVERAGE: "0.001", PROFILING_SAMPLES: "7", PROFILING_POPULATIONS: two_kinds}
+    sessions.write("Toy", [{**row(1), **captured}])
     sessions.run_in_process(measure=THRICE)
     (path,) = (sessions.database / "reports").glob("duration_gap_*.csv")
     with open(path, newline="") as file:
         (gap,) = csv.DictReader(file)
     (stored,) = sessions.read("Toy")
-    for column in (RUN_ID, QUALITY, MICROBENCH_SAMPLES, PROFILING_SAMPLES, INPUT_DTYPES):
+    for column in (RUN_ID, QUALITY, MICROBENCH_SAMPLES, PROFILING_SAMPLES, PROFILING_POPULATIONS, INPUT_DTYPES):
         assert gap[column] == stored[column] != "", column
+    ((found,), _) = find_gaps(Database(sessions.database), ["Toy"])
+    assert found.populations == two_kinds
 
 
 def test_slower_rows_fail_a_comparison_in_a_line(sessions: Sessions) -> None:
