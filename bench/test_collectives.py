@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bench.collectives.options import group_of
 from bench.registry import replays
-from database.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
+from database.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
 
 
 @replays(ALL_REDUCE.kernel_type, npu=None, group=group_of)
@@ -54,3 +54,12 @@ def test_all_to_all(row, replay):
     # HCCL has a collective of its own for parts that are all alike; hcom_alltoallv_ is the one that takes their sizes.
     parts = [row.count // row.size] * row.size if given.device.type == "npu" else None
     replay(lambda: distributed.all_to_all_single(result, given, parts, parts), result, row.exchanged)
+
+
+@replays(BROADCAST.kernel_type, npu=None, group=group_of)
+def test_broadcast(row, replay):
+    """The first rank gives a message, and all others get it."""
+    from torch import distributed
+
+    result = row.given() if row.rank == 0 else row.empty()
+    replay(lambda: distributed.broadcast(result, src=0), result, row.of_first)

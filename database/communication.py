@@ -1,4 +1,4 @@
-"""Communication: the four collectives, what a message of each is, and the bandwidths of a duration."""
+"""Communication: the collectives, what a message of each is, and the bandwidths of a duration."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ REDUCE_SCATTER = Collective(
 ALL_TO_ALL = Collective(
     "all_to_all", "hcom_alltoallv_", "all that one device sends", in_parts=True, bus_share=lambda n: (n - 1) / n
 )
-COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL)
+BROADCAST = Collective(
+    "broadcast", "hcom_broadcast_", "the tensor of the first device", in_parts=False, bus_share=lambda n: 1
+)
+COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST)
 BY_NAME: Mapping[str, Collective] = {collective.name: collective for collective in COLLECTIVES}
 BY_KERNEL_TYPE: Mapping[str, Collective] = {collective.kernel_type: collective for collective in COLLECTIVES}
 

@@ -5,7 +5,9 @@ The formulas of the message of m bytes on n devices, whose link has a latency an
 - all_reduce: a ring, 2 (n - 1) latency + 2 (n - 1) / n m / bandwidth, or a tree, 2 log2(n) latency + 2 m / bandwidth;
 - all_gather and reduce_scatter, with m for each device: a ring, (n - 1) steps, or recursive doubling or Bruck,
   log2(n) steps, and (n - 1) m / bandwidth;
-- all_to_all: pairwise, (n - 1) steps, or Bruck, log2(n) steps, and m / bandwidth.
+- all_to_all: pairwise, (n - 1) steps, or Bruck, log2(n) steps, and m / bandwidth;
+- broadcast: a tree, log2(n) times latency and m / bandwidth, or a scatter and an all_gather, log2(n) + (n - 1) latency
+  + 2 (n - 1) / n m / bandwidth.
 
 (Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, 2005.)
 """
@@ -16,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import log2
 
-from database.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, Collective
+from database.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, Collective
 
 #: Of a link's stated bandwidth, what a collective reaches.
 EFFICIENCY = 0.7
@@ -60,9 +62,16 @@ def _all_to_all(message_bytes: float, n: int, link: Link) -> float:
     return min(n - 1, log2(n)) * link.latency_us + link.transfer_us(message_bytes)
 
 
+def _broadcast(message_bytes: float, n: int, link: Link) -> float:
+    tree = log2(n) * (link.latency_us + link.transfer_us(message_bytes))
+    scattered = (log2(n) + n - 1) * link.latency_us + link.transfer_us(2 * (n - 1) / n * message_bytes)
+    return min(tree, scattered)
+
+
 _DURATIONS: Mapping[str, Callable[[float, int, Link], float]] = {
     ALL_REDUCE.name: _all_reduce,
     ALL_GATHER.name: _all_gather,
     REDUCE_SCATTER.name: _all_gather,
     ALL_TO_ALL.name: _all_to_all,
+    BROADCAST.name: _broadcast,
 }

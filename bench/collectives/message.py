@@ -85,6 +85,10 @@ class Message:
             total += self.values(rank, start, stop)
         return total
 
+    def of_first(self, start: int, stop: int) -> torch.Tensor:
+        """Elements `start` to `stop` of what the first rank gives."""
+        return self.values(0, start, stop)
+
     def gathered(self, start: int, stop: int) -> torch.Tensor:
         """Elements of the messages of all ranks, one behind the other."""
         return self._of_ranks(start, stop, self.count, 0)

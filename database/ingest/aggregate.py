@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from database.communication import BY_KERNEL_TYPE
 from database.counts import add_counts
 from database.dtypes import unknown_dtypes
 from database.errors import CellError, TableError
@@ -60,6 +61,7 @@ class LeftOut(Enum):
     """Why a launch is not in the database."""
 
     COLLECTIVE = "collectives (hcom_*), measured by the communication bench"
+    OTHER_COLLECTIVE = "communication that the communication bench does not measure"
     NO_INPUT_SHAPES = "no input shapes (N/A)"
     NO_KERNEL_TYPE = "kernel type not recorded"
     INVALID_DURATION = "duration not a number above zero"
@@ -388,7 +390,7 @@ _Part = tuple[_FileLaunches, int]
 def _reason_to_leave_out(kernel_type: str, cells: Mapping[str, str]) -> LeftOut | None:
     """Why a capture's row is no case, in the order that names the most telling reason."""
     if kernel_type.startswith("hcom_") or cells[ACCELERATOR_CORE].upper() in _COLLECTIVE_CORES:
-        return LeftOut.COLLECTIVE
+        return LeftOut.COLLECTIVE if kernel_type in BY_KERNEL_TYPE else LeftOut.OTHER_COLLECTIVE
     # The profiler writes 0 where it lost the name of a kernel.
     if kernel_type.upper() in EMPTY_WORDS or kernel_type.isdigit():
         return LeftOut.NO_KERNEL_TYPE

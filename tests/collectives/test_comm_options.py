@@ -68,7 +68,7 @@ def test_defaults_of_a_cpu() -> None:
     found = messages(parsed(), CPU)
     assert found[0] == (1024, 2, "DT_BF16", 1)
     assert [size for size, *_ in found] == [1 << power for power in range(10, 25)]
-    assert len(options.wanted_of(parsed(), CPU).rows) == 4
+    assert len(options.wanted_of(parsed(), CPU).rows) == 5
 
 
 def test_defaults_of_an_a3() -> None:
@@ -170,8 +170,8 @@ def test_collectives_are_no_kernel_types() -> None:
     ("arguments", "words"),
     [
         (
-            ["--comm-ops", "all_gather,broadcast"],
-            "'broadcast': give one of all_reduce, all_gather, reduce_scatter, all_to",
+            ["--comm-ops", "all_gather,send"],
+            "'send': give one of all_reduce, all_gather, reduce_scatter, all_to",
         ),
         (["--comm-ops", "allreduce"], "'allreduce' (did you mean all_reduce"),
         (["--comm-dtype", "float8"], "'float8' (did you mean float"),
@@ -210,7 +210,7 @@ def test_where_results_go(tmp_path: Path) -> None:
     one = ("--comm-ops", "all_reduce", "--output-csv", "there/mine.csv")
     assert output(*one, "--output-dir", "here") == (Path("there"), {ALL_REDUCE.kernel_type: "mine.csv"})
     assert output("--output-dir", "here", "--node-rank", "1")[0] == Path("here/node1")
-    with pytest.raises(pytest.UsageError, match=r"--output-csv mine.csv is the file of one collective, and 4 are to"):
+    with pytest.raises(pytest.UsageError, match=r"--output-csv mine.csv is the file of one collective, and 5 are to"):
         output("--output-csv", "mine.csv")
 
 

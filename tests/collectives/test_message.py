@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from bench.collectives import message as module
 from bench.collectives.message import Message
 from bench.errors import InvalidRow, WrongResult
-from database.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, COLLECTIVES, REDUCE_SCATTER, Collective
+from database.communication import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BROADCAST,
+    COLLECTIVES,
+    REDUCE_SCATTER,
+    Collective,
+)
 
 DTYPES = ["DT_BF16", "DT_FLOAT16", "DT_FLOAT", "DT_INT8"]
 
@@ -36,6 +44,8 @@ def done(collective: Collective, ranks: list[Message]) -> list[tuple[torch.Tenso
     if collective is REDUCE_SCATTER:
         total = sum((rank.given(size) for rank in ranks[1:]), ranks[0].given(size))
         return [(chunk.clone(), rank.scattered) for rank, chunk in zip(ranks, total.chunk(size), strict=True)]
+    if collective is BROADCAST:
+        return [(ranks[0].given(), rank.of_first) for rank in ranks]
     parts = [rank.given().chunk(size) for rank in ranks]
     return [(torch.cat([parts[r][me.rank] for r in range(size)]), me.exchanged) for me in ranks]
 
@@ -108,7 +118,7 @@ def test_large_messages_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("kernel_type", "cells", "words"),
     [
-        ("hcom_broadcast_", {}, "no collective hcom_broadcast_"),
+        ("hcom_batchSendRecv_", {}, "no collective hcom_batchSendRecv_"),
         ("hcom_allReduce_", {"dtype": "DT_FP5"}, "'dtype' = 'DT_FP5' is no dtype of one"),
         ("hcom_allReduce_", {"num_devices": "4"}, "'num_devices' = '4', and the group has 2 ranks"),
         ("hcom_allReduce_", {"message_bytes": "3"}, "'message_bytes' = 3: these are no whole elements of BF16"),

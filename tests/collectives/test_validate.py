@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from bench.__main__ import main
 from bench.collectives.analytic import A3, Link, duration_us
-from database.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, COLLECTIVES, REDUCE_SCATTER, Collective
+from database.communication import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BROADCAST,
+    COLLECTIVES,
+    REDUCE_SCATTER,
+    Collective,
+)
 
 #: op, devices, message bytes and microseconds of data/a3_comm_bench_vs_profiler.csv: the captured column.
 A3_CAPTURES = [
@@ -49,6 +57,9 @@ def test_the_formulas_by_hand() -> None:
     assert duration_us(ALL_GATHER, 50_000, 8, link) == duration_us(REDUCE_SCATTER, 50_000, 8, link)
     assert duration_us(ALL_GATHER, 50_000, 8, link) == pytest.approx(3 * 2 + 7)
     assert duration_us(ALL_TO_ALL, 50_000, 8, link) == pytest.approx(3 * 2 + 1)
+    # A tree sends 50 kB three times; 50 MB are scattered and gathered.
+    assert duration_us(BROADCAST, 50_000, 8, link) == pytest.approx(3 * (2 + 1))
+    assert duration_us(BROADCAST, 50_000_000, 8, link) == pytest.approx((3 + 7) * 2 + 2 * 7 / 8 * 1000)
 
 
 @given(st.sampled_from(COLLECTIVES), st.integers(1, 1 << 30), st.integers(2, 512), st.sampled_from(sorted(A3)))

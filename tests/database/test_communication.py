@@ -66,11 +66,12 @@ def test_messages_are_rounded_up_by_less_than_a_unit(
 
 def test_a_row_has_the_columns_of_the_contract(tmp_path: Path) -> None:
     done = merged(tmp_path, *(record(collective.kernel_type) for collective in COLLECTIVES))
-    assert done.added.total() == 4
+    assert done.added.total() == 5
     assert {path.name for path in tmp_path.glob("*.csv")} == {
         "hcom_allGather_.csv",
         "hcom_allReduce_.csv",
         "hcom_alltoallv_.csv",
+        "hcom_broadcast_.csv",
         "hcom_reduceScatter_.csv",
     }
     (row,) = rows(tmp_path / "hcom_allReduce_.csv")
@@ -140,4 +141,4 @@ def test_a_compute_csv_under_such_a_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_collective_is_found_by_its_name() -> None:
-    assert list(BY_NAME) == ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+    assert list(BY_NAME) == ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]

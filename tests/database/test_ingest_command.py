@@ -321,3 +321,15 @@ def test_a_folder_whose_name_is_no_utf8(tmp_path, ingest):
     (path,) = (tmp_path / "database/runs").glob("*.json")
     (file,) = read_manifest(path).files
     assert file.path == f"{tmp_path}/rank\\udcff/kernel_details.csv"
+
+
+def test_communication_that_no_bench_measures_is_told_apart(tmp_path, ingest):
+    others = [{**COLLECTIVE, "Type": name} for name in ("hcom_broadcast_", "hcom_batchSendRecv_", "hcom_alltoall_")]
+    write_capture(tmp_path / "kernel_details.csv", [launch(), COLLECTIVE, *others])
+    _, out, _ = ingest(tmp_path / "kernel_details.csv")
+    counts = out.partition("left out:\n")[2].partition("\n\n")[0]
+    left_out = dict(reversed(line.split(maxsplit=1)) for line in counts.splitlines())
+    assert left_out == {
+        "collectives (hcom_*), measured by the communication bench": "2",
+        "communication that the communication bench does not measure": "2",
+    }
