@@ -36,13 +36,15 @@ def kernels_of(database: Database, catalog: Catalog) -> dict[str, Kernel]:
 def _mapped(folder: Path) -> Iterator[tuple[str, str]]:
     """Kernel types that a mapping of operators names, each with the one whose patterns it has.
 
-    Entries without a kernel of their own (composites, what costs nothing) and collectives are left out.
+    Entries without a kernel of their own (composites, what costs nothing) and collectives are left out, and so are
+    AiCore twins, of which few versions of CANN have any.
     """
     mapping = read_mapping(folder)
     for operator in mapping.operators if mapping is not None else ():
         if not operator.kernel_type or operator.is_communication or operator.is_free or operator.is_composite:
             continue
         for name in operator.alternates:
-            yield normalized_kernel_type(name), operator.kernel_type
+            if not name.lower().endswith(_TWIN):
+                yield normalized_kernel_type(name), operator.kernel_type
         if operator.fields.get("query_mode") == "elementwise":
             yield operator.kernel_type, _ELEMENTWISE

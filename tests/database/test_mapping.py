@@ -16,6 +16,9 @@ from database.errors import OpAtlasError
 from database.layout import NPU_DEVICES, communication_path
 from database.mapping.entries import MAPPING, read_mapping
 from database.mapping.provide import provide_mapping
+from database.store import Database
+from shapes.catalog import built_in_catalog
+from shapes.kernels import kernels_of
 
 A2, A3 = NPU_DEVICES[0], NPU_DEVICES[-1]
 REFERENCE = f"../../hccl/{communication_path(A3, '8.5').name}/"
@@ -118,6 +121,12 @@ def test_where_the_place_says_nothing_messages_lie_beside_the_rows(tmp_path: Pat
 def test_the_table_of_opatlas_names_kernels_that_have_a_replay(tmp_path: Path) -> None:
     provide_mapping(tmp_path, is_npu=True)
     assert kernel_types(tmp_path) <= {*replays_of_bench(), *BY_KERNEL_TYPE}
+
+
+def test_the_table_of_opatlas_makes_no_more_theory_rows(tmp_path: Path) -> None:
+    catalog = built_in_catalog()
+    provide_mapping(tmp_path, is_npu=True)
+    assert set(kernels_of(Database(tmp_path), catalog)) == set(catalog.kernels)
 
 
 def test_a_combined_database_takes_the_mapping_of_a_source(place, tmp_path: Path, capsys) -> None:

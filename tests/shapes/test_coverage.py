@@ -106,7 +106,8 @@ def test_a_mapping_names_more_kernel_types(database: Database) -> None:
 operator_mappings:
   aten.bmm.default: {kernel_type: BatchMatMulV2, alternate_kernel_types: [TransposeBatchMatMul, BatchMatMulNd]}
   aten.rope: {kernel_type: _triton_rope, alternate_kernel_types: [split_qkv_rmsnorm_rope_kernel_0, OtherRope]}
-  aten.own: {kernel_type: OwnAdd, query_mode: elementwise}
+  aten.own: {kernel_type: OwnAdd, alternate_kernel_types: [AddAiCore], query_mode: elementwise}
+  aten.add: {kernel_type: Add, alternate_kernel_types: [AddAiCore]}
   aten.free: {kernel_type: Free, query_mode: elementwise, zero_cost: true}
   aten.parts: {kernel_type: Parts, query_mode: elementwise, composite: true}
   c.all_reduce: {kernel_type: hcom_allReduce_, alternate_kernel_types: [Reduce], category: communication}
