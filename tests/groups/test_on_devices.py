@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from replaying import cells_of
-from sample_rows_moe import LAYER, LAYER_INT8
+from replaying import cells_of, replay_of
+from sample_rows_moe import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD
 
 from bench.devices.at_hand import devices_at_hand
 from bench.errors import DeviceGone
@@ -41,17 +41,24 @@ def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     group.close()
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        f"64,512;4,512,1024;4,512,512;64,4;4,1024;4,512;64,4 | {LAYER} -> 64,512;4 | DT_BF16;INT32 @ EP Size = 2",
-        f"64,512;4,512,1024;4,512,512;64,4;4,1024;4,512;64,4 | {LAYER_INT8} -> 64,512;4 | DT_BF16;INT32 @ EP Size = 2",
-    ],
-)
-def test_a_layer_of_experts(group: Executor, row: str) -> None:
-    module, function = "bench.test_expert_parallel", "test_dispatch_ffn_combine"
-    job = Job(module, "", function, "DispatchFFNCombine", cells_of(row), 120, SPEC)
-    outcome = group.run(job)
+LAYER_OF_TWO = "64,512;4,512,1024;4,512,512;64,4;4,1024;4,512;64,4"
+#: Two ranks, each with four experts; room for 64 tokens of each, four times.
+EXPERTS_OF_TWO = [
+    ("DispatchFFNCombine", f"{LAYER_OF_TWO} | {LAYER} -> 64,512;4 | DT_BF16;INT32"),
+    ("DispatchFFNCombine", f"{LAYER_OF_TWO} | {LAYER_INT8} -> 64,512;4 | DT_BF16;INT32"),
+    ("DispatchFFNCombine", f"{LAYER_OF_TWO};64 | {LAYER_BITS};BOOL -> 64,512;1,4 | DT_BF16;INT32"),
+    ("MoeDistributeDispatch", f"64,512;64,4 | DT_BF16;INT32 -> 512,512;512;256;4;8;1 | DT_BF16;{TOLD};INT32"),
+    ("MoeDistributeDispatch", f"64,512;64,4;8,512 | DT_BF16;INT32;FLOAT -> 512,512;512;256;4;8 | INT8;{TOLD}"),
+    ("MoeDistributeDispatchV2", f"64,512;64,4;;64 | DT_BF16;INT32;;BOOL -> 512,512;512;65536;4;8 | INT8;{TOLD}"),
+    ("MoeDistributeCombine", f"512,512;64,4;256;8;64,4 | DT_BF16;{BACK} -> 64,512 | DT_BF16"),
+    ("MoeDistributeCombineV2", f"512,512;64,4;65536;8;64,4;1;64 | DT_BF16;{BACK};INT32;BOOL -> 64,512 | DT_BF16"),
+]
+
+
+@pytest.mark.parametrize(("kernel_type", "row"), EXPERTS_OF_TWO)
+def test_experts_of_two_ranks(group: GroupProcess, kernel_type: str, row: str) -> None:
+    module, _, function = replay_of(kernel_type).rpartition(".")
+    outcome = group.run(Job(module, "", function, kernel_type, cells_of(f"{row} @ EP Size = 2"), 120, SPEC))
     assert outcome.status is Status.MEASURED, outcome
     assert outcome.measurement is not None
     assert min(outcome.measurement.samples_us) > 0
