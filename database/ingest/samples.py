@@ -1,7 +1,7 @@
 """Samples of rows out of profiles that somebody else took: PROF_* folders of msprof.
 
 Launches are grouped by signature, as ingest groups them. A row has the samples of its signature. One
-that has none gets those of a sibling of the MatMul family, or of a product of the family that differs
+that has none gets those of a sibling (database/siblings.py), or of a product of the MatMul family that differs
 in what is transposed alone, if it was never measured itself. What a capture cannot tell (sequence
 lengths, EP Size) has no part in the comparison, as long as there is only one row that may be meant.
 """

@@ -231,3 +231,15 @@ def test_an_ep_size_is_none_of_other_kernels(tmp_path: Path) -> None:
     plain = samples(tmp_path, [launched(V3, 1.0)])
     found = SamplesOfRows(plain.profile, {}, ep_size=16)
     assert list(found.unmatched()) == list(plain.unmatched())
+
+
+@pytest.mark.parametrize(("asked", "ran"), [("AddAiCore", "Add"), ("Add", "AddAiCore"), ("GatherV2", "GatherV3")])
+def test_a_row_has_the_samples_of_its_kernel_under_another_name(tmp_path: Path, asked: str, ran: str) -> None:
+    row = cells("40,8;40,8", "40,8")
+    found = samples(tmp_path, [launched(ran, 3.0, row)], **{asked: [row]}).of_row(asked, row)
+    assert durations(found) == (3.0,)
+    assert isinstance(found, RowSamples)
+    assert found.measurement.ran_as is not None
+    assert found.measurement.ran_as.kernel_type == ran
+    measured = samples(tmp_path, [launched(ran, 3.0, row)], **{asked: [row | {"measured": "yes"}]})
+    assert isinstance(measured.of_row(asked, row), str), "it has a duration of its own"

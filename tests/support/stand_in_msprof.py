@@ -110,7 +110,7 @@ def write_summary(profile: Path, fault: str, options: dict[str, str]) -> None:
                 "Task ID": str(number),
                 "Stream ID": "2",
                 "OP Type": launch["type"],
-                "Op Name": launch.get("name") or f"aclnn{launch['type']}_{launch['type']}",
+                "Op Name": launch.get("name") or f"aclnn{launch['type']}_{launch['type']}AiCore_{launch['type']}",
                 "OP State": "dynamic",
                 "Task Type": "AI_VECTOR_CORE",
                 # msprof ends this cell with a tab.
