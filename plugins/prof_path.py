@@ -126,6 +126,9 @@ class ProfPath:
             f"{counted(account.left_out.total(), 'launch', 'launches')} left out"
         )
         yield from (f"  {count:5,}  {reason.value}" for reason, count in account.left_out.most_common() if count)
+        if copies := profile.same_bytes:
+            others = counted(len(copies), "summary has", "summaries have")
+            yield f"{others} the bytes of another one and is not counted again: {', '.join(map(str, copies[:_SHOWN]))}"
         yield "warm-up and set-up launches of the profiled programs cannot be told from others: they count as samples"
         if self._without_replay:
             yield f"rows without a replay that have samples, written back too: {_listed(self._without_replay)}"

@@ -20,6 +20,7 @@ from database.errors import OpAtlasError, TableError
 from database.ingest.aggregate import Account, Aggregate, CasesOfType, ProfiledCase
 from database.ingest.attention import runtime_cells
 from database.ingest.capture_header import read_capture_header
+from database.ingest.files import given_files
 from database.matmul_family import FAMILY, canonical_form
 from database.profiles import op_summaries, unparsed_profiles
 from database.record import Measurement, RanAs
@@ -41,6 +42,7 @@ class Profile:
     Attributes:
         root: the path, absolute.
         files: the op_summary files that were read.
+        same_bytes: files with the bytes of another one; they were not read.
         cases: by kernel type.
         account: where their lines went.
         problems: lines, files and folders that could not be read, each with the remedy.
@@ -48,6 +50,7 @@ class Profile:
 
     root: Path
     files: tuple[Path, ...]
+    same_bytes: tuple[Path, ...]
     cases: Mapping[str, CasesOfType]
     account: Account
     problems: tuple[str, ...]
@@ -61,11 +64,19 @@ def read_profile(path: Path) -> Profile:
     """
     files, problems = _summaries(path)
     aggregate = Aggregate()
-    problems += aggregate.add_files([file for file in files if _is_summary(file, problems)])
+    given = given_files([file for file in files if _is_summary(file, problems)], problems)
+    problems += aggregate.add_files([file.path for file in given])
     if not aggregate.files:
         raise OpAtlasError("\n".join(problems))
     problems += aggregate.problems
-    return Profile(path.absolute(), tuple(aggregate.files), aggregate.cases(), aggregate.account, tuple(problems))
+    return Profile(
+        root=path.absolute(),
+        files=tuple(aggregate.files),
+        same_bytes=tuple(copy for file in given for copy in file.same_bytes),
+        cases=aggregate.cases(),
+        account=aggregate.account,
+        problems=tuple(problems),
+    )
 
 
 def _summaries(path: Path) -> tuple[list[Path], list[str]]:

@@ -53,6 +53,14 @@ def test_of_several_exports_the_last_counts_and_copies_elsewhere_do_not(tmp_path
     assert [case.durations_us for case in read_profile(tmp_path).cases[V3]] == [(5.0,)]
 
 
+def test_a_profile_and_its_copy_count_once(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        write_summary(tmp_path / folder / OUTPUT / "op_summary_20240102030406.csv", [launched(V3, 1.0)])
+    profile = read_profile(tmp_path)
+    assert [case.durations_us for case in profile.cases[V3]] == [(1.0,)]
+    assert (len(profile.files), len(profile.same_bytes), profile.problems) == (1, 1, ())
+
+
 def test_cells_as_profilers_write_them(tmp_path: Path) -> None:
     no_counters = {"aicore_time(us)": "N/A", "aic_mac_ratio": "N/A"}
     lines = [launched(V3, 1.0, **no_counters), launched(V3, 2.0), launched(V3, 3.0) | {"Duration(us)": "3.0\t"}]
