@@ -14,8 +14,8 @@ version of CANN than the profile. What is no difference:
 - axes of size 1 of what is sliced or transposed: a contiguous copy of a view launches its kernel without them.
 
 What is taken, and told: tensors that the profile does not record, slots of the launch behind the last one of the row,
-leading axes of size 1 that one side has more (1,8 for 8), and another dtype of an input without dimensions (a scalar,
-or an optional tensor that is not there).
+leading axes of size 1 that one side has more (1,8 for 8), another dtype of an input without dimensions (a scalar, or
+an optional tensor that is not there), and INT32 beside INT64 in a list that describes the call (axes, sizes).
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ _NOTHING: _Words = ("", "", "")
 _NZ = "FRACTAL_NZ"
 _PLAIN = frozenset({"ND", "NCL", "NCHW", "NCDHW"})
 _PACKED = frozenset({"INT64", "UINT64"})
+#: Of an axis, sizes or offsets, for at most as many axes as a tensor of CANN has.
+_OF_LISTS = frozenset({"INT32", "INT64"})
+_LONGEST_LIST = 8
 
 
 @dataclass(frozen=True)
@@ -122,17 +125,22 @@ def _slots(name: str, asked: Sequence[_Words], seen: Sequence[_Words]) -> Iterat
             alike = _same_format(wanted, ran) and _same_dtype(wanted, ran) and _core(wanted[0]) == _core(ran[0]) != ""
             yield Comparison(assumptions=(both,)) if alike else Comparison(both)
         elif not _same_dtype(wanted, ran):
-            if wanted[0] or ran[0] or (name == "output" and not has_dimensions):
-                yield Comparison(f"{slot} is {_text(wanted)} in the row, and {_text(ran)} ran")
-            else:
-                yield Comparison(
-                    assumptions=(f"{slot} has no dimensions, and the dtype {ran[1]} ran in place of {wanted[1]}",)
-                )
+            both = f"{slot} is {_text(wanted)} in the row, and {_text(ran)} ran"
+            empty = not (wanted[0] or ran[0]) and (name == "input" or has_dimensions)
+            yield Comparison(assumptions=(both,)) if empty or _are_lists(wanted, ran) else Comparison(both)
 
 
 def _text(words: _Words) -> str:
     shape, dtype, form = words
     return f"({shape}) {dtype} {form}".strip() if shape or dtype else "absent"
+
+
+def _are_lists(*slots: _Words) -> bool:
+    """Whether slots are lists that describe a call: some whole numbers, such as axes or sizes."""
+    return all(
+        dtype in _OF_LISTS and "," not in shape and (whole(shape or "1") or 0) <= _LONGEST_LIST
+        for shape, dtype, _ in slots
+    )
 
 
 def _same_dtype(wanted: _Words, ran: _Words) -> bool:

@@ -56,6 +56,7 @@ OTHER = {
     "the same shape in NZ": ("8,4 FLOAT ND; 4,1,16,16 FLOAT FRACTAL_NZ", "8,4 FLOAT ND; 4,1,16,16 FLOAT ND", "slot 1"),
     "cast before the launch": ("8,4 FLOAT ND; 8,4 DT_BF16 ND", "8,4 FLOAT ND; 8,4 FLOAT ND", "input slot 1"),
     "another axis of size 1": ("8,1 FLOAT ND", "8 FLOAT ND", "input slot 0"),
+    "another dtype of indices": ("8,4 FLOAT ND; 9 INT64 ND", "8,4 FLOAT ND; 9 INT32 ND", "input slot 1"),
     "transposed": ("8,4 FLOAT ND; 4,8 FLOAT ND", "8,4 FLOAT ND; 8,4 FLOAT ND", "input slot 1"),
     "a tensor that did not run": ("8,4 FLOAT ND; 4 FLOAT ND", "8,4 FLOAT ND", "input slot 1"),
     "a tensor where the row has none": ("8,4 FLOAT ND; - - -; 4 FLOAT ND", "8,4 FLOAT ND; 4 FLOAT ND; 4 FLOAT ND", "1"),
@@ -102,6 +103,7 @@ TAKEN = {
     "no outputs recorded": ("8,4 FLOAT ND", row("8,4 FLOAT ND", "N/A N/A N/A")),
     "a scale that the row lacks": ("8,4 INT8 ND", row("8,4 INT8 ND; 4 FLOAT ND")),
     "leading axes of size 1": ("1,8,4 FLOAT NCL", row("8,4 FLOAT ND")),
+    "another dtype of axes": ("8,4 FLOAT ND; 2 INT64 ND", row("8,4 FLOAT ND; 2 INT32 ND")),
     "another dtype of a scalar": ("8,4 FLOAT ND; - FLOAT ND", row("8,4 FLOAT ND; - DOUBLE ND")),
 }  # fmt: skip
 
