@@ -127,7 +127,8 @@ def _slots(name: str, asked: Sequence[_Words], seen: Sequence[_Words]) -> Iterat
         elif not _same_dtype(wanted, ran):
             both = f"{slot} is {_text(wanted)} in the row, and {_text(ran)} ran"
             empty = not (wanted[0] or ran[0]) and (name == "input" or has_dimensions)
-            yield Comparison(assumptions=(both,)) if empty or _are_lists(wanted, ran) else Comparison(both)
+            taken = empty or (name == "input" and _are_lists(wanted, ran))
+            yield Comparison(assumptions=(both,)) if taken else Comparison(both)
 
 
 def _text(words: _Words) -> str:

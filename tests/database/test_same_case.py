@@ -81,6 +81,12 @@ def test_outputs_count() -> None:
         assert "output slot 0" in compare("Cast", wanted, row("8,4 FLOAT ND", outputs)).difference
 
 
+def test_the_dtype_of_a_scalar_result_counts() -> None:
+    """Of a sum of two numbers every tensor is without dimensions."""
+    wanted, ran = (row(f"- {dtype} ND; - {dtype} ND", f"- {dtype} ND") for dtype in ("INT32", "INT64"))
+    assert "output slot 0" in compare("Add", wanted, ran).difference
+
+
 def test_inputs_that_only_describe_the_call_do_not_count() -> None:
     wanted = row("8,4 FLOAT ND; 2 INT64 ND; 2 INT64 ND; 2 INT64 ND", "2,4 FLOAT ND")
     ran = row("8,4 FLOAT ND; 2 INT32 ND; 2 INT32 ND", "2,4 FLOAT ND")
