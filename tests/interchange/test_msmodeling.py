@@ -17,9 +17,6 @@ from sessions import ROOT, Finished
 from stand_in_npu_plugin import NAME
 from stand_in_npus import StandInNpus
 
-from database import layout
-from database.layout import communication_path
-
 from .loader import Loader
 
 VERSIONS = "vllm0.18.0_torch2.9.0_cann8.5"
@@ -122,8 +119,7 @@ def test_messages_answer(database: Path, tmp_path: Path) -> None:
         *("--bytes-grid=4096", "--comm-dtype=bfloat16", "--repeat-count=3", f"--database-path={tmp_path / 'gloo'}"),
     )
     assert done.code == 0, done.output
-    messages = communication_path(NAME, "8.5").relative_to(layout.ROOT)
-    messages = database.parents[2] / messages
+    messages = database.parents[1] / "hccl" / "v8.5"
     shutil.copytree(tmp_path / "gloo", messages)
     loader = Loader(database)
     for kernel_type, operator in MESSAGES.items():
