@@ -30,10 +30,10 @@ def test_greedy(row, replay):
     replay(greedy, *row.inputs(), expected=expected.add)
 """
 CELLS = {
-    "Input Shapes": "16;16",
+    "Input Shapes": "262144;262144",
     "Input Data Types": "FLOAT;FLOAT",
     "Input Formats": "ND;ND",
-    "Output Shapes": "16",
+    "Output Shapes": "262144",
     "Output Data Types": "FLOAT",
     "Output Formats": "ND",
 }
