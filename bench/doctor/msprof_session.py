@@ -53,7 +53,8 @@ class _Profile:
         folders, summaries: msprof's PROF_* folders, and the op_summary files in them.
         headers: of the summaries.
         launches: all kernels of the summaries, by their start.
-        unreadable: why a summary, or a line of one, cannot be read.
+        unreadable: why a summary cannot be read.
+        left_out: lines of summaries that cannot be read, which a replay does without.
     """
 
     outcomes: Mapping[str, Outcome]
@@ -64,6 +65,7 @@ class _Profile:
     headers: Sequence[tuple[str, ...]]
     launches: Sequence[Launch]
     unreadable: list[str]
+    left_out: list[str]
 
 
 def measured(spec: DeviceSpec, settings: MeasureSettings, files: Path | None) -> Verdict:
@@ -120,6 +122,7 @@ def _read(outcomes: Mapping[str, Outcome], launched: Mapping[str, Launched], out
     headers: list[tuple[str, ...]] = []
     launches: list[Launch] = []
     unreadable: list[str] = []
+    left_out: list[str] = []
     for path in summaries:
         try:
             headers.append(tuple(name.strip() for name in read_header(path).names))
@@ -128,9 +131,9 @@ def _read(outcomes: Mapping[str, Outcome], launched: Mapping[str, Launched], out
             unreadable.append(str(error))
             continue
         launches += read.launches
-        unreadable += read.problems
+        left_out += read.problems
     launches.sort(key=lambda launch: launch.start_ns)
-    return _Profile(outcomes, launched, rows_s, folders, summaries, headers, launches, unreadable)
+    return _Profile(outcomes, launched, rows_s, folders, summaries, headers, launches, unreadable, left_out)
 
 
 def _judged(profile: _Profile, took_s: Mapping[str, float]) -> Verdict:
@@ -140,6 +143,7 @@ def _judged(profile: _Profile, took_s: Mapping[str, float]) -> Verdict:
         "header": [", ".join(header) for header in profile.headers],
         "types": {name: str(count) for name, count in types.most_common()},
         "unreadable": profile.unreadable,
+        "left_out": profile.left_out,
         "tracebacks": tracebacks(profile.outcomes),
     }
     for check in _CHECKS:
@@ -150,10 +154,12 @@ def _judged(profile: _Profile, took_s: Mapping[str, float]) -> Verdict:
     header = profile.headers[0]
     named = [name for name in ("Device_id", "Block Num", "Block Dim", "OP State") if name in header]
     shown = ", ".join(name for name, _ in types.most_common(_SHOWN))
+    torn = f" (lines that cannot be read: {len(profile.left_out)})" if profile.left_out else ""
+    kernels = f"{len(profile.launches)} kernels{torn} of {len(types)} types"
     return passed(
         f"{durations(profile.outcomes)} ({MSPROF}); op_summary of {len(header)} columns (with {', '.join(named)}), "
-        f"{marks} of {sum(wanted.values())} marks with their shapes, {len(profile.launches)} kernels of {len(types)} "
-        f"types ({shown}{', ...' if len(types) > _SHOWN else ''}); {took_s['opened_s']:.0f} s to start, "
+        f"{marks} of {sum(wanted.values())} marks with their shapes, {kernels} ({shown}"
+        f"{', ...' if len(types) > _SHOWN else ''}); {took_s['opened_s']:.0f} s to start, "
         f"{took_s['rows_s']:.0f} s for the rows, {took_s['export_s']:.0f} s to end and export",
         **facts,
     )

@@ -38,7 +38,8 @@ def replay(target: Target) -> Verdict:
     finally:
         process.close()
     if bad := not_measured(outcomes):
-        return failed("; ".join(bad), tracebacks=tracebacks(outcomes))
+        remedy = "what the probes above tell of limits may be why; the report (--report) has the tracebacks"
+        return failed("; ".join(bad), remedy, tracebacks=tracebacks(outcomes))
     used = ", ".join(sorted({o.measurement.instrument for o in outcomes.values() if o.measurement is not None}))
     best = next(iter(OFFERED[spec.kind]))
     missing = "" if used == best else f"; {best}, which measures better, is missing: {_why_missing(spec, best)}"

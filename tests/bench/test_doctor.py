@@ -14,10 +14,12 @@ import pytest
 
 from bench.__main__ import main
 from bench.devices import torch_npu as torch_npu_module
-from bench.doctor import ascend, command, machine, probes, storage
+from bench.doctor import ascend, command, machine, probes, replaying, sample_rows, storage
 from bench.doctor.isolation import Result, run_probe
 from bench.doctor.probes import PROBES, Probe
+from bench.doctor.sample_rows import ROWS
 from bench.doctor.verdict import State, Target, failed, passed
+from bench.job import DeviceSpec
 from database.session_lock import SessionLock
 from database.store import Database
 
@@ -126,6 +128,20 @@ def test_a_cpu(tmp_path):
     told = " ".join(done.stdout.split())
     assert "without the values of OPATLAS_API_KEY" in told
     assert all(name in told for name in found["environment"])
+
+
+def test_rows_that_are_not_measured(monkeypatch):
+    monkeypatch.setattr(replaying, "devices_at_hand", lambda name: [DeviceSpec("cpu", opener="no_such_module:Device")])
+    verdict = replaying.replay(Target("cpu", "cpu"))
+    assert verdict.state is State.FAIL
+    assert "no_such_module" in verdict.detail
+    unlike = {**ROWS, "Add": {**ROWS["Add"], "Output Shapes": "17,64"}}
+    monkeypatch.setattr(sample_rows, "ROWS", unlike)
+    monkeypatch.setattr(replaying, "devices_at_hand", lambda name: [DeviceSpec("cpu")])
+    verdict = replaying.replay(Target("cpu", "cpu"))
+    assert verdict.state is State.FAIL
+    assert "the row Add ended as invalid" in verdict.detail
+    assert "--report" in verdict.remedy
 
 
 @pytest.fixture

@@ -64,6 +64,13 @@ def test_the_header_of_an_older_msprof_is_told(npu) -> None:
     assert "(with Block Dim, OP State)" in verdict.detail
 
 
+def test_a_line_that_cannot_be_read_is_told(npu) -> None:
+    verdict = npu("torn-line")
+    assert verdict.state is State.PASS, verdict
+    assert "(lines that cannot be read: 1)" in verdict.detail
+    assert len(verdict.facts["left_out"]) == 1
+
+
 def test_the_type_that_ran_is_told(npu) -> None:
     verdict = npu(STAND_IN_KERNELS=json.dumps({"MatMulV2": ["MatMulV3"]}))
     assert verdict.state is State.PASS, verdict
