@@ -25,7 +25,18 @@ LAUNCHES = (
            out_dtypes="DT_BF16;FLOAT", out_formats="ND;ND"),
     launch(type="SwiGlu", shapes="24,128", dtypes="DT_BF16", formats="ND", out="24,64"),
     launch(type="Add", shapes="40,8;40,8", out="40,8"),
+    launch(type="MatMulCommon", shapes="16,32;4,2,16,16", formats="ND;FRACTAL_NZ", out="16,64"),
 )  # fmt: skip
+
+
+KERNELS = {
+    # The library has chosen another product than when the capture was taken.
+    "MatMulV2": ["MatMulV3"],
+    # For the sum an operand is cast first.
+    "Add": [{"type": "Cast", "us": 7.5}, "Add"],
+    # The weights were not kept in FRACTAL_NZ.
+    "MatMulCommon": [{"type": "MatMulV3", "cells": {"Input Shapes": "16,32;32,64", "Input Formats": "ND;ND"}}],
+}
 
 
 def run(*words: str, **environment: str) -> Finished:
@@ -54,17 +65,19 @@ def test_a_capture_is_measured_on_the_npu(database: Path, npus: StandInNpus, tmp
         *("pytest", "bench/", "-p", "no:cacheprovider", "-p", "stand_in_npu_plugin", f"--device={NAME}"),
         *(f"--database-path={database}", f"--repeat-count={SAMPLES}", f"--junitxml={junit}"),
         PYTHONPATH=str(ROOT / "tests" / "support"),
-        # The library has chosen another product than when the capture was taken.
-        # For the sum an operand is cast first.
-        STAND_IN_KERNELS=json.dumps({"MatMulV2": ["MatMulV3"], "Add": [{"type": "Cast", "us": 7.5}, "Add"]}),
+        STAND_IN_KERNELS=json.dumps(KERNELS),
         **npus.environment,
     )
     assert done.code == 0, done.output
-    assert done.ledger() == {"measured": 4}
+    assert done.ledger() == {"measured": 4, "unsupported": 1}
     for kernel_type, size in {"MatMulV2": 16, "RmsNorm": 8, "SwiGlu": 24, "Add": 40, "MatMulV3": 16}.items():
         (row,) = rows(database, kernel_type)
         assert is_mean_us(float(row["Average Duration(us)"]), size, SAMPLES), row
         assert row["Instrument"] == "msprof"
+    (blocked,) = rows(database, "MatMulCommon")
+    assert not blocked.get("Average Duration(us)")
+    for words in ("input slot 1", "(4,2,16,16) BF16 FRACTAL_NZ", "(32,64) BF16 ND"):
+        assert words in blocked["Status Reason"]
     (gaps,) = (database / "reports").glob("duration_gap_*.csv")
     with open(gaps, newline="") as file:
         of_add = next(gap for gap in csv.DictReader(file) if gap["Kernel Type"] == "Add")
