@@ -174,6 +174,11 @@ RUNTIME_IN_SIGNATURE = tuple(
     )
 )
 
+#: Mean number of keys of a sequence, under the name that older tools give it.
+LEGACY_AVG_SEQ_LEN = "avg_seq_len"
+#: Runtime values that tell the lengths of an attention kernel's keys where the values of these are empty.
+LENGTHS_IN_SIGNATURE = (RUNTIME_PREFIX + "block_table_valid_blocks", RUNTIME_PREFIX + "avg_seq_len", LEGACY_AVG_SEQ_LEN)
+
 #: Counters of the profiler's PipeUtilization metric group.
 PIPE_UTILIZATION = (
     "aicore_time(us)",

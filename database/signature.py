@@ -5,6 +5,7 @@ One function for everybody who compares rows: ingest, theory rows, replay matchi
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -15,7 +16,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 from database.communication import is_communication, message_signature
-from database.schema import EP_SIZE, EXPERT_PARALLEL, INPUT_SLOTS, MESSAGE, OUTPUT_SLOTS, RUNTIME_IN_SIGNATURE
+from database.numbers import real
+from database.schema import (
+    EP_SIZE,
+    EXPERT_PARALLEL,
+    INPUT_SLOTS,
+    LENGTHS_IN_SIGNATURE,
+    MESSAGE,
+    OUTPUT_SLOTS,
+    RUNTIME_IN_SIGNATURE,
+)
 from database.slots import dtype_name, format_name, slot_words, split_cell
 
 Words = tuple[tuple[str, str, str], ...]
@@ -78,9 +88,7 @@ def _build(kernel_type: str, cells: Sequence[str], extra: Sequence[str]) -> str:
         text = f"{_text(cells[0], cells[1], cells[2])}|{_text(cells[3], cells[4], None)}"
     else:
         text = rule(slot_words(cells[0], cells[1], cells[2]), slot_words(cells[3], cells[4], cells[5]))
-    if any(extra):
-        text += "|" + "|".join(_plain(cell) for cell in extra)
-    return text
+    return text + _extra_text(extra) if any(extra) else text
 
 
 def _text(shapes: str, dtypes: str, formats: str | None) -> str:
@@ -184,10 +192,38 @@ def _column(words: Words, which: int) -> str:
     return ";".join([slot[which] for slot in words])
 
 
+#: Kernels that read keys in pages, as many as the lengths of the sequences say.
+_PAGED = frozenset({"FusedInferAttentionScore", "LightningIndexer", "SparseFlashAttention"})
+
+
 def _extra_columns(kernel_type: str, columns: Mapping[str, str] | pd.Index) -> list[str]:
     """All of the kernel type's, where there is one of them: each value keeps its place among the others."""
-    wanted = (EP_SIZE,) if kernel_type in EXPERT_PARALLEL else RUNTIME_IN_SIGNATURE
+    if kernel_type in EXPERT_PARALLEL:
+        wanted: tuple[str, ...] = (EP_SIZE,)
+    else:
+        wanted = (*RUNTIME_IN_SIGNATURE, *(LENGTHS_IN_SIGNATURE if kernel_type in _PAGED else ()))
     return list(wanted) if any(column in columns for column in wanted) else []
+
+
+def _extra_text(extra: Sequence[str]) -> str:
+    """The extra columns; where the lengths of the keys are empty, with what else tells these."""
+    values, lengths = extra[: len(RUNTIME_IN_SIGNATURE)], extra[len(RUNTIME_IN_SIGNATURE) :]
+    told = [_plain(cell) for cell in values]
+    if lengths and not values[_KV_VALUES]:
+        blocks, *averages = lengths
+        average = next(filter(None, map(_average, averages)), "")
+        if _plain(blocks) or average:
+            return "|" + "|".join([*told, _plain(blocks), average])
+    return "|" + "|".join(told) if any(told) else ""
+
+
+_KV_VALUES = 1
+
+
+def _average(cell: str) -> str:
+    """A mean number of keys as a replay takes it; "" where it is not known, which older tools write as -1."""
+    number = real(_plain(cell)) or 0.0
+    return str(round(number)) if math.isfinite(number) and number > 0 else ""
 
 
 def _plain(cell: str) -> str:

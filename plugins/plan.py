@@ -26,6 +26,7 @@ from database.schema import (
     CRASHES_IN_A_ROW,
     EP_SIZE,
     INSTRUMENT,
+    LEGACY_AVG_SEQ_LEN,
     MESSAGE,
     MICROBENCH_SAMPLES,
     PROFILING_AVERAGE,
@@ -45,7 +46,7 @@ from plugins.row_variables import TableVariables
 from plugins.table_plan import Expected, TablePlan
 
 #: Cells that a replay may need.
-_CELLS = (*BASE, EP_SIZE, *RUNTIME, *MESSAGE)
+_CELLS = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE)
 _STATE = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES, RUN_ID)
 
 

@@ -14,6 +14,7 @@ from database.schema import (
     DTYPE,
     EP_SIZE,
     INPUT_SLOTS,
+    LENGTHS_IN_SIGNATURE,
     MESSAGE_BYTES,
     NUM_DEVICES,
     OUTPUT_SLOTS,
@@ -76,7 +77,9 @@ def _of_messages(table: CheckedTable) -> Iterator[tuple[tuple[object, ...], int 
 def _of_tensors(table: CheckedTable) -> Iterator[tuple[tuple[object, ...], int | None]]:
     """The shapes without M: a leading dimension that equals M is M too, but for the right operand of a product."""
     is_product = plain_type(table.kernel_type) in PRODUCTS
-    extra = zip(*(table.cells(column) for column in (*RUNTIME_IN_SIGNATURE, EP_SIZE)), strict=True)
+    extra = zip(
+        *(table.cells(column) for column in (*RUNTIME_IN_SIGNATURE, *LENGTHS_IN_SIGNATURE, EP_SIZE)), strict=True
+    )
     slots = zip(*(table.cells(column) for column in (*INPUT_SLOTS, *OUTPUT_SLOTS)), strict=True)
     for cells, more in zip(slots, extra, strict=True):
         inputs, outputs = slot_words(*cells[:3]), slot_words(*cells[3:])

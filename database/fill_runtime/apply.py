@@ -13,6 +13,7 @@ all others    stay, and are copied
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,12 +22,14 @@ from database.counts import add_counts
 from database.editing import TableEdit, positions_by
 from database.errors import OpAtlasError
 from database.fill_runtime.key import JoinKey, key_of_row
-from database.fill_runtime.records import KV_VALUES, SHAPES, Chosen, Values, is_complete
+from database.fill_runtime.records import AVG_SEQ_LEN, KV_VALUES, SHAPES, Chosen, Values, is_complete
 from database.ingest.attention import ATTENTION_TYPES, COMPLETENESS
+from database.numbers import real
 from database.pruned import PRUNED_REASON, append_pruned
 from database.schema import (
     AVERAGE,
     INPUT_SLOTS,
+    LEGACY_AVG_SEQ_LEN,
     OUTPUT_SLOTS,
     RUNTIME_IN_SIGNATURE,
     RUNTIME_PREFIX,
@@ -39,7 +42,7 @@ from database.store import Database, Table
 
 _PRUNED = "measured with assumed lengths, before fill-runtime gave the row those of a call"
 #: Of the call that a row was recorded at, and in no record.
-_OF_ANOTHER_CALL = (RUNTIME_PREFIX + "attn_state", RUNTIME_PREFIX + "kv_cache_mode")
+_OF_ANOTHER_CALL = (RUNTIME_PREFIX + "attn_state", RUNTIME_PREFIX + "kv_cache_mode", LEGACY_AVG_SEQ_LEN)
 _WORD_MARKS = re.compile(r"[\s\[\](){}\"']+")
 
 
@@ -165,7 +168,7 @@ class _Rows:
 
     def fill(self, positions: Sequence[int], chosen: Chosen, limit: int, counts: Outcome) -> None:
         """Brings the rows of one captured case to the records of its key."""
-        cases: dict[tuple[str, ...], list[int]] = {}
+        cases: dict[_Call, list[int]] = {}
         for position in positions:
             cases.setdefault(self._case(position), []).append(position)
         # Before anything changes: what rows that are added are made of.
@@ -174,7 +177,7 @@ class _Rows:
         open_cases = dict(cases)
         left: list[Values] = []
         for values in chosen.values():
-            at = open_cases.pop(values.case, None)
+            at = open_cases.pop(_Call(values.case, ""), None)
             if at is None:
                 left.append(values)
                 continue
@@ -183,7 +186,7 @@ class _Rows:
             counts.unchanged += len(at) - sum(changed)
         added = 0
         for values in left:
-            fitting = next((case for case in open_cases if _fits(case, values.case)), None)
+            fitting = next((call for call in open_cases if call.may_be(values)), None)
             if fitting is not None:
                 at = open_cases.pop(fitting)
                 for position in at:
@@ -198,8 +201,11 @@ class _Rows:
         counts.added += added
         counts.left_out += chosen.left_out
 
-    def _case(self, position: int) -> tuple[str, ...]:
-        return tuple([_plain(self.edit[name][position]) for name in RUNTIME_IN_SIGNATURE])
+    def _case(self, position: int) -> _Call:
+        case = tuple([_plain(self.edit[name][position]) for name in RUNTIME_IN_SIGNATURE])
+        has_lengths = bool(self.edit[KV_VALUES][position].strip())
+        average = self.edit[AVG_SEQ_LEN][position] or self.edit[LEGACY_AVG_SEQ_LEN][position]
+        return _Call(case, "" if has_lengths else _whole(average))
 
     def _set(self, position: int, values: Values) -> bool:
         """Fills the empty cells of a row; whether there were any."""
@@ -225,9 +231,28 @@ def _completeness(cells: dict[str, str]) -> str:
     return "complete" if is_complete(cells) else "partial"
 
 
-def _fits(case: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Whether a row says nothing that a record contradicts."""
-    return all(not cell or cell == text for cell, text in zip(case, wanted, strict=True))
+@dataclass(frozen=True)
+class _Call:
+    """What a row tells of its call.
+
+    Attributes:
+        case: cells of RUNTIME_IN_SIGNATURE.
+        average: mean number of keys, where no lengths are there; "" where it is not known.
+    """
+
+    case: tuple[str, ...]
+    average: str
+
+    def may_be(self, values: Values) -> bool:
+        """Whether the row says nothing that a record contradicts."""
+        return (not self.average or self.average == _whole(values.average)) and all(
+            not cell or cell == text for cell, text in zip(self.case, values.case, strict=True)
+        )
+
+
+def _whole(average: str) -> str:
+    number = real(_plain(average)) or 0.0
+    return str(round(number)) if 0 < number < math.inf else ""
 
 
 def _plain(cell: str) -> str:

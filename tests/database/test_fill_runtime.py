@@ -462,3 +462,16 @@ def test_a_file_of_another_kind_is_one_error_that_names_it(database, tmp_path, c
     (line,) = capsys.readouterr().err.splitlines()
     assert str(path) in line
     assert said in line
+
+
+def test_a_record_fills_the_row_of_its_mean_length(fill, database):
+    stored = database.read(ATTENTION)
+    twice = pd.concat([stored.frame.iloc[:1]] * 2 + [stored.frame.iloc[1:]], ignore_index=True)
+    twice["avg_seq_len"] = ["999", "145", ""]
+    database.write(Table(ATTENTION, stored.path, twice))
+    assert counts(fill(decode())[1])["filled"] == 1
+    assert [runtime(row, "actual_seq_lengths_kv_values") for row in rows(database)] == [[""], ["300,128,7"], [""]]
+    # Of a call with another mean length the row with 999 is none, and a row is added.
+    assert counts(fill(decode((10, 20, 30)))[1])["added"] == 1
+    *_, added = rows(database)
+    assert (*runtime(added, "avg_seq_len"), added["avg_seq_len"]) == ("20", "")

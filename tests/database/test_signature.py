@@ -119,6 +119,25 @@ def test_a_missing_runtime_column_is_an_empty_one():
     assert same("FusedInferAttentionScore", heads, {**heads, "Runtime sparse_mode": ""})
 
 
+@pytest.mark.parametrize("column", ["Runtime avg_seq_len", "avg_seq_len", "Runtime block_table_valid_blocks"])
+@pytest.mark.parametrize("kernel_type", ["FusedInferAttentionScore", "LightningIndexer", "SparseFlashAttention"])
+def test_the_mean_length_counts_where_the_lengths_are_not_known(kernel_type, column):
+    short, long = {**row(), column: "2"}, {**row(), column: "32"}
+    assert not same(kernel_type, short, long)
+    assert not same(kernel_type, short, row())
+    lengths = {"Runtime actual_seq_lengths_kv_values": "128,4096"}
+    assert same(kernel_type, {**short, **lengths}, {**long, **lengths})
+    assert same("Add", short, long)
+
+
+@pytest.mark.parametrize("average", ["4096", "4096.0", " 4095.7 "])
+def test_a_mean_length_counts_as_a_replay_takes_it(average):
+    attention = "FusedInferAttentionScore"
+    assert same(attention, {**row(), "avg_seq_len": "4096"}, {**row(), "Runtime avg_seq_len": average})
+    # Older tools write -1 for a length that is not known.
+    assert same(attention, row(), {**row(), "avg_seq_len": "-1"})
+
+
 def test_a_runtime_value_counts_as_what_its_column_says():
     heads, mode = {**row(), "Runtime num_heads": "3"}, {**row(), "Runtime sparse_mode": "3"}
     assert not same("FusedInferAttentionScore", heads, mode)
