@@ -17,6 +17,7 @@ from database.layout import NPU_DEVICES
 from database.mapping.entries import MAPPING, read_mapping
 from database.mapping.provide import provide_mapping
 from database.store import Database
+from plugins.preparation import prepare_database
 from shapes.catalog import built_in_catalog
 from shapes.kernels import kernels_of
 
@@ -127,6 +128,14 @@ def test_the_table_of_opatlas_makes_no_more_theory_rows(tmp_path: Path) -> None:
     catalog = built_in_catalog()
     provide_mapping(tmp_path, is_npu=True)
     assert set(kernels_of(Database(tmp_path), catalog)) == set(catalog.kernels)
+
+
+def test_a_session_gives_a_database_its_mapping(place, tmp_path: Path) -> None:
+    prepared = prepare_database(Database(place("vllm0.18.0_torch2.9.0_cann8.5")), run_id="r", starter=None)
+    assert prepared.mapping is not None
+    named = prepare_database(Database(tmp_path / "mine"), run_id="r", starter=None, is_npu=True)
+    assert named.mapping is not None
+    assert prepare_database(Database(tmp_path / "cpu"), run_id="r", starter=None).mapping is None
 
 
 def test_a_combined_database_takes_the_mapping_of_a_source(place, tmp_path: Path, capsys) -> None:

@@ -51,6 +51,22 @@ def test_a_second_run_adds_nothing(tmp_path: Path) -> None:
     assert len(list((tmp_path / "runs").glob("*.json"))) == 1
 
 
+def test_a_new_database_of_an_npu_gets_the_mapping_of_its_neighbour_and_the_rows_that_it_names(tmp_path: Path) -> None:
+    device = tmp_path / "ATLAS_800_A3_752T_128G_DIE" / "vllm_ascend"
+    (device / "vllm0.17.0_torch2.9.0_cann8.5").mkdir(parents=True)
+    mapping = "operator_mappings:\n  aten.own: {kernel_type: OwnAdd, query_mode: elementwise}\n"
+    (device / "vllm0.17.0_torch2.9.0_cann8.5" / "op_mapping.yaml").write_text(mapping)
+    database = device / "vllm0.18.0_torch2.9.0_cann8.5"
+    done = run(database, "-k", "OwnAdd", "--rows=4")
+    assert done.returncode == 0, done.stdout
+    assert "wrote op_mapping.yaml (a copy of " in done.stdout
+    assert set(contents(database)) == {"OwnAdd.csv"}
+    assert mapping in (database / "op_mapping.yaml").read_text()
+    planned = run(device / "vllm0.19.0_torch2.9.0_cann8.5", "--plan-only", "-k", "SwiGlu")
+    assert planned.returncode == 0, planned.stdout
+    assert not (device / "vllm0.19.0_torch2.9.0_cann8.5").exists()
+
+
 def test_rows_are_not_added_to_what_is_being_measured(tmp_path: Path) -> None:
     done = run(tmp_path / "new", "bench/", *FEW)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
