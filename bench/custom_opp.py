@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import MissingPrecondition, ReplayError, Unsupported
-from bench.npu_call import npu_call
+from bench.npu_call import OR, npu_call
 from bench.one_line import in_a_line
 
 PATH_VARIABLE = "ASCEND_CUSTOM_OPP_PATH"
@@ -40,13 +40,14 @@ _ATB_ENVIRONMENT = "/usr/local/Ascend/nnal/atb/set_env.sh"
 
 
 def call_of(name: str) -> Callable[..., Any]:
-    """The NPU call of that name; what registers it is run first.
+    """The NPU call of that name, or of the first of several that is there; what registers it is run first.
 
     Raises:
         MissingPrecondition: a custom operator that is not registered, with what to do.
         Unsupported: torch_npu has no such call.
     """
-    register = next((register for prefix, register in _REGISTERED_BY.items() if name.startswith(prefix)), None)
+    names = name.split(OR)
+    register = next((each for prefix, each in _REGISTERED_BY.items() if any(n.startswith(prefix) for n in names)), None)
     if register is None:
         return npu_call(name)
     failure, remedy = register()

@@ -11,12 +11,13 @@ import torch
 
 from bench.changed_inputs import InputWatch, by_place
 from bench.devices import Device
-from bench.errors import ChangedInput, InvalidRow, ReplayError
+from bench.devices.cpu import host_available_bytes
+from bench.errors import ChangedInput, InvalidRow, OutOfMemory, ReplayError
 from bench.groups.group import ALONE, Group
 from bench.instruments import Instrument
 from bench.job import MeasureSettings, Outcome
 from bench.operator_count import may_be_compiled, operators_of
-from bench.reference.check import check
+from bench.reference.check import check, is_checked_on_host
 from bench.reference.formula import Formula
 from bench.registry import ReplaySpec
 from bench.rows.replay_row import ReplayRow
@@ -150,10 +151,19 @@ class Replay:
         )
 
     def expect_memory(self) -> None:
-        """Refuses a row that the device cannot hold, before anything is allocated. Raises OutOfMemory."""
-        needed = self._row.bytes() * _MEMORY_FACTOR
-        if needed > _ALWAYS_THERE_BYTES:
-            self._sampling.expect_memory(needed)
+        """Refuses a row that the device cannot hold, or the host that checks it, before anything is allocated.
+
+        Raises:
+            OutOfMemory: it needs more than is available.
+        """
+        tensors = self._row.bytes()
+        needed = tensors * _MEMORY_FACTOR
+        if needed <= _ALWAYS_THERE_BYTES:
+            return
+        self._sampling.expect_memory(needed)
+        if is_checked_on_host(self._device.torch_device) and tensors > (available := host_available_bytes()):
+            needs, left = (f"{size / 2**30:.1f} GiB" for size in (tensors, available))
+            raise OutOfMemory(f"its check needs about {needs} of the host's memory, {left} are available")
 
     def _expect_unchanged(self, watch: InputWatch, kernel: str) -> None:
         """Raises ChangedInput on every rank where the kernel, of that name, has changed an input on any."""

@@ -27,6 +27,8 @@ def test_mul(row, replay):
 @replays("Muls", "MulsAiCore", npu="torch.mul")
 def test_muls(row, replay):
     row.expect_inputs(1, 2)
+    if row.has(1):
+        row.expect_shape(1, (), (1,), what="a number")
     dtype = row.input_slot(0).dtype
     # CANN launches Muls for BF16 (on its latest devices for FLOAT16, too) and a double, and Mul for other numbers.
     if row.on_npu and dtype not in ("BF16", "FLOAT16"):

@@ -64,6 +64,7 @@ def test_dispatch_ffn_combine(row, replay, group, custom_opp):
     if row.device.type == "npu":
         expect_buffer(needed_bytes(row.cells))
     if slots.has_mask:
+        row.expect_shape(slots.probabilities + 1, x[:1], what="a mask")
         row.assume("all tokens are active")
     scales = [
         [row.float_bits(slot, *scale_range(depth)) for slot in own if row.has(slot)]
@@ -188,6 +189,8 @@ def _combine(row, replay, group, kernel, dispatch, told_as):
     row.expect_inputs(*range(5, 12))
     if any(row.has(slot) for slot in (7, 8, 9)) or row.input_slots[0].dtype == "INT32":
         raise Unsupported(f"{row.kernel_type} is replayed for results of real numbers (no scales in slots 7 to 9)")
+    if row.has(5) and row.shape(5) not in ((), (0,), (1,)):
+        raise Unsupported(f"{row.kernel_type} is replayed without a group of tensor parallelism (slot 5)")
     possible = combined(row.input_slots, row.cells)
     found = next((one for one in possible if one.ranks == group.size), possible[0])
     _expect_group(row, group, found)

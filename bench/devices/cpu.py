@@ -64,9 +64,7 @@ class CpuDevice:
         return impl
 
     def available_bytes(self) -> int:
-        """What the system can give without swapping, within the limits of the process's control groups."""
-        left = available_memory()
-        return _system_bytes() if left is None else min(_system_bytes(), left)
+        return host_available_bytes()
 
     def release_memory(self) -> None:
         gc.collect()
@@ -84,6 +82,12 @@ class CpuDevice:
         self, when_waiting: Callable[[LockHolder], None], when_taken: Callable[[], None], limit_s: float | None = None
     ) -> AbstractContextManager[object]:
         return self._lock.held(when_waiting, when_taken, limit_s)
+
+
+def host_available_bytes() -> int:
+    """Returns what the system can give without swapping, within the limits of the process's control groups."""
+    left = available_memory()
+    return _system_bytes() if left is None else min(_system_bytes(), left)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ _VARIABLES = (
 )
 #: What may hold a password, whatever it begins with.
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL")
+_NO_ASCEND = "nothing points to an Ascend NPU here: the probes of one are skipped"
 _COLUMNS = 80
 #: A probe that takes longer is named while it is at work.
 _TOLD_AFTER_S = 3.0
@@ -96,10 +97,12 @@ def _examined(target: Target, signs: list[str]) -> tuple[Target, dict[str, Resul
     """Runs the probes, and prints what each finds; gives the target with the kind of device that was found, too."""
     results: dict[str, Result] = {}
     device_is_there = True
+    # Where there is no NPU, it says so for all of them.
+    first_of_ascend = next(probe for probe in PROBES.values() if probe.of_ascend)
     progress = Progress(len(PROBES), "probes", label="doctor")
     for probe in PROBES.values():
         if probe.of_ascend and not signs and target.kind != "npu":
-            results[probe.name] = Result(skipped("nothing points to an Ascend NPU here"), 0.0, "")
+            results[probe.name] = Result(skipped(_NO_ASCEND), 0.0, "")
         elif probe.of_device and not device_is_there and (probe.of_ascend or target.database is None):
             results[probe.name] = Result(skipped("there is no device: see above"), 0.0, "")
         elif probe.stands_on and results[probe.stands_on].verdict.state is not State.PASS:
@@ -117,7 +120,8 @@ def _examined(target: Target, signs: list[str]) -> tuple[Target, dict[str, Resul
                 environment=environment if isinstance(environment, dict) else {},
             )
         progress.done += 1
-        show(_lines(probe, results[probe.name], target))
+        if found.detail != _NO_ASCEND or probe is first_of_ascend:
+            show(_lines(probe, results[probe.name], target))
     return target, results
 
 

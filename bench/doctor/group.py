@@ -52,7 +52,7 @@ def group(target: Target) -> Verdict:
         )
     try:
         outcome = pool.run(job)
-        name = pool.describe().name
+        description = pool.describe()
     finally:
         pool.close()
     if outcome.status is not Status.MEASURED or outcome.measurement is None:
@@ -61,12 +61,14 @@ def group(target: Target) -> Verdict:
             _REMEDIES[backend],
             traceback=outcome.detail,
         )
-    summary = outcome.measurement.summary
-    spread_us = outcome.measurement.counters.get(RANK_SPREAD, 0.0)
+    taken = outcome.measurement
+    mean_us, spread_us = taken.summary.mean_us, taken.counters.get(RANK_SPREAD, 0.0)
+    alone = description.facts.get("all_devices_visible")
     return passed(
-        f"two ranks of {name} over {backend}: all_reduce of {_BYTES >> 20} MiB gives the sum, in {summary.mean_us:.1f} "
-        f"+- {summary.std_us:.1f} us ({outcome.measurement.instrument}; {bandwidth_gbps(_BYTES, summary.mean_us):.1f} "
-        f"GB/s; the ranks lie {spread_us:.1f} us apart)",
-        duration_us=summary.mean_us,
+        f"two ranks of {description.name} over {backend}: all_reduce of {_BYTES >> 20} MiB gives the sum, in "
+        f"{mean_us:.1f} +- {taken.summary.std_us:.1f} us ({taken.instrument}; {bandwidth_gbps(_BYTES, mean_us):.1f} "
+        f"GB/s; the ranks lie {spread_us:.1f} us apart)"
+        + (f"; each rank sees all devices, for with one visible to each they did not meet: {alone}" if alone else ""),
+        duration_us=mean_us,
         rank_spread_us=spread_us,
     )

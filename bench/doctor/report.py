@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from database import history
 from database.manifest import run_manifests
 from database.safe_paths import UnsafePath, read_own
 from database.store import Database, write_atomically
@@ -71,10 +72,12 @@ def _left_by_probes(files: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _of_database(path: Path) -> Iterator[tuple[str, Path]]:
-    """The manifest of the last run, the last reports, and what msprof left of rows that could not be read."""
+    """Manifest and history of the last run, the last reports, and the profiles of rows that could not be read."""
     database = Database(path)
     for manifest in run_manifests(database)[-1:]:
-        yield f"database/runs/{manifest.name}", manifest
+        for path in (manifest, history.path_of(database, manifest.stem)):
+            if path.is_file():
+                yield f"database/runs/{path.name}", path
     reports = sorted(_files_below(database.reports_dir), key=lambda report: report.stat().st_mtime)
     for report in reports[-_REPORTS:]:
         yield f"database/reports/{report.name}", report

@@ -66,6 +66,11 @@ def check(
     return Checked(min(sum(c.actual.numel() for c in comparisons), total), total)
 
 
+def is_checked_on_host(device: torch.device) -> bool:
+    """Whether the tensors of a row on this device are copied to the host, for the reference is computed there."""
+    return device.type not in _HAVE_FLOAT64
+
+
 def _compare(comparison: Comparison, what: str, reference: str) -> None:
     actual, expected, relative = comparison.actual, comparison.expected, 0.0
     if not comparison.exact and actual.is_floating_point():
@@ -121,5 +126,5 @@ def _comparable(value: Any) -> Any:
         return [_comparable(item) for item in value]
     if not isinstance(value, torch.Tensor):
         return value
-    tensor = value if value.device.type in _HAVE_FLOAT64 else value.cpu()
+    tensor = value.cpu() if is_checked_on_host(value.device) else value
     return tensor.view(_SIGNED[tensor.dtype]) if tensor.dtype in _SIGNED else tensor

@@ -179,6 +179,24 @@ def test_an_operator_is_run_once_it_is_registered_whatever_the_variables_say(vll
     assert "toy_of_the_tests" in str(call_of("torch.ops._C_ascend.toy_of_the_tests"))
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch.ops._C_ascend.toy_of_the_tests or torch.add",
+        "torch.no_such_call or torch.ops._C_ascend.toy_of_the_tests",
+    ],
+)
+def test_the_first_of_several_calls_that_is_there_is_made(vllm_ascend, name):
+    package, _ = vllm_ascend
+    (package / "utils.py").write_text(UTILS)
+    (package / "vllm_ascend_C.py").write_text(EXTENSION)
+    assert "toy_of_the_tests" in str(call_of(name))
+
+
+def test_another_call_takes_the_place_of_an_operator_that_is_not_registered(place):
+    assert call_of("torch.ops._C_ascend.nobody_registers_it or torch.add") is torch.add
+
+
 def test_vllm_ascend_itself_enables_its_operators(vllm_ascend):
     """It prepares more than the import: here, what the import needs."""
     package, _ = vllm_ascend

@@ -190,7 +190,8 @@ def test_a_device_that_is_not_known(doctor):
 
 def test_without_a_sign_of_ascend_its_probes_do_not_run(doctor):
     _, out = doctor(torch_npu=failed("would be wrong"))
-    assert "skip  torch_npu     nothing points to an Ascend NPU here" in out
+    assert "skip  npu_devices   nothing points to an Ascend NPU here" in out
+    assert "torch_npu" not in out
     _, out = doctor("--device", "npu", kind="", torch_npu=failed("no CANN"))
     assert "fail  torch_npu     no CANN\n" in out
 

@@ -11,6 +11,7 @@ import pytest
 
 from bench.doctor import report
 from bench.doctor.report import write_report
+from database import history
 from database.errors import OpAtlasError
 from database.manifest import Manifest
 from database.store import Database
@@ -39,6 +40,7 @@ def test_the_last_run_of_a_database_goes_in(files: Path, tmp_path: Path) -> None
     for run in ("20261121T163006-1f0c9a", "20261122T163006-1f0c9b"):
         (database.runs_dir).mkdir(parents=True, exist_ok=True)
         Manifest.path(database, run).write_text(json.dumps({"run_id": run}))
+        history.path_of(database, run).write_bytes(b"measured")
     database.reports_dir.mkdir()
     for age, name in enumerate(("5.md", "4.md", "3.md", "2.md", "1.md")):
         (database.reports_dir / name).write_text(name)
@@ -53,6 +55,7 @@ def test_the_last_run_of_a_database_goes_in(files: Path, tmp_path: Path) -> None
     below = "database/profiles/20261122T163006-1f0c9b/0001/PROF_1/mindstudio_profiler_output"
     assert set(names[2:]) == {
         "database/runs/20261122T163006-1f0c9b.json",
+        "database/runs/20261122T163006-1f0c9b.jsonl.gz",
         *(f"database/reports/{number}.md" for number in (5, 4, 3, 2)),
         f"{below}/op_summary_20261122.csv",
     }

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import resource
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from bench.devices.cpu import CpuDevice, bounded_memory
+from bench.errors import OutOfMemory
 from bench.job import DeviceSpec, Job, MeasureSettings
+from bench.registry import ReplaySpec
+from bench.replay import Replay
+from bench.rows.replay_row import ReplayRow
 from bench.runner import Runner
 from database.schema import Status
 
@@ -47,6 +53,20 @@ def test_an_allocation_beyond_the_bound_fails_and_the_next_one_does_not() -> Non
             torch.ones(256 << 20)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
     torch.empty(256 << 20)
+
+
+@pytest.mark.parametrize(
+    ("kind", "host_bytes", "fits"), [("mps", 1 << 20, False), ("mps", 1 << 40, True), ("cuda", 1 << 20, True)]
+)
+def test_a_row_that_is_checked_on_the_host_must_fit_there_too(monkeypatch, kind, host_bytes, fits) -> None:
+    """A device without float64, such as an NPU; torch without torch_npu knows no device of that name."""
+    device = SimpleNamespace(torch_device=torch.device(kind), available_bytes=lambda: 1 << 40)
+    monkeypatch.setattr("bench.replay.host_available_bytes", lambda: host_bytes)
+    cells = {**CELLS, "Input Shapes": "8192,8192;8192,8192", "Output Shapes": "8192,8192"}
+    row = ReplayRow("Add", cells, torch.device("cpu"))
+    replay = Replay(row, ReplaySpec(("Add",), npu="torch.add"), device, None, MeasureSettings())
+    with nullcontext() if fits else pytest.raises(OutOfMemory, match="host"):
+        replay.expect_memory()
 
 
 @pytest.mark.parametrize(("available", "status"), [(1 << 28, Status.OOM), (1 << 32, Status.MEASURED)])

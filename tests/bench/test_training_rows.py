@@ -29,6 +29,11 @@ def decay_in_the_gradient(*arguments, **options):
     torch._fused_adam_(*arguments[:5], [arguments[5][0].float()], **options)
 
 
+def apply_adamw_with(change):
+    """The step with other numbers than those that it is called with."""
+    return lambda *arguments, out: impl.apply_adamw(*change(*arguments[:7]), *arguments[7:], out=out)
+
+
 MISTAKES = {
     "halves exchanged": ("SwiGluGrad", lambda g, x, d: impl.swiglu_backward(g, x.roll(x.shape[-1] // 2, -1), d)),
     "no derivative of the sigmoid": (
@@ -49,6 +54,10 @@ MISTAKES = {
     "no decay": ("ApplyAdamWV2", adam_with(weight_decay=0.0)),
     "uphill": ("ApplyAdamWV2", adam_with(maximize=True)),
     "betas exchanged": ("ApplyAdamWV2", adam_with(beta1=0.9, beta2=0.8)),
+    # Arguments: the powers of both betas, the rate, the decay, both betas, epsilon.
+    "powers of this step": ("ApplyAdamW", apply_adamw_with(lambda b1, b2, *rest: (b1 * rest[2], b2 * rest[3], *rest))),
+    "without decay": ("ApplyAdamW", apply_adamw_with(lambda b1, b2, rate, _, *rest: (b1, b2, rate, 0.0, *rest))),
+    "powers exchanged": ("ApplyAdamW", apply_adamw_with(lambda b1, b2, *rest: (b2, b1, *rest))),
     "not multiplied": ("ForeachAddList", lambda x, y, alpha: torch._foreach_add(x, y)),
     "first tensor only": ("ForeachMulScalar", lambda x, s: [x[0] * s, *x[1:]]),
 }
@@ -79,6 +88,18 @@ CONTRADICTIONS = [
     ),
     ("ApplyAdamWV2", "4;4;5;4;1 | FLOAT;FLOAT;FLOAT;FLOAT;INT64 -> N/A | N/A", SHAPES, "must have one shape"),
     ("ApplyAdamWV2", "4;4;4;4;2 | FLOAT;FLOAT;FLOAT;FLOAT;INT64 -> N/A | N/A", SHAPES, "slot 4 a single number"),
+    (
+        "ApplyAdamW",
+        f"4;4;5;;;;;;;;4 | {';'.join(['FLOAT'] * 11)} -> 4;4;5 | FLOAT;FLOAT;FLOAT",
+        SHAPES,
+        "slots 0 to 2 and 10 must have one shape",
+    ),
+    (
+        "ApplyAdamW",
+        f"4;4;4;;;2;;;;;4 | {';'.join(['FLOAT'] * 11)} -> 4;4;4 | FLOAT;FLOAT;FLOAT",
+        SHAPES,
+        "3 to 9 a number each",
+    ),
     ("ForeachAddList", "4;5;4; | FLOAT;FLOAT;FLOAT;FLOAT -> 4 | FLOAT", SHAPES, "no two lists of tensors"),
     ("ForeachAddList", "4;5; | FLOAT;FLOAT;FLOAT -> 4 | FLOAT", SHAPES, "no two lists of tensors"),
     ("ForeachAddList", "4;4;4 | FLOAT;FLOAT;FLOAT -> 4 | FLOAT", SHAPES, "slot 2 must be a scalar"),
