@@ -182,7 +182,7 @@ def _of_this_node(outcome: Outcome, group: Group) -> Outcome:
     assert outcome.measurement is not None
     if ranks_of_node() == group.size:
         return outcome
-    said = f"the slowest of the {ranks_of_node()} ranks of this node: the profiles of other nodes' ranks are there"
+    said = f"the slowest of {ranks_of_node()} of {group.size} ranks: msprof tells each node of its own ranks"
     assumptions = (*outcome.measurement.assumptions, said)
     return replace(outcome, measurement=replace(outcome.measurement, assumptions=assumptions))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from sessions import ROOT, Finished, Sessions, wait_for
-from stand_in_npu import collective_us
+from stand_in_npu import CARRIERS_ALONE, collective_us
 from stand_in_npus import SAMPLES, StandInNpus
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")
@@ -71,6 +71,14 @@ def test_messages_of_a_group_share_one_profile_of_each_rank(npus: StandInNpus, s
             assert float(row["MicroBench Rank Spread(us)"]) == SLOWEST_US - collective_us(0)
     assert not (sessions.database / "profiles").exists()
     assert not sessions.left_behind()
+
+
+def test_a_collective_that_only_its_carrier_tells_of_says_so(npus: StandInNpus, sessions: Sessions) -> None:
+    done = run(npus, "--comm-ops=all_reduce", "--bytes-grid=1024", **{CARRIERS_ALONE: "1"})
+    assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
+    (row,) = sessions.read("hcom_allReduce_")
+    assert float(row["Duration(us)"]) == SLOWEST_US - 1
+    assert "allreduceAicpuKernel" in row["Assumptions"]
 
 
 def test_a_rank_that_is_killed_costs_its_message(npus: StandInNpus, sessions: Sessions, module: Path) -> None:
