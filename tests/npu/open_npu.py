@@ -1,6 +1,8 @@
 """Runs in the environment of torch_npu: opens the NPU that stands in, and prints as JSON what it says and does.
 
-    python open_npu.py
+    python open_npu.py [all-visible]
+
+With the word it is the second of those that the process sees, and else the only one.
 
 What cannot be opened is printed as the error's type and message.
 """
@@ -8,8 +10,9 @@ What cannot be opened is printed as the error's type and message.
 from __future__ import annotations
 
 import json
+import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from bench.devices import open_device
 from bench.devices.visible import VISIBLE
@@ -41,7 +44,8 @@ def found(device, call):
 
 def main() -> None:
     try:
-        device = open_device(SPEC, MeasureSettings(instrument="npu-events"))
+        spec = replace(SPEC, index=1, alone=False) if sys.argv[1:] else SPEC
+        device = open_device(spec, MeasureSettings(instrument="npu-events"))
     except OpAtlasError as error:
         print(json.dumps({"error": type(error).__name__, "message": str(error)}))
         return
@@ -55,6 +59,7 @@ def main() -> None:
     samples = events.sample(call, device.synchronize, StopRule(repeat_count=3, time_limit_s=60))
     device.release_memory()
     said = {
+        "torch_device": str(device.torch_device),
         "description": asdict(device.describe()),
         "available_bytes": device.available_bytes(),
         "instrument": events.name,

@@ -22,12 +22,12 @@ from bench.msprof.command import METRICS
 HERE = Path(__file__).parent
 
 
-def opened(python: Path, *path: Path, **environment: str):
-    """What open_npu.py prints; `path` goes before all packages."""
+def opened(python: Path, *path: Path, words: tuple[str, ...] = (), **environment: str):
+    """What open_npu.py prints, told some words; `path` goes before all packages."""
     with tempfile.TemporaryDirectory() as folder:
         # torch_npu's profiler leaves a file where it is.
         done = subprocess.run(
-            [python, HERE / "open_npu.py"],
+            [python, HERE / "open_npu.py", *words],
             cwd=folder,
             env=environment_variables()
             | {"PYTHONPATH": os.pathsep.join(map(str, (*path, REPOSITORY))), "PYTHONWARNINGS": "ignore"}
@@ -46,6 +46,13 @@ def an_npu(npu_python, tmp_path_factory):
     smi = fake_npu_smi(tmp_path_factory.mktemp("smi"), A3)
     variables = {"NPU_STUB_DEVICES": "1", "ASCEND_CUSTOM_OPP_PATH": "/opp/vendors/one"}
     return opened(npu_python, PATH=f"{smi.folder}:{os.environ['PATH']}", **variables)
+
+
+def test_a_process_that_sees_all_npus_takes_its_own(an_npu, npu_python):
+    one_of_two = opened(npu_python, words=("all-visible",), NPU_STUB_DEVICES="2")
+    assert (one_of_two["torch_device"], an_npu["torch_device"]) == ("npu:1", "npu:0")
+    assert "visible_as" not in one_of_two["description"]["facts"]
+    assert an_npu["description"]["facts"]["visible_as"] == "ASCEND_RT_VISIBLE_DEVICES=3"
 
 
 def test_facts_of_an_open_npu(an_npu):
