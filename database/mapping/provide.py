@@ -7,6 +7,7 @@ that is there is left alone.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from database.versions import CANN, TORCH, VLLM
 from database.yaml_file import NotYaml
 
 _DEFAULT = Path(__file__).with_name("default.yaml")
+#: The first line of a copy begins so.
+_COPY = "# A copy of "
 #: The software whose version says most about which kernels run comes first.
 _NEARNESS = (VLLM, CANN, TORCH)
 _VERSION_KEYS = {"version": VLLM, "cann_version": CANN, "pytorch_version": TORCH}
@@ -68,7 +71,8 @@ def provide_mapping(database: Path, *, is_npu: bool = False, sources: Sequence[P
     for source in candidates:
         text = _copied(source, settings)
         if text is not None:
-            write_text(path, text)
+            told = f"{_COPY}{os.path.relpath(source, database)}: notes and thresholds are of that version.\n"
+            write_text(path, told + re.sub(rf"\A{_COPY}.*\n", "", text))
             return Provided(path, source)
     write_text(path, _with_settings(_DEFAULT.read_text(encoding="utf-8"), settings))
     return Provided(path, None)

@@ -72,6 +72,11 @@ def test_the_nearest_version_of_the_device_is_copied_and_refers_to_its_own_messa
     # What the loader knows and OpAtlas does not stays, and so do comments.
     assert content["latency_policy"] == {"kernel_overrides": {}}
     assert "# a comment" in text
+    assert text.startswith("# A copy of ../vllm0.17.0_torch2.9.0_cann8.5/op_mapping.yaml")
+    # A copy of the copy says whose copy that is, and no more.
+    later = place("vllm0.19.0_torch2.9.0_cann8.5")
+    assert provide_mapping(later) is not None
+    assert (later / MAPPING).read_text().count("# A copy of") == 1
 
 
 def test_another_device_is_nearer_than_none(place) -> None:
