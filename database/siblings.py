@@ -8,6 +8,7 @@ from database.matmul_family import FAMILY
 _FAMILIES = (
     (*FAMILY, "MatMul"),
     ("BatchMatMulV2", "BatchMatMulV3", "BatchMatMul"),
+    ("DispatchFFNCombine", "DispatchFFNCombineBF16"),
     ("GatherV2", "GatherV3"),
     # The forms with fixed axes are those of older toolkits.
     ("ReduceMean", "ReduceMeanD"),

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.errors import ReplayError
+from bench.registry import replay_spec
 from database.communication import is_communication
 from database.schema import NUM_DEVICES, TOPOLOGY_TIER
 from plugins.items import needs_group, row_of
@@ -24,13 +26,22 @@ if TYPE_CHECKING:
 _COUNT = "exclusive"
 
 
-def _group_of_message(item: pytest.Item) -> tuple[int, int]:
-    """What the group of a collective's message is told by: those of one group follow each other in it."""
-    row = row_of(item)
-    if row is None or not is_communication(row.kernel_type):
+def _group_of(item: pytest.Item) -> tuple[int, ...]:
+    """What an item's group is told by: rows of one group follow each other in it.
+
+    Of groups with as many ranks that with the largest buffer comes first: it serves the others' rows too.
+    """
+    row, spec = row_of(item), replay_spec(getattr(item, "function", None))
+    if row is None or spec is None or spec.group is None:
         return 0, 0
-    cells = row.cells
-    return int(cells[NUM_DEVICES]), int(cells[TOPOLOGY_TIER])
+    if is_communication(row.kernel_type):
+        return int(row.cells[NUM_DEVICES]), int(row.cells[TOPOLOGY_TIER])
+    try:
+        group = spec.group(row.cells, item.config.option)
+    except ReplayError:
+        # The row says so at its turn.
+        return 0, 0
+    return group.ranks, -(group.hccl_buffer_mib or 0)
 
 
 class ExclusiveLast:
@@ -43,7 +54,7 @@ class ExclusiveLast:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, None, None]:
         """Outermost: other plugins have put theirs in order (--ff) by then."""
         yield
-        items.sort(key=lambda item: (needs_group(item), *_group_of_message(item)))
+        items.sort(key=lambda item: (needs_group(item), *_group_of(item)))
         if self._session.is_worker and items and needs_group(items[-1]):
             # All workers have the same collection; the controller has none.
             self._session.shared.leave(_COUNT, str(sum(map(needs_group, items))))

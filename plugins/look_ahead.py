@@ -8,10 +8,12 @@ process of a session, and xdist gives it to one worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import islice, takewhile
 
 import pytest
 
+from bench.errors import ReplayError
 from bench.executor import BatchExecutor
 from bench.job import Job, Outcome
 from plugins.items import needs_group, row_of
@@ -36,10 +38,10 @@ class LookAhead:
         job_of: Callable[[pytest.Function], Job],
         stops: Callable[[], bool],
     ) -> Outcome:
-        """What became of a row, run now or before. Raises DeviceGone.
+        """What became of a row, run now or before. Raises DeviceGone, and what `job_of` raises of the row.
 
         Args:
-            job_of: the job of an item.
+            job_of: the job of an item. Raises ReplayError where its row does not tell the group that it needs.
             stops: whether no further row is to be begun.
         """
         if item.nodeid not in self._ready:
@@ -60,7 +62,11 @@ class LookAhead:
         stops: Callable[[], bool],
     ) -> None:
         config = items[0].config
-        jobs = [(item, job_of(item)) for item in items]
+        jobs = [(items[0], job_of(items[0]))]
+        for item in items[1:]:
+            # A row that does not tell its group is refused at its own turn.
+            with suppress(ReplayError):
+                jobs.append((item, job_of(item)))
         launched = 0
 
         def enough(outcome: Outcome) -> bool:
