@@ -161,8 +161,8 @@ class Runner:
             row = ReplayRow(job.kernel_type, job.cells, self.torch_device)
             replay = Replay(row, spec, self._device, self._instrument, self._settings, self._group)
         replay.expect_memory()
-        is_bounded = self.torch_device.type == "cpu" and isinstance(row, ReplayRow) and row.bytes() > _HARMLESS_BYTES
-        bound = bounded_memory(self._device.available_bytes()) if is_bounded else nullcontext()
+        is_harmless = isinstance(row, Message) or row.bytes() <= _HARMLESS_BYTES
+        bound = nullcontext() if is_harmless else bounded_memory(self._device)
         with torch.no_grad(), bound, pytest_verdicts():
             function(**arguments_of(function, row=row, replay=replay, group=self._group))
         if replay.outcome is None:

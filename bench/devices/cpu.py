@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from bench.devices import Device
 from bench.devices.cgroups import available_memory, cpu_quota, memory_limit
 from bench.devices.cores import available_cores, usable_cores
 from bench.devices.cpu_flush import CpuFlush, plan_flush
@@ -91,18 +92,21 @@ def host_available_bytes() -> int:
 
 
 @contextmanager
-def bounded_memory(more_bytes: int) -> Iterator[None]:
-    """Lets this process take so many bytes more: an allocation beyond fails, and the system need not kill anything.
+def bounded_memory(device: Device) -> Iterator[None]:
+    """Lets this process take what a device has left: an allocation beyond fails, and the system need not kill anything.
 
     A kernel or its reference may take far more than the tensors of the row, such as the scores of a long attention.
-    Systems other than Linux have no such bound.
+    Devices with memory of their own, and systems other than Linux, have no such bound.
     """
+    if device.torch_device.type != "cpu":
+        yield
+        return
     used = re.search(r"^VmData:\s*(\d+) kB", _text_of(Path("/proc/self/status")), flags=re.MULTILINE)
     if used is None:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    own = int(used[1]) * 1024 + more_bytes
+    own = int(used[1]) * 1024 + device.available_bytes()
     limits = [own, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
     try:

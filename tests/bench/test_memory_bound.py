@@ -47,7 +47,7 @@ CELLS = {
 
 def test_an_allocation_beyond_the_bound_fails_and_the_next_one_does_not() -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    with bounded_memory(256 << 20):
+    with bounded_memory(SimpleNamespace(torch_device=torch.device("cpu"), available_bytes=lambda: 256 << 20)):
         assert torch.ones(16 << 20).sum() > 0
         with pytest.raises(RuntimeError, match="can't allocate memory"):
             torch.ones(256 << 20)
