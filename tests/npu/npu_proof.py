@@ -176,7 +176,9 @@ class Proof(Replay):
         self.reference = ""
 
     def __call__(self, impl: Callable[..., Any], *arguments: Any, expected: Any, **keywords: Any) -> None:
-        self.reference = _names_of_references().get(id(expected), expected.name)
+        # A rank of a group gives its reference what the others send: the name is that of the formula itself.
+        formula = expected.formulas[0] if hasattr(expected, "keywords") else expected
+        self.reference = _names_of_references().get(id(formula), expected.name)
         with suppress(_UnknownResults):
             super().__call__(impl, *arguments, expected=Unchecked(expected.name), **keywords)
 
