@@ -6,6 +6,7 @@
 3. The manifest goes beside the samples.
 4. The CSVs get the statistics, pooled over all ingests that count, one file at a time.
 5. The report, and the manifest again, with the time at which all of that was done.
+6. An op_mapping.yaml, where there is none.
 
 `remake_profiling(database: Database) -> Remade` makes the Profiling cells of all rows anew from the files of the
 ingests. Call it with the lock of the database held.
@@ -126,9 +127,11 @@ def ingest_captures(database: Database, captures: Sequence[Path], asked: Asked) 
             del aggregate
             done.manifest = ingests[-1].manifest
             done.outcome, done.report = _bring_in(database, ingests, done.manifest, keys)
+            done.problems += done.outcome.problems
+    if done.manifest is not None or done.already:
+        with database.lock():
             # Captures are of NPUs alone.
             done.mapping = provide_mapping(database.path, is_npu=True)
-            done.problems += done.outcome.problems
     return done
 
 

@@ -135,6 +135,14 @@ def test_the_table_of_opatlas_makes_no_more_theory_rows(tmp_path: Path) -> None:
     assert set(kernels_of(Database(tmp_path), catalog)) == set(catalog.kernels)
 
 
+def test_an_older_database_gets_its_mapping_when_its_capture_is_ingested_again(tmp_path: Path) -> None:
+    capture = write_capture(tmp_path / "kernel_details.csv", [launch()])
+    ingest = ["ingest", "--profiling-path", str(capture), "--database-path", str(tmp_path / "db")]
+    for _ in range(2):
+        assert main(ingest) == 0
+        (tmp_path / "db" / MAPPING).unlink()
+
+
 def test_a_session_gives_a_database_its_mapping(place, tmp_path: Path) -> None:
     prepared = prepare_database(Database(place("vllm0.18.0_torch2.9.0_cann8.5")), run_id="r", starter=None)
     assert prepared.mapping is not None
