@@ -19,6 +19,8 @@ from database.schema import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 
 #: More than any row has, so that no token is left out. Only the workspace grows with it.
 _MAX_OUTPUT_SIZE = 65536
+#: Weights are sent along where nodes add up first, which these variables choose on A2.
+_ALGORITHM = "HCCL_INTRA_PCIE_ENABLE and HCCL_INTRA_ROCE_ENABLE as they are here"
 
 
 @replays(
@@ -162,7 +164,9 @@ def _dispatch(row, replay, group, kernel):
     own = _tokens_of(row, found, group.rank)
     optional = {"scales": row.tensor(2, 0.5, 1.5)} if row.has(2) else {}
     optional |= _mask(row, 3, found.tokens)
-    optional |= {"expert_scales": row.of_rank(group.rank).tensor(4, 0.1, 1.0)} if row.has(4) else {}
+    if row.has(4):
+        row.assume(_ALGORITHM)
+        optional["expert_scales"] = row.of_rank(group.rank).tensor(4, 0.1, 1.0)
     reference = expected.moe_distribute_dispatch_quantized if quantized else expected.moe_distribute_dispatch
     replay(
         kernel,
@@ -201,7 +205,10 @@ def _combine(row, replay, group, kernel, dispatch, told_as):
     x, chosen = _tokens_of(row, found, group.rank, ids_slot=1, x_shape=(found.tokens, found.width))
     weights = row.of_rank(group.rank).tensor(4, 0.1, 1.0)
     mask, of_group = _mask(row, 6, found.tokens), _of_group(group, found, tp)
-    sent = {"expert_scales": weights} if row.has(10) else {}
+    sent = {}
+    if row.has(10):
+        row.assume(_ALGORITHM)
+        sent["expert_scales"] = weights
     arrived, _, told, counts, ends, of_tp, sent_weights = row.call_of(*dispatch)(
         x=x, expert_ids=chosen, **of_group, **mask, **sent
     )

@@ -98,7 +98,7 @@ def _sources(arrived: torch.Tensor, tokens: Sequence[torch.Tensor]) -> torch.Ten
 
 
 @per_element(exact=True)
-def _sent(at: At, *, arrived: torch.Tensor, tokens: Sequence[torch.Tensor], **_: Any) -> torch.Tensor:
+def moe_distribute_dispatch(at: At, *, arrived: torch.Tensor, tokens: Sequence[torch.Tensor], **_: Any) -> torch.Tensor:
     """y[i, j] = x[token, j] of the rank from which the i-th comes."""
     i, j = at
     rows, place = torch.unique(i, return_inverse=True)
@@ -106,7 +106,7 @@ def _sent(at: At, *, arrived: torch.Tensor, tokens: Sequence[torch.Tensor], **_:
 
 
 @per_row("arrived")
-def _quantized_tokens(
+def moe_distribute_dispatch_quantized(
     arrived: torch.Tensor, *, tokens: Sequence[torch.Tensor], scales: torch.Tensor | None = None, **_: Any
 ) -> Rounded:
     """round(127 v / max |v|) of v = x[token] scales[expert]."""
@@ -139,20 +139,20 @@ def _tokens_that_arrive(at: At, *, chosen: Sequence[torch.Tensor], first: int, *
 
 
 #: What tells a combine where tokens came from differs from version to version: a combine that is right shows it.
-moe_distribute_dispatch = each(first_rows("arrived", _arrivals, _sent), _tokens_that_arrive)
+moe_distribute_dispatch = each(first_rows("arrived", _arrivals, moe_distribute_dispatch), _tokens_that_arrive)
 moe_distribute_dispatch_quantized = each(
-    first_rows("arrived", _arrivals, _quantized_tokens),
+    first_rows("arrived", _arrivals, moe_distribute_dispatch_quantized),
     first_rows("arrived", _arrivals, _scales_of_tokens),
     _tokens_that_arrive,
 )
 
 
 @per_row("tokens", "expert_ids", "expert_scales")
-def _combined(
+def moe_distribute_combine(
     tokens: torch.Tensor, expert_ids: torch.Tensor, expert_scales: torch.Tensor, *, factors: torch.Tensor, **_: Any
 ) -> torch.Tensor:
     """y[t] = sum over j of p[t, j] f[e[t, j]] x[t], where expert e makes f[e] x of a token x."""
     return (expert_scales * factors[expert_ids]).sum(dim=-1, keepdim=True) * tokens
 
 
-moe_distribute_combine = each(_combined)
+moe_distribute_combine = each(moe_distribute_combine)
