@@ -65,7 +65,7 @@ class SlowInTurns(Group):
 def test_a_limit_of_noise_is_one_of_what_is_recorded(limit: float | None, status: Status) -> None:
     own = Outcome(Status.MEASURED, measurement=Measurement((10.0, 10.0, 12.0, 10.0), "wall-clock", "cold"))
     assert attempt_of((10.0, 10.0, 12.0, 10.0)).is_within(0.1)
-    outcome = slowest(own, SlowInTurns(0, 2), limit)
+    outcome = slowest("Sum", own, SlowInTurns(0, 2), limit)
     assert outcome.status is status
     if outcome.measurement is not None:
         assert outcome.measurement.samples_us == (12.0, 10.0, 12.0, 10.0)
