@@ -11,7 +11,7 @@ import captures
 import pytest
 
 from bench.job import Job, Outcome
-from bench.msprof import launched
+from bench.msprof import launched, read_back
 from bench.msprof.launched import journal_left_behind
 from bench.profiles.attribution import Launched, ProfiledRow, ProfiledSamples
 from bench.stand_in import stand_in
@@ -57,7 +57,7 @@ def profiled(monkeypatch: pytest.MonkeyPatch) -> None:
             for row, us in ((row, float(row.launched.number)) for row in rows)
         ]
 
-    monkeypatch.setattr(launched, "samples_of", samples_of)
+    monkeypatch.setattr(read_back, "samples_of", samples_of)
 
 
 def left(database: Database, *lines: bytes, number: str = "0000") -> Path:
@@ -142,14 +142,14 @@ def test_an_error_that_nobody_has_foreseen_keeps_no_other_profile_out(
 ) -> None:
     database = Database(tmp_path)
     bad, good = left(database, line(1) + b"\n"), left(database, line(2) + b"\n", number="0001")
-    whole = launched.samples_of
+    whole = read_back.samples_of
 
     def broken(output: Path, rows: Sequence[ProfiledRow]) -> Any:
         if output == bad:
             raise ZeroDivisionError("x")
         return whole(output, rows)
 
-    monkeypatch.setattr(launched, "samples_of", broken)
+    monkeypatch.setattr(read_back, "samples_of", broken)
     (problem,) = journal_left_behind(database)
     assert str(bad) in problem
     assert "ZeroDivisionError: x" in problem
