@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,17 +20,19 @@ from bench.doctor.verdict import Target, Verdict, failed, passed, skipped
 from bench.errors import ReplayError
 from bench.job import MeasureSettings
 from bench.kernels.replays import replays_of_bench
+from bench.npu_call import OR
 from bench.one_line import in_a_line
 from bench.registry import replay_spec
 
 #: How the names of NPU calls begin whose kernels are not CANN's.
 _CUSTOM, _TRITON, _ATB = ("torch.ops._C_ascend.",), ("torch.ops.vllm.",), ("torch_npu.atb.", "torch_npu._npu_")
+_ANY = ("torch",)
 _NAMED = 8
 
 
 def npu_calls(target: Target) -> Verdict:
     """Whether this torch_npu has the calls that replays make of CANN's kernels."""
-    others = _names(("torch",)).keys() - _names((*_CUSTOM, *_TRITON, *_ATB)).keys()
+    others = _names(_ANY).keys() - _names((*_CUSTOM, *_TRITON, *_ATB)).keys()
     import_torch_npu()
     missing = _missing(others)
     if not missing:
@@ -44,7 +46,8 @@ def npu_calls(target: Target) -> Verdict:
 
 def custom_ops(target: Target) -> Verdict:
     """Whether vllm-ascend's custom operators are registered, and the package of their kernels is found."""
-    calls, rows = _names(_CUSTOM), _rows(_types(_CUSTOM))
+    calls = _names(_CUSTOM)
+    rows = _rows(_types(calls))
     named = os.environ.get(custom_opp.PATH_VARIABLE)
     if find_spec("vllm_ascend") is None and not named:
         return skipped(f"vllm-ascend is not installed: {rows} are skipped", custom_opp.remedy())
@@ -62,7 +65,7 @@ def triton(target: Target) -> Verdict:
     """Whether vllm-ascend's Triton kernels are registered, and Triton knows the device's cores."""
     calls = _names(_TRITON)
     if find_spec("vllm_ascend") is None:
-        return skipped(f"vllm-ascend is not installed: {_rows(_types(_TRITON))} are skipped")
+        return skipped(f"vllm-ascend is not installed: {_rows(_types(calls))} are skipped")
     _open(target)
     if missing := _missing(calls):
         return failed(_told(missing, "are skipped"), "install the triton-ascend of this CANN and vLLM", missing=missing)
@@ -84,7 +87,7 @@ def atb(target: Target) -> Verdict:
         loader = f"{error} {error.__cause__ or ''}"
         # The explanation ends with the remedy.
         why = custom_opp.missing_kernel(loader) or in_a_line(error)
-        return failed(f"{_rows(_types(_ATB))} are skipped: {why}", loader=loader)
+        return failed(f"{_rows(_types(calls))} are skipped: {why}", loader=loader)
     missing = _missing(calls)
     return failed(_told(missing, "end as unsupported")) if missing else passed(f"{library.name} and ATB are loaded")
 
@@ -96,18 +99,18 @@ def _open(target: Target) -> None:
 
 
 def _names(prefixes: tuple[str, ...]) -> dict[str, list[str]]:
-    """Returns the kernel types that replays have a call for whose name begins so, by the call."""
+    """Returns the kernel types by their NPU call, of calls that have no other name than those that begin so."""
     names: dict[str, list[str]] = defaultdict(list)
     for kernel_type, function in replays_of_bench().items():
         spec = replay_spec(function)
-        if spec is not None and spec.npu is not None and spec.npu.startswith(prefixes):
+        if spec is not None and spec.npu is not None and all(n.startswith(prefixes) for n in spec.npu.split(OR)):
             names[spec.npu].append(kernel_type)
     return dict(names)
 
 
-def _types(prefixes: tuple[str, ...]) -> list[str]:
-    """Returns the kernel types of such calls."""
-    return [kernel_type for types in _names(prefixes).values() for kernel_type in types]
+def _types(calls: Container[str]) -> list[str]:
+    """Returns the kernel types of some calls."""
+    return [kernel_type for call, types in _names(_ANY).items() if call in calls for kernel_type in types]
 
 
 def _missing(calls: Iterable[str]) -> dict[str, str]:
@@ -123,7 +126,7 @@ def _missing(calls: Iterable[str]) -> dict[str, str]:
 
 def _told(missing: Mapping[str, str], fate: str) -> str:
     """Returns the rows that lack a call, what becomes of the rows, and why."""
-    return f"{_rows(_types(tuple(missing)))} {fate}: {'; '.join(dict.fromkeys(missing.values()))}"
+    return f"{_rows(_types(missing))} {fate}: {'; '.join(dict.fromkeys(missing.values()))}"
 
 
 def _rows(types: Iterable[str]) -> str:
