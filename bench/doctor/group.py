@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bench.devices.at_hand import devices_at_hand
 from bench.devices.kinds import KINDS
 from bench.doctor.sample_rows import SAMPLES
-from bench.doctor.verdict import Target, Verdict, failed, passed, skipped
+from bench.doctor.verdict import Fact, Target, Verdict, failed, passed, skipped
+from bench.executor import Executor
 from bench.groups.group import RANK_SPREAD
 from bench.groups.pool import GroupPool
+from bench.groups.process import GroupProcess
 from bench.groups.spec import GroupSpec
-from bench.instruments import EVENTS
-from bench.job import Job, MeasureSettings
+from bench.instruments import EVENTS, MSPROF, choose_for_group
+from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
+from bench.msprof.device import of_group
 from bench.processes.device_pool import LeftOut
 from database.communication import ALL_REDUCE, bandwidth_gbps
 from database.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER, Status
+from database.temporary import TemporaryFolder
 
 _RANKS = 2
 _BYTES = 1 << 20
@@ -31,7 +37,7 @@ _REMEDIES = {
 
 
 def group(target: Target) -> Verdict:
-    """Whether two ranks meet, and an all_reduce of theirs gives the sum."""
+    """Whether two ranks meet, and their all_reduce gives the sum: without a profiler, and as a replay measures it."""
     devices = devices_at_hand(target.device or None)
     kind = devices[0].kind
     backend = KINDS[kind].backend
@@ -39,36 +45,58 @@ def group(target: Target) -> Verdict:
         return skipped(f"not asked for: --{backend} lets two ranks meet, as rows of several devices need it")
     if target.backend != backend:
         return failed(f"--{target.backend}: messages between devices of kind {kind} go by {backend}", f"--{backend}")
-    cells = {MESSAGE_BYTES: str(_BYTES), NUM_DEVICES: str(_RANKS), DTYPE: "DT_FLOAT", TOPOLOGY_TIER: "1"}
     spec = GroupSpec(_RANKS)
-    job = Job("bench.test_collectives", "", "test_all_reduce", ALL_REDUCE.kernel_type, cells, _ROW_S, group=spec)
-    settings = MeasureSettings(repeat_count=SAMPLES, cache="warm", instrument=EVENTS.get(kind))
-    pool = GroupPool(devices, settings, LeftOut(None))
-    if too_few := pool.too_few_for(spec):
+    if too_few := GroupPool(devices, MeasureSettings(), LeftOut(None)).too_few_for(spec):
         shown = f" ({devices[0].pinned[0]} shows {len(devices)})" if devices[0].pinned else ""
         return failed(
             f"two ranks: {too_few}{shown}",
             "make another device visible; rows that need several devices are skipped here, all others are not",
         )
-    try:
-        outcome = pool.run(job)
-        description = pool.describe()
-    finally:
-        pool.close()
-    if outcome.status is not Status.MEASURED or outcome.measurement is None:
-        return failed(
-            f"two ranks over {backend}: the all_reduce ended as {outcome.status}: {outcome.reason}",
-            _REMEDIES[backend],
-            traceback=outcome.detail,
+    told: list[str] = []
+    facts: dict[str, Fact] = {}
+    alone: object = None
+    # Without a profiler first: what fails then is the library that carries messages.
+    for instrument in dict.fromkeys((EVENTS.get(kind), None)):
+        outcome, description = _all_reduced(devices, spec, instrument)
+        taken = outcome.measurement
+        if outcome.status is not Status.MEASURED or taken is None:
+            name = choose_for_group(kind, instrument)
+            before = f"{told[0]}; under {name}" if told else f"two ranks over {backend}:"
+            without = f"--instrument {EVENTS.get(kind)} measures rows of groups without {name}"
+            return failed(
+                f"{before} the all_reduce ended as {outcome.status}: {outcome.reason}",
+                without if told else _REMEDIES[backend],
+                traceback=outcome.detail,
+            )
+        mean_us, spread_us = taken.summary.mean_us, taken.counters.get(RANK_SPREAD, 0.0)
+        first = f"two ranks of {description.name} over {backend}: all_reduce of {_BYTES >> 20} MiB gives the sum, in "
+        told.append(
+            f"{first if not told else ''}{mean_us:.1f} +- {taken.summary.std_us:.1f} us ({taken.instrument}; "
+            f"{bandwidth_gbps(_BYTES, mean_us):.1f} GB/s; the ranks lie {spread_us:.1f} us apart)"
         )
-    taken = outcome.measurement
-    mean_us, spread_us = taken.summary.mean_us, taken.counters.get(RANK_SPREAD, 0.0)
-    alone = description.facts.get("all_devices_visible")
-    return passed(
-        f"two ranks of {description.name} over {backend}: all_reduce of {_BYTES >> 20} MiB gives the sum, in "
-        f"{mean_us:.1f} +- {taken.summary.std_us:.1f} us ({taken.instrument}; {bandwidth_gbps(_BYTES, mean_us):.1f} "
-        f"GB/s; the ranks lie {spread_us:.1f} us apart)"
-        + (f"; each rank sees all devices, for with one visible to each they did not meet: {alone}" if alone else ""),
-        duration_us=mean_us,
-        rank_spread_us=spread_us,
-    )
+        facts[f"{taken.instrument} us"] = mean_us
+        alone = description.facts.get("all_devices_visible")
+    if alone:
+        told.append(f"each rank sees all devices, for with one visible to each they did not meet: {alone}")
+    return passed("; ".join(told), **facts)
+
+
+def _all_reduced(
+    devices: Sequence[DeviceSpec], spec: GroupSpec, instrument: str | None
+) -> tuple[Outcome, DeviceDescription]:
+    """Runs an all_reduce in a new group, as a session of pytest does."""
+    cells = {MESSAGE_BYTES: str(_BYTES), NUM_DEVICES: str(_RANKS), DTYPE: "DT_FLOAT", TOPOLOGY_TIER: "1"}
+    job = Job("bench.test_collectives", "", "test_all_reduce", ALL_REDUCE.kernel_type, cells, _ROW_S, group=spec)
+    settings = MeasureSettings(repeat_count=SAMPLES, cache="warm", instrument=instrument)
+    with TemporaryFolder("doctor-group") as folder:
+
+        def executor_of(spec: GroupSpec, devices: Sequence[DeviceSpec], settings: MeasureSettings) -> Executor:
+            if settings.instrument == MSPROF:
+                return of_group(spec, devices, settings, folder / "profiles")
+            return GroupProcess(spec, devices, settings)
+
+        pool = GroupPool(devices, settings, LeftOut(None), executor_of)
+        try:
+            return pool.run(job), pool.describe()
+        finally:
+            pool.close()

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+
 import pytest
+import stand_in_msprof
+from stand_in_npu import collective_us
 
 from bench.devices.visible import VISIBLE, pinned
 from bench.doctor import group
-from bench.doctor.verdict import State, Target
+from bench.doctor.verdict import State, Target, Verdict
 from bench.job import DeviceSpec
 
 _CPU = Target("cpu", "cpu", backend="gloo")
@@ -15,7 +21,7 @@ _CPU = Target("cpu", "cpu", backend="gloo")
 def test_two_ranks_add_up_a_message() -> None:
     verdict = group.group(_CPU)
     assert verdict.state is State.PASS, verdict
-    assert verdict.facts["duration_us"] > 0
+    assert verdict.facts["wall-clock us"] > 0
 
 
 def test_ranks_that_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +35,38 @@ def test_ranks_that_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_library_of_other_devices_is_refused() -> None:
     verdict = group.group(Target("cpu", "cpu", backend="hccl"))
     assert (verdict.state, verdict.remedy) == (State.FAIL, "--gloo")
+
+
+@pytest.fixture
+def npus(tmp_path, monkeypatch):
+    """Two stand-ins for NPUs, whose ranks meet over gloo, and for msprof; takes how that breaks."""
+    msprof = tmp_path / "msprof"
+    msprof.write_text(f'#!/bin/sh\nexec {sys.executable} {stand_in_msprof.__file__} "$@"\n')
+    msprof.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    specs = pinned(DeviceSpec("npu", opener="stand_in_npu:StandInNpu"), VISIBLE["npu"], ["0", "1"])
+    monkeypatch.setattr(group, "devices_at_hand", lambda name: specs)
+    # Events need an NPU.
+    monkeypatch.setattr(group, "EVENTS", {})
+
+    def run(fault: str = "") -> Verdict:
+        monkeypatch.setenv(stand_in_msprof.FAULTS, json.dumps({"all": fault}))
+        return group.group(Target("npu", "npu", backend="hccl"))
+
+    return run
+
+
+def test_two_ranks_under_msprof(npus) -> None:
+    verdict = npus()
+    assert verdict.state is State.PASS, verdict
+    assert "(msprof; " in verdict.detail
+    assert verdict.facts["msprof us"] == collective_us(1)
+
+
+def test_two_ranks_whose_profiles_are_empty(npus) -> None:
+    verdict = npus("no-export")
+    assert verdict.state is State.FAIL
+    assert "op_summary" in verdict.detail
 
 
 def test_nobody_asks() -> None:
