@@ -50,7 +50,7 @@ def npus(tmp_path, monkeypatch):
     monkeypatch.setattr(group, "EVENTS", {})
 
     def run(fault: str = "") -> Verdict:
-        monkeypatch.setenv(stand_in_msprof.FAULTS, json.dumps({"all": fault}))
+        monkeypatch.setenv(stand_in_msprof.FAULTS, json.dumps({"all ranks": fault}))
         return group.group(Target("npu", "npu", backend="hccl"))
 
     return run

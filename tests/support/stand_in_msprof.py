@@ -71,7 +71,7 @@ def fault_of(output: Path) -> str:
     """The fault of what is written there: below the folder of a session, perhaps in one for each rank."""
     faults = json.loads(os.environ.get(FAULTS, "{}"))
     if output.name.startswith("rank"):
-        return faults.get(f"{int(output.parent.name)}/{output.name}", "")
+        return faults.get(f"{int(output.parent.name)}/{output.name}", faults.get("all ranks", ""))
     return faults.get(str(int(output.name)), faults.get("all", ""))
 
 
