@@ -26,6 +26,13 @@ def test_fast_gelu(row, replay):
     replay(impl.fast_gelu, row.only_input(-4.0, 4.0), expected=expected.fast_gelu)
 
 
+@replays("Swish", npu="torch.nn.functional.silu")
+def test_silu(row, replay):
+    """The scale is not in a capture."""
+    row.assume("a scale of 1, which aclnnSilu passes")
+    replay(impl.silu, row.only_input(-4.0, 4.0), expected=expected.silu)
+
+
 @replays("ScaledMaskedSoftmax", "ScaledMaskedSoftmaxV2", npu="torch_npu.npu_scaled_masked_softmax")
 def test_scaled_masked_softmax(row, replay):
     """Slots: x, a mask that broadcasts to it. The scale is not in a capture; no duration depends on it."""

@@ -30,7 +30,7 @@ _STREAMING = frozenset(
         *("ArgMaxV2", "AscendQuantV2", "BroadcastTo", "Cast", "ConcatD", "Cos", "Cumsum", "DynamicQuant"),
         *("AddRmsNorm", "AddRmsNormBias", "AddRmsNormDynamicQuant", "RmsNorm", "LpNormV2", "ReduceSum"),
         *("ArgMaxWithValue", "LayerNormV3", "Pack", "ReduceMean", "ReduceMeanD", "ReduceSumD"),
-        *("ClipByValueV2", "Exp", "FastGelu", "Reciprocal", "Rsqrt", "ScaledMaskedSoftmax", "Square"),
+        *("ClipByValueV2", "Exp", "FastGelu", "Reciprocal", "Rsqrt", "ScaledMaskedSoftmax", "Square", "Swish"),
         *("Equal", "Greater", "GreaterEqual", "Less", "LogicalAnd", "LogicalNot", "LogicalOr", "NotEqual"),
         *("FloorDiv", "FloorMod", "Log", "PadV3", "Pows", "Relu", "Sin", "SwiGlu", "TensorMove", "Tile", "Transpose"),
         *("InterleaveRope", "RotaryPositionEmbedding", "SoftmaxV2", "LogSoftmaxV2"),

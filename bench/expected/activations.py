@@ -9,6 +9,7 @@ from bench.reference.formula import per_element, per_row, pointwise, to_float64
 __all__ = [
     "fast_gelu",
     "scaled_masked_softmax",
+    "silu",
     "softmax",
     "swiglu",
 ]
@@ -40,6 +41,12 @@ def gated(x: torch.Tensor) -> torch.Tensor:
 def fast_gelu(x: torch.Tensor) -> torch.Tensor:
     """x / (1 + exp(-1.702 x)) (Hendrycks and Gimpel 2016; aclnnFastGelu)."""
     return x / (1 + (-1.702 * x).exp())
+
+
+@pointwise
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """x / (1 + exp(-x)) (Elfwing et al. 2018; aclnnSilu, which is Swish with a scale of 1)."""
+    return x / (1 + (-x).exp())
 
 
 def _row_length(x: torch.Tensor, *_: object) -> int:

@@ -263,6 +263,7 @@ ROWS: dict[str, tuple[str, ...]] = {
         "3,5;7;1 | BOOL;INT32;BOOL -> 3,5 | BOOL",
     ),
     "FastGelu": UNARY[:1] + UNARY[2:4],
+    "Swish": UNARY[:1] + UNARY[2:4],
     "ScaledMaskedSoftmax": (
         "2,3,33,32;1,1,33,32 | FLOAT;BOOL -> 2,3,33,32 | FLOAT",
         "2,2,32,64;2,1,32,64 | FLOAT16;BOOL -> 2,2,32,64 | FLOAT16",

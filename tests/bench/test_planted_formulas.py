@@ -137,6 +137,7 @@ MISTAKES = {
     "clamp": ("ClipByValueV2", lambda x, least, largest: torch.clamp(x, max=largest)),
     "reciprocal_root": ("Rsqrt", torch.sqrt),
     "fast_gelu": ("FastGelu", torch.nn.functional.gelu),
+    "silu": ("Swish", torch.nn.functional.hardswish),
     "scaled_masked_softmax": (
         "ScaledMaskedSoftmax",
         lambda x, mask, scale, fixed: torch.softmax((x * scale).masked_fill_(~mask, -10000.0), -1),

@@ -129,6 +129,7 @@ CONTRADICTIONS = [
             ("2,64,4,16", "2,64,4,8", "2,4,64,8", SHAPES, "slots 0 to 2 are not queries, keys and values of 2 x 64"),
         )
     ),
+    ("Swish", "4;4 | FLOAT;FLOAT -> 4 | FLOAT", SHAPES, "2 tensors, where Swish takes 1"),
     ("SwiGlu", "4,7 | FLOAT -> 4,3 | FLOAT", SHAPES, "no two halves"),
 ]
 
