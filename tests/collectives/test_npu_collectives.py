@@ -7,10 +7,11 @@ import signal
 import sys
 from pathlib import Path
 
+import group_replays
 import pytest
-from sessions import ROOT, Finished, Sessions, wait_for
+from sessions import ROOT, Finished, Sessions, row, wait_for
 from stand_in_npu import CARRIERS_ALONE, collective_us
-from stand_in_npus import SAMPLES, StandInNpus
+from stand_in_npus import SAMPLES, StandInNpus, is_mean_us
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")
 NAME = "test_collectives.py"
@@ -50,7 +51,7 @@ def run(npus: StandInNpus, *options: str, **more: object) -> Finished:
 
 def durations(sessions: Sessions, kernel_type: str = "hcom_allReduce_") -> dict[int, float]:
     """By message bytes."""
-    return {int(row["message_bytes"]): float(row["Duration(us)"]) for row in sessions.read(kernel_type)}
+    return {int(cells["message_bytes"]): float(cells["Duration(us)"]) for cells in sessions.read(kernel_type)}
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +67,9 @@ def test_messages_of_a_group_share_one_profile_of_each_rank(npus: StandInNpus, s
     assert done.output.count("Start profiling") == 2, done.output
     for name in ("hcom_allReduce_", "hcom_allGather_"):
         assert durations(sessions, name) == {128: SLOWEST_US, 4096: SLOWEST_US}
-        for row in sessions.read(name):
-            assert (row["Instrument"], row["MicroBench Samples"]) == ("msprof", str(SAMPLES))
-            assert float(row["MicroBench Rank Spread(us)"]) == SLOWEST_US - collective_us(0)
+        for cells in sessions.read(name):
+            assert (cells["Instrument"], cells["MicroBench Samples"]) == ("msprof", str(SAMPLES))
+            assert float(cells["MicroBench Rank Spread(us)"]) == SLOWEST_US - collective_us(0)
     assert not (sessions.database / "profiles").exists()
     assert not sessions.left_behind()
 
@@ -76,9 +77,9 @@ def test_messages_of_a_group_share_one_profile_of_each_rank(npus: StandInNpus, s
 def test_a_collective_that_only_its_carrier_tells_of_says_so(npus: StandInNpus, sessions: Sessions) -> None:
     done = run(npus, "--comm-ops=all_reduce", "--bytes-grid=1024", **{CARRIERS_ALONE: "1"})
     assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
-    (row,) = sessions.read("hcom_allReduce_")
-    assert float(row["Duration(us)"]) == SLOWEST_US - 1
-    assert "allreduceAicpuKernel" in row["Assumptions"]
+    (cells,) = sessions.read("hcom_allReduce_")
+    assert float(cells["Duration(us)"]) == SLOWEST_US - 1
+    assert "allreduceAicpuKernel" in cells["Assumptions"]
 
 
 def test_a_rank_that_is_killed_costs_its_message(npus: StandInNpus, sessions: Sessions, module: Path) -> None:
@@ -107,7 +108,7 @@ def test_a_rank_that_crashes_at_its_end_costs_no_profile(npus: StandInNpus, sess
     done = run(npus, *options, faults={"1/rank1": "slow"})
     assert (done.code, done.ledger()) == (0, {"measured": 2}), done.output
     assert durations(sessions) == {1024: SLOWEST_US, 4096: SLOWEST_US}
-    # No profile had to be parsed by another msprof.
+    # Nothing ran again: the profile of the other rank was whole, and no later msprof can parse it.
     assert done.output.count("Start profiling") == 2, done.output
 
 
@@ -138,3 +139,18 @@ def test_a_group_without_msprof_takes_events_and_says_so(npus: StandInNpus, sess
     # The stand-in NPU has no events: its refusal tells which instrument it was to measure with.
     done = run(npus, "--comm-ops=all_reduce", "--bytes-grid=1024", PATH="/usr/bin:/bin")
     assert "npu-events" in done, done.output
+
+
+def test_rows_of_groups_are_measured_under_msprof_after_those_of_one_device(
+    npus: StandInNpus, sessions: Sessions
+) -> None:
+    shutil.copy(ROOT / "tests" / "support" / "group_replays.py", sessions.folder / "test_groups.py")
+    sessions.write("Toy", [row(5), row(6)])
+    sessions.write("Sum", [row(group_replays.GOOD), row(group_replays.KILLED), row(group_replays.OTHER_GOOD)])
+    done = npus.run("test_groups.py", "test_toys.py", npus=2)
+    assert (done.code, done.ledger()) == (1, {"measured": 4, "crashed": 1}), done.output
+    for cells in (*sessions.read("Toy"), *sessions.read("Sum")):
+        if cells["Status"] == "measured":
+            size = int(cells["Input Shapes"].partition(";")[0])
+            assert is_mean_us(float(cells["Average Duration(us)"]), size), cells
+            assert cells["Instrument"] == "msprof"

@@ -36,7 +36,7 @@ def main(words: list[str]) -> int:
     print("[INFO] Start profiling....")
     if options.get("export") == "on":
         profile = Path(options["output"])
-        if fault_of(profile.parent) == "no-export":
+        if fault_of(profile.parent) in ("no-export", "slow"):
             print("[ERROR] export failed", file=sys.stderr)
             return 1
         write_summary(profile, "", options)

@@ -112,7 +112,7 @@ class _Log(TorchDispatchMode):
 
     def _collective(self, operator: str) -> None:
         """What profiles hold of a collective of this rank: it is there twice, or its carrier alone."""
-        if operator in COLLECTIVES:
+        if operator in COLLECTIVES and not self._silent:
             kernel_type, carrier = COLLECTIVES[operator]
             us = collective_us(int(os.environ["RANK"]))
             if not os.environ.get(CARRIERS_ALONE):
