@@ -18,7 +18,7 @@ from database.closest import closest
 from database.errors import OpAtlasError
 from database.safe_paths import read_own
 from database.terminal import shortened
-from database.versions import CANN, CUDA, NCCL, TORCH, VLLM, Component, Versions
+from database.versions import CANN, CUDA, NCCL, TORCH, VLLM, Component, Versions, same_release, version_key
 
 Kind = Literal["npu", "cuda", "cpu"]
 #: A device, and versions by the name of their software.
@@ -115,10 +115,25 @@ def npu_folder_of(path: Path) -> Place | None:
     return folder_of(path) if path.resolve().parent.name == _STACK["npu"] else None
 
 
-def communication_reference(cann: str) -> str:
-    """Where the communication database of an NPU lies, as its compute databases see it: `../../hccl/v8.5/`."""
-    device = DEFAULT_NPU_DEVICE
-    return f"../../{communication_path(device, cann).relative_to(ROOT / device).as_posix()}/"
+def communication_reference(database: Path, cann: str) -> str:
+    """Where the messages of an NPU lie, as its compute database sees them: `../../hccl/v8.5/`.
+
+    Where that folder is not there, and one of another version of the same release is (`v8.5.1`), it is the latter.
+    """
+    name = communication_path(DEFAULT_NPU_DEVICE, cann).name
+    folder = database.resolve().parents[1] / _COMMUNICATION["npu"]
+    places = [(path, folder_of(path)) for path in folder.glob("*")] if not (folder / name).is_dir() else []
+    versions = {place[1][CANN.name]: path.name for path, place in places if place is not None and path.is_dir()}
+    others = [version for version in versions if same_release(version, cann)]
+    return f"../../{folder.name}/{versions[max(others, key=version_key)] if others else name}/"
+
+
+def is_of_same_release(one: Path, other: Path) -> bool:
+    """Whether two folders are by their places databases of one device, and of one release of what names them."""
+    ours, theirs = folder_of(one), folder_of(other)
+    if ours is None or theirs is None or ours[0] != theirs[0] or ours[1].keys() != theirs[1].keys():
+        return False
+    return all(same_release(version, theirs[1][name]) for name, version in ours[1].items())
 
 
 def default_path(device: str, versions: Versions) -> Path:

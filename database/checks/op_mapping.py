@@ -19,7 +19,7 @@ from database.checks.finding import Finding
 from database.closest import alike, closest
 from database.communication import BY_KERNEL_TYPE, is_communication
 from database.errors import OpAtlasError
-from database.layout import communication_reference, npu_folder_of
+from database.layout import communication_reference, is_of_same_release, npu_folder_of
 from database.mapping.entries import COMMUNICATION, MAPPING, REFERENCE, MappedOperator, OpMapping, read_mapping
 from database.versions import CANN
 
@@ -103,11 +103,16 @@ def _of_reference(path: Path, mapping: OpMapping) -> Iterator[Finding]:
     given = mapping.settings.get(REFERENCE)
     line = mapping.lines.get(REFERENCE)
     finding = Finding(str(path / MAPPING), line, "", REFERENCE, str(given or ""), "")
-    wanted = communication_reference(place[1][CANN.name]) if place is not None else ""
+    wanted = communication_reference(path, place[1][CANN.name]) if place is not None else ""
     if given is not None and (not isinstance(given, str) or Path(given).is_absolute()):
         yield replace(finding, reason=f"must be a path from here, such as {wanted or '../../hccl/v8.5/'}")
-    elif wanted and (given is None or (path / given).resolve() != (path / wanted).resolve()):
+    elif wanted and (given is None or not _leads_to(path / given, path / wanted)):
         yield replace(finding, reason=f"the messages of this place are in {wanted}")
+
+
+def _leads_to(given: Path, wanted: Path) -> bool:
+    """Whether a reference is the one of this place, or names the release otherwise while no messages are there."""
+    return given.resolve() == wanted.resolve() or (not wanted.is_dir() and is_of_same_release(given, wanted))
 
 
 def _of_operators(database: CheckedDatabase, mapping: OpMapping) -> Iterator[Finding]:

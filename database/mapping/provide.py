@@ -87,7 +87,7 @@ def _settings(database: Path) -> Mapping[str, str]:
     return {
         **{key: versions[component.name] for key, component in _VERSION_KEYS.items()},
         "device": device,
-        REFERENCE: communication_reference(versions[CANN.name]),
+        REFERENCE: communication_reference(database, versions[CANN.name]),
     }
 
 

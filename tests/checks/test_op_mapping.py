@@ -94,6 +94,18 @@ def test_a_reference_that_leads_elsewhere_is_found(folder: Path, reference: str)
     assert (line, name) == (1, "communication_data_ref")
 
 
+def test_messages_of_another_version_of_the_same_release_are_those_of_the_place(folder: Path) -> None:
+    other = folder.parents[1] / "hccl" / "v8.5.RC1"
+    assert not found(folder, settings="communication_data_ref: ../../hccl/v8.5.RC1/")
+    other.mkdir(parents=True)
+    (folder / MAPPING).unlink()
+    provide_mapping(folder)
+    assert "hccl/v8.5.RC1/" in (folder / MAPPING).read_text()
+    assert not findings("op-mapping", checked(folder))
+    other.with_name("v8.5").mkdir()
+    assert [finding.row for finding in findings("op-mapping", checked(folder))] == ["communication_data_ref"]
+
+
 def test_a_mapping_without_a_reference_is_found(folder: Path) -> None:
     assert [name for _, name, _ in found(folder, settings="version: '1'")] == ["communication_data_ref"]
 
