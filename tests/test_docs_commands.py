@@ -53,6 +53,7 @@ PLANTED: Mapping[str, str] = {
     "pytest bench/test_nothing.py": "there is no bench/test_nothing.py",
     "python -m database ingset": "invalid choice: 'ingset'",
     "python -m database ingest --profiling-path P --devcie X": "unrecognized arguments: --devcie X",
+    "python -m database ingest CAPTURE --output-dir DB": "unrecognized arguments: CAPTURE --output-dir DB",
     "opatlas ingest --profiling-path P --devcie X": "unrecognized arguments: --devcie X",
     "opatlas benhc": "opatlas has no command ['benhc']",
     "python -m bench.nothing": "no such module",

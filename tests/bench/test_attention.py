@@ -127,7 +127,9 @@ TYPES = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize(
+    "name", MISTAKES, ids=[f"{TYPES[function]}-{name}" for name, (function, *_) in MISTAKES.items()]
+)
 def test_mistake_is_caught(monkeypatch, name):
     function, changes, row = MISTAKES[name]
     assert_mistake_is_caught(monkeypatch, function, mistaken(function, **changes), TYPES[function], row)

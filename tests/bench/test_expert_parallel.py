@@ -213,7 +213,9 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize(
+    "mistake", MISTAKES, ids=[f"{kernel_type}-{mistake}" for mistake, ((_, kernel_type), *_) in MISTAKES.items()]
+)
 def test_mistake_is_caught(monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
     (name, kernel_type), row, change = MISTAKES[mistake]
     right = getattr(impl, name)

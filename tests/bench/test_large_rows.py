@@ -135,7 +135,9 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize(
+    "mistake", MISTAKES, ids=[f"{kernel_type}-{mistake}" for mistake, (_, _, kernel_type, _) in MISTAKES.items()]
+)
 def test_mistake_is_caught(monkeypatch, mistake):
     name, wrong, kernel_type, row = MISTAKES[mistake]
     measurement = replay_row(kernel_type, row).measurement

@@ -160,7 +160,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", MISTAKES, ids=[f"{kernel_type}-{name}" for name, (kernel_type, _) in MISTAKES.items()])
 def test_mistake_is_caught(monkeypatch, name):
     kernel_type, mistake = MISTAKES[name]
     assert_mistake_is_caught(monkeypatch, name, mistake, kernel_type, ROWS[kernel_type][0])

@@ -158,7 +158,9 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize(
+    "mistake", MISTAKES, ids=[f"{kernel_type}-{mistake}" for mistake, (_, kernel_type, _) in MISTAKES.items()]
+)
 def test_mistake_is_caught(monkeypatch, mistake):
     name, kernel_type, wrong = MISTAKES[mistake]
     assert_mistake_is_caught(monkeypatch, name, wrong, kernel_type, ROWS[kernel_type][0])

@@ -63,7 +63,9 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize(
+    "mistake", MISTAKES, ids=[f"{kernel_type}-{mistake}" for mistake, (kernel_type, _) in MISTAKES.items()]
+)
 def test_mistake_is_caught(monkeypatch, mistake):
     kernel_type, wrong = MISTAKES[mistake]
     time_instead(monkeypatch, wrong)

@@ -289,13 +289,32 @@ def _of_python(words: Sequence[str]) -> str:
 
 
 def _refusal(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
+    said = _said_against(parser, words)
+    if "arguments are required" in said:
+        # argparse says so first, whatever else is wrong.
+        _require_nothing(parser)
+        return _said_against(parser, words) or said
+    return said or _missing(words)
+
+
+def _require_nothing(parser: argparse.ArgumentParser) -> None:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _require_nothing(command)
+        action.required = False
+    for group in parser._mutually_exclusive_groups:
+        group.required = False
+
+
+def _said_against(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
             parser.parse_args(words)
     except SystemExit as ending:
         return said.getvalue().strip().rpartition("\n")[2] if ending.code else ""
-    return _missing(words)
+    return ""
 
 
 def _unknown_to_source(path: Path, words: Sequence[str]) -> str:
