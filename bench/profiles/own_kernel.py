@@ -109,9 +109,10 @@ def _samples(
     launches = [[launch for launch, _ in fitting] for fitting in own]
     first, comparison = own[0][0]
     helpers: dict[str, list[float]] = defaultdict(list)
-    for call, its_own in zip(calls, launches, strict=True):
+    own_ids = {id(launch) for its_own in launches for launch in its_own}
+    for call in calls:
         for launch in call:
-            if not any(launch is each for each in its_own):
+            if id(launch) not in own_ids:
                 helpers[normalized_kernel_type(launch.kernel_type)].append(launch.duration_us)
     counters: dict[str, list[float]] = defaultdict(list)
     for launch in (launch for its_own in launches for launch in its_own):

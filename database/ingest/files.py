@@ -6,6 +6,7 @@ A capture counts once, under whatever name it comes: files are known by their by
 from __future__ import annotations
 
 import hashlib
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,10 +123,14 @@ def given_files(paths: Iterable[Path], problems: list[str]) -> list[Given]:
         try:
             # Before the bytes are read, so that one written meanwhile is noticed.
             state = path.stat()
-            sha256 = _digest(path)
+            sha256 = _digest(path) if stat.S_ISREG(state.st_mode) else None
         except OSError as error:
             wrong = TableError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions")
             problems.append(str(wrong))
+            continue
+        if sha256 is None:
+            # A capture is read twice, and a pipe gives its bytes once.
+            problems.append(str(TableError(path, "no regular file", "Save the capture as a file")))
             continue
         if sha256 in found:
             found[sha256].same_bytes.append(path)

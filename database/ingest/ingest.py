@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from database.errors import OpAtlasError
-from database.ingest.aggregate import Account, Aggregate, CasesOfType
+from database.ingest.aggregate import Aggregate, CasesOfType
 from database.ingest.apply import Outcome, Unexplained, apply_cases, empty_edited, find_unexplained
 from database.ingest.attention import Bundle, bundles, shape_cells, source_names
+from database.ingest.capture_launches import Account
 from database.ingest.files import Given, already_ingested, expect_unchanged, given_files
 from database.ingest.manifest import (
     CaptureFile,

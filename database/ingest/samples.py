@@ -17,9 +17,10 @@ from pathlib import Path
 import pandas as pd
 
 from database.errors import OpAtlasError, TableError
-from database.ingest.aggregate import Account, Aggregate, CasesOfType, ProfiledCase
+from database.ingest.aggregate import Aggregate, CasesOfType, ProfiledCase
 from database.ingest.attention import runtime_cells
 from database.ingest.capture_header import read_capture_header
+from database.ingest.capture_launches import Account
 from database.ingest.files import given_files
 from database.matmul_family import FAMILY, canonical_form
 from database.profiles import op_summaries, unparsed_profiles

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from database.captured_time import captured_time_us, without_replay_lines
 from database.errors import OpAtlasError
-from database.ingest.aggregate import Account, LeftOut
 from database.ingest.apply import DurationChange, TwoPopulations
 from database.ingest.attention import Bundle
+from database.ingest.capture_launches import Account, LeftOut
 from database.ingest.ingest import Ingested
 from database.ingest.manifest import manifest_path
 from database.schema import PROFILING_POPULATIONS, RUNTIME_PREFIX

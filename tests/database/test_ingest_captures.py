@@ -19,8 +19,9 @@ from captures import (
 
 from database.errors import OpAtlasError, TableError
 from database.ingest import capture as capture_module
-from database.ingest.aggregate import Aggregate, LeftOut
-from database.ingest.files import find_captures
+from database.ingest.aggregate import Aggregate
+from database.ingest.capture_launches import LeftOut
+from database.ingest.files import find_captures, given_files
 
 
 @pytest.fixture
@@ -382,6 +383,15 @@ def test_a_subfolder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: p
 def test_a_file_is_taken_whatever_its_name(tmp_path):
     path = write_capture(tmp_path / "my_capture.txt", [launch()])
     assert find_captures(path) == [path]
+
+
+def test_a_pipe_is_a_problem_and_keeps_nothing_waiting(tmp_path: Path) -> None:
+    pipe = tmp_path / "kernel_details.csv"
+    os.mkfifo(pipe)
+    problems: list[str] = []
+    assert given_files([pipe], problems) == []
+    (problem,) = problems
+    assert str(pipe) in problem
 
 
 def test_no_such_path(tmp_path):

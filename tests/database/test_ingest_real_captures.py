@@ -6,7 +6,8 @@ import pytest
 from captures import table
 
 from database.__main__ import main
-from database.ingest.aggregate import Aggregate, LeftOut
+from database.ingest.aggregate import Aggregate
+from database.ingest.capture_launches import LeftOut
 from database.ingest.files import find_captures
 from database.quality import find_modes
 from database.slots import parse_slots

@@ -8,7 +8,7 @@ import pytest
 from captures import COLLECTIVE, cells, launch, launched, summary_text, write_capture, write_summary
 
 from database.errors import OpAtlasError
-from database.ingest.aggregate import LeftOut
+from database.ingest.capture_launches import LeftOut
 from database.ingest.samples import KnownRows, RowSamples, SamplesOfRows, read_profile
 
 PROFILE = "PROF_000001_20240102030405678_ABCDEF"
