@@ -30,6 +30,8 @@ class CpuDevice:
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
         self._threads = settings.threads or available_cores()
         torch.set_num_threads(self._threads)
+        # Starts them: within the bound of a row (`bounded_memory`) there may be no memory for their stacks.
+        torch.ones(1 << 17)
         self.torch_device = torch.device("cpu")
         self._flush_plan = plan_flush(usable_cores(), self._threads)
         self._flush = CpuFlush(self._flush_plan)

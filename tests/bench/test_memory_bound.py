@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import subprocess
 import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
+from sessions import ROOT
 
 from bench.devices.cpu import CpuDevice, bounded_memory
 from bench.errors import OutOfMemory
@@ -77,3 +80,23 @@ def test_a_kernel_that_takes_more_than_there_is_costs_its_row(tmp_path, monkeypa
     runner = Runner(DeviceSpec("cpu"), MeasureSettings(repeat_count=1, threads=1, cache="warm"))
     outcome = runner.run(Job("greedy_replay", "", "test_greedy", "Greedy", CELLS, timeout_s=60))
     assert outcome.status is status, outcome.reason
+
+
+STACKS = """
+from bench.devices.cpu import CpuDevice, bounded_memory
+from bench.job import DeviceSpec, MeasureSettings
+
+import torch
+
+device = CpuDevice(DeviceSpec("cpu"), MeasureSettings(threads=8))
+device.available_bytes = lambda: 128 << 20
+with bounded_memory(device):
+    torch.ones(1 << 20).sum()
+"""
+
+
+def test_stacks_of_threads_are_no_memory_of_a_row() -> None:
+    """OpenMP ends the process where it cannot start a thread."""
+    variables = {**os.environ, "OMP_STACKSIZE": "64M"}
+    done = subprocess.run([sys.executable, "-c", STACKS], env=variables, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
