@@ -85,11 +85,11 @@ def cannot_be_registered() -> str:
 def environment_with_operators(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Returns the two variables for a process that is about to start, with what they name already.
 
-    The loader reads LD_LIBRARY_PATH when a process starts: no process can set it for itself. An OPP that the user names
-    takes the place of those of vllm-ascend. Without any OPP nothing is set.
+    The loader reads LD_LIBRARY_PATH when a process starts: no process can set it for itself. OPPs that the user names
+    come before those of vllm-ascend, and may be packages of other operators. Without any OPP nothing is set.
     """
     named = _entries(environment, PATH_VARIABLE)
-    packages = [path for path in named if path.is_dir()] or _operator_packages()
+    packages = list(dict.fromkeys([*(path for path in named if path.is_dir()), *_operator_packages()]))
     if not packages:
         return {}
     libraries = [path / _LIBRARIES for path in packages if (path / _LIBRARIES).is_dir()]

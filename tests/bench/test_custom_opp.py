@@ -133,11 +133,15 @@ def test_a_process_starts_with_the_operators_of_vllm_ascend(vllm_ascend):
     assert is_set_up(environment_with_operators({}))
 
 
-def test_operators_that_the_user_names_take_the_place_of_those_of_vllm_ascend(vllm_ascend, tmp_path):
+def test_operators_that_the_user_names_come_before_those_of_vllm_ascend(vllm_ascend, tmp_path):
+    _, opp = vllm_ascend
     own = tmp_path / "own"
     (own / "op_api/lib").mkdir(parents=True)
     said = environment_with_operators({"ASCEND_CUSTOM_OPP_PATH": f"{own}", "LD_LIBRARY_PATH": "/usr/lib"})
-    assert said == {"ASCEND_CUSTOM_OPP_PATH": str(own), "LD_LIBRARY_PATH": f"{own}/op_api/lib:/usr/lib"}
+    assert said == {
+        "ASCEND_CUSTOM_OPP_PATH": f"{own}:{opp}",
+        "LD_LIBRARY_PATH": f"{own}/op_api/lib:{opp}/op_api/lib:/usr/lib",
+    }
     # Again, as a process sees it that was started with them.
     assert environment_with_operators(said) == said
 
