@@ -34,8 +34,8 @@ CUDA = Component("cuda", "CUDA (of torch)", "")
 NCCL = Component("nccl", "NCCL", "")
 
 
-#: Folders of a toolkit that have a version.info; the toolkit's own comes first.
-_COMPONENTS = ("", "compiler", "runtime")
+#: Folders of a toolkit that have a version.info; the toolkit's own comes first, and those of newer releases last.
+_COMPONENTS = ("", "compiler", "runtime", "share/info/compiler", "share/info/runtime")
 _VERSION = re.compile(r"v?(\d+(?:\.\d+)*)(?:[.\-_]?(alpha|beta|dev|rc|a|b)[.\-_]?(\d+(?:\.\d+)*)?)?")
 
 
@@ -114,7 +114,8 @@ def cann_version(environment: Mapping[str, str] = os.environ, root: Path = Path(
 
 def _toolkit_version(homes: Sequence[Path]) -> str | None:
     directories = [directory for home in homes for directory in (home, *sorted(home.glob("*-linux")))]
-    installed = [path for directory in directories for path in sorted(directory.glob("*_install.info"), key=_is_other)]
+    files = (path for directory in directories for path in sorted(directory.glob("*_install.info")))
+    installed = sorted(files, key=_is_other)
     components = [directory / part / "version.info" for directory in directories for part in _COMPONENTS]
     stated = (_stated(paths, key) for paths in (installed, components) for key in ("version_dir", "version"))
     return next((version for version in stated if version), None)

@@ -93,6 +93,13 @@ TOOLKITS = {
             "ascend-toolkit/latest/ascend_kernels_install.info": "version=8.3.RC2\n",
         },
     ),
+    "8.3, below another package": (
+        "8.3.RC1",
+        {
+            "ascend-toolkit/latest/ascend_kernels_install.info": "version=8.3.RC2\n",
+            "ascend-toolkit/latest/x86_64-linux/ascend_toolkit_install.info": "version=8.3.RC1\n",
+        },
+    ),
     "8.5, elsewhere": (
         "8.5.0",
         {"cann/compiler/version.info": "Version=8.5.0.2.220\nversion_dir=8.5.0\n"},
@@ -103,6 +110,10 @@ TOOLKITS = {
             "cann/compiler/version.info": "Version=8.5.0.2.220\n",
             "cann/runtime/version.info": "Version=8.5.0.2.220\nversion_dir=cann-8.5.0\n",
         },
+    ),
+    "9.0, components alone": (
+        "9.0.0-beta.2",
+        {"cann/share/info/runtime/version.info": "Version=9.0.0.1.100\nversion_dir=cann-9.0.0-beta.2\n"},
     ),
     "no more than a toolkit's version.info": ("8.3.RC1", {"ascend-toolkit/latest/version.info": "Version=8.3.RC1\n"}),
 }
