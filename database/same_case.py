@@ -10,12 +10,12 @@ version of CANN than the profile. What is no difference:
 - FRACTAL_NZ as matrix or as blocks;
 - INT64 beside UINT64: packed scales, which a call passes as INT64 and a kernel reads as UINT64;
 - dtype or format of one side only: the other side does not tell it;
-- absent slots between others that one side leaves out;
 - axes of size 1 of what is sliced or transposed: a contiguous copy of a view launches its kernel without them.
 
 What is taken, and told: tensors that the profile does not record, slots of the launch behind the last one of the row,
-leading axes of size 1 that one side has more (1,8 for 8), another dtype of an input without dimensions (a scalar, or
-an optional tensor that is not there), and INT32 beside INT64 in a list that describes the call (axes, sizes).
+leading axes of size 1 that one side has more (1,8 for 8), absent slots between others that one side leaves out, another
+dtype of an input without dimensions (a scalar, or an optional tensor that is not there), and INT32 beside INT64 in a
+list that describes the call (axes, sizes).
 """
 
 from __future__ import annotations
@@ -91,16 +91,20 @@ def _compared(kernel_type: str, row: tuple[str, ...], launch: tuple[str, ...]) -
         found = _side(name, asked, seen)
         if found.difference:
             # As some rows of QuantBatchMatmulV3 have it: `8,16;16,4;4;8` for `8,16;16,4;4;;;8`.
-            shorter = _side(name, _present(asked), _present(seen))
+            shorter = _side(name, *([slots[place] for place in _present(slots)] for slots in (asked, seen)))
             if shorter.difference or len(asked) == len(seen):
                 return found
+            wanted_at, ran_at = (",".join(map(str, _present(slots))) for slots in (asked, seen))
+            if wanted_at != ran_at:
+                assumptions.append(f"{name} slots {ran_at} of the launch are slots {wanted_at} of the row")
             found = shorter
         assumptions += found.assumptions
     return Comparison(assumptions=tuple(assumptions))
 
 
-def _present(slots: Sequence[_Words]) -> list[_Words]:
-    return [slot for slot in slots if slot[0]]
+def _present(slots: Sequence[_Words]) -> list[int]:
+    """The numbers of the slots that have dimensions."""
+    return [place for place, slot in enumerate(slots) if slot[0]]
 
 
 def _side(name: str, asked: Sequence[_Words], seen: Sequence[_Words]) -> Comparison:

@@ -39,7 +39,6 @@ SAME = {
     "blocks and their matrix": ("20,36 FLOAT16 FRACTAL_NZ", "3,2,16,16 FLOAT16 FRACTAL_NZ"),
     "groups of a format": ("1,1,4,4,16 FLOAT16 NC1HWC0", "1,1,4,4,16 FLOAT16 NC1HWC0:1"),
     "packed scales": ("8,4 INT8 ND; 4 INT64 ND", "8,4 INT8 ND; 4 UINT64 ND"),
-    "absent slots left out": ("8,4 INT8 ND; 8 FLOAT ND", "8,4 INT8 ND; - - -; - INT32 ND; 8 FLOAT ND"),
     "a dtype that has no name": ("8,4 65534 ND", "8,4 FLOAT ND"),
 }  # fmt: skip
 
@@ -107,6 +106,7 @@ def test_axes_of_size_1_are_not_transposed() -> None:
 TAKEN = {
     "no tensors recorded": ("8,4 FLOAT ND", dict(NOTHING)),
     "no outputs recorded": ("8,4 FLOAT ND", row("8,4 FLOAT ND", "N/A N/A N/A")),
+    "absent slots left out": ("8,4 INT8 ND; 8 FLOAT ND", row("8,4 INT8 ND; - - -; - INT32 ND; 8 FLOAT ND")),
     "a scale that the row lacks": ("8,4 INT8 ND", row("8,4 INT8 ND; 4 FLOAT ND")),
     "leading axes of size 1": ("1,8,4 FLOAT NCL", row("8,4 FLOAT ND")),
     "another dtype of axes": ("8,4 FLOAT ND; 2 INT64 ND", row("8,4 FLOAT ND; 2 INT32 ND")),
