@@ -1,4 +1,4 @@
-"""Which kernels of a profile are whose samples: by marks (bench/profiles/marks.py), else by order and count.
+"""Assigns the kernels of a profile to the samples of rows: by marks (bench/profiles/marks.py), else by order and count.
 
 Plain values in and out: no device, no profiler, no files.
 """
@@ -65,7 +65,7 @@ class NoSamples:
 
 
 def attribute(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:
-    """The samples of each row.
+    """Returns the samples of each row.
 
     Args:
         launches: of one process, in the order of their start.
@@ -79,19 +79,23 @@ def attribute(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[P
 
 
 def _headless(launches: Iterable[Launch], rows: Sequence[ProfiledRow]) -> int | None:
-    """The number of the only row, where its mark is missing: a profiler may lose what came first."""
+    """Returns the number of the only row if its mark is missing: a profiler may lose its first launches."""
     if len(rows) != 1 or any(row_of_mark(_mark(launch)) is not None for launch in launches):
         return None
     return rows[0].launched.number
 
 
 def _mark(launch: Launch) -> str:
-    """The dimensions of what may be a mark; "" for other kernels."""
+    """Returns the dimensions of a launch that may be a mark; "" for other kernels."""
     return launch.dimensions if plain_type(launch.kernel_type) == KERNEL_TYPE else ""
 
 
 def _windows(launches: Iterable[Launch], headless: int | None) -> dict[int, list[list[Launch]] | NoSamples]:
-    """What ran between the marks of each sample, by the row's number; `headless` has no mark of its own."""
+    """Returns the launches between the marks of each sample, by the number of the row.
+
+    Args:
+        headless: the row whose own mark is missing; None if there is none.
+    """
     rows: dict[int, list[list[Launch]] | NoSamples] = {}
     devices: dict[str, list[Launch]] = defaultdict(list)
     for launch in launches:
@@ -132,7 +136,7 @@ def _windows_of_device(launches: Iterable[Launch], headless: int | None) -> dict
 def _checked(
     row: ProfiledRow, found: list[list[Launch]] | NoSamples | None, headless: int | None
 ) -> ProfiledSamples | NoSamples:
-    """A profile that holds something else than what was launched is not to be averaged."""
+    """Returns the samples of a row if the profile holds as many as were taken, all of the same kernels."""
     if found is None:
         return NoSamples("the profile holds nothing of the row")
     if isinstance(found, NoSamples):
@@ -154,7 +158,7 @@ def _checked(
 
 
 def _by_order(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:
-    """Where a kernel of the row's own signature ran as often as the process called it."""
+    """Returns the samples of rows without marks: a kernel of the row's signature must have run once for each call."""
     alike: dict[tuple[str, str], list[Launch]] = defaultdict(list)
     types = {row.kernel_type for row in rows}
     for launch in launches:

@@ -183,7 +183,7 @@ class _Table:
 
 
 class SamplesOfRows:
-    """Which samples of a profile are whose."""
+    """Finds the samples of rows in a profile."""
 
     def __init__(self, profile: Profile, rows: Mapping[str, KnownRows], ep_size: int | None = None) -> None:
         """
@@ -196,7 +196,7 @@ class SamplesOfRows:
         self._tables = {kernel_type: _Table.of(kernel_type, known) for kernel_type, known in rows.items()}
 
     def of_row(self, kernel_type: str, cells: Mapping[str, str]) -> RowSamples | str:
-        """The samples of a row, or why it has none."""
+        """Returns the samples of a row, or the reason why it has none."""
         row_signature = signature(kernel_type, cells)
         table = self._tables.get(kernel_type, _Table())
         own = self.profile.cases.get(kernel_type, _NONE)
@@ -236,7 +236,7 @@ class SamplesOfRows:
         return RowSamples(_measurement(case), f"matched by its tensors and --ep-size {self._ep_size}")
 
     def unmatched(self) -> Iterator[UnmatchedSamples]:
-        """Samples that no row of the database is the case of."""
+        """Yields the samples of cases that no row of the database has."""
         for kernel_type, cases in self.profile.cases.items():
             table = self._tables.get(kernel_type, _Table())
             for text, _, _ in cases.cells:
