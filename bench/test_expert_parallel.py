@@ -21,6 +21,9 @@ from database.schema import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 _MAX_OUTPUT_SIZE = 65536
 #: Weights are sent along where nodes add up first, which these variables choose on A2.
 _ALGORITHM = "HCCL_INTRA_PCIE_ENABLE and HCCL_INTRA_ROCE_ENABLE as they are here"
+#: What the second versions may take besides: which ranks have failed, results of shared experts, constant experts.
+#: Source: ops-transformer, moe_distribute_dispatch_v2_def.cpp and moe_distribute_combine_v2_def.cpp.
+_MORE_SLOTS = {"MoeDistributeDispatchV2": range(5, 7), "MoeDistributeCombineV2": range(11, 18)}
 
 
 @replays(
@@ -151,19 +154,19 @@ def test_moe_distribute_combine_v2(row, replay, group):
 
 def _dispatch(row, replay, group, kernel):
     """A dispatch of tokens that go to the experts of all ranks equally often."""
-    row.expect_inputs(2, 3, 4, 5)
+    _expect_inputs(row, range(2, 6))
     found = dispatched(row.input_slots, row.output_slots, row.cells)
     _expect_group(row, group, found)
     tp = row.output_shape(5)[0] if _has_output(row, 5) and row.output_shape(5) else 0
     quantized = row.output_slots[0].dtype == "INT8"
     if tp > 1 or row.input_slots[0].dtype == "INT8":
         raise Unsupported(f"{row.kernel_type} is replayed without tensor parallelism, and for tokens of real numbers")
-    row.expect_shapes({2: (found.all_experts, found.width), 3: (found.tokens,), 4: (found.tokens, found.top_k)})
+    row.expect_shapes({2: (found.all_experts, found.width), 4: (found.tokens, found.top_k)})
     if row.has(2) and not quantized:
         raise row.refuse(INPUT_SHAPES, "slot 2 (scales) is there, and output 0 is not quantized", "correct one of them")
     own = _tokens_of(row, found, group.rank)
     optional = {"scales": row.tensor(2, 0.5, 1.5)} if row.has(2) else {}
-    optional |= _mask(row, 3, found.tokens)
+    optional |= _mask(row, 3, found)
     if row.has(4):
         row.assume(_ALGORITHM)
         optional["expert_scales"] = row.of_rank(group.rank).tensor(4, 0.1, 1.0)
@@ -190,7 +193,7 @@ def _combine(row, replay, group, kernel, dispatch, told_as):
 
     `dispatch` is the NPU call and what stands for it elsewhere; `told_as` the argument for what it tells the combine.
     """
-    row.expect_inputs(*range(5, 12))
+    _expect_inputs(row, range(5, 12))
     if any(row.has(slot) for slot in (7, 8, 9)) or row.input_slots[0].dtype == "INT32":
         raise Unsupported(f"{row.kernel_type} is replayed for results of real numbers (no scales in slots 7 to 9)")
     if row.has(5) and row.shape(5) not in ((), (0,), (1,)):
@@ -200,11 +203,11 @@ def _combine(row, replay, group, kernel, dispatch, told_as):
     _expect_group(row, group, found)
     if len(possible) > 1 and ep_size(row.cells) is None:
         row.assume(f"{found.ranks} ranks, which --ep-size tells")
-    row.expect_shapes({4: (found.tokens, found.top_k), 6: (found.tokens,)})
+    row.expect_shapes({4: (found.tokens, found.top_k)})
     tp = row.shape(5)[0] if row.has(5) and row.shape(5) else 0
     x, chosen = _tokens_of(row, found, group.rank, ids_slot=1, x_shape=(found.tokens, found.width))
     weights = row.of_rank(group.rank).tensor(4, 0.1, 1.0)
-    mask, of_group = _mask(row, 6, found.tokens), _of_group(group, found, tp)
+    mask, of_group = _mask(row, 6, found), _of_group(group, found, tp)
     sent = {}
     if row.has(10):
         row.assume(_ALGORITHM)
@@ -260,12 +263,22 @@ def _of_group(group, found, tp):
     }
 
 
-def _mask(row, slot, tokens):
-    """The argument for a mask, which a row may have; all tokens are active."""
+def _expect_inputs(row, counts):
+    """Refuses a row with other numbers of input slots than these, and one with a slot that is not replayed."""
+    more = _MORE_SLOTS.get(row.kernel_type, ())
+    if there := [str(slot) for slot in more if slot < len(row.input_slots) and row.has(slot)]:
+        slots = f"slot{'s' * (len(there) > 1)} {', '.join(there)}"
+        raise Unsupported(f"{row.kernel_type} is replayed without failed ranks, shared and constant experts ({slots})")
+    row.expect_inputs(*counts)
+
+
+def _mask(row, slot, found):
+    """The argument for a mask of tokens, or of their choices, which a row may have; all are active."""
     if not row.has(slot):
         return {}
+    row.expect_shape(slot, (found.tokens,), (found.tokens, found.top_k), what="a mask")
     row.assume("all tokens are active")
-    return {"x_active_mask": row.filled((tokens,), "BOOL", True)}
+    return {"x_active_mask": row.filled(row.shape(slot), "BOOL", True)}
 
 
 def _has_output(row, slot):

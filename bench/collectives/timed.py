@@ -87,7 +87,7 @@ class TimedCollective:
     def _of_slowest(self, outcome: Outcome) -> Outcome:
         """The samples of the rank with the largest median, the same on every rank.
 
-        Those that are read from profiles later are compared then (bench/profiles/of_ranks.py).
+        Those that are read from profiles later are compared then (bench/msprof/read_back.py).
         """
         if outcome.launched is not None:
             return outcome
@@ -100,7 +100,7 @@ class TimedCollective:
         measurement = replace(
             outcome.measurement,
             samples_us=slowest_us(self._message.kernel_type, of_ranks)[1],
-            counters={**outcome.measurement.counters, RANK_SPREAD: round(spread_us(of_ranks), 4)},
+            counters={**outcome.measurement.counters, RANK_SPREAD: spread_us(of_ranks)},
         )
         return replace(outcome, measurement=measurement)
 

@@ -33,11 +33,18 @@ def dispatch_ffn_combine_bytes(m: int, h: int, k: int, element_bytes: int) -> in
 def moe_distribute_bytes(bs: int, h: int, k: int, ranks: int, local_experts: int) -> int:
     """Returns what MoeDistributeDispatch and -Combine need for BS tokens of width H that go to k experts each.
 
-    Source: op-plugin's pages of npu_moe_distribute_dispatch and _v2, the larger of what they ask for on A2 and on A3.
+    Source: op-plugin's pages of npu_moe_distribute_dispatch and _v2, the largest of what they ask for on A2 and on A3
+    (the older and the newer kernel).
     """
     a2 = 2 * (bs * ranks * min(local_experts, k) * h * 2 + 2 * _MIB)
     a3 = 2 * (bs * 2 * (h + 128) * (ranks * local_experts + k + 1)) + 2 * _MIB
-    return max(a2, a3)
+    newer_a3 = 2 * bs * (ranks * local_experts * _up_to(_up_to(2 * h, 32) + 64, 512) + (k + 1) * _up_to(2 * h, 512))
+    return max(a2, a3, newer_a3)
+
+
+def _up_to(size: int, unit: int) -> int:
+    """The next multiple of a unit."""
+    return -(-size // unit) * unit
 
 
 def buffer_mib(needed_bytes: int) -> int | None:

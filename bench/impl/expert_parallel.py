@@ -169,7 +169,7 @@ def moe_distribute_dispatch(
         expert_ids: (BS, k), by their number in the group: rank r of R has those from r E on, E = moe_expert_num / R.
         group_ep: name of the process group; "" where this rank has all experts.
         scales: (R E, H), which an expert's tokens are multiplied with before they are quantized.
-        x_active_mask: (BS), the tokens that are sent.
+        x_active_mask: (BS), the tokens that are sent, or (BS, k), which of their copies.
         expert_scales: (BS, k), which are sent along.
         tp_world_size: 0 or 1; neither has another dimension of parallelism.
         shared_expert_rank_num: 0.
@@ -310,7 +310,7 @@ class _Sent:
         chosen = expert_ids.flatten()
         copies = torch.arange(len(chosen), device=chosen.device)
         if active is not None:
-            copies = copies[active.repeat_interleave(expert_ids.shape[1])]
+            copies = copies[active.reshape(len(active), -1).expand_as(expert_ids).flatten()]
         self.copies = copies[chosen[copies].argsort(stable=True)]
         self.expert_ids = expert_ids
         self.experts = all_experts // ranks

@@ -65,6 +65,6 @@ def _of_slowest(kernel_type: str, outcomes: Sequence[Outcome]) -> Outcome:
         counts = ", ".join(str(len(samples)) for samples in of_ranks)
         return Outcome(Status.FAILED, f"the profiles of the ranks hold {counts} samples of one and the same call")
     slowest, samples_us = slowest_us(kernel_type, of_ranks)
-    spread = {RANK_SPREAD: round(spread_us(of_ranks), 4)} if len(of_ranks) > 1 else {}
+    spread = {RANK_SPREAD: spread_us(of_ranks)} if len(of_ranks) > 1 else {}
     counters = {**measured[slowest].counters, **spread}
     return replace(outcomes[slowest], measurement=replace(measured[slowest], samples_us=samples_us, counters=counters))

@@ -74,6 +74,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "MoeDistributeDispatchV2": (
         f"7,64;7,2;;7 | DT_BF16;INT32;;BOOL -> 14,64;14;1792;5;5;1;0 | DT_BF16;{TOLD};INT32;FLOAT @ EP Size = 1",
         f"7,64;7,2 | DT_BF16;INT32 -> 14,64;14;1792;5;5;1 | INT8;{TOLD};INT32",
+        f"7,64;7,2;;7,2 | DT_BF16;INT32;;BOOL -> 14,64;14;1792;5;5 | DT_BF16;{TOLD}",
     ),
     "MoeDistributeCombine": (
         f"14,64;7,2;14;5;7,2 | DT_BF16;{BACK} -> 7,64 | DT_BF16 @ EP Size = 1",
@@ -82,6 +83,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "MoeDistributeCombineV2": (
         f"14,64;7,2;1792;5;7,2;1;7 | DT_BF16;{BACK};INT32;BOOL -> 7,64 | DT_BF16 @ EP Size = 1",
         f"14,64;7,2;1792;5;7,2 | FLOAT16;{BACK} -> 7,64 | FLOAT16 @ EP Size = 1",
+        f"14,64;7,2;1792;5;7,2;;7,2 | FLOAT16;{BACK};;BOOL -> 7,64 | FLOAT16 @ EP Size = 1",
     ),
     "TopKV2": (
         "32,100; | FLOAT;INT32 -> 32,5;32,5 | FLOAT;INT32",

@@ -298,6 +298,12 @@ def test_the_buffer_of_hccl_holds_the_tokens_of_an_exchange() -> None:
     assert group_of_dispatch(cells_of(row), options()).hccl_buffer_mib == 2048
 
 
+def test_the_buffer_of_hccl_holds_what_newer_kernels_of_an_a3_ask_for() -> None:
+    row = f"137,7168;137,8 | DT_BF16;INT32 -> 17536,7168;17536;1096;16;256 | DT_BF16;{TOLD}"
+    # 2 x 137 (256 x 14848 + 9 x 14336) bytes are 1027 MiB; the older ones ask for 1013.
+    assert group_of_dispatch(cells_of(row), options()).hccl_buffer_mib == 2048
+
+
 @pytest.mark.parametrize(
     ("kernel_type", "row", "words"),
     [
@@ -312,12 +318,35 @@ def test_the_buffer_of_hccl_holds_the_tokens_of_an_exchange() -> None:
             f"14,64;7,2;14;5;7,2;;;14 | INT32;{BACK};;;FLOAT -> 7,64 | DT_BF16",
             "results of real numbers",
         ),
+        (
+            "MoeDistributeDispatchV2",
+            f"7,64;7,2;;;;6 | DT_BF16;INT32;;;;INT32 -> 14,64;14;1792;5;5 | DT_BF16;{TOLD}",
+            "slot 5",
+        ),
+        (
+            "MoeDistributeCombineV2",
+            f"14,64;7,2;1792;5;7,2;;;;;;;7,64 | DT_BF16;{BACK};;;;;;;DT_BF16 -> 7,64 | DT_BF16",
+            "slot 11",
+        ),
     ],
 )
 def test_what_is_not_replayed_is_told(kernel_type: str, row: str, words: str) -> None:
     outcome = replay_row(kernel_type, row)
     assert outcome.status is Status.UNSUPPORTED, outcome
     assert words in outcome.reason
+
+
+@pytest.mark.parametrize("version", ["", "_v2"])
+def test_choices_of_tokens_that_are_not_active_are_not_sent(version: str) -> None:
+    x, weights = torch.rand(3, 4), torch.rand(3, 2)
+    experts = torch.tensor([[0, 2], [2, 1], [1, 0]], dtype=torch.int32)
+    active = torch.tensor([[True, True], [False, True], [False, False]])
+    where = {"group_ep": "", "ep_world_size": 1, "ep_rank_id": 0, "moe_expert_num": 3, "x_active_mask": active}
+    sent, _, told, counts, ends, *_ = getattr(impl, f"moe_distribute_dispatch{version}")(x, experts, **where)
+    assert torch.equal(sent, torch.stack([x[0], x[1], x[0], *torch.zeros(3, 4)]))
+    assert (counts.tolist(), ends.tolist()) == ([1, 1, 1], [1, 2, 3])
+    back = getattr(impl, f"moe_distribute_combine{version}")(sent, experts, told, ends, weights, **where)
+    torch.testing.assert_close(back, x * (weights * active).sum(1, keepdim=True))
 
 
 @pytest.mark.parametrize("version", ["", "_v2"])

@@ -73,3 +73,5 @@ def test_a_limit_of_noise_is_one_of_what_is_recorded(limit: float | None, status
 
 def test_spread_is_that_of_the_medians() -> None:
     assert spread_us([[1, 2, 100], [5, 6, 7], [3, 3, 3]]) == 4
+    # As a CSV shows it: 0.3 - 0.1 is 0.19999999999999998.
+    assert spread_us([[0.1], [0.3]]) == 0.2
