@@ -32,7 +32,7 @@ _VARIABLES = (
     *("OPP_", "PATH", "PROFILING", "PYTEST", "PYTHON", "RANK_", "TASK_QUEUE", "TMPDIR", "TORCH", "VLLM", "WORLD_SIZE"),
 )
 #: What may hold a password, whatever it begins with.
-_SECRET = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL")
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "AUTH", "CREDENTIAL")
 _NO_ASCEND = "nothing points to an Ascend NPU here: the probes of one are skipped"
 _COLUMNS = 80
 #: A probe that takes longer is named while it is at work.

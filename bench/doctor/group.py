@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bench.devices.at_hand import devices_at_hand
 from bench.devices.kinds import KINDS
-from bench.doctor.sample_rows import SAMPLES
+from bench.doctor.sample_rows import SAMPLES, reason_of
 from bench.doctor.verdict import Fact, Target, Verdict, failed, passed, skipped
 from bench.executor import Executor
 from bench.groups.group import RANK_SPREAD
@@ -64,7 +64,7 @@ def group(target: Target) -> Verdict:
             before = f"{told[0]}; under {name}" if told else f"two ranks over {backend}:"
             without = f"--instrument {EVENTS.get(kind)} measures rows of groups without {name}"
             return failed(
-                f"{before} the all_reduce ended as {outcome.status}: {outcome.reason}",
+                f"{before} the all_reduce ended as {outcome.status}: {reason_of(outcome)}",
                 without if told else _REMEDIES[backend],
                 traceback=outcome.detail,
             )

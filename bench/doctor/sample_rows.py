@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 from bench.doctor.verdict import Fact
 from bench.job import Job, Outcome
 from bench.kernels.replays import replays_of_bench
+from bench.msprof.output import KEPT
 from database.schema import (
     INPUT_DTYPES,
     INPUT_FORMATS,
@@ -49,12 +51,17 @@ def job_of(kernel_type: str) -> Job:
 
 
 def not_measured(outcomes: Mapping[str, Outcome]) -> list[str]:
-    """Returns why rows have no duration, a sentence for each; `outcomes` are by kernel type."""
-    return [
-        f"the row {kernel_type} ended as {outcome.status}: {outcome.reason}"
-        for kernel_type, outcome in outcomes.items()
-        if outcome.status is not Status.MEASURED
-    ]
+    """Returns why rows have no duration, a sentence for each reason; `outcomes` are by kernel type."""
+    types: dict[str, list[str]] = defaultdict(list)
+    for kernel_type, outcome in outcomes.items():
+        if outcome.status is not Status.MEASURED:
+            types[f"ended as {outcome.status}: {reason_of(outcome)}"].append(kernel_type)
+    return [f"the row{'s' if len(names) > 1 else ''} {', '.join(names)} {fate}" for fate, names in types.items()]
+
+
+def reason_of(outcome: Outcome) -> str:
+    """Returns the reason of an outcome without the folder of its profile, which a probe removes."""
+    return outcome.reason.partition(KEPT)[0]
 
 
 def tracebacks(outcomes: Mapping[str, Outcome]) -> Fact:

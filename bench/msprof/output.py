@@ -11,6 +11,8 @@ from database.errors import TableError
 from database.launches import Launch, read_launches
 from database.profiles import op_summaries, profile_folders
 
+#: After it a reason names the folder of the profile.
+KEPT = "; msprof's output is kept in "
 #: Of what went wrong with a profile, so much is told with each row.
 _PROBLEMS_TOLD = 2
 
@@ -48,5 +50,4 @@ def samples_of(output: Path, rows: Sequence[ProfiledRow]) -> list[ProfiledSample
         problems.append("msprof wrote no PROF_ folder")
     found = attribute(sorted(launches, key=lambda launch: launch.start_ns), rows)
     why = "".join(f"; {problem}" for problem in problems[:_PROBLEMS_TOLD])
-    kept = f"; msprof's output is kept in {output}"
-    return [NoSamples(f"{f.reason}{why}{kept}") if isinstance(f, NoSamples) else f for f in found]
+    return [NoSamples(f"{f.reason}{why}{KEPT}{output}") if isinstance(f, NoSamples) else f for f in found]

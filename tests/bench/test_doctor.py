@@ -108,6 +108,7 @@ def test_what_a_probe_is_told_and_tells(bad, tmp_path):
 def test_a_cpu(tmp_path):
     """All of it, as a user runs it."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OPATLAS_API_KEY": "very secret"}
+    environment["VLLM_AUTH_HEADER"] = "very secret"
     words = ["--device", "cpu", "--database-path", tmp_path / "db", "--report", tmp_path / "found.zip"]
     done = subprocess.run(
         [sys.executable, "-m", "bench", "doctor", *words], env=environment, capture_output=True, text=True, check=False
@@ -126,7 +127,7 @@ def test_a_cpu(tmp_path):
     assert found["environment"]["OPATLAS_API_KEY"] == "(left out)"
     assert "very secret" not in text
     told = " ".join(done.stdout.split())
-    assert "without the values of OPATLAS_API_KEY" in told
+    assert "without the values of OPATLAS_API_KEY, VLLM_AUTH_HEADER" in told
     assert all(name in told for name in found["environment"])
 
 

@@ -81,7 +81,7 @@ def test_the_type_that_ran_is_told(npu) -> None:
     ("fault", "found", "remedy"),
     [
         ("no-start", "did not start", "msprof itself works"),
-        ("killed", "the row Add ended as crashed", "dmesg"),
+        ("killed", "ended as crashed", "dmesg"),
         ("no-export", "exported no op_summary", "python3 on PATH"),
         ("no-summary", "exported no op_summary", "python3 on PATH"),
         ("unknown-header", "no column 'Type'", "the report"),
@@ -98,6 +98,13 @@ def test_each_way_to_break_has_its_remedy(npu, fault, found, remedy) -> None:
     assert verdict.state is State.FAIL
     assert found in verdict.detail
     assert remedy in verdict.remedy
+
+
+def test_what_is_wrong_with_all_rows_is_told_once_and_no_folder_that_is_gone(npu) -> None:
+    detail = npu("no-export").detail
+    assert detail.count("op_summary") == 2
+    assert "opatlas-tmp" not in detail
+    assert all(kernel_type in detail for kernel_type in ROWS)
 
 
 def test_another_type_than_the_rows_is_no_success(npu) -> None:
