@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from bench.profiles.marks import BEGIN, END, KERNEL_TYPE, dimensions_of, row_of_mark
 from database.launches import Launch
@@ -17,6 +20,8 @@ from database.signature import normalized_kernel_type, signature
 
 _BEGIN, _END = dimensions_of(BEGIN), dimensions_of(END)
 BY_ORDER = "the profile holds no marks: samples are told from warm-up by their order and number"
+#: As a file of launched rows (bench/msprof/launched.py) may hold it.
+_Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 @dataclass(frozen=True)
@@ -29,9 +34,9 @@ class Launched:
         calls: how often in all, warm-up first; 0 where whoever launched the samples does not know.
     """
 
-    number: int
-    samples: int
-    calls: int = 0
+    number: _Count
+    samples: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    calls: _Count = 0
 
 
 @dataclass(frozen=True)

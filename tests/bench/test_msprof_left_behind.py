@@ -111,6 +111,8 @@ def test_a_torn_last_line_costs_its_row_also_where_it_ends_in_a_brace(tmp_path: 
 
 DAMAGED = {
     "another version": line(2, launched={"count": 2}),
+    "no sample": line(2, launched={"number": 2, "samples": 0, "calls": 3}),
+    "fewer calls than none": line(2, launched={"number": 2, "samples": 2, "calls": -1}),
     "a field less": json.dumps({"kernel_type": "Abs", "cells": {}}).encode(),
     "kernel type is a number": line(2, kernel_type=7),
     "cells are a list": line(2, cells=[]),
