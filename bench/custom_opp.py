@@ -105,6 +105,12 @@ def is_set_up(environment: Mapping[str, str] = os.environ) -> bool:
     return any(path.is_dir() and path / _LIBRARIES in libraries for path in _entries(environment, PATH_VARIABLE))
 
 
+def libraries(environment: Mapping[str, str] = os.environ) -> list[Path]:
+    """Returns the libraries of the OPPs that the environment names: torch_npu loads them, and only logs a failure."""
+    folders = [path / _LIBRARIES for path in _entries(environment, PATH_VARIABLE)]
+    return [folder / "libcust_opapi.so" for folder in folders if folder.is_dir()]
+
+
 def remedy(environment: Mapping[str, str] = os.environ) -> str:
     """What to do where an operator of an OPP is missing, in one line."""
     if is_set_up(environment):

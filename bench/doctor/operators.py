@@ -6,6 +6,7 @@ that the kernel types whose rows would be left out are known before.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
@@ -58,7 +59,9 @@ def custom_ops(target: Target) -> Verdict:
     _open(target)
     if missing := _missing(calls):
         return failed(_told(missing, "are skipped"), custom_opp.remedy(), missing=missing)
-    return passed(f"{len(calls)} are registered, and the package of their kernels is found", calls=sorted(calls))
+    if failures := list(filter(None, map(_not_loaded, custom_opp.libraries()))):
+        return failed(f"{rows} end as unsupported: {'; '.join(failures)}", custom_opp.remedy())
+    return passed(f"{len(calls)} are registered, and the package of their kernels is loaded", calls=sorted(calls))
 
 
 def triton(target: Target) -> Verdict:
@@ -90,6 +93,15 @@ def atb(target: Target) -> Verdict:
         return failed(f"{_rows(_types(calls))} are skipped: {why}", loader=loader)
     missing = _missing(calls)
     return failed(_told(missing, "end as unsupported")) if missing else passed(f"{library.name} and ATB are loaded")
+
+
+def _not_loaded(library: Path) -> str:
+    """Returns why a library cannot be loaded; "" where it can be."""
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return in_a_line(error)
+    return ""
 
 
 def _open(target: Target) -> None:

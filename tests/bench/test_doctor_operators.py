@@ -41,6 +41,13 @@ for name in {names!r}:
 _SHARED = ("gcc", "-shared", "-fPIC", "-x", "c", "-")
 
 
+def build_library(path: Path, text: str = "int call(void) { return 1; }", *more: str) -> None:
+    """Builds a library that the loader takes."""
+    if shutil.which("gcc") is None:
+        pytest.skip("the libraries are built with gcc")
+    subprocess.run([*_SHARED, "-o", str(path), *more], input=text, text=True, check=True)
+
+
 def operators_of(namespace: str) -> list[str]:
     """The operators that replays call there."""
     specs = [spec for function in replays_of_bench().values() if (spec := replay_spec(function)) is not None]
@@ -85,6 +92,7 @@ def vllm_ascend(tmp_path):
         path.write_text(_REGISTER.format(namespace="vllm", names=names))
     opp = package / "_cann_ops_custom" / "vendors" / "custom_transformer"
     (opp / "op_api" / "lib").mkdir(parents=True)
+    build_library(opp / "op_api" / "lib" / "libcust_opapi.so")
     return package, {"ASCEND_CUSTOM_OPP_PATH": str(opp), "LD_LIBRARY_PATH": str(opp / "op_api" / "lib")}
 
 
@@ -124,6 +132,22 @@ def test_operators_without_their_kernels(verdicts_of, vllm_ascend) -> None:
     assert f"ASCEND_CUSTOM_OPP_PATH={environment['ASCEND_CUSTOM_OPP_PATH']} is no folder" in wrong.detail
 
 
+def test_kernels_that_cannot_be_loaded(verdicts_of, vllm_ascend, tmp_path) -> None:
+    """torch_npu logs it, and says of each call that it has no kernel."""
+    _, environment = vllm_ascend
+    library = Path(environment["LD_LIBRARY_PATH"], "libcust_opapi.so")
+    build_library(tmp_path / "libnnopbase.so")
+    build_library(library, "int call(void); int own(void) { return call(); }", f"-L{tmp_path}", "-lnnopbase")
+    (other_cann,) = verdicts_of("custom_ops", **environment)
+    assert other_cann.state is State.FAIL
+    assert "libnnopbase.so: cannot open" in other_cann.detail
+    library.unlink()
+    (empty,) = verdicts_of("custom_ops", **environment)
+    assert empty.state is State.FAIL
+    assert str(library) in empty.detail
+    assert empty.remedy
+
+
 def test_without_vllm_ascend_rows_are_skipped(verdicts_of) -> None:
     custom, triton = verdicts_of("custom_ops", "triton")
     assert custom.state is triton.state is State.SKIP
@@ -136,8 +160,6 @@ def test_without_vllm_ascend_rows_are_skipped(verdicts_of) -> None:
 @pytest.fixture
 def torch_npu(tmp_path):
     """A stand-in for torch_npu whose library of ATB's calls is linked with a library of ATB; gives both folders."""
-    if shutil.which("gcc") is None:
-        pytest.skip("the libraries are built with gcc")
     package, nnal = tmp_path / "torch_npu", tmp_path / "nnal"
     (package / "lib").mkdir(parents=True)
     nnal.mkdir()
@@ -145,10 +167,9 @@ def torch_npu(tmp_path):
     functions = "\n".join(f"{name} = staticmethod(print)" for name in atb)
     text = f"class atb:\n    {functions.replace(chr(10), chr(10) + '    ')}\n_npu_reshape_and_cache = print\n"
     (package / "__init__.py").write_text(text)
-    build = [*_SHARED, "-o", str(nnal / "libatb.so")]
-    subprocess.run(build, input="int atb(void) { return 1; }", text=True, check=True)
-    plugin = [*_SHARED, "-o", str(package / "lib" / "libop_plugin_atb.so"), f"-L{nnal}", "-latb"]
-    subprocess.run(plugin, input="int atb(void); int call(void) { return atb(); }", text=True, check=True)
+    build_library(nnal / "libatb.so", "int atb(void) { return 1; }")
+    plugin = package / "lib" / "libop_plugin_atb.so"
+    build_library(plugin, "int atb(void); int call(void) { return atb(); }", f"-L{nnal}", "-latb")
     return package, nnal
 
 
@@ -160,8 +181,7 @@ def test_atb_is_found_by_its_environment(verdicts_of, torch_npu) -> None:
     assert "ReshapeAndCacheNdKernel" in without.detail
     assert "set_env.sh" in without.detail
     assert "libatb.so: cannot open shared object file" in without.facts["loader"]
-    older = [*_SHARED, "-o", str(torch_npu[1] / "libatb.so")]
-    subprocess.run(older, input="int other(void) { return 1; }", text=True, check=True)
+    build_library(torch_npu[1] / "libatb.so", "int other(void) { return 1; }")
     (of_another_version,) = verdicts_of("atb", LD_LIBRARY_PATH=str(torch_npu[1]))
     assert of_another_version.state is State.FAIL
     assert "undefined symbol" in of_another_version.detail
