@@ -105,7 +105,7 @@ class Plan:
         return {case_id: status for table in self.tables.values() for case_id, status in table.unresolved.items()}
 
     def captured_time_us(self) -> Mapping[str, float | None]:
-        """Device time of all captured launches, by kernel type; None where their number is not known."""
+        """Device time of all captured launches, by kernel type; None where no share of it can be told."""
         return {name: table.captured_time_us for name, table in self.tables.items()}
 
     def other_shards(self) -> int:
@@ -199,7 +199,7 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice, stale
     own_duration, *_ = names = duration_columns(kernel_type)
     durations = {name: frame[name].tolist() for name in names if name in frame.columns}
     planned = TablePlan(kernel_type, table.path, rows.in_file, columns, state)
-    planned.captured_time_us = captured_time_us(frame)
+    planned.captured_time_us = None if chosen.ops else captured_time_us(frame)
     variables = TableVariables(kernel_type, frame)
     planned.columns_by_slug = frozenset(variables.slugs)
     planned.misspelt = misspelt(table.path, list(frame.columns), kernel_type)

@@ -123,7 +123,8 @@ class TablePlan:
         staleness: of the replayed durations of the rows that are selected, by id, where the update mode asks for it.
         captured_only: ids of rows that have no replayed duration, and a captured one.
         captured: captured durations of cases in microseconds, by the position of the row that has one.
-        captured_time_us: device time of all captured launches; None where their number is not known.
+        captured_time_us: device time of all captured launches; None where their number is not known, or the tables of
+            other kernel types were not read.
     """
 
     kernel_type: str

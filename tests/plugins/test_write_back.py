@@ -201,6 +201,10 @@ def test_rows_without_a_replay_are_told_by_a_collection_and_a_session_with_their
         assert done.output.count("without a replay: ") == 1
         assert told in " ".join(done.output.split())
         assert "docs/adding-a-kernel.md" in done
+    # The time of kernel types that are not asked for is not known: nothing is a share of it.
+    some = sessions.run("--co", "--ops=NoReplay").output
+    assert "without a replay: " in some
+    assert "captured device time" not in some
 
 
 def test_what_a_replay_assumed_is_in_the_database_junit_and_the_report(sessions: Sessions) -> None:
