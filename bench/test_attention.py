@@ -102,6 +102,8 @@ def test_attention_update(row, replay):
     parts = len(row.input_slots) // 2
     if not parts or len(row.input_slots) != 2 * parts:
         raise row.refuse(INPUT_SHAPES, "there are as many sums as results", "restore the missing slots")
+    if not row.shape(parts):
+        raise row.refuse(INPUT_SHAPES, f"slot {parts}, results of a part, has no axes", "correct its shape")
     for slot in range(parts):
         row.expect_shape(slot, row.shape(parts)[:-1], what="logarithms of sums")
         row.expect_shape(parts + slot, row.shape(parts), what="results of a part")

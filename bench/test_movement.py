@@ -6,7 +6,7 @@ from bench import expected, impl
 from bench.errors import Unsupported
 from bench.registry import replays
 from bench.rows import resolve
-from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
+from database.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 
 
 @replays("TensorMove", "TensorMoveAiCore", npu="torch.Tensor.copy_")
@@ -56,6 +56,8 @@ def test_strided_slice(row, replay):
 @replays("Pack", "PackAiCore", npu="torch.stack")
 def test_pack(row, replay):
     parts, result = row.inputs(), row.output_shape()
+    if len({part.dtype for part in parts}) > 1:
+        raise row.refuse(INPUT_DTYPES, "the inputs must have one dtype", "correct the dtype that differs")
     axes = [
         axis
         for axis in range(len(result))

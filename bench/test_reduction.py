@@ -6,7 +6,7 @@ from bench import expected, impl
 from bench.errors import Unsupported
 from bench.registry import replays
 from bench.rows import resolve
-from database.schema import OUTPUT_SHAPES
+from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
 
 @replays("ReduceSum", "ReduceSumOpAiCore", "ReduceSumD", npu="torch.sum")
@@ -23,8 +23,11 @@ def test_reduce_mean(row, replay):
     row.expect_inputs(1, 2)
     if not row.output_dtype().is_floating_point:
         raise Unsupported("torch has no mean in integers")
+    axes, keepdim = _reduction(row, "mean")
+    if 0 in [row.shape(0)[axis] for axis in axes]:
+        raise row.refuse(INPUT_SHAPES, "there is no mean of no elements", "correct the shape of slot 0")
     x = row.tensor(0)
-    replay(impl.reduce_mean, x, *_reduction(row, "mean"), dtype=row.output_dtype(), expected=expected.reduce_mean)
+    replay(impl.reduce_mean, x, axes, keepdim, dtype=row.output_dtype(), expected=expected.reduce_mean)
 
 
 @replays("Cumsum", npu="torch.cumsum")
