@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 LOOPBACK = "127.0.0.1"
@@ -9,6 +10,8 @@ LOOPBACK = "127.0.0.1"
 JOIN_TIMEOUT_S = 180.0
 #: People start the same command on one node after the other.
 NODES_JOIN_TIMEOUT_S = 300.0
+#: More ranks than these are counted.
+_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,16 @@ class GroupSpec:
     def rank_of(self, local_rank: int) -> int:
         """The number in the whole group of one of this node's ranks."""
         return self.node_rank * self.local_ranks + local_rank
+
+    def name_of(self, local_rank: int) -> str:
+        """One of this node's ranks: "rank 1 of 2"."""
+        return f"rank {self.rank_of(local_rank)} of {self.ranks}"
+
+    def names_of(self, local_ranks: Sequence[int]) -> str:
+        """Some of this node's ranks: "rank 0 of 2 and rank 1 of 2"; many are counted."""
+        if len(local_ranks) > _NAMED:
+            return f"{len(local_ranks)} of {self.ranks} ranks, {self.name_of(local_ranks[0])} among them,"
+        return " and ".join(map(self.name_of, local_ranks))
 
     def local_members(self, per_node: int) -> tuple[int, ...]:
         """Which of this node's devices its ranks own, where each node has so many."""

@@ -28,10 +28,11 @@ from sessions import wait_for
 
 from bench.devices.device_lock import DeviceWaits
 from bench.errors import DeviceGone, GroupLate
-from bench.groups import process as module
+from bench.groups import running as module
 from bench.groups.group import RANK_SPREAD
 from bench.groups.messages import Launching, RanksEnded
 from bench.groups.process import GroupProcess
+from bench.groups.running import RunningGroup
 from bench.groups.spec import GroupSpec
 from bench.job import DeviceSpec, Job, MeasureSettings
 from bench.processes.channel import Channel, ChildChannel
@@ -330,7 +331,7 @@ def test_a_rank_that_crashes_after_its_last_row_costs_nothing(
     ],
 )
 def test_ranks_that_the_launcher_ends_are_not_to_blame(codes: dict[int, int], words: str) -> None:
-    group = group_of(GroupSpec(3))
+    group = RunningGroup(GroupSpec(3), [], DeviceWaits(print), None)
     ours, theirs = socket.socketpair()
     group._agent = Channel(ours)
     with ChildChannel(theirs) as launcher:
