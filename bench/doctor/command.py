@@ -19,7 +19,7 @@ from bench.devices.kinds import KINDS
 from bench.doctor.ascend import signs_of_ascend
 from bench.doctor.isolation import Result, run_probe
 from bench.doctor.probes import PROBES, Probe
-from bench.doctor.report import write_report
+from bench.doctor.report import expect_report, write_report
 from bench.doctor.verdict import State, Target, skipped
 from database.progress import Progress, duration
 from database.temporary import TemporaryFolder
@@ -78,6 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the findings; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
+    if arguments.report is not None:
+        expect_report(arguments.report)
     kind = arguments.device if arguments.device in KINDS else ""
     signs = signs_of_ascend()
     with TemporaryFolder("doctor-files") as files:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from database import history
+from database.errors import OpAtlasError
 from database.manifest import run_manifests
 from database.safe_paths import UnsafePath, read_own
 from database.store import Database, write_atomically
@@ -24,6 +26,18 @@ _MOST_BYTES_IN_ALL = 96 << 20
 _OF_PROFILES = re.compile(r"(op_summary|kernel_details|task_time).*\.csv|launched\.jsonl(\.unreadable)?")
 #: A run's reports have its time in their names, some seconds after the run's id has.
 _REPORTS = 4
+
+
+def expect_report(path: Path) -> None:
+    """Sees to it that a report can be written, before probes take minutes. Raises OpAtlasError."""
+    if path.is_dir():
+        raise OpAtlasError(f"--report {path} is a folder: name a file in it, such as {path / 'doctor.zip'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise OpAtlasError(f"--report {path} cannot be written ({error.strerror}): name another folder") from None
 
 
 def write_report(

@@ -172,6 +172,14 @@ def test_what_the_device_does_not_need_may_fail(doctor):
     assert "torch_npu: fails, and the npu needs it" in out
 
 
+@pytest.mark.parametrize("place", ["file/r.zip", "folder"])
+def test_a_report_that_cannot_be_written_is_told_before_the_probes(doctor, tmp_path, place):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    status, out = doctor("--report", str(tmp_path / place))
+    assert (status, "pass " in out) == (1, False)
+
+
 def test_what_stands_on_a_probe_that_fails_does_not_say_the_same_again(doctor):
     _, out = doctor(kind="npu", signs=["torch_npu"], torch_npu=failed("no CANN", "install it"), atb=failed("no CANN"))
     assert "skip  atb           torch_npu has to pass first: see above" in out
