@@ -109,10 +109,20 @@ def journal_left_behind(database: Database) -> list[str]:
                 problems.append(f"{unreadable}; the profile is kept in {output}, its rows in {kept.name}")
             else:
                 shutil.rmtree(output)
+                _remove_empty(output, profiles)
         except Exception as error:
             text = described(error, output, "it stays as it is; report this error with the profile")
             problems.append(f"the profile {output} that session {run} left behind cannot be read yet: {text}")
     return problems
+
+
+def _remove_empty(output: Path, profiles: Path) -> None:
+    """Removes the folders that a profile was in, up to that of all profiles, where nothing else is in them."""
+    with suppress(OSError):
+        for folder in output.parents:
+            folder.rmdir()
+            if folder == profiles:
+                return
 
 
 def _expect_plain(output: Path) -> None:

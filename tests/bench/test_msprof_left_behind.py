@@ -74,10 +74,20 @@ def sizes(database: Database) -> list[float]:
 
 def test_a_whole_profile_is_journalled_and_removed(tmp_path: Path) -> None:
     database = Database(tmp_path)
-    output = left(database, line(1) + b"\n", line(2) + b"\n")
+    left(database, line(1) + b"\n", line(2) + b"\n")
     assert journal_left_behind(database) == []
     assert sizes(database) == [1.0, 2.0]
+    # With the folder of its session, which holds nothing else.
+    assert not database.profiles_dir.exists()
+
+
+def test_the_folder_of_a_session_stays_while_another_profile_is_in_it(tmp_path: Path) -> None:
+    database = Database(tmp_path)
+    output, other = left(database, line(1) + b"\n"), database.profiles_dir / RUN / "0001" / "PROF_1"
+    other.mkdir(parents=True)
+    assert journal_left_behind(database) == []
     assert not output.exists()
+    assert other.is_dir()
 
 
 def test_what_a_row_ran_and_what_bounds_it_is_in_its_journal(tmp_path: Path) -> None:
