@@ -24,7 +24,10 @@ _NAMED = 3
 
 
 def database(target: Target) -> Verdict:
-    path = database_path(target)
+    try:
+        path = database_path(target)
+    except OpAtlasError as error:
+        return failed(str(error), "these are options of pytest bench/; the doctor has --database-path of them")
     try:
         expect_folder(path, "", may_be_made=True)
     except UsageError as error:
@@ -60,7 +63,11 @@ def database(target: Target) -> Verdict:
 
 
 def disk(target: Target) -> Verdict:
-    return _room(_existing(database_path(target)), "make room, or name another folder with --database-path")
+    try:
+        path = database_path(target)
+    except OpAtlasError:  # the probe `database` tells it
+        path = layout.ROOT
+    return _room(_existing(path), "make room, or name another folder with --database-path")
 
 
 def temporary(target: Target) -> Verdict:

@@ -380,3 +380,14 @@ def test_the_doctor_itself_needs_no_torch():
     """It is there to tell why torch does not come up."""
     script = "import sys, bench.__main__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=False).returncode == 0
+
+
+def test_a_database_whose_folder_cannot_be_named(monkeypatch):
+    """Its versions are options of a session, which the doctor does not have; the disk is the same wherever it lies."""
+    monkeypatch.setattr(storage, "devices_at_hand", lambda name: [DeviceSpec("npu", name="Ascend910B3")])
+    monkeypatch.setattr(storage.versions, "detect", lambda: storage.versions.Versions(torch="2.9.0"))
+    verdict = storage.database(Target("npu", "npu"))
+    assert verdict.state is State.FAIL
+    assert "vllm-ascend" in verdict.detail
+    assert "pytest bench/" in verdict.remedy
+    assert storage.disk(Target("npu", "npu")).state is State.PASS
