@@ -34,17 +34,32 @@ class Journaling:
             return ""
         try:
             if self._journal is None:
-                database = self._session.database
-                self._journal = Journal(database, self._session.journal_header, part=self._session.worker)
-                if not Manifest.path(database, self._session.run_id).exists():
-                    # Before the first record, so that a run that is killed has one too.
-                    manifest_of(self._session, [asdict(device)] if device else []).write(database)
+                self._journal = Journal(self._session.database, self._session.journal_header, part=self._session.worker)
+                self._write_manifest(device)
             self._journal.append(record)
         except (OSError, OpAtlasError) as error:
-            reason = not_writable(self._session.database.path, error) if isinstance(error, OSError) else str(error)
-            self._session.stop(reason)
-            return reason
+            return self._stop(error)
         return ""
+
+    def tell_device(self, device: DeviceDescription) -> None:
+        """Writes the manifest, where samples of rows lie in a profile and their records are made later."""
+        if not self._session.settings.writes:
+            return
+        try:
+            self._write_manifest(device)
+        except (OSError, OpAtlasError) as error:
+            self._stop(error)
+
+    def _write_manifest(self, device: DeviceDescription | None) -> None:
+        """Before the first record, so that a run that is killed has one too."""
+        if not Manifest.path(self._session.database, self._session.run_id).exists():
+            manifest_of(self._session, [asdict(device)] if device else []).write(self._session.database)
+
+    def _stop(self, error: OSError | OpAtlasError) -> str:
+        """Asks the session to stop; returns the reason."""
+        reason = not_writable(self._session.database.path, error) if isinstance(error, OSError) else str(error)
+        self._session.stop(reason)
+        return reason
 
     def close(self) -> None:
         """Gives the journal up to be merged. Raises what `Journal.close` does."""

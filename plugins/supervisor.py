@@ -136,6 +136,10 @@ class Supervisor:
             session.config.hook.pytest_opatlas_unsaved(records=unsaved)
         return (yield)
 
+    def pytest_opatlas_launched(self) -> None:
+        """A later session may have to read the profile that holds the samples: it is told of which device they are."""
+        self._journaling.tell_device(self._session.executor().describe())
+
     def _prepare_device(self, config: pytest.Config) -> None:
         capture = config.pluginmanager.get_plugin("capturemanager")
         if capture is not None:

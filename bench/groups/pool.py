@@ -105,7 +105,12 @@ class GroupPool:
         try:
             if isinstance(executor, BatchExecutor):
                 served = takewhile(lambda job: job.group is not None and group.serves(job.group), jobs)
-                outcomes = executor.run_all(list(served), enough)
+
+                def described(outcome: Outcome) -> bool:
+                    self._description = executor.describe()
+                    return enough(outcome)
+
+                outcomes = executor.run_all(list(served), described)
             else:
                 outcomes = {first.id: executor.run(first)}
             self._description = executor.describe()

@@ -88,9 +88,12 @@ class MsprofExecutor:
 
     def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> dict[int, Outcome]:
         session, self._session = self._session or self._new_session(), None
-        result = session.run(jobs, enough)
-        # Its processes have ended, and it knows what they were.
-        self._description = self._description or session.describe()
+
+        def described(outcome: Outcome) -> bool:
+            self._description = self._description or session.describe()
+            return enough(outcome)
+
+        result = session.run(jobs, described)
         outcomes = result.outcomes
         for smaller in _smaller(result.missing if self._tries_again else [], len(jobs)):
             try:

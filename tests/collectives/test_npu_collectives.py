@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import sys
@@ -130,6 +131,9 @@ def test_what_a_killed_session_had_profiled_is_read_by_the_next_one(
     assert running.process.wait(300) == -signal.SIGKILL
     assert wait_for(lambda: not sessions.left_behind())
     assert len(list(sessions.database.glob("profiles/*/*/launched.jsonl"))) == 1
+    # What is read from the profile has an origin, though no record was made yet.
+    (manifest,) = sessions.database.glob("runs/*.json")
+    assert json.loads(manifest.read_text())["device"]["facts"]["ranks"] == 2
     again = run(npus, "--comm-ops=all_reduce", "--bytes-grid=1024,16384", "--update-mode=missing-only")
     assert (again.code, again.ledger()) == (0, {"measured": 1}), again.output
     assert durations(sessions) == {1024: SLOWEST_US, 4096: SLOWEST_US, 16384: SLOWEST_US}
