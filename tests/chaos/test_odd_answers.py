@@ -128,7 +128,7 @@ def test_a_process_that_cannot_be_started_is_told_as_a_device_that_is_gone(
 def test_a_process_that_closed_its_connection_and_goes_on_is_not_waited_for_long(
     devices: list[DeviceProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_END_TIMEOUT_S", "_PROFILED_END_TIMEOUT_S"):
+    for name in ("_END_TIMEOUT_S", "PROFILED_END_TIMEOUT_S"):
         monkeypatch.setattr(f"bench.processes.device_process.{name}", 0.5)
     device, _ = odd(devices, "closes_and_goes_on")
     # With ten minutes for the row, it would be a timeout if the connection's end were not seen.
