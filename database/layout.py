@@ -174,17 +174,21 @@ def communication_path(device: str, version: str) -> Path:
 
 
 def expect_present_name(folder: Path) -> None:
-    """Refuses a communication database that only its former name leads to (`hccl/8.5`): there would be two of them.
+    """Refuses a communication database that stands under its former name (`hccl/8.5`), where nobody would find it.
 
     Raises:
-        OpAtlasError: with the command that renames it.
+        OpAtlasError: with the command that renames it; where both names are there, to move the former away.
     """
     former = folder.with_name(folder.name.removeprefix("v"))
-    if former != folder and former.is_dir() and not folder.exists():
-        raise OpAtlasError(
-            f"{former} is a database under the former name of {folder.name}: rename it (mv {former} {folder}), "
-            "or name a folder with --output-dir"
-        )
+    if former == folder or not former.is_dir():
+        return
+    if folder.exists():
+        remedy = "both are there, and its durations would not be read: copy CSVs that the other lacks, and move it away"
+    else:
+        remedy = f"rename it (mv {former} {folder})"
+    raise OpAtlasError(
+        f"{former} is a database under the former name of {folder.name}: {remedy}, or name a folder with --output-dir"
+    )
 
 
 def _prefix(kind: Kind) -> str:

@@ -53,6 +53,9 @@ def test_a_communication_database_under_its_former_name_is_to_be_renamed(tmp_pat
     with pytest.raises(OpAtlasError, match="rename it"):
         layout.expect_present_name(folder)
     folder.mkdir()
+    with pytest.raises(OpAtlasError, match="both are there"):
+        layout.expect_present_name(folder)
+    (tmp_path / "hccl" / "8.5").rmdir()
     layout.expect_present_name(folder)
     layout.expect_present_name(tmp_path / "nccl" / "2.28.9")
 
