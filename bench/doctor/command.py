@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             const=device.backend,
             default="",
             help=f"also let two ranks meet over {device.backend}, and check and measure an all_reduce, on a device of "
-            f"kind {kind}",
+            f"kind {kind} (default: off)",
         )
 
 
