@@ -15,10 +15,9 @@ from database.quality import QualityVerdict, judge
 from database.schema import MESSAGE_BYTES, NUM_DEVICES, Status, is_file_name
 from database.signature import signature
 from database.statistics import Summary, summarize
-from database.typed_json import DecodeError, decode, json_line, without_lone_surrogates
+from database.typed_json import Count, DecodeError, decode, json_line, without_lone_surrogates
 
 #: Bounds of what a record that is read may hold. 10^15 us are 31 years; the sum of samples stays a number.
-_Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Durations = Annotated[tuple[Annotated[float, Meta(gt=0, le=1e15)], ...], Meta(min_length=1)]
 #: A run id names files, and a count stands in a cell of a message.
 _RUN_ID = re.compile(r"\w[\w.+-]{,150}", re.ASCII)
@@ -64,11 +63,11 @@ class Measurement:
     samples_us: _Durations
     instrument: str
     cache_state: str
-    device_kernels: _Count | None = None
+    device_kernels: Count | None = None
     helper_kernels: Mapping[str, Annotated[float, Meta(ge=0, le=1e15)]] = field(default_factory=dict)
     calls_per_sample: Annotated[int, Meta(ge=1)] = 1
-    checked_elements: _Count = 0
-    total_elements: _Count = 0
+    checked_elements: Count = 0
+    total_elements: Count = 0
     assumptions: tuple[str, ...] = ()
     counters: Mapping[str, float] = field(default_factory=dict)
     stand_in: str = ""
@@ -121,7 +120,7 @@ class Record:
     run_id: str
     finished_at: float
     measurement: Measurement | None = None
-    crashes_in_a_row: _Count = 0
+    crashes_in_a_row: Count = 0
 
     def __post_init__(self) -> None:
         if (self.measurement is not None) != (self.status is Status.MEASURED):

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -14,6 +14,9 @@ from database.errors import OpAtlasError
 
 T = TypeVar("T")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+#: What a count in a file may be: from 0 to the largest signed 64-bit integer.
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class DecodeError(OpAtlasError):

@@ -371,13 +371,13 @@ def _dispatched(
     room = most * min(sent.experts, k)
     counts, arrived = sent.to_owners()
     tokens = x[sent.copies // k]
+    expert = sent.expert_ids.flatten()[sent.copies]
     token_scales = torch.zeros(len(tokens), device=x.device)
     if quant_mode == 2:
-        smooth = None if scales is None else scales[sent.expert_ids.flatten()[sent.copies]]
+        smooth = None if scales is None else scales[expert]
         tokens, token_scales = dynamic_quant(tokens, smooth_scales=smooth)
     expand_idx = torch.zeros_like(sent.expert_ids).flatten()
     start = sent.of_experts.cumsum(0) - sent.of_experts
-    expert = sent.expert_ids.flatten()[sent.copies]
     expand_idx[sent.copies] = (torch.arange(len(sent.copies), device=x.device) - start[expert]).to(expand_idx.dtype)
     ends = counts.flatten().cumsum(0).to(torch.int32)
     expand_scales = token_scales.new_zeros(0)

@@ -29,13 +29,12 @@ from database.safe_paths import UnsafePath, own_file, read_own
 from database.schema import Status
 from database.signature import signature
 from database.store import Database
-from database.typed_json import DecodeError, decode, json_line
+from database.typed_json import Count, DecodeError, decode, json_line
 
 _FILE = "launched.jsonl"
 #: `{run id}/{number}` below `profiles/`, with a worker of xdist between: what MsprofSession makes, and nobody else.
 _OUTPUT = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}/(gw\d+/)?\d{4,}", re.ASCII)
 _LARGEST_BYTES = 1 << 28
-_Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,8 @@ class _Noted:
     launched: Launched
     instrument: str
     cache_state: str
-    checked_elements: _Count
-    total_elements: _Count
+    checked_elements: Count
+    total_elements: Count
     assumptions: tuple[str, ...]
     stand_in: str = ""
     bound_us: Annotated[float, Meta(gt=0, le=1e15)] | None = None

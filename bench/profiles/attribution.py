@@ -17,11 +17,10 @@ from database.launches import Launch
 from database.schema import BASE
 from database.siblings import plain_type
 from database.signature import normalized_kernel_type, signature
+from database.typed_json import Count
 
 _BEGIN, _END = dimensions_of(BEGIN), dimensions_of(END)
 BY_ORDER = "the profile holds no marks: samples are told from warm-up by their order and number"
-#: As a file of launched rows (bench/msprof/launched.py) may hold it.
-_Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 @dataclass(frozen=True)
@@ -34,9 +33,9 @@ class Launched:
         calls: how often in all, warm-up first; 0 where whoever launched the samples does not know.
     """
 
-    number: _Count
+    number: Count
     samples: Annotated[int, Meta(ge=1, le=2**63 - 1)]
-    calls: _Count = 0
+    calls: Count = 0
 
 
 @dataclass(frozen=True)
