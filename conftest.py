@@ -1,3 +1,8 @@
 """Registers the plugins, nothing else."""
 
-pytest_plugins = ("plugins.options", "plugins.workers", "plugins.theory", "plugins.wiring")
+pytest_plugins = (
+    "opatlas.plugins.options",
+    "opatlas.plugins.xdist",
+    "opatlas.plugins.theory",
+    "opatlas.plugins.wiring",
+)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from bench import expected, impl
-from bench.registry import replays
-from bench.rows import resolve
-from database.schema import INPUT_SHAPES
+from opatlas.engine.inputs import operands as resolve
+from opatlas.engine.registry import replays
+from opatlas.model.schema import INPUT_SHAPES
+
+from . import formulas as expected
+from .implementations import torch as impl
 
 
 @replays("SoftmaxV2", "SoftmaxAiCore", npu="torch.softmax")

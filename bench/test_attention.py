@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import math
 
-from bench import expected, impl
-from bench.registry import replays
-from bench.rows import attention as attention_row
-from bench.rows.attention import CAUSAL_MASK, KEY, KEY_ROPE, QUERY, QUERY_ROPE, RANGE, VALUE, with_operator_shapes
-from bench.rows.sequences import expect_slots, given, lengths_tensor
-from database.schema import INPUT_SHAPES
+from opatlas.engine.inputs import attention as attention_row
+from opatlas.engine.inputs.attention import (
+    CAUSAL_MASK,
+    KEY,
+    KEY_ROPE,
+    QUERY,
+    QUERY_ROPE,
+    RANGE,
+    VALUE,
+    with_operator_shapes,
+)
+from opatlas.engine.inputs.sequences import expect_slots, given, lengths_tensor
+from opatlas.engine.registry import replays
+from opatlas.model.schema import INPUT_SHAPES
+
+from . import formulas as expected
+from .implementations import torch as impl
 
 #: The mask that stands for every causal one in npu_ring_mla.
 RING_MASK = (512, 512)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from bench import expected, impl
-from bench.errors import Unsupported
-from bench.registry import replays
-from bench.rows import resolve
-from bench.rows.sequences import dealt, expect_slots, given
-from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.engine.errors import Unsupported
+from opatlas.engine.inputs import operands as resolve
+from opatlas.engine.inputs.sequences import dealt, expect_slots, given
+from opatlas.engine.registry import replays
+from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
+
+from . import formulas as expected
+from .implementations import torch as impl
 
 
 @replays("ReshapeAndCacheNdKernel", npu="torch_npu._npu_reshape_and_cache")

@@ -1,14 +1,21 @@
 """Collectives over HCCL, NCCL and Gloo: `pytest bench/test_collectives.py`, which nothing but its name collects.
 
-A case is a message of a group of devices; the options (bench/collectives/options.py) say which, and docs/collectives.md
+A case is a message of a group of devices; the options (opatlas/collectives/options.py) say which, and
+docs/collectives.md
 what is measured. The body runs on every rank of the group.
 """
 
 from __future__ import annotations
 
-from bench.collectives.options import group_of
-from bench.registry import replays
-from database.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER
+from opatlas.collectives.options import group_of
+from opatlas.engine.registry import replays
+from opatlas.model.communication import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BROADCAST,
+    REDUCE_SCATTER,
+)
 
 
 @replays(ALL_REDUCE.kernel_type, npu=None, group=group_of)

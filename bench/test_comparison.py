@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from bench import expected, impl
-from bench.registry import replays
+from opatlas.engine.registry import replays
+
+from . import formulas as expected
+from .implementations import torch as impl
 
 
 @replays("Equal", "EqualAiCore", npu="torch.eq")

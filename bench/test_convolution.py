@@ -1,13 +1,15 @@
-"""Replays of convolutions and their gradients; `bench.rows.images` tells how their arguments are found."""
+"""Replays of convolutions and their gradients; `opatlas.engine.inputs.images` tells how their arguments are found."""
 
 from __future__ import annotations
 
 from math import prod
 
-from bench import expected, impl
-from bench.registry import replays
-from bench.rows import images
-from database.schema import INPUT_SHAPES
+from opatlas.engine.inputs import images
+from opatlas.engine.registry import replays
+from opatlas.model.schema import INPUT_SHAPES
+
+from . import formulas as expected
+from .implementations import torch as impl
 
 
 @replays("Conv2D", npu="torch.conv2d")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
-from bench import expected, impl
-from bench.errors import Unsupported
-from bench.registry import replays
+from opatlas.engine.errors import Unsupported
+from opatlas.engine.registry import replays
+
+from . import formulas as expected
+from .implementations import torch as impl
 
 
 @replays("Add", "AddAiCore", npu="torch.add")

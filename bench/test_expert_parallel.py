@@ -5,17 +5,28 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from bench import expected, impl
-from bench.dispatch_ffn_combine.experts import Experts
-from bench.dispatch_ffn_combine.layer import LayerSlots, group_of_layer, needed_bytes
-from bench.errors import Unsupported
-from bench.groups.expert_parallel import OfRanks, ep_size
-from bench.groups.hccl_buffer import expect_buffer
-from bench.moe_distribute.exchange import combined, dispatched, group_of_combine, group_of_dispatch
-from bench.registry import replays
-from bench.rows import resolve
-from bench.rows.int8_operands import LARGEST, scale_range
-from database.schema import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.engine.errors import Unsupported
+from opatlas.engine.inputs import operands as resolve
+from opatlas.engine.inputs.dispatch_ffn_combine import Experts, LayerSlots, group_of_layer, needed_bytes
+from opatlas.engine.inputs.moe_distribute import (
+    combined,
+    dispatched,
+    group_of_combine,
+    group_of_dispatch,
+)
+from opatlas.engine.inputs.operands import LARGEST, scale_range
+from opatlas.engine.registry import replays
+from opatlas.isolation.groups.hccl_buffer import expect_buffer
+from opatlas.isolation.groups.options import OfRanks, ep_size
+from opatlas.model.schema import (
+    EP_SIZE,
+    INPUT_DTYPES,
+    INPUT_SHAPES,
+    OUTPUT_SHAPES,
+)
+
+from . import formulas as expected
+from .implementations import torch as impl
 
 #: More than any row has, so that no token is left out. Only the workspace grows with it.
 _MAX_OUTPUT_SIZE = 65536

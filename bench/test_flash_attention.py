@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
-from bench import expected, impl
-from bench.errors import Unsupported
-from bench.registry import replays
-from bench.rows.attention import CAUSAL_MASK, RANGE
-from bench.rows.sequences import expect_slots, given
-from database.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.engine.errors import Unsupported
+from opatlas.engine.inputs.attention import CAUSAL_MASK, RANGE
+from opatlas.engine.inputs.sequences import expect_slots, given
+from opatlas.engine.registry import replays
+from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
+
+from . import formulas as expected
+from .implementations import torch as impl
 
 _DROPOUT = 4
 _DROPPED = "slot {} is a dropout mask, and no row tells with what probability it drops: capture without dropout"
@@ -23,12 +25,12 @@ def test_flash_attention(row, replay):
     expect_slots(row, range(3), (6,))
     call, scale = _call(row, row.output_shape(0), 6 if given(row, 6) else None)
     replay(
-        impl.flash_attention,
+        impl.flash_attention_score,
         *(row.tensor(slot, *RANGE) for slot in range(3)),
         **call,
         scale=scale,
         output_slots=[3, 0, 1],
-        expected=expected.flash_attention,
+        expected=expected.flash_attention_score,
     )
 
 
@@ -53,7 +55,7 @@ def test_flash_attention_grad(row, replay):
     query, key, value = (row.tensor(slot, *RANGE) for slot in range(3))
     call, scale = _call(row, row.shape(highest), mask[0] if mask else None)
     # Gradients mean something only of what the forward kernel really gave.
-    attention, softmax_max, softmax_sum = impl.flash_attention(query, key, value, **call, scale=scale)
+    attention, softmax_max, softmax_sum = impl.flash_attention_score(query, key, value, **call, scale=scale)
     replay(
         impl.flash_attention_grad,
         query,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
-from bench import expected, impl
-from bench.errors import Unsupported
-from bench.registry import replays
-from bench.rows import resolve
-from bench.rows.indexed import gathered_axis, indexed_axes, is_grid_index
-from database.schema import INPUT_SHAPES
+from opatlas.engine.errors import Unsupported
+from opatlas.engine.inputs import operands as resolve
+from opatlas.engine.inputs.operands import gathered_axis, indexed_axes, is_grid_index
+from opatlas.engine.registry import replays
+from opatlas.model.schema import INPUT_SHAPES
+
+from . import formulas as expected
+from .implementations import torch as impl
 
 
 @replays("GatherV2", "GatherV2AiCore", npu="torch.embedding")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
-from bench import expected, impl
-from bench.errors import Unsupported
-from bench.registry import replays
-from bench.rows import images
-from database.schema import INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
+from opatlas.engine.errors import Unsupported
+from opatlas.engine.inputs import images
+from opatlas.engine.registry import replays
+from opatlas.model.schema import INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
+
+from . import formulas as expected
+from .implementations import torch as impl
 
 #: Bytes in the last axis of a blocked layout.
 _BLOCK_BYTES = 32
@@ -67,7 +69,7 @@ def _blocked(plain, blocked):
     return None
 
 
-@replays("AsStrided", "AsStridedAiCore", npu="bench.impl.strided_copy")
+@replays("AsStrided", "AsStridedAiCore", npu="opatlas.bench.implementations.torch.strided_copy")
 def test_as_strided(row, replay):
     """Slot 0 is a storage, 1 and 2 list the view's sizes and strides, 3 its offset, which are not in a capture.
 

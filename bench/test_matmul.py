@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import product
 
-from bench import expected, impl
-from bench.errors import Unsupported
-from bench.registry import replays
-from bench.rows.factors import factors
-from database.schema import INPUT_SHAPES, OUTPUT_DTYPES
+from opatlas.engine.errors import Unsupported
+from opatlas.engine.inputs.operands import factors
+from opatlas.engine.registry import replays
+from opatlas.model.schema import INPUT_SHAPES, OUTPUT_DTYPES
+
+from . import formulas as expected
+from .implementations import torch as impl
 
 
 @replays("MatMulV2", "MatMulV3", "MatMulCommon", "MatMul", npu="torch.nn.functional.linear")
@@ -22,7 +24,7 @@ def test_matmul(row, replay):
     if len(row.input_slots) == 3:
         row.expect_shape(2, b.shape[-1:], what="the bias")
         bias = [row.tensor(2, -reach, reach).to(a.dtype)]
-    replay(impl.matmul, a, b.mT, *bias, output_slots=_output_slots(row, a), expected=expected.matmul)
+    replay(impl.linear, a, b.mT, *bias, output_slots=_output_slots(row, a), expected=expected.linear)
 
 
 @replays("BatchMatMulV2", "BatchMatMulV3", "BatchMatMul", "BatchMatMulNd", npu="torch.matmul")

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from bench import expected, impl
-from bench.errors import Unsupported
-from bench.registry import replays
-from bench.rows import resolve
-from bench.rows.int8_operands import LARGEST, bias, expect_int8, scale_range
-from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.engine.errors import Unsupported
+from opatlas.engine.inputs import operands as resolve
+from opatlas.engine.inputs.operands import (
+    LARGEST,
+    bias,
+    expect_int8,
+    scale_range,
+)
+from opatlas.engine.registry import replays
+from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
+
+from . import formulas as expected
+from .implementations import torch as impl
 
 #: A permutation does not record how many experts its indices are of.
 _ASSUMED_EXPERTS = 64

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from bench import expected, impl
-from bench.errors import Unsupported
-from bench.registry import replays
-from bench.rows import resolve
-from database.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.engine.errors import Unsupported
+from opatlas.engine.inputs import operands as resolve
+from opatlas.engine.registry import replays
+from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
+
+from . import formulas as expected
+from .implementations import torch as impl
 
 
 @replays("TensorMove", "TensorMoveAiCore", npu="torch.Tensor.copy_")
@@ -16,7 +18,7 @@ def test_tensor_move(row, replay):
     replay(impl.copy_into, row.destination(), source, overwrites=[0], expected=expected.copy_into)
 
 
-@replays("Slice", "SliceAiCore", npu="bench.impl.slice_copy")
+@replays("Slice", "SliceAiCore", npu="opatlas.bench.implementations.torch.slice_copy")
 def test_slice(row, replay):
     """Offsets are not in a capture; the block starts at the first element.
 
@@ -97,7 +99,7 @@ def test_repeat_interleave(row, replay):
     replay(impl.repeat_interleave, x, tensor, axis, output_size=total, expected=expected.repeat_interleave)
 
 
-@replays("Transpose", "TransposeAiCore", npu="bench.impl.transpose_copy")
+@replays("Transpose", "TransposeAiCore", npu="opatlas.bench.implementations.torch.transpose_copy")
 def test_transpose(row, replay):
     row.expect_inputs(1, 2)
     x = row.tensor(0)
@@ -125,7 +127,7 @@ def test_concat(row, replay):
     replay(impl.concatenate, parts, axis, expected=expected.concatenate)
 
 
-@replays("BroadcastTo", "BroadcastToAiCore", npu="bench.impl.broadcast_to")
+@replays("BroadcastTo", "BroadcastToAiCore", npu="opatlas.bench.implementations.torch.broadcast_to")
 def test_broadcast_to(row, replay):
     row.expect_inputs(1, 2)
     x, shape = row.tensor(0), row.output_shape()

@@ -1,12 +1,14 @@
-"""Replays of poolings and their gradients; `bench.rows.images` tells how windows are found."""
+"""Replays of poolings and their gradients; `opatlas.engine.inputs.images` tells how windows are found."""
 
 from __future__ import annotations
 
-from bench import expected, impl
-from bench.errors import Unsupported
-from bench.registry import replays
-from bench.rows import images
-from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.engine.errors import Unsupported
+from opatlas.engine.inputs import images
+from opatlas.engine.registry import replays
+from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
+
+from . import formulas as expected
+from .implementations import torch as impl
 
 
 @replays("MaxPoolWithArgmaxV1", "MaxPoolWithArgmaxV1AiCore", npu="torch.ops.aten.max_pool2d_with_indices")

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from bench import expected, impl
-from bench.registry import replays
-from bench.rows.factors import factors
-from bench.rows.int8_operands import LARGEST, bias, expect_int8, scale_range
-from database.schema import INPUT_SHAPES, OUTPUT_DTYPES
+from opatlas.engine.inputs.operands import (
+    LARGEST,
+    bias,
+    expect_int8,
+    factors,
+    scale_range,
+)
+from opatlas.engine.registry import replays
+from opatlas.model.schema import INPUT_SHAPES, OUTPUT_DTYPES
+
+from . import formulas as expected
+from .implementations import torch as impl
 
 
 @replays("QuantBatchMatmulV3", npu="torch_npu.npu_quant_matmul")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from bench import expected, impl
-from bench.errors import Unsupported
-from bench.registry import replays
-from bench.rows import resolve
-from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.engine.errors import Unsupported
+from opatlas.engine.inputs import operands as resolve
+from opatlas.engine.registry import replays
+from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
+
+from . import formulas as expected
+from .implementations import torch as impl
 
 
 @replays("ReduceSum", "ReduceSumOpAiCore", "ReduceSumD", npu="torch.sum")

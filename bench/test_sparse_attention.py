@@ -5,11 +5,19 @@ from __future__ import annotations
 import math
 from itertools import accumulate
 
-from bench import expected, impl
-from bench.registry import replays
-from bench.rows.attention import RANGE
-from bench.rows.sequences import dealt, even_pages, expect_slots, lengths_tensor, spread_positions
-from database.schema import INPUT_SHAPES
+from opatlas.engine.inputs.attention import RANGE
+from opatlas.engine.inputs.sequences import (
+    dealt,
+    even_pages,
+    expect_slots,
+    lengths_tensor,
+    spread_positions,
+)
+from opatlas.engine.registry import replays
+from opatlas.model.schema import INPUT_SHAPES
+
+from . import formulas as expected
+from .implementations import torch as impl
 
 
 @replays("LightningIndexer", npu="torch_npu.npu_lightning_indexer")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from bench import expected, impl
-from bench.registry import replays
-from database.schema import INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.engine.registry import replays
+from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
+
+from . import formulas as expected
+from .implementations import torch as impl
 
 #: The kernel takes no larger k.
 _LARGEST_K = 1024

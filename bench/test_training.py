@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
-from bench import expected, impl
-from bench.errors import Unsupported
-from bench.registry import replays
-from database.schema import INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
+from opatlas.engine.errors import Unsupported
+from opatlas.engine.registry import replays
+from opatlas.model.schema import INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
+
+from . import formulas as expected
+from .implementations import torch as impl
 
 #: What a captured optimizer had does not count; with these a mistake in any term shows.
 ADAMW = {"lr": 0.1, "beta1": 0.8, "beta2": 0.9, "weight_decay": 0.3, "eps": 1e-8, "amsgrad": False, "maximize": False}

@@ -1,4 +1,6 @@
-"""The pytest plugins of OpAtlas: hooks and options here, what they do in plain modules.
+"""The pytest plugins of OpAtlas: `pytest -p opatlas.plugins my_kernels/` replays rows with the functions found there.
 
-None of them imports torch.
+Hooks and options are here, what they do is in the library. None of them imports torch.
 """
+
+pytest_plugins = tuple(f"{__name__}.{name}" for name in ("options", "xdist", "wiring", "replays"))

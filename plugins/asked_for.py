@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from database.case_id import case_id_of
-from plugins.collector import Collector
-from plugins.keyword import keyword_filter
-from plugins.plan import Plan
-from plugins.table_plan import CaseRow
+from opatlas.model.signature import case_id_of
+
+from .collector import Collector
+from .plan import Plan
+from .selection import keyword_filter
+from .table_plan import CaseRow
 
 
 class AskedFor:

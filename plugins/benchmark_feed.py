@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from database.case_id import case_id_in
-from database.record import Record
-from database.terminal import counted
-from plugins.items import about_row, row_of
-from plugins.workers import replays_are_asked_for
+from opatlas.model.record import Record
+from opatlas.model.signature import case_id_in
+from opatlas.text import counted
+
+from .collector import about_row, row_of
+from .xdist import replays_are_asked_for
 
 #: Any of these asks pytest-benchmark for something; without them its table would only repeat the summary.
 _ASKING = ("benchmark_json", "benchmark_save", "benchmark_autosave", "benchmark_compare", "benchmark_histogram")

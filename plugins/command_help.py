@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from bench.collectives import options as collectives
-from bench.declared_options import Scope
-from bench.groups import expert_parallel
-from plugins import options, theory
+from opatlas.collectives import options as collectives
+from opatlas.isolation.groups import options as expert_parallel
+from opatlas.options import Scope
+
+from . import options, theory
 
 _ROWS = Scope.REPLAYS | Scope.RUNNING | Scope.NPUS | Scope.FINDS_DATABASE
 #: What a session of each command can be; an option that asks for more is refused in it.

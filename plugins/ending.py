@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from database.errors import OpAtlasError
-from plugins.interrupt import STOPPED, Interrupts
-from plugins.journaling import Journaling
-from plugins.ledger import NOT_RUN, Ledger
-from plugins.report import Report
-from plugins.session import BenchSession
-from plugins.writeback import LOST, UNSAVED, WriteBack
+from opatlas.errors import OpAtlasError
+
+from .interrupt import STOPPED, Interrupts
+from .journaling import Journaling
+from .report import NOT_RUN, Ledger, Report
+from .session import BenchSession
+from .writeback import LOST, UNSAVED, WriteBack
 
 
 class Ending:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plugins.session import BenchSession
+from .session import BenchSession
 
 STOPPED = "Ctrl-C: stopped after the running row"
 

@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bench.job import DeviceDescription
-from database.errors import OpAtlasError
-from database.journal import Journal
-from database.manifest import Manifest
-from database.store import not_writable
-from plugins.own_code import present_code
-from plugins.session import BenchSession
-from plugins.settings import Settings
-from plugins.surroundings import facts_of
+from opatlas.engine.job import DeviceDescription
+from opatlas.errors import OpAtlasError
+from opatlas.store.csv_files import not_writable
+from opatlas.store.journal import Journal
+from opatlas.store.manifest import Manifest
+
+from .own_code import present_code
+from .session import BenchSession
+from .settings import Settings
+from .surroundings import facts_of
 
 
 class Journaling:

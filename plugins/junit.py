@@ -14,13 +14,14 @@ from xml.etree.ElementTree import Element, SubElement
 import pytest
 from _pytest.junitxml import xml_key
 
-from database.case_id import case_id_in
-from database.figures import microseconds_text
-from database.numbers import real
-from plugins.journaling import manifest_of
-from plugins.session import BenchSession
-from plugins.tally import ReportTally
-from plugins.writeback import WriteBack
+from opatlas.model.signature import case_id_in
+from opatlas.report.figures import microseconds_text
+from opatlas.text import real
+
+from .journaling import manifest_of
+from .report import ReportTally
+from .session import BenchSession
+from .writeback import WriteBack
 
 if TYPE_CHECKING:
     from _pytest.junitxml import LogXML

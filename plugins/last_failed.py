@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from database.errors import OpAtlasError
-from plugins.items import about_row, outcome_of_report
-from plugins.session import BenchSession
-from plugins.workers import replays_are_asked_for
+from opatlas.errors import OpAtlasError
+
+from .collector import about_row, outcome_of_report
+from .session import BenchSession
+from .xdist import replays_are_asked_for
 
 _KEY = "opatlas/lastfailed"
 

@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
-from bench.devices.cores import available_cores
-from bench.instruments import OFFERED, choose, choose_for_group
-from database.errors import OpAtlasError
-from database.ingest.samples import CACHE_UNKNOWN
-from database.layout import UNNAMED_NPU
-from database.merge import UpdateMode
-from database.provenance import CACHE, INSTRUMENT, MixedDatabase, Origin, Provenance, Stored, Taking, Unlike
-from database.terminal import counted, printable
-from plugins.plan import Plan
-from plugins.settings import Settings
+from opatlas.capture.profile_samples import CACHE_UNKNOWN
+from opatlas.devices.cgroups import available_cores
+from opatlas.errors import OpAtlasError
+from opatlas.instruments.instrument import OFFERED, choose, choose_for_group
+from opatlas.model.location import UNNAMED_NPU
+from opatlas.store.provenance import (
+    CACHE,
+    INSTRUMENT,
+    MixedDatabase,
+    Origin,
+    Provenance,
+    Stored,
+    Taking,
+    Unlike,
+)
+from opatlas.store.write_back import UpdateMode
+from opatlas.text import counted, printable
+
+from .plan import Plan
+from .settings import Settings
 
 #: Options that measure as stored durations were measured.
 _SAME_AGAIN = {CACHE: "--cache", INSTRUMENT: "--instrument"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.job import DeviceSpec
+from opatlas.engine.job import DeviceSpec
 
 
 @pytest.hookspec(firstresult=True)

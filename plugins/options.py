@@ -8,21 +8,35 @@ from pathlib import Path
 
 import pytest
 
-from bench.collectives import options as collectives
-from bench.declared_options import Option, Scope, add_all, declare, given, reset
-from bench.devices.at_hand import devices_at_hand
-from bench.groups import expert_parallel
-from bench.instruments import OFFERED
-from bench.job import DeviceSpec, MeasureSettings
-from bench.msprof.command import METRICS
-from database.merge import UpdateMode
-from database.numbers import whole
-from database.option_types import at_least, items_of, names, one_of, positive, share, version
-from database.schema import Status
-from database.versions import CANN, TORCH, VLLM
-from plugins import newhooks
-from plugins.choice import GIVEN_UP_AFTER, NO_STATUS, Shard
-from plugins.where import parse_where
+from opatlas.collectives import options as collectives
+from opatlas.devices.discovery import devices_at_hand
+from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.instruments.instrument import OFFERED
+from opatlas.instruments.msprof.command import METRICS
+from opatlas.isolation.groups import options as expert_parallel
+from opatlas.model.schema import Status
+from opatlas.model.versions import CANN, TORCH, VLLM
+from opatlas.options import (
+    Option,
+    Scope,
+    add_all,
+    at_least,
+    declare,
+    given,
+    items_of,
+    names,
+    one_of,
+    positive,
+    reset,
+    share,
+    version,
+)
+from opatlas.store.write_back import UpdateMode
+from opatlas.text import whole
+
+from . import newhooks
+from .selection import GIVEN_UP_AFTER, NO_STATUS, Shard
+from .where import parse_where
 
 #: The older tool's environment variable for --repeat-count.
 REPEAT_COUNT_VARIABLE = "MSMODELING_OP_REPLAY_REPEAT_COUNT"

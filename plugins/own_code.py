@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from database.manifest import code_digest
+from opatlas.store.manifest import code_digest
 
-CODE = tuple(Path(__file__).parent.parent / name for name in ("bench", "database", "plugins"))
+CODE = tuple(Path(__file__).parent.parent / name for name in ("opatlas", "bench", "plugins"))
 
 
 def present_code() -> str:

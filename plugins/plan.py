@@ -12,15 +12,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from database.captured_time import captured_time_us
-from database.case_id import case_id_of
-from database.closest import closest
-from database.edited import without_measurement
-from database.errors import OpAtlasError, described
-from database.header import misspelt
-from database.measured import duration_columns
-from database.merge import has_duration
-from database.schema import (
+from opatlas.capture.cases import captured_time_us
+from opatlas.errors import OpAtlasError, described
+from opatlas.model.quality import valid_duration
+from opatlas.model.schema import (
     BASE,
     CACHE_STATE,
     CRASHES_IN_A_ROW,
@@ -35,15 +30,19 @@ from database.schema import (
     STATUS,
     STATUS_REASON,
 )
-from database.signature import digest, signature, signatures
-from database.staleness import StaleRuns
-from database.statistics import valid_duration
-from database.store import Database, Table, release_memory
-from database.terminal import printable
-from plugins.choice import GIVEN_UP_AFTER, Choice
-from plugins.preparation import Prepared
-from plugins.row_variables import TableVariables
-from plugins.table_plan import Expected, TablePlan
+from opatlas.model.signature import case_id_of, digest, signature, signatures
+from opatlas.store.csv_files import Database, Table, release_memory
+from opatlas.store.edited_rows import without_measurement
+from opatlas.store.header import misspelt
+from opatlas.store.merge_rule import duration_columns
+from opatlas.store.provenance import StaleRuns
+from opatlas.store.write_back import has_duration
+from opatlas.text import closest, printable
+
+from .preparation import Prepared
+from .row_variables import TableVariables
+from .selection import GIVEN_UP_AFTER, Choice
+from .table_plan import Expected, TablePlan
 
 #: Cells that a replay may need.
 _CELLS = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from bench.msprof.launched import journal_left_behind
-from database.edited import EditedRows, clear_edited
-from database.mapping.provide import Provided, provide_mapping
-from database.recover import Recovered, recover
-from database.store import Database
+from opatlas.instruments.msprof.pending import journal_left_behind
+from opatlas.store.csv_files import Database
+from opatlas.store.edited_rows import EditedRows, clear_edited
+from opatlas.store.op_mapping import Provided, provide_mapping
+from opatlas.store.write_back import Recovered, recover
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,18 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from bench.executor import Executor
-from database.case_id import case_id_of
-from database.ingest.samples import RowSamples, SamplesOfRows
-from database.record import Measurement, Record, RowName
-from database.schema import Status
-from database.signature import digest
-from database.terminal import counted, shown
-from plugins.asked_for import AskedFor
-from plugins.collector import Collector
-from plugins.plan import Plan
-from plugins.session import BenchSession
-from plugins.writeback import WriteBack
+from opatlas.capture.profile_samples import RowSamples, SamplesOfRows
+from opatlas.isolation.executor import Executor
+from opatlas.model.record import Measurement, Record, RowName
+from opatlas.model.schema import Status
+from opatlas.model.signature import case_id_of, digest
+from opatlas.text import counted, shown
+
+from .asked_for import AskedFor
+from .collector import Collector
+from .plan import Plan
+from .session import BenchSession
+from .writeback import WriteBack
 
 _SHOWN = 5
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from bench.registry import replay_spec
-from database.case_id import case_id_in
-from plugins.collector import Collector
-from plugins.items import row_of
-from plugins.mixing import replaced
-from plugins.session import BenchSession
+from opatlas.engine.registry import replay_spec
+from opatlas.model.signature import case_id_in
+
+from .collector import Collector, row_of
+from .mixing import replaced
+from .session import BenchSession
 
 
 class Replacing:

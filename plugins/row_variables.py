@@ -11,11 +11,10 @@ from functools import cached_property
 
 import pandas as pd
 
-from database.errors import CellError
-from database.measured import duration_columns
-from database.numbers import real
-from database.run_order import time_in
-from database.schema import (
+from opatlas.errors import CellError
+from opatlas.model.quality import valid_duration
+from opatlas.model.roofline import PRODUCTS, operations, tensor_bytes
+from opatlas.model.schema import (
     CACHE_STATE,
     INPUT_SLOTS,
     INSTRUMENT,
@@ -27,10 +26,11 @@ from database.schema import (
     STATUS,
     Status,
 )
-from database.siblings import plain_type
-from database.slots import Slot, parse_slots
-from database.statistics import valid_duration
-from database.work import PRODUCTS, operations, tensor_bytes
+from opatlas.model.siblings import plain_type
+from opatlas.model.slots import Slot, parse_slots
+from opatlas.store.manifest import time_in
+from opatlas.store.merge_rule import duration_columns
+from opatlas.text import real
 
 _DAY_S = 86400.0
 

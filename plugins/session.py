@@ -21,40 +21,44 @@ from typing import Any, NoReturn
 
 import pytest
 
-from bench.devices.device_lock import DeviceWaits, announce_session
-from bench.devices.driver import driver_version
-from bench.executor import Executor, InProcess
-from bench.groups.exclusive import OneAtATime
-from bench.groups.pool import GroupPool
-from bench.groups.process import GroupProcess
-from bench.groups.spec import GroupSpec
-from bench.instruments import MSPROF
-from bench.job import DeviceSpec, MeasureSettings
-from bench.msprof import device as msprof
-from bench.msprof.command import can_hold_profiles
-from bench.processes.device_pool import DevicePool, LeftOut
-from bench.processes.device_process import DeviceProcess
-from bench.processes.fresh_python import forget_imports_from
-from bench.processes.parent import die_with_parent, parent_of
-from bench.profiles.profile_executor import ProfileExecutor
-from database.edited import find_edited
-from database.errors import OpAtlasError
-from database.folder import expect_folder
-from database.ingest.samples import KnownRows, Profile, SamplesOfRows, read_profile
-from database.journal import Header
-from database.merge import UpdateMode
-from database.provenance import Provenance
-from database.session_lock import SessionLock
-from database.staleness import Present, StaleRuns
-from database.store import Database
-from database.terminal import shown
-from plugins.mixing import captured_notes, origin_notes
-from plugins.own_code import present_code
-from plugins.plan import Plan, make_plan
-from plugins.preparation import Prepared, expect_writable, prepare_database
-from plugins.settings import Settings, is_distributed, settings_of
-from plugins.shared_folder import SharedFolder
-from plugins.surroundings import Surroundings
+from opatlas.capture.profile_samples import (
+    KnownRows,
+    Profile,
+    SamplesOfRows,
+    read_profile,
+)
+from opatlas.devices.device_lock import DeviceWaits, announce_session
+from opatlas.devices.discovery import driver_version
+from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.errors import OpAtlasError
+from opatlas.files import expect_folder
+from opatlas.instruments.instrument import MSPROF
+from opatlas.instruments.msprof import device as msprof
+from opatlas.instruments.msprof.command import can_hold_profiles
+from opatlas.instruments.profile_executor import ProfileExecutor
+from opatlas.isolation.device_pool import DevicePool, LeftOut
+from opatlas.isolation.device_process import DeviceProcess
+from opatlas.isolation.executor import Executor, InProcess
+from opatlas.isolation.fresh_python import forget_imports_from
+from opatlas.isolation.groups.pool import GroupPool, OneAtATime
+from opatlas.isolation.groups.process import GroupProcess
+from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.isolation.process_end import die_with_parent, parent_of
+from opatlas.store.csv_files import Database
+from opatlas.store.edited_rows import find_edited
+from opatlas.store.journal import Header
+from opatlas.store.lock import SessionLock
+from opatlas.store.provenance import Present, Provenance, StaleRuns
+from opatlas.store.write_back import UpdateMode
+from opatlas.text import shown
+
+from .mixing import captured_notes, origin_notes
+from .own_code import present_code
+from .plan import Plan, make_plan
+from .preparation import Prepared, expect_writable, prepare_database
+from .settings import Settings, is_distributed, settings_of
+from .shared_folder import SharedFolder
+from .surroundings import Surroundings
 
 _WORKER_INPUT = "opatlas"
 _STOP = "stop"
@@ -361,6 +365,6 @@ class BenchSession:
 
 
 def _make_starter(database: Database) -> int:
-    from shapes.starter import write_starter
+    from opatlas.theory.starter import write_starter
 
     return write_starter(database)

@@ -11,18 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from bench.collectives import options as collectives
-from bench.collectives.options import Wanted
-from bench.declared_options import Scope, changed
-from bench.devices.at_hand import database_name, devices_at_hand, npus_present
-from bench.devices.cores import available_cores
-from bench.groups import expert_parallel
-from bench.instruments import MSPROF, OFFERED, choose
-from bench.job import DeviceSpec, MeasureSettings
-from bench.noise_limit import LEAST_SAMPLES
-from bench.profiles.marks import MOST_ROWS
-from database.folder import absolute
-from database.layout import (
+from opatlas.collectives import options as collectives
+from opatlas.collectives.options import Wanted
+from opatlas.devices.cgroups import available_cores
+from opatlas.devices.discovery import database_name, devices_at_hand, npus_present
+from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.engine.noise_limit import LEAST_SAMPLES
+from opatlas.files import absolute
+from opatlas.instruments.instrument import MSPROF, OFFERED, choose
+from opatlas.instruments.marks import MOST_ROWS
+from opatlas.isolation.groups import options as expert_parallel
+from opatlas.model.location import (
     COMMUNICATION_NAMED_BY,
     DEFAULT_NPU_DEVICE,
     NAMED_BY,
@@ -33,14 +32,27 @@ from database.layout import (
     kind_of,
     public_version,
 )
-from database.merge import UpdateMode
-from database.option_types import at_least
-from database.provenance import Origin
-from database.versions import CANN, TORCH, VLLM, Versions, detect, same_release
-from plugins.choice import Choice, Shard
-from plugins.keyword import keyword_filter
-from plugins.options import CASE_TIMEOUT_S, FIRST_CASE_TIMEOUT_S, OPTIONS, REPEAT_COUNT_VARIABLE, refuse
-from plugins.where import Where
+from opatlas.model.versions import (
+    CANN,
+    TORCH,
+    VLLM,
+    Versions,
+    detect,
+    same_release,
+)
+from opatlas.options import Scope, at_least, changed
+from opatlas.store.provenance import Origin
+from opatlas.store.write_back import UpdateMode
+
+from .options import (
+    CASE_TIMEOUT_S,
+    FIRST_CASE_TIMEOUT_S,
+    OPTIONS,
+    REPEAT_COUNT_VARIABLE,
+    refuse,
+)
+from .selection import Choice, Shard, keyword_filter
+from .where import Where
 
 #: Options that say what is written, and when.
 _ABOUT_WRITING = ("--mixed", "--prune-empty-duration-rows", "--wait")

@@ -6,10 +6,11 @@ import os
 import pickle
 from pathlib import Path
 
-from database.errors import OpAtlasError
-from database.store import write_text
-from database.temporary import TemporaryFolder
-from plugins.plan import Plan
+from opatlas.errors import OpAtlasError
+from opatlas.files import TemporaryFolder
+from opatlas.store.csv_files import write_text
+
+from .plan import Plan
 
 _PID_SUFFIX = ".pid"
 
@@ -18,7 +19,7 @@ class SharedFolder:
     """A folder among the temporary files: who is to stop and why, which processes are workers, and the plan of all.
 
     The process that makes one holds it until `remove`, or its own end. The plan of a session may be large: what a
-    killed session has left goes with the next one (database/temporary.py).
+    killed session has left goes with the next one (opatlas/files.py).
     """
 
     def __init__(self, joined: Path | None = None) -> None:

@@ -9,26 +9,28 @@ from typing import Any
 
 import pytest
 
-from database.captured_time import without_replay_lines
-from database.figure_tables import terminal_tables
-from database.journal import count_of_run
-from database.progress import speed
-from database.schema import Status
-from database.terminal import columns, counted, folded, shown
-from plugins.asked_for import AskedFor
-from plugins.collector import Collector
-from plugins.interrupt import STOPPED, Interrupts
-from plugins.items import row_of
-from plugins.keyword import meant
-from plugins.ledger import GIVEN_UP, XFAILED, Ledger
-from plugins.next_steps import after_success, going_on, nothing_to_do
-from plugins.plan import Plan
-from plugins.plan_lines import plan_lines
-from plugins.report import Report
-from plugins.session import BenchSession
-from plugins.surroundings import disturbances, flush_notes
-from plugins.tally import ReportTally
-from plugins.writeback import WriteBack
+from opatlas.capture.cases import without_replay_lines
+from opatlas.model.schema import Status
+from opatlas.progress import speed
+from opatlas.report.tables import terminal_tables
+from opatlas.store.journal import count_of_run
+from opatlas.text import (
+    columns,
+    counted,
+    folded,
+    shown,
+)
+
+from .asked_for import AskedFor
+from .collector import Collector, row_of
+from .interrupt import STOPPED, Interrupts
+from .plan import Plan
+from .plan_lines import after_success, going_on, nothing_to_do, plan_lines
+from .report import GIVEN_UP, XFAILED, Ledger, Report, ReportTally
+from .selection import meant
+from .session import BenchSession
+from .surroundings import disturbances, flush_notes
+from .writeback import WriteBack
 
 _SHOWN = 5
 

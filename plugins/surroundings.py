@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bench.devices.cores import available_cores, usable_cores
-from bench.devices.cpu_flush import DEAR_BYTES, plan_flush
-from bench.devices.gpu_state import GpuState, gpu_states
-from bench.devices.machine_state import MachineState, MachineWatch, needed_cores
-from bench.job import DeviceSpec
-from plugins.settings import Settings
+from opatlas.devices.cgroups import available_cores, usable_cores
+from opatlas.devices.cpu_flush import DEAR_BYTES, plan_flush
+from opatlas.devices.machine_state import MachineState, MachineWatch, needed_cores
+from opatlas.devices.nvidia import GpuState, gpu_states
+from opatlas.engine.job import DeviceSpec
+
+from .settings import Settings
 
 
 class Surroundings:

@@ -6,9 +6,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from database.numbers import whole
-from database.provenance import Stored
-from database.schema import (
+from opatlas.model.schema import (
     CACHE_STATE,
     CRASHES_IN_A_ROW,
     INSTRUMENT,
@@ -17,8 +15,9 @@ from database.schema import (
     STATUS,
     Status,
 )
-from database.signature import signature
-from database.staleness import Staleness
+from opatlas.model.signature import signature
+from opatlas.store.provenance import Staleness, Stored
+from opatlas.text import whole
 
 
 @dataclass(frozen=True)

@@ -12,29 +12,33 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bench.declared_options import Scope, add_all, declare
-from bench.devices.at_hand import database_name
-from bench.executor import SESSION
-from database.errors import OpAtlasError
-from database.folder import absolute, expect_folder
-from database.layout import default_path, expect_npu, kind_of
-from database.manifest import Manifest, code_digest, manifests_of
-from database.mapping.provide import Provided, provide_mapping
-from database.numbers import whole
-from database.option_types import at_least, names, positive
-from database.store import Database, write_text
-from database.terminal import counted, shown
-from plugins.keyword import keyword_filter
-from plugins.options import OPTIONS as OF_REPLAYS
-from plugins.options import refuse
-from plugins.settings import devices_of, refuse_useless_versions, versions_of
-from plugins.theory_report import Pace, coverage_page, pace_of, summary_lines
-from plugins.workers import replays_are_asked_for
-from shapes.results import KernelResult
+from opatlas.devices.discovery import database_name
+from opatlas.errors import OpAtlasError
+from opatlas.files import absolute, expect_folder
+from opatlas.isolation.executor import SESSION
+from opatlas.model.location import default_path, expect_npu, kind_of
+from opatlas.options import Scope, add_all, at_least, declare, names, positive
+from opatlas.store.csv_files import Database, write_text
+from opatlas.store.manifest import Manifest, code_digest, manifests_of
+from opatlas.store.op_mapping import Provided, provide_mapping
+from opatlas.text import counted, shown, whole
+from opatlas.theory.results import KernelResult
+
+from .options import OPTIONS as OF_REPLAYS
+from .options import refuse
+from .selection import keyword_filter
+from .settings import devices_of, refuse_useless_versions, versions_of
+from .theory_report import (
+    Pace,
+    coverage_page,
+    pace_of,
+    summary_lines,
+)
+from .xdist import replays_are_asked_for
 
 if TYPE_CHECKING:
-    from shapes.catalog import Kernel
-    from shapes.plan import Request
+    from opatlas.theory.catalog import Kernel
+    from opatlas.theory.plan import Request
 
 _SHAPES = Path(__file__).parents[1] / "shapes"
 _DEFAULT_ROWS = 1000
@@ -146,11 +150,11 @@ class Theory:
     @cached_property
     def plan(self) -> TheoryPlan:
         """Raises OpAtlasError, pytest.UsageError."""
-        from shapes.catalog import built_in_catalog
-        from shapes.kernels import kernels_of
-        from shapes.memory import FLUSH_BUFFER_BYTES, GB
-        from shapes.plan import Request
-        from shapes.targets import targets_of
+        from opatlas.theory.catalog import built_in_catalog
+        from opatlas.theory.kernels import kernels_of
+        from opatlas.theory.plan import Request
+        from opatlas.theory.space import FLUSH_BUFFER_BYTES, GB
+        from opatlas.theory.targets import targets_of
 
         option = self._config.option
         catalog = built_in_catalog()
@@ -202,8 +206,8 @@ class Theory:
 
     def _check_files(self) -> None:
         """Raises OpAtlasError for a row of the database that cannot be read."""
-        from shapes.append import table_of
-        from shapes.match import read_rows
+        from opatlas.theory.append import table_of
+        from opatlas.theory.match import read_rows
 
         selected = keyword_filter(self._config.option.keyword)
         for name in self.plan.kernels:
@@ -228,9 +232,9 @@ class Theory:
 
     def add(self, kernel_type: str) -> KernelResult:
         """Adds the theory rows of a kernel type, or finds out what would be added. Raises OpAtlasError."""
-        from shapes.append import add_theory_rows, table_of
-        from shapes.coverage import coverage_of
-        from shapes.plan import plan_kernel
+        from opatlas.theory.append import add_theory_rows, table_of
+        from opatlas.theory.coverage import coverage_of
+        from opatlas.theory.plan import plan_kernel
 
         plan, kernel = self.plan, self.plan.kernels[kernel_type]
         if self._config.option.plan_only:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from database.manifest import Manifest
-from database.progress import duration as words_of
-from database.terminal import counted
-from shapes.results import KernelResult, ModelCoverage, SizesOfAxis
+from opatlas.progress import duration as words_of
+from opatlas.store.manifest import Manifest
+from opatlas.text import counted
+from opatlas.theory.results import KernelResult, ModelCoverage, SizesOfAxis
 
 #: On a terminal; the report has all of them.
 _MISSING_NAMED = 3

@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from database.closest import closest
-from database.dtypes import known_dtype
-from database.numbers import real
-from database.slots import dtype_name, format_name
-from plugins.row_variables import VARIABLES, VariableKind
-from shapes.expression import ExpressionError, tree_of
+from opatlas.model.slots import dtype_name, format_name, known_dtype
+from opatlas.text import closest, real
+from opatlas.theory.expression import ExpressionError, tree_of
+
+from .row_variables import VARIABLES, VariableKind
 
 #: A number, a text, a shape or a list of them, a truth value; None: the row has no such thing.
 Value = Any

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from bench.executor import SESSION
-from plugins.benchmark_feed import NoBenchmarkHeader, benchmark_feed, benchmarks_only
-from plugins.collector import Collector
-from plugins.comparison import Comparison
-from plugins.ending import Ending, WorkerEnding
-from plugins.exclusive import ExclusiveLast
-from plugins.interrupt import Interrupts, ignore_interrupts
-from plugins.journaling import Journaling
-from plugins.junit import JUnit, junit_of
-from plugins.last_failed import LastFailed
-from plugins.ledger import Ledger
-from plugins.prof_path import ProfPath
-from plugins.progress import ReplayProgress
-from plugins.replacing import Replacing
-from plugins.report import Report
-from plugins.row_lines import RowLines
-from plugins.session import BenchSession
-from plugins.summary import SessionSummary
-from plugins.supervisor import Supervisor
-from plugins.tally import ReportTally
-from plugins.workers import Controller
-from plugins.writeback import WriteBack
+from opatlas.isolation.executor import SESSION
+
+from .benchmark_feed import NoBenchmarkHeader, benchmark_feed, benchmarks_only
+from .collector import Collector
+from .ending import Ending, WorkerEnding
+from .interrupt import Interrupts, ignore_interrupts
+from .journaling import Journaling
+from .junit import JUnit, junit_of
+from .last_failed import LastFailed
+from .prof_path import ProfPath
+from .progress import ReplayProgress
+from .replacing import Replacing
+from .report import Ledger, Report, ReportTally
+from .row_lines import Comparison, RowLines
+from .session import BenchSession
+from .summary import SessionSummary
+from .supervisor import Supervisor
+from .writeback import WriteBack
+from .xdist import Controller, ExclusiveLast
 
 
 @pytest.hookimpl(trylast=True)

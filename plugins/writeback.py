@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from bench.job import DeviceDescription
-from database import journal
-from database.errors import OpAtlasError
-from database.manifest import Manifest
-from database.merge import MergeResult
-from database.record import Record, RowName
-from database.recover import merge_run
-from plugins.items import about_row
-from plugins.journaling import Journaling, manifest_of
-from plugins.session import BenchSession
-from plugins.surroundings import facts_of
+from opatlas.engine.job import DeviceDescription
+from opatlas.errors import OpAtlasError
+from opatlas.model.record import Record, RowName
+from opatlas.store import journal
+from opatlas.store.manifest import Manifest
+from opatlas.store.write_back import MergeResult, merge_run
+
+from .collector import about_row
+from .journaling import Journaling, manifest_of
+from .session import BenchSession
+from .surroundings import facts_of
 
 #: What a worker of xdist leaves for the controller at its end: the records that its journal had no room for, and why
 #: the journal is not in its place.

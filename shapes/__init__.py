@@ -1,1 +1,1 @@
-"""Theory rows: calls that models make, drawn by hypothesis, for a database that has too few of its own."""
+"""Theory rows: the catalog of calls that models make, and `pytest shapes/`, which adds them to a database."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from database.errors import OpAtlasError
-from shapes.memory import FLUSH_BUFFER_BYTES, GB
+from opatlas.errors import OpAtlasError
+from opatlas.theory.space import FLUSH_BUFFER_BYTES, GB
 
 
 def test_theory_rows(kernel_type: str, theory: Any, record_property: Any) -> None:

@@ -14,19 +14,28 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 
-#: Each package may import itself and these.
+#: The folders of code, by the name under which Python knows them. Each may import itself and these.
 MAY_IMPORT: Mapping[str, frozenset[str]] = {
-    "plugins": frozenset({"bench", "shapes", "database"}),
-    "bench": frozenset({"database"}),
-    "shapes": frozenset({"database"}),
-    "database": frozenset(),
+    "opatlas.plugins": frozenset({"opatlas"}),
+    "opatlas.bench": frozenset({"opatlas", "opatlas.plugins"}),
+    "opatlas.shapes": frozenset({"opatlas"}),
+    "opatlas": frozenset(),
 }
 #: Seconds to import, and what a `--help` or a report has no use for.
 HEAVY = frozenset({"torch", "torch_npu", "transformers"})
-#: The one file of shapes/ that looks into a model's code.
-MODEL_LOADER = "shapes.architectures"
-#: A name that is imported when it is needed ("bench.devices.cpu:CpuDevice").
-_LATE = re.compile(rf"((?:{'|'.join(MAY_IMPORT)})(?:\.\w+)+):(\w+)")
+#: The parts of the library that may import torch; of theory rows only one file, which looks into a model's code.
+MODEL_LOADER = "opatlas.theory.architectures"
+WITH_TORCH = ("opatlas.engine", "opatlas.isolation", "opatlas.devices", "opatlas.instruments", "opatlas.collectives")
+WITH_TORCH_IN_FUNCTIONS = ("opatlas.doctor", "opatlas.capture.attention_recorder", MODEL_LOADER)
+#: They add options to pytest, or run it.
+WITH_PYTEST = ("opatlas.collectives.options", "opatlas.isolation.groups.options", "opatlas.cli.main")
+#: A name that is imported when it is needed ("opatlas.devices.cpu:CpuDevice").
+_LATE = re.compile(r"(opatlas(?:\.\w+)+):(\w+)")
+
+
+def part_of(module: str) -> str:
+    """The entry of MAY_IMPORT that a module of OpAtlas belongs to; "" for any other module."""
+    return next((name for name in MAY_IMPORT if f"{module}.".startswith(f"{name}.")), "")
 
 
 @dataclass(frozen=True)
@@ -55,29 +64,31 @@ class Import:
 
 
 def modules() -> dict[str, Path]:
-    """Every file of the four packages, by the name that imports it."""
+    """Every file of the package and of the folders that a wheel has inside it, by the name that imports it."""
     found = {}
-    for package in MAY_IMPORT:
-        for path in (REPOSITORY / package).rglob("*.py"):
+    for folder in ("opatlas", "bench", "plugins", "shapes"):
+        for path in (REPOSITORY / folder).rglob("*.py"):
             parts = path.relative_to(REPOSITORY).with_suffix("").parts
+            parts = parts if folder == "opatlas" else ("opatlas", *parts)
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
-def imports_of(importer: str, source: str, known: Iterable[str]) -> Iterator[Import]:
+def imports_of(importer: str, source: str, known: Iterable[str], *, is_package: bool = False) -> Iterator[Import]:
     """All imports of a file, also those inside functions."""
     known = frozenset(known)
+    here = importer.split(".") if is_package else importer.split(".")[:-1]
 
     def within(node: ast.AST, at_once: bool, typing: bool) -> Iterator[Import]:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(importer, alias.name, node.lineno, at_once, typing)
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{importer}:{node.lineno}: write the whole name of the module"
-            assert node.module
+            parents = here[: len(here) + 1 - node.level] if node.level else []
+            module = ".".join([*parents, *filter(None, [node.module])])
             for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                yield Import(importer, full if full in known else node.module, node.lineno, at_once, typing)
+                full = f"{module}.{alias.name}"
+                yield Import(importer, full if full in known else module, node.lineno, at_once, typing)
         elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             for child in node.body:
                 yield from within(child, at_once, True)
@@ -95,15 +106,19 @@ def wrong_direction(imports: Iterable[Import]) -> list[str]:
     """Imports against the direction of dependencies, with the reason."""
     wrong = []
     for found in imports:
-        importer = found.importer.partition(".")[0]
-        if found.package in MAY_IMPORT and found.package not in MAY_IMPORT[importer] | {importer}:
+        importer, imported = part_of(found.importer), part_of(found.module)
+        if imported and imported not in MAY_IMPORT[importer] | {importer}:
             wrong.append(f"{found}, which depends on {importer}")
-        if importer == "database" and found.package in ("pytest", "_pytest"):
-            wrong.append(f"{found}: the database knows nothing of tests")
-        if found.package in HEAVY and importer in ("database", "plugins"):
-            wrong.append(f"{found}, and {importer} never does")
-        if found.package in HEAVY and importer == "shapes" and (found.importer != MODEL_LOADER or found.at_once):
-            wrong.append(f"{found}: only functions of {MODEL_LOADER} do")
+        if (
+            importer == "opatlas"
+            and found.package in ("pytest", "_pytest")
+            and not (found.typing or found.importer in WITH_PYTEST)
+        ):
+            wrong.append(f"{found}: the library does without pytest")
+        if found.package in HEAVY and not found.typing and importer in ("opatlas", "opatlas.plugins"):
+            whole = found.importer.startswith(WITH_TORCH)
+            if not whole and (found.at_once or not found.importer.startswith(WITH_TORCH_IN_FUNCTIONS)):
+                wrong.append(f"{found}, which only the parts that run on a device do")
         if found.package == "tests":
             wrong.append(f"{found}: it is not installed")
     return wrong
@@ -146,7 +161,11 @@ def brought_along(start: str, imports: Iterable[Import]) -> Mapping[str, str]:
 @pytest.fixture(scope="module")
 def imports() -> list[Import]:
     known = modules()
-    return [found for name, path in known.items() for found in imports_of(name, path.read_text("utf-8"), known)]
+    return [
+        found
+        for name, path in known.items()
+        for found in imports_of(name, path.read_text("utf-8"), known, is_package=path.stem == "__init__")
+    ]
 
 
 def test_dependencies_point_one_way(imports: list[Import]) -> None:
@@ -157,8 +176,13 @@ def test_no_files_import_each_other_in_a_ring(imports: list[Import]) -> None:
     assert cycle(imports) == []
 
 
-@pytest.mark.parametrize("start", [name for name in sorted(modules()) if name.startswith(("plugins.", "database."))])
-def test_plugins_and_database_come_without_torch(start: str, imports: list[Import]) -> None:
+_TORCHLESS = ("plugins", "model", "store", "combine", "capture", "checks", "report", "cli")
+
+
+@pytest.mark.parametrize(
+    "start", [name for name in sorted(modules()) if name.split(".")[1:2] and name.split(".")[1] in _TORCHLESS]
+)
+def test_plugins_and_data_come_without_torch(start: str, imports: list[Import]) -> None:
     """`pytest --help` imports the plugins, and a query the database: neither may wait for torch."""
     brought = brought_along(start, imports)
     heavy = sorted(name for name in brought if name.partition(".")[0] in HEAVY)
@@ -202,17 +226,18 @@ def test_other_conftests_hold_hooks_and_fixtures(folder: str) -> None:
 @pytest.mark.parametrize(
     ("importer", "source", "complaint"),
     [
-        ("bench.replay", "def f():\n    from plugins import plan", "bench.replay:2 imports plugins.plan, which"),
-        ("database.store", "import bench.replay as rows", "which depends on database"),
-        ("database.store", "if TYPE_CHECKING:\n    import pytest", "knows nothing of tests"),
-        ("plugins.plan", "def f():\n    import torch.nn", "and plugins never does"),
-        ("shapes.space", "def f():\n    import torch", f"only functions of {MODEL_LOADER} do"),
-        (MODEL_LOADER, "import transformers", f"only functions of {MODEL_LOADER} do"),
-        ("bench.runner", "from tests.support import sessions", "is not installed"),
+        ("opatlas.engine.replay", "def f():\n    from opatlas.plugins import plan", ":2 imports opatlas.plugins.plan"),
+        ("opatlas.plugins.plan", "import opatlas.bench.test_norm", "which depends on opatlas.plugins"),
+        ("opatlas.plugins.plan", "from ..bench import test_norm", "imports opatlas.bench"),
+        ("opatlas.store.csv_files", "import pytest", "does without pytest"),
+        ("opatlas.plugins.plan", "def f():\n    import torch.nn", "only the parts that run on a device"),
+        ("opatlas.theory.space", "def f():\n    import torch", "only the parts that run on a device"),
+        (MODEL_LOADER, "import transformers", "only the parts that run on a device"),
+        ("opatlas.engine.runner", "from tests.support import sessions", "is not installed"),
     ],
 )
 def test_a_wrong_import_is_noticed(importer: str, source: str, complaint: str) -> None:
-    (wrong,) = wrong_direction(imports_of(importer, source, {"plugins.plan"}))
+    (wrong,) = wrong_direction(imports_of(importer, source, {"opatlas.plugins.plan"}))
     assert complaint in wrong
 
 

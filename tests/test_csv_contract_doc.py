@@ -8,15 +8,16 @@ from dataclasses import fields
 import pytest
 from doc_commands import ROOT
 
-from database import journal, schema
-from database.communication import COLLECTIVES, TIERS
-from database.layout import NPU_DEVICES
-from database.manifest import Manifest
-from database.merge import UpdateMode
-from database.pruned import PRUNED_REASON
-from database.record import Measurement, Record
-from database.schema import Status
-from database.store import Database
+from opatlas.model import schema
+from opatlas.model.communication import COLLECTIVES, TIERS
+from opatlas.model.location import NPU_DEVICES
+from opatlas.model.record import Measurement, Record
+from opatlas.model.schema import Status
+from opatlas.store import journal
+from opatlas.store.csv_files import Database
+from opatlas.store.manifest import Manifest
+from opatlas.store.merge_rule import PRUNED_REASON
+from opatlas.store.write_back import UpdateMode
 
 PAGE = (ROOT / "docs" / "csv-contract.md").read_text(encoding="utf-8")
 #: Columns of a file that OpAtlas may write, but for counters.
@@ -116,7 +117,7 @@ def test_older_columns() -> None:
 
 def test_journal_and_manifest_name_every_field() -> None:
     text = section("Journal")
-    told = words(text) - {"journal/{Run ID}.jsonl", "python -m database combine"}
+    told = words(text) - {"journal/{Run ID}.jsonl", "opatlas combine"}
     assert told == {field.name for kind in (journal.Header, Record, Measurement) for field in fields(kind)}
     assert f"version {journal.VERSION}." in text
     assert words(section("Manifest")) - {"runs/{Run ID}.json"} == {field.name for field in fields(Manifest)}

@@ -42,8 +42,8 @@ FEW_ROWS = "--ops=RmsNorm --max-hbm-gb=0.51203"
 COLLECTIVES = "--collect-only"
 #: By what marks the command: statuses that say that it worked, where there are others than 0.
 STATUSES: Mapping[str, tuple[int, ...]] = {
-    r"bench doctor": (0, 1),  # what it needs may be missing on this machine
-    r"bench validate-comm": (0, 1),  # and a duration of the test's own may be implausible
+    r"opatlas doctor": (0, 1),  # what it needs may be missing on this machine
+    r"opatlas validate-comm": (0, 1),  # and a duration of the test's own may be implausible
     r"opatlas check": (1,),  # finds that the message in DB was measured by nobody
 }
 #: Commands that would fail, and what is to be said of them.
@@ -51,12 +51,10 @@ PLANTED: Mapping[str, str] = {
     "pytest bench/ --repeat-cuont 3": "unrecognized arguments: --repeat-cuont",
     "pytest shapes/ --rows many": "'many': give a whole number",
     "pytest bench/test_nothing.py": "there is no bench/test_nothing.py",
-    "python -m database ingset": "invalid choice: 'ingset'",
-    "python -m database ingest --profiling-path P --devcie X": "unrecognized arguments: --devcie X",
-    "python -m database ingest CAPTURE --output-dir DB": "unrecognized arguments: CAPTURE --output-dir DB",
+    "opatlas ingest CAPTURE --output-dir DB": "unrecognized arguments: CAPTURE --output-dir DB",
     "opatlas ingest --profiling-path P --devcie X": "unrecognized arguments: --devcie X",
     "opatlas benhc": "opatlas has no command ['benhc']",
-    "python -m bench.nothing": "no such module",
+    "python -m opatlas.nothing": "no such module",
     "python -m tests.benchmarks.bench_merge --rwos 3": "bench_merge.py has no --rwos",
     "pip install -e '.[gpus]'": "no extra gpus",
     "pip install -c constraint.txt -e .": "there is no constraint.txt",
@@ -124,7 +122,7 @@ class ReaderOfTheReadme(ScratchCheckout):
         dtypes = ["DT_BF16" if shape else "DT_UNDEFINED" for shape in DECODE_SHAPES]
         attention = launch(type="FusedInferAttentionScore", shapes=";".join(DECODE_SHAPES), dtypes=";".join(dtypes))
         capture = write_capture(folder / "CAPTURE" / "kernel_details.csv", [*norms, attention])
-        self.run(f"python -m database ingest --profiling-path {capture} --database-path DB")
+        self.run(f"opatlas ingest --profiling-path {capture} --database-path DB")
         for name in ("ONE", "TWO"):
             shutil.copytree(folder / "DB", folder / name)
         message = "message_bytes,num_devices,dtype,topology_tier,Duration(us)\n1048576,2,DT_BF16,1,100.5\n"
@@ -198,7 +196,7 @@ def test_a_command_that_would_fail_is_noticed(text: str, problems: Mapping[Comma
 def test_blocks_are_told_from_pictures_and_output(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "```\npytest bench/ \\\n    -k Add   # some\npython -m database ingest > out.txt && opatlas bench\n```\n"
+        "```\npytest bench/ \\\n    -k Add   # some\nopatlas ingest > out.txt && opatlas bench\n```\n"
         "```\n82/196 rows\n```\n"
         "```\npytest        collects\n  |- keeper\n```\n"
         "```text\npytest bench/\n```\n"
@@ -209,7 +207,7 @@ def test_blocks_are_told_from_pictures_and_output(tmp_path: Path) -> None:
     shown = [(command.line, " ".join(command.words)) for command in commands_of(page)]
     assert shown == [
         (2, "pytest bench/ -k Add"),
-        (4, "python -m database ingest"),
+        (4, "opatlas ingest"),
         (4, "opatlas bench"),
         (17, "pytest shapes/"),
         (27, "pip install -e ."),

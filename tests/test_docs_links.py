@@ -10,7 +10,7 @@ from doc_commands import DOCS, PAGES, ROOT
 
 _FENCED = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-#: A file of the checkout, as sentences name it: `bench/rows/replay_row.py`, `tests/support/`.
+#: A file of the checkout, as sentences name it: `opatlas/engine/inputs/replay_row.py`, `tests/support/`.
 _FILE = re.compile(r"`((?:bench|database|plugins|shapes|tests|docs)/[\w./-]*)`|(?<![\w/`])(tests/[\w/]+\.py)\b")
 
 
@@ -65,7 +65,7 @@ def test_what_leads_nowhere_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "# A heading, `coded`\n[a](#a-heading-coded) [b](#another) [c](gone.md) [d](page.md#a-heading-coded)\n"
-        "`bench/replay.py` `bench/gone.py` tests/gone.py `database/data/X/y.csv`\n```\n[e](f.md) `bench/none.py`\n```\n"
+        "`opatlas/engine/replay.py` `bench/gone.py` tests/gone.py `database/data/X/y.csv`\n```\n[e](f.md) `bench/none.py`\n```\n"  # noqa: E501
     )
     assert dead_links(page) == ["#another", "gone.md"]
     assert missing_files(page) == ["bench/gone.py", "tests/gone.py"]

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from doc_commands import ROOT
+from opatlas.plugins import options, theory
 
-from bench.__main__ import parser as bench_parser
-from bench.collectives import options as collectives
-from bench.declared_options import Option, Scope, given
-from bench.groups import expert_parallel
-from database.__main__ import parser as database_parser
-from plugins import options, theory
+from opatlas.cli.main import parser as bench_parser
+from opatlas.cli.main import parser as database_parser
+from opatlas.collectives import options as collectives
+from opatlas.isolation.groups import options as expert_parallel
+from opatlas.options import Option, Scope, given
 
 #: Options that are another thing for another command, and what tells.
 OF_THEIR_OWN = {

@@ -23,7 +23,7 @@ def run(command: str, database: Path) -> subprocess.CompletedProcess[str]:
     words = [str(database) if word == "DB" else word for word in re.findall(r'"[^"]*"|\S+', command)]
     words = [word.strip('"') for word in words]
     assert words[0] == "opatlas"
-    return subprocess.run([sys.executable, "-m", "plugins.command", *words[1:]], capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-m", "opatlas.cli.main", *words[1:]], capture_output=True, text=True)
 
 
 @pytest.fixture

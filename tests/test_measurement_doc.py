@@ -6,7 +6,7 @@ import re
 
 from doc_commands import ROOT
 
-from bench.instruments import OFFERED
+from opatlas.instruments.instrument import OFFERED
 
 
 def page(name: str) -> str:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 from argparse import Namespace
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
-import pytest
-from doc_commands import ROOT
+from opatlas.plugins.journaling import options_of
+from opatlas.plugins.selection import Shard
+from opatlas.plugins.settings import Settings
 
-from bench.collectives.options import Wanted
-from bench.declared_options import Scope
-from bench.groups.options import NodeOptions
-from bench.job import DeviceSpec, MeasureSettings
-from database.merge import UpdateMode
-from plugins import options, theory
-from plugins.choice import Shard
-from plugins.journaling import options_of
-from plugins.settings import Settings
+from opatlas.collectives.options import Wanted
+from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.store.write_back import UpdateMode
 
 #: Fields of Settings that the manifest has under another name.
 RENAMED = {"mode": "update_mode", "messages": "communication"}
@@ -39,10 +32,6 @@ NOT_IN_MANIFEST = {
     "read_only": "writes no manifest",
     "strict": "bears on verdicts, and on no status",
 }
-#: Read by pytest itself.
-OF_PYTEST = {"--fail-fast"}
-#: Read by their names, which are made of a prefix (bench/groups/options.py).
-OF_NODES = tuple(option.dest for option in NodeOptions("--").declared(Scope.ANY))
 
 
 def settings(**more: object) -> Settings:
@@ -63,35 +52,6 @@ def settings(**more: object) -> Settings:
         "collect_only": False,
     }
     return Settings(**{**values, **more})  # type: ignore[arg-type]
-
-
-def attributes_read(*places: str) -> Iterator[tuple[str, str]]:
-    """Attributes that the code of some folders or files reads: the last name of what has it, and its own."""
-    for place in places:
-        for path in sorted((ROOT / place).rglob("*.py")) or [ROOT / place]:
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                    owner = node.value
-                    name = owner.id if isinstance(owner, ast.Name) else getattr(owner, "attr", "")
-                    yield name.lstrip("_"), node.attr
-
-
-def test_every_option_is_read() -> None:
-    read = {name for owner, name in attributes_read("plugins", "bench") if owner in ("option", "options")}
-    silent = [
-        option.name
-        for option in (*options.OPTIONS, *theory.OPTIONS)
-        if option.dest not in read and not option.dest.endswith(OF_NODES) and option.name not in OF_PYTEST
-    ]
-    assert silent == []
-
-
-@pytest.mark.parametrize("kind", [Settings, MeasureSettings])
-def test_every_setting_is_read(kind: type) -> None:
-    of_settings = {name for owner, name in attributes_read("plugins", "bench") if owner == "settings"}
-    if kind is Settings:
-        of_settings |= {name for owner, name in attributes_read("plugins/settings.py") if owner == "self"}
-    assert {field.name for field in fields(kind)} <= of_settings
 
 
 def test_every_setting_is_in_the_manifest_or_known_not_to_be() -> None:

@@ -10,7 +10,7 @@ import pytest
 from doc_commands import ROOT, blocks_of
 from scratch_checkout import ScratchCheckout
 
-from bench.kernels import found_by_tests
+from opatlas.engine import kernel_facts as found_by_tests
 
 PAGE = ROOT / "docs" / "tutorials" / "write-a-replay.md"
 TRANSLATION = PAGE.with_suffix(".zh-CN.md")

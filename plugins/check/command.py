@@ -14,18 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from bench.kernels.replays import replays_of_bench
-from database.checks.against import compared_rows
-from database.checks.catalog import CHECKS
-from database.checks.checked import CheckedDatabase
-from database.checks.known import read_known
-from database.commands import USAGE
-from database.errors import OpAtlasError
-from database.plots.timed_rows import expect_tables
-from database.terminal import fitted
-from plugins.check.cases import CASES, Cases
-from plugins.check.report import CheckReport
-from plugins.own_code import present_code
+from opatlas.checks.against import compared_rows
+from opatlas.checks.catalog import CHECKS
+from opatlas.checks.check import CheckedDatabase
+from opatlas.checks.known import read_known
+from opatlas.cli.commands import USAGE
+from opatlas.engine.replayed_types import replays_of_bench
+from opatlas.errors import OpAtlasError
+from opatlas.report.plots.timed_rows import expect_tables
+from opatlas.text import fitted
+
+from ..own_code import present_code
+from .check_plugin import CASES, Cases
+from .report import CheckReport
 
 _INI = Path(__file__).with_name("check.ini")
 

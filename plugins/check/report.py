@@ -10,11 +10,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from database.checks.known import ANY, KNOWN_FINDINGS, KnownFinding
-from database.errors import OpAtlasError
-from database.store import write_text
-from database.terminal import counted, folded, shortened, shown
-from plugins.check.cases import Cases
+from opatlas.checks.known import ANY, KNOWN_FINDINGS, KnownFinding
+from opatlas.errors import OpAtlasError
+from opatlas.store.csv_files import write_text
+from opatlas.text import (
+    counted,
+    folded,
+    shortened,
+    shown,
+)
+
+from .check_plugin import Cases
 
 _INDENT = 4
 _COLUMNS = 80

@@ -22,14 +22,13 @@ from pathlib import Path
 
 import torch
 
-from bench.errors import ReplayError
-from bench.job import DeviceSpec, Job, MeasureSettings
-from bench.kernels.replays import replays_of_bench
-from bench.kernels.without_replay import WITHOUT_REPLAY
-from bench.rows.replay_row import ReplayRow
-from bench.runner import Runner
-from database.communication import is_communication
-from database.schema import Status
+from opatlas.engine.errors import ReplayError
+from opatlas.engine.inputs.replay_row import ReplayRow
+from opatlas.engine.job import DeviceSpec, Job, MeasureSettings
+from opatlas.engine.replayed_types import WITHOUT_REPLAY, replays_of_bench
+from opatlas.engine.runner import Runner
+from opatlas.model.communication import is_communication
+from opatlas.model.schema import Status
 from tests.bench.real_rows import RealRow, sources
 from tests.bench.replaying import replay_functions
 

@@ -9,14 +9,19 @@ from functools import cache
 from typing import Any
 
 import pytest
+from opatlas.bench.implementations import torch as impl
 
-import bench.runner
-from bench import impl
-from bench.job import DeviceSpec, Job, MeasureSettings, Outcome
-from bench.registry import replay_spec
-from bench.replay import Replay
-from bench.runner import Runner
-from database.schema import (
+import opatlas.engine.runner
+from opatlas.engine.job import (
+    DeviceSpec,
+    Job,
+    MeasureSettings,
+    Outcome,
+)
+from opatlas.engine.registry import replay_spec
+from opatlas.engine.replay import Replay
+from opatlas.engine.runner import Runner
+from opatlas.model.schema import (
     INPUT_DTYPES,
     INPUT_FORMATS,
     INPUT_SHAPES,
@@ -104,7 +109,7 @@ def assert_refused(kernel_type: str, row: str, column: str, words: str) -> None:
 def assert_mistake_is_caught(
     monkeypatch: pytest.MonkeyPatch, name: str, mistake: Callable[..., Any], kernel_type: str, row: str
 ) -> None:
-    """With `mistake` in the place of bench.impl's function of that name, the check of a row fails."""
+    """With `mistake` in the place of the timed function of that name, the check of a row fails."""
     assert getattr(impl, name) is not mistake
     monkeypatch.setattr(impl, name, mistake)
     assert_wrong(kernel_type, row)
@@ -124,10 +129,10 @@ def time_instead(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) 
         def __call__(self, impl: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
             super().__call__(function, *arguments, **keywords)
 
-    monkeypatch.setattr(bench.runner, "Replay", Instead)
+    monkeypatch.setattr(opatlas.engine.runner, "Replay", Instead)
 
 
 def _modules() -> Iterator[Any]:
-    for info in pkgutil.iter_modules(bench.__path__):
+    for info in pkgutil.iter_modules(opatlas.bench.__path__):
         if info.name.startswith("test_") and info.name != "test_collectives":
-            yield importlib.import_module(f"bench.{info.name}")
+            yield importlib.import_module(f"opatlas.bench.{info.name}")

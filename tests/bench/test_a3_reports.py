@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from replaying import replay_of, runner
 
-from bench.job import Job
-from database.schema import Status
+from opatlas.engine.job import Job
+from opatlas.model.schema import Status
 from tests.bench.a3_reports import completed, kernel_type_of
 
 

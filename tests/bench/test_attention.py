@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from opatlas.bench.implementations import torch as impl
 from replaying import DTYPES, OUTPUT, SHAPES, assert_mistake_is_caught, assert_refused
 from sample_rows_attention import INDEXER, LATENT, PACKED, PAGED, RING_MLA, ROWS, SPARSE, flash, flash_grad
 
-from bench import impl
-from bench.errors import WrongResult
-from bench.reference.check import check
-from bench.reference.expectations import Comparison, Largest
-from bench.rows.replay_row import ReplayRow
-from bench.rows.sequences import spread_positions
+from opatlas.engine.check import check
+from opatlas.engine.errors import WrongResult
+from opatlas.engine.expectations import Comparison, Largest
+from opatlas.engine.inputs.replay_row import ReplayRow
+from opatlas.engine.inputs.sequences import spread_positions
 
 
 class TestLargest:
@@ -97,7 +97,11 @@ MISTAKES = {
     ),
     "mask of a first step": ("ring_mla", {"mask_type": lambda mask: "no_mask"}, RING_MLA[1]),
     "earlier step forgotten": ("ring_mla", {"pre_out": lambda out: None}, RING_MLA[0]),
-    "training without its mask": ("flash_attention", {"atten_mask": lambda mask: None}, ROWS["FlashAttentionScore"][0]),
+    "training without its mask": (
+        "flash_attention_score",
+        {"atten_mask": lambda mask: None},
+        ROWS["FlashAttentionScore"][0],
+    ),
     "gradient without its mask": (
         "flash_attention_grad",
         {"atten_mask": lambda m: None},
@@ -120,7 +124,7 @@ MISTAKES = {
 TYPES = {
     "fused_infer_attention_score": "FusedInferAttentionScore",
     "ring_mla": "RINGMLAPrefillBF16Kernel",
-    "flash_attention": "FlashAttentionScore",
+    "flash_attention_score": "FlashAttentionScore",
     "flash_attention_grad": "FlashAttentionScoreGrad",
     "lightning_indexer": "LightningIndexer",
     "sparse_flash_attention": "SparseFlashAttention",
@@ -172,12 +176,17 @@ REFUSED = [
     (RING_MLA[3].replace("5,2,", "7,2,"), "ring_mla", SHAPES, "as many queries as keys"),
     (RING_MLA[3].replace("5,2,", "5,4,"), "ring_mla", SHAPES, "do not go together"),
     (RING_MLA[3].replace("512,512", "512,512;1"), "ring_mla", DTYPES, "slot 6 has the shape 1"),
-    (TRAINED.replace(";;;;", ";1,1;;;", 1), "flash_attention", SHAPES, "slot 3 is used"),
-    (flash("33,2,64", "33,2,48", "2,4,33,8"), "flash_attention", SHAPES, "in one of the layouts SBH, BSH"),
-    (flash("33,2,64", "33,2,32", "3,4,33,8"), "flash_attention", SHAPES, "TND is not replayed"),
-    (flash("33,2,64", "33,2,32", "264,8"), "flash_attention", OUTPUT, "(batch, heads, queries, 8)"),
-    (flash("33,2,64", "21,2,32", "2,4,33,8", "2048,2048"), "flash_attention", SHAPES, "as many queries as keys"),
-    (flash("33,2,64", "33,2,32", "2,4,33,8", "33,21"), "flash_attention", SHAPES, "slot 6 is not the mask"),
+    (TRAINED.replace(";;;;", ";1,1;;;", 1), "flash_attention_score", SHAPES, "slot 3 is used"),
+    (flash("33,2,64", "33,2,48", "2,4,33,8"), "flash_attention_score", SHAPES, "in one of the layouts SBH, BSH"),
+    (flash("33,2,64", "33,2,32", "3,4,33,8"), "flash_attention_score", SHAPES, "TND is not replayed"),
+    (flash("33,2,64", "33,2,32", "264,8"), "flash_attention_score", OUTPUT, "(batch, heads, queries, 8)"),
+    (
+        flash("33,2,64", "21,2,32", "2,4,33,8", "2048,2048"),
+        "flash_attention_score",
+        SHAPES,
+        "as many queries as keys",
+    ),
+    (flash("33,2,64", "33,2,32", "2,4,33,8", "33,21"), "flash_attention_score", SHAPES, "slot 6 is not the mask"),
     (GRADIENT.replace(";;33,2,64", ";;33,2,63"), "flash_attention_grad", SHAPES, "the shape of slot 0"),
     (GRADIENT.replace(";2,4,33,8;;", ";;;", 1), "flash_attention_grad", SHAPES, "from slot 4 on"),
     (MASKED_GRADIENT.replace("BOOL", "FLOAT"), "flash_attention_grad", DTYPES, "slot 4 (mask) is FLOAT"),

@@ -9,10 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opatlas.bench import formulas as expected
+from opatlas.bench.implementations import torch as impl
 
-from bench import expected, impl
-from bench.errors import WrongResult
-from bench.reference.check import check
+from opatlas.engine.check import check
+from opatlas.engine.errors import WrongResult
 
 
 def everything(count, *, elements, terms):
@@ -275,10 +276,10 @@ def test_gradient_is_autograds(layout, causal, sizes, seed):
     as_given = LAYOUTS[layout]
     call = {"head_num": q.shape[1], "input_layout": layout, "atten_mask": torch.empty(0) if causal else None}
     tensors = [as_given(x) for x in (q, k, v)]
-    out, highest, total = impl.flash_attention(*tensors, **call, scale=width**-0.5)
+    out, highest, total = impl.flash_attention_score(*tensors, **call, scale=width**-0.5)
     torch.testing.assert_close(out.double(), as_given(plain.detach()), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close((highest + total.log())[..., 0].double(), scores.logsumexp(-1), rtol=1e-4, atol=1e-5)
-    check(expected.flash_attention, tensors, {**call, "scale": width**-0.5}, [out, highest, total], seed)
+    check(expected.flash_attention_score, tensors, {**call, "scale": width**-0.5}, [out, highest, total], seed)
 
     statistics = {"softmax_max": highest, "softmax_sum": total, "attention_in": out, "scale_value": width**-0.5}
     found = impl.flash_attention_grad(*tensors, as_given(grad), **call, **statistics)
@@ -292,11 +293,11 @@ def test_statistics_may_be_stored_either_way():
     """A kernel's largest score and the sum of powers below it, or the logarithm of the sum and 1."""
     q = torch.randn(1, 2, 5, 4)
     call = {"head_num": 2, "input_layout": "BNSD", "scale": 0.5}
-    out, lse, ones = impl.flash_attention(q, q, q, **call)
+    out, lse, ones = impl.flash_attention_score(q, q, q, **call)
     scores = q @ q.mT * 0.5
     highest = scores.amax(-1, keepdim=True).expand(1, 2, 5, 8)
     total = (scores - scores.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True).expand(1, 2, 5, 8)
-    check(expected.flash_attention, [q, q, q], call, [out, highest, total], 1)
-    check(expected.flash_attention, [q, q, q], call, [out, lse, ones], 1)
+    check(expected.flash_attention_score, [q, q, q], call, [out, highest, total], 1)
+    check(expected.flash_attention_score, [q, q, q], call, [out, lse, ones], 1)
     with pytest.raises(WrongResult, match="result"):
-        check(expected.flash_attention, [q, q, q], call, [out, highest, ones], 1)
+        check(expected.flash_attention_score, [q, q, q], call, [out, highest, ones], 1)

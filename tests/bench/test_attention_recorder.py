@@ -16,8 +16,8 @@ import pytest
 import torch
 from captures import DECODE_RECORD
 
-from bench import attention_recorder
-from bench.attention_recorder import ENVIRONMENT, record_attention
+from opatlas.capture import attention_recorder
+from opatlas.capture.attention_recorder import ENVIRONMENT, record_attention
 
 REPOSITORY = Path(__file__).parents[2]
 _ARGUMENTS = (
@@ -290,7 +290,7 @@ npu_fused_infer_attention_score = torch.ops.late.npu_fused_infer_attention_score
 """
 _SERVE = """
 import os, sys
-from bench.attention_recorder import start_from_environment
+from opatlas.capture.attention_recorder import start_from_environment
 for _ in range(2):
     start_from_environment()
 assert not {"torch", "torch_npu", "pytest"} & set(sys.modules), "the recorder imports nothing"
@@ -333,4 +333,4 @@ def test_the_variable_before_the_import_and_a_file_for_each_process(tmp_path):
 def test_vllm_finds_it():
     project = (REPOSITORY / "pyproject.toml").read_text()
     assert '[project.entry-points."vllm.general_plugins"]' in project
-    assert 'opatlas_record_attention = "bench.attention_recorder:start_from_environment"' in project
+    assert 'opatlas_record_attention = "opatlas.capture.attention_recorder:start_from_environment"' in project

@@ -7,11 +7,11 @@ import torch
 from replaying import DTYPES, SHAPES, assert_refused, cells_of, replay_of, runner
 from sample_rows_attention import FIA_SLOTS, LATENT, MASK, PACKED, PAGED, fia
 
-from bench.errors import InvalidRow
-from bench.job import Job
-from bench.rows.attention import read_attention, with_operator_shapes
-from bench.rows.replay_row import ReplayRow
-from database.schema import RUNTIME_PREFIX, Status
+from opatlas.engine.errors import InvalidRow
+from opatlas.engine.inputs.attention import read_attention, with_operator_shapes
+from opatlas.engine.inputs.replay_row import ReplayRow
+from opatlas.engine.job import Job
+from opatlas.model.schema import RUNTIME_PREFIX, Status
 
 FIA = "FusedInferAttentionScore"
 

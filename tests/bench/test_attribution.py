@@ -9,10 +9,30 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from bench.profiles.attribution import BY_ORDER, Launched, NoSamples, ProfiledRow, ProfiledSamples, attribute
-from bench.profiles.marks import BEGIN, END, KERNEL_TYPE, MOST_ROWS, dimensions_of, row_mark, row_of_mark
-from database.launches import Launch
-from database.schema import BASE, INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
+from opatlas.capture.profiles import Launch
+from opatlas.instruments.attribution import (
+    BY_ORDER,
+    Launched,
+    NoSamples,
+    ProfiledRow,
+    ProfiledSamples,
+    attribute,
+)
+from opatlas.instruments.marks import (
+    BEGIN,
+    END,
+    KERNEL_TYPE,
+    MOST_ROWS,
+    dimensions_of,
+    row_mark,
+    row_of_mark,
+)
+from opatlas.model.schema import (
+    BASE,
+    INPUT_DTYPES,
+    INPUT_FORMATS,
+    INPUT_SHAPES,
+)
 
 
 class Profile:

@@ -11,11 +11,18 @@ from typing import Any
 
 import pytest
 
-from bench.devices import cpu
-from bench.devices.cgroups import Periods, available_memory, cpu_periods, cpu_quota, memory_limit
-from bench.devices.cores import affinity_cores, available_cores
-from bench.devices.cpu import CpuDevice
-from bench.job import DeviceSpec, MeasureSettings
+from opatlas.devices import cpu
+from opatlas.devices.cgroups import (
+    Periods,
+    affinity_cores,
+    available_cores,
+    available_memory,
+    cpu_periods,
+    cpu_quota,
+    memory_limit,
+)
+from opatlas.devices.cpu import CpuDevice
+from opatlas.engine.job import DeviceSpec, MeasureSettings
 from tests.support.fake_system import write_files
 
 _V2 = "31 23 0:28 / /sys/fs/cgroup rw,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -114,7 +121,7 @@ def test_a_system_without_groups_limits_nothing(tmp_path: Path) -> None:
 def test_a_quota_rounded_up_is_how_many_threads_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str, cores: int
 ) -> None:
-    monkeypatch.setattr("bench.devices.cores.affinity_cores", lambda: 64)
+    monkeypatch.setattr("opatlas.devices.cgroups.affinity_cores", lambda: 64)
     files = {"proc/self/cgroup": "0::/\n", "proc/self/mountinfo": _V2, "sys/fs/cgroup/cpu.max": f"{quota}\n"}
     assert available_cores(write_files(tmp_path, files)) == cores
 

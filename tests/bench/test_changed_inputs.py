@@ -10,13 +10,13 @@ import pytest
 import torch
 from replaying import job_of
 
-from bench.changed_inputs import COMPARED_BYTES, InputWatch
-from bench.errors import ChangedInput, ReplayError
-from bench.job import DeviceSpec, MeasureSettings
-from bench.reference.formula import per_element, pointwise
-from bench.registry import replays
-from bench.runner import Runner
-from database.schema import Status
+from opatlas.engine.changed_inputs import COMPARED_BYTES, InputWatch
+from opatlas.engine.errors import ChangedInput, ReplayError
+from opatlas.engine.formula import per_element, pointwise
+from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.engine.registry import replays
+from opatlas.engine.runner import Runner
+from opatlas.model.schema import Status
 from tests.support.wrapper import Wrapper
 
 SHAPE = "64,16"

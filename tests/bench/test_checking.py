@@ -7,14 +7,19 @@ from itertools import pairwise
 
 import pytest
 import torch
+from opatlas.bench import formulas as expected
 
-import bench.reference.formula
-from bench import expected
-from bench.errors import WrongResult
-from bench.reference.check import check
-from bench.reference.expectations import Picks, Rounded
-from bench.reference.formula import each, per_element, per_row, pointwise
-from bench.reference.formula_parts import Draw
+import opatlas.engine.formula
+from opatlas.engine.check import check
+from opatlas.engine.errors import WrongResult
+from opatlas.engine.expectations import Picks, Rounded
+from opatlas.engine.formula import (
+    Draw,
+    each,
+    per_element,
+    per_row,
+    pointwise,
+)
 
 SEED = 5
 
@@ -63,9 +68,9 @@ def case(request):
 
 @pytest.fixture
 def small_sample(monkeypatch):
-    monkeypatch.setattr(bench.reference.formula, "SAMPLED_ELEMENTS", 64)
-    monkeypatch.setattr(bench.reference.formula, "READ_INPUTS", 256)
-    monkeypatch.setattr(bench.reference.formula, "_LEAST_ELEMENTS", 4)
+    monkeypatch.setattr(opatlas.engine.formula, "SAMPLED_ELEMENTS", 64)
+    monkeypatch.setattr(opatlas.engine.formula, "READ_INPUTS", 256)
+    monkeypatch.setattr(opatlas.engine.formula, "_LEAST_ELEMENTS", 4)
 
 
 def wrong_at(result, index):
@@ -148,10 +153,10 @@ def test_the_same_elements_are_sampled_again(case, small_sample):
 
 
 def test_long_sums_are_sampled_more_sparsely(monkeypatch):
-    monkeypatch.setattr(bench.reference.formula, "READ_INPUTS", 1 << 12)
+    monkeypatch.setattr(opatlas.engine.formula, "READ_INPUTS", 1 << 12)
     a, weight = torch.rand(64, 512), torch.rand(64, 512)
-    (comparison,) = expected.matmul.compare([a, weight], {}, [a @ weight.T], SEED)
-    assert comparison.actual.numel() == bench.reference.formula._LEAST_ELEMENTS
+    (comparison,) = expected.linear.compare([a, weight], {}, [a @ weight.T], SEED)
+    assert comparison.actual.numel() == opatlas.engine.formula._LEAST_ELEMENTS
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

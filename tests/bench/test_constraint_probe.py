@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.dispatch_ffn_combine.probe import Probe
-from bench.dispatch_ffn_combine.search import Axis, Search
-from bench.groups.process import GroupProcess
-from bench.groups.spec import GroupSpec
-from bench.job import DeviceSpec, MeasureSettings
-from database.constraints import (
+from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.errors import OpAtlasError
+from opatlas.isolation.groups.process import GroupProcess
+from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.model.schema import Status
+from opatlas.store.refused_shapes import (
     AXES,
     Constraints,
     Kernel,
@@ -24,8 +24,8 @@ from database.constraints import (
     load_constraints,
     save_constraints,
 )
-from database.errors import OpAtlasError
-from database.schema import Status
+from opatlas.theory.refused_probe import Probe
+from opatlas.theory.refused_search import Axis, Search
 
 KERNEL = Kernel(2, "DT_BF16")
 START = MoeShape(m=8, h=64, n=32, experts=4, top_k=3)

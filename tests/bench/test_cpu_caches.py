@@ -10,16 +10,23 @@ import pytest
 import torch
 from replaying import job_of
 
-from bench.devices import cpu, cpu_flush
-from bench.devices.cpu_caches import cache_domains, flush_bytes, least_flush_bytes
-from bench.devices.cpu_flush import DEAR_BYTES, CpuFlush, FlushPlan, plan_flush
-from bench.devices.evict import evictor
-from bench.job import DeviceSpec, Job, MeasureSettings
-from bench.kernels.replays import replays_of_bench
-from bench.reference.formula import pointwise
-from bench.registry import replays
-from bench.runner import Runner
-from database.schema import Status
+from opatlas.devices import cpu, cpu_flush
+from opatlas.devices.cpu_flush import (
+    DEAR_BYTES,
+    CpuFlush,
+    FlushPlan,
+    cache_domains,
+    evictor,
+    flush_bytes,
+    least_flush_bytes,
+    plan_flush,
+)
+from opatlas.engine.formula import pointwise
+from opatlas.engine.job import DeviceSpec, Job, MeasureSettings
+from opatlas.engine.registry import replays
+from opatlas.engine.replayed_types import replays_of_bench
+from opatlas.engine.runner import Runner
+from opatlas.model.schema import Status
 from tests.support.fake_system import write_files
 from tests.support.wrapper import Wrapper
 

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench.errors import ReplayError
-from bench.instruments import InstrumentMissing
-from bench.instruments import cupti as instrument
-from bench.instruments.kernel_records import KernelRecord
+from opatlas.engine.errors import ReplayError
+from opatlas.instruments import cupti as instrument
+from opatlas.instruments.instrument import InstrumentMissing
+from opatlas.instruments.kernel_records import KernelRecord
 
 KERNEL, MEMCPY, MEMSET, OTHER = 10, 1, 2, 9
 

@@ -9,8 +9,9 @@ import sys
 import pytest
 import torch
 
-from bench import custom_opp
-from bench.custom_opp import (
+from opatlas.devices.discovery import environment_of
+from opatlas.engine import custom_opp
+from opatlas.engine.custom_opp import (
     call_of,
     cannot_be_registered,
     environment_with_operators,
@@ -18,12 +19,11 @@ from bench.custom_opp import (
     missing_kernel,
     remedy,
 )
-from bench.devices.visible import environment_of
-from bench.errors import MissingPrecondition, Unsupported
-from bench.failures import outcome_of
-from bench.job import DeviceSpec
-from bench.processes.child import start
-from database.schema import Status
+from opatlas.engine.device_errors import outcome_of
+from opatlas.engine.errors import MissingPrecondition, Unsupported
+from opatlas.engine.job import DeviceSpec
+from opatlas.isolation.child import start
+from opatlas.model.schema import Status
 
 CALL = "torch.ops._C_ascend.npu_add_rms_norm_bias"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.instruments.device_events import DeviceEvents
-from bench.stop_rule import StopRule
+from opatlas.engine.stop_rule import StopRule
+from opatlas.instruments.device_events import DeviceEvents
 
 
 class Stream:

@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from bench.devices import device_lock
-from bench.devices.device_lock import DeviceLock, DeviceWaits, LockHolder, announce_session
-from bench.errors import DeviceGone
-from database.errors import OpAtlasError
+from opatlas.devices import device_lock
+from opatlas.devices.device_lock import (
+    DeviceLock,
+    DeviceWaits,
+    LockHolder,
+    announce_session,
+)
+from opatlas.engine.errors import DeviceGone
+from opatlas.errors import OpAtlasError
 
 
 def nothing(*_: object) -> None:

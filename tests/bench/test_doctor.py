@@ -1,4 +1,4 @@
-"""`python -m bench doctor`: each probe, what it says of each way to fail, and that none can hurt another."""
+"""`opatlas doctor`: each probe, what it says of each way to fail, and that none can hurt another."""
 
 from __future__ import annotations
 
@@ -12,23 +12,36 @@ from pathlib import Path
 
 import pytest
 
-from bench.__main__ import main
-from bench.devices import torch_npu as torch_npu_module
-from bench.doctor import ascend, command, machine, probes, replaying, sample_rows, storage
-from bench.doctor.isolation import Result, run_probe
-from bench.doctor.probes import PROBES, Probe
-from bench.doctor.sample_rows import ROWS
-from bench.doctor.verdict import State, Target, failed, passed
-from bench.job import DeviceSpec
-from database.session_lock import SessionLock
-from database.store import Database
+from opatlas.cli import doctor as command
+from opatlas.cli.main import main
+from opatlas.devices import torch_npu as torch_npu_module
+from opatlas.doctor import (
+    ascend,
+    machine,
+    probes,
+    replaying,
+    sample_rows,
+    storage,
+)
+from opatlas.doctor.isolation import Result, run_probe
+from opatlas.doctor.probes import PROBES, Probe
+from opatlas.doctor.sample_rows import ROWS
+from opatlas.doctor.verdict import (
+    State,
+    Target,
+    failed,
+    passed,
+)
+from opatlas.engine.job import DeviceSpec
+from opatlas.store.csv_files import Database
+from opatlas.store.lock import SessionLock
 
 REPOSITORY = Path(__file__).parents[2]
 #: What a library may do to the process that touches it.
 _BAD_PROBES = """
 import ctypes, os, subprocess, sys, time
-from bench.doctor.verdict import passed
-from database.errors import OpAtlasError
+from opatlas.doctor.verdict import passed
+from opatlas.errors import OpAtlasError
 
 def dies(target):
     print("last words", flush=True)
@@ -111,7 +124,11 @@ def test_a_cpu(tmp_path):
     environment["VLLM_AUTH_HEADER"] = "very secret"
     words = ["--device", "cpu", "--database-path", tmp_path / "db", "--report", tmp_path / "found.zip"]
     done = subprocess.run(
-        [sys.executable, "-m", "bench", "doctor", *words], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "opatlas", "doctor", *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "pass  cpu           " in done.stdout
@@ -378,7 +395,7 @@ def test_every_probe_can_be_found_by_a_child():
 
 def test_the_doctor_itself_needs_no_torch():
     """It is there to tell why torch does not come up."""
-    script = "import sys, bench.__main__; sys.exit('torch' in sys.modules)"
+    script = "import sys, opatlas.cli.main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=False).returncode == 0
 
 

@@ -15,18 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from bench.doctor.verdict import State, Target, Verdict
-from bench.kernels.replays import replays_of_bench
-from bench.npu_call import OR
-from bench.registry import replay_spec
+from opatlas.doctor.verdict import State, Target, Verdict
+from opatlas.engine.npu_call import OR
+from opatlas.engine.registry import replay_spec
+from opatlas.engine.replayed_types import replays_of_bench
 
 REPOSITORY = Path(__file__).parents[2]
 _PROBE = """
 import json, sys
 from dataclasses import asdict
-from bench.doctor import operators
-from bench.doctor.verdict import Target
-from bench.job import DeviceSpec
+from opatlas.doctor import operators
+from opatlas.doctor.verdict import Target
+from opatlas.engine.job import DeviceSpec
 
 operators.devices_at_hand = lambda name: [DeviceSpec("npu", opener="stand_in_npu:StandInNpu")]
 for name in sys.argv[1:]:
@@ -196,11 +196,11 @@ def test_an_older_torch_npu_lacks_calls(verdicts_of, torch_npu) -> None:
 
 def test_a_probe_has_the_environment_of_a_device_process(tmp_path, monkeypatch) -> None:
     """The loader reads LD_LIBRARY_PATH when a process starts, and not later."""
-    from bench.doctor.isolation import run_probe
-    from bench.doctor.probes import Probe
+    from opatlas.doctor.isolation import run_probe
+    from opatlas.doctor.probes import Probe
 
     (tmp_path / "own_probes.py").write_text(
-        "import os\nfrom bench.doctor.verdict import passed\n"
+        "import os\nfrom opatlas.doctor.verdict import passed\n"
         "def said(target):\n    return passed(os.environ.get('LD_LIBRARY_PATH', ''))\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bench.doctor import report
-from bench.doctor.report import write_report
-from database import history
-from database.errors import OpAtlasError
-from database.manifest import Manifest
-from database.store import Database
+from opatlas.doctor import report
+from opatlas.doctor.report import write_report
+from opatlas.errors import OpAtlasError
+from opatlas.store import history
+from opatlas.store.csv_files import Database
+from opatlas.store.manifest import Manifest
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.devices import driver
+from opatlas.devices import discovery as driver
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from captures import cells
+from opatlas.bench.test_elementwise import test_muls as replay_muls
 
-from bench.errors import Unsupported
-from bench.rows.replay_row import ReplayRow
-from bench.test_elementwise import test_muls as replay_muls
+from opatlas.engine.errors import Unsupported
+from opatlas.engine.inputs.replay_row import ReplayRow
 
 
 def arguments(dtype: str, device: str, shapes: str = "2,3") -> tuple[torch.Tensor, object]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bench.kernels.replays import replays_of_bench
-from bench.kernels.without_replay import WITHOUT_REPLAY
-from database.siblings import plain_type, siblings
+from opatlas.engine.replayed_types import WITHOUT_REPLAY, replays_of_bench
+from opatlas.model.siblings import plain_type, siblings
 
 #: What a user may expect: the kernels of LLM inference on NPUs, those of the tools that came before,
 #: and those of real captures of training and inference.

@@ -10,19 +10,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from opatlas.bench.implementations import torch as impl
 from replaying import OUTPUT, SHAPES, assert_mistake_is_caught, assert_refused, cells_of, replay_row
 from sample_rows_moe import BACK, LAYER, LAYER_BITS, ROWS, TOLD
 
-from bench import impl
-from bench.dispatch_ffn_combine.experts import Experts
-from bench.dispatch_ffn_combine.layer import group_of_layer
-from bench.errors import InvalidRow, MissingPrecondition
-from bench.groups.expert_parallel import add_options
-from bench.groups.hccl_buffer import expect_buffer
-from bench.groups.spec import GroupSpec
-from bench.moe_distribute.exchange import Exchange, dispatched, group_of_combine, group_of_dispatch
-from bench.rows.slots import RowSlots
-from database.schema import Status
+from opatlas.engine.errors import InvalidRow, MissingPrecondition
+from opatlas.engine.inputs.dispatch_ffn_combine import Experts, group_of_layer
+from opatlas.engine.inputs.moe_distribute import (
+    Exchange,
+    dispatched,
+    group_of_combine,
+    group_of_dispatch,
+)
+from opatlas.engine.inputs.row_slots import RowSlots
+from opatlas.isolation.groups.hccl_buffer import expect_buffer
+from opatlas.isolation.groups.options import add_options
+from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.model.schema import Status
 
 ROOT = Path(__file__).parents[2]
 

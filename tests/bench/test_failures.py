@@ -8,13 +8,12 @@ import unittest
 import pytest
 from replaying import job_of, runner
 
-from bench.device_errors import is_out_of_memory, poisoned_by, text_of
-from bench.errors import InvalidRow
-from bench.failures import outcome_of
-from bench.job import Outcome
-from bench.one_line import MOST_CHARACTERS, MOST_CHARACTERS_OF_DETAIL, without_middle
-from bench.registry import replays
-from database.schema import Status
+from opatlas.engine.device_errors import is_out_of_memory, outcome_of, poisoned_by, text_of
+from opatlas.engine.errors import InvalidRow
+from opatlas.engine.job import Outcome
+from opatlas.engine.registry import replays
+from opatlas.model.schema import Status
+from opatlas.text import MOST_CHARACTERS, MOST_CHARACTERS_OF_DETAIL, without_middle
 
 POISON = "CUDA error: an illegal memory access was encountered"
 FULL = "CUDA out of memory. Tried to allocate 20.00 MiB"

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from bench.devices import at_hand, tools
-from bench.devices.at_hand import database_name, devices_at_hand
-from bench.devices.nvidia_smi import Gpu, parse_gpus
-from bench.devices.visible import environment_of
-from bench.job import DeviceSpec
-from database.errors import OpAtlasError
-from database.layout import cpu_device_name
+from opatlas.devices import discovery as at_hand
+from opatlas.devices import vendor_tools as tools
+from opatlas.devices.discovery import database_name, devices_at_hand, environment_of
+from opatlas.devices.nvidia import Gpu, parse_gpus
+from opatlas.engine.job import DeviceSpec
+from opatlas.errors import OpAtlasError
+from opatlas.model.location import cpu_device_name
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 H200, H100 = "NVIDIA_H200", "NVIDIA_H100_80GB_HBM3"

@@ -8,8 +8,13 @@ from hypothesis import given, strategies
 from replaying import OUTPUT, OUTPUT_TYPES, SHAPES, assert_refused, assert_wrong, replay_row, time_instead
 from sample_rows import ROWS
 
-from bench.rows.images import Windows, distinct_map, kernels_of, windows
-from bench.rows.replay_row import ReplayRow
+from opatlas.engine.inputs.images import (
+    Windows,
+    distinct_map,
+    kernels_of,
+    windows,
+)
+from opatlas.engine.inputs.replay_row import ReplayRow
 
 #: Layers of well-known networks: source, result, places of the kernel, what the layer has.
 LAYERS = {

@@ -6,8 +6,8 @@ from time import thread_time_ns
 
 import pytest
 
-from bench.instruments import OFFERED, InstrumentMissing, open_instrument
-from bench.job import MeasureSettings
+from opatlas.engine.job import MeasureSettings
+from opatlas.instruments.instrument import OFFERED, InstrumentMissing, open_instrument
 
 SAMPLES = 3
 CALL_US, FLUSH_US = 2_000, 50_000

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench import instruments
-from bench.instruments import InstrumentMissing, open_instrument
-from bench.job import MeasureSettings
+from opatlas import instruments
+from opatlas.engine.job import MeasureSettings
+from opatlas.instruments.instrument import InstrumentMissing, open_instrument
 
 
 @pytest.fixture(autouse=True)

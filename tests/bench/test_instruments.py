@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 from replaying import job_of
 
-from bench import instruments
-from bench.devices.cpu import CpuDevice
-from bench.instruments import OFFERED, Samples, choose, open_instrument
-from bench.instruments.wall_clock import WallClock
-from bench.job import DeviceSpec, MeasureSettings
-from bench.runner import Runner
-from database.errors import OpAtlasError
+from opatlas import instruments
+from opatlas.devices.cpu import CpuDevice
+from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.engine.runner import Runner
+from opatlas.errors import OpAtlasError
+from opatlas.instruments.instrument import OFFERED, Samples, choose, open_instrument
+from opatlas.instruments.wall_clock import WallClock
 
 
 class Sundial:
@@ -53,7 +53,7 @@ def test_a_device_that_does_not_heed_the_choice_is_not_opened(monkeypatch):
 
 
 def test_the_kind_of_a_device_is_that_of_its_spec():
-    runner = Runner(DeviceSpec("toy", opener="bench.devices.cpu:CpuDevice"), MeasureSettings())
+    runner = Runner(DeviceSpec("toy", opener="opatlas.devices.cpu:CpuDevice"), MeasureSettings())
     assert runner.describe().kind == "toy"
 
 

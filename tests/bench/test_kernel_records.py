@@ -6,10 +6,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from bench.errors import ReplayError
-from bench.groups.group import _AgreedRule
-from bench.instruments.kernel_records import MARK, KernelRecord, KernelRecords, between_marks
-from bench.stop_rule import StopRule
+from opatlas.engine.errors import ReplayError
+from opatlas.engine.stop_rule import StopRule
+from opatlas.instruments.kernel_records import (
+    MARK,
+    KernelRecord,
+    KernelRecords,
+    between_marks,
+)
+from opatlas.isolation.groups.group import _AgreedRule
 
 
 class Device:

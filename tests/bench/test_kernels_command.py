@@ -1,4 +1,4 @@
-"""`python -m bench kernels`, and what is written from it."""
+"""`opatlas kernels`, and what is written from it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from bench.__main__ import main
-from bench.kernels.command import as_page, as_summary, as_text, kernels, pages
-from bench.kernels.npu_proofs import KINDS, read_proofs
-from bench.kernels.replays import replays_of_bench
-from bench.registry import replay_spec
-from database.errors import OpAtlasError
+from opatlas.cli.kernels import (
+    as_page,
+    as_summary,
+    as_text,
+    kernels,
+    pages,
+)
+from opatlas.cli.main import main
+from opatlas.engine.kernel_facts import KINDS, read_proofs
+from opatlas.engine.registry import replay_spec
+from opatlas.engine.replayed_types import replays_of_bench
+from opatlas.errors import OpAtlasError
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -69,7 +75,7 @@ def test_the_table_fits_the_terminal(monkeypatch, capsys, width):
 
 
 def test_it_does_not_wait_for_torch():
-    code = "import sys; from bench.__main__ import main; main(['kernels']); assert 'torch' not in sys.modules"
+    code = "import sys; from opatlas.cli.main import main; main(['kernels']); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True, capture_output=True)
 
 
@@ -89,7 +95,7 @@ def test_pages_are_up_to_date():
         for path, text in pages(kernels()).items()
         for line in unified_diff(path.read_text(encoding="utf-8").splitlines(), text.splitlines(), path.name, n=0)
     ]
-    assert not changed, "\n".join(["run `python -m bench kernels --write`, which changes:", *changed])
+    assert not changed, "\n".join(["run `opatlas kernels --write`, which changes:", *changed])
 
 
 def test_both_pages_are_written(tmp_path):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from opatlas.bench.implementations import torch as impl
 from replaying import assert_mistake_is_caught, replay_row
 from sample_rows_attention import MASK, fia
-
-from bench import impl
 
 PAGED = fia("96,4,64", query="96,4,64", key="96,64,128", mask=MASK, query_lengths="6", kv_lengths="6", table="6,16")
 PACKED = fia("1024,4,32", query="1024,4,32", key="1024,2,32", mask=MASK, query_lengths="3", kv_lengths="3")
@@ -69,7 +68,7 @@ def grouped_by(change):
     return lambda x, weight, **keywords: right(x, [change(weight[0])], **keywords)
 
 
-#: The function of bench.impl, what takes its place, and a row.
+#: The function of opatlas.bench.implementations.torch, what takes its place, and a row.
 MISTAKES = {
     "one sequence's pages": (
         "fused_infer_attention_score",
@@ -109,7 +108,7 @@ MISTAKES = {
         f"256,64;8,64,96;;;;;;8 | {GROUPS} -> 256,96 | FLOAT16",
     ),
     "bias of real numbers": (
-        "matmul",
+        "linear",
         lambda a, weight, bias: a @ weight.mT,
         "MatMulV3",
         "96,4096;96,4096;96 | DT_BF16;DT_BF16;FLOAT -> 96,96 | DT_BF16",

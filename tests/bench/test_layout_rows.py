@@ -6,12 +6,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from opatlas.bench import formulas as expected
+from opatlas.bench import test_layout, test_movement
+from opatlas.bench.implementations import torch as impl
 from replaying import OUTPUT, OUTPUT_TYPES, SHAPES, assert_refused, cells_of
 
-from bench import expected, impl, test_layout, test_movement
-from bench.errors import Unsupported
-from bench.reference.check import check
-from bench.rows.replay_row import ReplayRow
+from opatlas.engine.check import check
+from opatlas.engine.errors import Unsupported
+from opatlas.engine.inputs.replay_row import ReplayRow
 
 SIZES = st.integers(1, 40)
 BLOCKS = st.sampled_from([8, 16, 32])

@@ -11,10 +11,10 @@ ROOT = Path(__file__).parents[2]
 HEAVY = ("torch._dynamo", "pandas", "pyarrow")
 CODE = f"""
 import sys
-from bench.processes import device_main
-from bench import expected
-from bench import impl
-from bench import runner
+from opatlas.isolation import device_main
+from opatlas.bench import formulas as expected
+from opatlas.bench.implementations import torch as impl
+from opatlas.engine import runner
 impl.add, expected.add
 print([name for name in {HEAVY} if name in sys.modules])
 """

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.devices.cgroups import Periods
-from bench.devices.machine_state import MachineState, MachineWatch, machine_state, needed_cores
-from bench.job import DeviceSpec
+from opatlas.devices.cgroups import Periods
+from opatlas.devices.machine_state import (
+    MachineState,
+    MachineWatch,
+    machine_state,
+    needed_cores,
+)
+from opatlas.engine.job import DeviceSpec
 from tests.support.fake_system import write_files
 
 _QUIET = MachineState(

@@ -13,21 +13,21 @@ import pytest
 import torch
 from sessions import ROOT
 
-from bench.devices.cpu import CpuDevice, bounded_memory
-from bench.errors import OutOfMemory
-from bench.job import DeviceSpec, Job, MeasureSettings
-from bench.registry import ReplaySpec
-from bench.replay import Replay
-from bench.rows.replay_row import ReplayRow
-from bench.runner import Runner
-from database.schema import Status
+from opatlas.devices.cpu import CpuDevice, bounded_memory
+from opatlas.engine.errors import OutOfMemory
+from opatlas.engine.inputs.replay_row import ReplayRow
+from opatlas.engine.job import DeviceSpec, Job, MeasureSettings
+from opatlas.engine.registry import ReplaySpec
+from opatlas.engine.replay import Replay
+from opatlas.engine.runner import Runner
+from opatlas.model.schema import Status
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone bounds the memory of a process so")
 
 #: The kernel takes far more than its tensors: what a row says does not tell.
 REPLAY = """
-from bench import expected
-from bench.registry import replays
+from opatlas.bench import formulas as expected
+from opatlas.engine.registry import replays
 
 
 def greedy(x, y):
@@ -64,7 +64,7 @@ def test_an_allocation_beyond_the_bound_fails_and_the_next_one_does_not() -> Non
 def test_a_row_that_is_checked_on_the_host_must_fit_there_too(monkeypatch, kind, host_bytes, fits) -> None:
     """A device without float64, such as an NPU; torch without torch_npu knows no device of that name."""
     device = SimpleNamespace(torch_device=torch.device(kind), available_bytes=lambda: 1 << 40)
-    monkeypatch.setattr("bench.replay.host_available_bytes", lambda: host_bytes)
+    monkeypatch.setattr("opatlas.engine.replay.host_available_bytes", lambda: host_bytes)
     cells = {**CELLS, "Input Shapes": "8192,8192;8192,8192", "Output Shapes": "8192,8192"}
     row = ReplayRow("Add", cells, torch.device("cpu"))
     replay = Replay(row, ReplaySpec(("Add",), npu="torch.add"), device, None, MeasureSettings())
@@ -83,8 +83,8 @@ def test_a_kernel_that_takes_more_than_there_is_costs_its_row(tmp_path, monkeypa
 
 
 STACKS = """
-from bench.devices.cpu import CpuDevice, bounded_memory
-from bench.job import DeviceSpec, MeasureSettings
+from opatlas.devices.cpu import CpuDevice, bounded_memory
+from opatlas.engine.job import DeviceSpec, MeasureSettings
 
 import torch
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opatlas.bench import formulas as expected
+from opatlas.bench.implementations import torch as impl
 from replaying import DTYPES, OUTPUT, SHAPES, assert_mistake_is_caught, assert_refused, replay_row
 from sample_rows import ROWS
 
-from bench import expected, impl
-from bench.reference.check import check
-from bench.rows.replay_row import ReplayRow
-from database.schema import Status
+from opatlas.engine.check import check
+from opatlas.engine.inputs.replay_row import ReplayRow
+from opatlas.model.schema import Status
 
 GROUPED = "INT8;INT8;;FLOAT;;;;INT64;FLOAT"
 SWIGLU = "INT8;INT8;FLOAT;FLOAT;INT64"

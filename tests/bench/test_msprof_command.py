@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import DeviceGone
-from bench.msprof.command import can_hold_profiles, profiled
+from opatlas.engine.errors import DeviceGone
+from opatlas.instruments.msprof.command import can_hold_profiles, profiled
 
 
 @pytest.mark.parametrize("character", "'\"\\%><|&$;`")

@@ -10,17 +10,18 @@ from typing import Any
 import captures
 import pytest
 
-from bench.job import Job, Outcome
-from bench.msprof import launched, read_back
-from bench.msprof.launched import journal_left_behind
-from bench.profiles.attribution import Launched, ProfiledRow, ProfiledSamples
-from bench.stand_in import stand_in
-from database import journal
-from database.launches import Launch
-from database.quality import Quality
-from database.record import Measurement
-from database.schema import Status
-from database.store import Database
+from opatlas.capture.profiles import Launch
+from opatlas.engine.job import Job, Outcome
+from opatlas.engine.stand_in import stand_in
+from opatlas.instruments.attribution import Launched, ProfiledRow, ProfiledSamples
+from opatlas.instruments.msprof import output as read_back
+from opatlas.instruments.msprof import pending as launched
+from opatlas.instruments.msprof.pending import journal_left_behind
+from opatlas.model.quality import Quality
+from opatlas.model.record import Measurement
+from opatlas.model.schema import Status
+from opatlas.store import journal
+from opatlas.store.csv_files import Database
 
 RUN = "20261121T163006-1f0c9a"
 

@@ -6,9 +6,9 @@ from argparse import ArgumentParser, Namespace
 
 import pytest
 
-from bench.dispatch_ffn_combine import probe as probe_dispatch_ffn_combine
-from bench.groups.options import NodeOptions
-from bench.groups.spec import GroupSpec
+from opatlas.isolation.groups.options import NodeOptions
+from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.theory import refused_probe as probe_dispatch_ffn_combine
 
 
 @pytest.mark.parametrize("arguments", [["--ep-size", "0"], ["--time-budget", "nan"], ["--case-timeout", "-1"]])

@@ -8,18 +8,18 @@ import pytest
 import torch
 from replaying import job_of
 
-from bench.devices.cpu import CpuDevice
-from bench.groups.group import Group
-from bench.instruments import Samples
-from bench.job import DeviceSpec, MeasureSettings
-from bench.noise_limit import ATTEMPTS, attempt_of, limited
-from bench.reference.check import Checked
-from bench.reference.formula import pointwise
-from bench.registry import replays
-from bench.runner import Runner
-from bench.sampling import Sampling
-from database.option_types import share
-from database.schema import Status
+from opatlas.devices.cpu import CpuDevice
+from opatlas.engine.check import Checked
+from opatlas.engine.formula import pointwise
+from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.engine.noise_limit import ATTEMPTS, attempt_of, limited
+from opatlas.engine.registry import replays
+from opatlas.engine.runner import Runner
+from opatlas.engine.sampling import Sampling
+from opatlas.instruments.instrument import Samples
+from opatlas.isolation.groups.group import Group
+from opatlas.model.schema import Status
+from opatlas.options import share
 
 QUIET, NOISY = (10.0, 10.1, 10.2), (10.0, 15.0, 20.0)
 ROW = "4 | FLOAT -> 4 | FLOAT"

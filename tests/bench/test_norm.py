@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from opatlas.bench.implementations import torch as impl
 from replaying import OUTPUT, OUTPUT_TYPES, SHAPES, assert_mistake_is_caught, assert_refused
 from sample_rows import ROWS
-
-from bench import impl
 
 BACKWARD = "RmsNormGrad"
 SUM = "AddRmsNormBias"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from opatlas.bench.implementations import torch as impl
 
-from bench import impl
-from bench.errors import Unsupported
-from bench.npu_call import npu_call
+from opatlas.engine.errors import Unsupported
+from opatlas.engine.npu_call import npu_call
 
 MISSING = "torch.ops._C_ascend.an_operator_that_nobody_registers"
 
@@ -24,4 +24,4 @@ def test_of_several_none_is_there() -> None:
 
 
 def test_what_is_timed_elsewhere_can_be_the_call_of_an_npu() -> None:
-    assert npu_call("bench.impl.transpose_copy") is impl.transpose_copy
+    assert npu_call("opatlas.bench.implementations.torch.transpose_copy") is impl.transpose_copy

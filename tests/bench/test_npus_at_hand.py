@@ -7,12 +7,13 @@ import os
 import pytest
 from fake_npu_smi import A3, a2, fake_npu_smi, fields, table
 
-from bench.devices import at_hand, npu_smi
-from bench.devices.at_hand import database_name, devices_at_hand
-from bench.devices.npu_smi import Chip
-from bench.job import DeviceSpec
-from database.errors import OpAtlasError
-from database.layout import NPU_DEVICES, cpu_device_name
+from opatlas.devices import discovery as at_hand
+from opatlas.devices import npu_smi
+from opatlas.devices.discovery import database_name, devices_at_hand
+from opatlas.devices.npu_smi import Chip
+from opatlas.engine.job import DeviceSpec
+from opatlas.errors import OpAtlasError
+from opatlas.model.location import NPU_DEVICES, cpu_device_name
 
 VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"
 A3_752T, A3_560T = "ATLAS_800_A3_752T_128G_DIE", "ATLAS_800_A3_560T_128G_DIE"

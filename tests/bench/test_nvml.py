@@ -9,11 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.devices import open_device
-from bench.devices.gpu_state import gpu_states
-from bench.devices.nvml import open_nvml
-from bench.job import DeviceSpec, MeasureSettings
-from database.errors import OpAtlasError
+from opatlas.devices.device import open_device
+from opatlas.devices.nvidia import gpu_states, open_nvml
+from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.errors import OpAtlasError
 
 UUID = "GPU-f89c029f-2a4a-0051-75af-431226ec9b55"
 #: More than a Linux numbers: of a namespace that this process does not see.

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from captures import cells
 
-from bench.profiles.attribution import NoSamples, ProfiledSamples
-from bench.profiles.own_kernel import AnotherCase, OwnKernel, own_kernel
-from database.launches import Launch
-from database.schema import BASE
+from opatlas.capture.profiles import Launch
+from opatlas.instruments.attribution import AnotherCase, NoSamples, OwnKernel, ProfiledSamples, own_kernel
+from opatlas.model.schema import BASE
 
 ROW = cells("8,4", "8,4")
 UNKNOWN = dict.fromkeys(BASE, "N/A")

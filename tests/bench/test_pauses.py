@@ -21,11 +21,11 @@ import os
 import signal
 import sys
 
-from bench.errors import ReplayError
-from bench.instruments.device_events import DeviceEvents
-from bench.instruments.pauses import count_pauses
-from bench.instruments.wall_clock import WallClock
-from bench.stop_rule import StopRule
+from opatlas.engine.errors import ReplayError
+from opatlas.instruments.device_events import DeviceEvents
+from opatlas.instruments.wall_clock import count_pauses
+from opatlas.instruments.wall_clock import WallClock
+from opatlas.engine.stop_rule import StopRule
 
 which, samples, stops = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
 calls = 0

@@ -10,11 +10,11 @@ import torch
 from replaying import assert_mistake_is_caught, assert_wrong, replay_row, types_of_replays
 from sample_rows import ROWS
 
-import bench.runner
-from bench.reference.expectations import Largest, Picks, Rounded
-from bench.reference.formula_parts import Part
-from bench.replay import Replay
-from database.schema import Status
+import opatlas.engine.runner
+from opatlas.engine.expectations import Largest, Picks, Rounded
+from opatlas.engine.formula import Part
+from opatlas.engine.replay import Replay
+from opatlas.model.schema import Status
 
 
 def everything_off(tensor):
@@ -79,7 +79,7 @@ def plant(monkeypatch, *, change_impl=None, change_expected=None):
                 expected = perturbed_formula(expected, change_expected)
             super().__call__(kernel, *arguments, expected=expected, mutates=mutates, **keywords)
 
-    monkeypatch.setattr(bench.runner, "Replay", Planted)
+    monkeypatch.setattr(opatlas.engine.runner, "Replay", Planted)
 
 
 #: Results of one value: rotated, they are the same.
@@ -121,7 +121,7 @@ MISTAKES = {
     "reduce_sum": ("ReduceSum", lambda x, axes, keepdim, dtype: torch.mean(x, axes, keepdim)),
     "rms_norm": ("RmsNorm", lambda x, gamma, epsilon: (x * gamma, x[..., :1].float())),
     "swiglu": ("SwiGlu", lambda x, dim: torch.nn.functional.silu(x.chunk(2, dim)[1]) * x.chunk(2, dim)[0]),
-    "matmul": ("MatMulV2", lambda a, weight: torch.mm(a[:, 1:], weight.T[1:])),
+    "linear": ("MatMulV2", lambda a, weight: torch.mm(a[:, 1:], weight.T[1:])),
     "batch_matmul": ("BatchMatMulV2", lambda a, b: torch.matmul(a.flip(0), b)),
     "transpose_copy": ("Transpose", lambda x, permutation: x.permute(0, 4, 1, 3, 2).contiguous()),
     "slice_copy": ("Slice", lambda x, offsets, sizes: x[:, :, -sizes[-1] :].clone()),

@@ -18,11 +18,11 @@ import pytest
 import torch
 from replaying import job_of
 
-from bench.job import DeviceSpec, MeasureSettings
-from bench.process_state import ProcessState, changes
-from bench.registry import replays
-from bench.runner import Runner
-from database.schema import Status
+from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.engine.process_state import ProcessState, changes
+from opatlas.engine.registry import replays
+from opatlas.engine.runner import Runner
+from opatlas.model.schema import Status
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import re
 import pytest
 from replaying import runner
 
-from database.signature import digest
+from opatlas.model.signature import digest
 from tests.bench.account import MEASURED, NO_REPLAY, REFUSED, bytes_of, fate_of, problem_of, reason_for_no_replay
 from tests.bench.real_rows import sources
 

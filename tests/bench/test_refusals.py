@@ -17,9 +17,9 @@ from replaying import (
 )
 from sample_rows import ROWS
 
-from bench.failures import outcome_of
-from bench.registry import replays
-from database.schema import Status
+from opatlas.engine.device_errors import outcome_of
+from opatlas.engine.registry import replays
+from opatlas.model.schema import Status
 
 OF_TRAINING = "FLOAT;FLOAT;FLOAT;FLOAT"
 #: Kernel type, row, the column that is named, words of the message.
@@ -159,7 +159,7 @@ def test_a_slot_too_many_is_not_overlooked(kernel_type):
         (
             "RmsNorm",
             "4,8;8 | DT_BF16;DT_BF16 -> 4,8;4,1 | DT_BF16;DT_BF16",
-            "output 1 of RmsNorm is torch.float32 from bench.impl.norms.rms_norm for these inputs; correct the cell",
+            "output 1 of RmsNorm is torch.float32 from opatlas.bench.implementations.torch.norm.rms_norm for these inputs; correct the cell",  # noqa: E501
         ),
         ("Neg", "4 | FLOAT -> 4 | DT_BF16", "output 0 of Neg is torch.float32 from torch's neg for these inputs; "),
     ],
@@ -169,7 +169,7 @@ def test_results_that_the_row_does_not_have_name_the_function_that_gave_them(ker
 
 
 def test_results_of_an_npu_call_name_that(monkeypatch):
-    """On a device that makes it in the place of bench.impl's function."""
+    """On a device that makes it in the place of opatlas.bench.implementations.torch's function."""
     monkeypatch.setattr(runner()._device, "kernel", lambda impl, npu: lambda *inputs, **keywords: inputs[0])
     row = "4,8;8 | FLOAT;FLOAT -> 4,8 | DT_BF16"
     assert_refused("RmsNorm", row, OUTPUT_TYPES, "is torch.float32 from torch_npu.npu_rms_norm for these inputs")

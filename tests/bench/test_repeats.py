@@ -8,11 +8,11 @@ import pytest
 import torch
 from replaying import job_of
 
-from bench.job import DeviceSpec, MeasureSettings
-from bench.reference.formula import per_element, pointwise
-from bench.registry import replays
-from bench.runner import Runner
-from database.schema import Status
+from opatlas.engine.formula import per_element, pointwise
+from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.engine.registry import replays
+from opatlas.engine.runner import Runner
+from opatlas.model.schema import Status
 
 ROW = "4,5 | FLOAT -> 4,5 | FLOAT"
 

@@ -8,9 +8,9 @@ import pytest
 from replaying import replay_functions, replay_row, time_instead
 from sample_rows import ROWS
 
-from bench.npu_call import npu_call
-from bench.registry import replay_spec
-from database.schema import Status
+from opatlas.engine.npu_call import npu_call
+from opatlas.engine.registry import replay_spec
+from opatlas.model.schema import Status
 
 
 def claimed_types() -> Counter[str]:

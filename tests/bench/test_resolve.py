@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.rows import resolve
-from bench.rows.replay_row import ReplayRow
+from opatlas.engine.inputs import operands as resolve
+from opatlas.engine.inputs.replay_row import ReplayRow
 
 #: Other processes on a shared machine may hold up an example for any time.
 relaxed = settings(deadline=None)

@@ -6,11 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from opatlas.bench import formulas as expected
+from opatlas.bench.implementations import torch as impl
 from replaying import DTYPES, OUTPUT, SHAPES, assert_mistake_is_caught, assert_refused, replay_row
 from sample_rows import ROWS
 
-from bench import expected, impl
-from bench.reference.check import check
+from opatlas.engine.check import check
 
 HALF_TOKENS = "4,1,2,8;4,1,1,8;4,1,1,8"
 THREE = "FLOAT;FLOAT;FLOAT"

@@ -7,12 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from opatlas.bench import formulas as expected
+from opatlas.bench.implementations import torch as impl
 from replaying import OUTPUT, SHAPES, assert_mistake_is_caught, assert_refused, replay_row
 from sample_rows import ROWS
 
-from bench import expected, impl
-from bench.reference.check import check
-from database.schema import Status
+from opatlas.engine.check import check
+from opatlas.model.schema import Status
 
 seeds = st.integers(0, 999)
 shapes = st.lists(st.integers(1, 5), min_size=1, max_size=4)

@@ -8,9 +8,10 @@ from itertools import accumulate
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opatlas.bench import formulas as expected
+from opatlas.bench.implementations import torch as impl
 
-from bench import expected, impl
-from bench.reference.check import check
+from opatlas.engine.check import check
 
 HEADS, WIDTH, ROPE, BLOCK_SIZE, COUNT = 3, 8, 4, 4, 5
 PROPERTY = settings(max_examples=15)

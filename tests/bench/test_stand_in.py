@@ -7,20 +7,20 @@ import sys
 
 import pytest
 import torch
+from opatlas.bench.implementations.torch import matmul as matmuls
 from replaying import job_of, replay_row
 from sample_rows import ROWS
 from sample_rows_attention import PAGED
 
-from bench.impl import matmuls
-from bench.job import DeviceSpec, MeasureSettings
-from bench.operator_count import OperatorCount, operators_of
-from bench.reference.formula import pointwise
-from bench.registry import replays
-from bench.runner import Runner
-from bench.stand_in import REST, stand_in
-from database.measured import measured_cells
-from database.record import Record
-from database.schema import ASSUMPTIONS, STAND_IN, Status
+from opatlas.engine.formula import pointwise
+from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.engine.operator_count import OperatorCount, operators_of
+from opatlas.engine.registry import replays
+from opatlas.engine.runner import Runner
+from opatlas.engine.stand_in import REST, stand_in
+from opatlas.model.record import Record
+from opatlas.model.schema import ASSUMPTIONS, STAND_IN, Status
+from opatlas.store.merge_rule import measured_cells
 
 ONE = "4,5 | FLOAT -> 4,5 | FLOAT"
 
@@ -132,7 +132,7 @@ class NpuLike:
 def test_the_count_loads_no_compiler():
     code = """
 import sys, torch
-from bench.operator_count import OperatorCount
+from opatlas.engine.stand_in import OperatorCount
 with OperatorCount():
     torch.ones(2)
 print("torch._dynamo" in sys.modules)
@@ -173,10 +173,10 @@ def test_compiled_code_runs_compiled_and_stands_in_for_nothing():
 import sys; sys.path[:0] = ["tests/bench"]
 import torch
 from replaying import job_of
-from bench.job import DeviceSpec, MeasureSettings
-from bench.reference.formula import pointwise
-from bench.registry import replays
-from bench.runner import Runner
+from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.engine.formula import pointwise
+from opatlas.engine.registry import replays
+from opatlas.engine.runner import Runner
 
 compiled = []
 def backend(graph, inputs):

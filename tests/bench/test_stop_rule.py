@@ -6,7 +6,12 @@ import random
 
 import pytest
 
-from bench.stop_rule import _LEAST_SAMPLES, _MOST_SAMPLES, _WINDOW, StopRule
+from opatlas.engine.stop_rule import (
+    _LEAST_SAMPLES,
+    _MOST_SAMPLES,
+    _WINDOW,
+    StopRule,
+)
 
 
 class Clock:

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from opatlas.plugins import surroundings
 
-from bench.devices.cpu_flush import FlushPlan
-from bench.devices.machine_state import MachineState
-from bench.doctor import surroundings as doctor
-from bench.doctor.verdict import State, Target
-from bench.job import DeviceSpec, MeasureSettings
-from plugins import surroundings
+from opatlas.devices.cpu_flush import FlushPlan
+from opatlas.devices.machine_state import MachineState
+from opatlas.doctor import storage as doctor
+from opatlas.doctor.verdict import State, Target
+from opatlas.engine.job import DeviceSpec, MeasureSettings
 
 MIB = 1 << 20
 _QUIET = MachineState(window_s=1.0, machine_cores=2, cores=2, load_1min=0.1)

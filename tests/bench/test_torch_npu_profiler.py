@@ -14,13 +14,19 @@ import pytest
 import torch
 from captures import launch, write_capture
 
-from bench.doctor import replaying
-from bench.doctor.verdict import State, Target
-from bench.instruments import open_instrument, torch_npu_profiler
-from bench.job import DeviceSpec, MeasureSettings
-from bench.profiles.attribution import NoSamples, ProfiledSamples
-from bench.profiles.marks import BEGIN, END, dimensions_of, row_mark
-from bench.stop_rule import StopRule
+from opatlas.doctor import replaying
+from opatlas.doctor.verdict import State, Target
+from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.engine.stop_rule import StopRule
+from opatlas.instruments import torch_npu_profiler
+from opatlas.instruments.attribution import NoSamples, ProfiledSamples
+from opatlas.instruments.instrument import open_instrument
+from opatlas.instruments.marks import (
+    BEGIN,
+    END,
+    dimensions_of,
+    row_mark,
+)
 
 COUNTER = {"aicore_time(us)": "0.5"}
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from opatlas.bench import formulas as expected
+from opatlas.bench.implementations import torch as impl
 from replaying import OUTPUT, OUTPUT_TYPES, SHAPES, assert_refused, assert_wrong, time_instead
 from sample_rows import ROWS
 
-from bench import expected, impl
-from bench.errors import WrongResult
-from bench.reference.check import check
+from opatlas.engine.check import check
+from opatlas.engine.errors import WrongResult
 
 aten = torch.ops.aten
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.instruments import Samples
-from bench.instruments.unthrottled import Unthrottled
-from bench.stop_rule import StopRule
+from opatlas.engine.stop_rule import StopRule
+from opatlas.instruments.instrument import Samples
+from opatlas.instruments.unthrottled import Unthrottled
 
 HOT = ("hardware thermal slowdown",)
 

@@ -6,9 +6,9 @@ import gc
 
 import pytest
 
-from bench.instruments import wall_clock
-from bench.instruments.wall_clock import WallClock
-from bench.stop_rule import StopRule
+from opatlas.engine.stop_rule import StopRule
+from opatlas.instruments import wall_clock
+from opatlas.instruments.wall_clock import WallClock
 
 
 @pytest.fixture

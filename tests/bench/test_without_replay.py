@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.kernels.replays import replays_of_bench
-from bench.kernels.without_replay import WITHOUT_REPLAY
-from database.slots import EMPTY_WORDS
+from opatlas.engine.replayed_types import WITHOUT_REPLAY, replays_of_bench
+from opatlas.model.slots import EMPTY_WORDS
 
 CAPTURES = Path(__file__).resolve().parents[3] / "shared" / "data" / "ascend_profiler"
 

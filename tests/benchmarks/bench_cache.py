@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import sys
 
-from bench.job import DeviceSpec, Job, MeasureSettings
-from bench.runner import Runner
+from opatlas.engine.job import DeviceSpec, Job, MeasureSettings
+from opatlas.engine.runner import Runner
 
 LEAST_RATIO = 1.2
 _ROWS = {

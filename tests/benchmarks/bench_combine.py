@@ -13,8 +13,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from database.schema import AVERAGE, CACHE_STATE, INSTRUMENT, RUN_ID, STATUS, Status
-from database.store import Database, Table
+from opatlas.model.schema import (
+    AVERAGE,
+    CACHE_STATE,
+    INSTRUMENT,
+    RUN_ID,
+    STATUS,
+    Status,
+)
+from opatlas.store.csv_files import Database, Table
 from tests.benchmarks.children import Cost, measure
 from tests.benchmarks.databases import write_adds
 
@@ -39,7 +46,7 @@ def main() -> int:
             target = write_measured(Path(folder, f"target{i}"), arguments.rows, "20261101T000000-aaaaaa")
             copies.append(measure([sys.executable, "-c", _PANDAS, str(target), str(source)]))
             combinations.append(
-                measure([sys.executable, "-m", "database", "combine", str(target.parent), str(source.parent)])
+                measure([sys.executable, "-m", "opatlas", "combine", str(target.parent), str(source.parent)])
             )
             print(f"  pandas {copies[-1]}; combine {combinations[-1]}")
     best = Cost.best(combinations)

@@ -18,9 +18,14 @@ from time import perf_counter
 
 import torch
 
-from bench.devices.cores import available_cores, usable_cores
-from bench.devices.cpu_flush import DEAR_BYTES, CpuFlush, FlushPlan, plan_flush
-from bench.devices.evict import evictor
+from opatlas.devices.cgroups import available_cores, usable_cores
+from opatlas.devices.cpu_flush import (
+    DEAR_BYTES,
+    CpuFlush,
+    FlushPlan,
+    evictor,
+    plan_flush,
+)
 
 _TOLD_BYTES = 480 << 20
 _SIZES = (64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)

@@ -51,11 +51,11 @@ def in_process(instrument: str) -> None:
     """Prints where the time of a row goes, once everything is loaded."""
     from replaying import job_of
 
-    from bench import replay
-    from bench.devices.at_hand import devices_at_hand
-    from bench.instruments.kernel_records import KernelRecord, KernelRecords
-    from bench.job import MeasureSettings
-    from bench.runner import Runner
+    from opatlas.devices.discovery import devices_at_hand
+    from opatlas.engine import replay
+    from opatlas.engine.job import MeasureSettings
+    from opatlas.engine.runner import Runner
+    from opatlas.instruments.kernel_records import KernelRecord, KernelRecords
 
     spent: Counter[str] = Counter()
 

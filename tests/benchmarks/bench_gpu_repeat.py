@@ -18,8 +18,13 @@ import tempfile
 from pathlib import Path
 from statistics import median, quantiles
 
-from database.schema import AVERAGE, BASE, RUN_ID, RUNTIME_IN_SIGNATURE
-from database.store import Database
+from opatlas.model.schema import (
+    AVERAGE,
+    BASE,
+    RUN_ID,
+    RUNTIME_IN_SIGNATURE,
+)
+from opatlas.store.csv_files import Database
 from tests.benchmarks.children import ROOT
 
 MEDIAN, NINETY_FIFTH = 0.02, 0.06

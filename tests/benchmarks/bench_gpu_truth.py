@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from bench.instruments import Samples
+from opatlas.instruments.instrument import Samples
 from tests.benchmarks.gpu_rows import truth_rows
 
 RELATIVE, ABSOLUTE_US = 0.02, 0.3
@@ -35,8 +35,9 @@ class All:
     name = "all"
 
     def __init__(self) -> None:
-        from bench.instruments import cupti, device_events, kineto
-        from bench.job import MeasureSettings
+        from opatlas.engine.job import MeasureSettings
+        from opatlas.instruments import cupti, device_events
+        from opatlas.instruments import kernel_records as kineto
 
         settings = MeasureSettings()
         self.medians: list[dict[str, float]] = []
@@ -51,7 +52,7 @@ class All:
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Any) -> Samples:
         from triton.testing import do_bench
 
-        from bench.stop_rule import StopRule
+        from opatlas.engine.stop_rule import StopRule
 
         def by(instrument: Any) -> Samples:
             self._take_records(instrument)
@@ -96,9 +97,9 @@ def measure() -> list[tuple[dict[str, float], int]]:
     """Medians by instrument, and the number of device kernels, of each row."""
     from replaying import job_of
 
-    from bench.devices.at_hand import devices_at_hand
-    from bench.job import MeasureSettings
-    from bench.runner import Runner
+    from opatlas.devices.discovery import devices_at_hand
+    from opatlas.engine.job import MeasureSettings
+    from opatlas.engine.runner import Runner
 
     runner = Runner(devices_at_hand("cuda")[0], MeasureSettings(instrument="cuda-events"))
     runner._instrument = everything = All()

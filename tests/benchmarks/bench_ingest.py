@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from database.schema import PIPE_UTILIZATION
+from opatlas.model.schema import PIPE_UTILIZATION
 
 ROWS = 492_600
 TARGET_RATIO = 3.0
@@ -38,7 +38,7 @@ print(json.dumps([rows, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_max
 """
 _INGEST = """
 import contextlib, io, json, resource, sys, time
-from database.__main__ import main
+from opatlas.cli.main import main
 start = time.perf_counter()
 with contextlib.redirect_stdout(io.StringIO()):
     status = main(["ingest", "--profiling-path", sys.argv[1], "--database-path", sys.argv[2]])

@@ -14,11 +14,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from database.journal import Header, Journal
-from database.record import Measurement, Record
-from database.schema import BASE, Status
-from database.signature import signatures
-from database.store import Database
+from opatlas.model.record import Measurement, Record
+from opatlas.model.schema import BASE, Status
+from opatlas.model.signature import signatures
+from opatlas.store.csv_files import Database
+from opatlas.store.journal import Header, Journal
 from tests.benchmarks.children import measure
 from tests.benchmarks.databases import write_adds
 
@@ -26,9 +26,9 @@ TARGET_S, TARGET_MB = 2.5, 500
 _MERGE = """
 import sys, time
 from pathlib import Path
-from database import journal
-from database.merge import UpdateMode, merge
-from database.store import Database
+from opatlas.store import journal
+from opatlas.store.write_back import UpdateMode, merge
+from opatlas.store.csv_files import Database
 database = Database(sys.argv[1])
 (path,) = database.journal_dir.glob("*.jsonl")
 start = time.perf_counter()

@@ -32,12 +32,12 @@ MANY_ROWS = 500_000
 _RUN = """
 import json, resource, sys, time
 from pathlib import Path
-from database.store import Database
-from shapes.append import add_theory_rows, table_of
-from shapes.kernels import kernels_of
-from shapes.catalog import built_in_catalog
-from shapes.plan import Request, plan_kernel
-from shapes.targets import targets_of
+from opatlas.store.csv_files import Database
+from opatlas.theory.append import add_theory_rows, table_of
+from opatlas.theory.kernels import kernels_of
+from opatlas.theory.catalog import built_in_catalog
+from opatlas.theory.plan import Request, plan_kernel
+from opatlas.theory.targets import targets_of
 database, rows, names, tp_sizes, write = Database(sys.argv[1]), int(sys.argv[2]), *map(json.loads, sys.argv[3:6])
 kernels = kernels_of(database, built_in_catalog())
 start = time.perf_counter()
@@ -81,7 +81,7 @@ def run(folder: Path, capture: Path | None, rows: int, *, write: bool, twins: bo
     """Rows, seconds and peak megabytes of a run on a fresh database."""
     database = Path(tempfile.mkdtemp(dir=folder))
     if capture is not None:
-        ingest = ["-m", "database", "ingest", "--profiling-path", str(capture), "--database-path", str(database)]
+        ingest = ["-m", "opatlas", "ingest", "--profiling-path", str(capture), "--database-path", str(database)]
         subprocess.run([sys.executable, *ingest], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     if twins:
         add_alternates(database)
@@ -95,7 +95,7 @@ def run(folder: Path, capture: Path | None, rows: int, *, write: bool, twins: bo
 
 def add_alternates(database: Path) -> None:
     """Four more names for each kernel type, as a mapping of operators gives them: five times as many rows."""
-    from shapes.catalog import built_in_catalog
+    from opatlas.theory.catalog import built_in_catalog
 
     lines = ["operator_mappings:"]
     for name in built_in_catalog().kernels:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from database.schema import BASE, PIPE_UTILIZATION, PROFILING_DURATIONS, profiling_counter
+from opatlas.model.schema import (
+    BASE,
+    PIPE_UTILIZATION,
+    PROFILING_DURATIONS,
+    profiling_counter,
+)
 
 
 def write_adds(database: Path, rows: int, *, counters: bool = False) -> Path:

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 from sessions import ROOT, Finished, Running, Sessions, row
 
-from database import journal
-from database.errors import OpAtlasError
-from database.schema import AVERAGE
-from database.signature import signatures
-from database.store import Database
+from opatlas.errors import OpAtlasError
+from opatlas.model.schema import AVERAGE
+from opatlas.model.signature import signatures
+from opatlas.store import journal
+from opatlas.store.csv_files import Database
 
 MODES = pytest.mark.parametrize("mode", ["all", "missing-only"])
 #: The merge knows nothing of devices, but of how many journals there are.
@@ -31,8 +31,9 @@ SIZES = (1, 2, 3)
 Durations = dict[tuple[str, str], str]
 
 REPLAYS = """
-from bench import expected, impl
-from bench.registry import replays
+from opatlas.bench import formulas as expected
+from opatlas.bench.implementations import torch as impl
+from opatlas.engine.registry import replays
 
 
 @replays({kernel_types}, npu=None)
@@ -211,9 +212,8 @@ class TestEdited:
 
 def run_as_told(done: Finished) -> None:
     """Runs the command that a summary gives."""
-    (command,) = re.findall(r"`(python -m database combine .*?)`", done.output)
-    arguments = shlex.split(command)[1:]
-    merged = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
+    (command,) = re.findall(r"`(opatlas combine .*?)`", done.output)
+    merged = subprocess.run([sys.executable, "-m", *shlex.split(command)], cwd=ROOT, capture_output=True, text=True)
     assert merged.returncode == 0, merged.stdout + merged.stderr
 
 
@@ -293,8 +293,8 @@ def test_a_folder_that_is_gone_and_cannot_be_made_again(sessions: Sessions, what
     gone.unlink()
     (sessions.folder / "elsewhere").rename(gone)
     for path in set(kept):
-        (command,) = set(re.findall(rf"`python (-m database combine [^`]*{re.escape(path.name)})`", done.output))
-        subprocess.run([sys.executable, *shlex.split(command)], cwd=ROOT, check=True, capture_output=True)
+        (command,) = set(re.findall(rf"`(opatlas combine [^`]*{re.escape(path.name)})`", done.output))
+        subprocess.run([sys.executable, "-m", *shlex.split(command)], cwd=ROOT, check=True, capture_output=True)
     assert len(in_tables(sessions)) == 4
 
 

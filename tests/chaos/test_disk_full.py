@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from sessions import QUICKLY, ROOT, Finished, Running, Sessions, row
 
-from database import history
-from database.record import Record
-from database.store import Database
+from opatlas.model.record import Record
+from opatlas.store import history
+from opatlas.store.csv_files import Database
 
 DEVICES = pytest.mark.parametrize("devices", ["1", pytest.param("2", marks=pytest.mark.slow)])
 #: While row 40 waits, the first four rows are measured by one device, or by the other of two; row 5 comes after it.
@@ -118,8 +118,8 @@ def merge_as_told(done: Finished) -> None:
     """Runs the command that the summary gives."""
     (line,) = (line for line in done.output.splitlines() if "bring them in with" in line)
     command = shlex.split(line.split("`")[1])
-    assert command[0] == "python"
-    merged = subprocess.run([sys.executable, *command[1:]], cwd=ROOT, capture_output=True, text=True)
+    assert command[0] == "opatlas"
+    merged = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
     assert merged.returncode == 0, merged.stdout + merged.stderr
 
 

@@ -19,9 +19,9 @@ from processes import Role
 from sessions import Finished, Sessions
 from watched_sessions import Killed, Life, kill_at
 
-from database import history
-from database.schema import STATUS, STATUS_REASON
-from database.store import Database
+from opatlas.model.schema import STATUS, STATUS_REASON
+from opatlas.store import history
+from opatlas.store.csv_files import Database
 
 GIVEN_UP_AFTER = 2
 #: Two cores: while one session waits, another has something to do.

@@ -12,10 +12,15 @@ from pathlib import Path
 import odd_device
 import pytest
 
-from bench.errors import DeviceGone
-from bench.job import DeviceSpec, Job, MeasureSettings, Outcome
-from bench.processes.device_process import DeviceProcess
-from database.schema import Status
+from opatlas.engine.errors import DeviceGone
+from opatlas.engine.job import (
+    DeviceSpec,
+    Job,
+    MeasureSettings,
+    Outcome,
+)
+from opatlas.isolation.device_process import DeviceProcess
+from opatlas.model.schema import Status
 
 ODD = int(odd_device.ODD)
 #: Of a row whose answer never comes; of all others.
@@ -35,7 +40,7 @@ class Odd:
     def command(self, words: Sequence[str]) -> list[str]:
         self.starts += 1
         # The descriptor follows the name of the module.
-        fd = words[words.index("bench.processes.device_main") + 1]
+        fd = words[words.index("opatlas.isolation.device_main") + 1]
         return [sys.executable, odd_device.__file__, fd, self._way]
 
 
@@ -129,7 +134,7 @@ def test_a_process_that_closed_its_connection_and_goes_on_is_not_waited_for_long
     devices: list[DeviceProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("_END_TIMEOUT_S", "PROFILED_END_TIMEOUT_S"):
-        monkeypatch.setattr(f"bench.processes.device_process.{name}", 0.5)
+        monkeypatch.setattr(f"opatlas.isolation.device_process.{name}", 0.5)
     device, _ = odd(devices, "closes_and_goes_on")
     # With ten minutes for the row, it would be a timeout if the connection's end were not seen.
     outcome = device.run(job(ODD, timeout_s=600))

@@ -17,8 +17,10 @@ import subprocess
 import time
 from pathlib import Path
 
-from bench import expected, impl
-from bench.registry import replays
+from opatlas.bench import formulas as expected
+
+from opatlas.bench.implementations import torch as impl
+from opatlas.engine.registry import replays
 
 FOLDER = Path(__file__).parent
 

@@ -14,9 +14,11 @@ import stat
 import sys
 import time
 
-from bench import expected, impl
-from bench.instruments import wall_clock
-from bench.registry import replays
+from opatlas.bench import formulas as expected
+
+from opatlas.bench.implementations import torch as impl
+from opatlas.instruments import wall_clock
+from opatlas.engine.registry import replays
 
 
 class Clock:

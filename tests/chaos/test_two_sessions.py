@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from sessions import ROOT, Running, Sessions, row
 
-from database.terminal import counted
+from opatlas.text import counted
 
 #: While row 40 waits, row 1 is in the journal; row 2 comes after it.
 SIZES = (1, 40, 2)
@@ -203,13 +203,13 @@ def test_other_databases_on_other_devices_run_at_the_same_time(sessions: Session
 
 
 def database_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "database", *map(str, arguments)]
+    command = [sys.executable, "-m", "opatlas", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
 #: Waits for a device are told at once, and end soon.
 IMPATIENT = """
-from bench.devices import device_lock
+from opatlas.devices import device_lock
 
 device_lock.TOLD_AFTER_S = 0.1
 device_lock.LONGEST_WAIT_S = 3.0

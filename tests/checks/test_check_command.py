@@ -12,10 +12,10 @@ from xml.etree import ElementTree
 
 import pytest
 from checked import product, write_database
+from opatlas.plugins.check.command import parser
 
-from database.checks.catalog import CHECKS
-from database.checks.known import KNOWN_FINDINGS
-from plugins.check.command import parser
+from opatlas.checks.catalog import CHECKS
+from opatlas.checks.known import KNOWN_FINDINGS
 
 REPOSITORY = Path(__file__).parents[2]
 KNOWN = """
@@ -34,7 +34,7 @@ def environment_outside_ci() -> dict[str, str]:
 
 def check(*arguments: str | Path, cwd: Path = REPOSITORY, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "plugins.command", "check", *map(str, arguments)],
+        [sys.executable, "-m", "opatlas.cli.main", "check", *map(str, arguments)],
         cwd=cwd,
         env={**environment_outside_ci(), "PYTHONPATH": str(REPOSITORY), "COLUMNS": "80", **variables},
         capture_output=True,

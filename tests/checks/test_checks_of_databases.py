@@ -9,10 +9,10 @@ from captures import launched, write_capture
 from checked import RUN, findings, product, write_database, write_manifest
 from sessions import row
 
-from database.__main__ import main
-from database.checks.against import compared_rows
-from database.checks.checked import CheckedDatabase
-from database.schema import CACHE_STATE, INSTRUMENT, RUN_ID
+from opatlas.checks.against import compared_rows
+from opatlas.checks.check import CheckedDatabase
+from opatlas.cli.main import main
+from opatlas.model.schema import CACHE_STATE, INSTRUMENT, RUN_ID
 
 OTHER_RUN = "20261122T010000-bbbbbb"
 

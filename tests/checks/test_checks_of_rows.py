@@ -10,10 +10,10 @@ from checked import RUN, findings, message, product, write_database
 from hypothesis import given
 from hypothesis import strategies as st
 
-from database.checks.catalog import CHECKS
-from database.checks.checked import CheckedDatabase
-from database.measured import microseconds
-from database.schema import (
+from opatlas.checks.catalog import CHECKS
+from opatlas.checks.check import CheckedDatabase
+from opatlas.model.quality import summarize
+from opatlas.model.schema import (
     AVERAGE,
     MICROBENCH_MEDIAN,
     MICROBENCH_MIN,
@@ -24,7 +24,7 @@ from database.schema import (
     STATUS,
     STATUS_REASON,
 )
-from database.statistics import summarize
+from opatlas.store.merge_rule import microseconds
 
 CLEAN = product(1, 9.0)
 

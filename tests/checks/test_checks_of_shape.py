@@ -10,9 +10,9 @@ from checked import findings, message, product, write_database
 from hypothesis import given
 from hypothesis import strategies as st
 
-from database.checks.checked import CheckedDatabase
-from database.checks.families import families
-from database.schema import MICROBENCH_STD
+from opatlas.checks.check import CheckedDatabase
+from opatlas.checks.families import families
+from opatlas.model.schema import MICROBENCH_STD
 
 #: As cuBLAS has them on an H200.
 SPIKE = [(219, 25.648), (353, 62.416), (438, 38.704)]

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from checked import check_named
 
-from database.checks.catalog import CHECKS
-from database.checks.finding import Finding
-from database.checks.known import KNOWN_FINDINGS, read_known, sort_out
-from database.errors import OpAtlasError
-from database.safe_paths import UnsafePath
+from opatlas.checks.catalog import CHECKS
+from opatlas.checks.check import Finding
+from opatlas.checks.known import KNOWN_FINDINGS, read_known, sort_out
+from opatlas.errors import OpAtlasError
+from opatlas.files import UnsafePath
 
 ENTRY = """
 - checks: [spikes, monotone]

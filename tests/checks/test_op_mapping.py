@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from checked import findings, message, product, write_database
 
-from bench.kernels.replays import replays_of_bench
-from database.checks.checked import CheckedDatabase
-from database.checks.op_mapping import OP_MAPPING
-from database.layout import DEFAULT_NPU_DEVICE
-from database.mapping.entries import MAPPING
-from database.mapping.provide import provide_mapping
+from opatlas.checks.check import CheckedDatabase
+from opatlas.checks.op_mapping import OP_MAPPING
+from opatlas.engine.replayed_types import replays_of_bench
+from opatlas.model.location import DEFAULT_NPU_DEVICE
+from opatlas.store.op_mapping import MAPPING, provide_mapping
 
 
 @pytest.fixture

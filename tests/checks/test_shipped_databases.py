@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from database.checks.catalog import CHECKS
-from database.checks.check import WHOLE_DATABASE
-from database.checks.checked import CheckedDatabase
-from database.checks.known import read_known, sort_out
-from database.layout import ROOT, SHIPPED
+from opatlas.checks.catalog import CHECKS
+from opatlas.checks.check import WHOLE_DATABASE, CheckedDatabase
+from opatlas.checks.known import read_known, sort_out
+from opatlas.model.location import ROOT, SHIPPED
 
 DATABASES = sorted(path.parent for path in ROOT.glob(f"*/*/*/{SHIPPED}"))
 

@@ -13,12 +13,18 @@ from xml.etree import ElementTree
 import pytest
 from sessions import ROOT, Sessions
 
-from bench.errors import DeviceGone, GroupLate
-from bench.groups.pool import GroupPool
-from bench.groups.spec import GroupSpec
-from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings, Outcome
-from bench.processes.device_pool import LeftOut
-from database.schema import Status
+from opatlas.engine.errors import DeviceGone, GroupLate
+from opatlas.engine.job import (
+    DeviceDescription,
+    DeviceSpec,
+    Job,
+    MeasureSettings,
+    Outcome,
+)
+from opatlas.isolation.device_pool import LeftOut
+from opatlas.isolation.groups.pool import GroupPool
+from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.model.schema import Status
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")
 MODULE = ROOT / "bench" / "test_collectives.py"
@@ -32,8 +38,8 @@ import ctypes
 import os
 import signal
 
-from bench.collectives.options import group_of
-from bench.registry import replays
+from opatlas.collectives.options import group_of
+from opatlas.engine.registry import replays
 
 
 @replays("hcom_allReduce_", npu=None, group=group_of)

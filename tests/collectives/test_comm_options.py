@@ -10,13 +10,14 @@ from types import SimpleNamespace
 import pytest
 from _pytest.config.argparsing import Parser
 
-from bench.collectives import at_hand, options
-from bench.collectives.at_hand import guess
-from bench.devices.nvlink import islands_of
-from bench.groups.pool import misplaced
-from bench.groups.spec import GroupSpec
-from bench.job import DeviceSpec
-from database.communication import ALL_REDUCE, ALL_TO_ALL
+from opatlas.collectives import options
+from opatlas.collectives import topology as at_hand
+from opatlas.collectives.topology import guess
+from opatlas.devices.nvidia import islands_of
+from opatlas.engine.job import DeviceSpec
+from opatlas.isolation.groups.pool import misplaced
+from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.model.communication import ALL_REDUCE, ALL_TO_ALL
 
 CPU = [DeviceSpec("cpu", name="AMD_EPYC")]
 GPUS = [DeviceSpec("cuda", index=index, name="NVIDIA_H200") for index in range(4)]
@@ -26,7 +27,7 @@ ONE_NODE = dict.fromkeys(("update_mode", "database_path"))
 
 @pytest.fixture(autouse=True)
 def _a_machine_of_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.groups.pool.available_cores", lambda: 2)
+    monkeypatch.setattr("opatlas.isolation.groups.pool.available_cores", lambda: 2)
     for name in [name for name in os.environ if name.startswith(("NCCL_", "HCCL_", "GLOO_"))]:
         monkeypatch.delenv(name)
 

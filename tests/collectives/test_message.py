@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.collectives import message as module
-from bench.collectives.message import Message
-from bench.errors import InvalidRow, WrongResult
-from database.communication import (
+from opatlas.collectives import message as module
+from opatlas.collectives.message import Message
+from opatlas.engine.errors import InvalidRow, WrongResult
+from opatlas.model.communication import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,

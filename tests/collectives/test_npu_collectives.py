@@ -23,8 +23,8 @@ import os
 import signal
 from pathlib import Path
 
-from bench.collectives.options import group_of
-from bench.registry import replays
+from opatlas.collectives.options import group_of
+from opatlas.engine.registry import replays
 
 
 @replays("hcom_allReduce_", npu=None, group=group_of)

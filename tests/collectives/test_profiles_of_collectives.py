@@ -7,11 +7,23 @@ from pathlib import Path
 import pytest
 from captures import launch, write_capture
 
-from bench.profiles.attribution import Launched, NoSamples, ProfiledRow, attribute
-from bench.profiles.marks import BEGIN, END, dimensions_of, row_mark
-from bench.profiles.own_kernel import AnotherCase, OwnKernel, own_kernel
-from database.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from database.launches import read_launches
+from opatlas.capture.profiles import read_launches
+from opatlas.instruments.attribution import (
+    AnotherCase,
+    Launched,
+    NoSamples,
+    OwnKernel,
+    ProfiledRow,
+    attribute,
+    own_kernel,
+)
+from opatlas.instruments.marks import (
+    BEGIN,
+    END,
+    dimensions_of,
+    row_mark,
+)
+from opatlas.model.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
 #: (type, name, microseconds) of a launch between the marks of a sample.
 Kernel = tuple[str, str, float]

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from bench.collectives.message import Message
-from bench.collectives.timed import TimedCollective
-from bench.devices.cpu import CpuDevice
-from bench.errors import OutOfMemory, ReplayError, WrongResult
-from bench.groups.group import RANK_SPREAD, Group, InStep
-from bench.instruments import Samples
-from bench.instruments.wall_clock import WallClock
-from bench.job import DeviceSpec, MeasureSettings
-from bench.profiles.attribution import NoSamples
-from database.schema import Status
+from opatlas.collectives.message import Message
+from opatlas.collectives.timed import TimedCollective
+from opatlas.devices.cpu import CpuDevice
+from opatlas.engine.errors import OutOfMemory, ReplayError, WrongResult
+from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.instruments.attribution import NoSamples
+from opatlas.instruments.instrument import Samples
+from opatlas.instruments.wall_clock import WallClock
+from opatlas.isolation.groups.group import RANK_SPREAD, Group, InStep
+from opatlas.model.schema import Status
 
 CELLS = {"message_bytes": "64", "num_devices": "3", "dtype": "DT_FLOAT", "topology_tier": "1"}
 

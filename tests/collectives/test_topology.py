@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.collectives.topology import Grid, NoGroup
+from opatlas.collectives.topology import Grid, NoGroup
 
 A3 = Grid((48, 8, 2))
 GRIDS = st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple).map(Grid).filter(lambda grid: grid.size > 1)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.__main__ import main
-from bench.collectives.analytic import A3, Link, duration_us
-from database.communication import (
+from opatlas.cli.main import main
+from opatlas.collectives.validate import A3, Link, duration_us
+from opatlas.model.communication import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,

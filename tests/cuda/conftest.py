@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from bench.devices.at_hand import devices_at_hand
-from bench.instruments import InstrumentMissing
-from bench.job import MeasureSettings
-from database.errors import OpAtlasError
-from database.versions import cuda_version
+from opatlas.devices.discovery import devices_at_hand
+from opatlas.engine.job import MeasureSettings
+from opatlas.errors import OpAtlasError
+from opatlas.instruments.instrument import InstrumentMissing
+from opatlas.model.versions import cuda_version
 
 
 def pytest_addoption(parser):
     parser.addoption(
         "--write-gpu-calls",
         action="store_true",
-        help="write bench/kernels/gpu_calls.json anew, from what ran here (default: compare)",
+        help="write bench/facts/gpu_calls.json anew, from what ran here (default: compare)",
     )
 
 
@@ -33,7 +33,7 @@ def gpu():
 @pytest.fixture(scope="session")
 def runner(gpu):
     """Three cold samples of each row by CUPTI, in this process."""
-    from bench.runner import Runner
+    from opatlas.engine.runner import Runner
 
     try:
         return Runner(gpu, MeasureSettings(repeat_count=3, instrument="cupti"))

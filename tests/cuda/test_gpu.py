@@ -9,9 +9,9 @@ from statistics import median
 import pytest
 from replaying import job_of
 
-from bench.job import Job, MeasureSettings
-from bench.processes.device_process import DeviceProcess
-from database.schema import Status
+from opatlas.engine.job import Job, MeasureSettings
+from opatlas.isolation.device_process import DeviceProcess
+from opatlas.model.schema import Status
 
 #: Four megabytes in, four out: all of it fits into the L2 cache, and none is left of it after a flush.
 MEMORY_BOUND = ("Neg", "1048576 | FLOAT -> 1048576 | FLOAT")
@@ -66,7 +66,7 @@ def bad_replays(tmp_path):
         textwrap.dedent(
             """
             import torch
-            from bench.registry import replays
+            from opatlas.engine.registry import replays
 
             @replays("OutOfBounds", npu=None)
             def out_of_bounds(row, replay):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sessions import ROOT, Sessions
 
-from bench.devices.at_hand import devices_at_hand
+from opatlas.devices.discovery import devices_at_hand
 
 
 @pytest.fixture

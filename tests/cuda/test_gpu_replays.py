@@ -7,8 +7,8 @@ from operators import operators_of
 from replaying import job_of
 from sample_rows import ROWS
 
-from bench.kernels.gpu_calls import read_calls, write_calls
-from database.schema import Status
+from opatlas.engine.kernel_facts import read_calls, write_calls
+from opatlas.model.schema import Status
 
 
 @pytest.fixture(scope="module")

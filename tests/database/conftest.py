@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from database.store import Database
+from opatlas.store.csv_files import Database
 
 
 @pytest.fixture

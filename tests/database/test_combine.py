@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from test_merge import cells, read, record, write
 
-from database import history, store
-from database.combine.apply import CombineResult, Source, combine
-from database.combine.table import Combined, combine_tables
-from database.journal import Header
-from database.manifest import manifests_of
-from database.merge import UpdateMode, merge
-from database.run_order import RunOrder
-from database.schema import Status
-from database.signature import signature
-from database.statistics import valid_duration
-from database.store import Database, read_frame
+from opatlas.combine.apply import CombineResult, Source, combine
+from opatlas.combine.table import Combined, combine_tables
+from opatlas.model.quality import valid_duration
+from opatlas.model.schema import Status
+from opatlas.model.signature import signature
+from opatlas.store import csv_files as store
+from opatlas.store import history
+from opatlas.store.csv_files import Database, read_frame
+from opatlas.store.journal import Header
+from opatlas.store.manifest import RunOrder, manifests_of
+from opatlas.store.write_back import UpdateMode, merge
 
 AVERAGE, RUN = "Average Duration(us)", "Run ID"
 PROFILED = "Profiling Average Duration(us)"

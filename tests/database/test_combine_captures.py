@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from captures import cells, launched, table, write_capture
 
-from database.__main__ import main
+from opatlas.cli.main import main
 
 TYPE = "MatMulV2"
 

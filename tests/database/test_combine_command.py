@@ -1,4 +1,4 @@
-"""`python -m database combine`, as a user runs it."""
+"""`opatlas combine`, as a user runs it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 from test_combine import AVERAGE, MIDDLE, NEW, OLD, PROFILED, contents, failed, manifest, measured
 from test_merge import cells, read, record, write
 
-from database import history
-from database.__main__ import main
-from database.journal import Header
-from database.manifest import Manifest
-from database.record import Record
-from database.session_lock import SessionLock
-from database.store import Database
+from opatlas.cli.main import main
+from opatlas.model.record import Record
+from opatlas.store import history
+from opatlas.store.csv_files import Database
+from opatlas.store.journal import Header
+from opatlas.store.lock import SessionLock
+from opatlas.store.manifest import Manifest
 
 Merge = Callable[..., tuple[int, str, str]]
 

@@ -10,13 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from database.communication import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BY_NAME, COLLECTIVES, Collective
-from database.errors import TableError
-from database.merge import MergeResult, UpdateMode, merge
-from database.record import Measurement, Record
-from database.schema import Status
-from database.signature import signature, signatures
-from database.store import Database, read_frame
+from opatlas.errors import TableError
+from opatlas.model.communication import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BY_NAME,
+    COLLECTIVES,
+    Collective,
+)
+from opatlas.model.record import Measurement, Record
+from opatlas.model.schema import Status
+from opatlas.model.signature import signature, signatures
+from opatlas.store.csv_files import Database, read_frame
+from opatlas.store.write_back import MergeResult, UpdateMode, merge
 
 MESSAGE = {"message_bytes": "1048576", "num_devices": "16", "dtype": "DT_BF16", "topology_tier": "1"}
 RUN = "20260101T000000-aaaaaa"

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from test_journal import abandoned
 from test_merge import cells, read, record, write
 
-from database import journal
-from database.journal import Header, NotAJournal
-from database.merge import UpdateMode, merge
-from database.record import Record
-from database.recover import merge_run, recover
-from database.schema import Status
-from database.store import Database
-from database.typed_json import DecodeError
+from opatlas.model.record import Record
+from opatlas.model.schema import Status
+from opatlas.store import journal
+from opatlas.store.csv_files import Database
+from opatlas.store.journal import Header, NotAJournal
+from opatlas.store.write_back import UpdateMode, merge, merge_run, recover
+from opatlas.typed_json import DecodeError
 
 AVERAGE = "Average Duration(us)"
 DEEP = b'{"cells":' * 100_000

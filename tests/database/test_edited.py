@@ -10,17 +10,16 @@ from test_history import abandoned, replaced
 from test_matmul_family import record as matmul_record
 from test_merge import cells, read, record, write
 
-from database import history
-from database.case_id import RowChoice
-from database.communication import BY_KERNEL_TYPE
-from database.edited import clear_edited, find_edited
-from database.journal import Header
-from database.record import Measurement, Record, RowName
-from database.recover import merge_run, recover
-from database.row_history import row_histories
-from database.schema import BASE, MESSAGE, Status
-from database.signature import signature
-from database.store import Database
+from opatlas.model.communication import BY_KERNEL_TYPE
+from opatlas.model.record import Measurement, Record, RowName
+from opatlas.model.schema import BASE, MESSAGE, Status
+from opatlas.model.signature import RowChoice, signature
+from opatlas.store import history
+from opatlas.store.csv_files import Database
+from opatlas.store.edited_rows import clear_edited, find_edited
+from opatlas.store.journal import Header
+from opatlas.store.row_history import row_histories
+from opatlas.store.write_back import merge_run, recover
 
 
 @pytest.fixture

@@ -8,8 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from database.figure_tables import markdown_tables, quality_lines, terminal_tables
-from database.figures import (
+from opatlas.model.quality import Quality
+from opatlas.model.record import Measurement, Record
+from opatlas.model.roofline import Peak
+from opatlas.model.schema import MESSAGE_BYTES, NUM_DEVICES, Status
+from opatlas.report.figures import (
     Figures,
     by_type,
     bytes_text,
@@ -22,10 +25,7 @@ from database.figures import (
     share_text,
     slowest,
 )
-from database.peaks import Peak
-from database.quality import Quality
-from database.record import Measurement, Record
-from database.schema import MESSAGE_BYTES, NUM_DEVICES, Status
+from opatlas.report.tables import markdown_tables, quality_lines, terminal_tables
 
 H200 = Peak(4800.0, {"BF16": 989.5})
 

@@ -1,4 +1,4 @@
-"""`python -m database fill-runtime`: records of calls into the Runtime columns of attention rows."""
+"""`opatlas fill-runtime`: records of calls into the Runtime columns of attention rows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_ingest_attention import ATTENTION, attention
 
-from database.__main__ import main
-from database.fill_runtime.key import JoinKey, Nearest, key_of_row
-from database.fill_runtime.records import Chosen, Values, parse_record
-from database.ingest.attention import SOURCE_PROFILE
-from database.schema import INPUT_SHAPES, RUNTIME_PREFIX
-from database.session_lock import SessionLock
-from database.signature import signatures
-from database.store import Database, Table
+from opatlas.capture.attention import SOURCE_PROFILE
+from opatlas.capture.attention_records import Chosen, JoinKey, Nearest, Values, key_of_row, parse_record
+from opatlas.cli.main import main
+from opatlas.model.schema import INPUT_SHAPES, RUNTIME_PREFIX
+from opatlas.model.signature import signatures
+from opatlas.store.csv_files import Database, Table
+from opatlas.store.lock import SessionLock
 
 #: The operator takes 31 inputs.
 DECODE = ";".join([*DECODE_SHAPES, *[""] * 16])

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from database.__main__ import main
-from database.commands import UsageError
-from database.folder import absolute, expect_folder
+from opatlas.cli.main import main
+from opatlas.errors import UsageError
+from opatlas.files import absolute, expect_folder
 
 WINDOWS = ["C:\\Users\\me\\db", "d:\\db", "C:/Users/me/db"]
 

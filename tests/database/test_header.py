@@ -6,11 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from database.__main__ import main
-from database.errors import TableError
-from database.header import misspelt
-from database.schema import AVERAGE, BASE, EP_SIZE, OWN, PIPE_UTILIZATION, microbench_counter, profiling_counter
-from database.store import Database, read_frame
+from opatlas.cli.main import main
+from opatlas.errors import TableError
+from opatlas.model.schema import (
+    AVERAGE,
+    BASE,
+    EP_SIZE,
+    OWN,
+    PIPE_UTILIZATION,
+    microbench_counter,
+    profiling_counter,
+)
+from opatlas.store.csv_files import Database, read_frame
+from opatlas.store.header import misspelt
 
 CELLS = ("dynamic", "AI_CORE", "4,8", "BF16", "ND", "4,8", "BF16", "ND")
 

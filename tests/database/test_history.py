@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 from test_merge import cells, read, record, write
 
-from database import history, journal
-from database.errors import OpAtlasError
-from database.journal import Header
-from database.merge import UpdateMode, merge
-from database.record import RanAs, Record
-from database.recover import merge_run, recover
-from database.store import Database
+from opatlas.errors import OpAtlasError
+from opatlas.model.record import RanAs, Record
+from opatlas.store import history, journal
+from opatlas.store.csv_files import Database
+from opatlas.store.journal import Header
+from opatlas.store.write_back import UpdateMode, merge, merge_run, recover
 
 
 @pytest.fixture

@@ -11,14 +11,18 @@ from pathlib import Path
 import pytest
 from captures import COLLECTIVE, COUNTERS, launch, table, write_capture, write_summary
 
-from database.__main__ import main
-from database.errors import OpAtlasError
-from database.ingest.aggregate import Aggregate
-from database.ingest.ingest import Asked, Ingested, ingest_captures, remake_profiling
-from database.ingest.manifest import CaptureVersions, read_manifest
-from database.ingest.samples_file import read_samples
-from database.schema import PROFILING_RUN_ID
-from database.store import Database
+from opatlas.capture.cases import Aggregate
+from opatlas.capture.ingest import (
+    Asked,
+    Ingested,
+    ingest_captures,
+    remake_profiling,
+)
+from opatlas.capture.manifest import CaptureVersions, read_manifest, read_samples
+from opatlas.cli.main import main
+from opatlas.errors import OpAtlasError
+from opatlas.model.schema import PROFILING_RUN_ID
+from opatlas.store.csv_files import Database
 
 AVERAGE, MEDIAN = "Profiling Average Duration(us)", "Profiling Median Duration(us)"
 STD, SAMPLES = "Profiling Std Duration(us)", "Profiling Samples"

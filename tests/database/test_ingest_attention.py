@@ -3,11 +3,11 @@
 import pytest
 from captures import KERNEL_DETAILS, launch, table, write_capture
 
-from database.ingest.aggregate import Aggregate
-from database.ingest.attention import bundles, runtime_cells
-from database.ingest.ingest import Asked, ingest_captures
-from database.schema import RUNTIME
-from database.store import Database
+from opatlas.capture.attention import bundles, runtime_cells
+from opatlas.capture.cases import Aggregate
+from opatlas.capture.ingest import Asked, ingest_captures
+from opatlas.model.schema import RUNTIME
+from opatlas.store.csv_files import Database
 
 ATTENTION = "FusedInferAttentionScore"
 NOTHING = [""] * 7

@@ -17,11 +17,11 @@ from captures import (
     write_capture,
 )
 
-from database.errors import OpAtlasError, TableError
-from database.ingest import capture as capture_module
-from database.ingest.aggregate import Aggregate
-from database.ingest.capture_launches import LeftOut
-from database.ingest.files import find_captures, given_files
+from opatlas.capture import capture_file as capture_module
+from opatlas.capture.capture_launches import LeftOut
+from opatlas.capture.cases import Aggregate
+from opatlas.capture.files import find_captures, given_files
+from opatlas.errors import OpAtlasError, TableError
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from captures import launch, write_capture
 from hypothesis import given
 from hypothesis import strategies as st
 
-from database.ingest.aggregate import Aggregate
+from opatlas.capture.cases import Aggregate
 
 durations = st.lists(st.floats(0.001, 1e7).map(lambda value: round(value, 3)), min_size=1, max_size=40)
 

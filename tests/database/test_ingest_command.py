@@ -1,4 +1,4 @@
-"""`python -m database ingest`, as a user runs it."""
+"""`opatlas ingest`, as a user runs it."""
 
 import gzip
 import os
@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from captures import COLLECTIVE, KERNEL_DETAILS, LEVEL_0, capture_text, launch, table, write_capture, write_summary
 
-from database import layout, versions
-from database.__main__ import main
-from database.ingest.manifest import CaptureVersions, read_manifest
-from database.store import Database
+from opatlas.capture.manifest import CaptureVersions, read_manifest
+from opatlas.cli.main import main
+from opatlas.model import location as layout
+from opatlas.model import versions
+from opatlas.store.csv_files import Database
 
 
 @pytest.fixture
@@ -143,7 +144,7 @@ def test_a_path_below_a_file_is_wrong_usage(tmp_path, ingest):
 def test_names_that_the_terminal_has_no_letters_for(tmp_path):
     path = write_capture(tmp_path / "kernel_details.csv", [launch()])
     done = subprocess.run(
-        [sys.executable, "-m", "database", "ingest", "--profiling-path", path, "--database-path", tmp_path / "é"],
+        [sys.executable, "-m", "opatlas", "ingest", "--profiling-path", path, "--database-path", tmp_path / "é"],
         cwd=Path(__file__).parents[2],
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
         capture_output=True,
@@ -240,14 +241,14 @@ def test_an_interrupt_is_no_traceback(tmp_path, ingest, monkeypatch):
     def interrupt(self, path, on_block):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("database.ingest.aggregate.Aggregate.add_file", interrupt)
+    monkeypatch.setattr("opatlas.capture.cases.Aggregate.add_file", interrupt)
     status, _, err = ingest(write_capture(tmp_path / "kernel_details.csv", [launch()]))
     assert status == 130
     assert "interrupted" in err
 
 
 def test_help_of_the_module(tmp_path):
-    command = [sys.executable, "-m", "database", "ingest", "--help"]
+    command = [sys.executable, "-m", "opatlas", "ingest", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     for option in ("--profiling-path", "--database-path", "--device", "--vllm-version", "--cann-version"):
         assert option in done.stdout
@@ -256,7 +257,7 @@ def test_help_of_the_module(tmp_path):
 
 def test_a_reader_that_has_seen_enough_is_no_traceback(tmp_path):
     path = write_capture(tmp_path / "kernel_details.csv", [launch()])
-    command = [sys.executable, "-m", "database", "ingest", "--profiling-path", str(path)]
+    command = [sys.executable, "-m", "opatlas", "ingest", "--profiling-path", str(path)]
     with subprocess.Popen(
         [*command, "--database-path", str(tmp_path / "d")],
         stdout=subprocess.PIPE,

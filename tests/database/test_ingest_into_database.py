@@ -3,10 +3,10 @@
 import pytest
 from captures import COUNTERS, KERNEL_DETAILS, launch, table, write_capture
 
-from database.errors import OpAtlasError
-from database.ingest.ingest import Asked, ingest_captures
-from database.schema import BASE, OWN, PIPE_UTILIZATION
-from database.store import Database
+from opatlas.capture.ingest import Asked, ingest_captures
+from opatlas.errors import OpAtlasError
+from opatlas.model.schema import BASE, OWN, PIPE_UTILIZATION
+from opatlas.store.csv_files import Database
 
 AVERAGE, SAMPLES = "Profiling Average Duration(us)", "Profiling Samples"
 

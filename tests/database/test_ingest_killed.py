@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 from captures import launch, write_capture
 
-from database import store
-from database.errors import OpAtlasError
-from database.ingest.ingest import Asked, ingest_captures, remake_profiling
-from database.ingest.manifest import read_manifest
-from database.ingest.pool import ingests_of
-from database.ingest.samples_file import Kept, read_samples
-from database.store import Database
+from opatlas.capture.ingest import Asked, ingest_captures, remake_profiling
+from opatlas.capture.manifest import Kept, read_manifest, read_samples
+from opatlas.capture.pool import ingests_of
+from opatlas.errors import OpAtlasError
+from opatlas.store import csv_files as store
+from opatlas.store.csv_files import Database
 
 ROOT = Path(__file__).parents[2]
 #: Samples, manifest, three CSVs, the report, and the manifest again.
@@ -28,7 +27,7 @@ _RUN = re.compile(r"ingest-\d{8}T\d{6}Z-[0-9a-f]{6}")
 #: An ingest that dies at one of its writes: the file is there under its temporary name, or, after it, in its place.
 _KILLED = """
 import itertools, os, signal, sys
-from database.__main__ import main
+from opatlas.cli.main import main
 write, after, *arguments = sys.argv[1:]
 replace, numbers = os.replace, itertools.count()
 def killed(source, target):
@@ -127,7 +126,7 @@ class TestCutOff:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("database.ingest.ingest.apply_cases", killed)
+            patch.setattr("opatlas.capture.ingest.apply_cases", killed)
             with pytest.raises(KeyboardInterrupt):
                 ingest(earlier, second)
         return earlier

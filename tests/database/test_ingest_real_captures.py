@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from captures import table
 
-from database.__main__ import main
-from database.ingest.aggregate import Aggregate
-from database.ingest.capture_launches import LeftOut
-from database.ingest.files import find_captures
-from database.quality import find_modes
-from database.slots import parse_slots
+from opatlas.capture.capture_launches import LeftOut
+from opatlas.capture.cases import Aggregate
+from opatlas.capture.files import find_captures
+from opatlas.cli.main import main
+from opatlas.model.quality import find_modes
+from opatlas.model.slots import parse_slots
 
 REAL = Path(__file__).parents[3] / "shared/data/ascend_profiler"
 

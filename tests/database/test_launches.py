@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from database.errors import TableError
-from database.launches import read_launches
-from database.profiles import op_summaries, profile_folders
+from opatlas.capture.profiles import op_summaries, profile_folders, read_launches
+from opatlas.errors import TableError
 
 HEADER = (
     "Device_id,Op Name,OP Type,OP State,Task Type,Task Start Time(us),Task Duration(us),Input Shapes,Input Data Types,"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from database import layout
-from database.errors import OpAtlasError
-from database.versions import Versions
+from opatlas.errors import OpAtlasError
+from opatlas.model import location as layout
+from opatlas.model.versions import Versions
 
 REPOSITORY = Path(__file__).parents[2]
 NPU = Versions(vllm="0.18.0", torch="2.9.0", cann="8.5")

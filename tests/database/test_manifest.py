@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from database.errors import OpAtlasError
-from database.manifest import Manifest, code_digest, manifests_of
-from database.store import Database
+from opatlas.errors import OpAtlasError
+from opatlas.store.csv_files import Database
+from opatlas.store.manifest import Manifest, code_digest, manifests_of
 
 RUN = "20261121T163006-1f0c9a"
 WRITTEN = Manifest(

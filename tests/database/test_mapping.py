@@ -8,18 +8,17 @@ import pandas as pd
 import pytest
 import yaml
 from captures import launch, write_capture
+from opatlas.plugins.preparation import prepare_database
 
-from bench.kernels.replays import replays_of_bench
-from database.__main__ import main
-from database.communication import BY_KERNEL_TYPE
-from database.errors import OpAtlasError
-from database.layout import NPU_DEVICES
-from database.mapping.entries import MAPPING, read_mapping
-from database.mapping.provide import provide_mapping
-from database.store import Database
-from plugins.preparation import prepare_database
-from shapes.catalog import built_in_catalog
-from shapes.kernels import kernels_of
+from opatlas.cli.main import main
+from opatlas.engine.replayed_types import replays_of_bench
+from opatlas.errors import OpAtlasError
+from opatlas.model.communication import BY_KERNEL_TYPE
+from opatlas.model.location import NPU_DEVICES
+from opatlas.store.csv_files import Database
+from opatlas.store.op_mapping import MAPPING, provide_mapping, read_mapping
+from opatlas.theory.catalog import built_in_catalog
+from opatlas.theory.kernels import kernels_of
 
 A2, A3 = NPU_DEVICES[0], NPU_DEVICES[-1]
 REFERENCE = "../../hccl/v8.5/"

@@ -12,16 +12,20 @@ from hypothesis import given
 from test_merge import read
 from test_merge import write as write_rows
 
-from database import journal
-from database.__main__ import main as database_command
-from database.journal import Header
-from database.matmul_family import FAMILY, canonical_form
-from database.merge import UpdateMode, merge
-from database.record import Measurement, RanAs, Record, RowName
-from database.recover import merge_run, recover
-from database.schema import Status
-from database.signature import signature
-from database.store import Database
+from opatlas.cli.main import main as database_command
+from opatlas.model.record import (
+    Measurement,
+    RanAs,
+    Record,
+    RowName,
+)
+from opatlas.model.schema import Status
+from opatlas.model.siblings import FAMILY, canonical_form
+from opatlas.model.signature import signature
+from opatlas.store import journal
+from opatlas.store.csv_files import Database
+from opatlas.store.journal import Header
+from opatlas.store.write_back import UpdateMode, merge, merge_run, recover
 
 COLUMNS = ("Input Shapes", "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats")
 V2, V3 = "MatMulV2", "MatMulV3"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from database import schema
-from database.measured import measured_cells
-from database.merge import UpdateMode, merge
-from database.record import Measurement, RanAs, Record
-from database.schema import Status
-from database.signature import signature
-from database.store import Database
+from opatlas.model import schema
+from opatlas.model.record import Measurement, RanAs, Record
+from opatlas.model.schema import Status
+from opatlas.model.signature import signature
+from opatlas.store.csv_files import Database
+from opatlas.store.merge_rule import measured_cells
+from opatlas.store.write_back import UpdateMode, merge
 
 PRODUCT = {
     "Input Shapes": "2,3;4,3",

@@ -11,12 +11,17 @@ import pytest
 from hypothesis import given, settings
 from sessions import write_table
 
-from database.errors import OpAtlasError
-from database.merge import MergeResult, UpdateMode, has_duration, merge
-from database.record import Measurement, Record, RowName
-from database.schema import Status
-from database.signature import signature
-from database.store import Database, Table
+from opatlas.errors import OpAtlasError
+from opatlas.model.record import Measurement, Record, RowName
+from opatlas.model.schema import Status
+from opatlas.model.signature import signature
+from opatlas.store.csv_files import Database, Table
+from opatlas.store.write_back import (
+    MergeResult,
+    UpdateMode,
+    has_duration,
+    merge,
+)
 
 COLUMNS = ("Input Shapes", "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats")
 UNMEASURED = [status for status in Status if status is not Status.MEASURED]

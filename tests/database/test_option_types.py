@@ -6,8 +6,16 @@ import argparse
 
 import pytest
 
-from database.option_types import Listed, at_least, between, items_of, one_of, positive, version
-from database.versions import CANN, TORCH, VLLM
+from opatlas.model.versions import CANN, TORCH, VLLM
+from opatlas.options import (
+    Listed,
+    at_least,
+    between,
+    items_of,
+    one_of,
+    positive,
+    version,
+)
 
 
 @pytest.mark.parametrize(("read", "text", "number"), [(at_least(0), "0", 0), (at_least(2), "17", 17)])

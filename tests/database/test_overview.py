@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from test_merge import cells, write
 
-from database import overview
-from database.__main__ import main
-from database.manifest import Manifest
-from database.store import Database
+from opatlas.cli import show as overview
+from opatlas.cli.main import main
+from opatlas.store.csv_files import Database
+from opatlas.store.manifest import Manifest
 
 XEON = {"name": "Intel_Xeon_Processor", "kind": "cpu", "facts": {"torch": "2.13.0+cpu", "threads": 2}}
 

@@ -1,4 +1,4 @@
-"""`python -m database plot`: what each figure shows, and what the command says."""
+"""`opatlas plot`: what each figure shows, and what the command says."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from database.__main__ import main
-from database.peaks import PEAKS, Peak
-from database.plots import bandwidth, comparison, durations, roofline
-from database.plots.figure import bytes_text
-from database.plots.timed_rows import TimedRow, device_of, on_device, read_timed_rows
-from database.schema import (
+from opatlas.cli.main import main
+from opatlas.model.roofline import PEAKS, Peak
+from opatlas.model.schema import (
     AVERAGE,
     CACHE_STATE,
     INPUT_SLOTS,
@@ -25,7 +22,20 @@ from database.schema import (
     QUALITY,
     RUN_ID,
 )
-from database.slots import Slot
+from opatlas.model.slots import Slot
+from opatlas.report.plots import (
+    bandwidth,
+    comparison,
+    durations,
+    roofline,
+)
+from opatlas.report.plots.figure import bytes_text
+from opatlas.report.plots.timed_rows import (
+    TimedRow,
+    device_of,
+    on_device,
+    read_timed_rows,
+)
 
 HEADER = ",".join((*INPUT_SLOTS, *OUTPUT_SLOTS, AVERAGE, PROFILING_AVERAGE, CACHE_STATE, INSTRUMENT))
 ADD = '"{n},1024;{n},1024",DT_BF16;DT_BF16,ND;ND,"{n},1024",DT_BF16,ND,{replayed},{captured},{how}'
@@ -116,9 +126,7 @@ def test_replays_of_another_device_are_in_no_plot_of_this_one(
 ) -> None:
     pytest.importorskip("matplotlib")
     titles: dict[str, str] = {}
-    monkeypatch.setattr(
-        "database.plots.command.save", lambda figure, path: titles.update({path.stem: figure.get_suptitle()})
-    )
+    monkeypatch.setattr("opatlas.cli.plot.save", lambda figure, path: titles.update({path.stem: figure.get_suptitle()}))
     header = f"{HEADER},{RUN_ID}"
     rows = [f"{add(1, '2.5', '2.0')},here", f"{add(2, '90', '3.0')},there", f"{add(3, '95')},there"]
     (tmp_path / "Add.csv").write_text("\n".join([header, *rows]) + "\n")
@@ -378,7 +386,7 @@ def test_without_matplotlib_the_extra_is_named(
 
 
 def test_known_peaks_are_of_devices_that_have_a_folder() -> None:
-    from database.layout import NPU_DEVICES, kind_of
+    from opatlas.model.location import NPU_DEVICES, kind_of
 
     assert set(NPU_DEVICES) <= set(PEAKS)
     assert {kind_of(device) for device in PEAKS} == {"npu", "cuda"}

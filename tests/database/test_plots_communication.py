@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from database.__main__ import main
-from database.communication import ALL_GATHER, ALL_REDUCE
-from database.plots.communication import lines_of, title_of
+from opatlas.cli.main import main
+from opatlas.model.communication import ALL_GATHER, ALL_REDUCE
+from opatlas.report.plots.communication import lines_of, title_of
 
 HEADER = "message_bytes,num_devices,dtype,topology_tier,Duration(us),bandwidth_gbps,MicroBench Rank Spread(us)\n"
 ROWS = "2048,4,DT_BF16,1,20,,\n1024,4,DT_BF16,1,10.0,,5\n1024,4,DT_BF16,1,,,\n1024,2,DT_FLOAT,0,1.0,,0.5\n"

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from database.__main__ import main
-from database.errors import TableError
-from database.plots.products import Line, Point, figure_of, lines_of
+from opatlas.cli.main import main
+from opatlas.errors import TableError
+from opatlas.report.plots.products import (
+    Line,
+    Point,
+    figure_of,
+    lines_of,
+)
 
 HEADER = (
     "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Average Duration(us),"

@@ -8,13 +8,18 @@ from pathlib import Path
 import pytest
 from test_merge import cells, read, record, write
 
-from database import history
-from database.__main__ import main
-from database.combine.pool import pool
-from database.journal import Header
-from database.merge import UpdateMode, merge
-from database.schema import POOLED_MACHINES, POOLED_MEDIAN, POOLED_RUNS, POOLED_SPREAD
-from database.store import Database
+from opatlas.cli.main import main
+from opatlas.combine.pool import pool
+from opatlas.model.schema import (
+    POOLED_MACHINES,
+    POOLED_MEDIAN,
+    POOLED_RUNS,
+    POOLED_SPREAD,
+)
+from opatlas.store import history
+from opatlas.store.csv_files import Database
+from opatlas.store.journal import Header
+from opatlas.store.write_back import UpdateMode, merge
 
 RUNS = tuple(f"2025112{day}T120000-aaaaaa" for day in range(1, 6))
 

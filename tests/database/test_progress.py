@@ -8,7 +8,7 @@ import termios
 
 import pytest
 
-from database.progress import Progress, duration, speed
+from opatlas.progress import Progress, duration, speed
 
 
 class Clock:

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from database.quality import NOISE_LIMIT, Quality, judge, relative_noise
+from opatlas.model.quality import (
+    NOISE_LIMIT,
+    Quality,
+    judge,
+    relative_noise,
+)
 
 DURATIONS = st.lists(st.floats(0.01, 1e9), min_size=1, max_size=60)
 

@@ -1,4 +1,4 @@
-"""`python -m database rebuild`: the CSVs can be made again from the histories, to the letter."""
+"""`opatlas rebuild`: the CSVs can be made again from the histories, to the letter."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from test_history import abandoned, replaced
 from test_matmul_family import record as matmul_record
 from test_merge import RUN, cells, read, record, write
 
-from database.__main__ import main
-from database.journal import Header
-from database.rebuild import rebuild
-from database.recover import merge_run, recover
-from database.session_lock import SessionLock
-from database.store import Database
+from opatlas.cli.main import main
+from opatlas.combine.rebuild import rebuild
+from opatlas.store.csv_files import Database
+from opatlas.store.journal import Header
+from opatlas.store.lock import SessionLock
+from opatlas.store.write_back import merge_run, recover
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from database.merge import MergeResult
-from database.reports import Gap, SessionFacts, replay_report
+from opatlas.report.session_files import Gap, SessionFacts, replay_report
+from opatlas.store.write_back import MergeResult
 
 FACTS = SessionFacts(
     run_id="run",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from database.peaks import PEAKS, Peak, peak_of
-from database.roofline import achieved, bound_us, work_of
+from opatlas.model.roofline import PEAKS, Peak, achieved, bound_us, peak_of, work_of
 
 #: (64, 1024) x (2048, 1024): 0.125 MiB + 4 MiB in, 0.25 MiB out, 2 * 64 * 2048 * 1024 operations.
 PRODUCT = {

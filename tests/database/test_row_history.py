@@ -1,4 +1,4 @@
-"""`python -m database history`: what a row took in each run."""
+"""`opatlas history`: what a row took in each run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from test_history import abandoned
 from test_matmul_family import record as matmul_record
 from test_merge import cells, read, record, write
 
-from database.__main__ import main
-from database.journal import Header
-from database.manifest import Manifest
-from database.recover import merge_run, recover
-from database.store import Database
+from opatlas.cli.main import main
+from opatlas.store.csv_files import Database
+from opatlas.store.journal import Header
+from opatlas.store.manifest import Manifest
+from opatlas.store.write_back import merge_run, recover
 
 
 @pytest.fixture

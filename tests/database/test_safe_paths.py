@@ -11,20 +11,24 @@ import pytest
 from filelock import FileLock
 from test_merge import record
 
-from database import journal
-from database.__main__ import main
-from database.constraints import Kernel as MoeKernel
-from database.constraints import load_constraints, save_constraints
-from database.errors import OpAtlasError, TableError
-from database.journal import Header, Journal
-from database.layout import shipped_as
-from database.manifest import Manifest
-from database.merge import UpdateMode
-from database.pruned import append_pruned
-from database.recover import recover
-from database.safe_paths import UnsafePath, own_file, own_folder, read_own
-from database.session_lock import SessionLock
-from database.store import Database, read_frame, write_text
+from opatlas.cli.main import main
+from opatlas.errors import OpAtlasError, TableError
+from opatlas.files import (
+    UnsafePath,
+    own_file,
+    own_folder,
+    read_own,
+)
+from opatlas.model.location import shipped_as
+from opatlas.store import journal
+from opatlas.store.csv_files import Database, read_frame, write_text
+from opatlas.store.journal import Header, Journal
+from opatlas.store.lock import SessionLock
+from opatlas.store.manifest import Manifest
+from opatlas.store.merge_rule import append_pruned
+from opatlas.store.refused_shapes import Kernel as MoeKernel
+from opatlas.store.refused_shapes import load_constraints, save_constraints
+from opatlas.store.write_back import UpdateMode, recover
 
 HEADER = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats\n"
 ROW = "1,FLOAT,ND,1,FLOAT,ND\n"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from captures import cells
 
-from database.same_case import compare
-from database.schema import BASE, INPUT_SHAPES
-from database.signature import normalized_kernel_type
-from database.slots import EMPTY_WORDS
+from opatlas.model.same_case import compare
+from opatlas.model.schema import BASE, INPUT_SHAPES
+from opatlas.model.signature import normalized_kernel_type
+from opatlas.model.slots import EMPTY_WORDS
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 

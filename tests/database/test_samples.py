@@ -7,9 +7,14 @@ from pathlib import Path
 import pytest
 from captures import COLLECTIVE, cells, launch, launched, summary_text, write_capture, write_summary
 
-from database.errors import OpAtlasError
-from database.ingest.capture_launches import LeftOut
-from database.ingest.samples import KnownRows, RowSamples, SamplesOfRows, read_profile
+from opatlas.capture.capture_launches import LeftOut
+from opatlas.capture.profile_samples import (
+    KnownRows,
+    RowSamples,
+    SamplesOfRows,
+    read_profile,
+)
+from opatlas.errors import OpAtlasError
 
 PROFILE = "PROF_000001_20240102030405678_ABCDEF"
 OUTPUT = f"{PROFILE}/mindstudio_profiler_output"
@@ -105,9 +110,9 @@ def test_paths_that_hold_no_samples_are_refused_with_the_remedy(tmp_path: Path) 
     with pytest.raises(OpAtlasError, match="no PROF_\\* folder and no op_summary"):
         read_profile(tmp_path)
     kernel_details = write_capture(tmp_path / "kernel_details.csv", [launch()])
-    with pytest.raises(OpAtlasError, match=r"kernel_details\.csv is of torch_npu\.profiler: `python -m database"):
+    with pytest.raises(OpAtlasError, match=r"kernel_details\.csv is of torch_npu\.profiler: `opatlas"):
         read_profile(tmp_path)
-    with pytest.raises(OpAtlasError, match="python -m database ingest"):
+    with pytest.raises(OpAtlasError, match="opatlas ingest"):
         read_profile(kernel_details)
     other = tmp_path / "op_summary.csv"
     other.write_text("Device_id,OP Type,Count\n0,MatMulV3,3\n")

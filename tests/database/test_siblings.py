@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from database.siblings import plain_type, siblings
+from opatlas.model.siblings import plain_type, siblings
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from database.schema import INPUT_SLOTS, OUTPUT_SLOTS
-from database.signature import digest, normalized_kernel_type, signature, signatures
+from opatlas.model.schema import INPUT_SLOTS, OUTPUT_SLOTS
+from opatlas.model.signature import (
+    digest,
+    normalized_kernel_type,
+    signature,
+    signatures,
+)
 
 SLOT_COLUMNS = (*INPUT_SLOTS, *OUTPUT_SLOTS)
 

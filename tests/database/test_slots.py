@@ -4,8 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from database.errors import CellError
-from database.slots import Slot, parse_slots, slot_words, split_cell
+from opatlas.errors import CellError
+from opatlas.model.slots import (
+    Slot,
+    parse_slots,
+    slot_words,
+    split_cell,
+)
 
 COLUMNS = ("Input Shapes", "Input Data Types", "Input Formats")
 

@@ -13,9 +13,8 @@ from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from database.errors import OpAtlasError, TableError
-from database.header import read_header
-from database.store import (
+from opatlas.errors import OpAtlasError, TableError
+from opatlas.store.csv_files import (
     Database,
     Table,
     not_writable,
@@ -26,6 +25,7 @@ from database.store import (
     write_rows,
     write_text,
 )
+from opatlas.store.header import read_header
 
 ROOT = Path(__file__).parents[2]
 HEADER = "OP State,Input Shapes,Input Data Types,Output Shapes,Output Data Types,Our Note\n"
@@ -139,11 +139,11 @@ def test_many_rows_are_written_as_few_are(path, monkeypatch, limit):
             "quoted": ['"', "x\ny", "", "z"] * 5,
         }
     )
-    monkeypatch.setattr("database.store._FEW_ROWS", 1)
-    monkeypatch.setattr("database.store._ROWS_PER_WRITE", limit)
+    monkeypatch.setattr("opatlas.store.csv_files._FEW_ROWS", 1)
+    monkeypatch.setattr("opatlas.store.csv_files._ROWS_PER_WRITE", limit)
     write_frame(frame, path)
     assert path.read_bytes() == frame.to_csv(index=False, lineterminator="\n").encode()
-    monkeypatch.setattr("database.store._FEW_ROWS", 20)
+    monkeypatch.setattr("opatlas.store.csv_files._FEW_ROWS", 20)
     write_frame(frame, path)
     assert path.read_bytes() == frame.to_csv(index=False, lineterminator="\n").encode()
 
@@ -382,7 +382,7 @@ def test_rows_of_a_report(tmp_path):
 _UNFINISHED = """
 import os, sys, time
 from pathlib import Path
-from database.store import write_atomically
+from opatlas.store.csv_files import write_atomically
 
 def fill(temporary):
     Path(temporary).write_text("half a")

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from database.temporary import TemporaryFolder
+from opatlas.files import TemporaryFolder
 
 ROOT = Path(__file__).parents[2]
 #: Of a process that makes a folder and is killed.
 KILLED = """
 import os, signal
-from database.temporary import TemporaryFolder
+from opatlas.files import TemporaryFolder
 (TemporaryFolder("group").path / "file").write_text("large")
 os.kill(os.getpid(), signal.SIGKILL)
 """

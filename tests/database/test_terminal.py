@@ -6,9 +6,15 @@ import sys
 
 import pytest
 
-from database.__main__ import main
-from database.errors import CellError, OpAtlasError
-from database.terminal import print_problems, printable, show, shown, table_lines
+from opatlas.cli.main import main
+from opatlas.errors import CellError, OpAtlasError
+from opatlas.text import (
+    print_problems,
+    printable,
+    show,
+    shown,
+    table_lines,
+)
 
 
 def test_of_many_problems_the_first_are_told(capsys: pytest.CaptureFixture[str]) -> None:

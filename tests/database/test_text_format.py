@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from database.errors import TableError
-from database.ingest.capture_header import read_capture_header
-from database.schema import BASE
-from database.store import read_frame, read_text_csv
+from opatlas.capture.capture_file import read_capture_header
+from opatlas.errors import TableError
+from opatlas.model.schema import BASE
+from opatlas.store.csv_files import read_frame, read_text_csv
 
 ROW = ("dynamic", "AI_CORE", "1,8;4,8", "BF16;BF16", "ND;ND", "1,4", "BF16", "ND")
 

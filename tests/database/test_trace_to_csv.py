@@ -1,4 +1,4 @@
-"""`python -m database trace-to-csv`: a profiler's Chrome trace as a table."""
+"""`opatlas trace-to-csv`: a profiler's Chrome trace as a table."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from captures import table
 from hypothesis import given
 from hypothesis import strategies as st
 
-from database.__main__ import main
-from database.trace.table import _MOST_COLUMNS, COLUMNS, TableWriter
+from opatlas.capture.trace_table import _MOST_COLUMNS, COLUMNS, TableWriter
+from opatlas.cli.main import main
 
 
 def event(name="aclnnAdd_AddAiCore_Add", dur=2.5, ph="X", args=None, **more):

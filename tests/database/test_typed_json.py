@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from database.typed_json import DecodeError, decode
+from opatlas.typed_json import DecodeError, decode
 
 
 @dataclass(frozen=True)

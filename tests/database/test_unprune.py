@@ -1,4 +1,4 @@
-"""`python -m database unprune`: pruned rows come back."""
+"""`opatlas unprune`: pruned rows come back."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from test_merge import cells, read, record, write
 
-from database.__main__ import main
-from database.merge import UpdateMode, merge
-from database.session_lock import SessionLock
-from database.signature import digest, signature
-from database.store import Database
+from opatlas.cli.main import main
+from opatlas.model.signature import digest, signature
+from opatlas.store.csv_files import Database
+from opatlas.store.lock import SessionLock
+from opatlas.store.write_back import UpdateMode, merge
 
 
 @pytest.fixture

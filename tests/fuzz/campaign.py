@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from database.progress import Progress
-from database.progress import duration as words_of
+from opatlas.progress import Progress
+from opatlas.progress import duration as words_of
 
 ROOT = Path(__file__).parents[2]
 #: Where inputs that find something are saved, unless told otherwise.

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from database.mapping.entries import MAPPING
-from database.store import Database
-from shapes.architectures import model_of_config_file
-from shapes.catalog import Catalog, built_in_catalog, read_catalog
-from shapes.expression import Expression
-from shapes.kernels import kernels_of
-from shapes.patterns import Lengths, Pattern
+from opatlas.store.csv_files import Database
+from opatlas.store.op_mapping import MAPPING
+from opatlas.theory.architectures import model_of_config_file
+from opatlas.theory.catalog import Catalog, built_in_catalog, read_catalog
+from opatlas.theory.expression import Expression
+from opatlas.theory.kernels import kernels_of
+from opatlas.theory.patterns import Lengths, Pattern
 
 from .target import Target, expect, refusing
 

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import captures
 
-from database.checks.catalog import CHECKS
-from database.checks.check import WHOLE_DATABASE
-from database.checks.checked import CheckedDatabase
-from database.checks.known import KNOWN_FINDINGS, read_known, sort_out
-from database.schema import (
+from opatlas.checks.catalog import CHECKS
+from opatlas.checks.check import WHOLE_DATABASE, CheckedDatabase
+from opatlas.checks.known import KNOWN_FINDINGS, read_known, sort_out
+from opatlas.model.schema import (
     AVERAGE,
     CACHE_STATE,
     MICROBENCH_MEDIAN,

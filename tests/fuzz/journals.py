@@ -11,13 +11,13 @@ from typing import Any
 
 import captures
 
-from database import history, journal
-from database.manifest import Manifest
-from database.record import Measurement, RanAs, Record
-from database.recover import recover
-from database.schema import Status
-from database.signature import signature
-from database.store import Database
+from opatlas.model.record import Measurement, RanAs, Record
+from opatlas.model.schema import Status
+from opatlas.model.signature import signature
+from opatlas.store import history, journal
+from opatlas.store.csv_files import Database
+from opatlas.store.manifest import Manifest
+from opatlas.store.write_back import recover
 
 from .target import Target, expect, files_of, packed, refusing, tables_of
 

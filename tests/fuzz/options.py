@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.declared_options import Option
-from database.errors import CellError
-from database.slots import parse_slots
-from plugins.options import OPTIONS as OF_REPLAYS
-from plugins.theory import OPTIONS as OF_THEORY
+from opatlas.plugins.options import OPTIONS as OF_REPLAYS
+from opatlas.plugins.theory import OPTIONS as OF_THEORY
+
+from opatlas.errors import CellError
+from opatlas.model.slots import parse_slots
+from opatlas.options import Option
 
 from .target import Target, expect
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import captures
 
-from database.ingest.aggregate import Aggregate
+from opatlas.capture.cases import Aggregate
 
 from .target import Target, command, expect, files_of, tables_of
 

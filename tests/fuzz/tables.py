@@ -10,9 +10,9 @@ from pathlib import Path
 import captures
 import pandas as pd
 
-from database.schema import BASE
-from database.signature import signature, signatures
-from database.store import read_frame, read_text_csv, write_frame
+from opatlas.model.schema import BASE
+from opatlas.model.signature import signature, signatures
+from opatlas.store.csv_files import read_frame, read_text_csv, write_frame
 
 from .target import Target, expect, refusing
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from database.__main__ import main
-from database.errors import OpAtlasError
-from database.mapping.entries import MAPPING
+from opatlas.cli.main import main
+from opatlas.errors import OpAtlasError
+from opatlas.store.op_mapping import MAPPING
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class _Captured(io.StringIO):
 
 
 def command(*arguments: object) -> tuple[int, str, str]:
-    """Runs `python -m database ...` in this process; gives exit status, stdout and stderr."""
+    """Runs `opatlas ...` in this process; gives exit status, stdout and stderr."""
     out, err = _Captured(), _Captured()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main([str(argument) for argument in arguments])

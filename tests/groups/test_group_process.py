@@ -26,19 +26,19 @@ from replaying import cells_of, replay_of
 from sample_rows_moe import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD, WITH_WEIGHTS
 from sessions import wait_for
 
-from bench.devices.device_lock import DeviceWaits
-from bench.errors import DeviceGone, GroupLate
-from bench.groups import running as module
-from bench.groups.group import RANK_SPREAD
-from bench.groups.messages import Launching, RanksEnded
-from bench.groups.process import GroupProcess
-from bench.groups.running import RunningGroup
-from bench.groups.spec import GroupSpec
-from bench.job import DeviceSpec, Job, MeasureSettings
-from bench.processes.channel import Channel, ChildChannel
-from bench.processes.device_messages import NotReady
-from database.quality import Quality
-from database.schema import Status
+from opatlas.devices.device_lock import DeviceWaits
+from opatlas.engine.errors import DeviceGone, GroupLate
+from opatlas.engine.job import DeviceSpec, Job, MeasureSettings
+from opatlas.isolation.channel import Channel, ChildChannel
+from opatlas.isolation.device_messages import NotReady
+from opatlas.isolation.groups import running as module
+from opatlas.isolation.groups.group import RANK_SPREAD
+from opatlas.isolation.groups.messages import Launching, RanksEnded
+from opatlas.isolation.groups.process import GroupProcess
+from opatlas.isolation.groups.running import RunningGroup
+from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.model.quality import Quality
+from opatlas.model.schema import Status
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")
 SETTINGS = MeasureSettings(repeat_count=3, cache="warm", threads=1)
@@ -76,7 +76,7 @@ def listening_ports(mark: str) -> list[int]:
     ports = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            launcher = b"bench.groups.agent" in (process / "cmdline").read_bytes()
+            launcher = b"opatlas.isolation.groups.agent" in (process / "cmdline").read_bytes()
             if launcher and mark.encode() in (process / "environ").read_bytes():
                 links = {os.readlink(fd) for fd in (process / "fd").iterdir()}
                 ports |= {listening[link] for link in links & listening.keys()}
@@ -345,7 +345,7 @@ def test_ranks_that_the_launcher_ends_are_not_to_blame(codes: dict[int, int], wo
 
 
 def test_a_rank_whose_group_was_given_up_ends_quietly(tmp_path: Path) -> None:
-    rank = [sys.executable, "-m", "bench.groups.rank_main", str(tmp_path / "gone")]
+    rank = [sys.executable, "-m", "opatlas.isolation.groups.rank_main", str(tmp_path / "gone")]
     done = subprocess.run(rank, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -401,7 +401,7 @@ def test_a_rank_without_torchruns_variables_says_which(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
-        rank = subprocess.Popen([sys.executable, "-m", "bench.groups.rank_main", address], env=environment)
+        rank = subprocess.Popen([sys.executable, "-m", "opatlas.isolation.groups.rank_main", address], env=environment)
         channel = Channel(listener.accept()[0])
         answer = channel.receive(300)
         channel.close()

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from bench.groups.group import Group, InStep, spread_us
-from bench.groups.rank_main import slowest
-from bench.instruments.wall_clock import WallClock
-from bench.job import Outcome
-from bench.noise_limit import attempt_of
-from bench.stop_rule import StopRule
-from database.record import Measurement
-from database.schema import Status
+from opatlas.engine.job import Outcome
+from opatlas.engine.noise_limit import attempt_of
+from opatlas.engine.stop_rule import StopRule
+from opatlas.instruments.wall_clock import WallClock
+from opatlas.isolation.groups.group import Group, InStep, spread_us
+from opatlas.isolation.groups.rank_main import slowest
+from opatlas.model.record import Measurement
+from opatlas.model.schema import Status
 
 
 class Recorded(Group):

@@ -8,15 +8,15 @@ import pytest
 from replaying import cells_of, replay_of
 from sample_rows_moe import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD
 
-from bench.devices.at_hand import devices_at_hand
-from bench.errors import DeviceGone
-from bench.executor import Executor
-from bench.groups.process import GroupProcess
-from bench.groups.spec import GroupSpec
-from bench.instruments import MSPROF, OFFERED, TORCH_NPU_PROFILER
-from bench.job import Job, MeasureSettings
-from bench.msprof.device import of_group
-from database.schema import Status
+from opatlas.devices.discovery import devices_at_hand
+from opatlas.engine.errors import DeviceGone
+from opatlas.engine.job import Job, MeasureSettings
+from opatlas.instruments.instrument import MSPROF, OFFERED, TORCH_NPU_PROFILER
+from opatlas.instruments.msprof.device import of_group
+from opatlas.isolation.executor import Executor
+from opatlas.isolation.groups.process import GroupProcess
+from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.model.schema import Status
 
 DEVICES = [device for device in devices_at_hand(None) if device.kind != "cpu"]
 SPEC = GroupSpec(2)

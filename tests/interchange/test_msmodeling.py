@@ -76,10 +76,10 @@ def database(tmp_path: Path) -> Path:
     """A version folder, from a capture and the records of its lengths."""
     folder = tmp_path / "data" / NAME / "vllm_ascend" / VERSIONS
     capture = write_capture(tmp_path / "kernel_details.csv", LAUNCHES)
-    done = run("database", "ingest", "--profiling-path", str(capture), "--database-path", str(folder))
+    done = run("opatlas", "ingest", "--profiling-path", str(capture), "--database-path", str(folder))
     assert done.code == 0, done.output
     (tmp_path / "calls.jsonl").write_text(json.dumps(DECODE_RECORD) + "\n")
-    done = run("database", "fill-runtime", "--jsonl", str(tmp_path / "calls.jsonl"), "--database-path", str(folder))
+    done = run("opatlas", "fill-runtime", "--jsonl", str(tmp_path / "calls.jsonl"), "--database-path", str(folder))
     assert done.code == 0, done.output
     return folder
 

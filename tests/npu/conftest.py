@@ -13,7 +13,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--write-npu-proofs",
         action="store_true",
-        help="write bench/kernels/npu_proofs.json anew, from what the real torch_npu says (default: compare)",
+        help="write bench/facts/npu_proofs.json anew, from what the real torch_npu says (default: compare)",
     )
 
 

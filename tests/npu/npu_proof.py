@@ -19,22 +19,21 @@ from pathlib import Path
 from typing import Any
 
 import custom_schemas
+import opatlas.bench.formulas
 import torch
 import torch_npu
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import bench.expected
-from bench.errors import InvalidRow, Unsupported
-from bench.groups.group import Group
-from bench.instruments import Samples
-from bench.job import MeasureSettings
-from bench.npu_call import npu_call
-from bench.reference.expectations import Comparison
-from bench.registry import ReplaySpec, replay_spec
-from bench.replay import Replay
-from bench.replay_function import arguments_of
-from bench.rows.replay_row import ReplayRow
-from database.schema import EP_SIZE
+from opatlas.engine.errors import InvalidRow, Unsupported
+from opatlas.engine.expectations import Comparison
+from opatlas.engine.inputs.replay_row import ReplayRow
+from opatlas.engine.job import MeasureSettings
+from opatlas.engine.npu_call import npu_call
+from opatlas.engine.registry import ReplaySpec, arguments_of, replay_spec
+from opatlas.engine.replay import Replay
+from opatlas.instruments.instrument import Samples
+from opatlas.isolation.groups.group import Group
+from opatlas.model.schema import EP_SIZE
 
 META = torch.device("meta")
 #: Of ours, for operators that torch_npu has none for. A tensor in another format has the same shape.
@@ -93,7 +92,7 @@ class MetaDevice:
     """A device on which the NPU call runs as far as it can without an NPU.
 
     Attributes:
-        proof: what took the arguments of the last call; see `bench.kernels.npu_proofs`. "" before the first.
+        proof: what took the arguments of the last call; see `opatlas.engine.kernel_facts`. "" before the first.
     """
 
     torch_device = META
@@ -185,10 +184,10 @@ class Proof(Replay):
 
 @cache
 def _names_of_references() -> dict[int, str]:
-    """What `bench.expected` calls its formulas, by their identity."""
+    """What `opatlas.bench.formulas` calls its formulas, by their identity."""
     modules = [
-        importlib.import_module(f"{bench.expected.__name__}.{info.name}")
-        for info in pkgutil.iter_modules(bench.expected.__path__)
+        importlib.import_module(f"{opatlas.bench.formulas.__name__}.{info.name}")
+        for info in pkgutil.iter_modules(opatlas.bench.formulas.__path__)
     ]
     return {id(getattr(module, name)): name for module in modules for name in module.__all__}
 

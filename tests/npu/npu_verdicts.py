@@ -14,10 +14,10 @@ from real_rows import sources
 from replaying import cells_of
 from sample_rows import ROWS
 
-from bench.kernels.npu_proofs import KINDS, KernelProof
-from bench.kernels.replays import replays_of_bench
-from bench.registry import replay_spec
-from database.signature import signature
+from opatlas.engine.kernel_facts import KINDS, KernelProof
+from opatlas.engine.registry import replay_spec
+from opatlas.engine.replayed_types import replays_of_bench
+from opatlas.model.signature import signature
 
 _TIMEOUT_S = 300
 

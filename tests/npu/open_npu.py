@@ -14,15 +14,15 @@ import sys
 import time
 from dataclasses import asdict, replace
 
-from bench.devices import open_device
-from bench.devices.visible import VISIBLE
-from bench.errors import ReplayError
-from bench.instruments import OFFERED
-from bench.instruments.torch_npu_profiler import profiling
-from bench.job import DeviceSpec, MeasureSettings
-from bench.msprof.command import METRICS
-from bench.stop_rule import StopRule
-from database.errors import OpAtlasError
+from opatlas.devices.device import open_device
+from opatlas.devices.discovery import VISIBLE
+from opatlas.engine.errors import ReplayError
+from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.engine.stop_rule import StopRule
+from opatlas.errors import OpAtlasError
+from opatlas.instruments.instrument import OFFERED
+from opatlas.instruments.msprof.command import METRICS
+from opatlas.instruments.torch_npu_profiler import profiling
 
 SPEC = DeviceSpec("npu", 3, pinned=(VISIBLE["npu"], "3"), name="ATLAS_800_A3_752T_128G_DIE")
 CALLS = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from bench.attention_recorder import record_attention
+from opatlas.capture.attention_recorder import record_attention
 
 
 def main(records: str) -> None:

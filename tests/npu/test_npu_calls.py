@@ -8,11 +8,11 @@ from npu_verdicts import Case, proofs, verdicts
 from replaying import cells_of
 from sample_rows_moe import BACK, LAYER_INT8, ROWS, TOLD
 
-from bench.kernels.npu_proofs import PROOFS, read_proofs, write_proofs
-from bench.kernels.replays import replays_of_bench
-from bench.npu_call import OR
-from bench.registry import replay_spec
-from database.schema import INPUT_DTYPES
+from opatlas.engine.kernel_facts import PROOFS, read_proofs, write_proofs
+from opatlas.engine.npu_call import OR
+from opatlas.engine.registry import replay_spec
+from opatlas.engine.replayed_types import replays_of_bench
+from opatlas.model.schema import INPUT_DTYPES
 
 
 def described(verdicts):
@@ -91,7 +91,7 @@ def test_calls_of_a_group_are_accepted(npu_python, tmp_path, kernel_type):
 def test_versions_of_dispatch_ffn_combine(npu_python, tmp_path, monkeypatch, version):
     monkeypatch.setenv(EARLIER_VARIABLE, version)
     rows = [*ROWS["DispatchFFNCombine"], OF_A_GROUP]
-    function = "bench.test_expert_parallel.test_dispatch_ffn_combine"
+    function = "opatlas.bench.test_expert_parallel.test_dispatch_ffn_combine"
     cases = [Case("DispatchFFNCombine", cells_of(row), True, function) for row in rows]
     for verdict in verdicts(npu_python, tmp_path, cases):
         if "BOOL" in verdict.case.cells[INPUT_DTYPES] and version:

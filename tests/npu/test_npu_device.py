@@ -16,8 +16,8 @@ import pytest
 from fake_npu_smi import A3, fake_npu_smi
 from npu_environment import REPOSITORY, TORCH_NPU, environment_variables
 
-from bench.devices.torch_npu import NoTorchNpu, import_torch_npu
-from bench.msprof.command import METRICS
+from opatlas.devices.torch_npu import NoTorchNpu, import_torch_npu
+from opatlas.instruments.msprof.command import METRICS
 
 HERE = Path(__file__).parent
 

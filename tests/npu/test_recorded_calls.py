@@ -10,17 +10,17 @@ import pandas as pd
 import pytest
 import torch
 from npu_environment import REPOSITORY, environment_variables
+from opatlas.plugins.plan import make_plan
+from opatlas.plugins.selection import Choice
 from replaying import cells_of, replay_of, runner
 from sample_rows_attention import LATENT, MASK, fia
 
-from bench.job import Job
-from bench.rows.attention import read_attention, with_operator_shapes
-from bench.rows.replay_row import ReplayRow
-from database.__main__ import main
-from database.schema import BASE, RUNTIME_PREFIX, Status
-from database.store import Database, Table
-from plugins.choice import Choice
-from plugins.plan import make_plan
+from opatlas.cli.main import main
+from opatlas.engine.inputs.attention import read_attention, with_operator_shapes
+from opatlas.engine.inputs.replay_row import ReplayRow
+from opatlas.engine.job import Job
+from opatlas.model.schema import BASE, RUNTIME_PREFIX, Status
+from opatlas.store.csv_files import Database, Table
 
 ATTENTION = "FusedInferAttentionScore"
 #: As a capture has the calls of serving.py, and one that it does not make.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 import torch
+from opatlas.bench import formulas as expected
+from opatlas.bench.implementations import torch as impl
 
-from bench import expected, impl
-from bench.registry import replays
+from opatlas.engine.registry import replays
 
 ROW = "4,8 | FLOAT -> 4,4 | FLOAT"
 

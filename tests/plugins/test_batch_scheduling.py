@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from opatlas.plugins.xdist import BatchScheduling
 from scheduled_workers import Worker, config_of, run, two_workers
 from xdist.remote import Producer
-
-from plugins.batch_scheduling import BatchScheduling
 
 SIZE = 3
 

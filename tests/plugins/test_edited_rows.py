@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sessions import Sessions, row
 
-from database import history
-from database.store import Database
+from opatlas.store import history
+from opatlas.store.csv_files import Database
 
 
 def test_an_edited_row_is_measured_anew_and_nothing_is_lost(sessions: Sessions) -> None:

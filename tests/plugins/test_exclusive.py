@@ -9,10 +9,9 @@ import sys
 
 import group_replays
 import pytest
+from opatlas.plugins.xdist import ExclusiveScheduling
 from scheduled_workers import Worker, config_of, run, two_workers
 from sessions import Sessions, row
-
-from plugins.exclusive_scheduling import ExclusiveScheduling
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")
 

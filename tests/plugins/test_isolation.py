@@ -67,7 +67,7 @@ def test_an_unreadable_file_fails_the_session_but_the_others_run(sessions: Sessi
 def test_two_replays_of_one_kernel_type_are_refused(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
     (sessions.folder / "test_rivals.py").write_text(
-        "from bench.registry import replays\n"
+        "from opatlas.engine.registry import replays\n"
         '@replays("Toy", npu=None)\n'
         "def test_rival(row, replay):\n"
         "    raise AssertionError\n"
@@ -121,7 +121,7 @@ def test_an_error_that_nobody_has_foreseen_in_one_table_costs_the_rows_of_that_t
     sessions.write("Toy", [row(1)])
     broken = sessions.write("OtherToy", [row(1)])
     (sessions.folder / "test_a_broken.py").write_text(
-        "from database.store import Database\n"
+        "from opatlas.store.csv_files import Database\n"
         "whole = Database.read\n"
         "def read(self, kernel_type):\n"
         "    if kernel_type == 'OtherToy':\n"
@@ -138,10 +138,10 @@ def test_an_error_that_nobody_has_foreseen_in_one_table_costs_the_rows_of_that_t
 def test_an_error_that_nobody_has_foreseen_in_making_the_plan_is_told_once(sessions: Sessions) -> None:
     sessions.write("Toy", [row(1)])
     (sessions.folder / "test_a_broken.py").write_text(
-        "import plugins.session\n"
+        "import opatlas.plugins.session\n"
         "def broken(*arguments, **options):\n"
         "    raise ZeroDivisionError('no plan')\n"
-        "plugins.session.make_plan = broken\n"
+        "opatlas.plugins.session.make_plan = broken\n"
     )
     (sessions.folder / "test_more.py").write_text((sessions.folder / "test_toys.py").read_text())
     done = sessions.run("--in-process")

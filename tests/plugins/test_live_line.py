@@ -78,7 +78,7 @@ def test_a_row_that_waits_for_the_device_says_so_on_the_line(sessions: Sessions)
 
 #: A log names a row soon.
 SOON = """
-from plugins import progress
+from opatlas.plugins import progress
 
 progress._NAMED_IN_LOG_AFTER_S = 0.0
 """

@@ -6,14 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import simulated
+from opatlas.plugins import theory
+from opatlas.plugins.settings import devices_of
 
-from bench.devices import at_hand, nvidia_smi
-from bench.devices.at_hand import database_name, devices_at_hand
-from bench.job import DeviceSpec
-from database.errors import OpAtlasError
-from database.layout import cpu_device_name
-from plugins import theory
-from plugins.settings import devices_of
+from opatlas.devices import discovery as at_hand
+from opatlas.devices import nvidia as nvidia_smi
+from opatlas.devices.discovery import database_name, devices_at_hand
+from opatlas.engine.job import DeviceSpec
+from opatlas.errors import OpAtlasError
+from opatlas.model.location import cpu_device_name
 
 VERSIONS = {"vllm_version": "0.18.0", "torch_version": "2.9.0", "cann_version": "8.5.0"}
 
@@ -65,7 +66,7 @@ def test_a_device_without_a_name_has_no_database_by_default():
     ],
 )
 def test_theory_rows_go_to_the_device_that_is_named_here_or_not(name, folder, monkeypatch):
-    monkeypatch.setattr("database.versions.cuda_version", lambda: "12.8")
+    monkeypatch.setattr("opatlas.model.versions.cuda_version", lambda: "12.8")
     assert theory.database_path(config(name)).parts[-3:] == folder
 
 

@@ -13,9 +13,9 @@ from fake_npu_smi import A3, fake_npu_smi
 from sessions import ROOT, Sessions, row
 
 CONFTEST = """
-from bench.job import DeviceSpec
+from opatlas.engine.job import DeviceSpec
 
-pytest_plugins = ("plugins.options", "plugins.workers", "plugins.wiring", "bench.conftest")
+pytest_plugins = ("opatlas.plugins",)
 
 
 def pytest_opatlas_devices():
@@ -25,8 +25,8 @@ def pytest_opatlas_devices():
 DEVICE = """
 from dataclasses import replace
 
-from bench import custom_opp
-from bench.devices.cpu import CpuDevice
+from opatlas.engine import custom_opp
+from opatlas.devices.cpu import CpuDevice
 
 
 class NpuStandIn(CpuDevice):
@@ -38,8 +38,9 @@ class NpuStandIn(CpuDevice):
 """
 
 REPLAYS = """
-from bench import expected, impl
-from bench.registry import replays
+from opatlas.bench import formulas as expected
+from opatlas.bench.implementations import torch as impl
+from opatlas.engine.registry import replays
 
 
 @replays("Custom", npu="torch.ops._C_ascend.npu_toy")

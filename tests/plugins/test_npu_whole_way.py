@@ -15,8 +15,8 @@ from sessions import ROOT, Finished
 from stand_in_npu_plugin import NAME
 from stand_in_npus import StandInNpus, is_mean_us
 
-from database.manifest import run_manifests
-from database.store import Database
+from opatlas.store.csv_files import Database
+from opatlas.store.manifest import run_manifests
 
 SAMPLES = 3
 LAUNCHES = (
@@ -54,7 +54,7 @@ def rows(database: Path, kernel_type: str) -> list[dict[str, str]]:
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
     capture = write_capture(tmp_path / "kernel_details.csv", LAUNCHES)
-    done = run("database", "ingest", "--profiling-path", str(capture), "--database-path", str(tmp_path / "npu"))
+    done = run("opatlas", "ingest", "--profiling-path", str(capture), "--database-path", str(tmp_path / "npu"))
     assert done.code == 0, done.output
     return tmp_path / "npu"
 

@@ -9,19 +9,17 @@ from typing import Any
 
 import pytest
 from doc_commands import ROOT
+from opatlas.bench import test_norm
+from opatlas.plugins.asked_for import AskedFor
+from opatlas.plugins.plan import Plan
+from opatlas.plugins.plan_lines import plan_lines
+from opatlas.plugins.preparation import Prepared
+from opatlas.plugins.selection import Shard, meant
+from opatlas.plugins.settings import Settings
+from opatlas.plugins.table_plan import TablePlan
 
-from bench import test_norm
-from bench.job import DeviceSpec, MeasureSettings
-from database.merge import UpdateMode
-from database.recover import Recovered
-from plugins.asked_for import AskedFor
-from plugins.choice import Shard
-from plugins.keyword import meant
-from plugins.plan import Plan
-from plugins.plan_lines import plan_lines
-from plugins.preparation import Prepared
-from plugins.settings import Settings
-from plugins.table_plan import TablePlan
+from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.store.write_back import Recovered, UpdateMode
 
 SETTINGS = Settings(
     database=Path("/data"),

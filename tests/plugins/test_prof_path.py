@@ -14,7 +14,7 @@ from captures import cells, launched, summary_text, table, write_summary
 from sessions import ROOT, Finished
 from warm_python import warm_python
 
-from database.layout import DEFAULT_NPU_DEVICE
+from opatlas.model.location import DEFAULT_NPU_DEVICE
 
 REAL = ROOT.parent / "shared/data/ascend_profiler/op_summary"
 OUTPUT = "PROF_000001_20240102030405678_ABCDEF/mindstudio_profiler_output"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from opatlas.plugins.plan import make_plan
+from opatlas.plugins.selection import Choice, Shard
 from sessions import Sessions, row
 
-from database.store import Database
-from plugins.choice import Choice, Shard
-from plugins.plan import make_plan
+from opatlas.store.csv_files import Database
 
 
 def test_the_parts_are_disjoint_and_are_the_whole() -> None:

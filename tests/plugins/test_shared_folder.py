@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from opatlas.plugins.plan import Plan
+from opatlas.plugins.shared_folder import SharedFolder
 
-from database.errors import OpAtlasError
-from plugins.plan import Plan
-from plugins.shared_folder import SharedFolder
+from opatlas.errors import OpAtlasError
 
 
 @pytest.fixture

@@ -18,7 +18,18 @@ _PYTEST = "import sys; del sys.path[0]; import pytest; sys.exit(pytest.main())"
 #: Modules that pytest, the keeper, the device process, ranks and xdist's workers import, and those of ours.
 _MODULES = (
     *("resource", "torch", "traceback", "signal", "ctypes", "faulthandler", "multiprocessing", "runpy", "msgspec"),
-    *("bench", "database", "plugins", "shapes", "conftest", "sitecustomize", "usercustomize", "execnet", "filelock"),
+    *(
+        "bench",
+        "database",
+        "opatlas",
+        "plugins",
+        "shapes",
+        "conftest",
+        "sitecustomize",
+        "usercustomize",
+        "execnet",
+        "filelock",
+    ),
 )
 
 
@@ -41,7 +52,7 @@ def _imported(ran: Path) -> list[str]:
 def _pytest(sessions: Sessions, cwd: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     environment = {"PYTHONPATH": str(ROOT), FOLDER: str(sessions.folder), "TMPDIR": str(sessions.temporary)}
     return subprocess.run(
-        [sys.executable, "-c", _PYTEST, "-p", "opatlas_pytest", "-p", "no:cacheprovider", *arguments, *QUICKLY],
+        [sys.executable, "-c", _PYTEST, "-p", "opatlas", "-p", "no:cacheprovider", *arguments, *QUICKLY],
         cwd=cwd,
         env={**os.environ, **environment},
         stdin=subprocess.DEVNULL,
@@ -87,7 +98,7 @@ def test_a_configuration_of_pytest_in_a_database_is_refused(sessions: Sessions) 
 
 def test_the_doctor_imports_nothing_of_the_working_folder(tmp_path: Path) -> None:
     ran = _strange_modules(tmp_path)
-    script = "import sys; del sys.path[0]; from bench.__main__ import main; sys.exit(main())"
+    script = "import sys; del sys.path[0]; from opatlas.cli.main import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", script, "doctor", "--database-path", ".", "--device", "none"],
         cwd=tmp_path,

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from database.manifest import Manifest
-from plugins.theory_report import Pace, coverage_page, pace_of, summary_lines
-from shapes.results import KernelResult, ModelCoverage, SizesOfAxis
+from opatlas.plugins.theory_report import (
+    Pace,
+    coverage_page,
+    pace_of,
+    summary_lines,
+)
+
+from opatlas.store.manifest import Manifest
+from opatlas.theory.results import KernelResult, ModelCoverage, SizesOfAxis
 
 
 def manifest(run_id: str, seconds: float, **statuses: int) -> Manifest:

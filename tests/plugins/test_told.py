@@ -9,8 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from sessions import Sessions, row
 
-from database.reports import find_gaps
-from database.schema import (
+from opatlas.model.schema import (
     INPUT_DTYPES,
     MICROBENCH_MIN,
     MICROBENCH_SAMPLES,
@@ -20,7 +19,8 @@ from database.schema import (
     QUALITY,
     RUN_ID,
 )
-from database.store import Database
+from opatlas.report.session_files import find_gaps
+from opatlas.store.csv_files import Database
 
 THRICE = ("--repeat-count=3", "--cache=warm")
 

@@ -8,10 +8,9 @@ import shlex
 
 import pandas as pd
 import pytest
+from opatlas.plugins.row_variables import TableVariables
+from opatlas.plugins.where import parse_where
 from sessions import Sessions, row
-
-from plugins.row_variables import TableVariables
-from plugins.where import parse_where
 
 PRODUCT = {
     "Input Shapes": "16,5120;25600,5120",

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from sessions import Sessions, row
 
-from database.__main__ import main as database_command
+from opatlas.cli.main import main as database_command
 
 
 def test_durations_status_and_run_go_into_the_row_and_the_rest_stays(sessions: Sessions) -> None:
@@ -174,8 +174,8 @@ def test_records_that_cannot_be_merged_are_told_of_and_kept_for_the_next_session
     whole = path.read_text()
     (sessions.folder / "test_breaking.py").write_text(
         "import os\n"
-        "from bench import expected, impl\n"
-        "from bench.registry import replays\n"
+        "from opatlas.bench import formulas as expected\nfrom opatlas.bench.implementations import torch as impl\n"
+        "from opatlas.engine.registry import replays\n"
         '@replays("Breaking", npu=None)\n'
         "def test_breaking(row, replay):\n"
         "    open(os.environ['BREAK'], 'w').close()\n"
@@ -209,8 +209,8 @@ def test_rows_without_a_replay_are_told_by_a_collection_and_a_session_with_their
 
 def test_what_a_replay_assumed_is_in_the_database_junit_and_the_report(sessions: Sessions) -> None:
     (sessions.folder / "test_assuming.py").write_text(
-        "from bench import expected, impl\n"
-        "from bench.registry import replays\n"
+        "from opatlas.bench import formulas as expected\nfrom opatlas.bench.implementations import torch as impl\n"
+        "from opatlas.engine.registry import replays\n"
         "@replays('Assuming', npu='torch.add')\n"
         "def test_assuming(row, replay):\n"
         "    row.assume(f'{row.shape(0)[0]} tokens are one sequence')\n"

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from tests_of_shapes import request
 
-import shapes.append
-from database.errors import TableError
-from database.schema import (
+import opatlas.theory.append
+from opatlas.errors import TableError
+from opatlas.model.schema import (
     ACCELERATOR_CORE,
     AVERAGE,
     BASE,
@@ -24,12 +24,17 @@ from database.schema import (
     PROFILING_AVERAGE,
     RUNTIME_PREFIX,
 )
-from database.signature import signatures
-from database.store import Database, Table
-from shapes.append import add_theory_rows
-from shapes.built_in import DEEPSEEK_V3, LLAMA_3_70B, QWEN3_0_6B, QWEN3_32B
-from shapes.catalog import built_in_catalog
-from shapes.plan import KernelPlan
+from opatlas.model.signature import signatures
+from opatlas.store.csv_files import Database, Table
+from opatlas.theory.append import add_theory_rows
+from opatlas.theory.built_in import (
+    DEEPSEEK_V3,
+    LLAMA_3_70B,
+    QWEN3_0_6B,
+    QWEN3_32B,
+)
+from opatlas.theory.catalog import built_in_catalog
+from opatlas.theory.plan import KernelPlan
 
 KERNELS = built_in_catalog().kernels
 HEADER = ("OP State", "Accelerator Core", *BASE[2:], AVERAGE, PROFILING_AVERAGE, "Note")
@@ -159,7 +164,7 @@ def test_rows_that_somebody_else_adds_meanwhile_are_not_added_twice(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = request(QWEN3_0_6B, rows=40)
-    plan_kernel = shapes.append.plan_kernel
+    plan_kernel = opatlas.theory.append.plan_kernel
 
     def slowly(*arguments: object, **named: object) -> KernelPlan:
         plan = plan_kernel(*arguments, **named)  # type: ignore[arg-type]
@@ -167,7 +172,7 @@ def test_rows_that_somebody_else_adds_meanwhile_are_not_added_twice(
         database.write(table)
         return plan
 
-    monkeypatch.setattr(shapes.append, "plan_kernel", slowly)
+    monkeypatch.setattr(opatlas.theory.append, "plan_kernel", slowly)
     plan = add_theory_rows(database, KERNELS["SwiGlu"], wanted)
     assert (len(plan.signatures), plan.result.there) == (25, 15)
     frame = database.read("SwiGlu").frame

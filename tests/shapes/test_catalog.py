@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests_of_shapes import catalog_of
 
-from bench.kernels.replays import replays_of_bench
-from database.errors import OpAtlasError
-from shapes.catalog import PATH, CatalogError, built_in_catalog
+from opatlas.engine.replayed_types import replays_of_bench
+from opatlas.errors import OpAtlasError
+from opatlas.theory.catalog import PATH, CatalogError, built_in_catalog
 
 GOOD = """
     grids:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests_of_shapes import drawn
 
-from shapes.choices import whole_number
+from opatlas.theory.strategies import whole_number
 
 
 @given(st.integers(-1000, 1000), st.integers(0, 10**7), st.data())

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from tests_of_shapes import request
 
-from database.errors import OpAtlasError
-from database.store import Database
-from shapes.append import add_theory_rows, table_of
-from shapes.built_in import DEEPSEEK_V3, QWEN3_0_6B
-from shapes.catalog import built_in_catalog
-from shapes.coverage import coverage_of
-from shapes.kernels import kernels_of
-from shapes.sources import Targets
+from opatlas.errors import OpAtlasError
+from opatlas.store.csv_files import Database
+from opatlas.theory.append import add_theory_rows, table_of
+from opatlas.theory.built_in import DEEPSEEK_V3, QWEN3_0_6B
+from opatlas.theory.catalog import built_in_catalog
+from opatlas.theory.coverage import coverage_of
+from opatlas.theory.kernels import kernels_of
+from opatlas.theory.sources import Targets
 
 HEADER = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats\n"
 TARGETS = Targets((QWEN3_0_6B,), tp_sizes=(1,))

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 
-from shapes.built_in import QWEN3_0_6B
-from shapes.catalog import built_in_catalog
-from shapes.draw import draw_rows
-from shapes.memory import GB
-from shapes.rows import TheoryRow, tensor
-from shapes.sources import Targets
-from shapes.space import Space
-from shapes.strategies import samples_of
+from opatlas.theory.built_in import QWEN3_0_6B
+from opatlas.theory.catalog import built_in_catalog
+from opatlas.theory.rows import TheoryRow, tensor
+from opatlas.theory.sources import Targets
+from opatlas.theory.space import GB, Space
+from opatlas.theory.strategies import draw_rows, samples_of
 
 REPOSITORY = Path(__file__).parents[2]
 PATTERN = built_in_catalog().kernel("Add").patterns[0]
@@ -42,14 +40,14 @@ def test_another_seed_gives_other_rows() -> None:
 def test_another_process_gives_the_same_rows() -> None:
     """Whatever modules it has loaded: hypothesis mixes constants of loaded modules into some draws."""
     script = (
-        "from shapes.plan import *; from shapes.append import table_of; from shapes.targets import targets_of; "
-        "from shapes.catalog import built_in_catalog; from database.store import Database; import hashlib; "
+        "from opatlas.theory.plan import *; from opatlas.theory.append import table_of; from opatlas.theory.targets import targets_of; "  # noqa: E501
+        "from opatlas.theory.catalog import built_in_catalog; from opatlas.store.csv_files import Database; import hashlib; "  # noqa: E501
         "kernels = [built_in_catalog().kernel(name) for name in ('MatMulV2', 'FusedInferAttentionScore')]; "
         "run = Request(targets_of([]), 700, 3, 32 * 10**9); "
         "plans = [plan_kernel(k, table_of(Database('none'), k.kernel_type), run).signatures for k in kernels]; "
         "print(hashlib.sha256(repr(plans).encode()).hexdigest())"
     )
-    more = "import bench.stop_rule, database.journal, database.ingest.command; " + script
+    more = "import opatlas.engine.stop_rule, opatlas.store.journal, opatlas.cli.ingest; " + script
     digests = {
         subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
         for code in (script, more)
@@ -69,7 +67,7 @@ def test_a_small_space_is_drawn_empty() -> None:
 
 def test_hypothesis_leaves_nothing_behind(tmp_path: Path) -> None:
     script = (
-        "from shapes.starter import write_starter; from database.store import Database; "
+        "from opatlas.theory.starter import write_starter; from opatlas.store.csv_files import Database; "
         "write_starter(Database('database'))"
     )
     done = subprocess.run(

@@ -8,11 +8,20 @@ from typing import Any
 
 import pytest
 
-import shapes.architectures
-from database.errors import OpAtlasError
-from shapes.built_in import ALIASES, BUILT_IN, DEEPSEEK_V3, GLM_5_1, GLM_5_2, LLAMA_3_70B, QWEN3_0_6B, QWEN3_32B
-from shapes.models import TP_SIZES, ModelFacts
-from shapes.targets import model_of, targets_of
+import opatlas.theory.architectures
+from opatlas.errors import OpAtlasError
+from opatlas.theory.built_in import (
+    ALIASES,
+    BUILT_IN,
+    DEEPSEEK_V3,
+    GLM_5_1,
+    GLM_5_2,
+    LLAMA_3_70B,
+    QWEN3_0_6B,
+    QWEN3_32B,
+)
+from opatlas.theory.models import TP_SIZES, ModelFacts
+from opatlas.theory.targets import model_of, targets_of
 
 #: The numbers of each config.json that differ from what transformers takes without one.
 CONFIGS: dict[str, tuple[ModelFacts, dict[str, Any]]] = {
@@ -52,7 +61,7 @@ def config_file(folder: Path, architecture: str, **numbers: Any) -> Path:
 def built(architecture: str) -> Any:
     """The model on the meta device. It has no weights, and every shape."""
     transformers = pytest.importorskip("transformers", reason="pip install 'opatlas[models]'")
-    import torch._dynamo  # As in shapes/architectures.py.
+    import torch._dynamo  # As in opatlas/theory/architectures.py.
 
     config = transformers.AutoConfig.for_model(architecture, **CONFIGS[architecture][1])
     with torch.device("meta"):
@@ -201,8 +210,8 @@ def test_an_unknown_model_is_told_with_those_like_it(name: str, words: str) -> N
 def test_without_transformers_built_in_models_serve_and_others_say_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(shapes.architectures, "find_spec", lambda name: None)
-    shapes.architectures.architectures.cache_clear()
+    monkeypatch.setattr(opatlas.theory.architectures, "find_spec", lambda name: None)
+    opatlas.theory.architectures.architectures.cache_clear()
     try:
         assert model_of("dsv3") is DEEPSEEK_V3
         with pytest.raises(OpAtlasError, match=r"there is no such model.*pip install 'opatlas\[models\]'"):
@@ -210,7 +219,7 @@ def test_without_transformers_built_in_models_serve_and_others_say_what_to_insta
         with pytest.raises(OpAtlasError, match=r"takes transformers, which is not installed: pip install"):
             model_of(str(config_file(tmp_path, "llama")))
     finally:
-        shapes.architectures.architectures.cache_clear()
+        opatlas.theory.architectures.architectures.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,18 @@ from pathlib import Path
 
 from tests_of_shapes import request
 
-from database.constraints import Kernel, MoeShape, Trial, save_constraints
-from database.schema import INPUT_SHAPES, Status
-from database.store import Database
-from shapes.append import table_of
-from shapes.built_in import DEEPSEEK_V3
-from shapes.catalog import built_in_catalog
-from shapes.plan import KernelPlan, plan_kernel
+from opatlas.model.schema import INPUT_SHAPES, Status
+from opatlas.store.csv_files import Database
+from opatlas.store.refused_shapes import (
+    Kernel,
+    MoeShape,
+    Trial,
+    save_constraints,
+)
+from opatlas.theory.append import table_of
+from opatlas.theory.built_in import DEEPSEEK_V3
+from opatlas.theory.catalog import built_in_catalog
+from opatlas.theory.plan import KernelPlan, plan_kernel
 
 KERNEL_TYPE = "DispatchFFNCombine"
 

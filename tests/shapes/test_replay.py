@@ -8,17 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replaying import replay_functions, replay_of, runner
 
-from bench.groups.group import Group
-from bench.job import Job
-from bench.replay_function import arguments_of
-from bench.rows.replay_row import ReplayRow
-from database.schema import EP_SIZE, Status
-from shapes.built_in import DEEPSEEK_V3, GLM_5_1, QWEN3_0_6B, QWEN3_32B
-from shapes.catalog import built_in_catalog
-from shapes.memory import FLUSH_BUFFER_BYTES
-from shapes.rows import TheoryRow
-from shapes.sources import Targets
-from shapes.strategies import theory_rows
+from opatlas.engine.inputs.replay_row import ReplayRow
+from opatlas.engine.job import Job
+from opatlas.engine.registry import arguments_of
+from opatlas.isolation.groups.group import Group
+from opatlas.model.schema import EP_SIZE, Status
+from opatlas.theory.built_in import (
+    DEEPSEEK_V3,
+    GLM_5_1,
+    QWEN3_0_6B,
+    QWEN3_32B,
+)
+from opatlas.theory.catalog import built_in_catalog
+from opatlas.theory.rows import TheoryRow
+from opatlas.theory.sources import Targets
+from opatlas.theory.space import FLUSH_BUFFER_BYTES
+from opatlas.theory.strategies import theory_rows
 
 #: Small heads, experts and widths; an embedding table of 66 MB is the least of its kernel.
 TARGETS = Targets((QWEN3_0_6B,), tp_sizes=(16,), generic=True)

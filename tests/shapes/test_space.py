@@ -8,13 +8,17 @@ import pandas as pd
 import pytest
 from tests_of_shapes import catalog_of
 
-from database.schema import INPUT_FORMATS, INPUT_SHAPES, OUTPUT_SHAPES
-from shapes.built_in import DEEPSEEK_V3, GLM_5_1, QWEN3_0_6B, QWEN3_32B
-from shapes.catalog import built_in_catalog
-from shapes.memory import FLUSH_BUFFER_BYTES, GB, row_bytes
-from shapes.rows import TheoryRow
-from shapes.sources import Targets, shapes_of
-from shapes.space import Space
+from opatlas.model.schema import INPUT_FORMATS, INPUT_SHAPES, OUTPUT_SHAPES
+from opatlas.theory.built_in import (
+    DEEPSEEK_V3,
+    GLM_5_1,
+    QWEN3_0_6B,
+    QWEN3_32B,
+)
+from opatlas.theory.catalog import built_in_catalog
+from opatlas.theory.rows import TheoryRow
+from opatlas.theory.sources import Targets, shapes_of
+from opatlas.theory.space import FLUSH_BUFFER_BYTES, GB, Space, row_bytes
 
 TARGETS = Targets((DEEPSEEK_V3, QWEN3_32B, GLM_5_1), tp_sizes=(16,), ep_sizes=(64,))
 

@@ -9,16 +9,20 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from database.dtypes import known_dtype
-from database.errors import OpAtlasError
-from database.schema import AVERAGE, BASE, INPUT_DTYPES, INPUT_SHAPES
-from database.signature import signatures
-from database.slots import Slot
-from database.store import Database
-from shapes.built_in import QWEN3_0_6B
-from shapes.memory import row_bytes
-from shapes.rows import TheoryRow, tensor
-from shapes.starter import write_starter
+from opatlas.errors import OpAtlasError
+from opatlas.model.schema import (
+    AVERAGE,
+    BASE,
+    INPUT_DTYPES,
+    INPUT_SHAPES,
+)
+from opatlas.model.signature import signatures
+from opatlas.model.slots import Slot, known_dtype
+from opatlas.store.csv_files import Database
+from opatlas.theory.built_in import QWEN3_0_6B
+from opatlas.theory.rows import TheoryRow, tensor
+from opatlas.theory.space import row_bytes
+from opatlas.theory.starter import write_starter
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -95,7 +99,7 @@ def test_an_unknown_dtype_is_an_error() -> None:
 
 def test_it_does_without_torch_and_transformers(tmp_path: Path) -> None:
     script = (
-        "import sys; from shapes.starter import write_starter; from database.store import Database; "
+        "import sys; from opatlas.theory.starter import write_starter; from opatlas.store.csv_files import Database; "
         f"write_starter(Database({str(tmp_path)!r})); sys.exit(bool({{'torch', 'transformers'}} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=False).returncode == 0

@@ -7,16 +7,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from database.errors import OpAtlasError
-from database.schema import BASE, INPUT_SLOTS, OUTPUT_SLOTS, RUNTIME_PREFIX
-from database.signature import signature
-from database.slots import Slot, parse_slots
-from shapes.built_in import DEEPSEEK_V3, GLM_5_1, QWEN3_32B
-from shapes.catalog import built_in_catalog
-from shapes.memory import FLUSH_BUFFER_BYTES, GB, row_bytes
-from shapes.rows import TheoryRow
-from shapes.sources import Targets
-from shapes.strategies import theory_rows
+from opatlas.errors import OpAtlasError
+from opatlas.model.schema import (
+    BASE,
+    INPUT_SLOTS,
+    OUTPUT_SLOTS,
+    RUNTIME_PREFIX,
+)
+from opatlas.model.signature import signature
+from opatlas.model.slots import Slot, parse_slots
+from opatlas.theory.built_in import DEEPSEEK_V3, GLM_5_1, QWEN3_32B
+from opatlas.theory.catalog import built_in_catalog
+from opatlas.theory.rows import TheoryRow
+from opatlas.theory.sources import Targets
+from opatlas.theory.space import FLUSH_BUFFER_BYTES, GB, row_bytes
+from opatlas.theory.strategies import theory_rows
 
 TARGETS = Targets((DEEPSEEK_V3, QWEN3_32B, GLM_5_1), tp_sizes=(1, 16), ep_sizes=(1, 32), generic=True)
 KERNEL_TYPES = tuple(built_in_catalog().kernels)

@@ -9,11 +9,11 @@ from typing import TypeVar
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
-from shapes.catalog import Catalog, read_catalog
-from shapes.memory import GB
-from shapes.models import ModelFacts
-from shapes.plan import Request
-from shapes.sources import Targets
+from opatlas.theory.catalog import Catalog, read_catalog
+from opatlas.theory.models import ModelFacts
+from opatlas.theory.plan import Request
+from opatlas.theory.sources import Targets
+from opatlas.theory.space import GB
 
 T = TypeVar("T")
 

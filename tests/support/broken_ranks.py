@@ -9,8 +9,8 @@ import time
 
 from torch import distributed
 
-from bench.devices.cpu import CpuDevice
-from database.errors import OpAtlasError
+from opatlas.devices.cpu import CpuDevice
+from opatlas.errors import OpAtlasError
 
 
 def _second() -> bool:

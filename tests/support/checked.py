@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from database.checks.catalog import CHECKS
-from database.checks.check import Check
-from database.checks.checked import CheckedDatabase
-from database.checks.finding import Finding
-from database.schema import (
+from opatlas.checks.catalog import CHECKS
+from opatlas.checks.check import Check, CheckedDatabase, Finding
+from opatlas.model.schema import (
     AVERAGE,
     CACHE_STATE,
     DTYPE,
@@ -34,7 +32,7 @@ from database.schema import (
     STATUS,
     TOPOLOGY_TIER,
 )
-from database.store import write_frame
+from opatlas.store.csv_files import write_frame
 
 RUN = "20261122T000000-aaaaaa"
 Row = Mapping[str, str]

@@ -19,9 +19,7 @@ from typing import Any
 
 import yaml
 
-from bench.__main__ import parser as bench_parser
-from database.__main__ import parser as database_parser
-from plugins.command import COMMANDS
+from opatlas.cli.main import COMMANDS, parser
 
 ROOT = Path(__file__).parents[2]
 READMES = sorted(ROOT.glob("README*.md"))
@@ -192,6 +190,14 @@ def _of_lines(page: str, lines: Sequence[tuple[int, str]], runner: str = "") -> 
             yield Command(page, began, words, text, runner)
 
 
+#: The commands that run pytest, and what they run.
+_PYTEST_COMMANDS = {
+    "bench": ("bench/",),
+    "shapes": ("shapes/",),
+    "collectives": ("bench/test_collectives.py",),
+}
+
+
 def commands_of_line(text: str) -> Iterator[tuple[str, ...]]:
     """The simple commands of a line of shell, in order; targets of redirections left out."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
@@ -227,8 +233,8 @@ def _of_workflow(page: str, first: int, text: str) -> Iterator[Command]:
 def _pytest_arguments(words: Sequence[str]) -> tuple[str, ...] | None:
     """What pytest would get; None where another program runs."""
     words = [word for word in words if word != "..."]
-    if words[0] == "opatlas" and len(words) > 1 and words[1] in COMMANDS:
-        words = [*COMMANDS[words[1]].equivalent.split(), *words[2:]]
+    if words[0] == "opatlas" and len(words) > 1 and words[1] in _PYTEST_COMMANDS:
+        words = ["pytest", *_PYTEST_COMMANDS[words[1]], *words[2:]]
     if words[0] in ("python", "python3") and words[1:3] == ["-m", "pytest"]:
         words = words[2:]
     return tuple(words[1:]) if words[0] == "pytest" else None
@@ -255,11 +261,7 @@ def _problem(words: tuple[str, ...], refused: Mapping[tuple[str, ...], str]) -> 
         return refused[arguments] or _missing(arguments)
     program, *rest = [word for word in words if word != "..."]
     if program == "opatlas":
-        if rest in (["--help"], ["--version"]):
-            return ""
-        if not rest or rest[0] not in COMMANDS:
-            return f"opatlas has no command {rest[:1]}; there are {', '.join(COMMANDS)}"
-        return _problem((*COMMANDS[rest[0]].equivalent.split(), *rest[1:]), refused)
+        return _of_opatlas(rest)
     if program in ("python", "python3"):
         return _of_python(rest)
     if program == "pip":
@@ -271,12 +273,19 @@ def _problem(words: tuple[str, ...], refused: Mapping[tuple[str, ...], str]) -> 
     return f"{program!r} is not known: teach it to tests/support/doc_commands.py, or name it in FOREIGN there"
 
 
+def _of_opatlas(words: Sequence[str]) -> str:
+    """For every command but those that run pytest."""
+    if words in (["--help"], ["--version"]):
+        return ""
+    if not words or words[0] not in COMMANDS:
+        return f"opatlas has no command {words[:1]}; there are {', '.join(COMMANDS)}"
+    return _refusal(parser([words[0]]), words) if COMMANDS[words[0]].module else ""
+
+
 def _of_python(words: Sequence[str]) -> str:
     match words:
-        case ["-m", "bench", *rest]:
-            return _refusal(bench_parser(), rest)
-        case ["-m", "database", *rest]:
-            return _refusal(database_parser(), rest)
+        case ["-m", "opatlas", *rest]:
+            return _of_opatlas(rest)
         case ["-m", "pip", *rest]:
             return _of_pip(rest)
         case ["-m", "venv", *_] | ["-c", _] | ["--version"]:

@@ -14,10 +14,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from bench import expected
-from bench.errors import InvalidRow
-from bench.groups.spec import GroupSpec
-from bench.registry import replays
+from opatlas.bench import formulas as expected
+
+from opatlas.engine.errors import InvalidRow
+from opatlas.engine.registry import replays
+from opatlas.isolation.groups.spec import GroupSpec
 
 GOOD, KILLED, HANGS, RAISES, REFUSED, EXITS, FORKS, OTHER_GOOD, WRITES, RETURNS_TWICE, HOT = range(10, 21)
 #: The rank that misbehaves.
@@ -85,5 +86,5 @@ def expect_no_device_process():
             ours = f"OPATLAS_TEST_FOLDER={mark}".encode() in (process / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if ours and b"bench.processes.device_main" in command:
+        if ours and b"opatlas.isolation.device_main" in command:
             raise AssertionError(f"process {process.name} holds a device")

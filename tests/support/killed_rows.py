@@ -9,17 +9,26 @@ from pathlib import Path
 
 from sessions import Running, Sessions, row
 
-from database import journal
-from database.record import Record
-from database.schema import AVERAGE, CRASHES_IN_A_ROW, MICROBENCH_MEDIAN, MICROBENCH_MIN, RUN_ID, STATUS
+from opatlas.model.record import Record
+from opatlas.model.schema import (
+    AVERAGE,
+    CRASHES_IN_A_ROW,
+    MICROBENCH_MEDIAN,
+    MICROBENCH_MIN,
+    RUN_ID,
+    STATUS,
+)
+from opatlas.store import journal
 
 #: Rows that take a while, so that most kills find one running.
 SLOW_REPLAY = """
 import time
 from pathlib import Path
 
-from bench import expected, impl
-from bench.registry import replays
+from opatlas.bench import formulas as expected
+
+from opatlas.bench.implementations import torch as impl
+from opatlas.engine.registry import replays
 
 
 @replays("Slow", npu=None)

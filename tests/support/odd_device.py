@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from bench.job import DeviceDescription, Job, Outcome
-from bench.processes.channel import ChildChannel, _frame
-from bench.processes.device_messages import Answer, Ready
-from database.record import Measurement
-from database.schema import Status
+from opatlas.engine.job import DeviceDescription, Job, Outcome
+from opatlas.isolation.channel import ChildChannel, _frame
+from opatlas.isolation.device_messages import Answer, Ready
+from opatlas.model.record import Measurement
+from opatlas.model.schema import Status
 
 #: The size of the row before which nothing is odd.
 ODD = 2.0

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_CODE = ("bench", "database", "plugins", "shapes")
+_CODE = ("opatlas", "bench", "plugins", "shapes")
 _FILES = ("conftest.py", "pytest.ini", "pyproject.toml", "constraints.txt")
 #: The programs of the copy, whatever is installed.
-_PROGRAMS = {"pytest": "-m pytest", "opatlas": "-m plugins.command", "python": "", "python3": ""}
+_PROGRAMS = {"pytest": "-m pytest", "opatlas": "-m opatlas", "python": "", "python3": ""}
 
 
 class ScratchCheckout:
@@ -20,9 +20,8 @@ class ScratchCheckout:
 
     def __init__(self, folder: Path, *, tests: bool = False) -> None:
         self.folder = folder
-        data = ROOT / "database" / "data"
         for name in _CODE:
-            shutil.copytree(ROOT / name, folder / name, ignore=lambda at, names: names if Path(at) == data else ())
+            shutil.copytree(ROOT / name, folder / name)
         for name in _FILES:
             shutil.copy(ROOT / name, folder)
         if tests:

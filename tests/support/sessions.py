@@ -35,8 +35,9 @@ from pathlib import Path
 
 import pytest
 import simulated
-from bench import expected, impl
-from bench.registry import replays
+from opatlas.bench import formulas as expected
+from opatlas.bench.implementations import torch as impl
+from opatlas.engine.registry import replays
 
 
 @replays("Toy", "OtherToy", npu=None)
@@ -132,13 +133,13 @@ CONFTEST = """
 import os
 
 import simulated
-from bench.devices.visible import VISIBLE, pinned
-from bench.job import DeviceSpec
-from bench.processes import device_process
+from opatlas.devices.discovery import VISIBLE, pinned
+from opatlas.engine.job import DeviceSpec
+from opatlas.isolation import device_process
 
 # Exit codes are told only if a process ends in time: on a loaded machine that takes longer than a user would wait.
 device_process._END_TIMEOUT_S = float(os.environ.get("END_TIMEOUT_S", "120"))
-pytest_plugins = ("plugins.options", "plugins.workers", "plugins.wiring", "bench.conftest")
+pytest_plugins = ("opatlas.plugins",)
 
 
 def pytest_opatlas_devices():

@@ -7,9 +7,9 @@ from typing import Any
 
 import simulated
 
-from bench.devices.cpu import CpuDevice
-from bench.devices.device_lock import DeviceLock
-from bench.job import DeviceDescription, DeviceSpec, MeasureSettings
+from opatlas.devices.cpu import CpuDevice
+from opatlas.devices.device_lock import DeviceLock
+from opatlas.engine.job import DeviceDescription, DeviceSpec, MeasureSettings
 
 
 class SimulatedDevice(CpuDevice):

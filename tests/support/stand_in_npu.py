@@ -18,11 +18,16 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.devices.cpu import CpuDevice
-from bench.devices.device_lock import DeviceLock
-from bench.instruments.marked_launches import MarkedLaunches
-from bench.job import DeviceDescription, DeviceSpec, Job, MeasureSettings
-from bench.runner import Runner
+from opatlas.devices.cpu import CpuDevice
+from opatlas.devices.device_lock import DeviceLock
+from opatlas.engine.job import (
+    DeviceDescription,
+    DeviceSpec,
+    Job,
+    MeasureSettings,
+)
+from opatlas.engine.runner import Runner
+from opatlas.instruments.marked_launches import MarkedLaunches
 
 #: Where the stand-in msprof wants to read what was launched.
 LAUNCHES = "STAND_IN_LAUNCHES"

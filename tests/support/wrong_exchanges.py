@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from bench import impl
-from bench.groups.spec import GroupSpec
-from bench.registry import replays
-from bench.test_expert_parallel import test_moe_distribute_combine as replay_combine
-from bench.test_expert_parallel import test_moe_distribute_dispatch as replay_dispatch
+from opatlas.bench.implementations import torch as impl
+from opatlas.bench.test_expert_parallel import test_moe_distribute_combine as replay_combine
+from opatlas.bench.test_expert_parallel import test_moe_distribute_dispatch as replay_dispatch
+
+from opatlas.engine.registry import replays
+from opatlas.isolation.groups.spec import GroupSpec
 
 
 def two_ranks(cells, options):

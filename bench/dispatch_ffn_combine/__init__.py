@@ -1,1 +1,0 @@
-"""DispatchFFNCombine, which needs a group of devices, and which shapes it takes."""

@@ -1,1 +1,0 @@
-"""What a machine offers for measuring, found out one thing at a time; the command `python -m bench doctor`."""

@@ -1,0 +1,146 @@
+"""Paged caches, element by element: which token stands at a place, and at which place a token.
+
+Sources: ATB's ReshapeAndCache and PagedCacheLoad (their documentation and checks of shapes),
+torch_npu.npu_kv_rmsnorm_rope_cache (op-plugin documentation; CANN's aclnnKvRmsNormRopeCache).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+
+from opatlas.engine.formula import each, per_element, to_float64
+
+from .rope import at_angles, interleaved
+
+__all__ = ["kv_rmsnorm_rope_cache", "overwritten", "paged_cache_load", "reshape_and_cache"]
+
+At = tuple[torch.Tensor, ...]
+Tensor = torch.Tensor
+
+
+def overwritten(at: At, target: Tensor, axes: int, places: Tensor, written: Callable[..., Tensor]) -> Tensor:
+    """Elements of `target` after `written(i, ...)` was put at places[i] of its first `axes` axes, taken as one.
+
+    `written` gets the number i of what was written, and the coordinates along the other axes. No
+    two places are the same.
+    """
+    sizes = target.shape[:axes]
+    writer = torch.full((prod(sizes),), -1, device=target.device)
+    writer[places.to(torch.int64)] = torch.arange(len(places), device=target.device)
+    place = torch.zeros_like(at[0])
+    for index, size in zip(at, sizes, strict=False):
+        place = place * size + index
+    i = writer[place]
+    hit = i >= 0
+    new = written(i[hit], *(index[hit] for index in at[axes:]))
+    result = target[at].to(new.dtype)
+    result[hit] = new
+    return result
+
+
+def _places(slots: Tensor, cache: Tensor) -> tuple[Tensor, ...]:
+    slots = slots.to(torch.int64)
+    return slots // cache.shape[1], slots % cache.shape[1]
+
+
+@per_element(exact=True, written=lambda key, value, key_cache, value_cache, slots: _places(slots, key_cache))
+def _key_cache(at: At, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> Tensor:
+    return overwritten(at, key_cache, 2, slots, lambda *place: key[place])
+
+
+@per_element(exact=True, written=lambda key, value, key_cache, value_cache, slots: _places(slots, value_cache))
+def _value_cache(at: At, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> Tensor:
+    return overwritten(at, value_cache, 2, slots, lambda *place: value[place])
+
+
+reshape_and_cache = each(_key_cache, _value_cache)
+
+
+def _normalized(at: At, kv: Tensor, gamma: Tensor, epsilon: float) -> Tensor:
+    """x / sqrt(mean(x^2) + epsilon) gamma, where x is the part of kv that gamma is as long as."""
+    *place, j = at
+    x = to_float64(kv[tuple(place)][:, : len(gamma)])
+    own = x.gather(-1, j.unsqueeze(-1)).squeeze(-1)
+    return own / ((x * x).sum(dim=-1) / len(gamma) + epsilon).sqrt() * to_float64(gamma[j])
+
+
+def _turned(at: At, kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The other part: its features of even number, then those of odd, turned by halves."""
+    return interleaved(at, kv[..., len(gamma) :], at_angles(at, cos), at_angles(at, sin))
+
+
+def _token(i: Tensor, kv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where token i of all stands in kv (batch, 1, tokens, size)."""
+    return i // kv.shape[2], torch.zeros_like(i), i % kv.shape[2]
+
+
+def _width(kv: Tensor, gamma: Tensor, *_: Any, **__: Any) -> int:
+    return len(gamma)
+
+
+@per_element(written=lambda kv, gamma, cos, sin, index, k_cache, ckv_cache, **_: _places(index, k_cache))
+def _turned_cache(
+    at: At, kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor, index: Tensor, k_cache: Tensor, *_: Any, **__: Any
+) -> Tensor:
+    return overwritten(at, k_cache, 2, index, lambda i, head, j: _turned((*_token(i, kv), j), kv, gamma, cos, sin))
+
+
+@per_element(terms=_width, written=lambda kv, gamma, cos, sin, index, k_cache, ckv_cache, **_: _places(index, k_cache))
+def _normalized_cache(
+    at: At,
+    kv: Tensor,
+    gamma: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    index: Tensor,
+    k_cache: Tensor,
+    ckv_cache: Tensor,
+    *,
+    epsilon: float,
+    **_: Any,
+) -> Tensor:
+    return overwritten(at, ckv_cache, 2, index, lambda i, head, j: _normalized((*_token(i, kv), j), kv, gamma, epsilon))
+
+
+@per_element()
+def _turned_output(at: At, kv: Tensor, gamma: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> Tensor:
+    return _turned(at, kv, gamma, cos, sin)
+
+
+@per_element(terms=_width)
+def _normalized_output(at: At, kv: Tensor, gamma: Tensor, *_: Any, epsilon: float, **__: Any) -> Tensor:
+    return _normalized(at, kv, gamma, epsilon)
+
+
+kv_rmsnorm_rope_cache = each(_turned_cache, _normalized_cache, _turned_output, _normalized_output)
+
+
+def _loaded(
+    at: At, cache: Tensor, table: Tensor, lengths: Tensor, *, seq_starts: Tensor | None, cumsum: bool, **_: Any
+) -> Tensor:
+    """Token t belongs to the sequence within whose stretch of the result it stands."""
+    token, *rest = at
+    ends = (lengths[1:] if cumsum else lengths.cumsum(0)).to(torch.int64)
+    sequence = (token.unsqueeze(-1) >= ends).sum(dim=-1)
+    first = torch.cat([ends.new_zeros(1), ends])[sequence]
+    number = token - first + (0 if seq_starts is None else seq_starts[sequence].to(torch.int64))
+    block = table[sequence, number // cache.shape[1]].to(torch.int64)
+    place = (block, number % cache.shape[1], *rest)
+    return cache[place]
+
+
+@per_element(exact=True)
+def _loaded_key(at: At, key_cache: Tensor, value_cache: Tensor, *tables: Tensor, **options: Any) -> Tensor:
+    return _loaded(at, key_cache, *tables, **options)
+
+
+@per_element(exact=True)
+def _loaded_value(at: At, key_cache: Tensor, value_cache: Tensor, *tables: Tensor, **options: Any) -> Tensor:
+    return _loaded(at, value_cache, *tables, **options)
+
+
+paged_cache_load = each(_loaded_key, _loaded_value)

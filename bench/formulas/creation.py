@@ -1,0 +1,33 @@
+"""Formulas of kernels that make values from none."""
+
+from __future__ import annotations
+
+import torch
+
+from opatlas.engine.formula import per_element
+
+__all__ = ["arange", "fill", "ones_like", "zeros_like"]
+
+At = tuple[torch.Tensor, ...]
+
+
+@per_element(exact=True)
+def zeros_like(at: At, x: torch.Tensor) -> torch.Tensor:
+    return x.new_tensor(0)
+
+
+@per_element(exact=True)
+def ones_like(at: At, x: torch.Tensor) -> torch.Tensor:
+    return x.new_tensor(1)
+
+
+@per_element(exact=True)
+def fill(at: At, destination: torch.Tensor, value: float) -> torch.Tensor:
+    return destination.new_tensor(value)
+
+
+@per_element()
+def arange(at: At, start: float, end: float, step: float, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """start + i step."""
+    (i,) = at
+    return start + i.to(torch.float64) * step

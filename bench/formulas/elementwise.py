@@ -1,0 +1,206 @@
+"""Elementwise formulas."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from opatlas.engine.formula import pointwise
+
+__all__ = [
+    "absolute",
+    "add",
+    "cast",
+    "clamp",
+    "cosine",
+    "divide",
+    "equal",
+    "exponential",
+    "floor_divide",
+    "floor_modulo",
+    "greater",
+    "greater_equal",
+    "less",
+    "logarithm",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "multiply",
+    "negate",
+    "not_equal",
+    "power",
+    "reciprocal",
+    "reciprocal_root",
+    "relu",
+    "select",
+    "sine",
+    "square",
+    "subtract",
+]
+
+
+@pointwise
+def add(x: Any, y: Any) -> Any:
+    return x + y
+
+
+@pointwise
+def subtract(x: Any, y: Any) -> Any:
+    return x + -1 * y
+
+
+@pointwise
+def multiply(x: Any, y: Any) -> Any:
+    return x * y
+
+
+@pointwise
+def divide(x: Any, y: Any) -> Any:
+    return _float64(x) * (1 / _float64(y))
+
+
+@pointwise
+def floor_divide(x: Any, y: Any) -> Any:
+    """The largest whole number not above x / y."""
+    return _floor_of_quotient(x, y)
+
+
+@pointwise
+def floor_modulo(x: Any, y: Any) -> Any:
+    """x - y floor(x / y): it has the sign of y."""
+    return _float64(x) - _float64(y) * _floor_of_quotient(x, y)
+
+
+@pointwise
+def power(x: Any, y: Any) -> Any:
+    """x^y = exp(y ln x), for positive x; whole for integers."""
+    value = (_float64(y) * _float64(x).log()).exp()
+    return value if x.is_floating_point() else (value + 0.5).floor()
+
+
+@pointwise
+def negate(x: Any) -> Any:
+    return 0 - x
+
+
+@pointwise
+def absolute(x: Any) -> Any:
+    return x * ((x > 0) * 2 - 1)
+
+
+@pointwise
+def relu(x: Any) -> Any:
+    """max(x, 0)."""
+    return x * (x > 0)
+
+
+@pointwise
+def logarithm(x: Any) -> Any:
+    """ln x = log2(x) ln 2."""
+    return _float64(x).log2() * math.log(2)
+
+
+@pointwise
+def exponential(x: Any) -> Any:
+    """e^x = 2^(x log2 e)."""
+    return (_float64(x) * math.log2(math.e)).exp2()
+
+
+@pointwise
+def square(x: Any) -> Any:
+    return x * x
+
+
+@pointwise
+def reciprocal(x: Any) -> Any:
+    return 1 / _float64(x)
+
+
+@pointwise
+def reciprocal_root(x: Any) -> Any:
+    """1 / sqrt(x)."""
+    return 1 / _float64(x) ** 0.5
+
+
+@pointwise
+def clamp(x: Any, least: Any, largest: Any) -> Any:
+    """The bound that x is beyond, else x."""
+    return x + (least - x) * (x < least) + (largest - x) * (x > largest)
+
+
+@pointwise
+def sine(x: Any) -> Any:
+    """sin x = cos(pi / 2 - x)."""
+    return (math.pi / 2 - _float64(x)).cos()
+
+
+@pointwise
+def cosine(x: Any) -> Any:
+    """cos x = sin(pi / 2 - x)."""
+    return (math.pi / 2 - _float64(x)).sin()
+
+
+@pointwise
+def cast(x: Any, dtype: torch.dtype, *, copy: bool) -> Any:
+    """The number itself; its whole part in an integer; whether it is not 0 in a boolean."""
+    if dtype is torch.bool:
+        return x != 0
+    value = _float64(x)
+    return value if dtype.is_floating_point else value.sign() * value.abs().floor()
+
+
+@pointwise
+def equal(x: Any, y: Any) -> Any:
+    return ~((x < y) | (x > y))
+
+
+@pointwise
+def not_equal(x: Any, y: Any) -> Any:
+    return (x < y) | (x > y)
+
+
+@pointwise
+def less(x: Any, y: Any) -> Any:
+    return ~((x > y) | (x == y))
+
+
+@pointwise
+def greater(x: Any, y: Any) -> Any:
+    return ~((x < y) | (x == y))
+
+
+@pointwise
+def greater_equal(x: Any, y: Any) -> Any:
+    return ~(x < y)
+
+
+@pointwise
+def logical_and(x: Any, y: Any) -> Any:
+    return (x != 0) & (y != 0)
+
+
+@pointwise
+def logical_or(x: Any, y: Any) -> Any:
+    return (x != 0) | (y != 0)
+
+
+@pointwise
+def logical_not(x: Any) -> Any:
+    return x == 0
+
+
+@pointwise
+def select(condition: Any, x: Any, y: Any) -> Any:
+    """x where the condition holds, y elsewhere."""
+    chosen = _float64(condition)
+    return chosen * x + (1 - chosen) * y
+
+
+def _float64(x: Any) -> torch.Tensor:
+    return torch.as_tensor(x).to(torch.float64)
+
+
+def _floor_of_quotient(x: Any, y: Any) -> torch.Tensor:
+    return (_float64(x) / _float64(y)).floor()

@@ -1,0 +1,165 @@
+"""Formulas of kernels that the ranks of an expert-parallel group run together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from opatlas.engine.expectations import Rounded
+from opatlas.engine.formula import (
+    each,
+    first_rows,
+    per_element,
+    per_row,
+    to_float64,
+)
+
+from .activation import gated
+
+__all__ = [
+    "dispatch_ffn_combine",
+    "moe_distribute_combine",
+    "moe_distribute_dispatch",
+    "moe_distribute_dispatch_quantized",
+]
+
+At = tuple[torch.Tensor, ...]
+
+
+@per_row("x", "expert_idx", "probs", least=3, steps=2)
+def dispatch_ffn_combine(
+    x: torch.Tensor,
+    weight1: Sequence[torch.Tensor],
+    weight2: Sequence[torch.Tensor],
+    expert_idx: torch.Tensor,
+    scale1: Sequence[torch.Tensor],
+    scale2: Sequence[torch.Tensor],
+    probs: torch.Tensor,
+    **unused: Any,
+) -> torch.Tensor:
+    """y = sum over a token's experts e of p swiglu(x w1[e]) w2[e].
+
+    With INT8 weights both products take their left side quantized to its largest, and scale; INT64 scales are
+    the bits of float32 numbers. In a group the weights are those of all ranks' experts.
+    """
+    total = torch.zeros_like(x)
+    for t, experts in enumerate(expert_idx.tolist()):
+        for p, e in zip(probs[t], experts, strict=True):
+            up, down = weight1[0][e].to(x.device), weight2[0][e].to(x.device)
+            if up.is_floating_point():
+                hidden = gated(x[t] @ up.to(torch.float64))
+                total[t] += p * (hidden @ down.to(torch.float64))
+            else:
+                hidden = gated(_quantized(x[t]) @ up.to(torch.float64) * _real(scale1[0][e]))
+                total[t] += p * (_quantized(hidden) @ down.to(torch.float64) * _real(scale2[0][e]))
+    return total
+
+
+@per_element(exact=True)
+def _tokens_of_experts(
+    at: At, *, expert_idx: torch.Tensor, arriving: Sequence[torch.Tensor] | None = None, **_: Any
+) -> Any:
+    """How many tokens chose expert e; in a group, how many of all ranks' did (`arriving`, in this rank's numbers)."""
+    chosen = torch.cat([ids.flatten() for ids in ([expert_idx] if arriving is None else arriving)])
+    return torch.stack([(chosen == e).sum() for e in at[-1]])
+
+
+dispatch_ffn_combine = each(dispatch_ffn_combine, _tokens_of_experts)
+
+
+def _real(scale: torch.Tensor) -> torch.Tensor:
+    """A scale as a number. Source: vllm-ascend, vllm_ascend/quantization/methods/w8a8_dynamic.py."""
+    return to_float64(scale.to(torch.int32).view(torch.float32) if scale.dtype is torch.int64 else scale)
+
+
+def _quantized(x: torch.Tensor) -> torch.Tensor:
+    """What an INT8 with a scale of its own keeps of a row."""
+    scale = x.abs().max() / 127
+    return (x / scale).round() * scale
+
+
+def _arrivals(*, chosen: Sequence[torch.Tensor], first: int, experts: int, **_: Any) -> torch.Tensor:
+    """Which tokens arrive at the experts from `first` on, (n, 4): rank, token, choice, expert.
+
+    They come by expert, then by rank, then as they stand there. Source: op-plugin's tests of
+    npu_moe_distribute_dispatch; the experts' order is that of a grouped product's group_list.
+
+    Args:
+        chosen: of each rank, its tokens' experts (BS, k).
+    """
+    of_ranks = list(chosen)
+    found = [
+        (rank, token, choice, expert)
+        for expert in range(first, first + experts)
+        for rank, ids in enumerate(of_ranks)
+        for token, choice in (ids == expert).nonzero().tolist()
+    ]
+    return torch.tensor(found, dtype=torch.int64, device=of_ranks[0].device).reshape(-1, 4)
+
+
+def _sources(arrived: torch.Tensor, tokens: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The tokens (n, H) that rows of `arrivals` stand for, as their ranks have them."""
+    return torch.stack([tokens[rank][token].to(arrived.device) for rank, token, *_ in arrived.tolist()])
+
+
+@per_element(exact=True)
+def moe_distribute_dispatch(at: At, *, arrived: torch.Tensor, tokens: Sequence[torch.Tensor], **_: Any) -> torch.Tensor:
+    """y[i, j] = x[token, j] of the rank from which the i-th comes."""
+    i, j = at
+    rows, place = torch.unique(i, return_inverse=True)
+    return _sources(arrived[rows], tokens)[place, j]
+
+
+@per_row("arrived")
+def moe_distribute_dispatch_quantized(
+    arrived: torch.Tensor, *, tokens: Sequence[torch.Tensor], scales: torch.Tensor | None = None, **_: Any
+) -> Rounded:
+    """round(127 v / max |v|) of v = x[token] scales[expert]."""
+    values, scale = _scaled(arrived, tokens, scales)
+    return Rounded(values / scale)
+
+
+@per_row("arrived")
+def _scales_of_tokens(
+    arrived: torch.Tensor, *, tokens: Sequence[torch.Tensor], scales: torch.Tensor | None = None, **_: Any
+) -> torch.Tensor:
+    """max |v| / 127."""
+    return _scaled(arrived, tokens, scales)[1]
+
+
+def _scaled(
+    arrived: torch.Tensor, tokens: Sequence[torch.Tensor], scales: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    values = to_float64(_sources(arrived, tokens))
+    if scales is not None:
+        values = values * to_float64(scales[arrived[:, 3]])
+    return values, values.abs().amax(dim=-1, keepdim=True) / 127
+
+
+@per_element(exact=True)
+def _tokens_that_arrive(at: At, *, chosen: Sequence[torch.Tensor], first: int, **_: Any) -> torch.Tensor:
+    """How many tokens of all ranks go to expert first + e."""
+    everybody = torch.cat([ids.flatten() for ids in chosen])
+    return torch.stack([(everybody == first + e).sum() for e in at[-1]])
+
+
+#: What tells a combine where tokens came from differs from version to version: a combine that is right shows it.
+moe_distribute_dispatch = each(first_rows("arrived", _arrivals, moe_distribute_dispatch), _tokens_that_arrive)
+moe_distribute_dispatch_quantized = each(
+    first_rows("arrived", _arrivals, moe_distribute_dispatch_quantized),
+    first_rows("arrived", _arrivals, _scales_of_tokens),
+    _tokens_that_arrive,
+)
+
+
+@per_row("tokens", "expert_ids", "expert_scales")
+def moe_distribute_combine(
+    tokens: torch.Tensor, expert_ids: torch.Tensor, expert_scales: torch.Tensor, *, factors: torch.Tensor, **_: Any
+) -> torch.Tensor:
+    """y[t] = sum over j of p[t, j] f[e[t, j]] x[t], where expert e makes f[e] x of a token x."""
+    return (expert_scales * factors[expert_ids]).sum(dim=-1, keepdim=True) * tokens
+
+
+moe_distribute_combine = each(moe_distribute_combine)

@@ -1,0 +1,163 @@
+"""Formulas of mixtures of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import torch
+
+from opatlas.engine.expectations import Picks, Rounded
+from opatlas.engine.formula import (
+    each,
+    per_element,
+    per_row,
+    to_float64,
+)
+
+from .activation import gated
+from .quantized import dequantized
+
+__all__ = [
+    "grouped_matmul",
+    "grouped_matmul_swiglu_quant",
+    "moe_gating_top_k",
+    "moe_token_permute",
+    "moe_token_unpermute",
+]
+
+At = tuple[torch.Tensor, ...]
+
+
+@per_row("x")
+def moe_gating_top_k(
+    x: torch.Tensor,
+    k: int,
+    *,
+    bias: torch.Tensor | None = None,
+    k_group: int = 1,
+    group_count: int = 1,
+    group_select_mode: int = 0,
+    norm_type: int = 0,
+    out_flag: bool = False,
+    routed_scaling_factor: float = 1.0,
+    eps: float = 1e-20,
+    **unused: Any,
+) -> tuple[Any, ...]:
+    """norm = sigmoid(x) or softmax(x); of the experts in the k_group best groups those k whose norm + bias is largest.
+
+    A group's score is its largest norm + bias, or the sum of its two largest; the weights are the
+    experts' norm, after a sigmoid divided by their sum. Source: aclnnMoeGatingTopK.
+    """
+    powers = (x - x.amax(dim=-1, keepdim=True)).exp()
+    norm = 1 / (1 + (-x).exp()) if norm_type == 1 else powers / powers.sum(dim=-1, keepdim=True)
+    score = norm if bias is None else norm + bias
+    size = x.shape[-1] // group_count
+    for i, row in enumerate(score.clone()):
+        best = row.reshape(group_count, size).sort(dim=-1, descending=True).values
+        of_groups = best[:, :2].sum(dim=-1) if group_select_mode == 1 else best[:, 0]
+        for group in of_groups.argsort(descending=True)[k_group:].tolist():
+            score[i, group * size : (group + 1) * size] = -torch.inf
+    experts = score.argsort(dim=-1, descending=True)[:, :k]
+    weights = norm.gather(-1, experts)
+    if norm_type == 1:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + eps)
+    results = (weights * routed_scaling_factor, Picks(score, score.gather(-1, experts), distinct=True))
+    return (*results, norm) if out_flag else results
+
+
+@per_element(exact=True)
+def _permuted(at: At, tokens: torch.Tensor, indices: torch.Tensor, num_out_tokens: int | None = None) -> torch.Tensor:
+    """y[i] is the token whose expert comes i-th, if those of one expert stay in order."""
+    copies = indices.shape[1] if indices.dim() == 2 else 1
+    return tokens[_order(indices)[at[0]] // copies, at[1]]
+
+
+@per_element(exact=True)
+def _places(at: At, tokens: torch.Tensor, indices: torch.Tensor, num_out_tokens: int | None = None) -> torch.Tensor:
+    """argsort(argsort(indices))."""
+    return _order(_order(indices))[at[0]]
+
+
+#: Source: aclnnMoeTokenPermute.
+moe_token_permute = each(_permuted, _places)
+
+
+def _order(indices: torch.Tensor) -> torch.Tensor:
+    order = numpy.argsort(indices.cpu().numpy().reshape(-1), kind="stable")
+    return torch.from_numpy(order).to(indices.device)
+
+
+def _copies(permuted_tokens: torch.Tensor, sorted_indices: torch.Tensor, probs: torch.Tensor | None = None) -> int:
+    return 1 if probs is None else probs.shape[1]
+
+
+@per_element(terms=_copies)
+def moe_token_unpermute(
+    at: At, permuted_tokens: torch.Tensor, sorted_indices: torch.Tensor, probs: torch.Tensor | None = None
+) -> torch.Tensor:
+    """y[t, h] = sum over j of x[places[t k + j], h] probs[t, j]: aclnnMoeTokenUnpermute."""
+    t, h = at
+    k = _copies(permuted_tokens, sorted_indices, probs)
+    total = torch.zeros(len(t), dtype=torch.float64, device=t.device)
+    for j in range(k):
+        copy = to_float64(permuted_tokens[sorted_indices[t * k + j].long(), h])
+        total += copy if probs is None else copy * to_float64(probs[t, j])
+    return total
+
+
+def _depth(x: Sequence[torch.Tensor], *_: Any, **__: Any) -> int:
+    return x[0].shape[1]
+
+
+@per_element(terms=_depth)
+def grouped_matmul(
+    at: At,
+    x: Sequence[torch.Tensor],
+    weight: Sequence[torch.Tensor],
+    *,
+    bias: Sequence[torch.Tensor] | None = None,
+    scale: Sequence[torch.Tensor] | None = None,
+    per_token_scale: Sequence[torch.Tensor] | None = None,
+    group_list: torch.Tensor,
+    output_dtype: torch.dtype | None = None,
+    **unused: Any,
+) -> torch.Tensor | Rounded:
+    """y[i, j] is `dequantized` of the sum over k of x[i, k] w[e, k, j]; e is the first group that ends after i.
+
+    Source: torch_npu.npu_grouped_matmul.
+    """
+    i, j = at
+    e = torch.searchsorted(group_list, i, right=True)
+    rows, columns = x[0][i], weight[0].mT[e, j]
+    scale_of, bias_of = (None if values is None else values[0][e, j] for values in (scale, bias))
+    if rows.is_floating_point():
+        total = (to_float64(rows) * to_float64(columns)).sum(dim=-1)
+        return total if bias_of is None else total + to_float64(bias_of)
+    token = None if per_token_scale is None else per_token_scale[0][i]
+    total = (rows.long() * columns.long()).sum(dim=-1)
+    return dequantized(total, scale_of, None, token, bias_of, output_dtype or x[0].dtype)
+
+
+@per_row("x", "x_scale", least=3)
+def grouped_matmul_swiglu_quant(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    group_list: torch.Tensor,
+    weight_scale: torch.Tensor,
+    x_scale: torch.Tensor,
+    *,
+    rows: torch.Tensor | None = None,
+) -> tuple[Rounded, torch.Tensor]:
+    """c = (x w[e]) scale[e] token; s = silu(first half of c) second half; s quantized to its row's largest.
+
+    Source: aclnnGroupedMatmulSwigluQuant.
+    """
+    assert rows is not None
+    groups = torch.searchsorted(group_list, rows, right=True).tolist()
+    # Products of INT8 add up to less than 2^53: float64 is exact.
+    sums = [row.to(torch.float64) @ weight[e].to(torch.float64) for row, e in zip(x, groups, strict=True)]
+    activated = gated(torch.stack(sums) * weight_scale[groups] * x_scale)
+    scale = activated.abs().amax(dim=-1, keepdim=True) / 127
+    return Rounded(activated / scale), scale

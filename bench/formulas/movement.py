@@ -1,0 +1,118 @@
+"""Kernels that move data, as arithmetic on coordinates: where does each element come from?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from opatlas.engine.formula import per_element
+
+__all__ = [
+    "broadcast_to",
+    "concatenate",
+    "copy_into",
+    "pad",
+    "repeat_interleave",
+    "slice_copy",
+    "stack",
+    "strided_slice",
+    "tile",
+    "transpose_copy",
+]
+
+At = tuple[torch.Tensor, ...]
+
+
+@per_element(exact=True)
+def copy_into(at: At, destination: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    return source[at]
+
+
+@per_element(exact=True)
+def slice_copy(at: At, x: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    """y[i, j, ...] = x[i + offset 0, j + offset 1, ...]."""
+    return x[tuple(index + offset for index, offset in zip(at, offsets, strict=True))]
+
+
+@per_element(exact=True)
+def strided_slice(
+    at: At, x: torch.Tensor, begin: Sequence[int], end: Sequence[int], strides: Sequence[int]
+) -> torch.Tensor:
+    """y[i, j, ...] = x[begin 0 + i stride 0, begin 1 + j stride 1, ...]."""
+    return x[tuple(first + index * step for index, first, step in zip(at, begin, strides, strict=True))]
+
+
+@per_element(exact=True)
+def stack(at: At, tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
+    """The coordinate along `axis` tells the tensor, the others the place in it."""
+    own = (*at[:axis], *at[axis + 1 :])
+    value = torch.empty_like(at[axis], dtype=tensors[0].dtype)
+    for number, part in enumerate(tensors):
+        inside = (at[axis] == number).nonzero()[:, 0]
+        value[inside] = part[tuple(index[inside] for index in own)]
+    return value
+
+
+@per_element(exact=True)
+def repeat_interleave(at: At, x: torch.Tensor, repeats: torch.Tensor, dim: int, *, output_size: int) -> torch.Tensor:
+    """Line i along `dim` comes repeats[i] times; one number in all is that of every line."""
+    ends = repeats.to(torch.int64).expand(x.shape[dim]).cumsum(0)
+    line = torch.searchsorted(ends, at[dim], right=True)
+    source = (*at[:dim], line, *at[dim + 1 :])
+    return x[source]
+
+
+@per_element(exact=True)
+def transpose_copy(at: At, x: torch.Tensor, permutation: Sequence[int]) -> torch.Tensor:
+    """The coordinate along axis i of the result is the one along axis permutation[i] of x."""
+    source = dict(zip(permutation, at, strict=True))
+    return x[tuple(source[axis] for axis in range(x.dim()))]
+
+
+@per_element(exact=True)
+def broadcast_to(at: At, x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Along an axis of size 1 every coordinate is 0; leading axes that x lacks do not count."""
+    return _periodic(at, x)
+
+
+@per_element(exact=True)
+def tile(at: At, x: torch.Tensor, repeats: Sequence[int]) -> torch.Tensor:
+    """y[i, ...] = x[i mod size, ...]; leading axes that x lacks do not count."""
+    return _periodic(at, x)
+
+
+@per_element(exact=True)
+def concatenate(at: At, tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
+    """An element belongs to the part whose stretch of the axis holds its coordinate."""
+    start = 0
+    value = torch.empty_like(at[0], dtype=tensors[0].dtype)
+    for part in tensors:
+        size = part.shape[axis]
+        inside = ((at[axis] >= start) & (at[axis] < start + size)).nonzero()[:, 0]
+        own = [index[inside] - (start if i == axis else 0) for i, index in enumerate(at)]
+        value[inside] = part[tuple(own)]
+        start += size
+    return value
+
+
+@per_element(exact=True)
+def pad(at: At, x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
+    """x where the coordinates, less what is before it, are inside of x, and 0 elsewhere.
+
+    `padding` holds the elements before and after, for the last axis first.
+    """
+    before = padding[::2][::-1]
+    own = [index - first for index, first in zip(at, before, strict=True)]
+    inside = torch.ones_like(at[0], dtype=torch.bool)
+    for index, size in zip(own, x.shape, strict=True):
+        inside &= (index >= 0) & (index < size)
+    value = torch.zeros_like(at[0], dtype=x.dtype)
+    value[inside] = x[tuple(index[inside] for index in own)]
+    return value
+
+
+def _periodic(at: At, x: torch.Tensor) -> torch.Tensor:
+    last = at[len(at) - x.dim() :]
+    value = x[tuple(index % size for index, size in zip(last, x.shape, strict=True))]
+    return value.expand(at[0].shape) if at else value

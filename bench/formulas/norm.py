@@ -1,0 +1,110 @@
+"""Normalization formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from opatlas.engine.formula import (
+    each,
+    per_element,
+    per_row,
+    to_float64,
+)
+
+__all__ = ["add_rms_norm", "add_rms_norm_bias", "layer_norm", "rms_norm", "rms_norm_backward", "vector_norm"]
+
+At = tuple[torch.Tensor, ...]
+
+#: Long sums are added up in pieces of so many numbers: they stay in a CPU's cache, and on one of its cores.
+_PIECE = 1 << 14
+
+
+@per_row("x")
+def rms_norm(x: torch.Tensor, gamma: torch.Tensor, *, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """y = x / sqrt(mean(x^2) + epsilon) * gamma; and the factor before gamma (Zhang and Sennrich 2019)."""
+    rstd = 1 / ((x * x).sum(dim=-1, keepdim=True) / x.shape[-1] + epsilon) ** 0.5
+    return x * rstd * gamma, rstd
+
+
+@per_row("dy", "x", "rstd")
+def _towards_x(dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
+    """dx_j = r g_j dy_j - r^3 x_j / D sum over i of g_i dy_i x_i: y_i = g_i r x_i, and dr / dx_j = -r^3 x_j / D."""
+    common = (gamma * dy * x).sum(dim=-1, keepdim=True)
+    return rstd * gamma * dy - rstd**3 * x * common / x.shape[-1]
+
+
+def _rows(dy: torch.Tensor, *_: object) -> int:
+    return dy.shape[:-1].numel()
+
+
+@per_element(terms=_rows)
+def _towards_gamma(at: At, dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
+    """dg_j = sum over all rows of dy_j x_j r."""
+    (j,) = at
+    return (to_float64(dy[..., j]) * to_float64(x[..., j]) * to_float64(rstd)).reshape(-1, len(j)).sum(dim=0)
+
+
+rms_norm_backward = each(_towards_x, _towards_gamma)
+
+
+@per_row("x1", "x2")
+def add_rms_norm(
+    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """With x = x1 + x2: y = x / sqrt(mean(x^2) + epsilon) * gamma, the factor before gamma, and x
+    (aclnnAddRmsNorm)."""
+    return _add_rms_norm(x1, x2, gamma, epsilon)
+
+
+@per_row("x1", "x2")
+def add_rms_norm_bias(
+    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor | None, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `add_rms_norm`, y plus beta (vllm-ascend, csrc/add_rms_norm_bias)."""
+    y, rstd, x = _add_rms_norm(x1, x2, gamma, epsilon)
+    return y + (0 if beta is None else beta), rstd, x
+
+
+def _add_rms_norm(
+    x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x = x1 + x2
+    rstd = 1 / ((x * x).sum(dim=-1, keepdim=True) / x.shape[-1] + epsilon) ** 0.5
+    return x * rstd * gamma, rstd, x
+
+
+def _normalized_axes(x: torch.Tensor, sizes: Sequence[int], *_: object) -> int:
+    return len(sizes)
+
+
+@per_row("x", axes=_normalized_axes)
+def layer_norm(
+    x: torch.Tensor, sizes: Sequence[int], gamma: torch.Tensor, beta: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """y = (x - E[x]) / sqrt(Var[x] + epsilon) * gamma + beta; E[x]; the root's inverse (Ba, Kiros, Hinton 2016)."""
+    mean = x.sum(dim=-1, keepdim=True) / x.shape[-1]
+    rstd = 1 / (((x - mean) ** 2).sum(dim=-1, keepdim=True) / x.shape[-1] + epsilon) ** 0.5
+    return (x - mean) * rstd * gamma.flatten() + beta.flatten(), mean, rstd
+
+
+def _terms(x: torch.Tensor, order: int, axes: Sequence[int], keepdim: bool, **_: Any) -> int:
+    return prod(x.shape[axis] for axis in axes)
+
+
+@per_element(terms=_terms)
+def vector_norm(
+    at: At, x: torch.Tensor, order: int, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype
+) -> torch.Tensor:
+    """The square root of the sum of the squares along `axes`."""
+    assert order == 2
+    kept = [axis for axis in range(x.dim()) if axis not in axes]
+    place = tuple(at[axis] for axis in kept) if keepdim else at
+    terms = x.permute([*kept, *axes])[place].reshape(at[0].numel() if at else 1, -1)
+    squares = torch.zeros(len(terms), dtype=torch.float64, device=x.device)
+    for piece in terms.split(max(1, _PIECE // max(1, len(terms))), dim=-1):
+        squares += to_float64(piece).square().sum(dim=-1)
+    return squares.sqrt().reshape(at[0].shape if at else ())

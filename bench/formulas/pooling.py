@@ -1,0 +1,115 @@
+"""Pooling formulas, from the definitions in torch's documentation of MaxPool2d and AdaptiveAvgPool3d."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from opatlas.engine.formula import each, per_element, to_float64
+
+__all__ = ["adaptive_average_pool3d", "adaptive_average_pool3d_backward", "max_pool2d", "max_pool2d_backward"]
+
+At = tuple[torch.Tensor, ...]
+
+
+def _places_of_kernel(x: torch.Tensor, kernel: Sequence[int], *_: object) -> int:
+    return kernel[0] * kernel[1]
+
+
+@per_element(exact=True, terms=_places_of_kernel)
+def max_pool2d_values(at: At, x: torch.Tensor, *windows: Any) -> torch.Tensor:
+    """y[n, c, i, j] = the largest x[n, c, i s - p + u, j s - p + v] of those that exist."""
+    return _largest(at, x, *windows)[0].to(x.dtype)
+
+
+@per_element(exact=True, terms=_places_of_kernel)
+def max_pool2d_places(at: At, x: torch.Tensor, *windows: Any) -> torch.Tensor:
+    """Where in its plane the largest lies, counted along the lines. (No window holds a number twice.)"""
+    return _largest(at, x, *windows)[1]
+
+
+max_pool2d = each(max_pool2d_values, max_pool2d_places)
+
+
+def _pairs_of_places(gradient: torch.Tensor, x: torch.Tensor, kernel: Sequence[int], *_: object) -> int:
+    return (kernel[0] * kernel[1]) ** 2
+
+
+@per_element(terms=_pairs_of_places)
+def max_pool2d_backward(
+    at: At,
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    *_: Any,
+) -> torch.Tensor:
+    """dx[n, c, h, w] = the sum of dy over the windows whose largest number is x[n, c, h, w], found anew."""
+    n, c, h, w = (index[:, None, None] for index in at)
+    steps_i, steps_j = h + padding[0] - _lines(kernel, x), w + padding[1] - _columns(kernel, x)
+    i, j = steps_i // stride[0], steps_j // stride[1]
+    exists = (steps_i % stride[0] == 0) & (i >= 0) & (i < gradient.shape[2])
+    exists = exists & (steps_j % stride[1] == 0) & (j >= 0) & (j < gradient.shape[3])
+    windows = torch.broadcast_tensors(n, c, i * exists, j * exists)
+    places = _largest(tuple(index.reshape(-1) for index in windows), x, kernel, stride, padding)[1]
+    chosen = exists & (places.reshape(exists.shape) == h * x.shape[3] + w)
+    return (to_float64(gradient[windows]) * chosen).sum(dim=(1, 2))
+
+
+def _volume(x: torch.Tensor, output_size: Sequence[int]) -> int:
+    return x[0, 0].numel()
+
+
+@per_element(terms=_volume)
+def adaptive_average_pool3d(at: At, x: torch.Tensor, output_size: Sequence[int]) -> torch.Tensor:
+    """Along an axis, result i is the mean of the source's numbers from floor(i S / R) to below ceil((i + 1) S / R)."""
+    n, c, *place = at
+    means = [_means(size, wanted, x) for size, wanted in zip(x.shape[2:], output_size, strict=True)]
+    d, h, w = (mean[i] for mean, i in zip(means, place, strict=True))
+    return torch.einsum("sdhw,sd,sh,sw->s", to_float64(x[n, c]), d, h, w)
+
+
+def _volume_of_gradient(gradient: torch.Tensor, x: torch.Tensor) -> int:
+    return gradient[0, 0].numel()
+
+
+@per_element(terms=_volume_of_gradient)
+def adaptive_average_pool3d_backward(at: At, gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Each number of the source gets from each result its share in that result's mean."""
+    n, c, *place = at
+    means = [_means(size, wanted, x) for size, wanted in zip(x.shape[2:], gradient.shape[2:], strict=True)]
+    d, h, w = (mean[:, i].T for mean, i in zip(means, place, strict=True))
+    return torch.einsum("sdhw,sd,sh,sw->s", to_float64(gradient[n, c]), d, h, w)
+
+
+def _largest(
+    at: At, x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], *_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest number of the windows at (n, c, i, j), and where in its plane it lies."""
+    n, c, i, j = (index[:, None, None] for index in at)
+    h = i * stride[0] - padding[0] + _lines(kernel, x)
+    w = j * stride[1] - padding[1] + _columns(kernel, x)
+    exists = (h >= 0) & (h < x.shape[2]) & (w >= 0) & (w < x.shape[3])
+    values = to_float64(x[n, c, h * exists, w * exists]).masked_fill(~exists, -torch.inf)
+    largest, place = values.flatten(1).max(dim=1)
+    return largest, (h * x.shape[3] + w).flatten(1).gather(1, place[:, None])[:, 0]
+
+
+def _lines(kernel: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+    return torch.arange(kernel[0], device=x.device)[:, None]
+
+
+def _columns(kernel: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+    return torch.arange(kernel[1], device=x.device)
+
+
+def _means(source: int, result: int, x: torch.Tensor) -> torch.Tensor:
+    """(result, source): what each number of an axis counts in each mean."""
+    weights = torch.zeros(result, source, dtype=torch.float64, device=x.device)
+    for i in range(result):
+        first, end = i * source // result, -(-(i + 1) * source // result)
+        weights[i, first:end] = 1 / (end - first)
+    return weights

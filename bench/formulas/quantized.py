@@ -1,0 +1,139 @@
+"""Formulas of quantization, and of products of quantized matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from opatlas.engine.expectations import Rounded
+from opatlas.engine.formula import per_element, per_row, to_float64
+
+from .matmul import within
+
+__all__ = ["add_rms_norm_dynamic_quant", "dynamic_quant", "quant_matmul", "quantize"]
+
+At = tuple[torch.Tensor, ...]
+
+_LIMITS = {torch.qint8: (-128, 127), torch.quint8: (0, 255), torch.quint4x2: (-8, 7), torch.int8: (-128, 127)}
+
+
+def _common_length(x1: torch.Tensor, *_: Any, **__: Any) -> int:
+    return x1.shape[-1]
+
+
+@per_element(terms=_common_length)
+def quant_matmul(
+    at: At,
+    x1: torch.Tensor,
+    x2: torch.Tensor,
+    scale: torch.Tensor,
+    *,
+    offset: torch.Tensor | None = None,
+    pertoken_scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    output_dtype: torch.dtype = torch.int8,
+) -> torch.Tensor | Rounded:
+    """y[..., i, j] is `dequantized` of the sum over k of x1[..., i, k] x2[..., k, j], in 64-bit integers."""
+    *batch, i, j = at
+    of_row, of_column = (*within(batch, x1), i), (*within(batch, x2), j)
+    total = (x1[of_row].long() * x2.mT[of_column].long()).sum(dim=-1)
+    token = None if pertoken_scale is None else pertoken_scale[i]
+    return dequantized(total, _of(scale, j), _of(offset, j), token, _of(bias, j), output_dtype)
+
+
+def dequantized(
+    total: torch.Tensor,
+    scale: torch.Tensor | None,
+    offset: torch.Tensor | None,
+    token: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor | Rounded:
+    """(total + bias) scale token + offset with an INT32 bias, total scale token + bias with a real one.
+
+    All arguments belong to the elements asked for. An INT32 result is total + bias. Source: the
+    formulas 2-1, 2-2, 3-1 and 3-2 of torch_npu.npu_grouped_matmul, which are npu_quant_matmul's too.
+    """
+    if bias is not None and not bias.is_floating_point():
+        total = total + bias
+    if dtype is torch.int32:
+        return total
+    result = total.to(torch.float64)
+    for factor in (_unpacked(scale), token):
+        result = result if factor is None else result * to_float64(factor)
+    if bias is not None and bias.is_floating_point():
+        result = result + to_float64(bias)
+    if offset is not None:
+        result = result + to_float64(offset)
+    return Rounded(result.clamp(-128, 127)) if dtype is torch.int8 else result
+
+
+@per_row("input")
+def quantize(
+    input: torch.Tensor,  # noqa: A002 (the call's name)
+    scales: torch.Tensor,
+    zero_points: torch.Tensor | None,
+    dtype: torch.dtype,
+    axis: int,
+    div_mode: bool,
+) -> Rounded:
+    """round(x scale + zero point), or round(x / scale + zero point): torch_npu.npu_quantize."""
+    scaled = input / scales if div_mode else input * scales
+    if zero_points is not None:
+        scaled = scaled + zero_points
+    return Rounded(scaled.clamp(*_LIMITS[dtype]), packed=dtype is torch.quint4x2)
+
+
+@per_row("input")
+def dynamic_quant(
+    input: torch.Tensor,  # noqa: A002 (the call's name)
+    *,
+    smooth_scales: torch.Tensor | None = None,
+    dst_type: torch.dtype = torch.int8,
+) -> tuple[Rounded, torch.Tensor]:
+    """scale = max |x| / 127, y = round(x / scale): aclnnDynamicQuant; 7 in place of 127 for four bits."""
+    return _dynamically(input, smooth_scales, dst_type)
+
+
+@per_row("x1", "x2")
+def add_rms_norm_dynamic_quant(
+    x1: torch.Tensor,
+    x2: torch.Tensor,
+    gamma: torch.Tensor,
+    *,
+    smooth_scale1: torch.Tensor | None = None,
+    smooth_scale2: torch.Tensor | None = None,
+    beta: torch.Tensor | None = None,
+    epsilon: float = 1e-6,
+) -> tuple[Any, ...]:
+    """x = x1 + x2; z = x / sqrt(mean(x^2) + epsilon) gamma + beta; y1 and y2 are z, smoothed and quantized.
+
+    Source: aclnnAddRmsNormDynamicQuant. It leaves y2 open without a second smooth scale.
+    """
+    x = x1 + x2
+    z = x / ((x * x).mean(dim=-1, keepdim=True) + epsilon).sqrt() * gamma
+    if beta is not None:
+        z = z + beta
+    y1, scale1 = _dynamically(z, smooth_scale1, torch.int8)
+    nothing = x.new_empty(len(x), 0)
+    y2, scale2 = (Rounded(nothing), nothing) if smooth_scale2 is None else _dynamically(z, smooth_scale2, torch.int8)
+    return y1, y2, x, scale1, scale2
+
+
+def _dynamically(x: torch.Tensor, smooth: torch.Tensor | None, dtype: torch.dtype) -> tuple[Rounded, torch.Tensor]:
+    x = x if smooth is None else x * smooth
+    scale = x.abs().amax(dim=-1, keepdim=True) / _LIMITS[dtype][1]
+    return Rounded(x / scale, packed=dtype is torch.quint4x2), scale
+
+
+def _unpacked(scale: torch.Tensor | None) -> torch.Tensor | None:
+    """The float32 in the lower 32 bits of what npu_trans_quant_param makes (aclnnTransQuantParamV2)."""
+    if scale is None or scale.is_floating_point():
+        return scale
+    return (scale & 0x7FFFFFFF).to(torch.int32).view(torch.float32)
+
+
+def _of(vector: torch.Tensor | None, j: torch.Tensor) -> torch.Tensor | None:
+    """Its elements for the columns j; a vector of one element holds for all."""
+    return vector if vector is None or vector.numel() == 1 else vector[j]

@@ -1,0 +1,70 @@
+"""Formulas of reductions and scans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from opatlas.engine.formula import per_element, per_row, to_float64
+
+__all__ = [
+    "cumulative_sum",
+    "reduce_mean",
+    "reduce_sum",
+]
+
+#: Long sums are added up in pieces of so many numbers, not to hold whole tensors in float64.
+_PIECE = 1 << 20
+
+
+def _reduced(x: torch.Tensor, axes: Sequence[int], keepdim: bool, **_: Any) -> int:
+    return prod(x.shape[axis] for axis in axes)
+
+
+@per_element(terms=_reduced)
+def reduce_sum(
+    at: tuple[torch.Tensor, ...], x: torch.Tensor, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype
+) -> torch.Tensor:
+    """The sum over all coordinates along `axes`."""
+    return _sum(at, x, axes, keepdim)
+
+
+@per_element(terms=_reduced)
+def reduce_mean(
+    at: tuple[torch.Tensor, ...], x: torch.Tensor, axes: Sequence[int], keepdim: bool, *, dtype: torch.dtype
+) -> torch.Tensor:
+    """That sum, divided by the number of its terms."""
+    return _sum(at, x, axes, keepdim) / _reduced(x, axes, keepdim)
+
+
+def _sum(at: tuple[torch.Tensor, ...], x: torch.Tensor, axes: Sequence[int], keepdim: bool) -> torch.Tensor:
+    kept = [axis for axis in range(x.dim()) if axis not in axes]
+    place = tuple(at[axis] for axis in kept) if keepdim else at
+    terms = x.permute(*kept, *axes)[place].reshape(at[0].numel() if at else 1, _reduced(x, axes, keepdim))
+    width = min(terms.shape[-1], max(1, _PIECE // max(1, len(terms))))
+    total = torch.zeros(len(terms), width, dtype=torch.float64, device=x.device)
+    for piece in terms.split(max(1, width), dim=-1):
+        total[:, : piece.shape[-1]] += piece
+    if not width:
+        return total.sum()
+    while total.shape[-1] > 1:
+        half = (total.shape[-1] + 1) // 2
+        folded = total[:, :half].clone()
+        folded[:, : total.shape[-1] - half] += total[:, half:]
+        total = folded
+    return total.reshape(at[0].shape if at else ())
+
+
+@per_row("x")
+def cumulative_sum(x: torch.Tensor, dim: int, *, dtype: torch.dtype) -> torch.Tensor:
+    """y[i] = x[0] + ... + x[i]: after step s each number is the sum of the last 2^s (Hillis and Steele 1986)."""
+    assert dim == -1
+    total = to_float64(x.clone())
+    step = 1
+    while step < total.shape[-1]:
+        total[:, step:] = total[:, step:] + total[:, :-step]
+        step *= 2
+    return total

@@ -1,0 +1,214 @@
+"""Rotary position embeddings, element by element: y_j = x_j cos_j + rotate(x)_j sin_j.
+
+Sources: torch_npu.npu_rotary_mul, npu_interleave_rope and aclnnRotaryPositionEmbeddingGrad (op-plugin
+and CANN documentation); vllm-ascend, ops/triton/rope.py and ops/triton/linearnorm/split_qkv_rmsnorm_rope.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from opatlas.engine.formula import each, per_element, to_float64
+
+__all__ = [
+    "apply_rotary_pos_emb",
+    "interleave_rope",
+    "qkv_rmsnorm_rope",
+    "rotary_embedding",
+    "rotary_mul",
+    "rotary_mul_backward",
+]
+
+At = tuple[torch.Tensor, ...]
+Tensor = torch.Tensor
+
+
+def partner(j: Tensor, width: int, mode: str) -> tuple[Tensor, Tensor]:
+    """k and s in rotate(x)_j = s x_k.
+
+    half: rotate(x) is -x2 followed by x1, the halves of x. interleave: of neighbours (a, b) it makes (-b, a).
+    """
+    if mode == "half":
+        return (j + width // 2) % width, torch.where(j < width // 2, -1.0, 1.0)
+    return j + 1 - 2 * (j % 2), torch.where(j % 2 == 0, -1.0, 1.0)
+
+
+def rotation(x: Callable[[Tensor], Tensor], j: Tensor, width: int, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
+    """Feature j of the turned vector of `width` features, feature k of which is x(k)."""
+    k, sign = partner(j, width, mode)
+    return x(j) * cos + sign * x(k) * sin
+
+
+def _features(x: Tensor, place: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+    """The features of x's vectors at a place, by their number."""
+
+    def feature(k: Tensor) -> Tensor:
+        at = (*place, k)
+        return to_float64(x[at])
+
+    return feature
+
+
+def at_angles(at: At, angles: Tensor) -> Tensor:
+    """cos or sin at the place of an element that they broadcast to."""
+    return to_float64(angles[tuple(i * (size != 1) for i, size in zip(at, angles.shape, strict=True))])
+
+
+def _turned(at: At, x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
+    *place, j = at
+    angles = at_angles(at, cos), at_angles(at, sin)
+    return rotation(_features(x, place), j, x.shape[-1], *angles, mode)
+
+
+@per_element()
+def rotary_mul(at: At, x: Tensor, cos: Tensor, sin: Tensor, rotary_mode: str = "half") -> Tensor:
+    return _turned(at, x, cos, sin, rotary_mode)
+
+
+@per_element()
+def interleave_rope(at: At, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return interleaved(at, x, at_angles(at, cos), at_angles(at, sin))
+
+
+def interleaved(at: At, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x reordered, first the features of even number and then those of odd, and turned by halves."""
+    *place, j = at
+    half, feature = x.shape[-1] // 2, _features(x, place)
+    return rotation(lambda k: feature(2 * (k % half) + k // half), j, 2 * half, cos, sin, "half")
+
+
+@per_element()
+def _towards_x(at: At, grad: Tensor, x: Tensor | None, cos: Tensor, sin: Tensor, rotary_mode: str = "half") -> Tensor:
+    """dx = dy cos - rotate(dy sin): the transpose of rotate is its negative."""
+    *place, j = at
+    k, sign = partner(j, grad.shape[-1], rotary_mode)
+    opposite = (*place, k)
+    return to_float64(grad[at]) * at_angles(at, cos) - sign * to_float64(grad[opposite]) * at_angles(opposite, sin)
+
+
+def _summed(grad: Tensor, x: Tensor, cos: Tensor, *_: object, **__: object) -> int:
+    return grad.numel() // max(cos.numel(), 1)
+
+
+@per_element(terms=_summed)
+def _towards_cos(at: At, grad: Tensor, x: Tensor, cos: Tensor, sin: Tensor, rotary_mode: str = "half") -> Tensor:
+    """dcos: the sum of dy x over the axes along which cos was broadcast."""
+    return (_along_broadcast(at, grad, cos) * _along_broadcast(at, x, cos)).sum(dim=-1)
+
+
+@per_element(terms=_summed)
+def _towards_sin(at: At, grad: Tensor, x: Tensor, cos: Tensor, sin: Tensor, rotary_mode: str = "half") -> Tensor:
+    """dsin: the sum of dy rotate(x) over the same axes."""
+    *place, j = at
+    k, sign = partner(j, x.shape[-1], rotary_mode)
+    return sign * (_along_broadcast(at, grad, cos) * _along_broadcast((*place, k), x, cos)).sum(dim=-1)
+
+
+def _along_broadcast(at: At, x: Tensor, angles: Tensor) -> Tensor:
+    """All elements of x that one of the angles was used for: (elements asked for, uses)."""
+    kept = [axis for axis in range(x.dim()) if angles.shape[axis] == x.shape[axis]]
+    rest = [axis for axis in range(x.dim()) if axis not in kept]
+    return to_float64(x.permute(*kept, *rest)[tuple(at[axis] for axis in kept)].reshape(len(at[0]), -1))
+
+
+rotary_mul_backward = each(_towards_x, _towards_cos, _towards_sin)
+
+
+@per_element()
+def _apply_to_query(
+    at: At, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str, rotary_mode: str = "half"
+) -> Tensor:
+    return _turned(at, query, cos, sin, rotary_mode)
+
+
+@per_element()
+def _apply_to_key(
+    at: At, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, layout: str, rotary_mode: str = "half"
+) -> Tensor:
+    return _turned(at, key, cos, sin, rotary_mode)
+
+
+apply_rotary_pos_emb = each(_apply_to_query, _apply_to_key)
+
+
+def _by_position(
+    x: Callable[[Tensor], Tensor], token: Tensor, j: Tensor, positions: Tensor, cos_sin_cache: Tensor, mode: str
+) -> Tensor:
+    """Feature j of a token's head. The table has a cosine for each pair, then a sine; features past it stay."""
+    width = cos_sin_cache.shape[-1]
+    of_pair = j % (width // 2) if mode == "half" else j % width // 2
+    position = positions[token].to(torch.int64)
+    cos, sin = (to_float64(cos_sin_cache[position, of_pair + first]) for first in (0, width // 2))
+    inside = j < width
+    return torch.where(inside, rotation(x, torch.where(inside, j, 0), width, cos, sin, mode), x(j))
+
+
+def _embedded(at: At, x: Tensor, positions: Tensor, cos_sin_cache: Tensor, is_neox_style: bool) -> Tensor:
+    *place, j = at
+    mode = "half" if is_neox_style else "interleave"
+    return _by_position(_features(x, place), at[0], j, positions, cos_sin_cache, mode)
+
+
+@per_element()
+def _embedded_query(
+    at: At, positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, head: int, rotary: int, neox: bool
+) -> Tensor:
+    return _embedded(at, query, positions, cos_sin_cache, neox)
+
+
+@per_element()
+def _embedded_key(
+    at: At, positions: Tensor, query: Tensor, key: Tensor, cos_sin_cache: Tensor, head: int, rotary: int, neox: bool
+) -> Tensor:
+    return _embedded(at, key, positions, cos_sin_cache, neox)
+
+
+rotary_embedding = each(_embedded_query, _embedded_key)
+
+
+def _normalized_and_turned(
+    at: At, x: Tensor, weight: Tensor, positions: Tensor, cos_sin_cache: Tensor, head_dim: int, eps: float
+) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over each head of x (T, heads * head_dim), then turned."""
+    token, column = at
+    first = column - column % head_dim
+    head = to_float64(x[token.unsqueeze(-1), first.unsqueeze(-1) + torch.arange(head_dim, device=x.device)])
+    head = head / (head.square().sum(dim=-1, keepdim=True) / head_dim + eps).sqrt() * to_float64(weight)
+
+    def feature(k: Tensor) -> Tensor:
+        return head.gather(-1, k.unsqueeze(-1)).squeeze(-1)
+
+    return _by_position(feature, token, column % head_dim, positions, cos_sin_cache, "half")
+
+
+#: What was normalized may be rounded before it is turned, and turning may leave a small difference of large numbers.
+_STEPS = 2
+
+
+def _head_size(fused: Tensor, table: Tensor, positions: Tensor, *rest: Any) -> int:
+    return int(rest[4])
+
+
+@per_element(terms=_head_size, steps=_STEPS)
+def _fused_query(at: At, fused: Tensor, table: Tensor, positions: Tensor, *rest: Any) -> Tensor:
+    weight, _, q, _, head, eps = rest
+    return _normalized_and_turned(at, fused[:, :q], weight, positions, table, head, eps)
+
+
+@per_element(terms=_head_size, steps=_STEPS)
+def _fused_key(at: At, fused: Tensor, table: Tensor, positions: Tensor, *rest: Any) -> Tensor:
+    _, weight, q, kv, head, eps = rest
+    return _normalized_and_turned(at, fused[:, q : q + kv], weight, positions, table, head, eps)
+
+
+@per_element(exact=True)
+def _fused_value(at: At, fused: Tensor, table: Tensor, positions: Tensor, *rest: Any) -> Tensor:
+    _, _, q, kv, _, _ = rest
+    token, column = at
+    return fused[token, q + kv + column]
+
+
+qkv_rmsnorm_rope = each(_fused_query, _fused_key, _fused_value)

@@ -1,0 +1,92 @@
+"""Gathers and scatters, as arithmetic on coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from opatlas.engine.formula import per_element
+
+from .cache import overwritten
+
+__all__ = ["gather_elements", "index_put", "index_select", "scatter_elements", "scatter_nd_update"]
+
+At = tuple[torch.Tensor, ...]
+Tensor = torch.Tensor
+
+
+@per_element(exact=True)
+def index_select(at: At, x: Tensor, axis: int, indices: Tensor) -> Tensor:
+    """y[..., i, ...] = x[..., indices[i], ...]."""
+    place = (*at[:axis], indices[at[axis]].to(torch.int64), *at[axis + 1 :])
+    return x[place]
+
+
+@per_element(exact=True)
+def gather_elements(at: At, x: Tensor, axis: int, indices: Tensor) -> Tensor:
+    """y[..., i, ...] = x[..., indices[..., i, ...], ...]."""
+    place = (*at[:axis], indices[at].to(torch.int64), *at[axis + 1 :])
+    return x[place]
+
+
+def _touched(x: Tensor, axis: int, indices: Tensor, updates: Tensor | float) -> At:
+    """The coordinates of all places that are written, in the order of the indices."""
+    own = torch.unravel_index(torch.arange(indices.numel(), device=x.device), indices.shape)
+    return (*own[:axis], indices.flatten().to(torch.int64), *own[axis + 1 :])
+
+
+@per_element(exact=True, written=_touched)
+def scatter_elements(at: At, x: Tensor, axis: int, indices: Tensor, updates: Tensor | float) -> Tensor:
+    """y[..., indices[..., i, ...], ...] = updates[..., i, ...], and x elsewhere."""
+    places = _flat(_touched(x, axis, indices, updates), x.shape)
+    values = torch.as_tensor(updates, dtype=x.dtype, device=x.device).expand(indices.shape)
+    return overwritten(at, x, x.dim(), places, lambda i: values[torch.unravel_index(i, indices.shape)])
+
+
+def _named(x: Tensor, indices: Tensor, updates: Tensor) -> At:
+    return tuple(indices.reshape(-1, indices.shape[-1]).to(torch.int64).T)
+
+
+@per_element(exact=True, written=_named)
+def scatter_nd_update(at: At, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """y[indices[i, ...]] = updates[i], and x elsewhere (TensorFlow's scatter_nd_update)."""
+    axes = indices.shape[-1]
+    rows = updates.reshape(-1, *x.shape[axes:])
+    return overwritten(at, x, axes, _flat(_named(x, indices, updates), x.shape), lambda *place: rows[place])
+
+
+def _put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> At:
+    """The indices of all places, in one order; 0 along the axes before them, where all are written."""
+    tensors = torch.broadcast_tensors(*(index for index in indices if index is not None))
+    flat = [index.flatten().to(torch.int64) for index in tensors]
+    return (*[torch.zeros_like(flat[0])] * (len(indices) - len(flat)), *flat)
+
+
+@per_element(exact=True, written=_put)
+def index_put(at: At, x: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> Tensor:
+    """y[a, indices 0 [p], indices 1 [p], ..., b] = values[a, p, b], and x elsewhere: numpy's assignment by arrays."""
+    first = sum(index is None for index in indices)
+    count = len(indices) - first
+    shape = torch.broadcast_shapes(*(index.shape for index in indices if index is not None))
+    whole = values.expand(*x.shape[:first], *shape, *x.shape[first + count :])
+
+    def written(p: Tensor, *rest: Tensor) -> Tensor:
+        place = (*rest[:first], *torch.unravel_index(p, shape), *rest[first:])
+        return whole[place]
+
+    # The indexed axes come first, as `overwritten` has them.
+    order = [*range(first, first + count), *range(first), *range(first + count, x.dim())]
+    moved = x.permute(order)
+    places = _flat(_put(x, indices, values)[first:], moved.shape)
+    return overwritten(tuple(at[axis] for axis in order), moved, count, places, written)
+
+
+def _flat(coordinates: At, shape: Sequence[int]) -> Tensor:
+    """The number of each place, where the axes that `coordinates` has are counted as one."""
+    sizes = shape[: len(coordinates)]
+    places = torch.zeros_like(coordinates[0])
+    for i, index in enumerate(coordinates):
+        places = places + index * prod(sizes[i + 1 :])
+    return places

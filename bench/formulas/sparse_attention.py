@@ -1,0 +1,90 @@
+"""Formulas of sparse attention (DeepSeek-V3.2), one query token at a time."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Any
+
+import torch
+
+from opatlas.engine.expectations import Largest
+from opatlas.engine.formula import Draw, Part, parts
+
+from .attention import attention_of, index_of
+
+__all__ = ["lightning_indexer", "sparse_flash_attention"]
+
+
+def _best_first(indices: torch.Tensor, *scores: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The scores in descending order, as the formula has them; a kernel may give any."""
+    return (indices, *(values.sort(dim=-1, descending=True).values for values in scores))
+
+
+@parts(view=_best_first)
+def lightning_indexer(
+    draw: Draw,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    actual_seq_lengths_query: torch.Tensor,
+    actual_seq_lengths_key: torch.Tensor,
+    block_table: torch.Tensor,
+    sparse_count: int,
+    return_value: bool = False,
+    **unused: Any,
+) -> tuple[Part, ...]:
+    """The largest of sum_n w_n max(q_n . k_j, 0) over the keys j that the query sees (causal)."""
+    ends, lengths = actual_seq_lengths_query.tolist(), actual_seq_lengths_key.tolist()
+    longest = max(lengths)
+    tokens = draw(len(query), elements=sparse_count, terms=longest * query.shape[1] * query.shape[2])
+    scores = torch.full((len(tokens), longest), -torch.inf, dtype=torch.float64, device=query.device)
+    for line, token in zip(scores, tokens, strict=True):
+        b = bisect_right(ends, token)
+        seen = lengths[b] - (ends[b] - token) + 1
+        k = _stored(key, block_table[b], torch.arange(seen, device=query.device)).double()
+        line[:seen] = (k @ query[token].double().T).clamp(min=0) @ weights[token].double()
+    best = scores.sort(dim=-1, descending=True).values[:, :sparse_count]
+    missing = sparse_count - best.shape[-1]
+    best = torch.nn.functional.pad(best, (0, missing), value=-torch.inf)
+    where = (torch.tensor(tokens, device=query.device), 0)
+    found = Part(where, Largest(scores, best))
+    return (found, Part(where, best)) if return_value else (found,)
+
+
+@parts()
+def sparse_flash_attention(
+    draw: Draw,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sparse_indices: torch.Tensor,
+    scale_value: float,
+    *,
+    block_table: torch.Tensor,
+    actual_seq_lengths_query: torch.Tensor,
+    query_rope: torch.Tensor,
+    key_rope: torch.Tensor,
+    **unused: Any,
+) -> tuple[Part, ...]:
+    """Attention over the keys that are named; -1 names none."""
+    ends = actual_seq_lengths_query.tolist()
+    heads, width = query.shape[1:]
+    rows, outs = [], []
+    for row in draw(len(query) * heads, elements=width, terms=sparse_indices.shape[-1] * 2 * width):
+        token, n = divmod(row, heads)
+        j = sparse_indices[token, 0]
+        j = j[j >= 0].long()
+        table = block_table[bisect_right(ends, token)]
+        keys = torch.cat([_stored(key, table, j), _stored(key_rope, table, j)], dim=-1)
+        q = torch.cat([query[token, n], query_rope[token, n]])
+        out, _ = attention_of(q, keys, _stored(value, table, j), scale_value)
+        rows.append((token, n))
+        outs.append(out)
+    return (Part(index_of(rows, query.device), torch.stack(outs)),)
+
+
+def _stored(cache: torch.Tensor, table: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    """Tokens j of a sequence, whose pages `table` lists: (len(j), D)."""
+    size = cache.shape[1]
+    return cache[table[j // size].long(), j % size, 0]

@@ -1,0 +1,40 @@
+"""Formulas of the largest elements of rows, and of what samplers keep of them."""
+
+from __future__ import annotations
+
+import torch
+
+from opatlas.engine.expectations import Picks
+from opatlas.engine.formula import per_row
+
+__all__ = ["apply_top_k_top_p", "top_k"]
+
+
+@per_row("x")
+def top_k(x: torch.Tensor, k: int, dim: int) -> tuple[torch.Tensor, Picks]:
+    """The first k of a row in descending order, and where each stood; equal ones in any order, each once."""
+    assert dim == -1
+    values = x.sort(dim=-1, descending=True).values[:, :k]
+    return values, Picks(x, values, distinct=True)
+
+
+@per_row("logits", "p", "k")
+def apply_top_k_top_p(
+    logits: torch.Tensor, p: torch.Tensor | None = None, k: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The nine steps of torch_npu.npu_top_k_top_p: below the k-th largest, or where the probabilities up to it
+    in ascending order make 1 - p at most, a logit becomes minus infinity. The largest one stays.
+    """
+    kept = logits.clone()
+    for i, row in enumerate(logits):
+        ascending = row.argsort(stable=True)
+        remaining = row.clone()
+        if k is not None:
+            remaining[row < row[ascending[-int(k[i])]]] = -torch.inf
+        if p is not None:
+            powers = (remaining - remaining.max()).exp()[ascending]
+            dropped = powers.cumsum(0) / powers.sum() <= 1 - p[i]
+            dropped[-1] = False
+            remaining[ascending[dropped]] = -torch.inf
+        kept[i] = remaining
+    return kept

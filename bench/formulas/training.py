@@ -1,0 +1,170 @@
+"""Formulas of a training step: losses, gradients, dropout, the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from opatlas.engine.formula import (
+    on_lists,
+    per_element,
+    per_row,
+    pointwise,
+    to_float64,
+)
+
+__all__ = [
+    "adamw",
+    "apply_adamw",
+    "dropout_by_mask",
+    "embedding_backward",
+    "foreach_add",
+    "foreach_multiply",
+    "log_softmax",
+    "log_softmax_backward",
+    "nll_loss",
+    "nll_loss_backward",
+    "swiglu_backward",
+    "threshold_backward",
+]
+
+At = tuple[torch.Tensor, ...]
+
+
+@per_row("gradient", "x")
+def swiglu_backward(gradient: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
+    """y = a s(a) b with s(a) = 1 / (1 + exp(-a)): dy/da = s(a) (1 + a (1 - s(a))) b and dy/db = a s(a)."""
+    assert dim == -1
+    half = x.shape[-1] // 2
+    gate, up = x[:, :half], x[:, half:]
+    sigmoid = 1 / (1 + (-gate).exp())
+    return torch.cat([gradient * up * sigmoid * (1 + gate * (1 - sigmoid)), gradient * gate * sigmoid], dim=-1)
+
+
+@pointwise
+def threshold_backward(gradient: torch.Tensor, x: torch.Tensor, threshold: float) -> torch.Tensor:
+    """dy where x is above the threshold, else 0."""
+    return gradient * (x > threshold)
+
+
+@per_row("x")
+def log_softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """x - m - ln(sum of exp(x - m)), m the largest."""
+    assert dim == -1
+    shifted = x - x.amax(dim=-1, keepdim=True)
+    return shifted - shifted.exp().sum(dim=-1, keepdim=True).log()
+
+
+@per_row("gradient", "result")
+def log_softmax_backward(
+    gradient: torch.Tensor, result: torch.Tensor, dim: int, input_dtype: torch.dtype
+) -> torch.Tensor:
+    """dy[i]/dx[j] = (i = j) - exp(y[j]), so dx = dy - exp(y) (sum of dy)."""
+    assert dim == -1
+    return gradient - result.exp() * gradient.sum(dim=-1, keepdim=True)
+
+
+@per_element()
+def nll_loss(
+    at: At, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, *_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """- (sum over n of w[t[n]] x[n, t[n]]) / (sum over n of w[t[n]]), and the latter sum."""
+    lines = torch.arange(len(target), device=x.device)
+    weights = to_float64(weight[target.long()])
+    return -(weights * to_float64(x[lines, target.long()])).sum() / weights.sum(), weights.sum()
+
+
+@per_element(written=lambda gradient, x, target, *_: (torch.arange(len(x), device=x.device), target.long()))
+def nll_loss_backward(
+    at: At, gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor, *_: Any
+) -> torch.Tensor:
+    """dx[n, c] = - w[c] dL / (sum of the targets' weights) where c is the target of n, else 0."""
+    n, c = at
+    share = to_float64(weight[c]) / to_float64(weight[target.long()]).sum()
+    return -to_float64(gradient) * share * (target[n] == c)
+
+
+@per_element(written=lambda gradient, indices, *_: (indices.reshape(-1).long(),))
+def embedding_backward(at: At, gradient: torch.Tensor, indices: torch.Tensor, *_: Any) -> torch.Tensor:
+    """dw[v, d] = the sum of dy[i, d] over the places i whose index is v."""
+    v, d = at
+    lines = gradient.reshape(-1, gradient.shape[-1])
+    ordered, places = indices.reshape(-1).long().sort()
+    first, end = torch.searchsorted(ordered, v), torch.searchsorted(ordered, v, right=True)
+    sample = torch.arange(len(v), device=v.device).repeat_interleave(end - first)
+    rank = torch.arange(len(sample), device=v.device) - ((end - first).cumsum(0) - (end - first))[sample]
+    terms = to_float64(lines[places[first[sample] + rank], d[sample]])
+    return torch.zeros(len(v), dtype=torch.float64, device=v.device).index_add(0, sample, terms)
+
+
+@per_element()
+def dropout_by_mask(at: At, x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
+    """x / (1 - p) where its bit is 1, else 0: number i has bit i mod 8, counted from the lowest, of byte i / 8."""
+    number = torch.zeros_like(at[0])
+    for index, size in zip(at, x.shape, strict=True):
+        number = number * size + index
+    bit = mask[number // 8].to(torch.int64) // 2 ** (number % 8) % 2
+    return to_float64(x[at]) * bit / (1 - p)
+
+
+@per_element()
+def adamw(
+    at: At,
+    parameters: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor],
+    first_moments: Sequence[torch.Tensor],
+    second_moments: Sequence[torch.Tensor],
+    largest_second_moments: Sequence[torch.Tensor],
+    steps: Sequence[torch.Tensor],
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    **_: Any,
+) -> tuple[torch.Tensor, ...]:
+    """m' = b1 m + (1 - b1) g, v' = b2 v + (1 - b2) g^2, and with the means m' / (1 - b1^t) and v' / (1 - b2^t)
+
+    p' = p - lr (weight decay p + m mean / (sqrt(v mean) + eps)) (Loshchilov and Hutter 2019, algorithm 2).
+    """
+    p, g, m, v = (to_float64(own[0][at]) for own in (parameters, gradients, first_moments, second_moments))
+    t = to_float64(steps[0]).to(torch.float64)
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+    direction = m / (1 - beta1**t) / ((v / (1 - beta2**t)) ** 0.5 + eps)
+    return p - lr * (weight_decay * p + direction), m, v
+
+
+@per_element()
+def apply_adamw(
+    at: At,
+    beta1_power: float,
+    beta2_power: float,
+    lr: float,
+    weight_decay: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    gradient: torch.Tensor,
+    *_: Any,
+    out: Sequence[torch.Tensor],
+) -> tuple[torch.Tensor, ...]:
+    """As `adamw`, the powers of the betas being those of the step before (aclnnApplyAdamW)."""
+    p, m, v, g = (to_float64(tensor[at]) for tensor in (*out, gradient))
+    m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g * g
+    direction = m / (1 - beta1_power * beta1) / ((v / (1 - beta2_power * beta2)) ** 0.5 + epsilon)
+    return p - lr * (weight_decay * p + direction), m, v
+
+
+@on_lists
+@pointwise
+def foreach_add(x: torch.Tensor, y: torch.Tensor, *, alpha: float) -> torch.Tensor:
+    return x + alpha * y
+
+
+@on_lists
+@pointwise
+def foreach_multiply(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return x * factor

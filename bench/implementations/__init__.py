@@ -1,0 +1,1 @@
+"""What is timed: a package for each library whose kernels can be chosen."""

@@ -1,0 +1,78 @@
+"""Paged caches (blocks, block size, heads, size): place p is number p % block size of block p // block size."""
+
+from __future__ import annotations
+
+import torch
+
+from .norm import rms_norm
+from .rope import interleave_rope
+
+__all__ = ["kv_rmsnorm_rope_cache", "paged_cache_load", "reshape_and_cache"]
+
+
+def reshape_and_cache(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_indices: torch.Tensor,
+) -> None:
+    """Writes each token's key and value (T, heads, size) to its place in the caches."""
+    key_cache.flatten(0, 1)[slot_indices] = key
+    value_cache.flatten(0, 1)[slot_indices] = value
+
+
+def kv_rmsnorm_rope_cache(
+    kv: torch.Tensor,
+    gamma: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    index: torch.Tensor,
+    k_cache: torch.Tensor,
+    ckv_cache: torch.Tensor,
+    *,
+    epsilon: float,
+    cache_mode: str,
+    is_output_kv: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Normalizes the first part of kv (B, 1, S, latent + rotary), turns the rest, writes both to the tokens' places.
+
+    Returns both caches and, with is_output_kv, what was written: (B, 1, S, rotary) and (B, 1, S, latent).
+    """
+    latent = gamma.shape[0]
+    turned = interleave_rope(kv[..., latent:], cos, sin)
+    normalized, _ = rms_norm(kv[..., :latent], gamma, epsilon=epsilon)
+    k_cache.flatten(0, 1)[index] = turned.view(-1, 1, turned.shape[-1])
+    ckv_cache.flatten(0, 1)[index] = normalized.view(-1, 1, latent)
+    return (k_cache, ckv_cache, turned, normalized) if is_output_kv else (k_cache, ckv_cache)
+
+
+def paged_cache_load(
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    context_lens: torch.Tensor,
+    *,
+    seq_starts: torch.Tensor | None,
+    cumsum: bool,
+    key: torch.Tensor,
+    value: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copies the sequences that a table (sequences, blocks) finds in the caches, one after the other.
+
+    Args:
+        context_lens: how many tokens of each sequence; with cumsum, 0 and their sums.
+        seq_starts: the first of them.
+        key, value: where to, (tokens, heads, size).
+    """
+    lengths = context_lens.diff() if cumsum else context_lens
+    firsts = context_lens[:-1] if cumsum else lengths.cumsum(0) - lengths
+    if seq_starts is not None:
+        firsts = firsts - seq_starts
+    tokens, block_size = key.shape[0], key_cache.shape[1]
+    sequence = torch.repeat_interleave(lengths, output_size=tokens)
+    place = torch.arange(tokens, device=key.device) - firsts[sequence]
+    slots = block_table[sequence, place // block_size] * block_size + place % block_size
+    torch.index_select(key_cache.flatten(0, 1), 0, slots, out=key)
+    torch.index_select(value_cache.flatten(0, 1), 0, slots, out=value)
+    return key, value

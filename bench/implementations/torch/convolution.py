@@ -1,0 +1,32 @@
+"""Convolutions of feature maps (N, C, H, W) with weights (O, C / groups, KH, KW), and their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .matmul import through_float32
+
+__all__ = ["conv2d", "convolution_backward"]
+
+
+def conv2d(image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
+    """As torch.conv2d."""
+    if through_float32(image):
+        bias = None if bias is None else bias.float()
+        return torch.conv2d(image.float(), weight.float(), bias, *arguments).to(image.dtype)
+    return torch.conv2d(image, weight, bias, *arguments)
+
+
+def convolution_backward(
+    gradient: torch.Tensor, image: torch.Tensor, weight: torch.Tensor, *arguments: Any
+) -> torch.Tensor:
+    """As aten's, with one of the three gradients wanted, and only that one as the result."""
+    dtype = gradient.dtype
+    if through_float32(gradient):
+        gradient, image, weight = gradient.float(), image.float(), weight.float()
+    results = torch.ops.aten.convolution_backward(gradient, image, weight, *arguments)
+    wanted: torch.Tensor
+    (wanted,) = (result for result in results if result is not None)
+    return wanted.to(dtype)

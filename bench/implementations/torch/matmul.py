@@ -1,0 +1,72 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch.nn import functional
+
+__all__ = ["batch_matmul", "linear", "transpose_batch_matmul"]
+
+_FEW_ROWS = 8
+
+
+def linear(a: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """(M, K) and (N, K), perhaps plus (N,), to (M, N). Operands may be transposed views."""
+    if through_float32(a) and not _few_dot_products(a, weight):
+        bias = None if bias is None else bias.float()
+        return functional.linear(a.float(), weight.float(), bias).to(a.dtype)
+    return functional.linear(a, weight, bias)
+
+
+def batch_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """(..., M, K) and (..., K, N) to (..., M, N), batches broadcast. Operands may be transposed views."""
+    if through_float32(a):
+        return torch.matmul(a.float(), b.float()).to(a.dtype)
+    return torch.matmul(a, b)
+
+
+def transpose_batch_matmul(
+    input: torch.Tensor,  # noqa: A002 (the NPU call's name)
+    weight: torch.Tensor,
+    *,
+    perm_x1: Sequence[int],
+    perm_x2: Sequence[int],
+    perm_y: Sequence[int],
+    batch_split_factor: int = 1,
+) -> torch.Tensor:
+    """Operands that are (B, M, K) and (B, K, N) once permuted, to (M, B, N), or (S, M, B N / S)."""
+    product = batch_matmul(input.permute(*perm_x1), weight.permute(*perm_x2)).permute(*perm_y)
+    if batch_split_factor > 1:
+        product = product.reshape(len(product), batch_split_factor, -1).transpose(0, 1)
+    return product.contiguous()
+
+
+def through_float32(a: torch.Tensor) -> bool:
+    """Whether to multiply in float32 and round the product.
+
+    A CPU without bf16 or fp16 instructions multiplies these dtypes in a plain loop: a bf16
+    (512, 1024) x (1024, 768) product took 838 ms there, and 6.5 ms through float32.
+    """
+    return a.dtype in (torch.bfloat16, torch.float16) and a.device.type == "cpu" and not _cpu_multiplies(a.dtype)
+
+
+def _few_dot_products(a: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether torch's own loop is the faster one all the same.
+
+    It is where both operands lie contiguous along K and there are few rows, as in decoding: a bf16
+    (1, 5120) x (3200, 5120) product took 6 ms, and 37 ms with the weights converted first; at 16
+    rows the two are even.
+    """
+    return a.shape[0] <= _FEW_ROWS and a.stride(-1) == 1 and weight.stride(-1) == 1
+
+
+@cache
+def _cpu_multiplies(dtype: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available():
+        return False
+    mkldnn = torch.ops.mkldnn
+    supported = mkldnn._is_mkldnn_bf16_supported if dtype is torch.bfloat16 else mkldnn._is_mkldnn_fp16_supported
+    return bool(supported())

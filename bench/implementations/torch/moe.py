@@ -1,0 +1,137 @@
+"""Mixtures of experts on one device: routing and grouped products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from .activation import swiglu
+from .matmul import linear
+from .quantized import dequantized, dynamic_quant, integer_matmul
+
+__all__ = [
+    "grouped_matmul",
+    "grouped_matmul_swiglu_quant",
+    "moe_gating_top_k",
+    "moe_token_permute",
+    "moe_token_unpermute",
+]
+
+
+def moe_gating_top_k(
+    x: torch.Tensor,
+    k: int,
+    *,
+    bias: torch.Tensor | None = None,
+    k_group: int = 1,
+    group_count: int = 1,
+    group_select_mode: int = 0,
+    renorm: int = 0,
+    norm_type: int = 0,
+    out_flag: bool = False,
+    routed_scaling_factor: float = 1.0,
+    eps: float = 1e-20,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits (T, E) to the weights of k experts, their numbers, and all normalized logits in float32.
+
+    Experts are chosen by normalized logit plus bias, among the k_group groups that score best.
+    """
+    norm = x.float().sigmoid() if norm_type == 1 else x.float().softmax(dim=-1)
+    score = norm if bias is None else norm + bias
+    if group_count > 1:
+        groups = score.unflatten(-1, (group_count, -1))
+        best = groups.topk(2, dim=-1).values.sum(dim=-1) if group_select_mode == 1 else groups.amax(dim=-1)
+        kept = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, best.topk(k_group, dim=-1).indices, True)
+        score = groups.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(-2)
+    experts = score.topk(k, dim=-1).indices
+    weights = norm.gather(-1, experts)
+    if norm_type == 1:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + eps)
+    return (weights * routed_scaling_factor).to(x.dtype), experts.to(torch.int32), norm
+
+
+def moe_token_permute(
+    tokens: torch.Tensor, indices: torch.Tensor, num_out_tokens: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens (T, H) once for each of their experts (T, k) or (T), by expert; and where each copy went."""
+    experts = indices.flatten()
+    order = experts.argsort(stable=True)
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    copies = max(len(order) // max(len(tokens), 1), 1)
+    return tokens.index_select(0, order[:num_out_tokens] // copies), place.to(torch.int32)
+
+
+def moe_token_unpermute(
+    permuted_tokens: torch.Tensor, sorted_indices: torch.Tensor, probs: torch.Tensor | None = None
+) -> torch.Tensor:
+    """(T k, H) back to (T, H): the sum of each token's copies, weighted by probs (T, k)."""
+    copies = permuted_tokens.index_select(0, sorted_indices)
+    if probs is None:
+        return copies
+    copies = copies.unflatten(0, probs.shape)
+    return torch.bmm(probs.float().unsqueeze(1), copies.float()).squeeze(1).to(permuted_tokens.dtype)
+
+
+def grouped_matmul(
+    x: Sequence[torch.Tensor],
+    weight: Sequence[torch.Tensor],
+    *,
+    bias: Sequence[torch.Tensor] | None = None,
+    scale: Sequence[torch.Tensor] | None = None,
+    per_token_scale: Sequence[torch.Tensor] | None = None,
+    group_list: torch.Tensor,
+    split_item: int,
+    group_type: int,
+    group_list_type: int,
+    output_dtype: torch.dtype | None = None,
+) -> list[torch.Tensor]:
+    """Rows of x (M, K) times the matrix of their group, of weight (E, K, N): (M, N), in lists of one.
+
+    Args:
+        bias, scale: (E, N).
+        per_token_scale: (M).
+        group_list: where each group of rows ends.
+    """
+    assert (split_item, group_type, group_list_type) == (2, 0, 0)
+    (rows,), (matrices,) = x, weight
+    dtype = output_dtype or rows.dtype
+    result = torch.empty(len(rows), matrices.shape[-1], dtype=dtype, device=rows.device)
+    for group, own in groups_of(group_list):
+        bias_of = bias[0][group] if bias else None
+        if rows.is_floating_point():
+            result[own] = linear(rows[own], matrices[group].mT, bias_of)
+            continue
+        scale_of, token = scale[0][group] if scale else None, per_token_scale[0][own] if per_token_scale else None
+        product = integer_matmul(rows[own], matrices[group])
+        result[own] = dequantized(product, scale_of, None, token, bias_of, dtype)
+    return [result]
+
+
+def grouped_matmul_swiglu_quant(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    group_list: torch.Tensor,
+    weight_scale: torch.Tensor,
+    x_scale: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `grouped_matmul`, of INT8, then SwiGLU, then `dynamic_quant`: INT8 (M, N / 2), and the scales (M).
+
+    The third result is a place for offsets, and empty.
+    """
+    quantized = torch.empty(len(x), weight.shape[-1] // 2, dtype=torch.int8, device=x.device)
+    scales = torch.empty_like(x_scale)
+    for group, own in groups_of(group_list):
+        product = integer_matmul(x[own], weight[group])
+        activated = swiglu(dequantized(product, weight_scale[group], None, x_scale[own], None, torch.float32), -1)
+        quantized[own], scales[own] = dynamic_quant(activated)
+    return quantized, scales, x_scale.new_empty(0)
+
+
+def groups_of(ends: torch.Tensor) -> Iterator[tuple[int, slice]]:
+    """Yields each group that has rows, and which rows. The host reads the list once, as a loop of kernels has to."""
+    start = 0
+    for group, end in enumerate(ends.tolist()):
+        if end > start:
+            yield group, slice(start, end)
+        start = end

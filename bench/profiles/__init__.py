@@ -1,1 +1,0 @@
-"""Which kernels of a profile belong to which row."""

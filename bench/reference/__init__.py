@@ -1,1 +1,0 @@
-"""What a result must be, and whether it is."""

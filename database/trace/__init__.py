@@ -1,1 +1,0 @@
-"""Chrome traces (of torch.profiler, of torch_npu.profiler) as tables."""

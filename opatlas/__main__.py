@@ -1,0 +1,8 @@
+"""`python -m opatlas` is the command `opatlas`."""
+
+import sys
+
+from opatlas.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,377 @@
+"""Pooled statistics into the CSVs of a database.
+
+Only the Profiling columns and empty Runtime cells of rows that an ingest has samples for change. Everything else
+stays to the letter: microbench columns, theory rows, unknown columns, the order of rows and columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import pandas as pd
+
+from opatlas.capture.attention import ATTENTION_TYPES, SOURCE_PROFILE, source_cell
+from opatlas.capture.pool import PooledCase, PooledCases
+from opatlas.errors import OpAtlasError
+from opatlas.model.quality import Modes, cell, find_modes, valid_duration
+from opatlas.model.schema import (
+    AVERAGE,
+    BASE,
+    EP_SIZE,
+    EXPERT_PARALLEL,
+    INPUT_DTYPES,
+    INPUT_SHAPES,
+    INPUT_SLOTS,
+    OUTPUT_SHAPES,
+    OUTPUT_SLOTS,
+    OWN,
+    PIPE_UTILIZATION,
+    PROFILING_AVERAGE,
+    PROFILING_DURATIONS,
+    PROFILING_MEDIAN,
+    PROFILING_POPULATIONS,
+    PROFILING_RUN_ID,
+    PROFILING_SAMPLES,
+    PROFILING_STD,
+    RUNTIME,
+    in_contract_order,
+    of_profiling,
+    profiling_counter,
+)
+from opatlas.model.signature import signatures
+from opatlas.store.csv_files import Database, Table
+from opatlas.store.table_edit import TableEdit, positions_by
+from opatlas.text import add_counts, counted
+
+#: Between the run ids of a cell.
+_SEPARATOR = ";"
+
+
+@dataclass(frozen=True)
+class DurationChange:
+    """A row whose captured durations were other ones before; cells as the CSV has them."""
+
+    kernel_type: str
+    cells: Mapping[str, str]
+    before: Mapping[str, str]
+    after: Mapping[str, str]
+
+    @property
+    def before_us(self) -> float:
+        return float(self.before[PROFILING_AVERAGE])
+
+    @property
+    def after_us(self) -> float:
+        return float(self.after[PROFILING_AVERAGE])
+
+    @property
+    def shapes(self) -> str:
+        return _shapes(self.cells)
+
+    @property
+    def distance(self) -> float:
+        """How far apart the two means are, as |log ratio|: twice and half as long are equally far."""
+        return abs(math.log(self.after_us / self.before_us))
+
+
+@dataclass(frozen=True)
+class TwoPopulations:
+    """A row whose launches are of two kinds, so that its mean is the duration of neither."""
+
+    kernel_type: str
+    shapes: str
+    modes: Modes
+
+
+#: What a report tells of a row, before and after.
+TOLD = (PROFILING_AVERAGE, PROFILING_MEDIAN, PROFILING_SAMPLES, PROFILING_RUN_ID)
+#: What it names a row by.
+NAMED_BY = (INPUT_SHAPES, INPUT_DTYPES, OUTPUT_SHAPES)
+
+
+@dataclass
+class Outcome:
+    """What became of the cases: `new`, `updated` and `unchanged` count signatures.
+
+    Attributes:
+        mixed: rows whose launches are of two kinds.
+    """
+
+    new: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    kernel_types: list[str] = field(default_factory=list)
+    changes: list[DurationChange] = field(default_factory=list)
+    mixed: list[TwoPopulations] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def apply_cases(database: Database, cases: Mapping[str, PooledCases], known: Collection[str]) -> Outcome:
+    """Brings the cases into the CSVs, one file after the other, each in one step; call it with the lock held.
+
+    A file that cannot be read or written is a problem of the outcome: it stays as it was, and the others go in. So
+    are rows whose captured durations no samples explain, unless the case says that it replaced these.
+
+    Args:
+        cases: by kernel type.
+        known: ids of the ingests whose samples are there.
+    """
+    outcome = Outcome()
+    for kernel_type, of_type in cases.items():
+        try:
+            _apply_to_table(database, kernel_type, of_type, known, outcome)
+        except OpAtlasError as error:
+            outcome.problems.append(f"{error} (its {counted(len(of_type), 'case')} left out)")
+    return outcome
+
+
+def _apply_to_table(
+    database: Database, kernel_type: str, cases: PooledCases, known: Collection[str], outcome: Outcome
+) -> None:
+    path = database.csv_path(kernel_type)
+    if path.exists():
+        frame = database.read(kernel_type).frame
+        rows = _Rows(kernel_type, frame, [str(name) for name in frame.columns])
+    else:
+        rows = _Rows(kernel_type, pd.DataFrame(), _columns_of_new_table(kernel_type))
+    counts = Outcome()
+    for case in cases:
+        modes = find_modes(case.durations_us)
+        profiling, runtime = _profiling_cells(case, modes), _runtime_cells(case)
+        positions = rows.of_case(case.signature)
+        unexplained = [] if case.replaced else rows.unexplained(positions, known)
+        if unexplained:
+            counts.problems.append(_not_touched(database, kernel_type, rows, unexplained[0]))
+            continue
+        if modes is not None:
+            counts.mixed.append(TwoPopulations(kernel_type, _shapes(case.cells), modes))
+        if not positions:
+            base = {column: case.cells.get(column, "") for column in BASE}
+            rows.edit.append({**base, **profiling, **runtime})
+            counts.new += 1
+            continue
+        before = {column: rows.edit[column][positions[0]] for column in TOLD}
+        changed = [rows.update(position, profiling, runtime) for position in positions]
+        if any(changed):
+            counts.updated += 1
+        else:
+            counts.unchanged += 1
+        was_us = valid_duration(before[PROFILING_AVERAGE])
+        durations = (PROFILING_AVERAGE, PROFILING_MEDIAN)
+        if was_us is not None and any(before[column] != profiling[column] for column in durations):
+            counts.changes.append(
+                DurationChange(
+                    kernel_type,
+                    {column: case.cells.get(column, "") for column in NAMED_BY},
+                    before,
+                    {column: profiling[column] for column in TOLD},
+                )
+            )
+    if counts.new or counts.updated:
+        database.write(Table(kernel_type, path, rows.edit.frame()))
+    counts.kernel_types.append(kernel_type)
+    add_counts(outcome, counts)
+
+
+@dataclass(frozen=True)
+class Unexplained:
+    """A row with captured durations that no samples explain: an older OpAtlas or another tool wrote them.
+
+    Attributes:
+        signature: of the case that belongs to the row.
+        cells: base columns.
+        profiling: Profiling columns that hold something.
+    """
+
+    kernel_type: str
+    signature: str
+    cells: Mapping[str, str]
+    profiling: Mapping[str, str]
+
+
+def find_unexplained(
+    database: Database, cases: Mapping[str, Collection[str]], known: Collection[str]
+) -> list[Unexplained]:
+    """The rows of some cases whose captured durations no samples explain. Leaves out files that cannot be read.
+
+    Args:
+        cases: signatures by kernel type.
+        known: ids of the ingests whose samples are there.
+    """
+    found = []
+    for kernel_type, wanted in cases.items():
+        try:
+            if not database.csv_path(kernel_type).exists():
+                continue
+            frame = database.read(kernel_type).frame
+        except OpAtlasError:
+            # apply_cases tells what is wrong with the file, and changes nothing in it.
+            continue
+        rows = _Rows(kernel_type, frame, [str(name) for name in frame.columns])
+        if not rows.unexplained(range(len(frame)), known):
+            continue
+        profiling = [str(name) for name in frame.columns if of_profiling(str(name))]
+        for signature in wanted:
+            for at in rows.unexplained(rows.of_case(signature), known):
+                cells = {column: rows.edit[column][at] for column in BASE}
+                held = {column: rows.edit[column][at] for column in profiling if rows.edit[column][at]}
+                found.append(Unexplained(kernel_type, signature, cells, held))
+    return found
+
+
+def empty_edited(
+    database: Database, cases: Mapping[str, PooledCases], known: Collection[str]
+) -> dict[str, list[Mapping[str, str]]]:
+    """Empties the Profiling cells of rows that name ingests which have no samples of what the row says now.
+
+    Somebody has edited such a row. The samples stay, with the cells that they were captured with. Leaves out files
+    that cannot be read; call it with the lock held.
+
+    Args:
+        cases: those of all ingests, by kernel type.
+        known: ids of the ingests whose samples are there.
+
+    Returns:
+        The rows by kernel type, as they were.
+
+    Raises:
+        OpAtlasError: a file cannot be written.
+    """
+    found: dict[str, list[Mapping[str, str]]] = {}
+    for kernel_type in database.kernel_types():
+        try:
+            table = database.read(kernel_type)
+        except OpAtlasError:
+            continue
+        columns = [str(name) for name in table.frame.columns]
+        rows = _Rows(kernel_type, table.frame, columns)
+        edited = rows.edited(cases[kernel_type].signatures if kernel_type in cases else (), known)
+        for at in edited:
+            found.setdefault(kernel_type, []).append({name: rows.edit[name][at] for name in columns})
+            for name in filter(of_profiling, columns):
+                rows.edit[name][at] = ""
+        if edited:
+            database.write(Table(kernel_type, table.path, rows.edit.frame()))
+    return found
+
+
+def _not_touched(database: Database, kernel_type: str, rows: _Rows, at: int) -> str:
+    return (
+        f"{database.csv_path(kernel_type)}: the row {rows.edit[INPUT_SHAPES][at]} -> {rows.edit[OUTPUT_SHAPES][at]} "
+        f"has a captured duration of {rows.edit[PROFILING_AVERAGE][at]} us, whose samples are not in "
+        f"{database.runs_dir}: it was left as it is; ingest with --replace to put new samples in its place"
+    )
+
+
+class _Rows:
+    """The rows of a kernel type, and which of them a case's launches belong to."""
+
+    def __init__(self, kernel_type: str, frame: pd.DataFrame, columns: Sequence[str]) -> None:
+        """
+        Args:
+            frame: the rows that are there.
+            columns: all columns of the table; a new one has columns, and a frame without any.
+        """
+        self.edit = TableEdit(frame, columns)
+        self._kernel_type = kernel_type
+        self._frame = frame
+        self._counters = [name for name in columns if name.startswith(profiling_counter(""))]
+
+    @cached_property
+    def _exact(self) -> dict[str, list[int]]:
+        return positions_by(signatures(self._kernel_type, self._frame))
+
+    @cached_property
+    def _by_slots(self) -> dict[str, list[int]]:
+        slots = [column for column in (*INPUT_SLOTS, *OUTPUT_SLOTS) if column in self._frame.columns]
+        return positions_by(signatures(self._kernel_type, self._frame[slots]))
+
+    def of_case(self, signature: str) -> list[int]:
+        """The rows that the launches of a case belong to.
+
+        A capture tells neither sequence lengths nor EP Size. Rows that have them are the case only
+        if an earlier capture gave their profiling columns: fill-runtime made them of one captured
+        row. A theory row that has them is a more special case than the capture can vouch for.
+        """
+        exact = self._exact.get(signature, [])
+        if exact:
+            return exact
+        same_slots = self._by_slots.get(signature, [])
+        return [at for at in same_slots if valid_duration(self.edit[PROFILING_AVERAGE][at]) is not None]
+
+    def unexplained(self, positions: Iterable[int], known: Collection[str]) -> list[int]:
+        """Those of some rows that have a captured duration which is not of ingests whose samples are there."""
+        durations, run_ids = self.edit[PROFILING_AVERAGE], self.edit[PROFILING_RUN_ID]
+        return [
+            at
+            for at in positions
+            if valid_duration(durations[at]) is not None
+            and not all(run_id in known for run_id in run_ids[at].split(_SEPARATOR))
+        ]
+
+    def edited(self, captured: Collection[str], known: Collection[str]) -> list[int]:
+        """The rows that are of known ingests, none of which has captured them."""
+        named = [
+            at
+            for at, run_ids in enumerate(self.edit[PROFILING_RUN_ID])
+            if run_ids and all(run_id in known for run_id in run_ids.split(_SEPARATOR))
+        ]
+        if not named:
+            return []
+        there = {at for which in (self._exact, self._by_slots) for text in captured for at in which.get(text, ())}
+        return [at for at in named if at not in there]
+
+    def update(self, position: int, profiling: Mapping[str, str], runtime: Mapping[str, str]) -> bool:
+        """Replaces the profiling cells of a row, and fills its empty Runtime cells; whether one changed."""
+        wanted = {**dict.fromkeys(self._counters, ""), **profiling}
+        new = {column: text for column, text in wanted.items() if self.edit[column][position] != text}
+        for column, text in runtime.items():
+            old = self.edit[column][position]
+            # What fill-runtime found out stays; the captures that the durations came from are other ones now.
+            if text and text != old and (not old or column == SOURCE_PROFILE):
+                new[column] = text
+        for column, text in new.items():
+            self.edit[column][position] = text
+        return bool(new)
+
+
+def _columns_of_new_table(kernel_type: str) -> list[str]:
+    counters = [profiling_counter(name) for name in PIPE_UTILIZATION]
+    columns = [*BASE, AVERAGE, *PROFILING_DURATIONS, *counters, *OWN]
+    if kernel_type in ATTENTION_TYPES:
+        columns += RUNTIME
+    if kernel_type in EXPERT_PARALLEL:
+        columns.append(EP_SIZE)
+    return in_contract_order(columns)
+
+
+def _runtime_cells(case: PooledCase) -> dict[str, str]:
+    cells = {column: text for column, text in case.cells.items() if column in RUNTIME}
+    return {**cells, SOURCE_PROFILE: source_cell(case.sources)} if case.sources else cells
+
+
+def _shapes(cells: Mapping[str, str]) -> str:
+    return f"{cells.get(INPUT_SHAPES, '')} -> {cells.get(OUTPUT_SHAPES, '')}"
+
+
+def _profiling_cells(case: PooledCase, modes: Modes | None) -> dict[str, str]:
+    durations = case.durations
+    cells = {
+        PROFILING_AVERAGE: cell(durations.mean_us),
+        PROFILING_MEDIAN: cell(durations.median_us),
+        # One launch tells no spread.
+        PROFILING_STD: cell(durations.std_us) if durations.count > 1 else "",
+        PROFILING_SAMPLES: str(durations.count),
+        PROFILING_POPULATIONS: "" if modes is None else modes.text("launches"),
+        PROFILING_RUN_ID: _SEPARATOR.join(case.run_ids),
+    }
+    for name, mean in case.counters.items():
+        cells[profiling_counter(name)] = "" if mean is None else _counter_cell(mean)
+    return cells
+
+
+#: Counters are the same number over and over (0 for the half of a core that a kernel does not use).
+_counter_cell = lru_cache(maxsize=4096)(cell)

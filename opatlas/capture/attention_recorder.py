@@ -1,0 +1,339 @@
+"""Records the sequence lengths of attention calls in a serving process, for `opatlas fill-runtime`.
+
+A profiler's capture has the shapes of a call and not its lengths. While a recorder runs, each distinct
+call of torch_npu.npu_fused_infer_attention_score (and its _v2, and the `.out` form that graphs use) adds
+a line of JSON to a file:
+
+    with record_attention("calls.jsonl"):
+        serve()
+
+or, without a change of code, in every process of vLLM (which loads plugins of installed packages):
+
+    OPATLAS_RECORD_ATTENTION=calls.jsonl vllm serve ...
+
+Without the variable nothing is installed. With it, nothing is read from the device: lengths are lists on
+the host, and tensors are asked for their shapes alone. Neither torch nor torch_npu is imported here.
+An error is logged once, ends the recording, and never reaches the caller.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from numbers import Integral
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+ENVIRONMENT = "OPATLAS_RECORD_ATTENTION"
+_TORCH_NPU = "torch_npu"
+#: Calls remembered, so that the layers of a model, which all make the same call, are one record.
+_REMEMBERED = 4096
+#: Lengths change with every step of a decoding batch of 64, which takes 1 kB: 30 steps/s fill this in 9 hours.
+_MOST_BYTES = 1 << 30
+#: What a compiler passes through an operator to learn its shapes: no call.
+_TRACED = frozenset({"FakeTensor", "FunctionalTensor"})
+
+_log = logging.getLogger("opatlas")
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What the arguments of an operator are called that its versions call differently."""
+
+    query_lengths: str
+    kv_lengths: str
+    heads: str
+
+
+_OPERATORS = {
+    "npu_fused_infer_attention_score": _Names("actual_seq_lengths", "actual_seq_lengths_kv", "num_heads"),
+    "npu_fused_infer_attention_score_v2": _Names("actual_seq_qlen", "actual_seq_kvlen", "num_query_heads"),
+}
+
+
+def start_from_environment() -> None:
+    """Records from now on to the end of the process, if OPATLAS_RECORD_ATTENTION names a file.
+
+    The entry point of vLLM's plugins; any other serving process may call it, once or more often.
+    """
+    path = os.environ.get(ENVIRONMENT, "").strip()
+    if path:
+        _of_process(path)
+
+
+@cache
+def _of_process(path: str) -> record_attention:
+    recorder = record_attention(path)
+    recorder.start()
+    return recorder
+
+
+class record_attention:  # noqa: N801  (used as a function, like contextlib's)
+    """Records attention calls while it is entered.
+
+    `calls.jsonl` stands for one file of each process, `calls.{pid}.jsonl`; it is there, and empty, as soon
+    as calls are recorded. Lines are written whole, at once, without a buffer: a killed process loses none.
+    Files grow to 1 GiB at most.
+
+    Attributes:
+        recording: whether calls are recorded now.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, most_bytes: int = _MOST_BYTES) -> None:
+        self.recording = False
+        self._path = Path(path)
+        self._most_bytes = most_bytes
+        self._file = -1
+        self._pid = 0
+        self._written = 0
+        self._told = False
+        self._seen: dict[int, None] = {}
+        self._lock = threading.Lock()
+        self._hooks: list[_Hook] = []
+        self._finder: _AfterImport | None = None
+        # A lock that another thread held at a fork would never be free in the child.
+        this = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _with_fresh_lock(this()))
+
+    def __enter__(self) -> record_attention:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Records calls from now on; where torch_npu is not imported yet, from its import on."""
+        module = sys.modules.get(_TORCH_NPU)
+        if module is not None:
+            self._hook(module)
+            return
+        self._finder = _AfterImport(self._hook)
+        sys.meta_path.insert(0, self._finder)
+
+    def stop(self) -> None:
+        """Ends the recording; more calls do nothing."""
+        self.recording = False
+        if self._finder is not None:
+            self._finder.remove()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        with self._lock:
+            self._close()
+
+    def _hook(self, torch_npu: ModuleType) -> None:
+        try:
+            for name, names in _OPERATORS.items():
+                packet = getattr(torch_npu, name, None)
+                if packet is not None:
+                    forms = [getattr(packet, form) for form in packet.overloads()]
+                    self._hooks += [_Hook(form, names, self._record) for form in (packet, *forms)]
+            if not self._hooks:
+                raise AttributeError(f"this torch_npu has no {' and no '.join(_OPERATORS)}")
+            with self._lock:
+                self._open()
+            self.recording = True
+        except Exception as error:
+            self._give_up(error)
+
+    def _record(self, names: _Names, arguments: Sequence[Any], keywords: dict[str, Any]) -> None:
+        if not self.recording:
+            return
+        try:
+            call = _call(names, arguments, keywords)
+            if call is None:
+                return
+            key = hash(call)
+            if key in self._seen:
+                return
+            with self._lock:
+                self._seen[key] = None
+                if len(self._seen) > _REMEMBERED:
+                    del self._seen[next(iter(self._seen))]
+                self._write(_record_of(*call))
+        except Exception as error:
+            self._give_up(error)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self._pid != os.getpid():
+            self._open()
+        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        if self._written + len(line) > self._most_bytes:
+            raise OSError(f"{self._name()} has {self._written >> 20} MiB, which is enough")
+        written = os.write(self._file, line)
+        self._written += written
+        if written < len(line):
+            raise OSError(f"{self._name()}: the disk is full")
+
+    def _open(self) -> None:
+        """Opens this process's file. One that a fork inherited belongs to the parent."""
+        self._close()
+        self._pid = os.getpid()
+        self._file = os.open(self._name(), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._written = os.fstat(self._file).st_size
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _name(self) -> Path:
+        return self._path.with_name(f"{self._path.stem}.{os.getpid()}{self._path.suffix or '.jsonl'}")
+
+    def _give_up(self, error: Exception) -> None:
+        self.recording = False
+        for hook in self._hooks:
+            hook.remove()
+        # Several threads may come here at once.
+        with self._lock:
+            told, self._told = self._told, True
+        if not told:
+            _log.warning("attention calls are not recorded any more (%s: %s)", type(error).__name__, error)
+
+
+def _with_fresh_lock(recorder: record_attention | None) -> None:
+    if recorder is not None:
+        recorder._lock = threading.Lock()
+
+
+class _Hook:
+    """Stands in for the C function of an operator, or of one of its overloads.
+
+    The operator's object stays the one that others have imported, compare and compile. Its hash is
+    that of this function, so it must stay the same too.
+    """
+
+    def __init__(self, operator: Any, names: _Names, record: Callable[..., None]) -> None:
+        self._operator, self._names, self._tell = operator, names, record
+        self._removed = False
+        self._original = operator._op
+        operator._op = self
+
+    def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
+        result = self._original(*arguments, **keywords)
+        self._tell(self._names, arguments, keywords)
+        return result
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other == self._original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def remove(self) -> None:
+        """At once; below another one, which came later, as soon as that is removed."""
+        self._removed = True
+        while isinstance(top := self._operator._op, _Hook) and top._removed:
+            self._operator._op = top._original
+
+
+class _AfterImport(MetaPathFinder):
+    """Waits for the import of torch_npu, whoever asks for it."""
+
+    def __init__(self, then: Callable[[ModuleType], None]) -> None:
+        self._then = then
+
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        if name != _TORCH_NPU:
+            return None
+        self.remove()
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute, then = spec.loader.exec_module, self._then
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                then(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def remove(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+def _call(names: _Names, arguments: Sequence[Any], keywords: dict[str, Any]) -> tuple[Any, ...] | None:
+    """What a record tells of a call, in its order, hashable; None for what is no call."""
+    tensors = [arguments[at] if at < len(arguments) else keywords[name] for at, name in enumerate(_TENSORS)]
+    if type(tensors[0]).__name__ in _TRACED:
+        return None
+    tensors += [keywords.get("atten_mask"), keywords.get("block_table")]
+    return (
+        *(None if tensor is None else tuple(tensor.shape) for tensor in tensors),
+        _lengths(keywords.get(names.query_lengths)),
+        _lengths(keywords.get(names.kv_lengths)),
+        # The defaults of the operator.
+        keywords.get(names.heads, 1),
+        keywords.get("num_key_value_heads", 0),
+        keywords.get("sparse_mode", 0),
+        keywords.get("input_layout", "BSH"),
+        keywords.get("block_size", 0),
+    )
+
+
+_TENSORS = ("query", "key", "value")
+
+
+def _lengths(lengths: Any) -> tuple[int, ...] | None:
+    """A list on the host; None for anything that would have to be fetched from a device."""
+    device = getattr(lengths, "device", "cpu")
+    if lengths is None or getattr(device, "type", device) != "cpu":
+        return None
+    numbers = lengths.tolist() if hasattr(lengths, "tolist") else lengths
+    if all(type(number) is int for number in numbers):
+        return tuple(numbers)
+    return tuple(map(int, numbers)) if all(isinstance(number, Integral) for number in numbers) else None
+
+
+def _record_of(
+    query: Sequence[int],
+    key: Sequence[int],
+    value: Sequence[int],
+    mask: Sequence[int] | None,
+    table: Sequence[int] | None,
+    query_lengths: Sequence[int] | None,
+    kv_lengths: Sequence[int] | None,
+    heads: int,
+    kv_heads: int,
+    sparse_mode: int,
+    layout: str,
+    block_size: int,
+) -> dict[str, Any]:
+    blocks = None
+    if table is not None and kv_lengths is not None and block_size:
+        # The table is on the device, and its lines are longer than what they use: a sequence's keys fill
+        # its blocks one after the other.
+        blocks = [-(-length // block_size) for length in kv_lengths]
+    return {
+        "query_shape": query,
+        "key_shape": key,
+        "value_shape": value,
+        "atten_mask_shape": mask,
+        "block_table_shape": table,
+        "actual_seq_lengths": query_lengths,
+        "actual_seq_lengths_kv": kv_lengths,
+        "block_table_valid_blocks": blocks,
+        "num_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "sparse_mode": sparse_mode,
+        "input_layout": layout,
+        "block_size": block_size,
+    }

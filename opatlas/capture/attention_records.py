@@ -1,0 +1,421 @@
+"""Records of attention calls, as a serving process dumps them: one JSON object a line.
+
+query_shape, key_shape, value_shape, atten_mask_shape, block_table_shape    lists of dimensions
+actual_seq_lengths, actual_seq_lengths_kv                                   lists, as the call took them
+block_table_valid_blocks                                                    blocks in use: of each sequence, or a number
+num_heads, num_key_value_heads, sparse_mode, input_layout, block_size       arguments of the call
+
+Any may be null or missing; other fields are not looked at.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import combinations
+from pathlib import Path
+from typing import IO, Any, Generic, NamedTuple, TypeVar
+
+from opatlas.files import BROKEN_GZIP, open_stream
+from opatlas.model.quality import cell
+from opatlas.model.schema import INPUT_SHAPES, RUNTIME_IN_SIGNATURE, RUNTIME_PREFIX
+from opatlas.model.slots import split_cell
+from opatlas.text import MOST_DIGITS, shortened
+from opatlas.text_format import no_text, wide_encoding
+
+Shape = tuple[int, ...]
+_RAW = RUNTIME_PREFIX + "operator_input_shapes_raw"
+#: Slots of FusedInferAttentionScore's 31 inputs.
+_QUERY, _KEY, _VALUE, _MASK, _KV_LENGTHS, _BLOCK_TABLE = 0, 1, 2, 4, 6, 14
+
+
+class JoinKey(NamedTuple):
+    """What a capture and a call at run time both know. None: there is no such tensor, or no such list."""
+
+    query: Shape | None
+    key: Shape | None
+    value: Shape | None
+    kv_sequences: int | None
+    atten_mask: Shape | None
+    block_table: Shape | None
+
+    def __str__(self) -> str:
+        return "; ".join(f"{_WORDS[name]} {_text(part)}" for name, part in zip(self._fields, self, strict=True))
+
+    def unlike(self, other: JoinKey) -> str:
+        """The components that differ: `kv sequences 4 (there 5)`."""
+        pairs = zip(self._fields, self, other, strict=True)
+        return ", ".join(f"{_WORDS[name]} {_text(a)} (there {_text(b)})" for name, a, b in pairs if a != b)
+
+
+_WORDS = {
+    "query": "query",
+    "key": "key",
+    "value": "value",
+    "kv_sequences": "kv sequences",
+    "atten_mask": "mask",
+    "block_table": "block table",
+}
+
+
+def key_of_row(cells: Mapping[str, str]) -> JoinKey | None:
+    """The key of an attention row; None where a shape of it is not one."""
+    slots = split_cell(cells.get(_RAW) or cells.get(INPUT_SHAPES, ""))
+    try:
+        shapes = [_shape(slots[at]) if at < len(slots) else None for at in range(_BLOCK_TABLE + 1)]
+        kv_lengths = shapes[_KV_LENGTHS] or _runtime_shape(cells, "actual_seq_lengths_kv_shape")
+        return JoinKey(
+            shapes[_QUERY],
+            shapes[_KEY],
+            shapes[_VALUE],
+            None if kv_lengths is None else math.prod(kv_lengths),
+            shapes[_MASK],
+            shapes[_BLOCK_TABLE] or _runtime_shape(cells, "block_table_shape"),
+        )
+    except ValueError:
+        return None
+
+
+def _runtime_shape(cells: Mapping[str, str], name: str) -> Shape | None:
+    return _shape(split_cell(cells.get(RUNTIME_PREFIX + name, ""))[0])
+
+
+def _shape(word: str) -> Shape | None:
+    return tuple(map(int, word.split(","))) if word else None
+
+
+def _text(part: Shape | int | None) -> str:
+    if part is None:
+        return "none"
+    return str(part) if isinstance(part, int) else ",".join(map(str, part))
+
+
+Place = TypeVar("Place")
+
+
+class Nearest(Generic[Place]):
+    """Finds the key that differs from another in the fewest components; of several, the first."""
+
+    def __init__(self, keys: Iterable[tuple[JoinKey, Place]]) -> None:
+        """Each key with where it stands."""
+        self._keys = list(keys)
+        # By the components that agree, the most first: a look-up each, however many keys there are.
+        self._agreeing = [kept for count in range(5, 0, -1) for kept in combinations(range(6), count)]
+        self._tables: dict[tuple[int, ...], dict[tuple[object, ...], int]] = {}
+
+    def to(self, key: JoinKey) -> tuple[JoinKey, Place] | None:
+        """None where no key agrees in any component that is there."""
+        for kept in self._agreeing:
+            wanted = tuple([key[at] for at in kept])
+            if any(part is not None for part in wanted) and wanted in (table := self._table(kept)):
+                return self._keys[table[wanted]]
+        return None
+
+    def _table(self, kept: tuple[int, ...]) -> dict[tuple[object, ...], int]:
+        if kept not in self._tables:
+            table: dict[tuple[object, ...], int] = {}
+            for place, (key, _) in enumerate(self._keys):
+                table.setdefault(tuple([key[at] for at in kept]), place)
+            self._tables[kept] = table
+        return self._tables[kept]
+
+
+_BOM = b"\xef\xbb\xbf"
+#: How a list of objects begins; a list of numbers is one malformed line.
+_ARRAY = re.compile(rb"\s*\[\s*(\{|\Z)")
+#: A record of a few thousand sequences takes some 50 kB.
+_LONGEST_LINE = 1 << 24
+_MALFORMED_NAMED = 20
+#: No call has a size, or a length, that takes more digits.
+_LARGEST = 10**MOST_DIGITS
+#: Characters of a value that is wrong.
+_SHOWN = 40
+#: Progress is told, and Ctrl-C is noticed, this often.
+_LINES_PER_STEP = 2000
+
+SHAPES = tuple(
+    RUNTIME_PREFIX + name for name in ("actual_seq_lengths_shape", "actual_seq_lengths_kv_shape", "block_table_shape")
+)
+AVG_SEQ_LEN = RUNTIME_PREFIX + "avg_seq_len"
+VALID_BLOCKS = RUNTIME_PREFIX + "block_table_valid_blocks"
+Q_VALUES, KV_VALUES = RUNTIME_IN_SIGNATURE[:2]
+_LAYOUT = RUNTIME_PREFIX + "input_layout"
+#: `BSND`, `TND_NTD`. A signature drops blanks, quotes and brackets, so that no row would have such a layout.
+_LAYOUT_NAME = re.compile(r"[A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a record tells beside its key, as cells.
+
+    Attributes:
+        case: those of RUNTIME_IN_SIGNATURE, in its order; records with equal ones are the same case.
+        average: mean number of keys of a sequence.
+        valid_blocks: blocks in use, of each sequence.
+        shapes: of SHAPES.
+    """
+
+    case: tuple[str, ...]
+    average: str
+    valid_blocks: str
+    shapes: tuple[str, ...]
+
+    def cells(self) -> dict[str, str]:
+        return {
+            **dict(zip(RUNTIME_IN_SIGNATURE, self.case, strict=True)),
+            AVG_SEQ_LEN: self.average,
+            VALID_BLOCKS: self.valid_blocks,
+            **dict(zip(SHAPES, self.shapes, strict=True)),
+        }
+
+
+class Chosen:
+    """The distinct records of a key; of too many, those with the smallest digests.
+
+    So a choice is fair, takes bounded memory, and is the same again for the same records in any order.
+    """
+
+    def __init__(self, limit: int, first: str) -> None:
+        """
+        Args:
+            limit: how many are kept at most; 0 for all.
+            first: `file:line` of the first one.
+        """
+        self.first = first
+        self._limit = limit
+        self._by_digest: dict[int, Values] = {}
+        self._largest: list[int] = []
+        self.records = 0
+        self.left_out = 0
+
+    def add(self, values: Values) -> None:
+        self.records += 1
+        digest = int.from_bytes(blake2b("|".join(values.case).encode(), digest_size=8).digest(), "big")
+        if digest in self._by_digest:
+            return
+        if not self._limit:
+            self._by_digest[digest] = values
+        elif len(self._by_digest) < self._limit:
+            heapq.heappush(self._largest, -digest)
+            self._by_digest[digest] = values
+        else:
+            self.left_out += 1
+            if digest < -self._largest[0]:
+                del self._by_digest[-heapq.heapreplace(self._largest, -digest)]
+                self._by_digest[digest] = values
+
+    def values(self) -> list[Values]:
+        """In the order in which they came."""
+        return list(self._by_digest.values())
+
+
+def _no_records(begin: bytes) -> str:
+    """What a file is that does not hold one JSON object a line, and the remedy; "" for one that may."""
+    if packed := no_text(begin):
+        return f"this is {packed[0]}, not JSON Lines: write one JSON object a line"
+    if encoding := wide_encoding(begin, ("query_shape",)):
+        return f"this is {encoding}, not UTF-8: save it as UTF-8"
+    if _ARRAY.match(begin):
+        return "this is a JSON array, not JSON Lines: write one object a line (`jq -c '.[]'` does so)"
+    return ""
+
+
+@dataclass
+class Unmatched:
+    """Records of a key that no row has: how many, and `file:line` of the first."""
+
+    first: str
+    count: int = 0
+
+
+@dataclass
+class Records:
+    """What was read.
+
+    Attributes:
+        count: records, without malformed lines.
+        matched: by key, where a row has it.
+        unmatched: by key, where none has.
+        malformed: the first malformed lines, each as `file:line: why`.
+        malformed_count: all of them.
+        problems: files that could not be read to their end.
+    """
+
+    count: int = 0
+    matched: dict[JoinKey, Chosen] = field(default_factory=dict)
+    unmatched: dict[JoinKey, Unmatched] = field(default_factory=dict)
+    malformed: list[str] = field(default_factory=list)
+    malformed_count: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def add_file(self, path: Path, wanted: Container[JoinKey], limit: int, on_step: Callable[[float], None]) -> None:
+        """Reads the records of a file; memory grows with the number of distinct keys, not of records.
+
+        Args:
+            wanted: the keys that rows have.
+            limit: how many distinct records of a key are kept; 0 for all.
+            on_step: told now and then how many MB of the file were read since.
+
+        Raises:
+            OpAtlasError: the file cannot be opened.
+        """
+        read_mb = 0.0
+
+        def on_bytes(size: int) -> None:
+            nonlocal read_mb
+            read_mb += size / 1e6
+
+        with open_stream(path, on_bytes) as file:
+            # Every layer of a model makes the same call, so lines repeat.
+            last, last_add = b"", None
+            for number, line in self._lines(path, file):
+                if number % _LINES_PER_STEP == 0:
+                    on_step(read_mb)
+                    read_mb = 0.0
+                if line == last and last_add is not None:
+                    last_add()
+                    self.count += 1
+                    continue
+                last, last_add = line, None
+                if not line.strip():
+                    continue
+                try:
+                    key, values = parse_record(line)
+                except ValueError as error:
+                    self._reject(f"{path}:{number}: {error}")
+                    continue
+                last_add = self._adder(key, values, wanted, limit, f"{path}:{number}")
+                last_add()
+                self.count += 1
+        on_step(read_mb)
+
+    def _lines(self, path: Path, file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+        number = 0
+        try:
+            while line := file.readline(_LONGEST_LINE):
+                number += 1
+                if number == 1:
+                    line = line.removeprefix(_BOM)
+                    if problem := _no_records(line):
+                        self.problems.append(f"{path}: {problem}")
+                        return
+                if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
+                    self._reject(f"{path}:{number}: longer than {_LONGEST_LINE >> 20} MB")
+                    while line and not line.endswith(b"\n"):
+                        line = file.readline(_LONGEST_LINE)
+                    continue
+                yield number, line
+        except BROKEN_GZIP as error:
+            self.problems.append(f"{path}: ends early after line {number} ({error}): what came before is in")
+        except OSError as error:
+            self.problems.append(f"{path}: cannot be read after line {number} ({error.strerror or error})")
+
+    def _adder(
+        self, key: JoinKey, values: Values, wanted: Container[JoinKey], limit: int, place: str
+    ) -> Callable[[], None]:
+        if key in wanted:
+            chosen = self.matched.setdefault(key, Chosen(limit, place))
+            return lambda: chosen.add(values)
+        unmatched = self.unmatched.setdefault(key, Unmatched(place))
+
+        def count() -> None:
+            unmatched.count += 1
+
+        return count
+
+    def _reject(self, problem: str) -> None:
+        self.malformed_count += 1
+        if len(self.malformed) < _MALFORMED_NAMED:
+            self.malformed.append(problem)
+
+
+def parse_record(line: bytes) -> tuple[JoinKey, Values]:
+    """Key and values of a line. Raises ValueError, which says what is wrong."""
+    try:
+        # Bytes would be taken for UTF-16 where they look like it, and halves of surrogate pairs for letters.
+        record = json.loads(line.strip().decode("utf-8"))
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON ({error.msg} at column {error.colno})") from None
+    except RecursionError:
+        raise ValueError("not a record (nested too deep)") from None
+    except ValueError:
+        # Python converts no more digits.
+        raise ValueError("not a record (a number of more than 4,300 digits)") from None
+    if not isinstance(record, dict):
+        raise ValueError("not a JSON object")
+    query, key, value, mask, table = (
+        _numbers(record, f"{name}_shape") for name in ("query", "key", "value", "atten_mask", "block_table")
+    )
+    q_lengths, kv_lengths = _numbers(record, "actual_seq_lengths"), _numbers(record, "actual_seq_lengths_kv")
+    layout = record.get("input_layout")
+    if layout is not None and not (isinstance(layout, str) and _LAYOUT_NAME.fullmatch(layout)):
+        raise ValueError(f"input_layout is {layout!r}, not a word")
+    heads = _number(record, "num_heads")
+    case = (
+        _cell(q_lengths),
+        _cell(kv_lengths),
+        _cell(heads),
+        # The operator takes 0 for "as many as there are query heads".
+        _cell(_number(record, "num_key_value_heads") or heads),
+        _cell(_number(record, "sparse_mode")),
+        layout or "",
+        _cell(_number(record, "block_size")),
+    )
+    blocks = record.get("block_table_valid_blocks")
+    valid_blocks = _cell((_number if isinstance(blocks, int) else _numbers)(record, "block_table_valid_blocks"))
+    sequences = None if kv_lengths is None else len(kv_lengths)
+    shapes = ("" if q_lengths is None else str(len(q_lengths)), _cell(sequences), _cell(table))
+    average = _average(kv_lengths, cumulative=layout == "TND" and table is None)
+    return JoinKey(query, key, value, sequences, mask, table), Values(case, average, valid_blocks, shapes)
+
+
+def is_complete(cells: dict[str, str]) -> bool:
+    """Whether a row's Runtime cells tell everything that its kernel's work depends on."""
+    # Queries of other layouts have one length, which is in their shape.
+    needed = [name for name in RUNTIME_IN_SIGNATURE if name != Q_VALUES or cells[_LAYOUT] == "TND"]
+    return all(cells[name] for name in needed)
+
+
+def _average(kv_lengths: Shape | None, *, cumulative: bool) -> str:
+    """Keys of a sequence, on average. Without a block table the lengths of TND add up along the sequences."""
+    if not kv_lengths:
+        return ""
+    return cell((kv_lengths[-1] if cumulative else sum(kv_lengths)) / len(kv_lengths))
+
+
+def _numbers(record: dict[str, Any], name: str) -> Shape | None:
+    numbers = record.get(name)
+    if numbers is None:
+        return None
+    if not isinstance(numbers, list) or not all(map(_is_size, numbers)):
+        raise ValueError(
+            f"{name} is {shortened(json.dumps(numbers), _SHOWN)}, not a list of whole numbers of at least 0, "
+            f"below 10^18"
+        )
+    return tuple(numbers)
+
+
+def _number(record: dict[str, Any], name: str) -> int | None:
+    number = record.get(name)
+    if number is not None and not _is_size(number):
+        raise ValueError(
+            f"{name} is {shortened(json.dumps(number), _SHOWN)}, not a whole number of at least 0, below 10^18"
+        )
+    return number
+
+
+def _is_size(number: object) -> bool:
+    return type(number) is int and 0 <= number < _LARGEST
+
+
+def _cell(value: int | Sequence[int] | None) -> str:
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, int) else ",".join(map(str, value))

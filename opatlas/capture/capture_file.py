@@ -1,0 +1,391 @@
+"""The header of a profiler capture: kernel_details*.csv of torch_npu, op_summary*.csv of msprof.
+
+Every generation of headers is read: `Block Dim` or `Block Num`, with or without `Device_id` and `OP State`, any metric
+group, names in any case.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+
+from opatlas.errors import TableError
+from opatlas.model.schema import (
+    ACCELERATOR_CORE,
+    BASE,
+    INPUT_SHAPES,
+    OP_STATE,
+    PIPE_UTILIZATION,
+    REQUIRED,
+)
+from opatlas.store.header import read_header
+from opatlas.text import alike, real
+
+TYPE = "Type"
+DURATION = "Duration(us)"
+CONTEXT_ID = "Context ID"
+
+#: What msprof's op_summary calls the columns of kernel_details.
+_SYNONYMS = {
+    TYPE: "OP Type",
+    DURATION: "Task Duration(us)",
+    ACCELERATOR_CORE: "Task Type",
+    OP_STATE: "Op State",
+}
+
+#: Columns that describe a launch. In a file without `Context ID` everything else is a counter.
+_DESCRIPTIVE = frozenset(
+    {
+        *("Step Id", "Device_id", "Model ID", "Model Name", "Infer ID", "Task ID", "Stream ID", "Name", "Op Name"),
+        *(TYPE, "OP Type", DURATION, "Task Duration(us)", "Start Time(us)", "Task Start Time(us)"),
+        *("Wait Time(us)", "Task Wait Time(us)", "Block Dim", "Block Num", "Mix Block Dim", "Mix Block Num"),
+        *("HF32 Eligible", CONTEXT_ID, "Task Type", "Op State", *BASE),
+    }
+)
+
+
+def _key(name: str) -> str:
+    return "".join(name.split()).lower()
+
+
+#: Columns by their names in lower case without blanks, as tools that rewrite captures may spell them.
+_BY_KEY = {_key(name): name for name in (*_DESCRIPTIVE, *PIPE_UTILIZATION)}
+#: `Duration(ns)` is like `Duration(us)` (0.92), and `Total Time(us)` of another file is not (0.38).
+_ALIKE = 0.75
+_COLUMNS_SHOWN = 8
+_UNIT = re.compile(r"\((ns|ms|s)\)\s*\Z")
+LEVEL_0_REMEDY = (
+    "Take the capture again with profiler_level=ProfilerLevel.Level1 (torch_npu.profiler) or --task-time=l1 (msprof)"
+)
+
+
+@dataclass(frozen=True)
+class Header:
+    """Which columns of a capture hold what.
+
+    Attributes:
+        names: every column, in the file's order, by the profiler's name where case and blanks alone are different.
+        text: the column among `names` of `Type` and of each base column that the file has, by our name.
+        duration: the duration column among `names`.
+        counters: the counter columns.
+    """
+
+    names: tuple[str, ...]
+    text: Mapping[str, str]
+    duration: str
+    counters: tuple[str, ...]
+
+    @property
+    def of_msprof(self) -> bool:
+        """Whether the file is an op_summary, and no kernel_details."""
+        return self.duration == _SYNONYMS[DURATION]
+
+
+def read_capture_header(path: Path) -> Header:
+    """Which columns the capture has.
+
+    Raises:
+        TableError: the file cannot be read, is no capture, or was taken at level 0 (no shapes).
+    """
+    # Whoever names a capture may name a link to one.
+    header = read_header(path.resolve())
+    if header.lines > 1:
+        raise TableError(
+            path, "a column's name spans lines", "No profiler writes such a header; leave the file out", line=1
+        )
+    names = _known_names([name.strip() for name in header.names])
+    text = {}
+    for column in (TYPE, *BASE):
+        for name in (column, _SYNONYMS.get(column)):
+            if name in names:
+                text[column] = str(name)
+                break
+    duration = DURATION if DURATION in names else _SYNONYMS[DURATION]
+    if TYPE not in text or duration not in names:
+        raise _no_capture(path, names, [name for name in (TYPE, DURATION) if name not in (*text, *names)])
+    if INPUT_SHAPES not in text:
+        raise TableError(path, "taken at profiler level 0, which records no shapes", LEVEL_0_REMEDY, line=1)
+    missing = [column for column in REQUIRED if column not in text]
+    if missing:
+        raise TableError(path, f"no column {', '.join(map(repr, missing))}", LEVEL_0_REMEDY, line=1)
+    # The profiler writes the counters last, whatever their metric group.
+    tail = names[names.index(CONTEXT_ID) + 1 :] if CONTEXT_ID in names else names
+    counters = tuple(name for name in tail if name not in _DESCRIPTIVE and name)
+    return Header(tuple(names), text, duration, counters)
+
+
+def _known_names(names: Sequence[str]) -> list[str]:
+    """Returns the columns of a file by the profiler's names, where case and blanks alone are different."""
+    alike = Counter(map(_key, names))
+    return [name if name in _DESCRIPTIVE or alike[_key(name)] > 1 else _BY_KEY.get(_key(name), name) for name in names]
+
+
+def _no_capture(path: Path, names: Sequence[str], missing: Sequence[str]) -> TableError:
+    said, remedy = [], "Correct the header, or leave the file out"
+    for name in missing:
+        near = [other for other in names if _key(other) == _key(name)] or alike(name, names, most=1, least=_ALIKE)
+        said.append(f"{name!r}" + (f" (is {' or '.join(map(repr, near))} it?)" if near else ""))
+        if near and (unit := _UNIT.search(near[0])):
+            remedy = f"Convert its values from {unit[1]} to microseconds, and name the column {name!r}"
+    problem = f"no column {' or '.join(said)}"
+    if "(is " in problem:
+        return TableError(path, problem, remedy, line=1)
+    more = f", and {len(names) - _COLUMNS_SHOWN} more" if len(names) > _COLUMNS_SHOWN else ""
+    return TableError(
+        path,
+        f"{problem}; the columns are: {', '.join(names[:_COLUMNS_SHOWN])}{more}",
+        "This is neither a kernel_details nor an op_summary file; leave it out",
+        line=1,
+    )
+
+
+#: Small enough that a block's tables stay in the processor's cache: 8 MiB blocks are a fifth slower.
+#: No profiler breaks a line inside a cell, so a block may end at any line's end.
+BLOCK_BYTES = 2 << 20
+#: More threads than this parse faster than one groups.
+_WORKERS = 4
+#: A longer line is no line of a capture.
+_LINE_BYTES = 64 << 20
+
+#: `1,234.56` and `1,234,567` are one number; `1,234` may have a decimal comma.
+_THOUSANDS = re.compile(r"[0-9]{1,3}(?:,[0-9]{3})+\.[0-9]+|[0-9]{1,3}(?:,[0-9]{3}){2,}")
+#: A file with more of them has the header of another one: its rows are not to be trusted.
+_MALFORMED_LIMIT = 10_000
+_AGAIN = "Take the capture again"
+
+
+@dataclass(frozen=True)
+class MalformedRow:
+    """A row that cannot be read.
+
+    Attributes:
+        line: where it begins.
+        fields: how many it has, where these are not as many as the header's; None if it is not UTF-8.
+        lines: more than 1 if an open quote swallowed others.
+    """
+
+    line: int
+    fields: int | None
+    lines: int = 1
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows that were read together.
+
+    Attributes:
+        first_line: line of the file where they begin, the header being line 1.
+        size_bytes: what they take in the file.
+        rows: how many well-formed ones there are; a blank line counts as one, with empty cells.
+        text: dictionary-encoded cells of `Type` and the base columns that the file has.
+        duration_us: durations in microseconds; NaN where the cell is no number.
+        duration_words: the cells that the durations were read from; None where all of them are numbers, or empty.
+        counters: values of each counter; NaN where the cell is no number.
+        malformed: the rows among them that could not be read.
+    """
+
+    first_line: int
+    size_bytes: int
+    rows: int
+    text: Mapping[str, pa.DictionaryArray]
+    duration_us: np.ndarray
+    duration_words: pa.DictionaryArray | None
+    counters: Mapping[str, np.ndarray]
+    malformed: tuple[MalformedRow, ...]
+
+    def duration_text(self, row: int) -> str:
+        """The text of the duration of a well-formed row, counted from 0; "" for an empty cell or N/A."""
+        if self.duration_words is not None:
+            return str(self.duration_words[row].as_py()).strip()
+        value = float(self.duration_us[row])
+        return "" if math.isnan(value) else f"{value:g}"
+
+    def line_of(self, row: int) -> int:
+        """The line of a well-formed row, counted from 0."""
+        line = self.first_line + row
+        for bad in self.malformed:
+            if bad.line > line:
+                break
+            line += bad.lines
+        return line
+
+
+class NotNumeric(Exception):
+    """A column of numbers holds a word: read the file again with `numbers_as_text`."""
+
+
+class Capture:
+    """A capture being read."""
+
+    def __init__(self, path: Path, header: Header, *, numbers_as_text: bool = False) -> None:
+        """
+        Args:
+            numbers_as_text: read durations and counters word by word, so that one which is no
+                number costs its own cell only. Slower, and hardly ever needed.
+        """
+        self.path = path
+        self.header = header
+        word = pa.dictionary(pa.int32(), pa.string())
+        number = word if numbers_as_text else pa.float64()
+        self._types = dict.fromkeys(header.text.values(), word)
+        self._types |= dict.fromkeys((header.duration, *header.counters), number)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The rows, block by block, in their order; the next blocks are parsed meanwhile.
+
+        Raises:
+            NotNumeric: see `numbers_as_text`.
+            TableError: the file is not UTF-8 CSV.
+        """
+        # The parser works without Python's global lock: a thread parses a block while others are grouped.
+        workers = min(os.cpu_count() or 1, _WORKERS)
+        malformed = 0
+        with ThreadPoolExecutor(workers, thread_name_prefix="capture") as pool:
+            pending: deque[Future[Chunk]] = deque()
+            blocks = self._blocks()
+            try:
+                while True:
+                    for line, block in islice(blocks, workers + 1 - len(pending)):
+                        pending.append(pool.submit(self._parsed, line, block))
+                    if not pending:
+                        return
+                    chunk = pending.popleft().result()
+                    malformed += len(chunk.malformed)
+                    if malformed > _MALFORMED_LIMIT:
+                        raise TableError(
+                            self.path, f"more than {_MALFORMED_LIMIT:,} rows do not fit the header", _AGAIN
+                        )
+                    yield chunk
+            finally:
+                for future in pending:
+                    future.cancel()
+
+    def _blocks(self) -> Iterator[tuple[int, bytes]]:
+        """Whole lines of about BLOCK_BYTES, each block with the number of its first line."""
+        try:
+            with open(self.path, "rb") as file:
+                file.readline()
+                line = 2
+                start = b""
+                while data := file.read(BLOCK_BYTES):
+                    end = data.rfind(b"\n") + 1
+                    if not end:
+                        start += data
+                        if len(start) > _LINE_BYTES:
+                            raise TableError(self.path, f"a line of more than {_LINE_BYTES:,} bytes", _AGAIN, line=line)
+                        continue
+                    block = start + data[:end]
+                    yield line, block
+                    line += block.count(b"\n")
+                    start = data[end:]
+                if start:
+                    yield line, start
+        except OSError as error:
+            raise TableError(
+                self.path, f"cannot be read ({error.strerror})", "Check the path and its permissions"
+            ) from None
+
+    def _parsed(self, first_line: int, block: bytes) -> Chunk:
+        malformed: list[MalformedRow] = []
+        text, no_text = _without_lines_of_other_bytes(block)
+
+        def reject(row: pa.csv.InvalidRow) -> str:
+            swallowed = sum(bad.lines - 1 for bad in malformed)
+            line = first_line + row.number - 1 + swallowed
+            malformed.append(MalformedRow(line, row.actual_columns, row.text.count("\n") + 1))
+            return "skip"
+
+        table = self._table(first_line, text, reject)
+        header = self.header
+        columns = {
+            name: table.column(name).chunk(0) if table.num_rows else pa.array([], type=type_)
+            for name, type_ in self._types.items()
+        }
+        durations = columns[header.duration]
+        return Chunk(
+            first_line=first_line,
+            size_bytes=len(block),
+            rows=table.num_rows,
+            text={column: columns[name] for column, name in header.text.items()},
+            duration_us=_numbers(durations),
+            duration_words=durations if isinstance(durations, pa.DictionaryArray) else None,
+            counters={name: _numbers(columns[name]) for name in header.counters},
+            malformed=_in_order(malformed, [first_line + number for number in no_text]),
+        )
+
+    def _table(self, first_line: int, text: bytes, reject: Callable[[pa.csv.InvalidRow], str]) -> pa.Table:
+        if not text:
+            return pa.table({name: pa.array([], type=type_) for name, type_ in self._types.items()})
+        try:
+            return pa.csv.read_csv(
+                pa.py_buffer(text),
+                # One thread, so that a malformed row knows its number; one block, so that there is one chunk.
+                read_options=pa.csv.ReadOptions(
+                    use_threads=False, block_size=len(text) + 1, column_names=self.header.names
+                ),
+                # Blank lines become empty rows, which keeps the count of lines right.
+                parse_options=pa.csv.ParseOptions(ignore_empty_lines=False, invalid_row_handler=reject),
+                convert_options=pa.csv.ConvertOptions(column_types=self._types, include_columns=list(self._types)),
+            ).combine_chunks()
+        except pa.ArrowInvalid as error:
+            if "conversion error to double" in str(error):
+                raise NotNumeric from None
+            raise TableError(self.path, f"not readable as UTF-8 CSV ({error})", _AGAIN, line=first_line) from None
+
+
+def _without_lines_of_other_bytes(block: bytes) -> tuple[bytes, list[int]]:
+    """A block without the lines that are not UTF-8, and their numbers, counted from 0."""
+    if block.isascii():
+        return block, []
+    kept, left_out = [], []
+    try:
+        block.decode()
+    except UnicodeDecodeError:
+        for number, line in enumerate(block.split(b"\n")):
+            try:
+                line.decode()
+                kept.append(line)
+            except UnicodeDecodeError:
+                left_out.append(number)
+        return b"\n".join(kept), left_out
+    return block, []
+
+
+def _in_order(malformed: Sequence[MalformedRow], no_text: Sequence[int]) -> tuple[MalformedRow, ...]:
+    """All malformed rows by their line.
+
+    Args:
+        malformed: as they were found among the lines that are UTF-8.
+        no_text: the lines that are not, in order.
+    """
+    found = []
+    for bad in malformed:
+        line = bad.line
+        for other in no_text:
+            line += other <= line
+        found.append(replace(bad, line=line))
+    return tuple(sorted([*found, *(MalformedRow(line, None) for line in no_text)], key=lambda bad: bad.line))
+
+
+def _numbers(column: pa.Array) -> np.ndarray:
+    """A column as float64, NaN where there is no number."""
+    if not isinstance(column, pa.DictionaryArray):
+        return column.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    values = np.array([_number(word) for word in column.dictionary.to_pylist()], dtype=np.float64)
+    return values[column.indices.to_numpy(zero_copy_only=False)]  # type: ignore[no-any-return]
+
+
+def _number(word: str) -> float:
+    number = real(word.strip().replace(",", "") if _THOUSANDS.fullmatch(word.strip()) else word)
+    return float("nan") if number is None else number

@@ -1,0 +1,304 @@
+"""The launches of one capture, grouped by their cells, with every row accounted for.
+
+Blocks are grouped by their dictionary codes, without a Python object per launch. What is kept of a
+launch is its duration: 8 bytes (12 while its file is being read), for the exact median.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+
+from opatlas.capture.capture_file import TYPE, Capture, Chunk
+from opatlas.errors import CellError
+from opatlas.model.communication import BY_KERNEL_TYPE
+from opatlas.model.schema import (
+    ACCELERATOR_CORE,
+    BASE,
+    INPUT_SHAPES,
+    INPUT_SLOTS,
+    OP_STATE,
+    OUTPUT_SHAPES,
+    OUTPUT_SLOTS,
+    is_file_name,
+)
+from opatlas.model.signature import normalized_kernel_type, signature
+from opatlas.model.slots import (
+    EMPTY_WORDS,
+    slot_words,
+    split_cell,
+    unknown_dtypes,
+    unwrapped,
+)
+from opatlas.text import real, whole
+
+#: Characters of a cell that is wrong.
+_SHOWN = 200
+#: The columns whose cells tell the launches of a block apart. OP State is not among them: the same
+#: kernel is `static` or `dynamic` by how it was compiled, which the contract does not group by.
+_KEY = (TYPE, ACCELERATOR_CORE, *INPUT_SLOTS, *OUTPUT_SLOTS)
+#: Wrong durations of a file that are named with their lines.
+_DURATIONS_NAMED = 100
+_CORRECT = "correct the cell, then ingest all captures of the database again, with --replace"
+_ONE_COMMA = re.compile("[0-9]+,[0-9]+")
+_COLLECTIVE_CORES = frozenset({"HCCL", "COMMUNICATION"})
+
+
+class LeftOut(Enum):
+    """Why a launch is not in the database."""
+
+    COLLECTIVE = "collectives (hcom_*), measured by the communication bench"
+    OTHER_COLLECTIVE = "communication that the communication bench does not measure"
+    NO_INPUT_SHAPES = "no input shapes (N/A)"
+    NO_KERNEL_TYPE = "kernel type not recorded"
+    INVALID_DURATION = "duration not a number above zero"
+    MALFORMED = "malformed rows"
+    BAD_DIMENSION = "a dimension that is no whole number"
+    BAD_KERNEL_TYPE = "a kernel type that cannot name a file"
+
+
+@dataclass
+class Account:
+    """Where the rows of captures went: `rows` is `ingested` plus all of `left_out`.
+
+    Attributes:
+        invalid_durations: file, line and text of the first duration of each file that is empty, N/A or zero.
+    """
+
+    rows: int = 0
+    ingested: int = 0
+    left_out: Counter[LeftOut] = field(default_factory=Counter)
+    unknown_dtypes: Counter[str] = field(default_factory=Counter)
+    invalid_durations: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The launches of a file whose cells are the same to the letter. `left_out`: why none of them counts."""
+
+    kernel_type: str
+    signature: str
+    cells: Mapping[str, str]
+    left_out: LeftOut | None
+    unknown_dtypes: tuple[str, ...]
+
+
+class CaptureLaunches:
+    """The launches of one capture, grouped by their cells."""
+
+    def __init__(self, capture: Capture, on_block: Callable[[int], None]) -> None:
+        self.path = capture.path
+        self.account = Account()
+        self._capture = capture
+        self._header = capture.header
+        self._problems: list[tuple[int, str]] = []
+        self._bad_durations = 0
+        self._variants: list[Variant] = []
+        self._sums = np.zeros((len(self._header.counters), 256))
+        self._counts = np.zeros((len(self._header.counters), 256), dtype=np.int64)
+        # While the file is read: the variants by their cells, and each launch's variant and duration.
+        self._numbers: dict[tuple[str, ...], int] = {}
+        self._which: list[np.ndarray] = [np.empty(0, dtype=np.int32)]
+        self._durations: list[np.ndarray] = [np.empty(0)]
+        for chunk in capture.chunks():
+            self._add(chunk)
+            on_block(chunk.size_bytes)
+        which = np.concatenate(self._which)
+        order = np.argsort(which, kind="stable")
+        self._durations_us = np.concatenate(self._durations)[order]
+        self._starts = np.searchsorted(which[order], np.arange(len(self._variants) + 1))
+        self._numbers, self._which, self._durations = {}, [], []
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with rows of the capture, in the order of their lines."""
+        problems = [problem for _, problem in sorted(self._problems)]
+        more = self._bad_durations - _DURATIONS_NAMED
+        return [*problems, f"{self.path}: {more:,} more durations that are none: left out"] if more > 0 else problems
+
+    def accepted(self) -> Iterator[tuple[int, Variant]]:
+        """The variants that have launches which count, by number."""
+        for number in np.flatnonzero(np.diff(self._starts)).tolist():
+            yield number, self._variants[number]
+
+    def cells_of(self, number: int) -> Mapping[str, str]:
+        """The base columns of a variant."""
+        return self._variants[number].cells
+
+    def durations_of(self, number: int) -> np.ndarray:
+        """The durations of a variant's launches in microseconds, in the order launched."""
+        return self._durations_us[self._starts[number] : self._starts[number + 1]]
+
+    def counters_of(self, number: int) -> Iterator[tuple[str, float, int]]:
+        """Name, sum and number of launches of each counter of a variant."""
+        return zip(self._header.counters, self._sums[:, number].tolist(), self._counts[:, number].tolist(), strict=True)
+
+    def _add(self, chunk: Chunk) -> None:
+        groups, first = _group([chunk.text[column] for column in _KEY if column in chunk.text], chunk.rows)
+        numbers, left_out = self._variants_of(chunk, groups, first)
+        valid = np.isfinite(chunk.duration_us) & (chunk.duration_us > 0)
+        accepted = np.array([reason is None for reason in left_out], dtype=bool)[groups]
+        self._add_invalid(chunk, accepted & ~valid)
+        accepted &= valid
+        self.account.ingested += int(np.count_nonzero(accepted))
+        which = numbers[groups]
+        everything = bool(accepted.all())
+        self._which.append(which if everything else which[accepted])
+        self._durations.append(chunk.duration_us if everything else chunk.duration_us[accepted])
+        self._add_counters(chunk, groups, len(first), numbers, accepted)
+        self._add_malformed(chunk)
+
+    def _add_invalid(self, chunk: Chunk, invalid: np.ndarray) -> None:
+        """Counts the rows whose duration is not valid; names those that hold another one, and the first without one."""
+        rows = np.flatnonzero(invalid)
+        self.account.left_out[LeftOut.INVALID_DURATION] += len(rows)
+        for row in rows.tolist():
+            text = chunk.duration_text(row)
+            if text.upper() not in EMPTY_WORDS and real(text) != 0:
+                self._bad_durations += 1
+                if self._bad_durations <= _DURATIONS_NAMED:
+                    self._report(chunk.line_of(row), _no_duration(self._header.duration, text[:_SHOWN]), _CORRECT)
+            elif not self.account.invalid_durations:
+                self.account.invalid_durations.append(f"{self.path}:{chunk.line_of(row)}: {text!r}")
+
+    def _variants_of(
+        self, chunk: Chunk, groups: np.ndarray, first: np.ndarray
+    ) -> tuple[np.ndarray, list[LeftOut | None]]:
+        """Number of each group's variant in this file, and why it is left out; counts those left out."""
+        sizes = np.bincount(groups, minlength=len(first)).tolist()
+        columns = [_words_at(chunk.text.get(column), first) for column in _KEY]
+        states = _words_at(chunk.text.get(OP_STATE), first)
+        numbers = np.empty(len(first), dtype=np.int32)
+        left_out = []
+        for group, key in enumerate(zip(*columns, strict=True)):
+            number = self._numbers.get(key)
+            if number is None:
+                number = self._numbers[key] = len(self._variants)
+                self._variants.append(self._variant(key, states[group], chunk.line_of(int(first[group]))))
+            numbers[group] = number
+            reason = self._variants[number].left_out
+            left_out.append(reason)
+            if not any(key):
+                # A blank line, and not a row of the capture.
+                continue
+            self.account.rows += sizes[group]
+            if reason is not None:
+                self.account.left_out[reason] += sizes[group]
+            for word in self._variants[number].unknown_dtypes:
+                self.account.unknown_dtypes[word] += sizes[group]
+        return numbers, left_out
+
+    def _variant(self, key: tuple[str, ...], state: str, line: int) -> Variant:
+        named = dict(zip(_KEY, key, strict=True))
+        cells = {column: unwrapped(state if column == OP_STATE else named[column]) for column in BASE}
+        kernel_type = normalized_kernel_type(named[TYPE])
+        reason = _reason_to_leave_out(kernel_type, cells)
+        if reason is None and not is_file_name(kernel_type):
+            reason = LeftOut.BAD_KERNEL_TYPE
+            self._report(line, f"kernel type {kernel_type!r} cannot name a file")
+        if reason is None:
+            try:
+                _check_dimensions(cells)
+            except CellError as error:
+                reason = LeftOut.BAD_DIMENSION
+                self._report(line, str(error))
+        if reason is not None:
+            return Variant(kernel_type, "", cells, reason, ())
+        return Variant(kernel_type, signature(kernel_type, cells), cells, None, unknown_dtypes(cells))
+
+    def _add_counters(
+        self, chunk: Chunk, groups: np.ndarray, count: int, numbers: np.ndarray, accepted: np.ndarray
+    ) -> None:
+        short = len(self._variants) - self._sums.shape[1]
+        if short > 0:
+            grow = ((0, 0), (0, max(short, self._sums.shape[1])))
+            self._sums, self._counts = np.pad(self._sums, grow), np.pad(self._counts, grow)
+        sizes = np.bincount(groups, weights=accepted, minlength=count).astype(np.int64)
+        for i, name in enumerate(self._header.counters):
+            values = chunk.counters[name]
+            usable = accepted & np.isfinite(values)
+            complete = np.array_equal(usable, accepted)
+            # A new array, since the values of rows that do not count may be NaN.
+            self._sums[i, numbers] += np.bincount(groups, weights=np.where(usable, values, 0.0), minlength=count)
+            self._counts[i, numbers] += sizes if complete else np.bincount(groups[usable], minlength=count)
+
+    def _add_malformed(self, chunk: Chunk) -> None:
+        columns = len(self._header.names)
+        for bad in chunk.malformed:
+            swallowed = f", an open quote swallowed {bad.lines - 1} more line(s)" if bad.lines > 1 else ""
+            fields = f"{bad.fields} fields where the header has {columns} columns{swallowed}"
+            self._report(bad.line, "not UTF-8" if bad.fields is None else fields)
+            self.account.rows += bad.lines
+            self.account.left_out[LeftOut.MALFORMED] += bad.lines
+
+    def _report(self, line: int, problem: str, remedy: str = "") -> None:
+        self._problems.append((line, f"{self.path}:{line}: {problem}: left out{remedy and f'; {remedy}'}"))
+
+
+def _reason_to_leave_out(kernel_type: str, cells: Mapping[str, str]) -> LeftOut | None:
+    """Why a capture's row is no case, in the order that names the most telling reason."""
+    if kernel_type.startswith("hcom_") or cells[ACCELERATOR_CORE].upper() in _COLLECTIVE_CORES:
+        return LeftOut.COLLECTIVE if kernel_type in BY_KERNEL_TYPE else LeftOut.OTHER_COLLECTIVE
+    # The profiler writes 0 where it lost the name of a kernel.
+    if kernel_type.upper() in EMPTY_WORDS or kernel_type.isdigit():
+        return LeftOut.NO_KERNEL_TYPE
+    shapes = cells[INPUT_SHAPES]
+    # An empty cell beside a dtype is a 0-dim tensor (Abs of a scalar); N/A means not recorded, dtype or not.
+    if (shapes and shapes.upper() in EMPTY_WORDS) or not slot_words(*(cells[column] for column in INPUT_SLOTS)):
+        return LeftOut.NO_INPUT_SHAPES
+    return None
+
+
+def _no_duration(column: str, text: str) -> str:
+    meant = f" ({text.replace(',', '')} or {text.replace(',', '.')}?)" if _ONE_COMMA.fullmatch(text) else ""
+    return f"column {column!r} is {text!r}{meant}, not a number of microseconds above zero"
+
+
+def _check_dimensions(cells: Mapping[str, str]) -> None:
+    for column in (INPUT_SHAPES, OUTPUT_SHAPES):
+        wrong = _no_dimension(cells[column])
+        if wrong is not None:
+            raise CellError(
+                column, cells[column][:_SHOWN], f"{wrong[:_SHOWN]!r} is not a dimension (a whole number below 10^18)"
+            )
+
+
+@lru_cache(maxsize=4096)
+def _no_dimension(shapes: str) -> str | None:
+    """The first dimension of a cell that is none."""
+    for shape in split_cell(shapes):
+        for dimension in shape.split(",") if shape else ():
+            if whole(dimension) is None:
+                return dimension
+    return None
+
+
+def _group(columns: list[pa.DictionaryArray], rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Group number of every row by equal cells in `columns`, and the first row of every group."""
+    key = np.zeros(rows, dtype=np.int64)
+    size = 1
+    for column in columns:
+        codes = column.indices.to_numpy(zero_copy_only=False)
+        count = max(len(column.dictionary), 1)
+        if size * count > 2**62:
+            distinct, key = np.unique(key, return_inverse=True)
+            size = len(distinct)
+        key = key * count + codes
+        size *= count
+    _, first, groups = np.unique(key, return_index=True, return_inverse=True)
+    return groups, first
+
+
+def _words_at(column: pa.DictionaryArray | None, rows: np.ndarray) -> list[str]:
+    """The cells of some rows; empty ones where the capture has no such column."""
+    if column is None:
+        return [""] * len(rows)
+    words = column.dictionary.to_pylist()
+    return [words[code] for code in column.indices.to_numpy(zero_copy_only=False)[rows].tolist()]

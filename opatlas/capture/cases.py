@@ -1,0 +1,224 @@
+"""From launches to cases: the rows of captures, grouped, with every row accounted for.
+
+A case is a signature (opatlas.model.signature): rows whose kernel type, shapes, dtypes and formats are
+the same once normalized. Where the signature of a kernel type is coarser than its cells (Slice,
+Index, Transpose), rows that the cells tell apart are still one case and share one row of the CSV:
+two rows with one signature could not be told apart by anybody who looks a duration up. The cells
+kept are those of the first launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from opatlas.capture.capture_file import Capture, NotNumeric, read_capture_header
+from opatlas.capture.capture_launches import Account, CaptureLaunches
+from opatlas.errors import TableError
+from opatlas.model.quality import Summary, summarize, valid_duration
+from opatlas.model.schema import PROFILING_AVERAGE, PROFILING_SAMPLES
+from opatlas.progress import Progress
+from opatlas.text import add_counts, closest, counted, folded, whole
+
+#: Launches of a case: a capture's, and the variant's number in it.
+_Part = tuple[CaptureLaunches, int]
+
+
+@dataclass(frozen=True)
+class ProfiledCase:
+    """The launches of one signature.
+
+    Attributes:
+        cells: the base columns of the first launch, quotes dropped.
+        durations_us: of all launches, in the order read.
+        counter_sums: sum over the launches that have the counter, and how many have it, by name.
+        sources: the capture files, in the order read.
+    """
+
+    kernel_type: str
+    signature: str
+    cells: Mapping[str, str]
+    durations_us: tuple[float, ...]
+    counter_sums: Mapping[str, tuple[float, int]]
+    sources: tuple[Path, ...]
+
+    @cached_property
+    def durations(self) -> Summary:
+        """Statistics of all launches."""
+        return summarize(self.durations_us)
+
+    @property
+    def counters(self) -> dict[str, float | None]:
+        """Mean of each counter over the launches that have it; None if no launch has it."""
+        return {name: total / count if count else None for name, (total, count) in self.counter_sums.items()}
+
+
+class Aggregate:
+    """The cases of any number of captures.
+
+    Attributes:
+        account: where their rows went.
+        files: the captures that were read, each with the account of its own rows.
+        problems: rows that were left out because something is wrong with them.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[Path, Account] = {}
+        self.account = Account()
+        self.problems: list[str] = []
+        #: By kernel type and signature.
+        self._cases: dict[str, dict[str, list[_Part]]] = {}
+
+    def add_files(self, captures: Sequence[Path]) -> list[str]:
+        """Adds captures, with a progress line on stderr; gives what is wrong with those that cannot be read."""
+        errors = []
+        sizes_mb = [capture.stat().st_size / 1e6 for capture in captures]
+        with Progress(sum(sizes_mb), "MB", label="ingest") as progress:
+            for capture, size_mb in zip(captures, sizes_mb, strict=True):
+                end_mb = progress.done + size_mb
+
+                def on_block(size: int, end_mb: float = end_mb) -> None:
+                    progress.advance(min(size / 1e6, end_mb - progress.done))
+
+                try:
+                    self.add_file(capture, on_block)
+                except TableError as error:
+                    errors.append(str(error))
+                progress.advance(end_mb - progress.done)
+        return errors
+
+    def add_file(self, path: Path, on_block: Callable[[int], None] = lambda size: None) -> None:
+        """Adds the launches of a capture, all of them or none.
+
+        Raises:
+            TableError: the file cannot be read; nothing of it was added.
+        """
+        header = read_capture_header(path)
+        try:
+            launches = CaptureLaunches(Capture(path, header), on_block)
+        except NotNumeric:
+            launches = CaptureLaunches(Capture(path, header, numbers_as_text=True), on_block)
+        if not launches.account.rows:
+            raise TableError(path, "a header and no rows", "Take the capture again, or leave the file out")
+        self.files[path] = launches.account
+        add_counts(self.account, launches.account)
+        self.problems += launches.problems
+        for number, variant in launches.accepted():
+            of_type = self._cases.setdefault(variant.kernel_type, {})
+            of_type.setdefault(variant.signature, []).append((launches, number))
+
+    def cases(self) -> dict[str, CasesOfType]:
+        """All cases by kernel type, both in the order in which they were first seen."""
+        return {kernel_type: CasesOfType(kernel_type, parts) for kernel_type, parts in self._cases.items()}
+
+
+class CasesOfType:
+    """The cases of a kernel type. Each is made as it is looked at, so that a million need not be there at once."""
+
+    def __init__(self, kernel_type: str, parts: Mapping[str, list[_Part]]) -> None:
+        self._kernel_type = kernel_type
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[ProfiledCase]:
+        return map(self.__getitem__, self._parts)
+
+    def __contains__(self, text: object) -> bool:
+        return text in self._parts
+
+    def __getitem__(self, text: str) -> ProfiledCase:
+        """The case of a signature. Raises KeyError."""
+        parts = self._parts[text]
+        durations_us = np.concatenate([launches.durations_of(number) for launches, number in parts])
+        first, number = parts[0]
+        return ProfiledCase(
+            kernel_type=self._kernel_type,
+            signature=text,
+            cells=first.cells_of(number),
+            durations_us=tuple(durations_us.tolist()),
+            counter_sums=_counter_sums(parts),
+            sources=tuple(dict.fromkeys(launches.path for launches, _ in parts)),
+        )
+
+    @property
+    def cells(self) -> Iterator[tuple[str, Mapping[str, str], int]]:
+        """Signature, cells and number of launches of each case, without its durations."""
+        for text, parts in self._parts.items():
+            first, number = parts[0]
+            yield text, first.cells_of(number), sum(len(launches.durations_of(n)) for launches, n in parts)
+
+
+def _counter_sums(parts: Sequence[_Part]) -> dict[str, tuple[float, int]]:
+    sums: dict[str, tuple[float, int]] = {}
+    for launches, number in parts:
+        for name, total, count in launches.counters_of(number):
+            before, counted_before = sums.get(name, (0.0, 0))
+            sums[name] = before + total, counted_before + count
+    return sums
+
+
+_SHOWN = 8
+#: How like two names are at least that may differ in the version of a kernel alone: MatMul, MatMulV2.
+_SAME_KERNEL = 0.8
+
+
+def captured_time_us(frame: pd.DataFrame) -> float | None:
+    """Returns the device time of all captured launches of a table, in microseconds.
+
+    Returns:
+        None if a captured duration stands without the number of its launches, as in the tables of other tools.
+    """
+    if PROFILING_AVERAGE not in frame.columns:
+        return 0.0
+    counts = frame[PROFILING_SAMPLES] if PROFILING_SAMPLES in frame.columns else [""] * len(frame)
+    total = 0.0
+    for cell, count in zip(frame[PROFILING_AVERAGE], counts, strict=True):
+        average_us = valid_duration(cell)
+        if average_us is not None:
+            launches = whole(count)
+            if launches is None:
+                return None
+            total += average_us * launches
+    return total
+
+
+def without_replay_lines(
+    rows: Mapping[str, int], time_us: Mapping[str, float | None], replayed: Collection[str], indent: int = 0
+) -> list[str]:
+    """Returns the kernel types without a replay, the ones that take the most device time first, and what to do.
+
+    Args:
+        rows: how many rows have none, by kernel type.
+        time_us: captured device time of all kernel types of the database; None where it is not known.
+        replayed: kernel types that have a replay, one of which may be another name of such a kernel.
+        indent: columns before the lines.
+    """
+    if not rows:
+        return []
+    times = {name: time or 0.0 for name, time in time_us.items()}
+    # One type without a number of launches, and no share is right.
+    total = sum(times.values()) if None not in time_us.values() else 0.0
+
+    def share(names: Collection[str]) -> str:
+        part = sum(times.get(name, 0.0) for name in names) / total if total else 0.0
+        return "" if not total else f"{100 * part:.1f} %" if part >= 0.001 or not part else "below 0.1 %"
+
+    order = sorted(rows, key=lambda name: (-times.get(name, 0.0) if total else 0.0, -rows[name], name))
+    named = [
+        f"{name} {rows[name]:,}{f' ({share([name])})' if total else ''}{closest(name, replayed, least=_SAME_KERNEL)}"
+        for name in order[:_SHOWN]
+    ]
+    more = [f"{len(order) - _SHOWN} more"] if len(order) > _SHOWN else []
+    of_time = f", {share(order)} of the captured device time" if total else ""
+    count = f"{counted(sum(rows.values()), 'row')} of {counted(len(rows), 'kernel type')}{of_time}"
+    return [
+        folded(f"without a replay: {count}: {', '.join(named + more)}", indent=indent),
+        " " * indent + "docs/adding-a-kernel.md tells how to add a replay",
+    ]

@@ -1,0 +1,334 @@
+"""An ingest from its captures to the CSVs, such that it may be killed at any moment.
+
+1. The captures are read and grouped; nothing is written.
+2. The samples go to `runs/`, in one step. From here on the ingest has happened: a file of samples that no finished
+   manifest stands for is brought into the CSVs by the next ingest, or by `remake_profiling`.
+3. The manifest goes beside the samples.
+4. The CSVs get the statistics, pooled over all ingests that count, one file at a time.
+5. The report, and the manifest again, with the time at which all of that was done.
+6. An op_mapping.yaml, where there is none.
+
+`remake_profiling(database: Database) -> Remade` makes the Profiling cells of all rows anew from the files of the
+ingests. Call it with the lock of the database held.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opatlas.capture.apply import (
+    NAMED_BY,
+    TOLD,
+    DurationChange,
+    Outcome,
+    Unexplained,
+    apply_cases,
+    empty_edited,
+    find_unexplained,
+)
+from opatlas.capture.attention import (
+    Bundle,
+    bundles,
+    shape_cells,
+    source_names,
+)
+from opatlas.capture.capture_launches import Account
+from opatlas.capture.cases import Aggregate, CasesOfType
+from opatlas.capture.files import (
+    Given,
+    already_ingested,
+    expect_unchanged,
+    given_files,
+)
+from opatlas.capture.manifest import (
+    CaptureFile,
+    CaptureVersions,
+    IngestManifest,
+    Kept,
+    Signatures,
+    expect_alike,
+    new_manifest,
+    samples_path,
+    write_samples,
+)
+from opatlas.capture.pool import (
+    Ingest,
+    Key,
+    ingests_of,
+    keys_of,
+    pool,
+)
+from opatlas.errors import OpAtlasError
+from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
+from opatlas.store.csv_files import Database, write_rows
+from opatlas.store.op_mapping import Provided, provide_mapping
+from opatlas.text import counted, printable
+
+HEADER = (
+    *("Kernel Type", *NAMED_BY),
+    *(f"{when} {column}" for column in TOLD for when in ("Old", "New")),
+    "Ratio (new/old)",
+)
+
+
+def write_report(database: Database, changes: Sequence[DurationChange]) -> Path:
+    """Writes `reports/ingest_{time}.csv`; gives its path. Raises OpAtlasError."""
+    path = database.free_report("ingest", time.time())
+    rows = [
+        (
+            *(change.kernel_type, *(change.cells[column] for column in NAMED_BY)),
+            *(cells[column] for column in TOLD for cells in (change.before, change.after)),
+            f"{change.after_us / change.before_us:.4f}",
+        )
+        for change in sorted(changes, key=lambda change: change.distance, reverse=True)
+    ]
+    write_rows(path, HEADER, rows)
+    return path
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an ingest is to do.
+
+    Attributes:
+        root: the path that was named; attention rows name their captures from its last folder on.
+        replace: put the samples in the place of those of earlier ingests, where these have any.
+        mixed: whether earlier captures may be of another device, or of other versions.
+        device, versions: of the captures; None if not known.
+        options: for the manifest.
+    """
+
+    root: Path
+    replace: bool = False
+    mixed: bool = False
+    device: str | None = None
+    versions: CaptureVersions = field(default_factory=CaptureVersions)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Ingested:
+    """What an ingest did.
+
+    Attributes:
+        manifest: None if nothing was written.
+        report: the changed durations; None if none changed.
+        account: where the rows went.
+        files: the captures that were read.
+        attention: the captures that have attention rows.
+        already: the files that an earlier ingest has, with its id; they were not read.
+        same_bytes: files with the same bytes as another one; they were not read.
+        completed: earlier ingests that were cut off, and are whole now.
+        mapping: the op_mapping.yaml that the database got.
+        problems: what went wrong, a sentence each.
+    """
+
+    manifest: IngestManifest | None = None
+    report: Path | None = None
+    outcome: Outcome = field(default_factory=Outcome)
+    account: Account = field(default_factory=Account)
+    files: Sequence[Path] = ()
+    attention: Sequence[Bundle] = ()
+    already: Sequence[tuple[Path, str]] = ()
+    same_bytes: Sequence[Path] = ()
+    completed: Sequence[str] = ()
+    mapping: Provided | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+def ingest_captures(database: Database, captures: Sequence[Path], asked: Asked) -> Ingested:
+    """Brings captures into a database.
+
+    Raises:
+        OpAtlasError: the database cannot be locked or written, an earlier ingest cannot be read, a capture changed
+            while it was read, earlier captures are of another device or other versions, or rows have captured
+            durations that the samples can neither join nor replace unasked.
+    """
+    done = Ingested()
+    files = given_files(captures, done.problems)
+    done.same_bytes = [path for file in files for path in file.same_bytes]
+    if database.runs_dir.exists():
+        with database.lock():
+            done.completed = _complete(database, done)
+            known = already_ingested(files, _manifests(database), replace=asked.replace)
+    else:
+        known = {}
+    done.already = [(file.path, known[file.sha256].run_id) for file in files if file.sha256 in known]
+    files = [file for file in files if file.sha256 not in known]
+    aggregate = Aggregate()
+    done.problems += aggregate.add_files([file.path for file in files])
+    done.problems += aggregate.problems
+    done.account, done.files = aggregate.account, list(aggregate.files)
+    read = [file for file in files if file.path in aggregate.files]
+    for file in read:
+        expect_unchanged(file)
+    if aggregate.account.ingested:
+        done.attention = bundles(aggregate.cases())
+        with database.lock():
+            ingests, keys = _keep(database, read, aggregate, asked)
+            # Some hundred megabytes of a capture with very many signatures, which are on disk now.
+            del aggregate
+            done.manifest = ingests[-1].manifest
+            done.outcome, done.report = _bring_in(database, ingests, done.manifest, keys)
+            done.problems += done.outcome.problems
+    if done.manifest is not None or done.already:
+        with database.lock():
+            # Captures are of NPUs alone.
+            done.mapping = provide_mapping(database.path, is_npu=True)
+    return done
+
+
+def _keep(
+    database: Database, files: Sequence[Given], aggregate: Aggregate, asked: Asked
+) -> tuple[list[Ingest], set[Key]]:
+    """Steps 2 and 3; all ingests, this one last, and the cases that it has. Raises OpAtlasError."""
+    cases = aggregate.cases()
+    earlier = ingests_of(database)
+    manifests = [ingest.manifest for ingest in earlier]
+    meanwhile = already_ingested(files, manifests, replace=asked.replace)
+    for file in files:
+        if file.sha256 in meanwhile:
+            run_id = meanwhile[file.sha256].run_id
+            raise OpAtlasError(f"{file.path}: ingested by another process meanwhile ({run_id}): run again")
+    if not asked.mixed:
+        expect_alike(manifests, asked.device, asked.versions)
+    signatures = {kernel_type: [text for text, _, _ in of_type.cells] for kernel_type, of_type in cases.items()}
+    unexplained = find_unexplained(database, signatures, _known(earlier))
+    if unexplained and not asked.replace:
+        raise OpAtlasError(_refusal(database, unexplained))
+    manifest = new_manifest(
+        manifests,
+        replace=asked.replace,
+        device=asked.device,
+        versions=asked.versions,
+        files=[_capture_file(file, aggregate.files[file.path]) for file in files],
+        options=asked.options,
+    )
+    path = samples_path(database, manifest.run_id)
+    write_samples(path, manifest, _lines(cases, unexplained, asked.root))
+    manifest.write(database)
+    keys = {(kernel_type, text) for kernel_type, texts in signatures.items() for text in texts}
+    return [*earlier, Ingest(manifest, path)], keys
+
+
+def _bring_in(
+    database: Database, ingests: Sequence[Ingest], manifest: IngestManifest, keys: set[Key]
+) -> tuple[Outcome, Path | None]:
+    """Steps 4 and 5 for the cases of one ingest; the report, if durations changed. Raises OpAtlasError."""
+    cases = pool(ingests, keys)
+    outcome = apply_cases(database, cases, _known(ingests))
+    report = write_report(database, outcome.changes) if outcome.changes else None
+    manifest.kernel_types = len(cases)
+    manifest.signatures = Signatures(outcome.new, outcome.updated, outcome.unchanged)
+    others = {run_id for of_type in cases.values() for run_id in of_type.run_ids}
+    manifest.added_to = tuple(sorted(others - {manifest.run_id}))
+    # What has problems is tried again by the next ingest, when they may be mended.
+    manifest.finished_at = None if outcome.problems else time.time()
+    manifest.write(database)
+    return outcome, report
+
+
+def _complete(database: Database, done: Ingested) -> list[str]:
+    """Brings in what ingests that were cut off have left; their ids. Raises OpAtlasError."""
+    completed = []
+    ingests = ingests_of(database)
+    for ingest in ingests:
+        if ingest.manifest.finished_at is None and ingest.samples is not None:
+            outcome, _ = _bring_in(database, ingests, ingest.manifest, keys_of(ingest))
+            done.problems += outcome.problems
+            if not outcome.problems:
+                completed.append(ingest.manifest.run_id)
+    return completed
+
+
+@dataclass(frozen=True)
+class Remade:
+    """What a remake of the Profiling cells did.
+
+    Attributes:
+        outcome: `updated` counts the signatures whose cells were other ones, `new` those whose row was gone. Its
+            problems name rows that were left as they are, because no samples explain their durations.
+        edited: rows whose Profiling cells were emptied, as they were, by kernel type.
+        without_samples: ingests whose samples are not there, so that their rows cannot be remade.
+    """
+
+    outcome: Outcome
+    edited: Mapping[str, Sequence[Mapping[str, str]]]
+    without_samples: tuple[str, ...]
+
+
+def remake_profiling(database: Database) -> Remade:
+    """Makes the Profiling cells of all rows anew from the files of the ingests; call it with the lock held.
+
+    Rows that are gone come back. The Profiling cells of a row that somebody has edited since are emptied, for they are
+    of what the row was. A row whose durations came without samples is left alone.
+
+    Raises:
+        OpAtlasError: a file of an ingest cannot be read, or a manifest cannot be written.
+    """
+    ingests = ingests_of(database)
+    cases, known = pool(ingests), _known(ingests)
+    outcome = apply_cases(database, cases, known)
+    edited = empty_edited(database, cases, known)
+    for ingest in ingests:
+        if ingest.manifest.finished_at is None and ingest.samples is not None and not outcome.problems:
+            ingest.manifest.finished_at = time.time()
+            ingest.manifest.write(database)
+    missing = [ingest.manifest.run_id for ingest in ingests if ingest.samples is None]
+    return Remade(outcome, edited, tuple(missing))
+
+
+def _manifests(database: Database) -> list[IngestManifest]:
+    return [ingest.manifest for ingest in ingests_of(database)]
+
+
+def _known(ingests: Sequence[Ingest]) -> set[str]:
+    return {ingest.manifest.run_id for ingest in ingests if ingest.samples is not None}
+
+
+def _capture_file(file: Given, account: Account) -> CaptureFile:
+    return CaptureFile(
+        path=printable(str(file.path)),
+        name=printable(file.path.name),
+        size_bytes=file.size_bytes,
+        sha256=file.sha256,
+        rows=account.rows,
+        ingested=account.ingested,
+        left_out={reason.name.lower(): count for reason, count in account.left_out.items() if count},
+        same_bytes=tuple(printable(str(path)) for path in file.same_bytes),
+    )
+
+
+def _lines(cases: Mapping[str, CasesOfType], unexplained: Sequence[Unexplained], root: Path) -> Iterator[Kept]:
+    for of_type in cases.values():
+        for case in of_type:
+            cells = {**case.cells, **shape_cells(case)}
+            yield Kept(
+                kernel_type=case.kernel_type,
+                cells={column: text for column, text in cells.items() if text},
+                durations_us=list(case.durations_us),
+                counters=case.counter_sums,
+                sources=source_names(case, root),
+            )
+    for row in unexplained:
+        yield Kept(row.kernel_type, row.cells, replaced=row.profiling)
+
+
+def _refusal(database: Database, rows: Sequence[Unexplained]) -> str:
+    first = rows[0]
+    types = list(dict.fromkeys(row.kernel_type for row in rows))
+    shown = ", ".join(types[:3]) + (", ..." if len(types) > 3 else "")
+    example = (
+        f"{first.kernel_type} {first.cells[INPUT_SHAPES]} -> {first.cells[OUTPUT_SHAPES]}, "
+        f"{first.profiling[PROFILING_AVERAGE]} us"
+    )
+    return (
+        f"{database.path}: the captured durations of {counted(len(rows), 'row')} of {shown} have no samples in "
+        f"{database.runs_dir}, so that no more samples can join them (an older OpAtlas or another tool wrote them; "
+        f"the first: {example}). Nothing was ingested. With --replace the new samples take their place, and the old "
+        f"cells are kept beside the new samples"
+    )

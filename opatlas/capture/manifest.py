@@ -1,0 +1,291 @@
+"""The manifest of an ingest: what a Profiling Run ID in a CSV leads to. `runs/ingest-{time}-{hex}.json`.
+
+The samples of the ingest lie beside the manifest (opatlas/capture/manifest.py). Their file begins with the
+manifest and is written first, so that an ingest that was killed between the two files is known all the same.
+"""
+
+from __future__ import annotations
+
+import gzip
+import platform
+import secrets
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from opatlas.errors import OpAtlasError
+from opatlas.files import open_own, read_own
+from opatlas.model.location import public_version
+from opatlas.model.signature import signature
+from opatlas.store.csv_files import Database, write_atomically, write_text
+from opatlas.store.manifest import (
+    INGEST_PREFIX,
+    LARGEST_BYTES,
+    code_digest,
+    installed,
+)
+from opatlas.typed_json import DecodeError, decode
+
+VERSION = 1
+SAMPLES_SUFFIX = ".jsonl.gz"
+_PACKAGES = ("opatlas", "numpy", "pandas", "pyarrow")
+#: Of two ingests the later one began later, even if the clock was set back between them.
+_STEP_S = 0.001
+_Time = Annotated[float, Meta(ge=0, lt=253402300800)]
+
+
+@dataclass(frozen=True)
+class CaptureFile:
+    """A capture that was ingested.
+
+    Attributes:
+        path: as it was given or found; `name` is its last part. What cannot be printed is escaped.
+        sha256: of its bytes, in hexadecimal digits.
+        rows: of which `ingested` are in the database, and the others `left_out`, by reason.
+        same_bytes: paths of further files with the same bytes, whose rows were not counted again.
+    """
+
+    path: str
+    name: str
+    size_bytes: int
+    sha256: str
+    rows: int
+    ingested: int
+    left_out: Mapping[str, int]
+    same_bytes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CaptureVersions:
+    """The software that a capture was taken with, as given or as the database's folder was named; None: not known."""
+
+    vllm: str | None = None
+    torch: str | None = None
+    cann: str | None = None
+
+
+@dataclass(frozen=True)
+class Signatures:
+    """The signatures of an ingest by what became of their rows."""
+
+    new: int = 0
+    updated: int = 0
+    unchanged: int = 0
+
+
+@dataclass(kw_only=True)
+class IngestManifest:
+    """What an ingest was.
+
+    Attributes:
+        kind: tells the manifest of an ingest from that of a run.
+        run_id: as in the Profiling Run ID column.
+        started_at: seconds since the epoch; ingests count in the order of it.
+        finished_at: the same; None until every CSV has the statistics.
+        replace: whether the samples replace those of earlier ingests (`--replace`), or join them.
+        device, versions: of the capture; None if not known.
+        files: the captures.
+        options: as given on the command line.
+        code: digest of the code that ingested (`code_digest`).
+        host, system, python, packages: where it was ingested.
+        kernel_types, signatures: how many.
+        added_to: earlier ingests whose samples count in the same rows.
+    """
+
+    kind: Literal["ingest"] = "ingest"
+    run_id: str
+    started_at: _Time
+    finished_at: _Time | None = None
+    replace: bool
+    device: str | None
+    versions: CaptureVersions
+    files: tuple[CaptureFile, ...]
+    options: Mapping[str, Any]
+    code: str
+    host: str
+    system: str
+    python: str
+    packages: Mapping[str, str]
+    kernel_types: int = 0
+    signatures: Signatures = field(default_factory=Signatures)
+    added_to: tuple[str, ...] = ()
+    version: int = VERSION
+
+    def to_json(self) -> bytes:
+        """The manifest as one line of JSON."""
+        return msgspec.json.encode(self)
+
+    def write(self, database: Database) -> Path:
+        """Writes the manifest, replacing what stood there. Raises OpAtlasError."""
+        path = manifest_path(database, self.run_id)
+        write_text(path, msgspec.json.format(self.to_json(), indent=2).decode() + "\n")
+        return path
+
+
+def manifest_path(database: Database, run_id: str) -> Path:
+    """Where the manifest of an ingest is."""
+    return database.runs_dir / f"{run_id}.json"
+
+
+def samples_path(database: Database, run_id: str) -> Path:
+    """Where the samples of an ingest are."""
+    return database.runs_dir / f"{run_id}{SAMPLES_SUFFIX}"
+
+
+def new_manifest(
+    earlier: Sequence[IngestManifest],
+    *,
+    replace: bool,
+    device: str | None,
+    versions: CaptureVersions,
+    files: Sequence[CaptureFile],
+    options: Mapping[str, Any],
+) -> IngestManifest:
+    """The manifest of an ingest that begins now, after all earlier ones of the database."""
+    started_at = max([time.time(), *(manifest.started_at + _STEP_S for manifest in earlier)])
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(started_at))
+    return IngestManifest(
+        run_id=f"{INGEST_PREFIX}{stamp}-{secrets.token_hex(3)}",
+        started_at=started_at,
+        replace=replace,
+        device=device,
+        versions=versions,
+        files=tuple(files),
+        options=options,
+        code=code_digest([Path(__file__).parents[1]]),
+        host=platform.node(),
+        system=platform.platform(),
+        python=platform.python_version(),
+        packages=installed(_PACKAGES),
+    )
+
+
+def expect_alike(earlier: Sequence[IngestManifest], device: str | None, versions: CaptureVersions) -> None:
+    """Sees to it that captures are of the device and the versions that earlier ones are of, as far as these are known.
+
+    Raises:
+        OpAtlasError: they are not.
+    """
+    for name, fact in _known_facts(device, versions).items():
+        before = {
+            facts[name]: manifest.run_id
+            for manifest in earlier
+            if name in (facts := _known_facts(manifest.device, manifest.versions))
+        }
+        if before and fact not in before:
+            captured = ", ".join(f"{other} ({run_id})" for other, run_id in before.items())
+            raise OpAtlasError(
+                f"these captures are of {name} {fact}, and earlier ones of {name} {captured}: "
+                f"name another --database-path for these, or add --mixed"
+            )
+
+
+def _known_facts(device: str | None, versions: CaptureVersions) -> dict[str, str]:
+    facts = {"device": device, "vllm-ascend": versions.vllm, "torch": versions.torch, "CANN": versions.cann}
+    return {name: public_version(fact) for name, fact in facts.items() if fact}
+
+
+def read_manifest(path: Path) -> IngestManifest:
+    """Reads a manifest. Raises OpAtlasError: the file cannot be read, or is no manifest of an ingest."""
+    try:
+        text = read_own(path, LARGEST_BYTES)
+    except OSError as error:
+        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
+    return decode_manifest(text, path)
+
+
+def decode_manifest(text: bytes, path: Path) -> IngestManifest:
+    """The manifest in a text. Its run id is that of the file's name. Raises OpAtlasError."""
+    try:
+        manifest = decode(text, IngestManifest, str(path))
+    except DecodeError as error:
+        raise OpAtlasError(
+            f"{path}: not the manifest of an ingest ({error.problem}): restore it, or move it away"
+        ) from None
+    manifest.run_id = path.name.partition(".")[0]
+    return manifest
+
+
+#: Durations hardly compress: more effort takes three times as long for a tenth of the size.
+_COMPRESSION = 3
+_RESTORE = "restore it; or move it away, and put captures in the place of what it held with `opatlas ingest --replace`"
+#: A hundred million launches of one signature.
+_LINE_BYTES = 1 << 30
+_Microseconds = Annotated[float, Meta(gt=0, lt=1e18)]
+_Count = Annotated[int, Meta(ge=0)]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A line of the file.
+
+    Attributes:
+        cells: the base columns of the first launch, and the Runtime columns that its shapes tell; empty ones left out.
+        durations_us: of all launches, in the order read; none if the line holds replaced cells.
+        counters: sum over the launches that have the counter, and how many have it, by name.
+        sources: the captures of an attention row, as Runtime source_profile names them.
+        replaced: Profiling cells that no ingest's samples explain, by column.
+    """
+
+    kernel_type: str
+    cells: Mapping[str, str]
+    durations_us: list[_Microseconds] = field(default_factory=list)
+    counters: Mapping[str, tuple[float, _Count]] = field(default_factory=dict)
+    sources: list[str] = field(default_factory=list)
+    replaced: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Kernel type and signature."""
+        return self.kernel_type, signature(self.kernel_type, self.cells)
+
+
+def write_samples(path: Path, manifest: IngestManifest, lines: Iterable[Kept]) -> None:
+    """Writes the file in one step. Raises OpAtlasError."""
+
+    def write(temporary: str) -> None:
+        encoder = msgspec.json.Encoder()
+        with open(temporary, "wb") as file, gzip.GzipFile("", "wb", _COMPRESSION, file, mtime=0) as packed:
+            packed.write(manifest.to_json() + b"\n")
+            for line in lines:
+                packed.write(encoder.encode(line) + b"\n")
+
+    write_atomically(path, write)
+
+
+def read_begun(path: Path) -> IngestManifest:
+    """The manifest that the file begins with. Raises OpAtlasError."""
+    return decode_manifest(next(_lines(path), b""), path)
+
+
+def read_samples(path: Path) -> Iterator[Kept]:
+    """The lines after the first. Raises OpAtlasError: the file cannot be read, or is damaged."""
+    for number, text in enumerate(_lines(path), 1):
+        if number == 1:
+            continue
+        try:
+            line = decode(text, Kept, f"{path}:{number}")
+        except DecodeError as error:
+            raise OpAtlasError(f"{error}: {_RESTORE}") from None
+        if not line.durations_us and not line.replaced:
+            raise OpAtlasError(f"{path}:{number}: neither durations nor replaced cells: {_RESTORE}")
+        yield line
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with open_own(path) as packed, gzip.GzipFile(fileobj=packed) as file:
+            while line := file.readline(_LINE_BYTES):
+                if not line.endswith(b"\n"):
+                    raise OpAtlasError(
+                        f"{path}: a line that is cut off, or longer than {_LINE_BYTES:,} bytes: {_RESTORE}"
+                    )
+                yield line
+    except (OSError, EOFError, zlib.error) as error:
+        raise OpAtlasError(f"{path}: cannot be read ({error}): {_RESTORE}") from None

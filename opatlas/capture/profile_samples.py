@@ -1,0 +1,292 @@
+"""Samples of rows out of profiles that somebody else took: PROF_* folders of msprof.
+
+Launches are grouped by signature, as ingest groups them. A row has the samples of its signature. One
+that has none gets those of a sibling (opatlas/model/siblings.py), or of a product of the MatMul family that differs
+in what is transposed alone, if it was never measured itself. What a capture cannot tell (sequence
+lengths, EP Size) has no part in the comparison, as long as there is only one row that may be meant.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from opatlas.capture.attention import runtime_cells
+from opatlas.capture.capture_file import read_capture_header
+from opatlas.capture.capture_launches import Account
+from opatlas.capture.cases import Aggregate, CasesOfType, ProfiledCase
+from opatlas.capture.files import given_files
+from opatlas.capture.profiles import op_summaries, unparsed_profiles
+from opatlas.errors import OpAtlasError, TableError
+from opatlas.model.record import Measurement, RanAs
+from opatlas.model.schema import BASE, EP_SIZE, EXPERT_PARALLEL
+from opatlas.model.siblings import FAMILY, canonical_form, siblings
+from opatlas.model.signature import signature, signatures
+
+#: Nobody recorded whether the cache was flushed between the launches of a foreign program.
+CACHE_UNKNOWN = "unknown"
+MSPROF = "msprof"
+_FOREIGN = "warm-up and set-up launches of the profiled program count as samples"
+_BY_TENSORS = "matched by its tensors: the summary tells no run-time values"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What the summaries at a path hold.
+
+    Attributes:
+        root: the path, absolute.
+        files: the op_summary files that were read.
+        same_bytes: files with the bytes of another one; they were not read.
+        cases: by kernel type.
+        account: where their lines went.
+        problems: lines, files and folders that could not be read, each with the remedy.
+    """
+
+    root: Path
+    files: tuple[Path, ...]
+    same_bytes: tuple[Path, ...]
+    cases: Mapping[str, CasesOfType]
+    account: Account
+    problems: tuple[str, ...]
+
+
+def read_profile(path: Path) -> Profile:
+    """Reads an op_summary file, or all those of the PROF_* folders at or below a folder.
+
+    Raises:
+        OpAtlasError: there is nothing that can be read.
+    """
+    files, problems = _summaries(path)
+    aggregate = Aggregate()
+    given = given_files([file for file in files if _is_summary(file, problems)], problems)
+    problems += aggregate.add_files([file.path for file in given])
+    if not aggregate.files:
+        raise OpAtlasError("\n".join(problems))
+    problems += aggregate.problems
+    return Profile(
+        root=path.absolute(),
+        files=tuple(aggregate.files),
+        same_bytes=tuple(copy for file in given for copy in file.same_bytes),
+        cases=aggregate.cases(),
+        account=aggregate.account,
+        problems=tuple(problems),
+    )
+
+
+def _summaries(path: Path) -> tuple[list[Path], list[str]]:
+    """The files to read, and profiles that have none. Raises OpAtlasError where there is no file at all."""
+    if not path.exists():
+        raise OpAtlasError(f"--prof-path {path}: no such file or folder: check the path")
+    if not path.is_dir():
+        return [path], []
+    files = op_summaries(path)
+    problems = unparsed_profiles(path, files)
+    if not files:
+        nothing = f"--prof-path {path}: no PROF_* folder and no op_summary*.csv in this folder or below it"
+        details = next(path.rglob("*kernel_details*.csv"), None)
+        other = f" ({details} is of torch_npu.profiler: `opatlas ingest` reads it)" if details else ""
+        raise OpAtlasError("\n".join(problems) or f"{nothing}{other}: name the folder that msprof wrote")
+    return files, problems
+
+
+def _is_summary(file: Path, problems: list[str]) -> bool:
+    """Whether a file is an op_summary; if not, why, added to `problems`."""
+    try:
+        if read_capture_header(file).of_msprof:
+            return True
+        problems.append(
+            f"{file}: a kernel_details file of torch_npu.profiler, and no op_summary of msprof: "
+            f"`opatlas ingest --profiling-path` reads it, into the profiling columns"
+        )
+    except TableError as error:
+        problems.append(str(error))
+    return False
+
+
+@dataclass(frozen=True)
+class KnownRows:
+    """The rows that a database has of a kernel type.
+
+    Attributes:
+        cells: those that identify the rows and their calls, by column.
+        measured: positions of the rows that have a replayed duration.
+    """
+
+    cells: Mapping[str, Sequence[str]]
+    measured: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class RowSamples:
+    """What a profile has for a row.
+
+    Attributes:
+        remark: how they were matched, where it was not by the row's own signature.
+    """
+
+    measurement: Measurement
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class UnmatchedSamples:
+    """Samples that match no row.
+
+    Attributes:
+        cells: of the row that they would make.
+    """
+
+    kernel_type: str
+    signature: str
+    cells: Mapping[str, str]
+    measurement: Measurement
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Rows of a kernel type, by signature.
+
+    Attributes:
+        exact: their signatures.
+        measured: of these, the ones with a replayed duration.
+        by_tensors: how many of them have the same tensors, by the signature of the tensors alone.
+        ep_sizes: the EP Sizes of those with the same tensors, "" for an empty cell.
+    """
+
+    exact: frozenset[str] = frozenset()
+    measured: frozenset[str] = frozenset()
+    by_tensors: Counter[str] = field(default_factory=Counter)
+    ep_sizes: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, kernel_type: str, rows: KnownRows) -> _Table:
+        frame = pd.DataFrame(dict(rows.cells), dtype=str)
+        exact = signatures(kernel_type, frame)
+        tensors = signatures(kernel_type, frame[[column for column in BASE if column in frame.columns]])
+        distinct = dict(zip(exact, tensors, strict=True))
+        ep_sizes: dict[str, frozenset[str]] = {}
+        for text, ep_size in zip(tensors, rows.cells.get(EP_SIZE, ()), strict=False):
+            ep_sizes[text] = ep_sizes.get(text, frozenset()) | {ep_size.strip()}
+        return cls(
+            frozenset(exact),
+            frozenset(exact[position] for position in rows.measured),
+            Counter(distinct.values()),
+            ep_sizes,
+        )
+
+
+class SamplesOfRows:
+    """Finds the samples of rows in a profile."""
+
+    def __init__(self, profile: Profile, rows: Mapping[str, KnownRows], ep_size: int | None = None) -> None:
+        """
+        Args:
+            rows: of the database, by kernel type.
+            ep_size: how many devices shared the experts in the profiled run; None where nobody said.
+        """
+        self.profile = profile
+        self._ep_size = "" if ep_size is None else str(ep_size)
+        self._tables = {kernel_type: _Table.of(kernel_type, known) for kernel_type, known in rows.items()}
+
+    def of_row(self, kernel_type: str, cells: Mapping[str, str]) -> RowSamples | str:
+        """Returns the samples of a row, or the reason why it has none."""
+        row_signature = signature(kernel_type, cells)
+        table = self._tables.get(kernel_type, _Table())
+        own = self.profile.cases.get(kernel_type, _NONE)
+        tensors = signature(kernel_type, {column: cells.get(column, "") for column in BASE})
+        if kernel_type in EXPERT_PARALLEL and tensors in own and (self._ep_size or cells.get(EP_SIZE)):
+            return self._of_ep_size(cells, own[tensors], table.ep_sizes.get(tensors, frozenset()))
+        if row_signature in own:
+            return RowSamples(_measurement(own[row_signature]))
+        if tensors in own:
+            if table.by_tensors[tensors] > 1:
+                return (
+                    f"samples in {self.profile.root.name} with its tensors, which {table.by_tensors[tensors]} rows "
+                    f"have: no summary tells their run-time values"
+                )
+            return RowSamples(_measurement(own[tensors]), _BY_TENSORS)
+        borrowed = self._of_family(kernel_type, row_signature, cells)
+        if borrowed is None:
+            return f"no sample in {self.profile.root.name}"
+        if row_signature in table.measured:
+            return f"no sample of {kernel_type} in {self.profile.root.name}; it was measured before"
+        return borrowed
+
+    def _of_ep_size(self, cells: Mapping[str, str], case: ProfiledCase, known: frozenset[str]) -> RowSamples | str:
+        """The samples with a row's tensors, where the profiled run had its EP Size; else why the row has none.
+
+        Args:
+            known: the EP Sizes of all rows with these tensors.
+        """
+        ep_size = cells.get(EP_SIZE, "").strip()
+        if not self._ep_size:
+            return (
+                f"samples in {self.profile.root.name} with its tensors, and no summary tells their {EP_SIZE}: "
+                f"name that of the profiled run with --ep-size"
+            )
+        if ep_size != self._ep_size and (ep_size or self._ep_size in known):
+            return f"samples in {self.profile.root.name} with its tensors, of {EP_SIZE} {self._ep_size} (--ep-size)"
+        return RowSamples(_measurement(case), f"matched by its tensors and --ep-size {self._ep_size}")
+
+    def unmatched(self) -> Iterator[UnmatchedSamples]:
+        """Yields the samples of cases that no row of the database has."""
+        for kernel_type, cases in self.profile.cases.items():
+            table = self._tables.get(kernel_type, _Table())
+            for text, _, _ in cases.cells:
+                ep_size = self._ep_size if kernel_type in EXPERT_PARALLEL else ""
+                known = table.ep_sizes.get(text, {""}) if text in table.by_tensors else ()
+                if known and not (ep_size and {"", ep_size}.isdisjoint(known)):
+                    continue
+                case = cases[text]
+                row = {**case.cells, **runtime_cells(case, self.profile.root)}
+                if ep_size:
+                    row[EP_SIZE] = ep_size
+                yield UnmatchedSamples(
+                    kernel_type, signature(kernel_type, row) if ep_size else text, row, _measurement(case)
+                )
+
+    def _of_family(self, kernel_type: str, row_signature: str, cells: Mapping[str, str]) -> RowSamples | None:
+        for sibling in siblings(kernel_type):
+            cases = self.profile.cases.get(sibling, _NONE)
+            if row_signature in cases:
+                return RowSamples(_measurement(cases[row_signature], sibling))
+        form = canonical_form(cells) if kernel_type in FAMILY else None
+        if form is None or form not in self._by_form:
+            return None
+        # The row's own type before siblings, then what was launched most.
+        ran_as, text, _ = max(self._by_form[form], key=lambda case: (case[0] == kernel_type, case[2]))
+        remark = "of the same canonical form (M,K; N,K -> M,N)"
+        return RowSamples(_measurement(self.profile.cases[ran_as][text], ran_as), remark)
+
+    @cached_property
+    def _by_form(self) -> dict[str, list[tuple[str, str, int]]]:
+        """Type, signature and number of launches of products that match no row of the family, by canonical form."""
+        tables = [self._tables[name] for name in FAMILY if name in self._tables]
+        found: dict[str, list[tuple[str, str, int]]] = {}
+        for kernel_type in FAMILY:
+            for text, cells, launches in self.profile.cases.get(kernel_type, _NONE).cells:
+                form = canonical_form(cells)
+                if form is not None and not any(text in table.exact for table in tables):
+                    found.setdefault(form, []).append((kernel_type, text, launches))
+        return found
+
+
+_NONE = CasesOfType("", {})
+
+
+def _measurement(case: ProfiledCase, ran_as: str = "") -> Measurement:
+    """`ran_as`: the case's kernel type, where the row it is for is another case."""
+    return Measurement(
+        samples_us=case.durations_us,
+        instrument=MSPROF,
+        cache_state=CACHE_UNKNOWN,
+        assumptions=(_FOREIGN,),
+        counters={name: mean for name, mean in case.counters.items() if mean is not None},
+        ran_as=RanAs(ran_as, case.cells) if ran_as else None,
+    )

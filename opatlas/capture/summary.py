@@ -1,0 +1,169 @@
+"""What an ingest did, in lines that fit a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from opatlas.capture.apply import DurationChange, TwoPopulations
+from opatlas.capture.attention import Bundle
+from opatlas.capture.capture_launches import Account, LeftOut
+from opatlas.capture.cases import captured_time_us, without_replay_lines
+from opatlas.capture.ingest import Ingested
+from opatlas.capture.manifest import manifest_path
+from opatlas.errors import OpAtlasError
+from opatlas.model.schema import PROFILING_POPULATIONS, RUNTIME_PREFIX
+from opatlas.store.csv_files import Database
+from opatlas.text import (
+    count_lines,
+    counted,
+    folded,
+    shortened,
+    unknown_dtype_lines,
+)
+
+CHANGES_SHOWN = 10
+FILES_SHOWN = 5
+_LENGTHS = f"{RUNTIME_PREFIX}actual_seq_lengths_values and {RUNTIME_PREFIX}actual_seq_lengths_kv_values"
+
+
+def summary(
+    database: Database,
+    done: Ingested,
+    not_read: Sequence[tuple[str, Sequence[Path]]],
+    replayed_types: Collection[str] | None = None,
+) -> str:
+    """The text for the user.
+
+    Args:
+        not_read: files named like captures that were passed over, by the reason.
+        replayed_types: kernel types that have a replay; None where that is not known.
+    """
+    lines = [
+        *(f"completed {run_id}, which had been cut off" for run_id in done.completed),
+        *_already(done.already),
+        *(line for why, files in not_read for line in _shortened_list(f"not read: {why}", files)),
+        *_shortened_list("same bytes as another capture, not counted again", done.same_bytes),
+    ]
+    if done.files:
+        lines += ["", *_counts(done)] if lines else _counts(done)
+        lines += _left_out(done.account)
+        lines += unknown_dtype_lines(done.account.unknown_dtypes)
+        lines += _attention(done.attention)
+    lines += _mixed(done.outcome.mixed)
+    lines += _changes(done.outcome.changes)
+    if done.report is not None:
+        lines += [f"  all of them: {done.report}"]
+    if done.manifest is not None:
+        lines += ["", "manifest:", f"  {manifest_path(database, done.manifest.run_id)}"]
+    if done.manifest is not None or done.already or done.completed:
+        command = shlex.join(["pytest", "bench/", "--database-path", str(database.path), "--update-mode=unreplayed"])
+        lines += ["", "database:", f"  {database.path}"]
+        lines += [folded(str(done.mapping), indent=2)] if done.mapping is not None else []
+        lines += ["next, measure its rows:", f"  {command}"]
+        lines += _replayable(database, replayed_types) if replayed_types is not None else []
+    return "\n".join(lines)
+
+
+def _replayable(database: Database, replayed_types: Collection[str]) -> list[str]:
+    """How many rows of a database have a replay, and of which kernel types rows have none."""
+    rows: Counter[str] = Counter()
+    time_us: dict[str, float | None] = {}
+    for kernel_type in database.kernel_types():
+        # The ingest has told of files that cannot be read.
+        with suppress(OpAtlasError):
+            frame = database.read(kernel_type).frame
+            rows[kernel_type], time_us[kernel_type] = len(frame), captured_time_us(frame)
+    without = {name: count for name, count in rows.items() if name not in replayed_types}
+    return [
+        f"  rows with a replay: {rows.total() - sum(without.values()):,} of {rows.total():,}",
+        *without_replay_lines(without, time_us, replayed_types, indent=2),
+    ]
+
+
+def _counts(done: Ingested) -> list[str]:
+    account, outcome = done.account, done.outcome
+    signatures = outcome.new + outcome.updated + outcome.unchanged
+    fates = f"{outcome.new:,} new, {outcome.updated:,} updated, {outcome.unchanged:,} unchanged"
+    return count_lines(
+        [
+            ("captures", len(done.files), ""),
+            ("rows", account.rows, f"{account.ingested:,} ingested, {account.left_out.total():,} left out"),
+            ("kernel types", len(outcome.kernel_types), ""),
+            ("signatures", signatures, fates),
+        ]
+    )
+
+
+def _left_out(account: Account) -> list[str]:
+    if not account.left_out.total():
+        return []
+    lines = ["", "left out:"]
+    for reason, count in account.left_out.most_common():
+        if count:
+            lines.append(f"{count:>10,}   {reason.value}")
+            if reason is LeftOut.INVALID_DURATION and account.invalid_durations:
+                lines.append(f"             the first: {account.invalid_durations[0]}")
+    return lines
+
+
+def _attention(attention: Sequence[Bundle]) -> list[str]:
+    if not attention:
+        return []
+    details = sum(bundle.operator_details is not None for bundle in attention)
+    traces = sum(bundle.trace_view is not None for bundle in attention)
+    came = f"attention rows came from {counted(len(attention), 'capture')}, which tells no lengths of sequences"
+    return [
+        "",
+        folded(f"{came}: fill-runtime fills {_LENGTHS} (docs/attention-runtime.md)", indent=0),
+        f"beside them: {details:,} operator_details.csv, {traces:,} trace_view.json",
+    ]
+
+
+def _already(files: Sequence[tuple[Path, str]]) -> list[str]:
+    by_run: dict[str, list[Path]] = {}
+    for path, run_id in files:
+        by_run.setdefault(run_id, []).append(path)
+    return [
+        line for run_id, paths in by_run.items() for line in _shortened_list(f"already ingested by {run_id}", paths)
+    ]
+
+
+def _shortened_list(what: str, paths: Sequence[Path]) -> list[str]:
+    if not paths:
+        return []
+    shown = [f"  {path}" for path in paths[:FILES_SHOWN]]
+    more = len(paths) - len(shown)
+    return [f"{what}:", *shown, *([f"  and {more:,} more"] if more else [])]
+
+
+def _mixed(rows: Sequence[TwoPopulations]) -> list[str]:
+    """The rows whose launches are of two kinds, those with the longest time in between first."""
+    if not rows:
+        return []
+    furthest = sorted(rows, key=lambda row: row.modes.low_us - row.modes.high_us)[:CHANGES_SHOWN]
+    have = counted(len(rows), "row has", "rows have")
+    lines = ["", folded(f"two populations: {have} launches of two kinds, and a mean that is of neither", indent=0)]
+    for row in furthest:
+        lines.append(folded(f"{row.kernel_type} {row.shapes}: {row.modes.text('launches')}", indent=2))
+    more = len(rows) - len(furthest)
+    return [*lines, f"  and {more:,} more; see the column {PROFILING_POPULATIONS!r}"] if more else lines
+
+
+def _changes(changes: Sequence[DurationChange]) -> list[str]:
+    """The durations that changed, the furthest first."""
+    if not changes:
+        return []
+    worst = sorted(changes, key=lambda change: change.distance, reverse=True)[:CHANGES_SHOWN]
+    which = f"the {CHANGES_SHOWN} furthest" if len(changes) > CHANGES_SHOWN else "the furthest first"
+    lines = ["", f"changed durations: {len(changes):,} ({which}; microseconds)"]
+    for change in worst:
+        percent = (change.after_us / change.before_us - 1) * 100
+        lines.append(
+            f"  {shortened(change.kernel_type, 20):20} {shortened(change.shapes, 26):26} "
+            f"{change.before_us:>9.2f} ->{change.after_us:>9.2f} {percent:>+7.1f}%"
+        )
+    return lines

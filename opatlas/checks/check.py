@@ -1,0 +1,340 @@
+"""A database as checks see it: cells as numbers, the manifests of its runs, the peaks of its device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from opatlas.capture.pool import PooledCases, ingests_of, pool
+from opatlas.errors import OpAtlasError, TableError
+from opatlas.model.communication import is_communication
+from opatlas.model.quality import NOISE_LIMIT
+from opatlas.model.roofline import PEAKS, Peak
+from opatlas.model.schema import (
+    CACHE_STATE,
+    DTYPE,
+    INPUT_SHAPES,
+    INSTRUMENT,
+    MESSAGE_BYTES,
+    MICROBENCH_MEDIAN,
+    MICROBENCH_STD,
+    NUM_DEVICES,
+    PROFILING_AVERAGE,
+    PROFILING_MEDIAN,
+    PROFILING_STD,
+    RUN_ID,
+    TOPOLOGY_TIER,
+)
+from opatlas.model.signature import signatures
+from opatlas.model.slots import unwrapped
+from opatlas.report.plots.timed_rows import device_of
+from opatlas.store.csv_files import Database, read_frame
+from opatlas.store.manifest import Manifest, manifests_of
+from opatlas.store.merge_rule import duration_columns
+from opatlas.store.provenance import Origin, folder_origin, origins_of
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A row, or a run, that a check objects to.
+
+    Attributes:
+        file: the CSV, or the file in `runs/`.
+        line: of the row in its file, the header being line 1; None where the finding is of no row.
+        kernel_type: "" where the finding is of no row.
+        row: what names the row: its input shapes, or its message; of a run the run id.
+        value: what was found: `62.42 us`.
+        reason: what is wrong with the value, with the numbers that it was compared with.
+        weight: the larger, the worse; compares findings of one check.
+    """
+
+    file: str
+    line: int | None
+    kernel_type: str
+    row: str
+    value: str
+    reason: str
+    weight: float = 1.0
+
+    @property
+    def place(self) -> str:
+        """`MatMulV2.csv:457`."""
+        name = self.file.rpartition("/")[2]
+        return name if self.line is None else f"{name}:{self.line}"
+
+
+Floats = npt.NDArray[np.float64]
+_FIRST_LINE = 2
+#: So many standard deviations of its samples may a duration be off.
+NOISE_WIDTHS = 2.0
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Durations of the rows of a kernel type; NaN where a row has none.
+
+    Attributes:
+        source: "replay" or "capture".
+        us: the median, or the average of a row without a median.
+        std_us: the standard deviation of the samples; NaN where it is not known.
+        how: the cache state and the instrument of each row; "" for captures.
+    """
+
+    source: str
+    us: Floats
+    std_us: Floats
+    how: Sequence[str]
+
+    @cached_property
+    def noise_us(self) -> Floats:
+        """So much may a duration be off: NOISE_WIDTHS standard deviations, NOISE_LIMIT of it where they are unknown."""
+        known: Floats = NOISE_WIDTHS * self.std_us
+        return np.where(np.isnan(known), NOISE_LIMIT * self.us, known)
+
+
+class CheckedTable:
+    """The rows of one kernel type."""
+
+    def __init__(self, kernel_type: str, path: Path, frame: pd.DataFrame) -> None:
+        self.kernel_type = kernel_type
+        self.path = path
+        self.frame = frame
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def cells(self, column: str) -> list[str]:
+        """Returns the cells of a column; empty ones where the file lacks the column."""
+        return self.frame[column].tolist() if column in self.frame.columns else [""] * len(self)
+
+    def numbers(self, column: str) -> Floats:
+        """Returns the numbers of a column; NaN where a cell is no number, or the file lacks the column."""
+        if column not in self.frame.columns:
+            return np.full(len(self), np.nan)
+        found: Floats = pd.to_numeric(self.frame[column], errors="coerce").to_numpy(dtype=float)
+        return found
+
+    @cached_property
+    def signatures(self) -> list[str]:
+        """The signature of each row."""
+        return signatures(self.kernel_type, self.frame)
+
+    @cached_property
+    def first_places(self) -> Mapping[str, int]:
+        """The place of the first row of each signature: the row that replays and ingests fill."""
+        places: dict[str, int] = {}
+        for place, signature in enumerate(self.signatures):
+            places.setdefault(signature, place)
+        return places
+
+    @cached_property
+    def replayed(self) -> Durations:
+        """What replays took."""
+        average = self.numbers(duration_columns(self.kernel_type)[0])
+        how = [
+            ", ".join(filter(None, pair)) for pair in zip(self.cells(CACHE_STATE), self.cells(INSTRUMENT), strict=True)
+        ]
+        median = average if is_communication(self.kernel_type) else self.numbers(MICROBENCH_MEDIAN)
+        return _durations("replay", median, average, self.numbers(MICROBENCH_STD), how)
+
+    @cached_property
+    def noise(self) -> Floats:
+        """The standard deviation of replayed samples as a share of their mean; NaN where it is not known.
+
+        The mean of a message is not stored, and its median counts.
+        """
+        mean, std = self.numbers(duration_columns(self.kernel_type)[0]), self.replayed.std_us
+        is_known = (self.replayed.us > 0) & (std > 0) & (mean > 0)
+        noise: Floats = np.divide(std, mean, out=np.full(len(self), np.nan), where=is_known)
+        return noise
+
+    @cached_property
+    def captured(self) -> Durations:
+        """What captures took."""
+        median, average, std = map(self.numbers, (PROFILING_MEDIAN, PROFILING_AVERAGE, PROFILING_STD))
+        return _durations("capture", median, average, std, [""] * len(self))
+
+    def row_name(self, place: int) -> str:
+        """Returns what names a row for a reader: its input shapes, or its message."""
+        row = self.frame.iloc[place]
+        if is_communication(self.kernel_type):
+            size, devices, dtype, tier = (row.get(c, "") for c in (MESSAGE_BYTES, NUM_DEVICES, DTYPE, TOPOLOGY_TIER))
+            return f"{size} bytes, {devices} devices, {dtype}, tier {tier}"
+        return unwrapped(str(row.get(INPUT_SHAPES, "")))
+
+    def finding(self, place: int, value: str, reason: str, weight: float = 1.0) -> Finding:
+        """Returns a finding of the row at a place, counted from 0."""
+        line = place + _FIRST_LINE
+        return Finding(str(self.path), line, self.kernel_type, self.row_name(place), value, reason, float(weight))
+
+
+class CheckedDatabase:
+    """A database, and what its rows are compared with.
+
+    Attributes:
+        database: the folder.
+        kernel_types: those whose CSV can be read, collectives included.
+        unreadable: the errors of the other CSVs, by kernel type.
+        code: digest of the code that would measure now; "" if it is not known.
+        against: another database of the same rows.
+        replayed_types: kernel types that have a replay.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        code: str = "",
+        against: CheckedDatabase | None = None,
+        replayed_types: Collection[str] = frozenset(),
+    ) -> None:
+        """Reads all CSVs. Raises OpAtlasError: a folder of the database is a link."""
+        self.database = Database(path)
+        self.code = code
+        self.against = against
+        self.replayed_types = replayed_types
+        self._tables: dict[str, CheckedTable] = {}
+        self.unreadable: dict[str, TableError] = {}
+        for file in sorted(path.glob("[!.]*.csv")):
+            try:
+                self._tables[file.stem] = CheckedTable(file.stem, file, read_frame(file, file.stem))
+            except TableError as error:
+                self.unreadable[file.stem] = error
+        self.kernel_types = list(self._tables)
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self.database.path
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of all kernel types."""
+        return sum(map(len, self._tables.values()))
+
+    def table(self, kernel_type: str) -> CheckedTable:
+        """Returns the rows of one of `kernel_types`."""
+        return self._tables[kernel_type]
+
+    def tables(self) -> Iterator[CheckedTable]:
+        """Goes through all kernel types."""
+        yield from self._tables.values()
+
+    @cached_property
+    def rows_of_runs(self) -> Counter[str]:
+        """Replayed durations by run id; those of rows without a run id stand under ""."""
+        rows: Counter[str] = Counter()
+        for table in self.tables():
+            run_ids = table.cells(RUN_ID)
+            rows.update(run_ids[place].strip() for place in np.flatnonzero(~np.isnan(table.replayed.us)).tolist())
+        return rows
+
+    @cached_property
+    def _runs(self) -> tuple[Mapping[str, Manifest], list[str]]:
+        problems: list[str] = []
+        return manifests_of(self.database, problems), problems
+
+    @property
+    def manifests(self) -> Mapping[str, Manifest]:
+        """The manifests of runs by run id, as far as they can be read."""
+        return self._runs[0]
+
+    @cached_property
+    def _pooled(self) -> tuple[Mapping[str, PooledCases], frozenset[str], list[str]]:
+        try:
+            ingests = ingests_of(self.database)
+            run_ids = frozenset(ingest.manifest.run_id for ingest in ingests)
+        except OpAtlasError as error:
+            return {}, frozenset(), [str(error)]
+        try:
+            return pool(ingests), run_ids, []
+        except OpAtlasError as error:
+            return {}, run_ids, [str(error)]
+
+    @property
+    def pooled(self) -> Mapping[str, PooledCases]:
+        """The captured launches that ingests keep, by kernel type; empty where they cannot be read."""
+        return self._pooled[0]
+
+    @property
+    def ingests(self) -> frozenset[str]:
+        """The run ids of ingests with a manifest that can be read."""
+        return self._pooled[1]
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """A sentence for each file in `runs/` that cannot be read."""
+        return [*self._runs[1], *self._pooled[2]]
+
+    @cached_property
+    def _folder(self) -> Origin:
+        return folder_origin(self.database) or Origin()
+
+    @cached_property
+    def _origins(self) -> Mapping[str, Origin]:
+        origins = {run_id: next(origins_of(manifest), None) for run_id, manifest in self.manifests.items()}
+        return {run_id: origin for run_id, origin in origins.items() if origin is not None}
+
+    def origin(self, run_id: str) -> Origin:
+        """Returns what a run measured on, or else what the folder is named for."""
+        return self._origins.get(run_id.strip(), self._folder)
+
+    @cached_property
+    def device(self) -> str:
+        """The device that the rows were measured on; "" where nothing tells, or several are named."""
+        return self._folder.device or device_of(self.path)
+
+    @cached_property
+    def peak(self) -> Peak | None:
+        """The peaks that the maker of the device gives; None where they are not known."""
+        return PEAKS.get(self.device)
+
+
+def _durations(source: str, median: Floats, average: Floats, std: Floats, how: Sequence[str]) -> Durations:
+    us = np.where(np.isnan(median), average, median)
+    us = np.where(np.isfinite(us) & (us > 0), us, np.nan)
+    std = np.where(np.isfinite(std) & (std >= 0), std, np.nan)
+    return Durations(source, us, std, how)
+
+
+#: The case of a check that looks at the database as a whole stands under this name.
+WHOLE_DATABASE = "database"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One data test.
+
+    Attributes:
+        name: in the names of cases, in known_findings.yaml and in JSON.
+        about: what its findings are: "rows far above both neighbours".
+        remedy: what the user can do about a finding.
+        of_table: looks at the rows of one kernel type; None for a check of the whole database.
+        of_database: looks at the database as a whole; None for a check of each kernel type.
+        advisory: the findings are facts to know, and fail only with --strict.
+        applies: says why the check cannot look at this database; "" where it can.
+    """
+
+    name: str
+    about: str
+    remedy: str
+    of_table: Callable[[CheckedDatabase, CheckedTable], Sequence[Finding]] | None = None
+    of_database: Callable[[CheckedDatabase], Sequence[Finding]] | None = None
+    advisory: bool = False
+    applies: Callable[[CheckedDatabase], str] = lambda database: ""
+
+    def find(self, database: CheckedDatabase, kernel_type: str) -> list[Finding]:
+        """Returns the findings of a kernel type, or of WHOLE_DATABASE, the worst first. Raises OpAtlasError."""
+        if self.of_database is not None:
+            found = self.of_database(database)
+        else:
+            assert self.of_table is not None
+            found = self.of_table(database, database.table(kernel_type))
+        return sorted(found, key=lambda finding: -finding.weight)

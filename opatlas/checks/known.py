@@ -1,0 +1,144 @@
+"""Findings that are known: `known_findings.yaml` in a database's folder, a list of entries with the reason of each.
+
+A known finding is told and does not fail. An entry that covers nothing any more is told too.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from opatlas.checks.check import Check, Finding
+from opatlas.errors import OpAtlasError
+from opatlas.files import read_own
+from opatlas.text import closest
+from opatlas.yaml_file import NotYaml, parse_yaml
+
+KNOWN_FINDINGS = "known_findings.yaml"
+#: The pattern that every kernel type and every row matches.
+ANY = "*"
+_LARGEST_BYTES = 4 << 20
+_Text = Annotated[str, Meta(min_length=1)]
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    checks: Annotated[list[_Text], Meta(min_length=1)]
+    reason: _Text
+    date: datetime.date
+    kernel_type: _Text = ANY
+    row: _Text = ANY
+    most: Annotated[int, Meta(ge=1)] | None = None
+
+
+@dataclass(frozen=True)
+class KnownFinding:
+    """An entry of the file.
+
+    Attributes:
+        place: file and number of the entry, from 1.
+        checks: names of the checks.
+        kernel_type, row: patterns with `*` and `?` of a finding's kernel type and of what names its row.
+        most: so many findings of each kernel type are known, the least ones; None: all.
+        reason: why the numbers are as they are.
+        date: of the day on which somebody looked.
+    """
+
+    place: str
+    checks: Sequence[str]
+    kernel_type: str
+    row: str
+    most: int | None
+    reason: str
+    date: datetime.date
+
+    def covers(self, check: Check, finding: Finding) -> bool:
+        """Whether the entry names a finding of a check."""
+        return (
+            check.name in self.checks
+            and fnmatchcase(finding.kernel_type, self.kernel_type)
+            and fnmatchcase(finding.row, self.row)
+        )
+
+
+@dataclass(frozen=True)
+class SortedFindings:
+    """The findings of a case.
+
+    Attributes:
+        new: those that no entry covers, the worst first.
+        known: the others, with their entries.
+    """
+
+    new: Sequence[Finding]
+    known: Sequence[tuple[Finding, KnownFinding]]
+
+
+def sort_out(check: Check, findings: Sequence[Finding], entries: Sequence[KnownFinding]) -> SortedFindings:
+    """Sorts the findings of one check and kernel type by whether an entry covers them; the first entry counts."""
+    of_entry: dict[int, list[Finding]] = {}
+    new: list[Finding] = []
+    for finding in findings:
+        number = next((i for i, entry in enumerate(entries) if entry.covers(check, finding)), None)
+        if number is None:
+            new.append(finding)
+        else:
+            of_entry.setdefault(number, []).append(finding)
+    known = []
+    for number, covered in of_entry.items():
+        entry = entries[number]
+        if entry.most is not None and len(covered) > entry.most:
+            extra, covered = covered[: -entry.most], covered[-entry.most :]
+            told = f"{entry.place} knows {entry.most} of {len(covered) + len(extra)}"
+            new += [replace(finding, reason=f"{finding.reason}; {told}") for finding in extra]
+        known += [(finding, entry) for finding in covered]
+    return SortedFindings(sorted(new, key=lambda finding: -finding.weight), known)
+
+
+def read_known(folder: Path, checks: Sequence[Check]) -> list[KnownFinding]:
+    """Reads the entries of a database.
+
+    Returns:
+        None at all where the file is not there.
+
+    Raises:
+        OpAtlasError: the file cannot be read, is a link out of the folder, or is no such list.
+    """
+    path = folder / KNOWN_FINDINGS
+    try:
+        content = parse_yaml(read_own(path, _LARGEST_BYTES), strict=True)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): make it readable, or remove it") from None
+    except NotYaml as error:
+        raise OpAtlasError(f"{path}: not YAML ({error}): correct it") from None
+    if content is None:
+        return []
+    if not isinstance(content, list):
+        raise OpAtlasError(f"{path}: not a list of known findings: begin each with `- checks: [NAME]` (docs/check.md)")
+    return [_known(f"{path}, entry {number}", entry, checks) for number, entry in enumerate(content, start=1)]
+
+
+def _known(place: str, content: Any, checks: Sequence[Check]) -> KnownFinding:
+    try:
+        entry = msgspec.convert(content, _Entry)
+    except msgspec.ValidationError as error:
+        raise OpAtlasError(
+            f"{place}: {error}: give checks, kernel_type, row, most, reason and date as docs/check.md tells"
+        ) from None
+    names = [check.name for check in checks]
+    for name in entry.checks:
+        if name not in names:
+            raise OpAtlasError(
+                f"{place}: there is no check {name!r}{closest(name, names)}: give some of {', '.join(names)}"
+            )
+    return KnownFinding(
+        place.rpartition("/")[2], entry.checks, entry.kernel_type, entry.row, entry.most, entry.reason, entry.date
+    )

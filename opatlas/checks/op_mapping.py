@@ -1,0 +1,205 @@
+"""op_mapping.yaml names kernel types and messages that are there, in fields that simulators know.
+
+A simulator passes over what it does not know: a misspelt kernel type is an operator without a duration.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from difflib import SequenceMatcher
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, Finding
+from opatlas.errors import OpAtlasError
+from opatlas.model.communication import BY_KERNEL_TYPE, is_communication
+from opatlas.model.location import communication_reference, is_of_same_release, npu_folder_of
+from opatlas.model.versions import CANN
+from opatlas.store.op_mapping import (
+    COMMUNICATION,
+    MAPPING,
+    REFERENCE,
+    MappedOperator,
+    OpMapping,
+    read_mapping,
+)
+from opatlas.text import alike, closest
+
+#: The fields of an operator that msmodeling reads, with the type that a value must have.
+_FIELDS: dict[str, type[Any]] = {
+    "kernel_type": str,
+    "alternate_kernel_types": list,
+    "sub_kernels": list,
+    "composite": bool,
+    "decomposer": bool,
+    "zero_cost": bool,
+    "accepted_miss": str,
+    "category": str,
+    "query_mode": str,
+    "tc_input_count": int,
+    "notes": str,
+}
+_WORDS = {
+    "category": ("compute", COMMUNICATION),
+    "query_mode": ("elementwise", "attention_special", "moe_fused", "mtp_projection"),
+}
+#: Letters of a name in which one that is wrong shows.
+_LONG = 7
+#: Entries under this name are for people: no simulation asks for them.
+_NOT_ASKED = "profiling."
+
+
+def _find(database: CheckedDatabase) -> list[Finding]:
+    try:
+        mapping = read_mapping(database.path)
+    except OpAtlasError as error:
+        return [Finding(str(database.path / MAPPING), None, "", WHOLE_DATABASE, "", str(error))]
+    if mapping is None:
+        return []
+    return [*_of_reference(database.path, mapping), *_of_operators(database, mapping)]
+
+
+def _find_missing(database: CheckedDatabase) -> list[Finding]:
+    try:
+        mapping = read_mapping(database.path)
+    except OpAtlasError:
+        return []  # `op-mapping` tells it
+    if mapping is None:
+        return []
+    return [*_without_rows(database, mapping), *_not_named(database, mapping)]
+
+
+def _without_rows(database: CheckedDatabase, mapping: OpMapping) -> Iterator[Finding]:
+    """Operators none of whose kernel types has a CSV."""
+    reference = mapping.settings.get(REFERENCE)
+    messages = database.path / reference if isinstance(reference, str) else database.path
+    for operator in mapping.operators:
+        names = operator.kernel_types
+        if not names or operator.is_free or operator.name.startswith(_NOT_ASKED):
+            continue
+        paths = [(messages if is_communication(name) else database.path) / f"{name}.csv" for name in names]
+        # A simulator looks for messages beside the rows, too.
+        if not any(path.is_file() or (database.path / path.name).is_file() for path in paths):
+            where = f" in {reference}" if is_communication(names[0]) and isinstance(reference, str) else ""
+            unknown = [n for n in names if n not in database.replayed_types and not is_communication(n)]
+            more = f"; OpAtlas replays no {' and no '.join(unknown)}" if unknown else ""
+            files = ", no ".join(path.name for path in paths)
+            yield _finding(database, operator, names[0], f"there is no {files}{where}{more}")
+
+
+def _not_named(database: CheckedDatabase, mapping: OpMapping) -> Iterator[Finding]:
+    """Kernel types that have rows, for which no simulation asks."""
+    named = {name for operator in mapping.operators for name in operator.kernel_types}
+    # Which kernels a decomposer asks for is in the code of the simulator.
+    has_decomposer = any(operator.fields.get("decomposer") for operator in mapping.operators)
+    for name in database.kernel_types:
+        if name not in named:
+            hint = ", and maybe a decomposer asks for its rows" if has_decomposer else ""
+            yield Finding(
+                str(database.path / f"{name}.csv"), None, name, name, "", f"no operator of {MAPPING} names it{hint}"
+            )
+
+
+def _of_reference(path: Path, mapping: OpMapping) -> Iterator[Finding]:
+    place = npu_folder_of(path)
+    given = mapping.settings.get(REFERENCE)
+    line = mapping.lines.get(REFERENCE)
+    finding = Finding(str(path / MAPPING), line, "", REFERENCE, str(given or ""), "")
+    wanted = communication_reference(path, place[1][CANN.name]) if place is not None else ""
+    if given is not None and (not isinstance(given, str) or Path(given).is_absolute()):
+        yield replace(finding, reason=f"must be a path from here, such as {wanted or '../../hccl/v8.5/'}")
+    elif wanted and (given is None or not _leads_to(path / given, path / wanted)):
+        yield replace(finding, reason=f"the messages of this place are in {wanted}")
+
+
+def _leads_to(given: Path, wanted: Path) -> bool:
+    """Whether a reference is the one of this place, or names the release otherwise while no messages are there."""
+    return given.resolve() == wanted.resolve() or (not wanted.is_dir() and is_of_same_release(given, wanted))
+
+
+def _of_operators(database: CheckedDatabase, mapping: OpMapping) -> Iterator[Finding]:
+    for name, line in mapping.malformed.items():
+        yield Finding(
+            str(database.path / MAPPING), line, "", name, "", "must have fields, such as {kernel_type: MatMulV2}"
+        )
+    known = {*database.kernel_types, *database.unreadable, *database.replayed_types, *BY_KERNEL_TYPE}
+    for operator in mapping.operators:
+        for field, value in operator.fields.items():
+            problem = _wrong_field(str(field), value)
+            if problem:
+                yield _finding(database, operator, f"{field}: {value}"[:80], problem)
+        if not operator.kernel_types and not operator.is_free and not operator.fields.get("decomposer"):
+            wanted = (
+                "sub_kernels or decomposer: true" if operator.is_composite else "kernel_type, composite or zero_cost"
+            )
+            yield _finding(database, operator, "", f"tells no duration: give {wanted}")
+        for name in operator.kernel_types:
+            meant = _misspelt(name, known)
+            if meant:
+                yield _finding(database, operator, name, f"no such kernel type{closest(name, [meant])}")
+
+
+def _wrong_field(field: str, value: Any) -> str:
+    """What is wrong with a field; "" where nothing is. Fields that OpAtlas does not know are left alone."""
+    expected = _FIELDS.get(field)
+    if expected is None:
+        return f"no such field{closest(field, _FIELDS, least=0.8)}" if alike(field, _FIELDS, 1, 0.8) else ""
+    if not isinstance(value, expected) or (expected is int and (isinstance(value, bool) or value < 1)):
+        what = {str: "text", list: "a list", bool: "true or false", int: "a whole number from 1"}[expected]
+        return f"{field} must be {what}"
+    if expected is list and not all(isinstance(name, str) for name in value):
+        return f"{field} must be a list of kernel types"
+    words = _WORDS.get(field, ())
+    return f"{field} must be one of {', '.join(words)}{closest(value, words)}" if words and value not in words else ""
+
+
+def _misspelt(name: str, known: set[str]) -> str:
+    """The kernel type that a name was to be; "" for a known one, and for one that may be another kernel's.
+
+    A misspelt name differs in case, or a long one in a letter that is neither the first nor a number: Sin and Min,
+    ReluGrad and GeluGrad, LayerNormV3 and LayerNormV4 are all kernels.
+    """
+    if name in known:
+        return ""
+    for other in alike(name, known, 3, 0.8):
+        if name.lower() == other.lower():
+            return other
+        edits = max(len(name), len(other)) - sum(
+            map(itemgetter(2), SequenceMatcher(a=name, b=other).get_matching_blocks())
+        )
+        is_version = _without_numbers(name.lower()) == _without_numbers(other.lower())
+        if len(name) >= _LONG and name[0] == other[0] and edits == 1 and not is_version:
+            return other
+    return ""
+
+
+def _without_numbers(name: str) -> str:
+    return re.sub(r"\d|_", "", name)
+
+
+def _finding(database: CheckedDatabase, operator: MappedOperator, value: str, reason: str) -> Finding:
+    return Finding(str(database.path / MAPPING), operator.line, operator.kernel_type, operator.name, value, reason)
+
+
+def _applies(database: CheckedDatabase) -> str:
+    return "" if (database.path / MAPPING).exists() else f"no {MAPPING}, which databases of NPUs have"
+
+
+OP_MAPPING = Check(
+    "op-mapping",
+    "operators that a simulator would find no rows of",
+    "correct the line (docs/tutorials/op-mapping.md)",
+    of_database=_find,
+    applies=_applies,
+)
+OP_MAPPING_ROWS = Check(
+    "op-mapping-rows",
+    "operators without rows, and rows without an operator",
+    "measure the rows (opatlas ingest, opatlas shapes, opatlas bench), or name the kernel type in op_mapping.yaml",
+    of_database=_find_missing,
+    advisory=True,
+    applies=_applies,
+)

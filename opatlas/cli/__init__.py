@@ -1,0 +1,1 @@
+"""The command `opatlas`: a file for each command."""

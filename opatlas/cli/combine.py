@@ -1,0 +1,111 @@
+"""Joins databases and journals that were measured apart into one database.
+
+Of two durations of a row the one of the newer run stays, and a report lists both. SOURCEs are
+never changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from opatlas.combine.apply import COMBINE, combine, kernel_types_of
+from opatlas.combine.pool import pool
+from opatlas.combine.sources import Opened, open_sources, refuse_mixed
+from opatlas.combine.summary import summary, write_conflicts
+from opatlas.errors import OpAtlasError, UsageError, looking_at_usage
+from opatlas.files import TemporaryFolder
+from opatlas.progress import Progress
+from opatlas.store.csv_files import Database
+from opatlas.store.edited_rows import clear_edited
+from opatlas.store.lock import SessionLock
+from opatlas.store.trial import copied
+from opatlas.store.write_back import recover
+from opatlas.text import print_problems, show
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "exit status: 0 everything is in; 1 something was left out because of an error, "
+        "or TARGET cannot be written; 2 nothing was done: wrong usage, or other devices or versions without --mixed"
+    )
+    parser.add_argument(
+        "target",
+        type=Path,
+        metavar="TARGET",
+        help="folder of {KernelType}.csv files to combine into; made if it is not there",
+    )
+    parser.add_argument(
+        "sources",
+        type=Path,
+        nargs="*",
+        metavar="SOURCE",
+        help="a folder of {KernelType}.csv files, with its unmerged journals, or a journal (.jsonl) of a session",
+    )
+    parser.add_argument(
+        "--mixed",
+        action="store_true",
+        help="combine what was measured on different devices or with different versions of torch "
+        "(default: refused, where manifests tell)",
+    )
+    parser.add_argument(
+        "--pool",
+        action="store_true",
+        help="then fill the Pooled columns of TARGET: the median over all runs of a row, their number, the number of "
+        "machines, and the spread between machines (default: of two durations the newer one stays, and that is all)",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be done, and write nothing (default: it is done)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Joins; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
+    target: Path = arguments.target
+    if not arguments.sources and not arguments.pool:
+        raise UsageError("no SOURCE: name databases to combine into TARGET, or pool the runs of TARGET with --pool")
+    with TemporaryFolder("combine") as scratch:
+        with looking_at_usage(), Progress(0, "journals", label="read") as progress:
+            opened = open_sources(Database(target), arguments.sources, scratch, progress.advance)
+            if not arguments.mixed:
+                refuse_mixed(target, opened)
+        warnings = [text for path in (target, *arguments.sources) for text in Database(path).misspelt()]
+        if not arguments.dry_run:
+            lock = SessionLock(Database(target), run_id="combine", command="opatlas combine")
+            lock.acquire(0, show)
+            try:
+                text, problems = _combine(Database(target), opened, pool_runs=arguments.pool, dry_run=False)
+            finally:
+                lock.release()
+        else:
+            # On a copy, so that it tells exactly what would happen.
+            copy = copied(target, scratch / "target")
+            text, problems = _combine(copy, opened, pool_runs=arguments.pool, dry_run=True)
+            text = text.replace(str(copy.path), str(target)) + "\n\ndry run: nothing was written"
+            problems = [problem.replace(str(copy.path), str(target)) for problem in problems]
+    show(text)
+    print_problems(problems)
+    print_problems(warnings, word="warning")
+    return 1 if problems else 0
+
+
+def _combine(target: Database, opened: Opened, *, pool_runs: bool, dry_run: bool) -> tuple[str, list[str]]:
+    """Joins what was opened; gives the summary, and what is wrong. Raises OpAtlasError."""
+    recovered = recover(target, own_run="") if target.journal_dir.is_dir() else []
+    edited = clear_edited(target, COMBINE)
+    with Progress(len(kernel_types_of(opened.sources)), "kernel types", label="combine") as progress:
+        outcome = combine(target, opened.sources, opened.manifests, progress.advance)
+    outcome.edited += edited.count
+    outcome.problems += edited.problems
+    pooled = None
+    if pool_runs:
+        with Progress(len(target.kernel_types()), "kernel types", label="pool") as progress:
+            pooled = pool(target, outcome.problems, progress.advance)
+    report = None
+    problems = [*opened.problems, *(problem for found in recovered for problem in found.problems), *outcome.problems]
+    try:
+        report = write_conflicts(target, outcome.conflicts, time.time())
+    except OpAtlasError as error:
+        problems.append(str(error))
+    return summary(target.path, recovered, opened, outcome, pooled, report, dry_run=dry_run), problems

@@ -1,0 +1,213 @@
+"""Looks at what this machine offers for measuring: a probe per stage, which passes, fails, warns or is skipped.
+
+Each probe runs in a process of its own with a deadline, so that one that hangs or dies is a finding too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+
+from opatlas.devices.discovery import KINDS
+from opatlas.doctor.ascend import signs_of_ascend
+from opatlas.doctor.isolation import Result, run_probe
+from opatlas.doctor.probes import PROBES, Probe
+from opatlas.doctor.report import expect_report, write_report
+from opatlas.doctor.verdict import State, Target, skipped
+from opatlas.files import TemporaryFolder
+from opatlas.progress import Progress, duration
+from opatlas.text import printable, show
+
+_FORMAT = 2
+#: Variables that change what devices, their libraries and OpAtlas do, by the beginning of their names.
+_VARIABLES = (
+    *("ASCEND", "ATB_", "CANN", "CUDA", "HCCL", "LD_", "MKL_", "MSMODELING", "NPU_", "NVIDIA", "OMP_", "OPATLAS"),
+    *("OPP_", "PATH", "PROFILING", "PYTEST", "PYTHON", "RANK_", "TASK_QUEUE", "TMPDIR", "TORCH", "VLLM", "WORLD_SIZE"),
+)
+#: What may hold a password, whatever it begins with.
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASS", "PWD", "AUTH", "CREDENTIAL")
+_NO_ASCEND = "nothing points to an Ascend NPU here: the probes of one are skipped"
+_COLUMNS = 80
+#: A probe that takes longer is named while it is at work.
+_TOLD_AFTER_S = 3.0
+#: Whole seconds, where lines stay.
+_LOGGED_EVERY_S = 15
+_INDENT = " " * 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "exit status: 0 everything that the device needs passes; 1 something that it needs fails, or the report "
+        "cannot be written"
+    )
+    parser.add_argument(
+        "--device", default="", metavar="NAME", help="as in pytest bench/ (default: the device at hand)"
+    )
+    parser.add_argument(
+        "--database-path",
+        type=Path,
+        metavar="DIR",
+        help="folder of the {KernelType}.csv files (default: that of the device)",
+    )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE.zip",
+        help="also write all that was found into a zip file to send to us, with the last run and the kept profiles of "
+        "--database-path if that is named (default: not written)",
+    )
+    backends = parser.add_mutually_exclusive_group()
+    for kind, device in KINDS.items():
+        backends.add_argument(
+            f"--{device.backend}",
+            dest="backend",
+            action="store_const",
+            const=device.backend,
+            default="",
+            help=f"also let two ranks meet over {device.backend}, and check and measure an all_reduce, on a device of "
+            f"kind {kind} (default: off)",
+        )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the findings; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
+    if arguments.report is not None:
+        expect_report(arguments.report)
+    kind = arguments.device if arguments.device in KINDS else ""
+    signs = signs_of_ascend()
+    with TemporaryFolder("doctor-files") as files:
+        target = Target(arguments.device, kind, arguments.database_path, arguments.backend, files=files)
+        target, results = _examined(target, signs)
+        failing = [probe.name for probe in PROBES.values() if _fails(probe, results[probe.name], target)]
+        what = f"the {target.kind or 'device'} needs"
+        verb, they = ("fails", "it") if len(failing) == 1 else ("fail", "them")
+        ending = f"{', '.join(failing)}: {verb}, and {what} {they}" if failing else f"everything that {what} passes"
+        show(f"\n{_wrapped(ending)}")
+        if arguments.report is not None:
+            _write(arguments.report, target, signs, results)
+    return 1 if failing else 0
+
+
+def _examined(target: Target, signs: list[str]) -> tuple[Target, dict[str, Result]]:
+    """Runs the probes, and prints what each finds; gives the target with the kind of device that was found, too."""
+    results: dict[str, Result] = {}
+    device_is_there = True
+    # Where there is no NPU, it says so for all of them.
+    first_of_ascend = next(probe for probe in PROBES.values() if probe.of_ascend)
+    progress = Progress(len(PROBES), "probes", label="doctor")
+    for probe in PROBES.values():
+        if probe.of_ascend and not signs and target.kind != "npu":
+            results[probe.name] = Result(skipped(_NO_ASCEND), 0.0, "")
+        elif probe.of_device and not device_is_there and (probe.of_ascend or target.database is None):
+            results[probe.name] = Result(skipped("there is no device: see above"), 0.0, "")
+        elif probe.stands_on and results[probe.stands_on].verdict.state is not State.PASS:
+            results[probe.name] = Result(skipped(f"{probe.stands_on} has to pass first: see above"), 0.0, "")
+        else:
+            results[probe.name] = run_probe(probe, _with_folder(target, probe), partial(_tell, progress, probe))
+            progress.clear()
+        found = results[probe.name].verdict
+        if probe.name == "device":
+            device_is_there = found.state is State.PASS
+            environment = found.facts.get("environment")
+            target = replace(
+                target,
+                kind=str(found.facts.get("kind", target.kind)),
+                environment=environment if isinstance(environment, dict) else {},
+            )
+        progress.done += 1
+        if found.detail != _NO_ASCEND or probe is first_of_ascend:
+            show(_lines(probe, results[probe.name], target))
+    return target, results
+
+
+def _with_folder(target: Target, probe: Probe) -> Target:
+    """The target, with a folder of the probe's own for its files."""
+    assert target.files is not None
+    files = target.files / probe.name
+    files.mkdir()
+    return replace(target, files=files)
+
+
+def _tell(progress: Progress, probe: Probe, took_s: float, last_line: str) -> None:
+    """Shows that a probe is still at work, and what it has printed last; in a log less often than on a terminal."""
+    if took_s >= _TOLD_AFTER_S and (progress.on_terminal or int(took_s) % _LOGGED_EVERY_S == 0):
+        name = f"{probe.name}: {printable(last_line)}" if last_line else probe.name
+        progress.show(name, f"{duration(took_s)} of {duration(probe.deadline_s)}")
+
+
+def _fails(probe: Probe, result: Result, target: Target) -> bool:
+    """Whether a failure stands in the way of the device; of one that is not known, whatever any of them needs."""
+    needed = target.kind in probe.needed_by if target.kind else len(probe.needed_by) > 1
+    return result.verdict.state is State.FAIL and needed
+
+
+def _lines(probe: Probe, result: Result, target: Target) -> str:
+    verdict = result.verdict
+    detail, state = verdict.detail, str(verdict.state)
+    if verdict.state is State.FAIL and not _fails(probe, result, target):
+        # What no device needs does not say so of each.
+        detail += f" (not needed by the {target.kind or 'device'})" if probe.needed_by else ""
+        state = "warn"
+    first = f"{state:5} {probe.name:13} "
+    lines = [_wrapped(detail, first, _INDENT)]
+    if verdict.remedy and verdict.state is not State.PASS:
+        # In one line, since it may be one to copy.
+        lines.append(f"{_INDENT}-> {verdict.remedy}")
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, first: str = "", others: str = "") -> str:
+    """Lines of a terminal's width, with paths and options whole."""
+    return textwrap.fill(
+        text, _COLUMNS, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _write(path: Path, target: Target, signs: list[str], results: Mapping[str, Result]) -> None:
+    """Writes the report, and prints what it holds. Raises OpAtlasError."""
+    variables = {
+        name: "(left out)" if any(word in name.upper() for word in _SECRET) else value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_VARIABLES)
+    }
+    found = {
+        "format": _FORMAT,
+        "at": time.time(),
+        "host": platform.node(),
+        "device": target.device,
+        "kind": target.kind,
+        "signs_of_ascend": signs,
+        "environment": variables,
+        "probes": [
+            {"name": name, "needed": target.kind in PROBES[name].needed_by, "seconds": result.took_s}
+            | asdict(result.verdict)
+            | {"output": result.output}
+            for name, result in results.items()
+        ],
+    }
+    assert target.files is not None
+    names, left_out = write_report(path, found, target.files, target.database)
+    secrets = [name for name, value in variables.items() if value == "(left out)"]
+    of_database = [name for name in names if name.startswith("database/")]
+    contents = [
+        f"{path} holds: the name of this host; the findings above with paths, serial numbers where npu-smi tells "
+        f"them, and the end of what each probe printed; the names and versions of all installed Python packages; "
+        f"{len(variables)} environment variables ({', '.join(variables)})"
+        + (f", without the values of {', '.join(secrets)}" if secrets else ""),
+        _listed("files of probes", [name for name in names if name.startswith("probes/")]),
+        _listed(f"of {target.database} the last run's manifest and reports, and kept profiles", of_database),
+        _listed("left out, too large or not readable", left_out),
+    ]
+    show("\n" + _wrapped("; ".join(filter(None, contents)) + ". Look through it before you send it."))
+
+
+def _listed(what: str, names: Sequence[str]) -> str:
+    """`files of probes (a, b)`; "" where there are none."""
+    return f"{what} ({', '.join(names)})" if names else ""

@@ -1,0 +1,116 @@
+"""Brings raw profiler captures into the database: one CSV per kernel type."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from opatlas.capture.files import find_captures, passed_over, unparsed
+from opatlas.capture.ingest import Asked, Ingested, ingest_captures
+from opatlas.capture.manifest import CaptureVersions
+from opatlas.capture.summary import summary
+from opatlas.engine.replayed_types import replays_of_bench
+from opatlas.errors import looking_at_usage
+from opatlas.files import expect_folder
+from opatlas.model import location as layout
+from opatlas.model import versions
+from opatlas.options import version
+from opatlas.store.csv_files import Database
+from opatlas.text import print_problems, printable, show
+
+#: What the namespace has besides the options.
+_NO_OPTIONS = frozenset({"run"})
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "exit status: 0 everything is in, or was already; 1 something was left out because of an error, "
+        "nothing could be ingested, or the database cannot be written; 2 wrong usage"
+    )
+    parser.add_argument(
+        "--profiling-path",
+        type=Path,
+        required=True,
+        metavar="PATH",
+        help="a kernel_details or op_summary file, or a folder that is searched for *kernel_details*.csv, "
+        "or for *op_summary*.csv if it has none of these",
+    )
+    parser.add_argument(
+        "--database-path",
+        type=Path,
+        metavar="DIR",
+        help="folder of the {KernelType}.csv files (default: that of the device and versions, under database/data)",
+    )
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="NPU that the capture was taken on, by the name of its database folder "
+        f"(default: {layout.DEFAULT_NPU_DEVICE}; with --database-path: not known)",
+    )
+    parser.add_argument(
+        "--replace",
+        action="store_true",
+        help="put the samples in the place of those of earlier captures, for the signatures that this capture has "
+        "(default: they join them)",
+    )
+    parser.add_argument(
+        "--mixed",
+        action="store_true",
+        help="ingest captures of another device, or of other versions, than earlier ones in this database "
+        "(default: refused, where both are known)",
+    )
+    for component in (versions.VLLM, versions.TORCH, versions.CANN):
+        parser.add_argument(
+            component.option,
+            type=version(component),
+            metavar="V",
+            help=f"{component.name}, such as {component.example} (default: the installed one)",
+        )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ingests; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
+    root: Path = arguments.profiling_path
+    device, versions_of_capture = arguments.device, _given_versions(arguments)
+    with looking_at_usage():
+        captures = find_captures(root)
+        not_read, not_parsed = passed_over(root, captures), unparsed(root, captures)
+        path: Path | None = arguments.database_path
+        if path is not None:
+            expect_folder(path, "", option="--database-path", may_be_made=True)
+        else:
+            device = arguments.device or layout.DEFAULT_NPU_DEVICE
+            # Captures are of NPUs alone, and `npu` may be any of them.
+            layout.expect_npu(device)
+            found = versions.detect(arguments.vllm_version, arguments.torch_version, arguments.cann_version)
+            versions_of_capture = CaptureVersions(found.vllm, found.torch, found.cann)
+            path = layout.default_path(device, found)
+    options = {name: value for name, value in vars(arguments).items() if name not in _NO_OPTIONS}
+    asked = Asked(root, arguments.replace, arguments.mixed, device, versions_of_capture, _as_text(options))
+    database = Database(path)
+    done = ingest_captures(database, captures, asked)
+    # Only who knows of replays tells which rows have one.
+    if text := summary(database, done, not_read, replays_of_bench()):
+        show(text)
+    done.problems[:0] = not_parsed
+    print_problems(done.problems)
+    print_problems(database.misspelt(), word="warning")
+    if done.manifest is None and not done.already:
+        print_problems([_nothing(done)])
+        return 1
+    return 1 if done.problems else 0
+
+
+def _given_versions(arguments: argparse.Namespace) -> CaptureVersions:
+    return CaptureVersions(arguments.vllm_version, arguments.torch_version, arguments.cann_version)
+
+
+def _as_text(options: dict[str, object]) -> dict[str, object]:
+    return {name: printable(str(value)) if isinstance(value, str | Path) else value for name, value in options.items()}
+
+
+def _nothing(done: Ingested) -> str:
+    if not done.files:
+        return "nothing was ingested: none of the captures can be read"
+    rows = "the only row was" if done.account.rows == 1 else f"all {done.account.rows:,} rows were"
+    return f"nothing was ingested: {rows} left out, for the reasons above"

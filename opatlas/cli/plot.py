@@ -1,0 +1,165 @@
+"""Plots a database: every figure for which it holds data.
+
+Durations against the sizes of tensors, the roofline, bytes a second, replayed against captured durations, bus
+bandwidth of collectives. docs/plots.md shows them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from opatlas.errors import OpAtlasError, looking_at_usage
+from opatlas.model.communication import COLLECTIVES
+from opatlas.model.roofline import PEAKS, Peak
+from opatlas.model.schema import STAND_IN
+from opatlas.model.slots import known_dtype
+from opatlas.options import positive
+from opatlas.progress import Progress
+from opatlas.report.plots import (
+    bandwidth,
+    communication,
+    comparison,
+    durations,
+    roofline,
+)
+from opatlas.report.plots.figure import FORMATS, Plot, save
+from opatlas.report.plots.timed_rows import TimedRow, on_device, read_timed_rows
+from opatlas.store.csv_files import Database
+from opatlas.text import counted, print_problems, show
+
+_WAYS_SHOWN = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "exit status: 0 plots were made; 1 none could be made, or something was left out because of an error; "
+        "2 wrong usage"
+    )
+    parser.add_argument("database", type=Path, metavar="DATABASE", help="folder of the {KernelType}.csv files")
+    parser.add_argument(
+        "--output", required=True, type=Path, metavar="DIR", help="folder of the plots, made where it is not there"
+    )
+    parser.add_argument(
+        "--ops",
+        default="",
+        metavar="TYPE[,TYPE...]",
+        help="plot only these kernel types, named exactly (default: all, and the collectives)",
+    )
+    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="of the plots (default: %(default)s)")
+    parser.add_argument("--device", metavar="NAME", help="what was measured on (default: what the database says)")
+    parser.add_argument(
+        "--peak-gbps",
+        type=positive,
+        metavar="G",
+        help="the device's memory bandwidth in 10^9 bytes/s (default: its data sheet's, if known)",
+    )
+    parser.add_argument(
+        "--peak-tops",
+        nargs="+",
+        type=_peak_of_dtype,
+        metavar="DTYPE:T",
+        help="10^12 operations/s of the device by dtype, such as BF16:353.9 (default: its data sheet's, if known)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plots; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
+    kernel_types = [name.strip() for name in arguments.ops.split(",") if name.strip()]
+    with looking_at_usage():
+        timed = read_timed_rows(arguments.database, kernel_types)
+    problems = list(timed.problems)
+    device = arguments.device or timed.device or _most_replayed(timed.rows)
+    peak = _peak(device, arguments.peak_gbps, dict(arguments.peak_tops or ()))
+    # What was replayed on another device stays out, and so does what was captured, where there are replays: it may be
+    # of another device, too.
+    rows_of_device = [row for each in timed.rows if (row := on_device(each, device)) is not None]
+    others = sorted({row.device for row in timed.rows if row.device and row.device != device})
+    of_one = [row for row in rows_of_device if row.microbench_us is not None] or rows_of_device
+    # What a kernel must read, write and compute says nothing of what stood in for it.
+    own_kernels = [row for row in of_one if not row.stands_in]
+    both = [row for row in timed.rows if row.microbench_us is not None and row.profiling_us is not None]
+    made: dict[str, list[Plot]] = {}
+    for title, module, rows in (
+        ("Kernel durations", durations, rows_of_device),
+        ("Roofline", roofline, own_kernels),
+        ("Memory bandwidth", bandwidth, own_kernels),
+    ):
+        made[module.NAME] = module.plots(rows, _title(title, device, rows), peak)
+    made[comparison.NAME] = comparison.plots(both, _title_of_both(both, timed.captured_on), peak)
+    if not kernel_types:
+        try:
+            made[communication.NAME] = communication.plots([arguments.database], COLLECTIVES)
+        except OpAtlasError as error:
+            problems.append(str(error))
+    plots = [plot for found in made.values() for plot in found]
+    with Progress(len(plots), "plots", label="write") as progress:
+        for plot in plots:
+            save(plot.figure, arguments.output / f"{plot.name}.{arguments.format}")
+            progress.advance()
+    show(_summary(arguments, made, device, peak))
+    if others:
+        show(f"replays on {', '.join(others)} are only in {comparison.NAME} (--device plots another device)")
+    if stand_ins := len(of_one) - len(own_kernels):
+        show(f"{counted(stand_ins, 'stand-in')} (column {STAND_IN}) left out of {roofline.NAME} and {bandwidth.NAME}")
+    print_problems(problems)
+    print_problems(Database(arguments.database).misspelt(), word="warning")
+    return 1 if problems or not any(made.values()) else 0
+
+
+def _most_replayed(rows: Sequence[TimedRow]) -> str:
+    """Returns the device that most rows were replayed on; "" where nothing tells."""
+    counts = Counter(row.device for row in rows if row.device)
+    return max(counts, key=lambda device: counts[device], default="")
+
+
+def _title_of_both(rows: Sequence[TimedRow], captured_on: Collection[str]) -> str:
+    """Returns the title of the plot of replays against captures, with the devices of both as far as they are known."""
+    replayed_on = sorted({row.device for row in rows if row.device})
+    replays, captures = (f" on {', '.join(sorted(names))}" if names else "" for names in (replayed_on, captured_on))
+    return f"Replayed{replays}\nagainst captured{captures}"
+
+
+def _peak(device: str, gbps: float | None, tera_ops: Mapping[str, float]) -> Peak:
+    known = PEAKS.get(device, Peak())
+    return Peak(gbps or known.bandwidth_gbps, {**known.tera_ops, **tera_ops})
+
+
+def _title(what: str, device: str, rows: Sequence[TimedRow]) -> str:
+    """With how the rows were timed, the most frequent ways first. What was captured may be of another device."""
+    ways = [way for way, _ in Counter(row.how for row in rows if row.microbench_us and row.how).most_common()]
+    shown = "; ".join(ways[:_WAYS_SHOWN] + ["..."] * (len(ways) > _WAYS_SHOWN))
+    captured = any(row.microbench_us is None for row in rows)
+    if not shown:
+        return what + (f": {device}" if device else "") + (" (captured)" if captured else "")
+    replays = (f"{device} " if device else "") + f"({shown})"
+    return f"{what}: replays on {replays}, and captures" if captured else f"{what}: {replays}"
+
+
+def _summary(arguments: argparse.Namespace, made: Mapping[str, list[Plot]], device: str, peak: Peak) -> str:
+    """In lines that fit a terminal of 80 columns."""
+    lines = []
+    plots = [plot for found in made.values() for plot in found]
+    if plots:
+        files = [f"{plot.name}.{arguments.format}" for plot in plots]
+        width = max(map(len, files))
+        lines += [f"plots of {device or 'an unknown device'}, in {arguments.output}:"]
+        lines += [f"  {file:{width}}  {plot.holds}" for file, plot in zip(files, plots, strict=True)]
+    needs = {module.NAME: module.NEEDS for module in (durations, roofline, bandwidth, comparison, communication)}
+    without = [name for name, found in made.items() if not found]
+    if without:
+        lines += ["", "not made, for want of:"] if plots else ["no plot was made, for want of:"]
+        lines += [f"  {name}: {needs[name]}" for name in without]
+    if (made[roofline.NAME] or made[bandwidth.NAME]) and not peak.bandwidth_gbps:
+        lines += ["", "The peak of the device is not known: no roofs (--peak-gbps, --peak-tops)."]
+    return "\n".join(lines)
+
+
+def _peak_of_dtype(text: str) -> tuple[str, float]:
+    name, _, value = text.partition(":")
+    dtype = known_dtype(name)
+    if dtype is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: give DTYPE:T with a dtype such as BF16, FLOAT16 or INT8")
+    return dtype.name, positive(value)

@@ -1,0 +1,311 @@
+"""Shows what a database holds: rows by kernel type and state, how good they are, and what they were measured on.
+
+Without DB, the databases below database/data are listed. Nothing is written, but for --json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from opatlas.capture.manifest import read_manifest
+from opatlas.checks.check import CheckedTable
+from opatlas.errors import OpAtlasError
+from opatlas.files import expect_folder
+from opatlas.model.communication import COLLECTIVES
+from opatlas.model.location import ROOT, folder_of, shipped_as
+from opatlas.model.quality import NOISE_LIMIT, Quality, is_noisy
+from opatlas.model.schema import (
+    CACHE_STATE,
+    INSTRUMENT,
+    QUALITY,
+    STATUS,
+    Status,
+)
+from opatlas.store import journal
+from opatlas.store.csv_files import Database, read_frame, write_text
+from opatlas.store.manifest import INGEST_PREFIX, Manifest, manifests_of
+from opatlas.store.provenance import origins_of
+from opatlas.text import counted, print_problems, show
+
+_COLUMNS = 80
+_DAY_S = 86400.0
+_NUMBERS = ("rows", "measured", "captured", "failed", "missing")
+#: What a quality of a row without the column is called.
+_NOT_JUDGED = "not judged"
+
+
+@dataclass(frozen=True)
+class OfKernelType:
+    """What the CSV of a kernel type holds. A row may be both measured and captured.
+
+    Attributes:
+        measured, captured: rows with a duration of a replay, of a capture.
+        failed: rows without a replayed duration that were run, whatever became of them.
+        missing: rows with neither duration, failed ones included.
+        noise: median over the measured rows of standard deviation / mean; None if no row tells it.
+        noisy: measured rows that are not quiet by their Quality; of rows without one, those over NOISE_LIMIT.
+        quality, cache, instrument: measured rows by the cell of these columns.
+        status: rows by status; "" if a row was never run.
+    """
+
+    kernel_type: str
+    rows: int
+    measured: int
+    captured: int
+    failed: int
+    missing: int
+    noise: float | None
+    noisy: int
+    quality: Mapping[str, int]
+    cache: Mapping[str, int]
+    instrument: Mapping[str, int]
+    status: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What a database holds.
+
+    Attributes:
+        devices: what its rows were measured on, with versions and threads: runs by origin.
+        folder: device and versions as the names of its folders have them; "" if they are not such names.
+        shipped: what a database that ships with OpAtlas was measured on; "" for any other.
+        runs, ingests: how many.
+        last_run_at: seconds since the epoch, when the newest run or ingest began; None if none is known.
+        unmerged: journals of sessions that run, or were killed.
+        problems: files that cannot be read.
+    """
+
+    path: str
+    kernel_types: Sequence[OfKernelType]
+    devices: Mapping[str, int] = field(default_factory=dict)
+    folder: str = ""
+    shipped: str = ""
+    runs: int = 0
+    ingests: int = 0
+    last_run_at: float | None = None
+    unmerged: int = 0
+    problems: Sequence[str] = ()
+
+    def total(self, what: str) -> int:
+        """Returns the sum of a number over all kernel types."""
+        return sum(int(getattr(each, what)) for each in self.kernel_types)
+
+    def counts(self, what: str) -> dict[str, int]:
+        """Returns the rows by quality, cache, instrument or status over all kernel types, the most frequent first."""
+        counts: Counter[str] = Counter()
+        for each in self.kernel_types:
+            counts.update(getattr(each, what))
+        return dict(counts.most_common())
+
+
+def overview_of(database: Database) -> Overview:
+    """Reads what a database holds; what cannot be read is a problem, and the rest is told."""
+    problems: list[str] = []
+    tables = []
+    messages = [each.kernel_type for each in COLLECTIVES if database.csv_path(each.kernel_type).is_file()]
+    for kernel_type in (*database.kernel_types(), *messages):
+        path = database.csv_path(kernel_type)
+        try:
+            tables.append(_of_table(CheckedTable(kernel_type, path, read_frame(path, kernel_type))))
+        except OpAtlasError as error:
+            problems.append(str(error))
+    manifests = [each for each in manifests_of(database, problems).values() if _has_measured(each)]
+    ingested_at = []
+    for path in sorted(database.runs_dir.glob(f"{INGEST_PREFIX}*.json")):
+        try:
+            ingested_at.append(read_manifest(path).started_at)
+        except (OpAtlasError, OSError) as error:
+            problems.append(str(error))
+    devices = Counter(origin for manifest in manifests for origin in set(map(str, origins_of(manifest))))
+    named = folder_of(database.path)
+    return Overview(
+        str(database.path),
+        tables,
+        dict(devices.most_common()),
+        " ".join([named[0], *(f"{name} {version}" for name, version in named[1].items())]) if named else "",
+        shipped_as(database.path),
+        len(manifests),
+        len(ingested_at),
+        max([*ingested_at, *(manifest.started_at for manifest in manifests)], default=None),
+        len(journal.all_of(database)),
+        problems,
+    )
+
+
+def _has_measured(manifest: Manifest) -> bool:
+    """Whether a run has run rows: `pytest shapes/` has a manifest too."""
+    return bool(manifest.device_names)
+
+
+def _of_table(table: CheckedTable) -> OfKernelType:
+    replayed, captured = table.replayed.us > 0, table.captured.us > 0
+    statuses = table.cells(STATUS)
+    noise = table.noise[~np.isnan(table.noise)]
+    judged = [Quality.of_cell(cell) for cell in table.cells(QUALITY)]
+    noisy = [
+        has and is_noisy(quality, own)
+        for has, quality, own in zip(replayed.tolist(), judged, table.noise.tolist(), strict=True)
+    ]
+    failed = [
+        not has and bool(status) and status != Status.MEASURED.value
+        for has, status in zip(replayed.tolist(), statuses, strict=True)
+    ]
+
+    def of_measured(column: str, unknown: str = "") -> dict[str, int]:
+        cells = zip(table.cells(column), replayed.tolist(), strict=True)
+        return dict(Counter(cell or unknown for cell, has in cells if has))
+
+    return OfKernelType(
+        table.kernel_type,
+        rows=len(table),
+        measured=int(replayed.sum()),
+        captured=int(captured.sum()),
+        failed=sum(failed),
+        missing=int((~(replayed | captured)).sum()),
+        noise=float(np.median(noise)) if len(noise) else None,
+        noisy=sum(noisy),
+        quality=of_measured(QUALITY, _NOT_JUDGED),
+        cache=of_measured(CACHE_STATE, "not known"),
+        instrument=of_measured(INSTRUMENT, "not known"),
+        status=dict(Counter(statuses)),
+    )
+
+
+def databases_below(root: Path) -> list[Path]:
+    """Returns the folders that are databases by their place (`{device}/{stack}/{versions}`), sorted."""
+    return sorted(path for path in root.glob("*/*/*") if path.is_dir() and folder_of(path) is not None)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "exit status: 0 done; 1 a file could not be read; 2 no such database"
+    parser.add_argument(
+        "database",
+        type=Path,
+        nargs="?",
+        metavar="DB",
+        help="folder of {KernelType}.csv files (default: the databases below database/data are listed)",
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write what is shown, as JSON (default: not written)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints what a database holds; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
+    path: Path | None = arguments.database
+    if path is not None:
+        expect_folder(path, "name one with a database, or none for a list of those below database/data")
+        found = [overview_of(Database(path))]
+        lines = list(_page(found[0]))
+    else:
+        found = [overview_of(Database(each)) for each in databases_below(ROOT)]
+        lines = _list(found) if found else [f"no database below {ROOT}: `make bench` makes one for this machine"]
+    show("\n".join(lines))
+    if arguments.json is not None:
+        content = [asdict(each) for each in found]
+        write_text(arguments.json, json.dumps(content if path is None else content[0], indent=2) + "\n")
+    problems = [problem for each in found for problem in each.problems]
+    print_problems(problems)
+    return 1 if problems else 0
+
+
+def _page(found: Overview) -> Iterable[str]:
+    yield found.path
+    facts = [
+        ("device", _counts(found.devices, "run") or found.folder or "not known"),
+        ("shipped", found.shipped),
+        (
+            "runs",
+            ", ".join(filter(None, [counted(found.runs, "replay"), counted(found.ingests, "ingest"), _age(found)])),
+        ),
+        ("unmerged", counted(found.unmerged, "journal") if found.unmerged else ""),
+        ("cache", _counts(found.counts("cache"))),
+        ("instrument", _counts(found.counts("instrument"))),
+        ("quality", _counts(found.counts("quality"))),
+        ("status", _counts({status or "never run": count for status, count in found.counts("status").items()})),
+    ]
+    for name, text in facts:
+        if text:
+            yield textwrap.fill(text, _COLUMNS, initial_indent=f"{name:12}", subsequent_indent=" " * 12)
+    yield ""
+    if not found.kernel_types:
+        yield "no kernel types: `opatlas ingest` or `opatlas shapes` adds rows"
+        return
+    header = ("kernel type", "rows", "measured", "captured", "failed", "missing", "noise", "noisy")
+    rows = [_row(each) for each in found.kernel_types]
+    total = [f"{found.total(what):,}" for what in _NUMBERS]
+    noise = [each.noise for each in found.kernel_types if each.noise is not None]
+    middle = _percent(median(noise) if noise else None)
+    rows.append((counted(len(found.kernel_types), "kernel type"), *total, middle, f"{found.total('noisy'):,}"))
+    yield from _aligned([header, *rows])
+    yield ""
+    yield "noise: standard deviation / mean of a measured row, the median of all"
+    yield f"noisy: not quiet by its Quality; without one: noise over {NOISE_LIMIT * 100:.0f} %"
+    yield "missing: no duration; failed rows are among them"
+
+
+def _row(each: OfKernelType) -> tuple[str, ...]:
+    numbers = (getattr(each, what) for what in _NUMBERS)
+    return (
+        each.kernel_type,
+        *(f"{number:,}" if number else "" for number in numbers),
+        _percent(each.noise),
+        str(each.noisy or ""),
+    )
+
+
+def _list(found: Sequence[Overview]) -> list[str]:
+    header = ("database", "rows", "measured", "captured", "missing", "newest")
+    rows = [
+        (
+            str(Path(each.path).relative_to(ROOT)),
+            *(f"{each.total(what):,}" for what in ("rows", "measured", "captured", "missing")),
+            _age(each),
+        )
+        for each in found
+    ]
+    return [str(ROOT), *_aligned([header, *rows])]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns a table whose columns but the first are numbers; long names are shortened to fit."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = _COLUMNS - sum(width + 2 for width in widths[1:])
+    first = max(min(widths[0], room), 16)
+    lines = []
+    for name, *cells in rows:
+        numbers = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        if len(name) > first:
+            lines.append(name)
+            name = ""
+        lines.append(f"{name:{first}}{numbers}".rstrip())
+    return lines
+
+
+def _counts(counts: Mapping[str, int], unit: str = "") -> str:
+    return ", ".join(
+        f"{name} ({counted(count, unit)})" if unit else f"{name} {count:,}" for name, count in counts.items()
+    )
+
+
+def _percent(noise: float | None) -> str:
+    return "" if noise is None else f"{noise * 100:.1f} %"
+
+
+def _age(found: Overview) -> str:
+    if found.last_run_at is None:
+        return ""
+    day = time.strftime("%Y-%m-%d", time.gmtime(found.last_run_at))
+    days = int((time.time() - found.last_run_at) // _DAY_S)
+    return f"{day} ({counted(days, 'day')} ago)" if days > 0 else f"{day} (today)"

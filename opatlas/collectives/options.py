@@ -1,0 +1,313 @@
+"""The options of `pytest bench/test_collectives.py`, and which groups and messages they ask for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opatlas.collectives.topology import Grid, NoGroup, guess
+from opatlas.engine.job import DeviceSpec
+from opatlas.errors import OpAtlasError
+from opatlas.files import expect_folder
+from opatlas.instruments.instrument import EVENTS
+from opatlas.isolation.groups.options import NodeOptions
+from opatlas.isolation.groups.pool import devices_of_node, misplaced
+from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.model.communication import BY_NAME, TIERS, Collective
+from opatlas.model.location import COMMUNICATION_NAMED_BY, kind_of
+from opatlas.model.schema import (
+    DTYPE,
+    MESSAGE_BYTES,
+    NUM_DEVICES,
+    TOPOLOGY_TIER,
+)
+from opatlas.model.slots import known_dtype
+from opatlas.model.versions import Versions
+from opatlas.options import (
+    Listed,
+    Scope,
+    add_all,
+    at_least,
+    between,
+    declare,
+    items_of,
+    one_of,
+)
+from opatlas.store.write_back import UpdateMode
+
+MODULE = "test_collectives.py"
+_NODES = NodeOptions("--")
+#: As torch names them, and as HCCL's CSVs do.
+DTYPES: Mapping[str, str] = {
+    "bfloat16": "DT_BF16",
+    "float16": "DT_FLOAT16",
+    "float32": "DT_FLOAT",
+    "int8": "DT_INT8",
+}
+_SMALLEST, _LARGEST, _LARGEST_ON_CPU = 1 << 10, 512 << 20, 16 << 20
+_SHOWN = 3
+#: How variables begin that say how a library communicates.
+_LIBRARIES = ("NCCL_", "HCCL_", "GLOO_")
+#: Set in NVIDIA's containers to tell what is installed; NCCL does not read it.
+_OF_CONTAINERS = ("NCCL_VERSION",)
+
+
+def _several(read: Callable[[str], Any], metavar: str) -> Mapping[str, Any]:
+    """What argparse is told of an option that takes several values, with commas or blanks between them."""
+    return {"nargs": "+", "action": Listed, "type": items_of(read), "metavar": (f"{metavar}[,{metavar}...]", metavar)}
+
+
+#: The options of the collectives alone.
+OPTIONS = (
+    declare(
+        "--comm-ops",
+        Scope.COLLECTIVES,
+        **_several(one_of(BY_NAME), "OP"),
+        default=list(BY_NAME),
+        help=f"the collectives to measure (default: {','.join(BY_NAME)})",
+    ),
+    declare(
+        "--grid-shape",
+        Scope.COLLECTIVES,
+        **_several(at_least(1), "N"),
+        help="how the devices of all nodes are linked: how many there are in each dimension, outermost first, such "
+        "as 48,8,2 (default: that on an A3, 128,8 on an A2, a guess elsewhere)",
+    ),
+    declare(
+        "--num-devices",
+        Scope.COLLECTIVES,
+        **_several(at_least(2), "N"),
+        help="sizes of the groups to measure (default: 16 on an A3, 2 on a CPU, all devices elsewhere)",
+    ),
+    declare(
+        "--topology-tier",
+        Scope.COLLECTIVES,
+        type=between(min(TIERS), max(TIERS)),
+        choices=list(TIERS),
+        help="the outermost dimension of the grid in which the devices of a group differ: "
+        f"{', '.join(f'{tier} {name}' for tier, name in TIERS.items())} "
+        "(default: that of neighbours; with several nodes 0)",
+    ),
+    declare(
+        "--comm-dtype",
+        Scope.COLLECTIVES,
+        **_several(one_of(DTYPES), "DTYPE"),
+        default=["bfloat16"],
+        help=f"what messages are made of: {', '.join(DTYPES)} (default: bfloat16)",
+    ),
+    declare(
+        "--bytes-grid",
+        Scope.COLLECTIVES,
+        **_several(at_least(1), "BYTES"),
+        help="sizes of the messages, rounded up to whole elements, as many for each device (default: powers of two "
+        "from 1 KiB to 512 MiB, on a CPU to 16 MiB)",
+    ),
+    declare(
+        "--bench-mode",
+        Scope.COLLECTIVES,
+        choices=("kernel", "event"),
+        default="kernel",
+        help="kernel: time of the device's own kernels, from its profiler; event: between two events of the device; "
+        "a CPU has its clock for both (default: %(default)s)",
+    ),
+    declare(
+        "--output-dir",
+        Scope.COLLECTIVES,
+        type=Path,
+        metavar="DIR",
+        help="folder of the hcom_*.csv files, made where it is not there "
+        "(default: that of the device and its library, under database/data)",
+    ),
+    declare(
+        "--output-csv",
+        Scope.COLLECTIVES,
+        type=Path,
+        metavar="FILE",
+        help="the file of a single collective, whatever --output-dir says (default: one in that folder)",
+    ),
+    *_NODES.declared(Scope.COLLECTIVES),
+    declare(
+        "--comm-strict",
+        Scope.COLLECTIVES,
+        action="store_true",
+        help="refuse to run where a group needs more devices than there are, or the grid does not hold it "
+        "(default: its messages are skipped)",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a session is to measure.
+
+    Attributes:
+        rows: cells of the messages, by kernel type, in the order in which groups need them.
+        options: those of pytest, with the grid that was guessed where none was given.
+        about: what was guessed and what was changed, in lines for the user to read.
+    """
+
+    rows: Mapping[str, Sequence[Mapping[str, str]]]
+    options: argparse.Namespace
+    about: Sequence[str]
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Adds OPTIONS to the help."""
+    group = parser.getgroup(
+        "collectives", "Collectives: the messages and groups that bench/test_collectives.py measures"
+    )
+    add_all(group, OPTIONS)
+
+
+def are_asked_for(config: pytest.Config) -> bool:
+    """Whether the session is to measure collectives, which are named on the command line or not collected.
+
+    Raises:
+        pytest.UsageError: it is to measure something else too.
+    """
+    named = [Path(argument.partition("::")[0]).name == MODULE for argument in config.args]
+    if any(named) and not all(named):
+        raise pytest.UsageError(f"{MODULE} has a database of its own: name it alone, and run the others after it")
+    return any(named)
+
+
+def instrument_of(option: Any, kind: str) -> str | None:
+    """What takes the durations on devices of a kind; None: the best that they offer."""
+    return EVENTS.get(kind) if option.bench_mode == "event" else None
+
+
+def output_of(option: Any, default: Callable[[], Path]) -> tuple[Path, Mapping[str, str]]:
+    """Where the CSVs are, and what one of them is called where it has a name of its own.
+
+    Of several nodes the first one keeps the results there; the others, who hold the same, have a folder beside it,
+    since all may see one disk.
+
+    Raises:
+        pytest.UsageError: options that contradict each other.
+    """
+    names: Mapping[str, str] = {}
+    if option.database_path and (option.output_dir or option.output_csv):
+        given = "--output-dir" if option.output_dir else "--output-csv"
+        raise pytest.UsageError(f"{given} and --database-path both say where the CSVs are: leave one of them out")
+    if option.output_csv is not None:
+        if len(option.comm_ops) > 1:
+            raise pytest.UsageError(
+                f"--output-csv {option.output_csv} is the file of one collective, and {len(option.comm_ops)} are to "
+                f"be measured: choose with --comm-ops, or name a folder with --output-dir"
+            )
+        names = {BY_NAME[option.comm_ops[0]].kernel_type: option.output_csv.name}
+        folder = option.output_csv.parent
+    else:
+        folder = option.output_dir or (Path(option.database_path) if option.database_path else default())
+        if option.output_dir or option.database_path:
+            named = "--output-dir" if option.output_dir else "--database-path"
+            expect_folder(folder, "", option=named, may_be_made=True)
+    return (folder / f"node{option.node_rank}" if option.node_rank else folder), names
+
+
+def group_of(cells: Mapping[str, str], option: Any) -> GroupSpec:
+    """The group that a message is measured in, on the grid of `Wanted.options`."""
+    size = int(cells[NUM_DEVICES])
+    return _NODES.spec(option, size, members=Grid(tuple(option.grid_shape)).group(size, int(cells[TOPOLOGY_TIER])))
+
+
+def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
+    """What the options ask for.
+
+    Raises:
+        pytest.UsageError: options that contradict each other, or a grid that holds none of the groups, or with
+            --comm-strict not all of them.
+    """
+    _expect_nodes(option)
+    if named := [name for name in option.ops if name in BY_NAME]:
+        raise pytest.UsageError(f"--ops takes kernel types: write --comm-ops {','.join(named)}")
+    per_node = len(devices_of_node(devices))
+    guessed = guess(devices, per_node, option.nnodes)
+    sizes = list(dict.fromkeys(option.num_devices or guessed.num_devices))
+    grid = Grid(tuple(option.grid_shape)) if option.grid_shape else guessed.holding(max(sizes))
+    about = [f"grid {grid}" if option.grid_shape else f"grid {Grid(guessed.shape)}: {guessed.why}"]
+    variables = [
+        f"{name}={value}"
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_LIBRARIES) and name not in _OF_CONTAINERS
+    ]
+    about += [f"environment: {' '.join(variables)}"] if variables else []
+    options = argparse.Namespace(**{**vars(option), "grid_shape": list(grid.shape)})
+    rows: dict[str, list[Mapping[str, str]]] = {BY_NAME[name].kernel_type: [] for name in option.comm_ops}
+    no_group: list[str] = []
+    for size in sizes:
+        try:
+            members = grid.group(size, _tier(option))
+        except NoGroup as error:
+            no_group.append(f"--num-devices {size}: {error}")
+            continue
+        tier = grid.tier_of(members)
+        spec = group_of({NUM_DEVICES: str(size), TOPOLOGY_TIER: str(tier)}, options)
+        reason = misplaced(spec, devices)
+        if reason and option.comm_strict:
+            raise pytest.UsageError(f"--comm-strict: --num-devices {size} {reason}")
+        for name in option.comm_ops:
+            for dtype in dict.fromkeys(option.comm_dtype):
+                sent = _sent(BY_NAME[name], size, dtype, _bytes(option, devices))
+                about += [f"{name} of {size} {dtype}: {text}" for text in _rounded(sent)]
+                # Those that two sizes are rounded up to are one message.
+                rows[BY_NAME[name].kernel_type] += [
+                    {MESSAGE_BYTES: str(count), NUM_DEVICES: str(size), DTYPE: DTYPES[dtype], TOPOLOGY_TIER: str(tier)}
+                    for count in dict.fromkeys(sent.values())
+                ]
+    if no_group and (option.comm_strict or len(no_group) == len(sizes)):
+        raise pytest.UsageError(f"{'; '.join(no_group)}; change it, --topology-tier or --grid-shape")
+    return Wanted(rows, options, [*about, *(f"left out: {reason}" for reason in no_group)])
+
+
+def _tier(option: Any) -> int | None:
+    """A group of several nodes spans these, which neighbours may not."""
+    tier: int | None = option.topology_tier
+    return 0 if tier is None and option.nnodes > 1 else tier
+
+
+def _bytes(option: Any, devices: Sequence[DeviceSpec]) -> Sequence[int]:
+    if option.bytes_grid:
+        return list(option.bytes_grid)
+    largest = _LARGEST_ON_CPU if devices[0].kind == "cpu" else _LARGEST
+    return [1 << power for power in range(_SMALLEST.bit_length() - 1, largest.bit_length())]
+
+
+def _sent(collective: Collective, size: int, dtype: str, wanted_bytes: Sequence[int]) -> Mapping[int, int]:
+    """The bytes that are sent for those that are wanted."""
+    known = known_dtype(DTYPES[dtype])
+    assert known is not None
+    return {wanted: collective.message_bytes(wanted, size, known.bytes) for wanted in wanted_bytes}
+
+
+def _rounded(sent: Mapping[int, int]) -> Sequence[str]:
+    changed = [f"{wanted} -> {count}" for wanted, count in sent.items() if wanted != count]
+    more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+    return [f"bytes rounded up: {', '.join(changed[:_SHOWN])}{more}"] if changed else []
+
+
+def _expect_nodes(option: Any) -> None:
+    if problem := _NODES.contradiction(option):
+        raise pytest.UsageError(problem)
+    if option.nnodes > 1 and option.update_mode != UpdateMode.ALL.value:
+        raise pytest.UsageError(
+            f"--nnodes {option.nnodes}: all nodes must run the same messages, and what is missing may differ "
+            f"between them: leave out --update-mode"
+        )
+
+
+def communication_version(name: str, versions: Versions) -> str:
+    """Of the library that carries messages between devices of a name. Raises OpAtlasError where it is not detected."""
+    component = COMMUNICATION_NAMED_BY[kind_of(name)]
+    version: str | None = getattr(versions, component.field)
+    if version is None:
+        raise OpAtlasError(
+            f"the version of {component.name} could not be detected: name the directory with --output-dir"
+        )
+    return version

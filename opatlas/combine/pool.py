@@ -1,0 +1,198 @@
+"""Pools what several runs measured of the same row: the median over runs, and the spread between machines.
+
+The runs are those of the histories, of the replaced rows and of the table itself. Runs that measured with another
+cache state or instrument than the row's duration, or on another device or version of torch, are not pooled with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from opatlas.errors import OpAtlasError
+from opatlas.gc_pause import without_cycle_collection
+from opatlas.model.quality import valid_duration
+from opatlas.model.record import Record, RowName
+from opatlas.model.schema import (
+    AVERAGE,
+    CACHE_STATE,
+    INPUT_SHAPES,
+    INSTRUMENT,
+    MICROBENCH_MEDIAN,
+    POOLED,
+    POOLED_MACHINES,
+    POOLED_MEDIAN,
+    POOLED_RUNS,
+    POOLED_SPREAD,
+    RUN_ID,
+)
+from opatlas.model.signature import signatures
+from opatlas.store import history
+from opatlas.store.csv_files import Database, Table, read_frame
+from opatlas.store.manifest import Manifest, manifests_of
+from opatlas.store.merge_rule import microseconds
+from opatlas.store.table_edit import TableEdit
+
+
+@dataclass(frozen=True)
+class RunDuration:
+    """What one run measured of a row: the median of its samples in microseconds, and how they were taken."""
+
+    median_us: float
+    cache_state: str
+    instrument: str
+
+
+@dataclass(frozen=True)
+class PooledRow:
+    """What all runs together say of a row.
+
+    Attributes:
+        median_us: median over runs of each run's median, in microseconds.
+        runs, machines: how many measured the row.
+        spread: of the machines' medians, largest less smallest as a share of `median_us`; None for one machine.
+    """
+
+    kernel_type: str
+    input_shapes: str
+    median_us: float
+    runs: int
+    machines: int
+    spread: float | None
+
+
+#: What runs measured, by row and run id.
+Durations = dict[RowName, dict[str, RunDuration]]
+
+
+def pool(database: Database, problems: list[str], on_kernel_type: Callable[[], None]) -> list[PooledRow]:
+    """Fills the Pooled columns of every row that has a replayed duration; gives these rows.
+
+    Args:
+        problems: gets a sentence for each file that cannot be read or written; the others are pooled all the same.
+        on_kernel_type: called after each kernel type.
+
+    Raises:
+        OpAtlasError: the database cannot be locked.
+    """
+    pooled: list[PooledRow] = []
+    with database.lock(), without_cycle_collection():
+        manifests = manifests_of(database, problems)
+        durations = _durations(database, problems)
+        for kernel_type in database.kernel_types():
+            try:
+                pooled += _pool_table(database, kernel_type, durations, manifests)
+            except OpAtlasError as error:
+                problems.append(str(error))
+            on_kernel_type()
+    return pooled
+
+
+def _durations(database: Database, problems: list[str]) -> Durations:
+    """What the histories and the replaced rows of a database hold."""
+    durations: Durations = {}
+    for run_id in history.runs(database):
+        try:
+            records = history.read(database, run_id).records
+        except OpAtlasError as error:
+            problems.append(str(error))
+            continue
+        for asked in records:
+            for record in filter(None, (asked, asked.of_what_ran())):
+                if record.measurement is not None:
+                    row = durations.setdefault(RowName(record.kernel_type, record.signature), {})
+                    row[record.run_id] = _of_record(record)
+    for path in history.replaced_tables(database):
+        try:
+            rows = TableEdit(read_frame(path))
+        except OpAtlasError as error:
+            problems.append(str(error))
+            continue
+        for position, signature in enumerate(signatures(path.stem, rows.frame())):
+            duration = _of_row(rows, position)
+            if duration is not None:
+                durations.setdefault(RowName(path.stem, signature), {}).setdefault(rows[RUN_ID][position], duration)
+    return durations
+
+
+def _of_record(record: Record) -> RunDuration:
+    assert record.measurement is not None
+    measurement = record.measurement
+    return RunDuration(measurement.summary.median_us, measurement.cache_state, measurement.instrument)
+
+
+def _of_row(rows: TableEdit, position: int) -> RunDuration | None:
+    average_us = valid_duration(rows[AVERAGE][position])
+    if average_us is None:
+        return None
+    median_us = valid_duration(rows[MICROBENCH_MEDIAN][position]) or average_us
+    return RunDuration(median_us, rows[CACHE_STATE][position], rows[INSTRUMENT][position])
+
+
+def _pool_table(
+    database: Database, kernel_type: str, durations: Durations, manifests: Mapping[str, Manifest]
+) -> list[PooledRow]:
+    table = database.read(kernel_type)
+    rows = TableEdit(table.frame)
+    before = {name: list(rows[name]) for name in POOLED}
+    pooled = []
+    for position, signature in enumerate(signatures(kernel_type, table.frame)):
+        own, own_run = _of_row(rows, position), rows[RUN_ID][position]
+        cells = dict.fromkeys(POOLED, "")
+        if own is not None:
+            runs = {**durations.get(RowName(kernel_type, signature), {}), own_run: own}
+            row = _pooled(kernel_type, rows[INPUT_SHAPES][position], own_run, runs, manifests)
+            pooled.append(row)
+            cells = _cells(row)
+        for name, cell in cells.items():
+            rows[name][position] = cell
+    if any(rows[name] != before[name] for name in POOLED):
+        database.write(Table(kernel_type, table.path, rows.frame()))
+    return pooled
+
+
+def _pooled(
+    kernel_type: str,
+    input_shapes: str,
+    own_run: str,
+    runs: Mapping[str, RunDuration],
+    manifests: Mapping[str, Manifest],
+) -> PooledRow:
+    own, software = runs[own_run], _software(manifests.get(own_run))
+    alike = {
+        run_id: run.median_us
+        for run_id, run in runs.items()
+        if (run.cache_state, run.instrument) == (own.cache_state, own.instrument)
+        and _software(manifests.get(run_id)) in (software, None)
+    }
+    of_machine: dict[tuple[str, ...], list[float]] = {}
+    for run_id, median_us in alike.items():
+        of_machine.setdefault(_machine(manifests.get(run_id)), []).append(median_us)
+    medians = [median(each) for each in of_machine.values()]
+    median_us = median(alike.values())
+    spread = (max(medians) - min(medians)) / median_us if len(medians) > 1 else None
+    return PooledRow(kernel_type, input_shapes, median_us, len(alike), len(medians), spread)
+
+
+def _software(manifest: Manifest | None) -> tuple[frozenset[str], str] | None:
+    """The device and the torch of a run; None if nothing tells."""
+    return (manifest.device_names, manifest.torch) if manifest is not None and manifest.device_names else None
+
+
+def _machine(manifest: Manifest | None) -> tuple[str, ...]:
+    """What tells machines apart: the serial numbers of their devices, else their names; () if nothing tells."""
+    if manifest is None:
+        return ()
+    facts = (device.get("facts") for device in (manifest.device, *manifest.other_devices))
+    serials = sorted(str(each["uuid"]) for each in facts if isinstance(each, Mapping) and each.get("uuid"))
+    return tuple(serials) or (manifest.host,)
+
+
+def _cells(row: PooledRow) -> dict[str, str]:
+    return {
+        POOLED_MEDIAN: microseconds(row.median_us),
+        POOLED_RUNS: str(row.runs),
+        POOLED_MACHINES: str(row.machines),
+        POOLED_SPREAD: "" if row.spread is None else f"{100 * row.spread:.2f}",
+    }

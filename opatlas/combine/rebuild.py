@@ -1,0 +1,226 @@
+"""Makes the CSVs of a database again from the histories of its runs and the samples of its ingests.
+
+What a replay found out of a row becomes what the merge rule makes of all records of the row. Rows that
+are gone come back, but for pruned ones. A row that no history tells of stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from opatlas.capture.ingest import remake_profiling
+from opatlas.errors import OpAtlasError
+from opatlas.files import expect_folder
+from opatlas.gc_pause import without_cycle_collection
+from opatlas.model.quality import valid_duration
+from opatlas.model.record import Record, RowName
+from opatlas.model.schema import RUN_ID
+from opatlas.model.signature import signatures
+from opatlas.store import history
+from opatlas.store.csv_files import Database, Table, read_frame
+from opatlas.store.edited_rows import without_measurement
+from opatlas.store.history import Histories, keep_replaced
+from opatlas.store.lock import SessionLock
+from opatlas.store.manifest import RunOrder, manifests_of
+from opatlas.store.merge_rule import RecordsOfType, TableMerge, by_type, duration_columns, pruned_path
+from opatlas.store.trial import copied
+from opatlas.store.write_back import UpdateMode, recover, table_of
+from opatlas.text import counted, print_problems, show
+
+
+@dataclass
+class Rebuilt:
+    """What a rebuild did.
+
+    Attributes:
+        runs: those whose histories were read.
+        changed: rows whose cells were other ones, by kernel type.
+        added: rows that were gone, by kernel type.
+        problems: files that could not be read or written; what they hold is left as it is.
+    """
+
+    runs: list[str] = field(default_factory=list)
+    changed: Counter[str] = field(default_factory=Counter)
+    added: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+
+def rebuild(database: Database) -> Rebuilt:
+    """Makes the cells that replays measured again, a file at a time, each replaced in one step.
+
+    A duration that is replaced is kept with its row, as a run keeps it (opatlas/store/history.py).
+
+    Raises:
+        OpAtlasError: the database cannot be locked.
+    """
+    rebuilt = Rebuilt()
+    with database.lock(), without_cycle_collection():
+        manifests = manifests_of(database, rebuilt.problems)
+        order = RunOrder({manifest.run_id: manifest.started_at for manifest in manifests.values()})
+        histories = Histories(database)
+        tables: dict[str, _Table | None] = {}
+        for run_id in sorted(history.runs(database), key=order.age):
+            try:
+                contents = history.read(database, run_id)
+            except OpAtlasError as error:
+                rebuilt.problems.append(str(error))
+                continue
+            rebuilt.runs.append(run_id)
+            rebuilt.problems += [
+                f"{history.path_of(database, run_id)}:{line}: {problem}" for line, problem in contents.unreadable
+            ]
+            for kernel_type, records in by_type(contents.records).items():
+                if kernel_type not in tables:
+                    tables[kernel_type] = _opened(database, histories, kernel_type, rebuilt)
+                table = tables[kernel_type]
+                if table is not None:
+                    table.apply(records, UpdateMode(contents.header.update_mode), order)
+        for table in tables.values():
+            if table is not None:
+                table.write(database, rebuilt)
+    return rebuilt
+
+
+class _Table:
+    def __init__(self, table: Table, histories: Histories, taken_out: frozenset[str]) -> None:
+        """`taken_out` are the signatures of rows that do not come back."""
+        self._before = table
+        self._taken_out = taken_out
+        self._added: set[int] = set()
+        kernel_type, frame = table.kernel_type, table.frame
+        run_ids = frame[RUN_ID].tolist() if RUN_ID in frame.columns else [""] * len(frame)
+        own_duration = duration_columns(kernel_type)[0]
+        self._durations = frame[own_duration].tolist() if own_duration in frame.columns else [""] * len(frame)
+        known = []
+        for position, (run_id, signature) in enumerate(zip(run_ids, signatures(kernel_type, frame), strict=True)):
+            row = RowName(kernel_type, signature)
+            if self._has_duration(position):
+                # One that no history has is all that there is of it.
+                is_known = histories.have(run_id, row)
+            else:
+                is_known = not run_id or histories.tell_of(run_id, row)
+            if is_known:
+                known.append(position)
+        self._merged = TableMerge(kernel_type, without_measurement(kernel_type, frame, known))
+
+    def _has_duration(self, position: int) -> bool:
+        return valid_duration(self._durations[position]) is not None
+
+    def apply(self, records: RecordsOfType, mode: UpdateMode, order: RunOrder) -> None:
+        here = RecordsOfType(self._of_rows(records.own), self._of_rows(records.brought))
+        changes = self._merged.apply(here, append=True, brought_too=mode.adds_rows, order=order)
+        self._added |= changes.appended
+
+    def _of_rows(self, records: Mapping[str, Record]) -> dict[str, Record]:
+        gone = self._taken_out.difference(self._merged.positions)
+        return {signature: record for signature, record in records.items() if signature not in gone}
+
+    def write(self, database: Database, rebuilt: Rebuilt) -> None:
+        before, kernel_type = self._before.frame, self._before.kernel_type
+        after = self._merged.rows.frame()
+        there = after.iloc[: len(before)]
+        same = before.reindex(columns=after.columns, fill_value="").to_numpy() == there.to_numpy()
+        changed = [position for position, is_same in enumerate(same.all(axis=1)) if not is_same]
+        if not changed and not self._added:
+            return
+        try:
+            self._keep_replaced(database, changed)
+            database.write(Table(kernel_type, self._before.path, after))
+        except OpAtlasError as error:
+            rebuilt.problems.append(str(error))
+            return
+        rebuilt.changed[kernel_type] += len(changed)
+        rebuilt.added[kernel_type] += len(self._added)
+
+    def _keep_replaced(self, database: Database, changed: list[int]) -> None:
+        """Keeps the rows whose durations go, by the run of the duration that the row has now."""
+        kernel_type, rows = self._before.kernel_type, self._merged.rows
+        durations, run_ids = rows[duration_columns(kernel_type)[0]], rows[RUN_ID]
+        lost: dict[str, list[int]] = {}
+        for position in changed:
+            if self._has_duration(position) and durations[position] != self._durations[position]:
+                lost.setdefault(run_ids[position], []).append(position)
+        for run_id, positions in lost.items():
+            keep_replaced(database, run_id, kernel_type, self._before.frame.iloc[positions])
+
+
+def _opened(database: Database, histories: Histories, kernel_type: str, rebuilt: Rebuilt) -> _Table | None:
+    """A table, without rows where the database has none; None for one that cannot be read, which is a problem."""
+    try:
+        return _Table(table_of(database, kernel_type), histories, _taken_out(database, kernel_type))
+    except OpAtlasError as error:
+        rebuilt.problems.append(f"{error} (so it was not rebuilt)")
+        return None
+
+
+def _taken_out(database: Database, kernel_type: str) -> frozenset[str]:
+    """Signatures of rows that were pruned although they had a duration, as fill-runtime does. Raises OpAtlasError."""
+    path = pruned_path(database, kernel_type)
+    own_duration = duration_columns(kernel_type)[0]
+    if not path.exists():
+        return frozenset()
+    frame = read_frame(path, kernel_type)
+    if own_duration not in frame.columns:
+        return frozenset()
+    return frozenset(signatures(kernel_type, frame[frame[own_duration].map(valid_duration).notna()]))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "exit status: 0 done; 1 something was left as it is because of an error; 2 nothing was done"
+    parser.add_argument("database", type=Path, metavar="DB", help="folder of {KernelType}.csv files")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be done, and write nothing (default: it is done)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Rebuilds; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
+    path: Path = arguments.database
+    expect_folder(path, "name one with a database")
+    if arguments.dry_run:
+        with tempfile.TemporaryDirectory(prefix="opatlas-") as folder:
+            copy = copied(path, Path(folder) / "copy")
+            lines, problems = ([text.replace(str(copy.path), str(path)) for text in texts] for texts in _rebuild(copy))
+        lines.append("dry run: nothing was written")
+    else:
+        lock = SessionLock(Database(path), run_id="rebuild", command="opatlas rebuild")
+        lock.acquire(0, print)
+        try:
+            lines, problems = _rebuild(Database(path))
+        finally:
+            lock.release()
+    show("\n".join(lines))
+    print_problems(problems)
+    return 1 if problems else 0
+
+
+def _rebuild(database: Database) -> tuple[list[str], list[str]]:
+    """What was done, a line each, and what is wrong. Raises OpAtlasError."""
+    recovered = recover(database, own_run="") if database.journal_dir.is_dir() else []
+    lines = [str(each) for each in recovered if each.statuses]
+    problems = [problem for each in recovered for problem in each.problems]
+    with database.lock():
+        captured = remake_profiling(database)
+    problems += captured.outcome.problems
+    problems += [
+        f"ingest {run_id} has no samples any more: the cells of its captures are left as they are"
+        for run_id in captured.without_samples
+    ]
+    rebuilt = rebuild(database)
+    problems += rebuilt.problems
+    of_captures = captured.outcome.updated + captured.outcome.new
+    lines.append(
+        f"{database.path}: {counted(rebuilt.changed.total(), 'row')} changed and {rebuilt.added.total():,} added from "
+        f"the histories of {counted(len(rebuilt.runs), 'run')}; {of_captures:,} from the samples of ingests"
+    )
+    edited = sum(map(len, captured.edited.values()))
+    if edited:
+        lines.append(f"  {counted(edited, 'row')} edited since the capture: captured durations are with the old shape")
+    for kernel_type in sorted({*rebuilt.changed, *rebuilt.added}):
+        lines.append(f"  {kernel_type}: {rebuilt.changed[kernel_type]:,} changed, {rebuilt.added[kernel_type]:,} added")
+    return lines, problems

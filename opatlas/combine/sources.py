@@ -1,0 +1,201 @@
+"""The databases and journals that a user wants combined, and whether they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from opatlas.combine.apply import Source
+from opatlas.errors import OpAtlasError
+from opatlas.files import expect_folder
+from opatlas.model.record import Record
+from opatlas.model.schema import BASE
+from opatlas.store import journal
+from opatlas.store.csv_files import Database, Table
+from opatlas.store.manifest import Manifest, run_manifests
+from opatlas.store.provenance import origins_of
+from opatlas.store.table_edit import TableEdit
+from opatlas.store.write_back import UpdateMode, merge
+from opatlas.text import counted
+
+
+@dataclass
+class Opened:
+    """What the user named, ready to be combined.
+
+    Attributes:
+        sources: in the order named; each database is followed by its journals, oldest first.
+        target_manifests: those of the target.
+        databases, journals: how many there are of each.
+        left_alone: files of another schema.
+        problems: what could not be read.
+    """
+
+    sources: list[Source] = field(default_factory=list)
+    target_manifests: Mapping[Path, Manifest] = field(default_factory=dict)
+    databases: int = 0
+    journals: int = 0
+    left_alone: list[Path] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        """The manifests of all sources, then those of the target, which count if both have one of a run."""
+        every = (*(source.manifests for source in self.sources), self.target_manifests)
+        return [manifest for manifests in every for manifest in manifests.values()]
+
+
+def open_sources(target: Database, paths: Sequence[Path], scratch: Path, on_journal: Callable[[], None]) -> Opened:
+    """Looks at everything that is to be combined; writes to `scratch` only.
+
+    Journals are read now and tables when they are combined, so that what a session writes back in
+    between is in either.
+
+    Args:
+        paths: directories of `{KernelType}.csv` files, and journals.
+        scratch: a folder to make databases of journals in.
+        on_journal: called after each journal that was read.
+
+    Raises:
+        OpAtlasError: the target is no directory; a path is not there, not readable, neither a
+            database nor a journal, or the target itself.
+    """
+    expect_folder(target.path, "", option="TARGET", may_be_made=True)
+    opened = Opened()
+    opened.target_manifests = _read(run_manifests(target), opened.problems)
+    for path in paths:
+        try:
+            if not path.exists():
+                raise OpAtlasError(f"{path}: no such folder or journal; check the path")
+            if path.is_dir():
+                _open_database(target, path, scratch, opened, on_journal)
+            else:
+                _open_journal_alone(path, scratch, opened)
+                on_journal()
+        except OSError as error:
+            raise OpAtlasError(f"{path}: cannot be read ({error.strerror}); check its name and permissions") from None
+    return opened
+
+
+def _open_database(target: Database, path: Path, scratch: Path, opened: Opened, on_journal: Callable[[], None]) -> None:
+    """Raises OpAtlasError, OSError."""
+    if target.path.exists() and path.samefile(target.path):
+        raise OpAtlasError(f"{path}: this is TARGET itself; name other databases to combine into it")
+    database = Database(path)
+    # Before anything is done: a folder of a source may be a link out of it.
+    database.folders()
+    journals = journal.all_of(database)
+    collectives = sorted(path.glob("hcom_*.csv"))
+    if collectives and not database.kernel_types() and not journals:
+        raise OpAtlasError(
+            f"{path}: holds collectives only ({', '.join(file.name for file in collectives)}), which are not combined; "
+            f"measure them into one folder (--output-dir), or copy their files"
+        )
+    if not database.kernel_types() and not journals:
+        raise OpAtlasError(
+            f"{path}: holds no {{KernelType}}.csv and no journal/*.jsonl; name the folder that the CSVs are in"
+        )
+    opened.databases += 1
+    opened.left_alone += collectives
+    manifests = _read(run_manifests(database), opened.problems)
+    opened.sources.append(Source(str(path), database, manifests))
+    for left_behind in journals:
+        try:
+            contents = journal.read(left_behind)
+        except FileNotFoundError:
+            # Its session has merged it since it was listed: its records are in the tables now.
+            continue
+        except OpAtlasError as error:
+            opened.problems.append(str(error))
+        except OSError as error:
+            opened.problems.append(f"{left_behind}: {error.strerror}: make it readable")
+        else:
+            _add_journal(left_behind, contents, {}, scratch, opened)
+            on_journal()
+
+
+def _open_journal_alone(path: Path, scratch: Path, opened: Opened) -> None:
+    """Raises OpAtlasError, OSError."""
+    if path.suffix != ".jsonl":
+        raise OpAtlasError(f"{path}: neither a folder nor a journal (.jsonl); name the folder that the CSVs are in")
+    folder = path.absolute().parent
+    contents = journal.read(path)
+    manifests: list[Path] = []
+    if folder.name == "journal":
+        run_ids = sorted({record.run_id for record in contents.records})
+        beside = (Database(folder.parent).runs_dir / f"{run_id}.json" for run_id in run_ids)
+        manifests = [manifest for manifest in beside if manifest.exists()]
+    _add_journal(path, contents, _read(manifests, opened.problems), scratch, opened)
+
+
+def _add_journal(
+    path: Path, contents: journal.Contents, manifests: Mapping[Path, Manifest], scratch: Path, opened: Opened
+) -> None:
+    """Makes a database of a journal: the one that its session would have left if it had begun with bare rows."""
+    opened.problems += [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
+    if contents.torn:
+        opened.problems.append(
+            f"{path}: the last record is cut off: its session was killed while it wrote, or still runs"
+        )
+    database = Database(scratch / f"journal{opened.journals}")
+    opened.journals += 1
+    bare: dict[str, dict[str, Record]] = {}
+    for record in contents.records:
+        bare.setdefault(record.kernel_type, {}).setdefault(record.signature, record)
+    for kernel_type, records in bare.items():
+        rows = TableEdit(pd.DataFrame(), BASE)
+        for record in records.values():
+            rows.append(record.cells)
+        database.write(Table(kernel_type, database.csv_path(kernel_type), rows.frame()))
+    merged = merge(database, contents.records, UpdateMode.ALL, prune=False)
+    opened.problems += merged.problems
+    if merged.unmatched:
+        opened.problems.append(f"{path}: not about the rows that they name: {counted(len(merged.unmatched), 'record')}")
+    opened.sources.append(Source(str(path), database, manifests, contents))
+
+
+def refuse_mixed(target: Path, opened: Opened) -> None:
+    """Sees to it that what is combined was measured on one device, with one number of CPU threads, and one torch.
+
+    Raises:
+        OpAtlasError: manifests say that a source was not measured on what the target, or a source
+            before it, was.
+    """
+    for where, names_of in _MEASURED:
+        known, holder = _union(map(names_of, opened.target_manifests.values())), str(target)
+        for source in opened.sources:
+            found = _union(map(names_of, source.manifests.values()))
+            if known and not found <= known:
+                raise OpAtlasError(
+                    f"{source.name} was measured {where} {', '.join(sorted(found))}, {holder} {where} "
+                    f"{', '.join(sorted(known))}: such durations do not compare; "
+                    f"combine it into a TARGET of its own, or add --mixed"
+                )
+            if not known:
+                holder = source.name
+            known |= found
+
+
+#: What makes durations comparable, in the words of the error.
+_MEASURED: tuple[tuple[str, Callable[[Manifest], frozenset[str]]], ...] = (
+    ("on", lambda manifest: manifest.device_names),
+    ("with CPU threads", lambda manifest: frozenset(str(o.threads) for o in origins_of(manifest) if o.threads)),
+    ("with torch", lambda manifest: frozenset(filter(None, [manifest.torch]))),
+)
+
+
+def _union(names: Iterable[frozenset[str]]) -> frozenset[str]:
+    return frozenset().union(*names)
+
+
+def _read(paths: Iterable[Path], problems: list[str]) -> dict[Path, Manifest]:
+    manifests = {}
+    for path in sorted(paths):
+        try:
+            manifests[path] = Manifest.read(path)
+        except OpAtlasError as error:
+            problems.append(str(error))
+    return manifests

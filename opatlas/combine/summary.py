@@ -1,0 +1,174 @@
+"""What a combination did, in lines that fit a terminal of 80 columns, and a CSV of the conflicts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+
+from opatlas.combine.apply import CombineResult
+from opatlas.combine.pool import PooledRow
+from opatlas.combine.sources import Opened
+from opatlas.combine.table import Conflict
+from opatlas.model.schema import AVERAGE, INPUT_SHAPES, PROFILING_AVERAGE
+from opatlas.store.csv_files import Database, write_rows
+from opatlas.store.write_back import Recovered
+from opatlas.text import (
+    count_lines,
+    counted,
+    folded,
+    shortened,
+    unknown_dtype_lines,
+)
+
+CONFLICTS_SHOWN = 10
+POOLED_SHOWN = 5
+_HEADER = (
+    *("Kernel Type", "Signature", INPUT_SHAPES),
+    *("What", "Kept", "Kept Run", "Dropped", "Dropped Run", "Ratio", "Source"),
+)
+
+
+def summary(
+    target: Path,
+    recovered: Sequence[Recovered],
+    opened: Opened,
+    outcome: CombineResult,
+    pooled: Sequence[PooledRow] | None,
+    conflict_report: Path | None,
+    *,
+    dry_run: bool,
+) -> str:
+    """The text for the user.
+
+    Args:
+        recovered: journals of the target that were merged first.
+        pooled: the rows whose runs were pooled; None if that was not asked for.
+        conflict_report: where the conflicts are listed, if there are any.
+        dry_run: this is what would be.
+    """
+    statuses = ", ".join(f"{count:,} {status}" for status, count in outcome.statuses.most_common() if status)
+    conflicts = _once_a_row(outcome.conflicts)
+    lines = [str(found) for found in recovered if found]
+    counts = [
+        ("sources", opened.databases + opened.journals, _sources(opened)),
+        ("kernel types", len(outcome.kernel_types), f"{len(outcome.new):,} new"),
+        ("rows added", outcome.added.rows, outcome.added.durations if outcome.added.rows else ""),
+        ("durations", outcome.taken + outcome.kept, f"of rows there: {outcome.taken:,} taken, {outcome.kept:,} kept"),
+        ("statuses", outcome.statuses.total(), statuses),
+        ("conflicts", len(conflicts), _kinds(conflicts)),
+        (
+            "TARGET then" if dry_run else "TARGET now",
+            outcome.holds.rows,
+            f"rows of these kernel types: {outcome.holds.durations}",
+        ),
+    ]
+    # What few combinations have is told only where it is there.
+    rarer = [
+        ("profiling", outcome.profiled, "rows whose captured durations were filled in"),
+        ("other cells", outcome.filled, "filled in"),
+        ("pruned rows", outcome.pruned, "added to pruned/"),
+        ("edited rows", outcome.edited, "without the duration of the shape that they had before"),
+        ("manifests", outcome.manifests, "copied to runs/"),
+        ("ingests", outcome.ingests, "copied to runs/"),
+        ("captures", outcome.captures_pooled, "rows with launches of further captures now"),
+    ]
+    counts[-2:-2] = [line for line in rarer if line[1]]
+    lines += count_lines(counts)
+    lines += unknown_dtype_lines(outcome.unknown_dtypes)
+    lines += _furthest(conflicts)
+    lines += _pool_lines(pooled) if pooled is not None else []
+    if outcome.clocks_ahead:
+        lines += ["", "clock ahead (the time in the run id lies in the future, so every other run counts as newer):"]
+        lines += [f"  {run_id}" for run_id in outcome.clocks_ahead]
+    if opened.left_alone:
+        lines += ["", "left alone (communication has another schema):"]
+        lines += [f"  {path}" for path in opened.left_alone]
+    if conflict_report is not None:
+        lines += ["", "conflicts would be in:" if dry_run else "conflicts:", f"  {conflict_report}"]
+    lines += ["", "database:", f"  {target}"]
+    lines += [folded(str(outcome.mapping), indent=2)] if outcome.mapping is not None else []
+    return "\n".join(lines)
+
+
+def write_conflicts(database: Database, conflicts: Sequence[Conflict], at: float) -> Path | None:
+    """Lists conflicts in the database's reports/; no file where there is none.
+
+    Raises:
+        OpAtlasError: the file cannot be written.
+    """
+    if not conflicts:
+        return None
+    path = database.free_report("combine_conflicts", at)
+    write_rows(path, _HEADER, map(_cells, conflicts))
+    return path
+
+
+def _cells(conflict: Conflict) -> tuple[str, ...]:
+    ratio = conflict.ratio
+    return (
+        *(conflict.kernel_type, conflict.signature, conflict.input_shapes, conflict.what),
+        *(conflict.kept, conflict.kept_run, conflict.dropped, conflict.dropped_run),
+        *("" if ratio is None else f"{ratio:.4f}", conflict.source),
+    )
+
+
+def _sources(opened: Opened) -> str:
+    kinds = (("database", opened.databases), ("journal", opened.journals))
+    return ", ".join(counted(count, kind) for kind, count in kinds if count)
+
+
+def _once_a_row(conflicts: Iterable[Conflict]) -> list[Conflict]:
+    """Returns the first conflict of each cell, so that a row in several sources counts once."""
+    first: dict[tuple[str, str, str], Conflict] = {}
+    for conflict in conflicts:
+        first.setdefault(conflict.place, conflict)
+    return list(first.values())
+
+
+def _kinds(conflicts: Sequence[Conflict]) -> str:
+    measured = sum(conflict.what == AVERAGE for conflict in conflicts)
+    captured = sum(conflict.what == PROFILING_AVERAGE for conflict in conflicts)
+    others = len(conflicts) - measured - captured
+    return f"{measured:,} durations, {captured:,} captured durations, {others:,} other cells" if conflicts else ""
+
+
+def _furthest(conflicts: Sequence[Conflict]) -> list[str]:
+    """The first durations among conflicts."""
+    durations = [(conflict, ratio) for conflict in conflicts if (ratio := conflict.ratio) is not None]
+    if not durations:
+        return []
+    which = f"the {CONFLICTS_SHOWN} furthest" if len(durations) > CONFLICTS_SHOWN else "the furthest first"
+    lines = ["", f"durations that disagree: {len(durations):,} ({which}; kept, dropped, microseconds)"]
+    for conflict, ratio in durations[:CONFLICTS_SHOWN]:
+        lines.append(
+            f"  {shortened(conflict.kernel_type, 18):18} {shortened(conflict.input_shapes, 24):24} "
+            f"{float(conflict.kept):>10.2f} {float(conflict.dropped):>10.2f} {_ratio(ratio):>7} x"
+        )
+    return lines
+
+
+def _pool_lines(pooled: Sequence[PooledRow]) -> list[str]:
+    """How many runs and machines there are of a row, and the rows that machines disagree on most."""
+    lines = ["", "runs of each row, pooled:"]
+    kinds = Counter((row.runs, row.machines) for row in pooled)
+    lines += [
+        f"  {counted(count, 'row')}: {counted(runs, 'run')} on {counted(machines, 'machine')}"
+        for (runs, machines), count in sorted(kinds.items(), reverse=True)
+    ]
+    spread = sorted((row for row in pooled if row.spread is not None), key=lambda row: -(row.spread or 0))
+    if spread:
+        middle = median(row.spread or 0 for row in spread)
+        lines.append(f"  spread between machines: {middle:.1%} in the median, {spread[0].spread:.1%} at most; widest:")
+    for row in spread[:POOLED_SHOWN]:
+        lines.append(
+            f"  {shortened(row.kernel_type, 18):18} {shortened(row.input_shapes, 24):24} "
+            f"{row.median_us:>10.2f} us {row.spread:>8.1%}"
+        )
+    return lines
+
+
+def _ratio(ratio: float) -> str:
+    """With decimals where they tell something: `56.01`, `0.0028`."""
+    return f"{ratio:.2f}" if ratio >= 1 else f"{ratio:#.2g}"

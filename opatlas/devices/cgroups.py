@@ -1,0 +1,176 @@
+"""What the control groups of this process allow: CPU time and memory, in containers and under systemd.
+
+Both versions of cgroups are read, and every group above the process's own, since each of them limits it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from opatlas.text import whole
+
+ROOT = Path("/")
+#: Page cache and kernel caches that the kernel gives up before it ends a process; version 1 adds up those of the
+#: groups below under names that begin with "total_".
+_RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
+
+
+@dataclass(frozen=True)
+class Periods:
+    """Periods of a CPU quota since the group was made.
+
+    Attributes:
+        all: those in which the group ran.
+        throttled: those of them in which the group used up the quota, and waited for the next.
+    """
+
+    all: int
+    throttled: int
+
+
+def cpu_quota(root: Path = ROOT) -> float | None:
+    """Returns how many cores the quota allows on average; None where there is no quota."""
+    quotas = (_quota(group) for group in _groups("cpu", root))
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def cpu_periods(root: Path = ROOT) -> Periods | None:
+    """Returns the periods of the group that was throttled most often; None where no group has a quota."""
+    found = []
+    for group in _groups("cpu", root):
+        if _quota(group) is not None:
+            counts = _counts(group / "cpu.stat")
+            found.append(Periods(counts.get("nr_periods", 0), counts.get("nr_throttled", 0)))
+    return max(found, key=lambda periods: periods.throttled, default=None)
+
+
+def memory_limit(root: Path = ROOT) -> int | None:
+    """Returns the bytes that the process and all others of its groups may have; None where there is no limit."""
+    limits = (_memory_limit(group) for group in _groups("memory", root))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def available_memory(root: Path = ROOT) -> int | None:
+    """Returns the bytes that are left below the limits, reclaimable caches included; None where there is no limit."""
+    left = []
+    for group in _groups("memory", root):
+        limit = _memory_limit(group)
+        used = _first_number(group, "memory.current", "memory.usage_in_bytes")
+        if limit is not None and used is not None:
+            counts = _counts(group / "memory.stat")
+            reclaimable = sum(counts.get(f"total_{name}", counts.get(name, 0)) for name in _RECLAIMABLE)
+            left.append(max(limit - max(used - reclaimable, 0), 0))
+    return min(left, default=None)
+
+
+def _quota(group: Path) -> float | None:
+    words = _read(group / "cpu.max").split()
+    if len(words) == 2:
+        quota, period = whole(words[0]), whole(words[1])
+    else:
+        quota, period = _first_number(group, "cpu.cfs_quota_us"), _first_number(group, "cpu.cfs_period_us")
+    # "max" and -1 say that there is none.
+    return quota / period if quota and period and quota > 0 else None
+
+
+def _memory_limit(group: Path) -> int | None:
+    # "max", and version 1's largest multiple of a page below 2^63, are no numbers for `whole`: there is no limit.
+    limits = [_first_number(group, name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes")]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _groups(controller: str, root: Path) -> Iterator[Path]:
+    """The folders of the groups that a controller has the process in, from its own upwards."""
+    for version, controllers, path in _memberships(root):
+        if version == 1 and controller not in controllers:
+            continue
+        for mount in _mounts(version, controller, root):
+            # A container without a cgroup namespace has its own group mounted as the top, and sees the host's path.
+            try:
+                below = PurePosixPath(path).relative_to(mount.top)
+            except ValueError:
+                below = PurePosixPath(".")
+            top = root / mount.point.lstrip("/")
+            own = top if ".." in below.parts else top / below
+            for folder in (own, *own.parents):
+                yield folder
+                if folder == top:
+                    break
+
+
+def _memberships(root: Path) -> Iterator[tuple[int, list[str], str]]:
+    """Version, controllers and path of each line of /proc/self/cgroup."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if path:
+            yield (2 if number == "0" and not controllers else 1), controllers.split(","), path
+
+
+@dataclass(frozen=True)
+class _Mount:
+    """Where a hierarchy is mounted, and which of its groups is seen there as the top."""
+
+    point: str
+    top: str
+
+
+def _mounts(version: int, controller: str, root: Path) -> Iterator[_Mount]:
+    for line in _read(root / "proc/self/mountinfo").splitlines():
+        mount, _, filesystem = line.partition(" - ")
+        fields, about = mount.split(), filesystem.split()
+        if len(fields) < 5 or len(about) < 3:
+            continue
+        named = about[0] == "cgroup2" if version == 2 else about[0] == "cgroup" and controller in about[2].split(",")
+        if named:
+            yield _Mount(point=fields[4], top=fields[3])
+
+
+def _first_number(group: Path, *names: str) -> int | None:
+    """The number in the first of these files that has one."""
+    numbers = (whole(_read(group / name).strip()) for name in names)
+    return next((number for number in numbers if number is not None), None)
+
+
+def _counts(path: Path) -> dict[str, int]:
+    counts = {}
+    for line in _read(path).splitlines():
+        name, _, text = line.partition(" ")
+        number = whole(text.strip())
+        if number is not None:
+            counts[name] = number
+    return counts
+
+
+def _read(path: Path) -> str:
+    """The file's text; "" where the system has no such file, or does not let this process read it."""
+    try:
+        # Mounts may have names in any encoding.
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def available_cores(root: Path = ROOT) -> int:
+    """Returns how many threads can run at once: the cores of the affinity mask, or fewer under a CPU quota."""
+    quota = cpu_quota(root)
+    # A thread more than whole cores uses what is left of the quota.
+    return affinity_cores() if quota is None else max(min(affinity_cores(), math.ceil(quota)), 1)
+
+
+def affinity_cores() -> int:
+    """Returns how many cores the affinity mask has."""
+    return len(usable_cores())
+
+
+def usable_cores() -> set[int]:
+    """Returns the numbers of the cores of the affinity mask."""
+    try:
+        return os.sched_getaffinity(0)
+    except AttributeError:
+        # Not Linux.
+        return set(range(os.cpu_count() or 1))

@@ -1,0 +1,134 @@
+"""The CPU as a device."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opatlas.devices.cgroups import available_cores, available_memory, cpu_quota, memory_limit, usable_cores
+from opatlas.devices.cpu_flush import CpuFlush, plan_flush
+from opatlas.devices.device import Device
+from opatlas.devices.device_lock import LockHolder, lock_of
+from opatlas.devices.probe import probe
+from opatlas.engine.job import DeviceDescription, DeviceSpec, MeasureSettings
+from opatlas.instruments.instrument import Instrument, open_instrument
+from opatlas.model.location import cpu_device_name
+
+
+class CpuDevice:
+    """All threads of the process, as one device. Rows of concurrent sessions take turns."""
+
+    def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
+        self._threads = settings.threads or available_cores()
+        torch.set_num_threads(self._threads)
+        # Starts them: within the bound of a row (`bounded_memory`) there may be no memory for their stacks.
+        torch.ones(1 << 17)
+        self.torch_device = torch.device("cpu")
+        self._flush_plan = plan_flush(usable_cores(), self._threads)
+        self._flush = CpuFlush(self._flush_plan)
+        self._settings = settings
+        # Two rows measured at once would slow each other down.
+        self._lock = lock_of("cpu")
+
+    def describe(self) -> DeviceDescription:
+        plan = self._flush_plan
+        caches = {
+            "last_level_cache_bytes": plan.cache_bytes,
+            "last_level_caches": plan.caches,
+            "flush_read_bytes": plan.read_bytes,
+            "flush_by_line": "yes" if plan.by_line else "no",
+        }
+        limits = {"cpu_quota_cores": cpu_quota(), "memory_limit_bytes": memory_limit()}
+        return DeviceDescription(
+            name=cpu_device_name(),
+            facts={
+                "torch": str(torch.__version__),
+                "threads": self._threads,
+                **{name: fact for name, fact in caches.items() if fact is not None},
+                "memory_bytes": _memory_bytes(),
+                **{name: limit for name, limit in limits.items() if limit is not None},
+                "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
+            },
+        )
+
+    def instrument(self) -> Instrument:
+        return open_instrument("cpu", self._settings)
+
+    def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
+        return impl
+
+    def available_bytes(self) -> int:
+        return host_available_bytes()
+
+    def release_memory(self) -> None:
+        gc.collect()
+
+    def probe(self) -> None:
+        probe(self.torch_device)
+
+    def synchronize(self) -> None:
+        """Nothing to wait for: calls return when they are done."""
+
+    def flush_cache(self, touched: Sequence[torch.Tensor] | None = None) -> None:
+        self._flush(touched)
+
+    def locked(
+        self, when_waiting: Callable[[LockHolder], None], when_taken: Callable[[], None], limit_s: float | None = None
+    ) -> AbstractContextManager[object]:
+        return self._lock.held(when_waiting, when_taken, limit_s)
+
+
+def host_available_bytes() -> int:
+    """Returns what the system can give without swapping, within the limits of the process's control groups."""
+    left = available_memory()
+    return _system_bytes() if left is None else min(_system_bytes(), left)
+
+
+@contextmanager
+def bounded_memory(device: Device) -> Iterator[None]:
+    """Lets this process take what a device has left: an allocation beyond fails, and the system need not kill anything.
+
+    A kernel or its reference may take far more than the tensors of the row, such as the scores of a long attention.
+    Devices with memory of their own, and systems other than Linux, have no such bound.
+    """
+    if device.torch_device.type != "cpu":
+        yield
+        return
+    used = re.search(r"^VmData:\s*(\d+) kB", _text_of(Path("/proc/self/status")), flags=re.MULTILINE)
+    if used is None:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    own = int(used[1]) * 1024 + device.available_bytes()
+    limits = [own, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _system_bytes() -> int:
+    """What the system can give; where it does not say, all of it, and the allocation decides."""
+    available = re.search(r"^MemAvailable:\s*(\d+) kB", _text_of(Path("/proc/meminfo")), flags=re.MULTILINE)
+    return int(available[1]) * 1024 if available else _memory_bytes()
+
+
+def _text_of(path: Path) -> str:
+    """The text of a file that Linux has; "" on other systems."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,127 @@
+"""An NVIDIA GPU as a device."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.distributed import is_nccl_available
+
+from opatlas.devices.device_lock import LockHolder, lock_of
+from opatlas.devices.nvidia import open_nvml
+from opatlas.devices.probe import probe
+from opatlas.engine.errors import DeviceSick
+from opatlas.engine.job import DeviceDescription, DeviceSpec, MeasureSettings
+from opatlas.errors import OpAtlasError
+from opatlas.instruments.instrument import Instrument, open_instrument
+from opatlas.instruments.unthrottled import Unthrottled
+from opatlas.model.location import slug
+from opatlas.text import first_line
+
+#: Reading more than the size evicts what a policy that is not quite least-recently-used would keep from one pass. Once,
+#: twice and eight times the size gave the same durations on an H200.
+_FLUSH_FACTOR = 1.5
+#: Sums of rows so long are one launch; the sum of all is a fill besides.
+_FLUSH_WIDTH = 4096
+
+
+class CudaDevice:
+    """One GPU, the only one that this process sees. Rows of concurrent sessions take turns on it."""
+
+    def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
+        """Opens the device.
+
+        Raises:
+            OpAtlasError: a torch that can use it, the driver or the device is not there, with the remedy.
+            DeviceSick: it is there, and cannot be opened.
+        """
+        _expect_visible()
+        self.torch_device = torch.device("cuda", 0)
+        self._settings = settings
+        self._spec = spec
+        try:
+            torch.cuda.set_device(self.torch_device)
+            self._properties = torch.cuda.get_device_properties(self.torch_device)
+            rows = math.ceil(_FLUSH_FACTOR * self._properties.L2_cache_size / (4 * _FLUSH_WIDTH))
+            self._flush_buffer = torch.ones(rows, _FLUSH_WIDTH, device=self.torch_device)
+            self._flushed = torch.empty(rows, device=self.torch_device)
+        except RuntimeError as error:
+            raise DeviceSick(f"{spec} cannot be opened: {first_line(str(error))}") from error
+        self._uuid = f"GPU-{self._properties.uuid}"
+        self._nvml = open_nvml(self._uuid)
+        self._lock = lock_of(self._uuid)
+        # A row of FLOAT is one of float32, as matrix products are by default.
+        torch.backends.cudnn.allow_tf32 = False
+
+    def describe(self) -> DeviceDescription:
+        major, minor = torch.cuda.get_device_capability(self.torch_device)
+        return DeviceDescription(
+            name=self._spec.name or slug(self._properties.name),
+            facts={
+                "uuid": self._uuid,
+                "torch": str(torch.__version__),
+                "cuda": str(torch.version.cuda),
+                "cudnn": torch.backends.cudnn.version() or 0,
+                "compute_capability": f"{major}.{minor}",
+                "multiprocessors": self._properties.multi_processor_count,
+                "memory_bytes": self._properties.total_memory,
+                "l2_cache_bytes": self._properties.L2_cache_size,
+                **({"nccl": ".".join(map(str, torch.cuda.nccl.version()))} if is_nccl_available() else {}),
+                **self._nvml.facts(),
+            },
+            state=self._nvml.state(),
+        )
+
+    def instrument(self) -> Instrument:
+        return Unthrottled(open_instrument("cuda", self._settings), self._nvml.throttles)
+
+    def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
+        return impl
+
+    def available_bytes(self) -> int:
+        """What the device has free, and what this process holds without using it."""
+        free, _ = torch.cuda.mem_get_info(self.torch_device)
+        # memory_reserved and memory_allocated each sort some hundred statistics: 0.2 ms a row.
+        bytes_of = torch.cuda.memory_stats_as_nested_dict(self.torch_device)
+        held = bytes_of["reserved_bytes"]["all"]["current"] - bytes_of["allocated_bytes"]["all"]["current"]
+        return int(free + held)
+
+    def release_memory(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def probe(self) -> None:
+        probe(self.torch_device)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+    def flush_cache(self, touched: Sequence[torch.Tensor] | None = None) -> None:
+        # Read, not written: dirty lines would be written back during the sample that follows.
+        torch.sum(self._flush_buffer, dim=1, out=self._flushed)
+
+    def locked(
+        self, when_waiting: Callable[[LockHolder], None], when_taken: Callable[[], None], limit_s: float | None = None
+    ) -> AbstractContextManager[object]:
+        return self._lock.held(when_waiting, when_taken, limit_s)
+
+
+def _expect_visible() -> None:
+    """Raises OpAtlasError where torch cannot use a GPU."""
+    if torch.version.cuda is None:
+        raise OpAtlasError(
+            f"torch {torch.__version__} was built without CUDA: install a build for CUDA to replay on the GPU, "
+            f"or replay on the CPU with --device cpu"
+        )
+    if torch.cuda.device_count():
+        return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    raise OpAtlasError(
+        f"torch.cuda finds no GPU (CUDA_VISIBLE_DEVICES is {visible!r}): this torch's CUDA {torch.version.cuda} "
+        f"needs a driver that is new enough; nvidia-smi tells its version"
+    )

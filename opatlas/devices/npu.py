@@ -1,0 +1,179 @@
+"""An Ascend NPU as a device."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opatlas.devices import npu_smi
+from opatlas.devices.device_lock import LockHolder, lock_of
+from opatlas.devices.npu_smi import Chip
+from opatlas.devices.probe import probe
+from opatlas.devices.torch_npu import import_torch_npu, npu_of_torch
+from opatlas.engine import custom_opp
+from opatlas.engine.errors import DeviceSick, Unsupported
+from opatlas.engine.job import DeviceDescription, DeviceSpec, MeasureSettings
+from opatlas.errors import OpAtlasError
+from opatlas.instruments.instrument import Instrument, open_instrument
+from opatlas.model.versions import cann_version
+
+#: Of A2 and A3, whose CANN does not always tell.
+_ASSUMED_L2_BYTES = 192 << 20
+#: What tells less is no size of an L2 cache.
+_LEAST_L2_BYTES = 1 << 20
+#: Twice the size evicts what a policy that is not quite least-recently-used would keep from one pass.
+_FLUSH_FACTOR = 2
+
+
+class NpuDevice:
+    """One NPU, the only one that this process sees. Rows of concurrent sessions take turns on it."""
+
+    def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
+        """Opens the device.
+
+        Raises:
+            OpAtlasError: torch_npu, CANN, the driver or the device is not there, with the remedy.
+            DeviceSick: it is there, and cannot be opened.
+        """
+        self._torch_npu = import_torch_npu()
+        self._npu = npu_of_torch()
+        _expect_visible(self._npu)
+        # Weights in FRACTAL_NZ are kept in it, as a model that was loaded has them.
+        self._npu.config.allow_internal_format = True
+        self.torch_device = torch.device("npu", 0 if spec.alone else spec.index)
+        try:
+            self._npu.set_device(self.torch_device)
+            self._properties = self._npu.get_device_properties(self.torch_device)
+        except RuntimeError as error:
+            raise DeviceSick(f"{spec} cannot be opened: {_essence(error)}") from error
+        self._settings = settings
+        self._spec = spec
+        self._chip = _chip_of(spec)
+        told = int(getattr(self._properties, "L2_cache_size", 0) or 0)
+        self._l2_is_told = told >= _LEAST_L2_BYTES
+        self._l2_bytes = told if self._l2_is_told else _ASSUMED_L2_BYTES
+        self._flush_buffer: torch.Tensor | None = None
+        place = self._chip.physical if self._chip else spec.pinned[1] if spec.pinned else spec.index
+        self._lock = lock_of(f"npu{place}")
+
+    def describe(self) -> DeviceDescription:
+        said = npu_smi.said_of(self._chip)
+        facts: dict[str, str | int | float | None] = {
+            "torch": str(torch.__version__),
+            "torch_npu": str(self._torch_npu.__version__),
+            "vllm_ascend": _version("vllm-ascend"),
+            # That which runs, and that whose files name the database's folder; they should be one.
+            "cann": _module_version(self._npu, "CANN"),
+            "cann_toolkit": cann_version(),
+            "driver": said.board.get("Software Version") or _module_version(self._npu, "DRIVER"),
+            "firmware": said.board.get("Firmware Version"),
+            "soc": self._properties.name,
+            "ai_cores": getattr(self._properties, "cube_core_num", None),
+            "vector_cores": getattr(self._properties, "vector_core_num", None),
+            "memory_bytes": self._properties.total_memory,
+            "l2_cache_bytes": self._l2_bytes,
+            "l2_cache_bytes_are": "told by the device" if self._l2_is_told else "assumed",
+            "visible_as": "=".join(self._spec.pinned) if self._spec.pinned and self._spec.alone else None,
+            "custom_opp_path": os.environ.get(custom_opp.PATH_VARIABLE),
+            "chip": self._chip.name if self._chip else None,
+            "chip_place": f"{self._chip.npu}.{self._chip.chip} (davinci{self._chip.physical})" if self._chip else None,
+            "npu_smi": "asked" if self._chip else "not on PATH, or it does not show this device",
+            **{f"npu_smi {name}": value for name, value in said.board.items()},
+        }
+        return DeviceDescription(
+            name=self._spec.name or str(self._properties.name),
+            facts={name: fact for name, fact in facts.items() if fact is not None},
+            state=said.state,
+            no_custom_operators=custom_opp.cannot_be_registered(),
+        )
+
+    def instrument(self) -> Instrument:
+        return open_instrument("npu", self._settings)
+
+    def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
+        if npu is None:
+            raise Unsupported("the kernel has no call of its own on an NPU")
+        return custom_opp.call_of(npu)
+
+    def available_bytes(self) -> int:
+        """What the device has free, and what this process holds without using it."""
+        free, _ = self._npu.mem_get_info(self.torch_device)
+        held = self._npu.memory_reserved(self.torch_device) - self._npu.memory_allocated(self.torch_device)
+        return int(free + held)
+
+    def release_memory(self) -> None:
+        gc.collect()
+        self._npu.empty_cache()
+
+    def probe(self) -> None:
+        probe(self.torch_device)
+
+    def synchronize(self) -> None:
+        self._npu.synchronize(self.torch_device)
+
+    def flush_cache(self, touched: Sequence[torch.Tensor] | None = None) -> None:
+        # Read, not written: dirty lines would be written back during the sample that follows.
+        if self._flush_buffer is None:
+            self._flush_buffer = torch.ones(_FLUSH_FACTOR * self._l2_bytes // 4, device=self.torch_device)
+        self._flush_buffer.sum()
+
+    def locked(
+        self, when_waiting: Callable[[LockHolder], None], when_taken: Callable[[], None], limit_s: float | None = None
+    ) -> AbstractContextManager[object]:
+        return self._lock.held(when_waiting, when_taken, limit_s)
+
+
+def _expect_visible(npu: Any) -> None:
+    """Raises OpAtlasError where the process sees no NPU."""
+    if npu.device_count():
+        return
+    visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
+    nodes = sorted(path.name for path in Path("/dev").glob("davinci[0-9]*"))
+    manager = Path("/dev/davinci_manager")
+    if not nodes or not manager.exists():
+        raise OpAtlasError(
+            f"there is no NPU here (no /dev/{'davinci0' if not nodes else manager.name}): load the driver, or, in a "
+            f"container, pass on /dev/davinci0 ..., /dev/davinci_manager, /dev/devmm_svm and /dev/hisi_hdc"
+        )
+    if not os.access(manager, os.R_OK | os.W_OK):
+        raise OpAtlasError(f"{manager} may not be opened by this user: add it to the driver's group (HwHiAiUser)")
+    raise OpAtlasError(
+        f"CANN shows no NPU, though /dev has {', '.join(nodes)}"
+        + (f": ASCEND_RT_VISIBLE_DEVICES is {visible!r}, list some that are there" if visible is not None else "")
+        + "; npu-smi info tells whether they are healthy"
+    )
+
+
+def _chip_of(spec: DeviceSpec) -> Chip | None:
+    """What npu-smi calls the device; None where it does not show it."""
+    logic = spec.pinned[1] if spec.pinned else str(spec.index)
+    return next((chip for chip in npu_smi.chips() if str(chip.logic) == logic), None)
+
+
+def _module_version(npu: Any, module: str) -> str | None:
+    try:
+        return str(npu.utils.get_cann_version(module)) or None
+    except (AttributeError, RuntimeError):  # an older torch_npu, or one without that module
+        return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _essence(error: Exception) -> str:
+    """The line that says what failed, and the one after the marker in which the runtime says why."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    why = [line for line in lines[1:] if re.match(r"\[Error\]:|E[A-Z0-9]\d{4}\b", line)]
+    return " ".join([*lines[:1], *why[:1]]) or type(error).__name__

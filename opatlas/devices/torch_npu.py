@@ -1,0 +1,118 @@
+"""Imports torch_npu, or says which of the things that it stands on is missing, and what to do about it.
+
+torch_npu is a package on top of torch, of CANN's libraries, and of the driver's; each can be absent or of
+another version, and torch_npu's own words for that are those of the loader ("libhccl.so: cannot open ...").
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib import import_module, metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from opatlas.errors import OpAtlasError
+from opatlas.model.location import public_version
+from opatlas.model.versions import same_release
+from opatlas.text import first_line
+
+_ASCEND = Path("/usr/local/Ascend")
+_MISSING_LIBRARY = re.compile(r"(lib\w+\.so[.\d]*): cannot open shared object file")
+#: Of the driver (/usr/local/Ascend/driver/lib64), and of the accelerated transformers' (nnal/atb). Others are CANN's.
+_DRIVER_LIBRARIES = re.compile(r"lib(ascend_hal|drv\w*|dcmi)\.so")
+_ATB_LIBRARIES = re.compile(r"libatb\w*\.so")
+_OTHER_SYMBOLS = re.compile(r"undefined symbol|version `[^']*' not found|has no attribute '_npu")
+
+
+class NoTorchNpu(OpAtlasError):
+    """torch_npu cannot be imported; the message says why and what to do."""
+
+
+def npu_of_torch() -> Any:
+    """`torch.npu`, which is there once torch_npu was imported."""
+    import torch
+
+    return torch.npu  # type: ignore[attr-defined]
+
+
+def import_torch_npu() -> ModuleType:
+    """The module torch_npu; afterwards there is `torch.npu`.
+
+    Raises:
+        NoTorchNpu: no package, no CANN, no driver, another torch than it was built for, or a GPU's torch.
+    """
+    try:
+        return import_module("torch_npu")
+    except ModuleNotFoundError as error:
+        if error.name == "torch_npu":
+            raise NoTorchNpu(
+                f"torch_npu is not installed in this Python: pip install torch_npu=={_torch() or 'VERSION'}, "
+                f"the version of torch"
+            ) from None
+        raise NoTorchNpu(
+            f"torch_npu needs the package {error.name}, which is not installed: pip install {_distribution(error.name)}"
+        ) from None
+    except Exception as error:
+        raise NoTorchNpu(_explained(f"{error}")) from error
+
+
+def _explained(text: str) -> str:
+    """What the words of a failed import mean."""
+    first = first_line(text)
+    torch, torch_npu = _torch(), _version("torch_npu")
+    if torch and torch_npu and not same_release(torch, torch_npu):
+        return (
+            f"torch_npu {torch_npu} is not for torch {torch} ({first}): pip install torch_npu=={torch}, "
+            f"or the torch that it is for"
+        )
+    if library := _MISSING_LIBRARY.search(text):
+        return _without(library[1])
+    if _OTHER_SYMBOLS.search(text):
+        return (
+            f"torch_npu {torch_npu} and the CANN that was found do not belong together ({first}): install the "
+            f"versions that torch_npu's release notes list side by side"
+        )
+    if "Two accelerators" in text:
+        return f"torch was built for a GPU, and torch_npu refuses that ({first}): install torch's CPU build"
+    return f"torch_npu cannot be imported: {first}"
+
+
+def _without(library: str) -> str:
+    if _DRIVER_LIBRARIES.match(library):
+        return (
+            f"the NPU driver's {library} is not found: install driver and firmware, or, in a container, mount "
+            f"{_ASCEND}/driver and add its lib64/driver and lib64/common to LD_LIBRARY_PATH"
+        )
+    if _ATB_LIBRARIES.match(library):
+        return f"{library} is not found: install CANN's NNAL package and run: source {_ASCEND}/nnal/atb/set_env.sh"
+    scripts = [path for path in set_env_scripts() if path.is_file()]
+    if scripts:
+        return f"CANN's {library} is not found, though CANN is installed: run: source {scripts[0]}"
+    return (
+        f"CANN is not there ({library} is not found): install the CANN toolkit and kernels, and run: "
+        f"source {_ASCEND}/ascend-toolkit/set_env.sh"
+    )
+
+
+def set_env_scripts() -> list[Path]:
+    """Where CANN's environment script may be, the likeliest first."""
+    homes = [Path(home) for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME") if (home := os.environ.get(name))]
+    return [home / "set_env.sh" for home in (*homes, _ASCEND / "ascend-toolkit", _ASCEND / "cann")]
+
+
+def _torch() -> str:
+    return public_version(_version("torch"))
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _distribution(module: str | None) -> str:
+    """What pip calls the package of a module."""
+    return {"yaml": "pyyaml"}.get(module or "", module or "it")

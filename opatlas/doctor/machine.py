@@ -1,0 +1,148 @@
+"""Probes of what every device needs: Python, packages, torch, a CPU that computes; and of GPUs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opatlas.doctor.sample_rows import SAMPLES, job_of
+from opatlas.doctor.verdict import (
+    Fact,
+    Target,
+    Verdict,
+    failed,
+    passed,
+    skipped,
+)
+from opatlas.text import first_line
+
+if TYPE_CHECKING:
+    from opatlas.engine.job import DeviceSpec
+
+#: Those that the tests run on (README).
+_OLDEST, _NEWEST = (3, 10), (3, 13)
+
+
+def python(target: Target) -> Verdict:
+    here = sys.version_info[:2]
+    facts: dict[str, Fact] = {"executable": sys.executable, "prefix": sys.prefix, "platform": platform.platform()}
+    detail = f"{platform.python_version()} on {platform.platform(terse=True)} ({platform.machine()}), {sys.prefix}"
+    if _OLDEST <= here <= _NEWEST:
+        return passed(detail, **facts)
+    wanted = "{}.{} to {}.{}".format(*_OLDEST, *_NEWEST)
+    return failed(detail, f"use Python {wanted}: make bench PYTHON=/path/to/python", **facts)
+
+
+def packages(target: Target) -> Verdict:
+    """Versions of what OpAtlas requires against the ranges that it states."""
+    from packaging.requirements import Requirement
+
+    installed = {found.metadata["Name"]: found.version for found in metadata.distributions()}
+    try:
+        requires = metadata.requires("opatlas") or []
+    except metadata.PackageNotFoundError:
+        return failed(
+            "OpAtlas is not installed in this Python, so that nothing says what it requires",
+            "pip install -c constraints.txt -e . in the checkout",
+            installed=installed,
+        )
+    wrong, versions = [], {}
+    for requirement in map(Requirement, requires):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{requirement.name} is not installed")
+            continue
+        versions[requirement.name] = version
+        if not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
+    if wrong:
+        return failed("; ".join(wrong), "pip install -c constraints.txt -e . in the checkout", installed=installed)
+    shown = ", ".join(f"{name} {versions[name]}" for name in ("torch", "pandas", "pytest") if name in versions)
+    return passed(
+        f"opatlas {metadata.version('opatlas')}; {len(versions)} required ones fit ({shown})", installed=installed
+    )
+
+
+def torch(target: Target) -> Verdict:
+    import torch
+
+    facts: dict[str, Fact] = {
+        "version": str(torch.__version__),
+        "file": torch.__file__,
+        "config": torch.__config__.show(),
+    }
+    return passed(
+        f"{torch.__version__}, {torch.get_num_threads()} threads, from {Path(torch.__file__).parent}", **facts
+    )
+
+
+def cpu(target: Target) -> Verdict:
+    from opatlas.engine.job import DeviceSpec
+
+    return measured(DeviceSpec("cpu"), "wall-clock")
+
+
+def measured(spec: DeviceSpec, instrument: str) -> Verdict:
+    """Opens a device, computes what is known, and measures a tiny row."""
+    from opatlas.engine.job import MeasureSettings
+    from opatlas.engine.runner import Runner
+    from opatlas.model.schema import Status
+
+    runner = Runner(spec, MeasureSettings(repeat_count=SAMPLES, cache="warm", instrument=instrument))
+    runner.probe()
+    description = runner.describe()
+    facts = {name: str(fact) for name, fact in description.facts.items()}
+    outcome = runner.run(job_of("Add"))
+    if outcome.status is not Status.MEASURED or outcome.measurement is None:
+        return failed(
+            f"{description.name} opens and multiplies, and the row Add 16,64;16,64 ended as {outcome.status}: "
+            f"{outcome.reason}",
+            facts=facts,
+            traceback=outcome.detail,
+        )
+    taken_us = outcome.measurement.summary.mean_us
+    return passed(f"{description.name}: the row Add 16,64;16,64 took {taken_us:.1f} us ({instrument})", facts=facts)
+
+
+def cuda(target: Target) -> Verdict:
+    smi = shutil.which("nvidia-smi")
+    nodes = [str(path) for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]
+    if smi is None and not nodes and target.kind != "cuda":
+        return skipped("no NVIDIA GPU here (neither /dev/nvidia0 nor nvidia-smi)")
+    driver = ""
+    if smi is not None:
+        command = [smi, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        driver = done.stdout.strip()
+        if done.returncode:
+            return failed(
+                f"nvidia-smi ends with exit code {done.returncode}: {first_line(done.stdout + done.stderr)}",
+                "install the NVIDIA driver; in a container, start it with --gpus all",
+            )
+    import torch
+
+    from opatlas.devices.probe import probe
+
+    facts: dict[str, Fact] = {"nvidia_smi": driver, "devices": nodes, "torch_cuda": str(torch.version.cuda)}
+    if torch.version.cuda is None:
+        return failed(
+            f"torch {torch.__version__} was built without CUDA", "install a torch that was built for it", **facts
+        )
+    if not torch.cuda.is_available():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return failed(
+            f"torch.cuda finds no GPU (CUDA_VISIBLE_DEVICES is {visible!r}; nvidia-smi says: {driver or 'nothing'})",
+            "install a driver that is new enough for this torch's CUDA, or unset CUDA_VISIBLE_DEVICES",
+            **facts,
+        )
+    probe(torch.device("cuda", 0))
+    return passed(f"{torch.cuda.get_device_name(0)}, CUDA {torch.version.cuda}: multiplies as it should", **facts)

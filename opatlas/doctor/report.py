@@ -1,0 +1,106 @@
+"""The file to send us: a zip of what the doctor found, the files that probes left, and a database's last run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from opatlas.errors import OpAtlasError
+from opatlas.files import UnsafePath, read_own
+from opatlas.store import history
+from opatlas.store.csv_files import Database, write_atomically
+from opatlas.store.manifest import run_manifests
+
+_FOUND = "doctor.json"
+#: Of a file that goes in; what is larger is named as left out.
+_MOST_BYTES = 16 << 20
+#: Of all files together, before they are compressed.
+_MOST_BYTES_IN_ALL = 96 << 20
+#: Of a kept profile: what rows are measured from, and not the raw records.
+_OF_PROFILES = re.compile(r"(op_summary|kernel_details|task_time).*\.csv|launched\.jsonl(\.unreadable)?")
+#: A run's reports have its time in their names, some seconds after the run's id has.
+_REPORTS = 4
+
+
+def expect_report(path: Path) -> None:
+    """Sees to it that a report can be written, before probes take minutes. Raises OpAtlasError."""
+    if path.is_dir():
+        raise OpAtlasError(f"--report {path} is a folder: name a file in it, such as {path / 'doctor.zip'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise OpAtlasError(f"--report {path} cannot be written ({error.strerror}): name another folder") from None
+
+
+def write_report(
+    path: Path, found: Mapping[str, Any], files: Path, database: Path | None
+) -> tuple[list[str], list[str]]:
+    """Writes the zip file.
+
+    Args:
+        found: what the probes found, as JSON has it.
+        files: a folder of what probes left.
+        database: whose last run, and kept profiles, go in; None: none.
+
+    Returns:
+        The names in the zip file, and the files that were left out, each with the reason.
+
+    Raises:
+        OpAtlasError: the zip file cannot be written.
+    """
+    names, left_out, room = [_FOUND], list[str](), _MOST_BYTES_IN_ALL
+
+    def write(temporary: str) -> None:
+        nonlocal room
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as report:
+            report.writestr(_FOUND, json.dumps(found, indent=1) + "\n")
+            for name, source in (*_left_by_probes(files), *(_of_database(database) if database is not None else ())):
+                try:
+                    size = source.stat().st_size
+                    if size > min(_MOST_BYTES, room):
+                        left_out.append(f"{source} ({size >> 20:,} MiB)")
+                        continue
+                    content = read_own(source, _MOST_BYTES)
+                except (UnsafePath, OSError) as error:
+                    left_out.append(f"{source} ({error})")
+                    continue
+                room -= len(content)
+                report.writestr(name, content)
+                names.append(name)
+
+    write_atomically(path, write)
+    return names, left_out
+
+
+def _left_by_probes(files: Path) -> Iterator[tuple[str, Path]]:
+    for path in _files_below(files):
+        yield f"probes/{path.relative_to(files)}", path
+
+
+def _of_database(path: Path) -> Iterator[tuple[str, Path]]:
+    """Manifest and history of the last run, the last reports, and the profiles of rows that could not be read."""
+    database = Database(path)
+    for manifest in run_manifests(database)[-1:]:
+        for path in (manifest, history.path_of(database, manifest.stem)):
+            if path.is_file():
+                yield f"database/runs/{path.name}", path
+    reports = sorted(_files_below(database.reports_dir), key=lambda report: report.stat().st_mtime)
+    for report in reports[-_REPORTS:]:
+        yield f"database/reports/{report.name}", report
+    for kept in _files_below(database.profiles_dir):
+        if _OF_PROFILES.fullmatch(kept.name):
+            yield f"database/profiles/{kept.relative_to(database.profiles_dir)}", kept
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Regular files at any depth, in order; links are not followed."""
+    found = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    return sorted(path for path in found if path.is_file() and not path.is_symlink())

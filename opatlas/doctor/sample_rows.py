@@ -1,0 +1,79 @@
+"""Three rows of plain kernels that probes measure, and how probes tell what became of the rows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from opatlas.doctor.verdict import Fact
+from opatlas.engine.job import Job, Outcome
+from opatlas.engine.replayed_types import replays_of_bench
+from opatlas.instruments.msprof.output import KEPT
+from opatlas.model.schema import (
+    INPUT_DTYPES,
+    INPUT_FORMATS,
+    INPUT_SHAPES,
+    OUTPUT_DTYPES,
+    OUTPUT_FORMATS,
+    OUTPUT_SHAPES,
+    Status,
+)
+
+#: Samples of each row.
+SAMPLES = 3
+_ROW_S = 60.0
+
+
+def _row(inputs: str, dtype: str, output: str) -> Mapping[str, str]:
+    slots = inputs.count(";") + 1
+    return {
+        INPUT_SHAPES: inputs,
+        INPUT_DTYPES: ";".join([dtype] * slots),
+        INPUT_FORMATS: ";".join(["ND"] * slots),
+        OUTPUT_SHAPES: output,
+        OUTPUT_DTYPES: dtype,
+        OUTPUT_FORMATS: "ND",
+    }
+
+
+#: By kernel type, a row for each way in which kernels compute: element by element, along an axis, a matrix product.
+ROWS: Mapping[str, Mapping[str, str]] = {
+    "Add": _row("16,64;16,64", "FLOAT", "16,64"),
+    "SoftmaxV2": _row("16,256", "FLOAT", "16,256"),
+    "MatMulV2": _row("64,128;128,64", "FLOAT16", "64,64"),
+}
+
+
+def job_of(kernel_type: str) -> Job:
+    """Returns a new job that replays the row of a kernel type of ROWS."""
+    function = replays_of_bench()[kernel_type]
+    return Job(function.__module__, "", function.__name__, kernel_type, ROWS[kernel_type], _ROW_S)
+
+
+def not_measured(outcomes: Mapping[str, Outcome]) -> list[str]:
+    """Returns why rows have no duration, a sentence for each reason; `outcomes` are by kernel type."""
+    types: dict[str, list[str]] = defaultdict(list)
+    for kernel_type, outcome in outcomes.items():
+        if outcome.status is not Status.MEASURED:
+            types[f"ended as {outcome.status}: {reason_of(outcome)}"].append(kernel_type)
+    return [f"the row{'s' if len(names) > 1 else ''} {', '.join(names)} {fate}" for fate, names in types.items()]
+
+
+def reason_of(outcome: Outcome) -> str:
+    """Returns the reason of an outcome without the folder of its profile, which a probe removes."""
+    return outcome.reason.partition(KEPT)[0]
+
+
+def tracebacks(outcomes: Mapping[str, Outcome]) -> Fact:
+    """Returns the tracebacks of rows that failed, by kernel type, for the report."""
+    return {kernel_type: outcome.detail for kernel_type, outcome in outcomes.items() if outcome.detail}
+
+
+def durations(outcomes: Mapping[str, Outcome]) -> str:
+    """Returns `Add 1.9 +- 0.1 us, MatMulV2 (ran as MatMulV3) 3.1 +- 0.2 us`: means and deviations of samples."""
+    return ", ".join(
+        f"{kernel_type}{f' (ran as {measured.ran_as.kernel_type})' if measured.ran_as else ''} "
+        f"{measured.summary.mean_us:.1f} +- {measured.summary.std_us:.1f} us"
+        for kernel_type, outcome in outcomes.items()
+        if (measured := outcome.measurement) is not None
+    )

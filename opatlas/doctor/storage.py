@@ -1,0 +1,177 @@
+"""Probes of where things are written: the database, its disk, the folder for temporary files."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+from opatlas.devices.cgroups import (
+    affinity_cores,
+    available_cores,
+    available_memory,
+    cpu_quota,
+    memory_limit,
+    usable_cores,
+)
+from opatlas.devices.cpu_flush import CpuFlush, plan_flush
+from opatlas.devices.discovery import database_name, devices_at_hand
+from opatlas.devices.machine_state import MachineWatch, machine_state, needed_cores
+from opatlas.devices.nvidia import gpu_states
+from opatlas.doctor.verdict import (
+    Fact,
+    Target,
+    Verdict,
+    failed,
+    passed,
+    skipped,
+)
+from opatlas.errors import OpAtlasError, UsageError
+from opatlas.files import expect_folder
+from opatlas.model import location as layout
+from opatlas.model import versions
+from opatlas.store import journal
+from opatlas.store.csv_files import Database
+from opatlas.store.header import read_header
+from opatlas.store.lock import SessionLock
+
+_LEAST_FREE = 1 << 30
+_NAMED = 3
+
+
+def database(target: Target) -> Verdict:
+    try:
+        path = database_path(target)
+    except OpAtlasError as error:
+        return failed(str(error), "these are options of pytest bench/; the doctor has --database-path of them")
+    try:
+        expect_folder(path, "", may_be_made=True)
+    except UsageError as error:
+        return failed(str(error), "name another one with --database-path")
+    if not path.exists():
+        try:
+            with tempfile.TemporaryFile(dir=_existing(path)):
+                pass
+        except OSError as error:
+            return failed(
+                f"{path} is not there, and cannot be made ({error.strerror})", "name one with --database-path"
+            )
+        return passed(f"{path} is not there yet, and can be made", path=str(path))
+    found = Database(path)
+    found.folders()
+    # Writes as a session does, and refuses what a session would be refused.
+    lock = SessionLock(found, run_id="doctor", command="opatlas doctor")
+    lock.acquire(0, print)
+    lock.release()
+    broken = []
+    for kernel_type in found.kernel_types():
+        try:
+            read_header(found.csv_path(kernel_type))
+        except OpAtlasError as error:
+            broken.append(str(error))
+    journals = [str(left) for left in journal.all_of(found)]
+    facts: dict[str, Fact] = {"path": str(path), "journals": journals}
+    if broken:
+        more = f" (and {len(broken) - _NAMED} more)" if len(broken) > _NAMED else ""
+        return failed("; ".join(broken[:_NAMED]) + more, **facts)
+    left = f"; {len(journals)} journals of killed sessions, which the next one merges" if journals else ""
+    return passed(f"{path}: {len(found.kernel_types())} kernel types, writable, not in use{left}", **facts)
+
+
+def disk(target: Target) -> Verdict:
+    try:
+        path = database_path(target)
+    except OpAtlasError:  # the probe `database` tells it
+        path = layout.ROOT
+    return _room(_existing(path), "make room, or name another folder with --database-path")
+
+
+def temporary(target: Target) -> Verdict:
+    folder = Path(tempfile.gettempdir())
+    with tempfile.TemporaryFile(dir=folder) as file:
+        # Rows of concurrent sessions take turns by a lock there.
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    found = _room(folder, "make room, or set TMPDIR to another folder")
+    wanted = os.environ.get("TMPDIR")
+    if wanted and folder.resolve() != Path(wanted).resolve():
+        # Python passes over a folder that it cannot write.
+        return replace(found, detail=f"{found.detail}; TMPDIR={wanted} cannot be written, and is not used")
+    return found
+
+
+def _room(folder: Path, remedy: str) -> Verdict:
+    usage = shutil.disk_usage(folder)
+    detail = f"{usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB free at {folder}"
+    facts: dict[str, Fact] = {"free_bytes": usage.free, "total_bytes": usage.total, "folder": str(folder)}
+    return passed(detail, **facts) if usage.free >= _LEAST_FREE else failed(detail, remedy, **facts)
+
+
+def database_path(target: Target) -> Path:
+    """The folder that was named, or the default of the device. Raises OpAtlasError."""
+    if target.database is not None:
+        return target.database
+    return layout.default_path(database_name(devices_at_hand(target.device or None)), versions.detect())
+
+
+def _existing(path: Path) -> Path:
+    """The path, or the first folder above it that is there."""
+    return next(folder for folder in (path, *path.resolve().parents) if folder.exists())
+
+
+_FLUSHES = 7
+#: With twenty samples a row spends a second in flushes.
+_DEAR_MS = 50.0
+
+
+def limits(target: Target) -> Verdict:
+    """Cores and memory that this process may use."""
+    quota, limit, left = cpu_quota(), memory_limit(), available_memory()
+    usable = affinity_cores()
+    cores = f"{available_cores()} of {usable} cores" if available_cores() < usable else f"{usable} cores"
+    cpu = "no CPU quota" if quota is None else f"CPU quota {quota:g} cores"
+    memory = "no memory limit" if limit is None else f"memory limit {limit / 2**30:.1f} GiB"
+    if left is not None:
+        memory += f", {left / 2**30:.1f} GiB of it left"
+    return passed(f"{cores}, {cpu}, {memory}", cpu_quota=quota, memory_limit_bytes=limit, memory_left_bytes=left)
+
+
+def flush(target: Target) -> Verdict:
+    """What it costs to flush the caches of the CPU before each cold sample."""
+    if (kind := devices_at_hand(target.device or None)[0].kind) != "cpu":
+        return skipped(f"rows are replayed on {kind}: its L2 cache is flushed whole")
+    import torch
+
+    threads = available_cores()
+    torch.set_num_threads(threads)
+    plan = plan_flush(usable_cores(), threads)
+    flushed, row, took_ms = CpuFlush(plan), [torch.ones(1 << 18)], []
+    for _ in range(_FLUSHES):
+        start = perf_counter()
+        flushed(row)
+        took_ms.append(1000 * (perf_counter() - start))
+    ms = median(took_ms)
+    size = "not told" if plan.cache_bytes is None else f"{plan.cache_bytes >> 20} MiB"
+    ways = " and evicts the row's tensors line by line" if plan.by_line else ""
+    hint = " (--cache warm leaves it out)" if ms > _DEAR_MS else ""
+    return passed(
+        f"{plan.caches} last-level cache{'' if plan.caches == 1 else 's'} ({size}): a flush reads "
+        f"{plan.read_bytes >> 20} MiB{ways}, {ms:.1f} ms a sample{hint}",
+        read_bytes=plan.read_bytes,
+        flush_ms=ms,
+    )
+
+
+def disturbances(target: Target) -> Verdict:
+    """What would make durations noisy now."""
+    machine = machine_state()
+    devices = devices_at_hand(target.device or None)
+    gpus = gpu_states(devices, MachineWatch().own_processes(), opened=False)
+    found = [*machine.disturbances(needed_cores(devices)), *(phrase for gpu in gpus for phrase in gpu.disturbances())]
+    if found:
+        return failed(", ".join(found), "durations will be noisy: wait until it is gone, or measure elsewhere")
+    return passed(f"none: {machine.load or 'the system tells no load'}", load=machine.load_1min)

@@ -1,0 +1,217 @@
+"""Operators that are not in CANN: where they come from, and what to do where they are missing. Imports no torch.
+
+Some kernels are in a package of operators of their own (an OPP), which vllm-ascend brings: two variables name the
+package when a process starts, and vllm-ascend registers the operators with torch. Others are Triton kernels of
+vllm-ascend, or in ATB, a library of the NNAL package. Which kernels these are changes from version to version, so
+nothing is refused by a list: an operator that is registered is run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from opatlas.engine.errors import MissingPrecondition, ReplayError, Unsupported
+from opatlas.engine.npu_call import OR, npu_call
+from opatlas.text import in_a_line
+
+PATH_VARIABLE = "ASCEND_CUSTOM_OPP_PATH"
+LIBRARY_VARIABLE = "LD_LIBRARY_PATH"
+#: Below the folder of vllm-ascend. The vendor's name is `vllm-ascend` before version 0.20, `custom_transformer` since.
+_VENDORS = Path("_cann_ops_custom", "vendors")
+_LIBRARIES = Path("op_api", "lib")
+
+#: What torch_npu says where an operator is registered, and no library of kernels has it.
+_NO_KERNEL = re.compile(r"\baclnn(\w+?)(?: or \w+)? not in (lib\w+\.so)")
+#: What torch_npu and the loader say where ATB is not found, or is of another version.
+#: The name of the library alone tells nothing: it stands in the C++ stack of any error of an ATB kernel.
+_NO_ATB = re.compile(
+    r"libatb\.so: cannot open|not in libatb\.so|libatb\.so ?not found"
+    r"|Could not load this library: \S*libop_plugin_atb\.so|libop_plugin_atb\.so: undefined symbol|\bnnal package\b",
+    re.IGNORECASE,
+)
+_ATB_ENVIRONMENT = "/usr/local/Ascend/nnal/atb/set_env.sh"
+
+
+def call_of(name: str) -> Callable[..., Any]:
+    """The NPU call of that name, or of the first of several that is there; what registers it is run first.
+
+    Raises:
+        MissingPrecondition: a custom operator that is not registered, with what to do.
+        Unsupported: torch_npu has no such call.
+    """
+    names = name.split(OR)
+    register = next((each for prefix, each in _REGISTERED_BY.items() if any(n.startswith(prefix) for n in names)), None)
+    if register is None:
+        return npu_call(name)
+    failure, remedy = register()
+    try:
+        call = npu_call(name)
+    except Unsupported as error:
+        raise MissingPrecondition(f"{name} is not registered ({failure or error}): {remedy}") from None
+    return call
+
+
+def missing_kernel(text: str) -> ReplayError | None:
+    """What it means that a call failed with these words, where an operator has no kernel; None for other words."""
+    found = _NO_KERNEL.search(text)
+    if found is not None:
+        what = f"no kernel {found[1]} in CANN's {found[2]} nor in a custom OPP"
+        return Unsupported(what) if is_set_up() else MissingPrecondition(f"{what}: {remedy()}")
+    if _NO_ATB.search(text):
+        if "undefined symbol" in text:
+            return MissingPrecondition(
+                "ATB does not fit torch_npu (undefined symbol): install the NNAL package of this CANN and torch_npu"
+            )
+        return MissingPrecondition(
+            f"libatb.so is not found: install NNAL, and source its set_env.sh ({_ATB_ENVIRONMENT}) before pytest"
+        )
+    return None
+
+
+def cannot_be_registered() -> str:
+    """Why no custom operator can be registered in this process; "" where they can be, or are."""
+    if find_spec("vllm_ascend") is not None or _is_registered("_C_ascend"):
+        return ""
+    return f"needs custom operators, and vllm-ascend, which brings them, is not installed: {remedy()}"
+
+
+def environment_with_operators(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Returns the two variables for a process that is about to start, with what they name already.
+
+    The loader reads LD_LIBRARY_PATH when a process starts: no process can set it for itself. OPPs that the user names
+    come before those of vllm-ascend, and may be packages of other operators. Without any OPP nothing is set.
+    """
+    named = _entries(environment, PATH_VARIABLE)
+    packages = list(dict.fromkeys([*(path for path in named if path.is_dir()), *_operator_packages()]))
+    if not packages:
+        return {}
+    libraries = [path / _LIBRARIES for path in packages if (path / _LIBRARIES).is_dir()]
+    return {
+        name: os.pathsep.join(dict.fromkeys(map(str, (*first, *_entries(environment, name)))))
+        for name, first in ((PATH_VARIABLE, packages), (LIBRARY_VARIABLE, libraries))
+    }
+
+
+def is_set_up(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the two variables name an OPP that is there, and its libraries."""
+    libraries = _entries(environment, LIBRARY_VARIABLE)
+    return any(path.is_dir() and path / _LIBRARIES in libraries for path in _entries(environment, PATH_VARIABLE))
+
+
+def libraries(environment: Mapping[str, str] = os.environ) -> list[Path]:
+    """Returns the libraries of the OPPs that the environment names: torch_npu loads them, and only logs a failure."""
+    folders = [path / _LIBRARIES for path in _entries(environment, PATH_VARIABLE)]
+    return [folder / "libcust_opapi.so" for folder in folders if folder.is_dir()]
+
+
+def remedy(environment: Mapping[str, str] = os.environ) -> str:
+    """What to do where an operator of an OPP is missing, in one line."""
+    if is_set_up(environment):
+        return f"{PATH_VARIABLE} and {LIBRARY_VARIABLE} are set; is this vllm-ascend built for this torch and CANN?"
+    place = _place_of_vllm_ascend()
+    if place is None:
+        return (
+            "pip install vllm-ascend, whose operators a replay finds by itself, or name another package of operators: "
+            + _exports(Path("<package>", "vendors", "<name>"))
+        )
+    packages = _operator_packages()
+    if not packages:
+        return (
+            f"the installed vllm-ascend has no operator package ({place / _VENDORS} is missing or empty): install 0.12 "
+            f"or later, built with its kernels (COMPILE_CUSTOM_KERNELS=1)"
+        )
+    return f"start the process with {_exports(*packages)}"
+
+
+def _exports(*packages: Path) -> str:
+    libraries = [package / _LIBRARIES for package in packages]
+    return "; ".join(
+        f"export {name}={os.pathsep.join(map(str, paths))}:${name}"
+        for name, paths in ((PATH_VARIABLE, packages), (LIBRARY_VARIABLE, libraries))
+    )
+
+
+def _operator_packages() -> list[Path]:
+    """The OPPs of the installed vllm-ascend."""
+    place = _place_of_vllm_ascend()
+    return [path for path in sorted((place / _VENDORS).glob("*")) if path.is_dir()] if place is not None else []
+
+
+def _place_of_vllm_ascend() -> Path | None:
+    package = find_spec("vllm_ascend")
+    places: Sequence[str] = list(package.submodule_search_locations or ()) if package is not None else []
+    return Path(places[0]) if places else None
+
+
+def _entries(environment: Mapping[str, str], variable: str) -> list[Path]:
+    return [Path(entry) for entry in environment.get(variable, "").split(os.pathsep) if entry]
+
+
+@cache
+def _register_extension() -> tuple[str, str]:
+    """Registers the operators of vllm-ascend's extension, as vllm-ascend does; gives what failed, and the remedy."""
+    if _place_of_vllm_ascend() is None:
+        return "vllm-ascend is not installed", remedy()
+    enabling = _called("vllm_ascend.utils", "enable_custom_op")
+    # It passes errors of this import over, and without vLLM it cannot be called.
+    importing = _imported("vllm_ascend.vllm_ascend_C")
+    return importing and "; ".join(filter(None, (enabling, importing))), remedy()
+
+
+@cache
+def _register_triton(module: str) -> tuple[str, str]:
+    """Registers the Triton operators of a module of vllm-ascend; gives what failed, and the remedy.
+
+    Raises:
+        MissingPrecondition: the kernels cannot be launched, since Triton does not tell how many cores the device has.
+    """
+    remedy = "install vllm-ascend 0.13 or later, with vLLM and the triton-ascend of this CANN"
+    if failure := _imported(module):
+        return failure, remedy
+    # Kernels take the numbers of cores from it, and fail if nothing has set them.
+    if failure := _called("vllm_ascend.ops.triton.triton_utils", "init_device_properties_triton"):
+        raise MissingPrecondition(f"{failure}: {remedy}")
+    return "", remedy
+
+
+#: What registers operators with torch, by the beginning of their names.
+_REGISTERED_BY: Mapping[str, Callable[[], tuple[str, str]]] = {
+    "torch.ops._C_ascend.": _register_extension,
+    "torch.ops.vllm.qkv_rmsnorm_rope": partial(
+        _register_triton, "vllm_ascend.ops.triton.linearnorm.split_qkv_rmsnorm_rope"
+    ),
+    "torch.ops.vllm.npu_rotary_embedding": partial(_register_triton, "vllm_ascend.ops.register_custom_ops"),
+}
+
+
+def _imported(module: str) -> str:
+    """Imports a module for what it registers; gives what became of that, "" if it is there."""
+    try:
+        import_module(module)
+    except Exception as error:  # whatever a package of many parts stumbles over at import
+        return f"import {module}: {in_a_line(error)}"
+    return ""
+
+
+def _called(module: str, function: str) -> str:
+    """Calls a function of a module, if it has that; gives what failed, "" for nothing."""
+    if failure := _imported(module):
+        return failure
+    try:
+        getattr(import_module(module), function, lambda: None)()
+    except Exception as error:  # whatever vllm-ascend stumbles over
+        return f"{module}.{function}(): {in_a_line(error)}"
+    return ""
+
+
+def _is_registered(namespace: str) -> bool:
+    import torch
+
+    return any(name.startswith(f"{namespace}::") for name in torch._C._dispatch_get_all_op_names())

@@ -1,0 +1,315 @@
+"""Tells from the words of an exception whether it poisoned the device's context or ran out of memory.
+
+A poisoned context fails, or worse: silently drops, every later call of its process; only a new process helps. The
+first error in a log is the cause, what follows echoes it. Numbers count only next to words that call them an error
+code: a shape may well be 507015.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+import unittest
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from opatlas.engine.custom_opp import missing_kernel
+from opatlas.engine.errors import MissingPrecondition, ReplayError
+from opatlas.engine.job import Outcome
+from opatlas.model.schema import Status
+from opatlas.text import in_a_line, message_of, without_middle
+
+
+@dataclass(frozen=True)
+class Poison:
+    """An error that poisons. `names` are its identifiers, `words` what its library calls it, the best one first."""
+
+    library: str
+    code: int
+    names: tuple[str, ...]
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.library} error {self.code} ({self.words[0]})"
+
+
+def _cuda(code: int, runtime_name: str, driver_name: str, words: str) -> Poison:
+    return Poison("CUDA", code, (f"cudaError{runtime_name}", f"CUDA_ERROR_{driver_name}"), (words,))
+
+
+def _ascend(code: int, name: str, *words: str) -> Poison:
+    return Poison("Ascend", code, (f"ACL_ERROR_RT_{name}",), words)
+
+
+#: Codes and names: CUDA Runtime API and CUDA Driver API, enums cudaError and CUresult. Words: cudaGetErrorString of
+#: CUDA 13.0.
+CUDA = (
+    # "This leaves the process in an inconsistent state and any further CUDA work will return the same error", or "to
+    # continue using CUDA, the process must be terminated and relaunched".
+    _cuda(226, "Contained", "CONTAINED", "Invalid access of peer GPU memory over nvlink or a hardware error"),
+    _cuda(700, "IllegalAddress", "ILLEGAL_ADDRESS", "an illegal memory access was encountered"),
+    _cuda(702, "LaunchTimeout", "LAUNCH_TIMEOUT", "the launch timed out and was terminated"),
+    _cuda(710, "Assert", "ASSERT", "device-side assert triggered"),
+    _cuda(714, "HardwareStackError", "HARDWARE_STACK_ERROR", "hardware stack error"),
+    _cuda(715, "IllegalInstruction", "ILLEGAL_INSTRUCTION", "an illegal instruction was encountered"),
+    _cuda(716, "MisalignedAddress", "MISALIGNED_ADDRESS", "misaligned address"),
+    _cuda(
+        717, "InvalidAddressSpace", "INVALID_ADDRESS_SPACE", "operation not supported on global/shared address space"
+    ),
+    _cuda(718, "InvalidPc", "INVALID_PC", "invalid program counter"),
+    _cuda(719, "LaunchFailure", "LAUNCH_FAILED", "unspecified launch failure"),
+    _cuda(721, "TensorMemoryLeak", "TENSOR_MEMORY_LEAK", "tensor memory not completely freed"),
+    _cuda(810, "MpsClientTerminated", "MPS_CLIENT_TERMINATED", "the MPS client has been terminated by the server"),
+    _cuda(911, "ExternalDevice", "EXTERNAL_DEVICE", "an async error has occured in external entity outside of CUDA"),
+    # The documents promise no such thing here. But no argument of an operator leads to these: the hardware failed, or
+    # nothing serves this process any more.
+    _cuda(46, "DevicesUnavailable", "DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable"),
+    _cuda(214, "ECCUncorrectable", "ECC_UNCORRECTABLE", "uncorrectable ECC error encountered"),
+    _cuda(
+        220, "NvlinkUncorrectable", "NVLINK_UNCORRECTABLE", "uncorrectable NVLink error detected during the execution"
+    ),
+    _cuda(709, "ContextIsDestroyed", "CONTEXT_IS_DESTROYED", "context is destroyed"),
+    _cuda(802, "SystemNotReady", "SYSTEM_NOT_READY", "system not yet initialized"),
+    _cuda(
+        805,
+        "MpsConnectionFailed",
+        "MPS_CONNECTION_FAILED",
+        "MPS client failed to connect to the MPS control daemon or the MPS server",
+    ),
+    _cuda(
+        806,
+        "MpsRpcFailure",
+        "MPS_RPC_FAILURE",
+        "the remote procedural call between the MPS server and the MPS client failed",
+    ),
+    _cuda(
+        807, "MpsServerNotReady", "MPS_SERVER_NOT_READY", "MPS server is not ready to accept new MPS client requests"
+    ),
+    _cuda(
+        808,
+        "MpsMaxClientsReached",
+        "MPS_MAX_CLIENTS_REACHED",
+        "the hardware resources required to create MPS client have been exhausted",
+    ),
+    _cuda(
+        809,
+        "MpsMaxConnectionsReached",
+        "MPS_MAX_CONNECTIONS_REACHED",
+        "the hardware resources required to support device connections have been exhausted",
+    ),
+    _cuda(999, "Unknown", "UNKNOWN", "unknown error"),
+)
+
+#: Codes and names: CANN Runtime, aclError.md and rt_error_codes.h. Words: the same runtime's errcode_manage.cc, which
+#: its messages quote as reason=[...] and desc=[...]; those in capitals: torch_npu's NPUQueue.cpp. Of the 5xxxxx, which
+#: are errors within CANN or on the device, these say that a task failed there, or that the device is lost.
+ASCEND = (
+    _ascend(507000, "INTERNAL_ERROR", "runtime internal error"),
+    _ascend(507001, "TS_ERROR", "task scheduler internal error", "task exception", "tsfw unknown error"),
+    _ascend(507010, "LOST_HEARTBEAT", "lost heartbeat"),
+    _ascend(507011, "MODEL_EXECUTE", "model execute failed", "the model stream execute failed"),
+    _ascend(507013, "SYS_DMA", "system DMA error", "sdma copy error", "sys dma transfer failed"),
+    _ascend(507014, "AICORE_TIMEOUT", "aicore timeout"),
+    _ascend(507015, "AICORE_EXCEPTION", "aicore exception"),
+    _ascend(507016, "AICORE_TRAP_EXCEPTION", "aicore trap exception"),
+    _ascend(507017, "AICPU_TIMEOUT", "aicpu timeout"),
+    _ascend(507018, "AICPU_EXCEPTION", "aicpu exception"),
+    _ascend(507033, "DEV_SETUP_ERROR", "device setup error", "device retain error"),
+    _ascend(507034, "VECTOR_CORE_TIMEOUT", "vector core timeout"),
+    _ascend(507035, "VECTOR_CORE_EXCEPTION", "vector core exception"),
+    _ascend(507036, "VECTOR_CORE_TRAP_EXCEPTION", "vector core trap exception"),
+    _ascend(507042, "AICORE_TRAP_READ_OVERFLOW", "aicore trap read overflow"),
+    _ascend(507043, "AICORE_TRAP_WRITE_OVERFLOW", "aicore trap write overflow"),
+    _ascend(507044, "VECTOR_CORE_TRAP_READ_OVERFLOW", "vector core trap read overflow"),
+    _ascend(507045, "VECTOR_CORE_TRAP_WRITE_OVERFLOW", "vector core trap write overflow"),
+    _ascend(507046, "STREAM_SYNC_TIMEOUT", "stream sync timeout"),
+    _ascend(507047, "EVENT_SYNC_TIMEOUT", "event sync timeout"),
+    _ascend(507048, "FFTS_PLUS_TIMEOUT", "fftsplus timeout"),
+    _ascend(507049, "FFTS_PLUS_EXCEPTION", "fftsplus exception"),
+    _ascend(507050, "FFTS_PLUS_TRAP_EXCEPTION", "fftsplus trap exception"),
+    _ascend(507053, "DEVICE_MEM_ERROR", "device mem error", "UCE ERROR"),
+    _ascend(507054, "HBM_MULTI_BIT_ECC_ERROR", "hbm Multi-bit ECC error", "HBM MULTI BIT ECC ERROR"),
+    _ascend(507055, "SUSPECT_DEVICE_MEM_ERROR", "suspect device mem error", "SUSPECT MEM ERROR"),
+    _ascend(507056, "LINK_ERROR", "device network link error", "HCCS LINK ERROR"),
+    _ascend(507057, "SUSPECT_REMOTE_ERROR", "suspect remote error", "SUSPECT REMOTE ERROR"),
+    _ascend(507899, "DRV_INTERNAL_ERROR", "driver error:internal error"),
+    _ascend(507900, "AICPU_INTERNAL_ERROR", "aicpu internal error"),
+    _ascend(507901, "SOCKET_CLOSE", "hdc disconnect"),
+    _ascend(507904, "COMM_OP_RETRY_FAIL", "hccl op retry failed", "HCCL OP RETRY FAILED"),
+)
+
+#: Memory allocation failed, in acl, in the runtime, on the device (aclError.md).
+ASCEND_MEMORY = frozenset({200000, 207001, 207018})
+
+
+#: Of one exception's message: to search megabytes takes seconds.
+_MOST_CHARACTERS = 100_000
+_BY_CODE = {(error.library, error.code): error for error in (*CUDA, *ASCEND)}
+_BY_NAME = {name: error for error in _BY_CODE.values() for name in error.names}
+_BY_WORDS = {words: error for error in _BY_CODE.values() for words in error.words}
+
+
+def _any_of(choices: list[str]) -> str:
+    # The longest first: "suspect device mem error" before "device mem error".
+    return "|".join(re.escape(choice) for choice in sorted(choices, key=len, reverse=True))
+
+
+_NAME = re.compile(rf"\b(?:{_any_of(list(_BY_NAME))})\b")
+#: "CUDA error: 700", "CUDA driver error (700)", "cuda runtime error (700) :", "Cuda failure 700 '...'" (NCCL).
+_CUDA_CODE = re.compile(
+    r"\bcuda[ _]?(?:driver |runtime )?(?:error|failure|status)(?: code)?[\s=:(]{1,3}(\d{1,4})(?!\w|\.\d)", re.IGNORECASE
+)
+#: Whatever stands before them ("CUDA error:", "Triton Error [CUDA]:", "torch.cuda.CudaError:"), the line says CUDA.
+_CUDA_WORDS = re.compile(rf"(?<![\w-])(?:{_any_of([e.words[0] for e in CUDA])})(?!\w)")
+#: What an operator of a CUDA library says once a kernel failed, be it its own or an earlier one.
+_LIBRARY_FAILED = re.compile(r"\b(?:CU(?:BLAS|DNN|SPARSE|SOLVER)_STATUS_EXECUTION_FAILED\w*|CUFFT_EXEC_FAILED)\b")
+#: "error code is 507015", "error code:507015", "ErrCode=507015", "retCode=0x7bc87", "runtime result = 507015",
+#: "aclrtSynchronizeStream(stream) failed: 507015", "run failed with code 507015".
+_ASCEND_CODE = re.compile(
+    r"(?:\berr(?:or)?[ _]?code|\bret(?:urn)?[ _]?code|\bret(?=\s*[=:])|\bruntime result|\bacl ?error"
+    r"|\bacl\w+(?:\([^()\n]*\))? failed|\bfailed with code)"
+    r"\s*(?:is\b)?[\s=:,(\[]{0,3}(0x[0-9a-f]{1,8}|\d{1,9})(?!\w|\.\d)",
+    re.IGNORECASE,
+)
+#: "reason=[aicore exception]", "reason=aicore exception", "retCode=0x26, [aicore exception]".
+_ASCEND_WORDS = re.compile(
+    rf"(?:\b(?:reason|desc)=\[?|\bretCode=0x[0-9a-f]+, \[)({_any_of([w for e in ASCEND for w in e.words])})(?!\w)"
+    rf"|\b({_any_of([w for e in ASCEND for w in e.words if w.isupper()])})\b"
+)
+#: torch_npu's queue thread has ended: operators return at once from then on, without an error and without having run
+#: (NPUQueue.cpp, Repository::Enqueue in the state CAN_EXIT).
+_QUEUE_ENDED = re.compile(r"The process exits for this inner error(?:, and the ([^\n.]+))?")
+
+_MEMORY = re.compile(
+    # torch.OutOfMemoryError is one too; so is numpy's _ArrayMemoryError.
+    r"(?i:\bout of memory\b)|MemoryError\b"
+    r"|\bcudaErrorMemoryAllocation\b|\bCUDA_ERROR_OUT_OF_MEMORY\b|\bCU[A-Z]+_(?:STATUS_)?ALLOC_FAILED\b"
+    r"|\bDefaultCPUAllocator: (?:can't allocate|not enough) memory|\bstd::bad_alloc\b|\bCannot allocate memory\b"
+    # CANN: Memory_Allocation_Failure, Resource_Error_Insufficient_Host_Memory.
+    r"|\bACL_ERROR_RT_(?:MEMORY_ALLOCATION|DEVICE_OOM)\b|\bEL00(?:04|18)\b"
+)
+
+
+def text_of(error: BaseException) -> str:
+    """Type and message of an exception, after those of the exceptions that led to it, the oldest first.
+
+    The members of an exception group led to the group.
+    """
+    texts: list[str] = []
+    seen: set[int] = set()
+    # From the newest to the oldest, without recursion: groups and causes may be nested to any depth.
+    links: list[BaseException | None] = [error]
+    while links:
+        link = links.pop()
+        if link is None or id(link) in seen:
+            continue
+        seen.add(id(link))
+        text = "".join(traceback.format_exception_only(type(link), link))
+        texts.append(without_middle(text, _MOST_CHARACTERS))
+        links.append(link.__cause__ or (None if link.__suppress_context__ else link.__context__))
+        # Not by its type, which Python 3.10 does not have.
+        members = getattr(link, "exceptions", ())
+        links += [each for each in members if isinstance(each, BaseException)] if isinstance(members, tuple) else []
+    return "".join(reversed(texts))
+
+
+def poisoned_by(text: str) -> str | None:
+    """Code and meaning of the first error in the text that poisons the context; None if there is none.
+
+    Such as "CUDA error 700 (an illegal memory access was encountered)" or "Ascend error 507015 (aicore exception)".
+    """
+    return min(_poisons(text), default=(0, None))[1]
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Whether running out of memory, the device's or the host's, is the first device error in the text.
+
+    Never where torch_npu's queue has ended, whatever ended it: a process without it must not go on.
+    """
+    if _QUEUE_ENDED.search(text):
+        return False
+    memory = min(_memory_failures(text), default=None)
+    return memory is not None and all(memory < poison for poison, _ in _poisons(text))
+
+
+def _poisons(text: str) -> Iterator[tuple[int, str]]:
+    """Where errors that poison stand in the text, and their names."""
+    for match in _NAME.finditer(text):
+        yield match.start(), str(_BY_NAME[match[0]])
+    for match in _CUDA_WORDS.finditer(text):
+        line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+        if "cuda" in line.lower():
+            yield match.start(), str(_BY_WORDS[match[0]])
+    for match in _ASCEND_WORDS.finditer(text):
+        yield match.start(), str(_BY_WORDS[match[1] or match[2]])
+    for library, pattern in (("CUDA", _CUDA_CODE), ("Ascend", _ASCEND_CODE)):
+        for position, code in _codes(pattern, text):
+            if error := _BY_CODE.get((library, code)):
+                yield position, str(error)
+    for match in _LIBRARY_FAILED.finditer(text):
+        yield match.start(), f"{match[0]} (a kernel failed)"
+    for match in _QUEUE_ENDED.finditer(text):
+        yield match.start(), f"torch_npu's task queue ended ({match[1] or 'no operator named'})"
+
+
+def _memory_failures(text: str) -> Iterator[int]:
+    for match in _MEMORY.finditer(text):
+        yield match.start()
+    for position, code in _codes(_ASCEND_CODE, text):
+        if code in ASCEND_MEMORY:
+            yield position
+
+
+def _codes(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]]:
+    for match in pattern.finditer(text):
+        digits = match[1].lower()
+        yield match.start(1), int(digits, 16 if digits.startswith("0x") else 10)
+
+
+#: What torch says where an operator lacks a dtype; some operators raise a plain RuntimeError for it.
+_NOT_IMPLEMENTED = re.compile(r"not implemented for '|bool.* not supported|not support bool", re.IGNORECASE)
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """The status that an exception gives its row. Only ends of the process itself are raised again."""
+    if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        raise error
+    if isinstance(error, ReplayError):
+        return Outcome(error.status, message_of(error))
+    reason = in_a_line(error)
+    text = text_of(error)
+    if is_out_of_memory(text):
+        return Outcome(Status.OOM, reason)
+    detail = "".join(traceback.format_exception(error))
+    if poison := poisoned_by(text):
+        return Outcome(Status.DEVICE_ERROR, f"{poison}: {reason}", detail)
+    if lacking := missing_kernel(text):
+        return Outcome(lacking.status, str(lacking), detail)
+    if isinstance(error, NotImplementedError) or _NOT_IMPLEMENTED.search(reason):
+        return Outcome(Status.UNSUPPORTED, reason, detail)
+    return Outcome(Status.FAILED, reason, detail)
+
+
+@contextmanager
+def pytest_verdicts() -> Iterator[None]:
+    """Gives the functions of pytest that a body may call their meaning for a row.
+
+    Raises:
+        MissingPrecondition: the body called `pytest.skip`, or raised `unittest.SkipTest`.
+        ReplayError: the body called `pytest.xfail`.
+    """
+    try:
+        yield
+    except BaseException as error:
+        # Whoever raises an exception of pytest has imported pytest.
+        pytest = sys.modules.get("pytest")
+        if isinstance(error, unittest.SkipTest) or (pytest and isinstance(error, pytest.skip.Exception)):
+            raise MissingPrecondition(message_of(error) or "skipped by the replay, without a reason") from error
+        if pytest and isinstance(error, pytest.xfail.Exception):
+            raise ReplayError(
+                f"pytest.xfail({message_of(error)!r}): a replay cannot expect to fail; call pytest.skip where the row "
+                "cannot run, and raise an exception where it should"
+            ) from error
+        raise

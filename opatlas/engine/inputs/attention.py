@@ -1,0 +1,383 @@
+"""What a FusedInferAttentionScore row says about its call: 31 input slots, and the Runtime columns.
+
+A capture holds the shapes of the sequence lengths, not their values, though an attention kernel's
+duration depends on these. What the Runtime columns record wins; what neither tells is chosen, evenly:
+
+- queries (TND): the tokens are dealt out to the sequences, the first ones get one more;
+- keys without a block table: the same;
+- keys in pages: see `opatlas.engine.inputs.sequences.even_pages`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from opatlas.engine.inputs.sequences import (
+    dealt,
+    even_pages,
+    given,
+    runtime_number,
+    runtime_numbers,
+)
+from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, RUNTIME_PREFIX
+
+if TYPE_CHECKING:
+    from opatlas.engine.inputs.replay_row import ReplayRow
+
+QUERY, KEY, VALUE, MASK = 0, 1, 2, 4
+QUERY_LENGTHS, KV_LENGTHS, BLOCK_TABLE = 5, 6, 14
+QUERY_ROPE, KEY_ROPE = 24, 25
+
+#: The input slots that no replayed family has, as CANN's operator calls them.
+_OTHERS = {
+    3: "pse_shift",
+    7: "dequant_scale1",
+    8: "quant_scale1",
+    9: "dequant_scale2",
+    10: "quant_scale2",
+    11: "quant_offset2",
+    12: "antiquant_scale",
+    13: "antiquant_offset",
+    15: "query_padding_size",
+    16: "kv_padding_size",
+    17: "key_antiquant_scale",
+    18: "key_antiquant_offset",
+    19: "value_antiquant_scale",
+    20: "value_antiquant_offset",
+    21: "key_shared_prefix",
+    22: "value_shared_prefix",
+    23: "actual_shared_prefix_len",
+    26: "key_rope_antiquant_scale",
+    27: "dequant_scale_query",
+    28: "learnable_sink",
+    29: "q_start_idx",
+    30: "kv_start_idx",
+}
+_NAMES = {QUERY: "query", KEY: "key", VALUE: "value"}
+_USED = {*_NAMES, MASK, QUERY_LENGTHS, KV_LENGTHS, BLOCK_TABLE, QUERY_ROPE, KEY_ROPE}
+
+#: Queries and keys are uniform in -2 ... 2, so that scores have a standard deviation of 4 / 3: no
+#: key alone decides a result, and none can be left out unseen.
+RANGE = (-2.0, 2.0)
+
+#: What mends a row whose lengths of sequences are missing or contradict each other.
+_LENGTHS = (
+    f"fill {RUNTIME_PREFIX}actual_seq_lengths_values and {RUNTIME_PREFIX}actual_seq_lengths_kv_values with "
+    f"fill-runtime (docs/attention-runtime.md), or correct the shapes"
+)
+#: The mask that stands for every causal one, whatever the lengths (sparse_mode 2 and 3).
+CAUSAL_MASK = (2048, 2048)
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """The arguments of the call that are not tensors, and the shapes that a row may leave out.
+
+    Attributes:
+        layout: "TND" (tokens, heads, D), or "BNSD_NBSD": queries (batch, heads, S, D), results (heads, batch, S, D).
+        query_lengths: as the call takes them, cumulative; None where every sequence has S queries.
+        kv_lengths: as the call takes them: cumulative, or each sequence's own where the keys are in pages.
+        rope: whether there is a rope part (slots 24 and 25).
+        mask_dtype: the profiler's name; "" where the call takes no mask.
+        table: shape of the block table; None where the keys are not in pages.
+        used_blocks: how many blocks of the table each sequence uses; () without a table.
+        block_size: tokens of a block; 0 without a table.
+        sparse_mode: 3 is causal, both sequences' last tokens aligned; 0 is no mask.
+        scale: 1 / sqrt(D), D with the rope part.
+        with_lse: whether the kernel gives the log-sum-exp as its second result.
+    """
+
+    layout: str
+    heads: int
+    kv_heads: int
+    rope: bool
+    mask_dtype: str
+    query_lengths: list[int] | None
+    kv_lengths: list[int]
+    table: tuple[int, int] | None
+    used_blocks: list[int]
+    block_size: int
+    sparse_mode: int
+    scale: float
+    with_lse: bool
+
+
+def with_operator_shapes(row: ReplayRow) -> ReplayRow:
+    """The row as its operator saw it: `operator_input_shapes_raw` wins over what the profiler wrote."""
+    from opatlas.engine.inputs.replay_row import ReplayRow
+
+    raw = row.cells.get(_RAW, "").strip()
+    if not raw:
+        return row
+    operator = ReplayRow(row.kernel_type, {**row.cells, INPUT_SHAPES: raw}, row.device)
+    operator.assumptions = row.assumptions
+    return operator
+
+
+def read_attention(row: ReplayRow) -> AttentionCall:
+    """The call of a row (see `with_operator_shapes`). Raises InvalidRow where it is none of the three families.
+
+    They are: queries TND with keys in pages and a causal mask; queries BNSD with a rope part, keys
+    in pages (multi-head latent attention); and queries TND with keys TND.
+    """
+    return _Reader(row).call()
+
+
+_RAW = RUNTIME_PREFIX + "operator_input_shapes_raw"
+_VALID_BLOCKS = RUNTIME_PREFIX + "block_table_valid_blocks"
+
+
+class _Reader:
+    """Reads one row; every method answers one question about the call."""
+
+    def __init__(self, row: ReplayRow) -> None:
+        self.row = row
+        self.shapes_column = _RAW if row.cells.get(_RAW, "").strip() else INPUT_SHAPES
+
+    def call(self) -> AttentionCall:
+        for slot, tensor in enumerate(self.row.input_slots):
+            if tensor.shape and slot not in _USED:
+                raise self.refuse(
+                    f"slot {slot} ({_OTHERS.get(slot, 'unknown')}) is used, which no replayed family does"
+                )
+        layout, table = self.layout(), self.table()
+        self.expect_dtypes()
+        query, key, value = (self.needed(slot) for slot in (QUERY, KEY, VALUE))
+        heads = self.agreed("num_heads", query[1], "slot 0 has {} heads")
+        if layout == "TND" and table is not None and self.shape(MASK) is None and self.recorded_mode() != 3:
+            raise self.refuse("keys in pages with queries TND, but no mask in slot 4")
+        kv_heads, block_size = self.cache(table, key, value, query[-1])
+        if kv_heads == 0 or heads % kv_heads:
+            raise self.refuse(f"{heads} query heads are no multiple of {kv_heads} key heads")
+        rope = self.rope(layout, query, key)
+        sparse_mode = self.sparse_mode(layout)
+        queries = self.query_lengths(layout, query, self.count(table))
+        keys = self.kv_lengths(table, key, block_size, len(queries))
+        used = [math.ceil(length / block_size) for length in keys] if table else []
+        if table and max(used) > table[1]:
+            raise self.refuse(
+                f"a sequence of {max(keys)} keys takes {max(used)} blocks, its line of slot 14 has fewer", _LENGTHS
+            )
+        if sparse_mode == 3 and any(k < q for q, k in zip(queries, keys, strict=True)):
+            raise self.refuse(
+                f"with a causal mask, a sequence has more queries than keys (queries {queries}, keys {keys})", _LENGTHS
+            )
+        second = self.row.output_slots[1] if len(self.row.output_slots) > 1 else None
+        return AttentionCall(
+            layout=layout,
+            heads=heads,
+            kv_heads=kv_heads,
+            rope=rope > 0,
+            mask_dtype=self.mask_dtype(sparse_mode),
+            query_lengths=list(accumulate(queries)) if layout == "TND" else None,
+            kv_lengths=keys if table else list(accumulate(keys)),
+            table=table,
+            used_blocks=used,
+            block_size=block_size,
+            sparse_mode=sparse_mode,
+            scale=1 / math.sqrt(query[-1] + rope),
+            with_lse=second is not None and second.shape not in ((), (0,), (1,)),
+        )
+
+    def layout(self) -> str:
+        query = self.needed(QUERY)
+        inferred = {3: "TND", 4: "BNSD_NBSD"}.get(len(query))
+        column = RUNTIME_PREFIX + "input_layout"
+        recorded = self.row.cells.get(column, "").strip(" \"'").upper()
+        if recorded not in ("", "TND", "BNSD_NBSD"):
+            raise self.row.refuse(column, "only TND and BNSD_NBSD are replayed", "correct the cell, if it is wrong")
+        if inferred is None or (recorded and recorded != inferred):
+            raise self.refuse(f"a query of {len(query)} axes is not {recorded or 'TND nor BNSD'}")
+        if inferred == "BNSD_NBSD" and (self.shape(QUERY_ROPE) is None or self.table() is None):
+            raise self.refuse("queries BNSD are replayed with a rope part (slots 24, 25) and pages (slot 14) only")
+        return inferred
+
+    def table(self) -> tuple[int, int] | None:
+        shape = self.shape(BLOCK_TABLE)
+        if shape is None:
+            recorded = runtime_numbers(self.row, "block_table_shape")
+            shape = None if recorded is None else tuple(recorded)
+        if shape is None:
+            return None
+        if len(shape) != 2 or not shape[0]:
+            raise self.refuse("slot 14 (block_table) must have two axes, sequences and blocks")
+        return shape[0], shape[1]
+
+    def cache(self, table: tuple[int, int] | None, key: Shape, value: Shape, width: int) -> tuple[int, int]:
+        """Key heads and block size; refuses keys and values that do not fit the queries."""
+        if key[:-1] != value[:-1]:
+            raise self.refuse("slots 1 and 2 (key, value) differ in more than their last axis")
+        if table is None:
+            if len(key) != 3 or key[-1] != width:
+                raise self.refuse(f"without a block table, keys are (tokens, heads, {width})")
+            return self.agreed("num_key_value_heads", key[1], "slot 1 has {} heads"), 0
+        if len(key) == 3:
+            # (blocks, block size, heads x D)
+            if key[-1] % width or key[-1] != value[-1]:
+                raise self.refuse(f"a page of slots 1 and 2 must hold heads of {width} numbers")
+            heads, size = key[-1] // width, key[1]
+        elif len(key) == 4:
+            # (blocks, heads, block size, D)
+            if key[-1] != width:
+                raise self.refuse(f"a page of slot 1 must hold heads of {width} numbers")
+            heads, size = key[1], key[2]
+        else:
+            raise self.refuse(f"slot 1 has {len(key)} axes, where a cache in pages has 3 or 4")
+        if not key[0] or not size:
+            raise self.refuse("slot 1 is a cache without blocks")
+        return (
+            self.agreed("num_key_value_heads", heads, "slot 1 has {} heads"),
+            self.agreed("block_size", size, "the blocks of slot 1 have {} tokens"),
+        )
+
+    def rope(self, layout: str, query: Shape, key: Shape) -> int:
+        """The width of the rope part; 0 without one."""
+        of_query, of_key = self.shape(QUERY_ROPE), self.shape(KEY_ROPE)
+        if of_query is None and of_key is None:
+            return 0
+        if layout == "TND" and self.table() is not None:
+            raise self.refuse("queries TND with a rope part (slots 24, 25) are not replayed with keys in pages")
+        if of_query is None or of_key is None:
+            raise self.refuse("a rope part is there for queries or keys only (slots 24, 25)")
+        if of_query[:-1] != query[:-1] or of_key[:-1] != key[:-1] or of_query[-1] != of_key[-1]:
+            raise self.refuse("slots 24 and 25 (rope) must have the shapes of slots 0 and 1, and one last axis")
+        return of_query[-1]
+
+    def recorded_mode(self) -> int | None:
+        return runtime_number(self.row, "sparse_mode")
+
+    def sparse_mode(self, layout: str) -> int:
+        mask, recorded = self.shape(MASK), self.recorded_mode()
+        mode = recorded if recorded is not None else (0 if mask is None else 3)
+        column = RUNTIME_PREFIX + "sparse_mode"
+        if mode not in (0, 3):
+            raise self.row.refuse(column, "only 0 (no mask) and 3 (causal) are replayed", "correct it, if it is wrong")
+        if mask is not None and (mask[-2:] != CAUSAL_MASK or math.prod(mask[:-2]) != 1):
+            raise self.refuse("slot 4 (atten_mask) must have the shape 2048,2048, which stands for a causal mask")
+        if mask is not None and mode == 0:
+            raise self.row.refuse(
+                column, "slot 4 holds a causal mask, and sparse_mode 0 does not apply it", "correct it"
+            )
+        if layout != "TND" and mode == 3:
+            raise self.refuse("queries BNSD are replayed without a mask only")
+        return mode
+
+    def mask_dtype(self, sparse_mode: int) -> str:
+        if not sparse_mode:
+            return ""
+        # A mode that was recorded without its mask: the call takes one all the same.
+        dtype = self.row.input_slots[MASK].dtype if self.shape(MASK) else "INT8"
+        if dtype not in ("INT8", "UINT8", "BOOL"):
+            raise self.row.refuse(
+                INPUT_DTYPES, f"slot 4 (atten_mask) is {dtype}, not INT8, UINT8 or BOOL", "correct it"
+            )
+        return dtype
+
+    def expect_dtypes(self) -> None:
+        found = {
+            self.row.input_slots[slot].dtype for slot in (QUERY, KEY, VALUE, QUERY_ROPE, KEY_ROPE) if self.shape(slot)
+        }
+        if len(found) > 1 or not found <= {"BF16", "FLOAT16", "FLOAT"}:
+            raise self.row.refuse(
+                INPUT_DTYPES,
+                f"queries, keys and values are {', '.join(sorted(found))}; quantized ones are not replayed",
+                "correct the dtypes, if they are wrong",
+            )
+
+    def count(self, table: tuple[int, int] | None) -> int:
+        """How many sequences there are, by all that tell it."""
+        told = {}
+        for slot, name in ((QUERY_LENGTHS, "actual_seq_lengths"), (KV_LENGTHS, "actual_seq_lengths_kv")):
+            values = runtime_numbers(self.row, f"{name}_values")
+            shape = self.shape(slot) or tuple(runtime_numbers(self.row, f"{name}_shape") or ())
+            if values is not None:
+                told[f"{RUNTIME_PREFIX}{name}_values"] = len(values)
+            elif shape:
+                told[f"slot {slot} ({name})"] = math.prod(shape)
+        if table is not None:
+            told["slot 14 (block_table)"] = table[0]
+        if len(self.needed(QUERY)) == 4:
+            told["slot 0 (query)"] = self.needed(QUERY)[0]
+        if not told:
+            raise self.refuse("nothing tells how many sequences there are (slots 5, 6)", _LENGTHS)
+        if len(set(told.values())) > 1:
+            detail = ", ".join(f"{count} in {where}" for where, count in told.items())
+            raise self.refuse(f"the number of sequences differs: {detail}", _LENGTHS)
+        return next(iter(told.values()))
+
+    def query_lengths(self, layout: str, query: Shape, count: int) -> list[int]:
+        """Each sequence's own."""
+        recorded = runtime_numbers(self.row, "actual_seq_lengths_values")
+        column = RUNTIME_PREFIX + "actual_seq_lengths_values"
+        if layout != "TND":
+            if recorded is not None and set(recorded) != {query[2]}:
+                raise self.row.refuse(column, f"every sequence of slot 0 has {query[2]} queries", "correct one of them")
+            return [query[2]] * count
+        if recorded is None:
+            return self.shares(query[0], count, QUERY)
+        return self.differences(recorded, query[0], column, QUERY)
+
+    def kv_lengths(self, table: tuple[int, int] | None, key: Shape, block_size: int, count: int) -> list[int]:
+        """Each sequence's own."""
+        recorded = runtime_numbers(self.row, "actual_seq_lengths_kv_values")
+        column = RUNTIME_PREFIX + "actual_seq_lengths_kv_values"
+        if table is None:
+            if recorded is None:
+                return self.shares(key[0], count, KEY)
+            return self.differences(recorded, key[0], column, KEY)
+        lengths = recorded
+        if lengths is None:
+            lengths, column = even_pages(self.row, table, key[0], block_size), _VALID_BLOCKS
+        if len(lengths) != count:
+            raise self.row.refuse(column, f"it tells {len(lengths)} sequences, and there are {count}", "correct it")
+        if min(lengths) < 1:
+            raise self.row.refuse(column, "a sequence without keys has no attention", "correct the cell")
+        return lengths
+
+    def shares(self, tokens: int, count: int, slot: int) -> list[int]:
+        if not count or tokens < count:
+            raise self.refuse(f"the {tokens} tokens of slot {slot} are no {count} sequences", _LENGTHS)
+        if count > 1:
+            column = RUNTIME_PREFIX + ("actual_seq_lengths_values" if slot == QUERY else "actual_seq_lengths_kv_values")
+            self.row.assume(
+                f"the {tokens} tokens of slot {slot} are dealt out evenly to {count} sequences ({column}, which "
+                f"fill-runtime fills, would tell)"
+            )
+        return dealt(tokens, count)
+
+    def differences(self, cumulative: Sequence[int], tokens: int, column: str, slot: int) -> list[int]:
+        lengths = [end - start for start, end in zip([0, *cumulative], cumulative, strict=False)]
+        if min(lengths) < 1 or cumulative[-1] != tokens:
+            raise self.row.refuse(
+                column,
+                f"lengths add up along the sequences of TND, and end with the {tokens} tokens of slot {slot}",
+                "correct the lengths",
+            )
+        return lengths
+
+    def agreed(self, name: str, inferred: int, words: str) -> int:
+        recorded = runtime_number(self.row, name)
+        if recorded is not None and recorded != inferred:
+            raise self.row.refuse(RUNTIME_PREFIX + name, words.format(inferred), "correct one of the two")
+        return inferred
+
+    def shape(self, slot: int) -> Shape | None:
+        """Of a slot that is there: an empty one with a dtype is an absent optional input here."""
+        return self.row.input_slots[slot].shape if given(self.row, slot) else None
+
+    def needed(self, slot: int) -> Shape:
+        shape = self.shape(slot)
+        if shape is None:
+            raise self.refuse(f"slot {slot} ({_NAMES[slot]}) is missing")
+        return shape
+
+    def refuse(
+        self, problem: str, remedy: str = "correct the row, if it is wrong; no replay has this form"
+    ) -> Exception:
+        return self.row.refuse(self.shapes_column, problem, remedy)

@@ -1,0 +1,230 @@
+"""The operands of a product, as its row has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations, pairwise, permutations, product
+from typing import TYPE_CHECKING
+
+from opatlas.engine.errors import Unsupported
+from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
+
+if TYPE_CHECKING:
+    import torch
+
+    from opatlas.engine.inputs.replay_row import ReplayRow
+
+
+def factors(
+    row: ReplayRow, a: torch.Tensor, b: torch.Tensor, *, transposed_b_first: bool, rank: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(..., M, K) and (..., K, N), views of what is stored; the output shape decides which are transposed.
+
+    Args:
+        rank: as for `ReplayRow.matrices`, of the product.
+    """
+    shape = row.product_shape(rank)
+    batch, product = shape[:-2], shape[-2:]
+    fitting = matrix_product(a.shape[-2:], b.shape[-2:], product, transposed_b_first=transposed_b_first)
+    if fitting is None or broadcast([a.shape[:-2], b.shape[:-2]]) != batch:
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"{tuple(a.shape)} and {tuple(b.shape)}, as they are or transposed, have no product of the shape "
+            f"{row.output_shape()}",
+            "correct one of the three shapes",
+        )
+    a_is_transposed, b_is_transposed = fitting
+    return a.mT if a_is_transposed else a, b.mT if b_is_transposed else b
+
+
+#: INT8 operands are whole numbers up to this, so that their product fits into FLOAT16 without a scale.
+LARGEST = 16
+
+
+def expect_int8(row: ReplayRow, *slots: int) -> None:
+    """Raises Unsupported where one of these input slots is of another dtype: torch has no INT4."""
+    for slot in slots:
+        if row.has(slot) and row.input_slots[slot].dtype != "INT8":
+            raise Unsupported(f"{row.kernel_type} is replayed for INT8 operands only, slot {slot} is not")
+
+
+def bias(row: ReplayRow, slot: int, k: int) -> torch.Tensor:
+    """In integers, about as large as the sums of K products that it is added to; else as the scaled ones: it shows."""
+    if row.input_slots[slot].dtype != "INT32":
+        return row.tensor(slot, -8.0, 8.0)
+    reach = int(LARGEST**2 / 2 * max(k, 1) ** 0.5)
+    return row.whole(slot, -reach, reach)
+
+
+def scale_range(k: int) -> tuple[float, float]:
+    """Scales with which products of K terms fill the range of INT8, and few go beyond it."""
+    return 0.25 / max(k, 1) ** 0.5, 0.75 / max(k, 1) ** 0.5
+
+
+def gathered_axis(row: ReplayRow) -> int:
+    """The first axis in whose place the output has those of slot 1, the indices. Raises InvalidRow."""
+    source, indices, result = row.shape(0), row.shape(1), row.output_shape()
+    for axis in range(len(source)):
+        if result == source[:axis] + indices + source[axis + 1 :]:
+            return axis
+    raise row.refuse(
+        OUTPUT_SHAPES, f"no axis of {source}, indexed by {indices}, gives this shape", "correct one of the shapes"
+    )
+
+
+def indexed_axes(row: ReplayRow, list_slot: int, first_slot: int) -> range:
+    """The neighbouring axes that index tensors, all slots from `first_slot` on, index. Raises InvalidRow.
+
+    `list_slot` has an element for each axis up to the last of them.
+    """
+    rank, count = len(row.shape(0)), max(len(row.input_slots) - first_slot, 1)
+    listed = row.shape(list_slot)
+    end = listed[0] if len(listed) == 1 else 0
+    if not count <= end <= rank:
+        raise row.refuse(
+            INPUT_SHAPES,
+            f"slot {list_slot} must be a list with an element for each axis up to the last indexed one: "
+            f"{count} to {rank}",
+            "correct its shape, or restore the missing index tensors",
+        )
+    return range(end - count, end)
+
+
+def is_grid_index(row: ReplayRow) -> bool:
+    """Whether an Index has the form of msmodeling's shape grid, `16,51;1;11;1 -> 11,51`: slot 2 holds the indices.
+
+    In a captured row slot 2 lists the steps of the source's axes, and slot 3 holds the indices: its output has one row.
+    """
+    if len(row.input_slots) != 4 or not row.shape(1) == row.shape(3) == (1,):
+        return False
+    source, listed = row.shape(0), row.shape(2)
+    steps = (len(source),)
+    return len(source) > 1 and len(listed) == 1 and (listed != steps or row.output_shape() == steps + source[1:])
+
+
+Shape = tuple[int, ...]
+
+
+def broadcast(shapes: Sequence[Shape]) -> Shape | None:
+    """The shape that `shapes` broadcast to, by numpy's rule."""
+    rank = max(map(len, shapes), default=0)
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    result = []
+    for sizes in zip(*padded, strict=True):
+        wanted = {size for size in sizes if size != 1}
+        if len(wanted) > 1:
+            return None
+        result.append(wanted.pop() if wanted else 1)
+    return tuple(result)
+
+
+def matrix_product(a: Shape, b: Shape, result: Shape, *, transposed_b_first: bool) -> tuple[bool, bool] | None:
+    """Which of two matrices are stored transposed, in a product that gives `result` (M, N).
+
+    Args:
+        a: (M, K), or (K, M) where it is transposed; the first of the two that fits.
+        b: (N, K), which is transposed, or (K, N).
+        transposed_b_first: which of those two is taken where both fit, after `a` is decided.
+
+    Returns:
+        Whether a and b are transposed.
+    """
+    if len(result) != 2:
+        return None
+    for a_is_transposed in (False, True):
+        m, k = reversed(a) if a_is_transposed else a
+        for b_is_transposed in (transposed_b_first, not transposed_b_first):
+            if b == ((result[1], k) if b_is_transposed else (k, result[1])) and m == result[0]:
+                return a_is_transposed, b_is_transposed
+    return None
+
+
+def nz_matrix(stored: torch.Tensor) -> torch.Tensor:
+    """The matrices that a tensor in FRACTAL_NZ stands for: (..., a, b, c, d) to (..., b * c, a * d).
+
+    The format cuts a matrix into blocks of c rows and d columns (16 by 16 for halves, 16 by 32 for
+    INT8) and stores, for each column of blocks, the blocks from top to bottom. The same for a
+    weight, (4 axes), a stack of them (5 axes), and any dtype.
+    """
+    return stored.movedim(-4, -2).flatten(-4, -3).flatten(-2, -1)
+
+
+def nz_shape(stored: Shape) -> Shape:
+    """The shape of what `nz_matrix` makes of a tensor of this shape."""
+    *batch, a, b, c, d = stored
+    return (*batch, b * c, a * d)
+
+
+def permutation(source: Shape, result: Shape) -> tuple[int, ...] | None:
+    """For each axis of `result` its axis in `source`; where several fit, the first that moves the fewest.
+
+    No kernel is launched where axes of size 1 alone change places: an order that leaves the others as
+    they are is taken only where no other fits.
+    """
+    if sorted(source) != sorted(result):
+        return None
+    axes = {size: [axis for axis, own in enumerate(source) if own == size] for size in source}
+    fitting = []
+    for chosen in product(*map(permutations, axes.values())):
+        of_size = dict(zip(axes, map(iter, chosen), strict=True))
+        fitting.append(tuple(next(of_size[size]) for size in result))
+    launching = [order for order in fitting if not _ascends([axis for axis in order if source[axis] > 1])]
+    return min(launching or fitting, key=lambda order: (_moved_axes(order), order))
+
+
+def _moved_axes(order: Sequence[int]) -> int:
+    """How many axes a permutation moves: all but its longest ascending subsequence, which stays as it was."""
+    longest = [1] * len(order)
+    for i, axis in enumerate(order):
+        longest[i] += max((longest[j] for j in range(i) if order[j] < axis), default=0)
+    return len(order) - max(longest, default=0)
+
+
+def _ascends(numbers: Sequence[int]) -> bool:
+    return all(first < second for first, second in pairwise(numbers))
+
+
+def permutation_is_unique(source: Shape) -> bool:
+    """Whether the shape that a permutation leads to tells which it is: where axes of size 1 stand does not matter."""
+    sizes = [size for size in source if size > 1]
+    return len(set(sizes)) == len(sizes)
+
+
+def concatenation(parts: Sequence[Shape], result: Shape) -> int | None:
+    """The first axis along which `parts`, laid end to end, give `result`."""
+    if any(len(part) != len(result) for part in parts):
+        return None
+    for axis, size in enumerate(result):
+        others_agree = all(_without(part, axis) == _without(result, axis) for part in parts)
+        if others_agree and sum(part[axis] for part in parts) == size:
+            return axis
+    return None
+
+
+def reduction(source: Shape, result: Shape, count: int | None = None) -> tuple[tuple[int, ...], bool] | None:
+    """The first axes whose reduction turns `source` into `result`, and whether they are kept as ones.
+
+    Args:
+        count: how many axes are reduced; None where the row does not tell: as few as fit.
+    """
+    for number in range(len(source) + 1) if count is None else (count,):
+        for axes in combinations(range(len(source)), number):
+            if result == tuple(size for axis, size in enumerate(source) if axis not in axes):
+                return axes, False
+            if result == tuple(1 if axis in axes else size for axis, size in enumerate(source)):
+                return axes, True
+    return None
+
+
+def repetition(source: Shape, result: Shape) -> tuple[int, ...] | None:
+    """How often each axis of `result` repeats `source`, which gets leading axes of size 1."""
+    if len(source) > len(result):
+        return None
+    padded = (1,) * (len(result) - len(source)) + source
+    if any(size % part if part else size for part, size in zip(padded, result, strict=True)):
+        return None
+    return tuple(size // part if part else 1 for part, size in zip(padded, result, strict=True))
+
+
+def _without(shape: Shape, axis: int) -> Shape:
+    return shape[:axis] + shape[axis + 1 :]

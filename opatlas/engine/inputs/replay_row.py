@@ -1,0 +1,316 @@
+"""From the slots of a row to the tensors of a call."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from opatlas.engine.inputs import operands as resolve
+from opatlas.engine.inputs.row_slots import RowSlots, is_blocked
+from opatlas.model.schema import INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
+from opatlas.model.signature import signature
+from opatlas.model.slots import Slot
+
+#: The second operand of an elementwise kernel whose row has one tensor: a capture does not record
+#: scalars, and no kernel's duration depends on this one.
+SCALAR = 2
+
+#: The numbers of the formats in aclFormat.
+_ACL_FORMATS = {"NCHW": 0, "ND": 2, "NC1HWC0": 3, "FRACTAL_Z": 4, "FRACTAL_NZ": 29}
+
+_UNSIGNED = (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+
+
+class ReplayRow(RowSlots):
+    """One row of the database, on the device that replays it.
+
+    The tensors it makes are born on the device, from a seed that is the row's own: the same row
+    gets the same values again.
+    """
+
+    def __init__(self, kernel_type: str, cells: Mapping[str, str], device: torch.device, rank: int = 0) -> None:
+        """`rank` is that of a group, each of which gets values of its own; see `of_rank`."""
+        super().__init__(kernel_type, cells)
+        self.device = device
+        # From the signature: a row that has been measured, and holds its duration now, is the same row.
+        text = f"{kernel_type}|{signature(kernel_type, cells)}" + (f"|{rank}" if rank else "")
+        seed = hashlib.blake2b(text.encode(), digest_size=7).digest()
+        self.seed = int.from_bytes(seed, "little")
+        # Tensors on "meta" have shapes and dtypes but no values, and no generator: calls are proven on them.
+        self._generator = None if device.type == "meta" else torch.Generator(device=device).manual_seed(self.seed)
+
+    def of_rank(self, rank: int) -> ReplayRow:
+        """The same row as a rank of a group has it: the same values again, whoever asks for them."""
+        return ReplayRow(self.kernel_type, self.cells, self.device, rank)
+
+    @property
+    def on_npu(self) -> bool:
+        """Whether the NPU call is made with the row's tensors: on an NPU, and on "meta", where it is proven."""
+        return self.device.type in ("npu", "meta")
+
+    def call_of(self, npu: str, impl: Callable[..., Any]) -> Callable[..., Any]:
+        """What a replay calls before the kernel that is timed: the NPU call of that name on an NPU, else `impl`.
+
+        Raises:
+            Unsupported, MissingPrecondition: the NPU call is not there.
+        """
+        if not self.on_npu:
+            return impl
+        from opatlas.engine.custom_opp import call_of
+
+        return call_of(npu)
+
+    def inputs(self, low: float = -1.0, high: float = 1.0) -> list[torch.Tensor]:
+        """Random tensors for all input slots that are there; see `tensor`."""
+        return [self.tensor(i, low, high) for i, slot in enumerate(self.input_slots) if not slot.absent]
+
+    def tensor(
+        self, slot: int, low: float = -1.0, high: float = 1.0, *, shape: tuple[int, ...] | None = None
+    ) -> torch.Tensor:
+        """A random tensor for an input slot, 0-dim for an empty shape with a dtype.
+
+        Real numbers are uniform in [low, high); integers are uniform in 1 ... 8, so that they can
+        be divisors and exponents; booleans are true or false with equal odds.
+
+        Args:
+            shape: instead of the slot's, which may be that of a blocked layout.
+        """
+        torch_dtype = self.input_dtype(slot)
+        return self._random(self.shape(slot) if shape is None else shape, torch_dtype, low, high)
+
+    def whole(self, slot: int, low: int, high: int) -> torch.Tensor:
+        """Whole numbers in low ... high, in the input slot's dtype, so that equal ones occur.
+
+        Unsigned dtypes start at 0; booleans are true or false with equal odds.
+        """
+        torch_dtype = self.input_dtype(slot)
+        if torch_dtype is torch.bool:
+            return self.tensor(slot)
+        return self._integers(self.shape(slot), torch_dtype, max(low, 0) if torch_dtype in _UNSIGNED else low, high + 1)
+
+    def number(self, slot: int, low: float = -1.0, high: float = 1.0) -> float:
+        """A Python number, of the values that `tensor` has, for a scalar that a call takes as an argument."""
+        torch_dtype = self.input_dtype(slot)
+        self.expect_scalar(slot)
+        # Of the host: a call's arguments are there before the device has computed anything.
+        drawn = random.Random(self.seed)
+        if torch_dtype.is_floating_point:
+            return drawn.uniform(low, high)
+        return drawn.random() < 0.5 if torch_dtype is torch.bool else drawn.randint(1, 8)
+
+    def only_input(self, low: float = -1.0, high: float = 1.0) -> torch.Tensor:
+        """`tensor` for a kernel that takes one. Refuses rows with more."""
+        self.expect_inputs(1)
+        return self.tensor(0, low, high)
+
+    def tensor_or_number(self, slot: int, low: float = -1.0, high: float = 1.0) -> torch.Tensor | int:
+        """`tensor`, or SCALAR where the row has no such slot."""
+        return self.tensor(slot, low, high) if slot < len(self.input_slots) else SCALAR
+
+    def operands(
+        self, first: tuple[float, float] = (-1.0, 1.0), second: tuple[float, float] = (-1.0, 1.0)
+    ) -> tuple[torch.Tensor, torch.Tensor | int]:
+        """Both operands of an elementwise kernel, from these ranges; SCALAR where the row has one tensor.
+
+        Refuses rows with other numbers of tensors, and shapes that do not broadcast to the output.
+        """
+        self.expect_inputs(1, 2)
+        self.expect_broadcast()
+        return self.tensor(0, *first), self.tensor_or_number(1, *second)
+
+    def whole_operands(
+        self, first: tuple[int, int] = (-8, 8), second: tuple[int, int] = (-8, 8)
+    ) -> tuple[torch.Tensor, torch.Tensor | int]:
+        """As `operands`, but whole numbers; see `whole`."""
+        self.expect_inputs(1, 2)
+        self.expect_broadcast()
+        return self.whole(0, *first), self.whole(1, *second) if len(self.input_slots) == 2 else SCALAR
+
+    def destination(self, slot: int = 0) -> torch.Tensor:
+        """Zeros in the shape and dtype of an output slot, for a kernel that writes into a tensor."""
+        return torch.zeros(self.output_shape(slot), dtype=self.output_dtype(slot), device=self.device)
+
+    def matrices(self, slot: int, *, rank: int | None = None, whole: int | None = None) -> torch.Tensor:
+        """A random tensor of at least two axes, whose last two are a matrix.
+
+        A FRACTAL_NZ slot (..., a, b, c, d) gives the matrices (..., b * c, a * d) that it stands
+        for: on an NPU in that format; elsewhere, where there is no such format, as they are.
+
+        Args:
+            rank: the axes it must have; a slot with two more is FRACTAL_NZ, whether or not the
+                capture has formats. None: any number, and only its format tells.
+            whole: the values are whole numbers in -whole ... whole; default: those of `tensor`.
+        """
+        stored = self.input_slot(slot)
+        blocked = is_blocked(stored, rank)
+        if blocked and stored.format not in ("", "FRACTAL_NZ"):
+            raise self.refuse(
+                INPUT_FORMATS,
+                f"slot {slot} has {len(stored.shape)} axes, which a matrix has in the format FRACTAL_NZ only, "
+                f"and the format {stored.format}",
+                "correct its format or its shape",
+            )
+        axes = len(stored.shape) - 2 if blocked else len(stored.shape)
+        if axes < 2 or (rank is not None and axes != rank):
+            wanted = f"{rank} axes, or {rank + 2} in the format FRACTAL_NZ" if rank else "2 axes or more"
+            raise self.refuse(
+                INPUT_SHAPES, f"slot {slot} has {len(stored.shape)} axes instead of {wanted}", "correct its shape"
+            )
+        values = self.tensor(slot) if whole is None else self.whole(slot, -whole, whole)
+        return self.in_format("FRACTAL_NZ", resolve.nz_matrix(values)) if blocked else values
+
+    def in_format(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor in an NPU's format; as it is on other devices, which have none."""
+        if not self.on_npu:
+            return tensor
+        import torch_npu
+
+        cast: torch.Tensor = torch_npu.npu_format_cast(tensor, _ACL_FORMATS[name])
+        return cast
+
+    def numbers(self, slot: int, values: Sequence[int]) -> torch.Tensor:
+        """These numbers in the input slot's dtype: lengths of sequences, for instance."""
+        return torch.tensor(values, dtype=self.input_dtype(slot)).to(self.device)
+
+    def indices(
+        self,
+        slot: int,
+        below: int,
+        *,
+        distinct: bool = False,
+        along: int | None = None,
+        shape: tuple[int, ...] | None = None,
+    ) -> torch.Tensor:
+        """Legal indices for an input slot: whole numbers in 0 ... below - 1.
+
+        Args:
+            distinct: no two are equal.
+            along: no two along this axis are equal.
+            shape: instead of the slot's.
+        """
+        shape = self.shape(slot) if shape is None else shape
+        torch_dtype = self.index_dtype(slot)
+        if below < 1:
+            raise self.refuse(
+                INPUT_SHAPES, f"slot {slot} indexes a dimension of size {below}", "correct the source's shape"
+            )
+        if not distinct and along is None:
+            return self._integers(shape, torch_dtype, 0, below)
+        count = math.prod(shape) if along is None else shape[along]
+        if count > below:
+            raise self.refuse(
+                INPUT_SHAPES,
+                f"slot {slot} holds {count} distinct indices below {below}",
+                "correct one of the two shapes",
+            )
+        if along is None:
+            return self._sample((count,), 0, below).to(torch_dtype).reshape(shape)
+        return self._sample(shape, along, below).to(torch_dtype)
+
+    def upper_triangle(self, shape: tuple[int, ...], dtype: str, value: float = 1) -> torch.Tensor:
+        """`value` above the diagonal, 0 elsewhere: the mask of causal attention, in a dtype of the profiler."""
+        torch_dtype = self.torch_dtype(Slot((), dtype, ""), INPUT_DTYPES)
+        upper = torch.ones(shape, dtype=torch.bool, device=self.device).triu_(1)
+        return torch.zeros(shape, dtype=torch_dtype, device=self.device).masked_fill_(upper, value)
+
+    def block_table(self, shape: tuple[int, int], used: Sequence[int], blocks: int) -> torch.Tensor:
+        """A paged cache's table: which of its `blocks` hold each sequence, in their order.
+
+        Row i begins with `used[i]` legal block numbers, drawn at random; none occurs twice unless the
+        rows need more than there are. The rest of a row is 0, and no one may read it.
+        """
+        table = torch.zeros(shape, dtype=torch.int32)
+        order = torch.randperm(blocks, generator=torch.Generator().manual_seed(self.seed)).to(torch.int32)
+        first = 0
+        for line, count in zip(table, used, strict=True):
+            line[:count] = order[torch.arange(first, first + count) % blocks]
+            first += count
+        return table.to(self.device)
+
+    def group_list(self, slot: int, total: int) -> torch.Tensor:
+        """Where each group of rows ends, as a grouped product takes it: `total` rows in groups that are balanced."""
+        groups = math.prod(self.shape(slot))
+        ends = torch.arange(1, groups + 1, device=self.device) * total // max(groups, 1)
+        return ends.to(self.index_dtype(slot)).reshape(self.shape(slot))
+
+    def expert_ids(self, slot: int, experts: int, first: int = 0) -> torch.Tensor:
+        """The experts of each token, (T,) or (T, k): all different for one token, and all equally often.
+
+        Args:
+            first: how many choices others have made, whose experts come first.
+        """
+        shape = self.shape(slot)
+        if len(shape) not in (1, 2) or shape[1:] > (experts,):
+            raise self.refuse(
+                INPUT_SHAPES,
+                f"slot {slot} holds for each token the experts that it goes to, up to {experts}: one axis or two",
+                "correct its shape",
+            )
+        # Token t takes the k experts from t k on; which one comes when is drawn.
+        ids = torch.arange(first, first + math.prod(shape), device=self.device).reshape(shape) % experts
+        order = torch.randperm(shape[0], generator=self._generator, device=self.device)
+        return ids[order].to(self.index_dtype(slot))
+
+    def ones(self, *shape: int) -> torch.Tensor:
+        """Float32, for a scale that the row does not have."""
+        return torch.ones(shape, device=self.device)
+
+    def filled(self, shape: tuple[int, ...], dtype: str, value: float) -> torch.Tensor:
+        """One value everywhere, in a dtype of the profiler, for a tensor whose values a capture does not record."""
+        torch_dtype = self.torch_dtype(Slot((), dtype, ""), INPUT_DTYPES)
+        return torch.full(shape, value, dtype=torch_dtype, device=self.device)
+
+    def scale(self, slot: int, low: float, high: float) -> torch.Tensor:
+        """`tensor`; in an INT64 or UINT64 slot its real numbers as npu_trans_quant_param packs them.
+
+        That is the upper 19 bits of a float32, and bit 46 (aclnnTransQuantParamV2). The calls take INT64 only.
+        """
+        if self.input_dtype(slot) not in (torch.int64, torch.uint64):
+            return self.tensor(slot, low, high)
+        real = self._random(self.shape(slot), torch.float32, low, high)
+        return real.view(torch.int32).to(torch.int64) & 0xFFFFE000 | 1 << 46
+
+    def float_bits(self, slot: int, low: float, high: float) -> torch.Tensor:
+        """`tensor`; in an INT64 slot the bits of float32 numbers, as vllm-ascend's scale_from_float_to_int64 has them.
+
+        The 13 lowest bits are 0: an NPU's matrix unit reads 19 bits of such a scale (aclnnTransQuantParamV2).
+        """
+        if self.input_dtype(slot) is not torch.int64:
+            return self.tensor(slot, low, high)
+        real = self._random(self.shape(slot), torch.float32, low, high)
+        return real.view(torch.int32).to(torch.int64) & 0xFFFFE000
+
+    def _random(self, shape: tuple[int, ...], dtype: torch.dtype, low: float, high: float) -> torch.Tensor:
+        if dtype.is_floating_point:
+            return torch.empty(shape, dtype=dtype, device=self.device).uniform_(low, high, generator=self._generator)
+        if dtype is torch.bool:
+            return torch.rand(shape, generator=self._generator, device=self.device) < 0.5
+        return self._integers(shape, dtype, 1, 9)
+
+    def _sample(self, shape: tuple[int, ...], axis: int, below: int) -> torch.Tensor:
+        """Indices below `below`, in random order, of which no two along an axis are equal.
+
+        There is one from each of as many stretches of the range as the axis is long: the memory and the time
+        that this takes go by the sample's size, not the range's.
+        """
+        count = max(shape[axis], 1)
+        ends = torch.arange(count + 1, device=self.device) * below // count
+        column = [1] * len(shape)
+        column[axis] = -1
+        first, size = (numbers[: shape[axis]].view(column) for numbers in (ends, ends.diff()))
+        drawn = torch.rand(shape, generator=self._generator, device=self.device)
+        # The product may be rounded up to the size itself.
+        chosen = first + torch.minimum((drawn * size).long(), size - 1)
+        order = torch.rand(shape, generator=self._generator, device=self.device).argsort(axis)
+        return chosen.gather(axis, order)
+
+    def _integers(self, shape: tuple[int, ...], dtype: torch.dtype, low: int, high: int) -> torch.Tensor:
+        # randint has no kernel for the wider unsigned types.
+        drawn = torch.int64 if dtype in (torch.uint16, torch.uint32, torch.uint64) else dtype
+        values = torch.randint(low, high, shape, dtype=drawn, device=self.device, generator=self._generator)
+        return values.to(dtype)

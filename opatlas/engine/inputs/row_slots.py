@@ -1,0 +1,227 @@
+"""What the cells of a row say: its slots, and whether they fit the kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+
+from opatlas.engine.errors import InvalidRow, Unsupported
+from opatlas.engine.inputs import operands as resolve
+from opatlas.errors import CellError
+from opatlas.model.schema import (
+    INPUT_DTYPES,
+    INPUT_SHAPES,
+    INPUT_SLOTS,
+    OUTPUT_DTYPES,
+    OUTPUT_SHAPES,
+    OUTPUT_SLOTS,
+)
+from opatlas.model.slots import DTYPE_NAMES, Dtype, Slot, known_dtype, parse_slots
+from opatlas.text import closest
+
+#: msmodeling's shape grid gives these five shapes (offsets, sizes, axes, steps), with a captured row's three dtypes.
+_GRID_OF_FIVE = frozenset({"Slice", "SliceAiCore"})
+
+
+class RowSlots:
+    """One row of the database, whatever device replays it.
+
+    Attributes:
+        cells: by the names of their columns.
+        assumptions: what the row does not tell, and what was taken instead.
+    """
+
+    def __init__(self, kernel_type: str, cells: Mapping[str, str]) -> None:
+        self.kernel_type = kernel_type
+        self.cells = cells
+        self.assumptions: list[str] = []
+
+    @cached_property
+    def input_slots(self) -> tuple[Slot, ...]:
+        """Input slots in order, absent ones in between included. Raises InvalidRow."""
+        return self._slots(INPUT_SLOTS)
+
+    @cached_property
+    def output_slots(self) -> tuple[Slot, ...]:
+        """Output slots in order. Raises InvalidRow."""
+        return self._slots(OUTPUT_SLOTS)
+
+    def has(self, slot: int) -> bool:
+        """Whether the row has an input slot."""
+        return slot < len(self.input_slots) and not self.input_slots[slot].absent
+
+    def assume(self, what: str) -> None:
+        """Notes in the measurement what the row does not tell, and what was taken instead."""
+        self.assumptions.append(what)
+
+    def shape(self, slot: int) -> tuple[int, ...]:
+        """Shape of an input slot. Raises InvalidRow where the row has no such slot."""
+        return self.input_slot(slot).shape
+
+    def input_slot(self, slot: int) -> Slot:
+        """An input slot that is there. Raises InvalidRow where the row has none."""
+        if not self.has(slot):
+            raise self.refuse(INPUT_SHAPES, f"input slot {slot} is missing", "restore it from the capture")
+        return self.input_slots[slot]
+
+    def input_dtype(self, slot: int) -> torch.dtype:
+        """torch's dtype of an input slot. Raises InvalidRow, and Unsupported where torch has none."""
+        return self.torch_dtype(self.input_slot(slot), INPUT_DTYPES)
+
+    def index_dtype(self, slot: int) -> torch.dtype:
+        """`input_dtype` of a slot that holds indices. Refuses others than integers."""
+        found = self.input_dtype(slot)
+        if found.is_floating_point or found is torch.bool:
+            raise self.refuse(INPUT_DTYPES, f"slot {slot} holds indices, which are integers", "correct its dtype")
+        return found
+
+    def output_shape(self, slot: int = 0) -> tuple[int, ...]:
+        """Shape of an output slot. Raises InvalidRow where the row has no such slot."""
+        return self._output(slot).shape
+
+    def output_dtype(self, slot: int = 0) -> torch.dtype:
+        """torch's dtype of an output slot. Raises InvalidRow."""
+        return self.torch_dtype(self._output(slot), OUTPUT_DTYPES)
+
+    def product_shape(self, rank: int | None = None) -> tuple[int, ...]:
+        """Shape of the matrices that output slot 0 holds, (..., b * c, a * d) for (..., a, b, c, d) in FRACTAL_NZ.
+
+        Args:
+            rank: as for `ReplayRow.matrices`.
+        """
+        slot = self._output(0)
+        return resolve.nz_shape(slot.shape) if is_blocked(slot, rank) else slot.shape
+
+    def expect_inputs(self, *counts: int) -> None:
+        """Refuses a row whose number of input slots is not one of `counts`."""
+        count = len(self.input_slots)
+        if count not in counts:
+            wanted = " or ".join([", ".join(map(str, counts[:-1])), str(counts[-1])][len(counts) == 1 :])
+            raise self.refuse(
+                INPUT_SHAPES,
+                f"{count} tensor{'s' * (count != 1)}, where {self.kernel_type} takes {wanted}",
+                "restore the missing slots from the capture"
+                if count < max(counts)
+                else f"if slots from {max(counts)} on are not tensors of this kernel, remove them",
+            )
+
+    def expect_shape(self, slot: int, *shapes: tuple[int, ...], what: str = "") -> None:
+        """Refuses a row whose input slot has none of these shapes; `what` the slot holds is told with it."""
+        if self.shape(slot) not in shapes:
+            named = f"slot {slot} ({what})" if what else f"slot {slot}"
+            raise self.refuse(
+                INPUT_SHAPES, f"{named} must have the shape {' or '.join(map(_cell, shapes))}", "correct its shape"
+            )
+
+    def expect_shapes(self, shapes: Mapping[int, tuple[int, ...]]) -> None:
+        """Refuses a row with another shape than these in an input slot that is there."""
+        for slot, shape in shapes.items():
+            if self.has(slot):
+                self.expect_shape(slot, shape)
+
+    def expect_scalar(self, slot: int) -> None:
+        """Refuses a row whose input slot has dimensions."""
+        if self.shape(slot):
+            raise self.refuse(INPUT_SHAPES, f"slot {slot} must be a scalar (no dimensions)", "correct its shape")
+
+    def expect_dtype(self, slot: int, name: str) -> None:
+        """Refuses a row whose input slot has another dtype."""
+        if self.input_slot(slot).dtype != name:
+            raise self.refuse(INPUT_DTYPES, f"slot {slot} must be {name}", "correct its dtype")
+
+    def expect_output_like(self, slot: int) -> None:
+        """Refuses a row whose output differs in shape or dtype from an input slot."""
+        if self.output_shape() != self.shape(slot):
+            raise self.refuse(
+                OUTPUT_SHAPES, f"the output must have the shape of input slot {slot}", "correct one of the shapes"
+            )
+        if self.output_dtype() != self.input_dtype(slot):
+            raise self.refuse(
+                OUTPUT_DTYPES, f"the output must have the dtype of input slot {slot}", "correct one of the dtypes"
+            )
+
+    def expect_list(self, slot: int, length: int, what: str) -> None:
+        """Refuses a row whose input slot, if it is there, is not a list of `length` numbers.
+
+        Lists of sizes and axes describe a call; their values are not in a capture, their length is.
+        """
+        if slot < len(self.input_slots) and self.shape(slot) != (length,):
+            raise self.refuse(
+                INPUT_SHAPES, f"slot {slot} lists {what} and must have the shape {length}", "correct one of the shapes"
+            )
+
+    def expect_broadcast(self) -> None:
+        """Refuses a row whose inputs do not broadcast to its output."""
+        inputs = [slot.shape for slot in self.input_slots]
+        common = resolve.broadcast(inputs)
+        if common is None:
+            raise self.refuse(INPUT_SHAPES, "the shapes do not broadcast to a common one", "correct one of them")
+        if common != self.output_shape():
+            raise self.refuse(
+                OUTPUT_SHAPES,
+                f"the inputs broadcast to {_cell(common)}",
+                "correct this cell or the inputs' shapes",
+            )
+
+    def refuse(self, column: str, problem: str, remedy: str) -> InvalidRow:
+        """The error that says which cell keeps the row from being replayed; raise what it returns."""
+        return InvalidRow(f"column {column!r} is {self.cells.get(column, '')!r}: {problem}; {remedy}")
+
+    def bytes(self) -> int:
+        """Bytes of all input and output tensors."""
+        total = 0
+        for slots, column in ((self.input_slots, INPUT_DTYPES), (self.output_slots, OUTPUT_DTYPES)):
+            for slot in slots:
+                if not slot.absent:
+                    total += math.prod(slot.shape) * self._dtype(slot, column).bytes
+        return total
+
+    def _slots(self, columns: tuple[str, str, str]) -> tuple[Slot, ...]:
+        try:
+            shapes, dtypes, formats = (self.cells.get(column, "") for column in columns)
+            if columns == INPUT_SLOTS and self.kernel_type in _GRID_OF_FIVE and dtypes.count(";") == 2:
+                # The signature has the first slot alone.
+                shapes = ";".join(shapes.split(";")[:3]) if shapes.count(";") == 4 else shapes
+            return parse_slots(shapes, dtypes, formats, columns)
+        except CellError as error:
+            raise InvalidRow(f"{error}; correct the cell, or ingest the capture again") from None
+
+    def _output(self, slot: int) -> Slot:
+        if slot >= len(self.output_slots) or self.output_slots[slot].absent:
+            raise self.refuse(OUTPUT_SHAPES, f"output slot {slot} is missing", "restore it from the capture")
+        found = self.output_slots[slot]
+        if found.dtype != "INT4" or not found.shape:
+            return found
+        # torch has no such numbers: the calls put eight of them into an INT32.
+        return replace(found, shape=(*found.shape[:-1], found.shape[-1] // 8), dtype="INT32")
+
+    def _dtype(self, slot: Slot, column: str) -> Dtype:
+        dtype = known_dtype(slot.dtype)
+        if dtype is None:
+            near = closest(slot.dtype, DTYPE_NAMES)
+            raise self.refuse(column, f"{slot.dtype!r} is not a dtype that can be replayed{near}", "correct the cell")
+        return dtype
+
+    def torch_dtype(self, slot: Slot, column: str) -> torch.dtype:
+        """torch's dtype of a slot, for errors in `column`. Raises InvalidRow, and Unsupported where torch has none."""
+        name = self._dtype(slot, column).torch_name
+        if name == "int4":
+            raise Unsupported(f"column {column!r}: tensors of INT4 are not replayed")
+        dtype: torch.dtype = getattr(torch, name)
+        if dtype.is_complex:
+            raise Unsupported(f"column {column!r}: complex numbers are not replayed")
+        return dtype
+
+
+def is_blocked(slot: Slot, rank: int | None) -> bool:
+    """Whether a slot that holds matrices is in FRACTAL_NZ: by its axes, or, if `rank` is None, by its format."""
+    return slot.format == "FRACTAL_NZ" if rank is None else len(slot.shape) == rank + 2
+
+
+def _cell(shape: tuple[int, ...]) -> str:
+    """A shape as its cell has it."""
+    return ",".join(map(str, shape)) or "a scalar"

@@ -1,0 +1,107 @@
+"""Lengths of an attention kernel's sequences: what a row tells of them, and what is chosen where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from opatlas.capture.attention import ATTENTION_TYPES
+from opatlas.model.schema import INPUT_SHAPES, RUNTIME_PREFIX
+
+if TYPE_CHECKING:
+    import torch
+
+    from opatlas.engine.inputs.replay_row import ReplayRow
+
+
+def dealt(total: int, count: int) -> list[int]:
+    """`total` dealt out to `count`, as evenly as whole numbers go, the larger shares first."""
+    return [total // count + (i < total % count) for i in range(count)]
+
+
+def even_pages(row: ReplayRow, table: tuple[int, int], blocks: int, block_size: int) -> list[int]:
+    """Lengths of the sequences of a block table, of which no values are recorded.
+
+    In this order: the blocks of `Runtime block_table_valid_blocks`, all full; for every sequence
+    `avg_seq_len` tokens (the column may have the prefix); for every sequence the same number of the
+    cache's blocks, as many as there are for it and its line of the table holds, all full.
+    """
+    count, width = table
+    valid = runtime_numbers(row, "block_table_valid_blocks")
+    if valid is not None:
+        row.assume(f"sequences fill their {valid} blocks of {block_size} tokens")
+        return [number * block_size for number in valid * (count if len(valid) == 1 else 1)]
+    average = runtime_number(row, "avg_seq_len") or _number(row, "avg_seq_len")
+    if average is not None and average > 0:
+        row.assume(f"every sequence has {average} keys, the recorded average")
+        return [average] * count
+    length = max(min(width, blocks // count), 1) * block_size
+    known_by = RUNTIME_PREFIX + "block_table_valid_blocks"
+    if row.kernel_type in ATTENTION_TYPES:
+        known_by = f"{RUNTIME_PREFIX}actual_seq_lengths_kv_values, which fill-runtime fills,"
+    row.assume(f"every sequence has {length} keys, its share of the cache ({known_by} would tell)")
+    return [length] * count
+
+
+def runtime_number(row: ReplayRow, name: str) -> int | None:
+    """A whole number of a Runtime column; None where it is empty."""
+    return _number(row, RUNTIME_PREFIX + name)
+
+
+def runtime_numbers(row: ReplayRow, name: str) -> list[int] | None:
+    """Whole numbers of a Runtime column (`40,998` or `[40, 998]`); None where it is empty."""
+    return _numbers(row, RUNTIME_PREFIX + name)
+
+
+def given(row: ReplayRow, slot: int) -> bool:
+    """Whether the row has a tensor there: an empty slot with a dtype is an absent optional input of attention."""
+    return slot < len(row.input_slots) and bool(row.input_slots[slot].shape)
+
+
+def expect_slots(row: ReplayRow, needed: Sequence[int], optional: Sequence[int] = ()) -> None:
+    """Refuses a row that lacks one of the `needed` input slots, or has others than these and the `optional` ones."""
+    for slot in range(max(len(row.input_slots), max(needed) + 1)):
+        if slot in needed and not given(row, slot):
+            raise row.refuse(INPUT_SHAPES, f"slot {slot} is missing", "restore it from the capture")
+        if slot not in needed and slot not in optional and given(row, slot):
+            raise row.refuse(INPUT_SHAPES, f"slot {slot} is used, which is not replayed", "correct it, if it is wrong")
+
+
+def lengths_tensor(row: ReplayRow, lengths: Sequence[int] | Sequence[Sequence[int]], *, host: bool) -> torch.Tensor:
+    """Lengths as a call takes them, int32: on the host, or on the row's device."""
+    import torch
+
+    return torch.tensor(lengths, dtype=torch.int32, device="cpu" if host else row.device)
+
+
+def spread_positions(row: ReplayRow, shape: tuple[int, ...], seen: Sequence[int]) -> torch.Tensor:
+    """Which of its sequence's tokens each query looks at: ascending ones of the first `seen[i]`, in int32.
+
+    They are spread over all of these at even distances, from a random one on; -1 stands after the
+    last where there are fewer than the last axis of `shape` (queries, ..., count) holds.
+    """
+    import torch
+
+    count = shape[-1]
+    drawn = torch.rand((*shape[:-1], 1), dtype=torch.float64, generator=torch.Generator().manual_seed(row.seed))
+    visible = torch.tensor(seen, dtype=torch.int64).reshape(-1, *[1] * (len(shape) - 1))
+    place = torch.arange(count)
+    spread = ((place + drawn) * visible / count).floor().to(torch.int64)
+    few = torch.where(place < visible, place, -1)
+    return torch.where(visible > count, spread.minimum(visible - 1), few).to(torch.int32).to(row.device)
+
+
+def _number(row: ReplayRow, column: str) -> int | None:
+    numbers = _numbers(row, column)
+    if numbers and len(numbers) > 1:
+        raise row.refuse(column, f"{len(numbers)} numbers instead of one", "correct the cell")
+    return numbers[0] if numbers else None
+
+
+def _numbers(row: ReplayRow, column: str) -> list[int] | None:
+    words = row.cells.get(column, "").translate({ord(c): " " for c in "[](){}\"',;"}).split()
+    try:
+        # A table that went through pandas has 16.0 for 16, and an average need not be whole.
+        return [round(float(word)) for word in words] or None
+    except (OverflowError, ValueError):
+        raise row.refuse(column, "not numbers", "correct the cell, or empty it") from None

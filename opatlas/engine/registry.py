@@ -1,0 +1,115 @@
+"""Which test function replays which kernel types."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import operator
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from opatlas.engine.job import Job
+from opatlas.isolation.groups.spec import GroupSpec
+
+_ATTRIBUTE = "opatlas_replays"
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+#: Gives the group that a row needs, from its cells and pytest's options. Raises ReplayError.
+GroupOf = Callable[[Mapping[str, str], Any], GroupSpec]
+
+
+@dataclass(frozen=True)
+class ReplaySpec:
+    """What `@replays` says of a test function.
+
+    Attributes:
+        kernel_types: types of the profiler whose rows the function replays.
+        npu: dotted name of the call that is timed on an NPU ("torch_npu.npu_rms_norm"); it takes
+            the arguments that the replay passes, by the same names, and returns as many results.
+            "A or B": the first of them that is there. "opatlas.bench.implementations.torch.NAME": what is timed
+            elsewhere, too.
+            None: the kernel has no call of its own there.
+        group: what tells the group of devices that a row needs at once; its body runs on each rank of
+            the group, and may ask for `group` (opatlas/isolation/groups/group.py). None: rows need one device.
+
+    The tests in tests/npu make each call with the real torch_npu, with the rows' tensors on device
+    "meta". These have no values, so a replay cannot read any: a number that the call takes comes from
+    `row.number`, not from `tensor.item()`. A row that only the NPU's call does not do is `Unsupported`
+    there.
+    """
+
+    kernel_types: tuple[str, ...]
+    npu: str | None
+    group: GroupOf | None = None
+
+
+def replays(*kernel_types: str, npu: str | None, group: GroupOf | None = None) -> Callable[[Function], Function]:
+    """Marks a test function as the replay of the rows of `kernel_types`."""
+    if not kernel_types or not all(isinstance(name, str) for name in kernel_types):
+        raise TypeError(f"@replays takes the kernel types as strings, got {kernel_types!r}")
+
+    def mark(function: Function) -> Function:
+        setattr(function, _ATTRIBUTE, ReplaySpec(kernel_types, npu, group))
+        return function
+
+    return mark
+
+
+def replay_spec(function: object) -> ReplaySpec | None:
+    """What `@replays` said of `function`; None for any other function."""
+    # Not getattr: asking a lazy package for an attribute would import all of it, and torch with it.
+    spec = getattr(function, "__dict__", {}).get(_ATTRIBUTE)
+    return spec if isinstance(spec, ReplaySpec) else None
+
+
+#: Fixtures without a value for the body of a replay.
+_OF_PYTEST = ("custom_opp", "npu")
+
+
+def load_function(job: Job) -> Callable[..., Any]:
+    """The replay function of a job, imported by name, or from its file."""
+    module = sys.modules.get(job.module) or _import(job.module, Path(job.module_path))
+    function: Callable[..., Any] = operator.attrgetter(job.function)(module)
+    return function
+
+
+def arguments_of(function: Callable[..., Any], **available: Any) -> dict[str, Any]:
+    """Those of `available` that `function` names. Raises TypeError for any other parameter.
+
+    Fixtures that only see to it, in pytest, that a row can run (bench/conftest.py), are None here.
+    """
+    names = _parameters(function)
+    available = {**dict.fromkeys(_OF_PYTEST), **available}
+    unknown = [name for name in names if name not in available]
+    if unknown:
+        raise TypeError(
+            f"{function.__name__} asks for {', '.join(unknown)}; a replay runs in the device process, "
+            f"where only {', '.join(available)} exist"
+        )
+    return {name: available[name] for name in names}
+
+
+@cache
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
+
+
+def _import(name: str, path: Path) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError(f"no module {name} at {path}", name=name, path=str(path))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,185 @@
+"""Runs the body of a replay function on a device. The same code runs in the device process and,
+with `--in-process`, in pytest itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import torch
+
+from opatlas.collectives.message import Message
+from opatlas.collectives.timed import TimedCollective
+from opatlas.devices.cpu import bounded_memory
+from opatlas.devices.device import Device, open_device
+from opatlas.devices.device_lock import LockHolder
+from opatlas.engine.device_errors import outcome_of, pytest_verdicts
+from opatlas.engine.errors import DeviceSick, MissingPrecondition, ReplayError
+from opatlas.engine.inputs.replay_row import ReplayRow
+from opatlas.engine.inputs.row_slots import RowSlots
+from opatlas.engine.job import (
+    DeviceDescription,
+    DeviceSpec,
+    Job,
+    MeasureSettings,
+    Outcome,
+)
+from opatlas.engine.process_state import ProcessState, changes
+from opatlas.engine.registry import arguments_of, load_function, replay_spec
+from opatlas.engine.replay import Replay
+from opatlas.errors import OpAtlasError
+from opatlas.instruments.wall_clock import count_pauses
+from opatlas.isolation.groups.group import ALONE, Group, InStep
+from opatlas.model.communication import is_communication
+from opatlas.model.roofline import Peak, bound_us, peak_of, work_of
+from opatlas.model.schema import Status
+
+#: Asking the system what is left takes a millisecond, and a row of such small tensors takes no gigabytes besides.
+_HARMLESS_BYTES = 1 << 20
+
+
+def _nothing() -> None:
+    pass
+
+
+class Runner:
+    """Owns an open device and runs jobs on it, one at a time."""
+
+    def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
+        """Opens the device. Raises OpAtlasError where it cannot, or where it measures with another instrument."""
+        self._device: Device = open_device(spec, settings)
+        self._kind = spec.kind
+        self._instrument = self._device.instrument()
+        if settings.instrument not in (None, self._instrument.name):
+            raise OpAtlasError(
+                f"--instrument {settings.instrument}: {spec} measures with {self._instrument.name}: name that, or none"
+            )
+        self._settings = settings
+        # Asked once: an NPU's runs its vendor's tools.
+        self._description = self._device.describe()
+        self._peak = peak_of(self._description.name)
+        self._group = ALONE
+        count_pauses()
+        self._state = ProcessState(self.torch_device.type)
+        #: What rows have changed in this process so far.
+        self._changed: list[str] = []
+        #: The same as the row tells it that ran last.
+        self._told: tuple[str, ...] = ()
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where the tensors of rows are born."""
+        return self._device.torch_device
+
+    def join(self, group: Group) -> None:
+        """From now on this process is a rank of a group, which runs each job together with the others."""
+        self._group = group
+        self._instrument = InStep(self._instrument, group)
+
+    def describe(self) -> DeviceDescription:
+        """What the device said of itself when it was opened."""
+        return replace(self._description, kind=self._description.kind or self._kind)
+
+    def probe(self) -> None:
+        """Runs a known-good operation on the device. Raises DeviceSick where that fails."""
+        try:
+            self._device.probe()
+        except DeviceSick:
+            raise
+        except Exception as error:
+            raise DeviceSick(f"{type(error).__name__}: {error}") from error
+
+    def is_well(self) -> bool:
+        """Whether the device still computes what it should."""
+        try:
+            self.probe()
+        except DeviceSick:
+            return False
+        return True
+
+    def locked(
+        self,
+        when_waiting: Callable[[LockHolder], None],
+        when_taken: Callable[[], None] = _nothing,
+        limit_s: float | None = None,
+    ) -> AbstractContextManager[object]:
+        """Held while a job runs; see `Device.locked`."""
+        return self._device.locked(when_waiting, when_taken, limit_s)
+
+    def run(self, job: Job) -> Outcome:
+        """Runs a job and turns whatever it raises into an outcome."""
+        try:
+            return self.run_raising(job)
+        except BaseException as error:
+            outcome = replace(outcome_of(error), changed=self._told)
+        if outcome.status is Status.OOM:
+            # Only now do the frames of the exception not hold the row's tensors any more.
+            self._device.release_memory()
+        return outcome
+
+    def run_raising(self, job: Job) -> Outcome:
+        """Runs a job; what its body raises comes through, for a debugger."""
+        earlier, before = [f"an earlier row {change}" for change in self._changed], self._state.read()
+        try:
+            outcome = self._run_body(job)
+        finally:
+            own = [f"changed {change}" for change in changes(before, self._state.read())]
+            self._changed += own
+            self._told = (*earlier, *own)
+        return replace(outcome, changed=self._told)
+
+    def refused(self, job: Job) -> Outcome | None:
+        """The outcome of a job that its cells or its instrument rule out, which takes no device; None for others."""
+        try:
+            self._expect_possible(job)
+        except ReplayError as error:
+            return outcome_of(error)
+        return None
+
+    def _expect_possible(self, job: Job) -> None:
+        """Raises MissingPrecondition, InvalidRow."""
+        if job.instrument not in ("", self._instrument.name):
+            # Which instrument a device has is known only now: the best one may be missing on this machine.
+            raise MissingPrecondition(
+                f"the stored duration was taken with {job.instrument}, and this device measures with "
+                f"{self._instrument.name}: such durations do not compare; set {job.instrument} up (`opatlas doctor` "
+                f"tells what it lacks), or let them be mixed (--mixed)"
+            )
+        if not is_communication(job.kernel_type):
+            # Reads the cells of all slots.
+            RowSlots(job.kernel_type, job.cells).bytes()
+
+    def _run_body(self, job: Job) -> Outcome:
+        self._expect_possible(job)
+        function = load_function(job)
+        spec = replay_spec(function)
+        if spec is None:
+            raise TypeError(f"{job.module}.{job.function} is not marked with @replays")
+        row: Message | ReplayRow
+        replay: TimedCollective | Replay
+        if is_communication(job.kernel_type):
+            row = Message(job.kernel_type, job.cells, self.torch_device, self._group.rank, self._group.size)
+            replay = TimedCollective(row, self._device, self._instrument, self._settings, self._group)
+        else:
+            row = ReplayRow(job.kernel_type, job.cells, self.torch_device)
+            replay = Replay(row, spec, self._device, self._instrument, self._settings, self._group)
+        replay.expect_memory()
+        is_harmless = isinstance(row, Message) or row.bytes() <= _HARMLESS_BYTES
+        bound = nullcontext() if is_harmless else bounded_memory(self._device)
+        with torch.no_grad(), bound, pytest_verdicts():
+            function(**arguments_of(function, row=row, replay=replay, group=self._group))
+        if replay.outcome is None:
+            raise ReplayError(f"{job.function} returned without having called replay(...)")
+        return self._with_bound(job, replay.outcome)
+
+    def _with_bound(self, job: Job, outcome: Outcome) -> Outcome:
+        """The outcome with the least time that the peaks of the device allow."""
+        measurement = outcome.measurement
+        if measurement is None or self._peak == Peak():
+            return outcome
+        work = work_of(job.kernel_type, job.cells)
+        if work is None:
+            return outcome
+        bound = bound_us(work, self._peak, cold=self._settings.cache == "cold")
+        return replace(outcome, measurement=replace(measurement, bound_us=bound))

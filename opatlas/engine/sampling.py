@@ -1,0 +1,149 @@
+"""How the samples of a row are taken, on one device or on each of a group: memory, warm-up, cache, stop rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from opatlas.devices.device import Device
+from opatlas.engine.check import Checked
+from opatlas.engine.errors import OutOfMemory
+from opatlas.engine.job import MeasureSettings, Outcome
+from opatlas.engine.noise_limit import ATTEMPTS, Attempt, dropped, limited, noise_of
+from opatlas.engine.stand_in import stand_in
+from opatlas.engine.stop_rule import StopRule
+from opatlas.instruments.attribution import OwnKernel, ProfiledSamples, own_kernel
+from opatlas.instruments.instrument import Instrument, Samples
+from opatlas.instruments.profile_executor import with_samples
+from opatlas.isolation.groups.group import Group
+from opatlas.model.record import Measurement
+from opatlas.model.schema import Status
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Sampling:
+    """Of one row, on one device; ranks of a group take as many samples as each other."""
+
+    def __init__(
+        self,
+        kernel_type: str,
+        cells: Mapping[str, str],
+        device: Device,
+        instrument: Instrument,
+        settings: MeasureSettings,
+        group: Group,
+    ) -> None:
+        """`kernel_type` and `cells` are the row's."""
+        self._kernel_type = kernel_type
+        self._cells = cells
+        self._device = device
+        self._instrument = instrument
+        self._settings = settings
+        self._group = group
+        #: Of the row; only where there is a limit of noise, and none where its durations are known later.
+        self._attempts: list[Attempt] = []
+
+    def expect_memory(self, needed_bytes: float) -> None:
+        """Raises OutOfMemory where the device has less left."""
+        available = self._device.available_bytes()
+        if needed_bytes > available:
+            raise OutOfMemory(
+                f"needs about {needed_bytes / 2**30:.1f} GiB, {available / 2**30:.1f} GiB are available on the device"
+            )
+
+    def warm_up(self, call: Callable[[], object], *, most_calls: int, until: float) -> None:
+        """Calls so often, or, before that, until a time of `time.monotonic`, in seconds."""
+        for _ in range(most_calls):
+            if self._group.agree(monotonic() < until):
+                call()
+
+    def take(
+        self,
+        call: Callable[[], object],
+        restore: Callable[[], object] | None,
+        touched: Callable[[], Sequence[torch.Tensor] | None] = lambda: None,
+    ) -> Samples:
+        """Samples of `call`, as many as the settings ask for; when it returns, the device is done with them.
+
+        Samples that scatter too much are taken again; all ranks of a group do that together.
+
+        Args:
+            restore: brings back what a call overwrites; None where that is nothing.
+            touched: gives the tensors that a call reads and writes; None where nobody knows them.
+        """
+        cold = self._settings.cache == "cold"
+
+        def before_each() -> None:
+            if restore is not None:
+                restore()
+            if cold:
+                self._device.flush_cache(touched())
+
+        limit = self._settings.max_noise
+        while True:
+            rule = StopRule(
+                repeat_count=self._settings.repeat_count, time_limit_s=self._settings.time_limit_s, max_noise=limit
+            )
+            samples = self._instrument.sample(call, before_each if cold or restore is not None else None, rule)
+            self._device.synchronize()
+            if limit is None or not self._is_to_be_taken_again(self._known_us(samples), limit):
+                return samples
+
+    def _is_to_be_taken_again(self, samples_us: Sequence[float], limit: float) -> bool:
+        """Notes an attempt. Ranks that decide alike make equally many calls."""
+        own = noise_of(samples_us)
+        worst = max(noise for (noise,) in self._group.gather([math.inf if own is None else own]))
+        if samples_us:
+            noise = None if math.isinf(worst) else worst
+            self._attempts.append(Attempt(noise, median(samples_us), len(samples_us)))
+        return limit < worst < math.inf and len(self._attempts) < ATTEMPTS
+
+    def _known_us(self, samples: Samples) -> Sequence[float]:
+        """The durations of samples; empty where they are read from a profile later, or missing there."""
+        if not isinstance(samples.profiled, ProfiledSamples):
+            return samples.durations_us
+        own = own_kernel(self._kernel_type, self._cells, samples.profiled)
+        return own.durations_us if isinstance(own, OwnKernel) else ()
+
+    def outcome(
+        self,
+        samples: Samples,
+        checked: Checked,
+        *,
+        calls: int = 0,
+        assumed: Sequence[str] = (),
+        noted: Sequence[str] = (),
+        operators: Sequence[str] = (),
+    ) -> Outcome:
+        """What became of a row that has these samples; failed where they are in a profile, and missing there.
+
+        Args:
+            calls: how often the kernel was called in all; 0: nobody counted.
+            assumed: of the row.
+            noted: besides what the instrument notes; the reason tells these.
+            operators: of torch, which one call called in place of the kernel.
+        """
+        notes = (*samples.notes, *noted, *dropped(self._attempts))
+        measurement = Measurement(
+            samples_us=samples.durations_us,
+            instrument=self._instrument.name,
+            cache_state=self._settings.cache,
+            device_kernels=samples.device_kernels,
+            calls_per_sample=samples.calls_per_sample,
+            checked_elements=checked.elements,
+            total_elements=checked.total,
+            assumptions=tuple(assumed),
+            throttled=samples.throttled,
+            stand_in=stand_in(operators, samples.device_kernels),
+        )
+        launched = replace(samples.launched, calls=calls) if samples.launched else None
+        outcome = Outcome(Status.MEASURED, "; ".join(notes), measurement=measurement, launched=launched)
+        if samples.profiled is not None:
+            outcome = with_samples(outcome, self._kernel_type, self._cells, samples.profiled)
+        return limited(outcome, self._settings.max_noise, self._attempts) if self._attempts else outcome

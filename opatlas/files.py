@@ -1,0 +1,269 @@
+"""Paths below a database that somebody else may have made: no link that leads out of its folder is followed.
+
+A database may lie behind links, for its user names it. Below it, each folder of ours is a folder and no link, and a
+link in place of a file leads to a regular file below the folder that holds the link. Pipes and devices are not opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gzip
+import io
+import os
+import platform
+import re
+import shutil
+import stat
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, BinaryIO, NoReturn
+
+from filelock import FileLock
+
+from opatlas.errors import OpAtlasError, UsageError
+
+#: A pipe that stands in place of a file must not make its reader wait.
+_OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_REPLACE = "put the file itself there, or remove it"
+
+
+class UnsafePath(OpAtlasError):
+    """A path that is not followed, because it leads out of its folder or to no regular file.
+
+    Attributes:
+        path: as it was named.
+        problem: where the path leads.
+        remedy: what the user can do.
+    """
+
+    def __init__(self, path: Path, problem: str, remedy: str = _REPLACE) -> None:
+        self.path = path
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{path}: {problem}: {remedy}")
+
+
+def own_folder(path: Path) -> Path:
+    """Returns the path of a folder of a database, which need not be there. Raises UnsafePath: the path is a link."""
+    if path.is_symlink():
+        raise UnsafePath(
+            path, f"a link to {os.readlink(path)}, which is not followed", "put a folder there, or remove the link"
+        )
+    return path
+
+
+def own_file(path: Path) -> Path:
+    """Returns the path of a file, which need not be there, with links resolved.
+
+    Raises:
+        UnsafePath: a link leads out of the folder that holds the link, or in a circle; the file is a pipe, a device
+            or a socket.
+    """
+    try:
+        found = path.resolve() if path.is_symlink() else path
+        mode = os.lstat(found).st_mode
+    except FileNotFoundError:
+        mode = stat.S_IFREG
+    except (OSError, RuntimeError):
+        # Whoever opens the path is told why that cannot be done; up to Python 3.12 a circle of links is a RuntimeError.
+        found, mode = path, stat.S_IFLNK if path.is_symlink() else stat.S_IFREG
+    if stat.S_ISLNK(mode):
+        raise UnsafePath(path, f"a link to {os.readlink(path)}, which leads in a circle or cannot be followed")
+    if found is not path and path.parent.resolve() not in found.parents:
+        raise UnsafePath(path, f"a link out of its folder, to {found}, which is not followed")
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise UnsafePath(path, "a pipe, a device or a socket, and no regular file")
+    return found
+
+
+def open_own(path: Path) -> BinaryIO:
+    """Opens a file for reading. Raises UnsafePath, as `own_file` does, and OSError."""
+    file = open(os.open(own_file(path), _OPEN_FLAGS), "rb", closefd=True)  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise UnsafePath(path, "no regular file")
+    return file
+
+
+def read_own(path: Path, most_bytes: int) -> bytes:
+    """Reads a whole file. Raises UnsafePath, as `own_file` does or if the file is larger; OSError."""
+    with open_own(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        # To read more than there is would take the memory for that.
+        content = file.read(size + 1) if size <= most_bytes else None
+    if content is None or len(content) > most_bytes:
+        raise UnsafePath(path, f"larger than {most_bytes >> 20:,} MiB", "remove it, or restore it")
+    return content
+
+
+def own_lock(path: Path) -> FileLock:
+    """Returns the lock of a file, not yet taken. Raises UnsafePath: the file is a link, or no regular file."""
+    if path.is_symlink():
+        raise UnsafePath(path, f"a link to {os.readlink(path)}, which is not followed", "remove it")
+    return FileLock(own_file(path))
+
+
+#: What reading a gzip file raises that ends too early, or is damaged.
+BROKEN_GZIP = (EOFError, gzip.BadGzipFile, zlib.error)
+_GZIP = b"\x1f\x8b"
+#: Large enough to cost nothing, small enough for progress to move.
+_BUFFER_BYTES = 1 << 18
+
+
+class _Counted(io.RawIOBase):
+    """A file that tells how much was read of it."""
+
+    def __init__(self, file: io.FileIO, on_bytes: Callable[[int], None]) -> None:
+        self._file = file
+        self._on_bytes = on_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        block = self._file.read(len(buffer))
+        buffer[: len(block)] = block
+        self._on_bytes(len(block))
+        return len(block)
+
+
+@contextmanager
+def open_stream(path: Path, on_bytes: Callable[[int], None]) -> Iterator[IO[bytes]]:
+    """Gives the bytes of a file, unpacked where they are packed by gzip, whatever its name.
+
+    Args:
+        on_bytes: told how many bytes of the file itself were read, for progress.
+
+    Raises:
+        OpAtlasError: the file cannot be opened. Reading a damaged gzip file raises one of BROKEN_GZIP.
+    """
+    try:
+        file = io.FileIO(path)
+    except OSError as error:
+        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check the path and its permissions") from None
+    with file:
+        counted = io.BufferedReader(_Counted(file, on_bytes), _BUFFER_BYTES)
+        try:
+            is_packed = counted.peek(len(_GZIP)).startswith(_GZIP)
+        except OSError as error:
+            raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check the path") from None
+        if not is_packed:
+            yield counted
+            return
+        with gzip.open(counted) as unpacked:
+            yield unpacked  # type: ignore[misc]
+
+
+def size_mb(path: Path) -> float:
+    """Of the file itself. Raises OpAtlasError."""
+    try:
+        if path.is_file():
+            return path.stat().st_size / 1e6
+    except OSError as error:
+        raise OpAtlasError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
+    raise OpAtlasError(f"{path}: no such file: check the path")
+
+
+_PREFIX = "opatlas-tmp-"
+#: A younger folder may not be held yet.
+_ABANDONED_AFTER_S = 60.0
+
+
+class TemporaryFolder:
+    """A new folder, which the process that makes it holds until `remove`, or until its own end.
+
+    If the process is killed, the folder stays, and whoever makes the next one removes it.
+    """
+
+    def __init__(self, purpose: str) -> None:
+        """`purpose` is part of the name. Raises OSError if there is no room for a folder."""
+        _remove_abandoned()
+        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-"))
+        self._held: int | None = os.open(self.path, os.O_RDONLY)
+        fcntl.flock(self._held, fcntl.LOCK_SH)
+
+    def remove(self) -> None:
+        """Removes the folder with all that is in it. A second call does nothing."""
+        if self._held is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._held)
+            self._held = None
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def _remove_abandoned() -> None:
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        # OSError: the folder is somebody else's, a link, or held.
+        with contextlib.suppress(OSError):
+            folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if time.time() - os.fstat(folder).st_mtime > _ABANDONED_AFTER_S:
+                    fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path)
+            finally:
+                os.close(folder)
+
+
+#: `C:`, or `C:\Users\me\db`, which is a single name where `/` separates folders.
+_DRIVE = re.compile(r"[A-Za-z]:(\\.*)?")
+
+
+def absolute(path: Path) -> Path:
+    """Returns the absolute path, in which no `..` is left; links keep their names unless a `..` follows."""
+    return path.resolve() if ".." in path.parts else path.absolute()
+
+
+def expect_folder(path: Path, remedy: str, *, option: str = "", may_be_made: bool = False) -> None:
+    """Sees to it that a path is a folder.
+
+    Args:
+        remedy: what to do if there is none: "name one with a database".
+        option: what the path was given to, "" for an argument without a name.
+        may_be_made: whether a folder that is not there is made later.
+
+    Raises:
+        UsageError: the path is a file, is of Windows on another system, or is not there.
+    """
+    named = f"{option} " if option else ""
+    drive = next((place for place, part in enumerate(path.parts) if _DRIVE.fullmatch(part)), None)
+    if drive is not None and os.name != "nt" and not path.is_dir():
+        raise UsageError(
+            f"{named}{Path(*path.parts[drive:])}: a path of Windows, which {platform.system()} does not have: name the "
+            f"folder as this system does (in WSL, C: is /mnt/c)"
+        )
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{named}{path}: a file, not a folder: name a folder ({path.parent} holds this file)")
+    if not may_be_made and not path.is_dir():
+        raise UsageError(f"{named}{path}: no such folder: {remedy}")
+
+
+def files_below(folder: Path, wanted: Callable[[str], bool]) -> Iterator[Path]:
+    """Yields the files at any depth whose name is wanted; links to folders are followed, each folder once.
+
+    Raises:
+        OpAtlasError: a folder cannot be read.
+    """
+
+    def stop(error: OSError) -> NoReturn:
+        raise OpAtlasError(
+            f"{error.filename}: cannot be read ({error.strerror}): make it readable, or name the captures one by one"
+        )
+
+    seen: set[str] = set()
+    for name, folders, files in os.walk(folder, onerror=stop, followlinks=True):
+        real = os.path.realpath(name)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        yield from (Path(name, file) for file in files if wanted(file))

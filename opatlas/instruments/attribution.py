@@ -1,0 +1,308 @@
+"""Assigns the kernels of a profile to the samples of rows: by marks (marks.py), else by order and count.
+
+Plain values in and out: no device, no profiler, no files.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Annotated
+
+from msgspec import Meta
+
+from opatlas.capture.profiles import Launch
+from opatlas.instruments.marks import (
+    BEGIN,
+    END,
+    KERNEL_TYPE,
+    counted_once,
+    dimensions_of,
+    row_of_mark,
+)
+from opatlas.model.record import RanAs
+from opatlas.model.same_case import Comparison, compare
+from opatlas.model.schema import BASE, INPUT_SHAPES
+from opatlas.model.siblings import plain_type, siblings
+from opatlas.model.signature import normalized_kernel_type, signature
+from opatlas.model.slots import split_cell
+from opatlas.typed_json import Count
+
+_BEGIN, _END = dimensions_of(BEGIN), dimensions_of(END)
+BY_ORDER = "the profile holds no marks: samples are told from warm-up by their order and number"
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What a process knows of a row that it ran under a profiler.
+
+    Attributes:
+        number: of the row in the profile, as its mark says.
+        samples: how often the kernel was launched between marks.
+        calls: how often in all, warm-up first; 0 where whoever launched the samples does not know.
+    """
+
+    number: Count
+    samples: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    calls: Count = 0
+
+
+@dataclass(frozen=True)
+class ProfiledRow:
+    """A row whose samples are looked for."""
+
+    kernel_type: str
+    cells: Mapping[str, str]
+    launched: Launched
+
+
+@dataclass(frozen=True)
+class ProfiledSamples:
+    """What a profile has of a row.
+
+    Attributes:
+        calls: the launches of each sample, in their order; those of the row's own kernel, and helpers
+            (opatlas/instruments/attribution.py).
+        assumption: what had to be taken for granted; "" where marks tell.
+    """
+
+    calls: tuple[tuple[Launch, ...], ...]
+    assumption: str = ""
+
+
+@dataclass(frozen=True)
+class NoSamples:
+    """Why a profile says nothing of a row that can be relied on."""
+
+    reason: str
+
+
+def attribute(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:
+    """Returns the samples of each row.
+
+    Args:
+        launches: of one process, in the order of their start.
+        rows: that this process ran, in that order.
+    """
+    headless = _headless(launches, rows)
+    windows = _windows(launches, headless)
+    if windows or not launches:
+        return [_checked(row, windows.get(row.launched.number), headless) for row in rows]
+    return _by_order(launches, rows)
+
+
+def _headless(launches: Iterable[Launch], rows: Sequence[ProfiledRow]) -> int | None:
+    """Returns the number of the only row if its mark is missing: a profiler may lose its first launches."""
+    if len(rows) != 1 or any(row_of_mark(_mark(launch)) is not None for launch in launches):
+        return None
+    return rows[0].launched.number
+
+
+def _mark(launch: Launch) -> str:
+    """Returns the dimensions of a launch that may be a mark; "" for other kernels."""
+    return launch.dimensions if plain_type(launch.kernel_type) == KERNEL_TYPE else ""
+
+
+def _windows(launches: Iterable[Launch], headless: int | None) -> dict[int, list[list[Launch]] | NoSamples]:
+    """Returns the launches between the marks of each sample, by the number of the row.
+
+    Args:
+        headless: the row whose own mark is missing; None if there is none.
+    """
+    rows: dict[int, list[list[Launch]] | NoSamples] = {}
+    devices: dict[str, list[Launch]] = defaultdict(list)
+    for launch in launches:
+        devices[launch.device].append(launch)
+    for of_device in devices.values():
+        rows.update(_windows_of_device(of_device, headless))
+    return rows
+
+
+def _windows_of_device(launches: Iterable[Launch], headless: int | None) -> dict[int, list[list[Launch]] | NoSamples]:
+    rows: dict[int, list[list[Launch]] | NoSamples] = {}
+    number = headless
+    window: list[Launch] | None = None
+    for launch in launches:
+        mark = _mark(launch)
+        began = row_of_mark(mark) if mark else None
+        if began is not None:
+            number, window = began, None
+            rows[number] = []
+        elif number is None:
+            continue
+        elif mark in (_BEGIN, _END):
+            found = rows.setdefault(number, [])
+            if isinstance(found, NoSamples) or (mark == _END and window is None and number == headless and not found):
+                continue
+            if (mark == _BEGIN) != (window is None):
+                rows[number] = NoSamples(f"marks are missing after sample {len(found)}")
+            elif mark == _BEGIN:
+                window = []
+            elif window is not None:
+                found.append(window)
+                window = None
+        elif window is not None:
+            window.append(launch)
+    return rows
+
+
+def _checked(
+    row: ProfiledRow, found: list[list[Launch]] | NoSamples | None, headless: int | None
+) -> ProfiledSamples | NoSamples:
+    """Returns the samples of a row if the profile holds as many as were taken, all of the same kernels."""
+    if found is None:
+        return NoSamples("the profile holds nothing of the row")
+    if isinstance(found, NoSamples):
+        return found
+    taken, assumption = row.launched.samples, ""
+    # Two that are alike: one alone may be what the marks of two samples have left.
+    if row.launched.number == headless and 1 < len(found) < taken:
+        assumption = f"the profile lost its first launches: {len(found)} of {taken} samples are left"
+    elif len(found) != taken:
+        return NoSamples(f"the profile holds {len(found)} samples, and {taken} were taken")
+    # Kernels on several streams of the device begin in any order.
+    kinds = {tuple(sorted(launch.kernel_type for launch in call)) for call in found}
+    if () in kinds:
+        return NoSamples("the profile holds no kernel of some of the samples")
+    if len(kinds) > 1:
+        several = " and ".join(sorted("+".join(kind) for kind in kinds))
+        return NoSamples(f"samples of the same call launched different kernels: {several}")
+    return ProfiledSamples(tuple(map(tuple, found)), assumption)
+
+
+def _by_order(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:
+    """Returns the samples of rows without marks: a kernel of the row's signature must have run once for each call."""
+    alike: dict[tuple[str, str], list[Launch]] = defaultdict(list)
+    types = {row.kernel_type for row in rows}
+    for launch in launches:
+        kernel_type = normalized_kernel_type(launch.kernel_type)
+        if kernel_type in types:
+            alike[kernel_type, signature(kernel_type, launch.cells)].append(launch)
+    # No profile holds run-time values.
+    base = [{column: row.cells.get(column, "") for column in BASE} for row in rows]
+    keys = [(row.kernel_type, signature(row.kernel_type, cells)) for row, cells in zip(rows, base, strict=True)]
+    wanted: dict[tuple[str, str], int] = defaultdict(int)
+    for key, row in zip(keys, rows, strict=True):
+        wanted[key] += row.launched.calls
+    results: list[ProfiledSamples | NoSamples] = []
+    for key, row in zip(keys, rows, strict=True):
+        own, calls = alike[key], row.launched.calls
+        if not calls or len(own) != wanted[key]:
+            results.append(
+                NoSamples(f"the profile has no marks, and {len(own)} kernels like it for {wanted[key]} calls")
+            )
+            continue
+        # Rows that differ in their run-time values only follow each other.
+        before = sum(r.launched.calls for k, r in zip(keys, rows[: len(results)], strict=False) if k == key)
+        mine = own[before : before + calls][-row.launched.samples :]
+        results.append(ProfiledSamples(tuple((launch,) for launch in mine), BY_ORDER))
+    return results
+
+
+@dataclass(frozen=True)
+class OwnKernel:
+    """The samples of a row's kernel.
+
+    Attributes:
+        durations_us: of each sample; where a call launches the row's case several times, their mean.
+        counters: means over the same launches, by name.
+        device_kernels: that one call launched, helpers included.
+        helper_kernels: the others of a call: microseconds of all launches of a type together, mean over the samples.
+        assumptions: what had to be taken for granted.
+        ran_as: the sibling that ran in the place of the row's kernel; None for the kernel itself.
+    """
+
+    durations_us: tuple[float, ...]
+    counters: Mapping[str, float]
+    device_kernels: int
+    helper_kernels: Mapping[str, float]
+    assumptions: tuple[str, ...]
+    ran_as: RanAs | None = None
+
+
+@dataclass(frozen=True)
+class AnotherCase:
+    """Why the duration of a call is not that of its row."""
+
+    reason: str
+
+
+def own_kernel(kernel_type: str, row: Mapping[str, str], found: ProfiledSamples) -> OwnKernel | AnotherCase | NoSamples:
+    """Returns the samples of the kernel that a row names, from those of its call.
+
+    Args:
+        kernel_type, row: the row, and its cells by column.
+    """
+    calls, assumption = counted_once(kernel_type, found.calls)
+    assumptions = [text for text in (found.assumption, assumption) if text]
+    if not all(calls):
+        return NoSamples("the profile holds no kernel of some of the samples")
+    types = [normalized_kernel_type(launch.kernel_type) for launch in calls[0]]
+    differences: list[str] = []
+    for name in (kernel_type, *siblings(kernel_type)):
+        if name not in types:
+            continue
+        compared = [_of_type(name, kernel_type, row, call) for call in calls]
+        own = [_fitting(of_call) for of_call in compared]
+        if not all(own):
+            without = next(of_call for of_call, fitting in zip(compared, own, strict=True) if not fitting)
+            differences.append(f"{name}: {without[0][1].difference}")
+            continue
+        if len({len(fitting) for fitting in own}) > 1:
+            return NoSamples(f"samples of the same call launched {name} with other tensors")
+        if len(own[0]) > 1 and not _is_recorded(own[0][0][0]):
+            return NoSamples(f"the call launches {name} {len(own[0])} times, and the profile tells the tensors of none")
+        return _samples(own, calls, assumptions, None if name == kernel_type else name)
+    if differences:
+        return AnotherCase(f"the call launches another case than the row's here ({'; '.join(differences)})")
+    return AnotherCase(f"the call launches {' + '.join(types)} here, whose duration is not that of {kernel_type}")
+
+
+_Compared = Sequence[tuple[Launch, Comparison]]
+
+
+def _of_type(name: str, kernel_type: str, row: Mapping[str, str], call: Sequence[Launch]) -> _Compared:
+    return [
+        (launch, compare(kernel_type, row, launch.cells))
+        for launch in call
+        if normalized_kernel_type(launch.kernel_type) == name
+    ]
+
+
+def _fitting(compared: _Compared) -> _Compared:
+    """Those that are the row's case: the ones for which the least had to be taken for granted."""
+    fitting = [each for each in compared if not each[1].difference]
+    least = min((len(comparison.assumptions) for _, comparison in fitting), default=0)
+    return [each for each in fitting if len(each[1].assumptions) == least]
+
+
+def _is_recorded(launch: Launch) -> bool:
+    return any(split_cell(launch.cells.get(INPUT_SHAPES, "")))
+
+
+def _samples(
+    own: Sequence[_Compared], calls: Sequence[Sequence[Launch]], assumptions: Sequence[str], sibling: str | None
+) -> OwnKernel:
+    launches = [[launch for launch, _ in fitting] for fitting in own]
+    first, comparison = own[0][0]
+    helpers: dict[str, list[float]] = defaultdict(list)
+    own_ids = {id(launch) for its_own in launches for launch in its_own}
+    for call in calls:
+        for launch in call:
+            if id(launch) not in own_ids:
+                helpers[normalized_kernel_type(launch.kernel_type)].append(launch.duration_us)
+    counters: dict[str, list[float]] = defaultdict(list)
+    for launch in (launch for its_own in launches for launch in its_own):
+        for counter, value in launch.counters.items():
+            counters[counter].append(value)
+    several = f"the call launches the row's case {len(launches[0])} times: each sample is their mean"
+    return OwnKernel(
+        durations_us=tuple(fmean(launch.duration_us for launch in its_own) for its_own in launches),
+        counters={counter: fmean(values) for counter, values in counters.items()},
+        device_kernels=len(calls[0]),
+        helper_kernels={helper: sum(values) / len(calls) for helper, values in helpers.items()},
+        assumptions=(*assumptions, *comparison.assumptions, *([several] if len(launches[0]) > 1 else [])),
+        ran_as=None if sibling is None else RanAs(sibling, first.cells),
+    )

@@ -1,0 +1,102 @@
+"""Events of the device's own clock, recorded on its stream before and after a call: quick, and a little long.
+
+Both events are launched from the host as the call is. Where the device has nothing else to do, it waits between
+the first event and the kernel for the host to launch that: this gap, some microseconds whatever the kernel, is
+in the sample. So are all kernels that the call launches, and the pauses between them. (On an H200 a kernel of
+15.5 us reads 18.5 us.) Profilers tell the kernel alone; events need none of their set-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from opatlas.devices.torch_npu import npu_of_torch
+from opatlas.engine.job import MeasureSettings
+from opatlas.engine.stop_rule import Rule
+from opatlas.instruments.instrument import Samples
+from opatlas.instruments.wall_clock import WithoutPauses, pauses, without_collections
+
+#: Of several calls in a row only the first waits for the host, where kernels take longer than their launch; and
+#: clocks of devices tick in steps of up to a microsecond, 0.1 % of this.
+_SHORTEST_SAMPLE_US = 1_000.0
+_MOST_CALLS_PER_SAMPLE = 1_000
+
+
+class Event(Protocol):
+    """What torch.npu.Event and torch.cuda.Event have in common; recorded on the current stream."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end_event: Event, /) -> float:
+        """Milliseconds from this event to a later one."""
+        ...
+
+
+class DeviceEvents:
+    """An instrument: two events around each call, or around several in a row where nothing is between them."""
+
+    def __init__(self, name: str, event: Callable[[], Event], synchronize: Callable[[], None]) -> None:
+        """
+        Args:
+            event: makes one that measures time.
+            synchronize: waits for everything that was launched.
+        """
+        self.name = name
+        self._start, self._stop = event(), event()
+        self._synchronize = synchronize
+
+    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
+        """As in `Instrument`; kernels that a call launches on other streams than the current one are not seen."""
+        with without_collections():
+            calls = 1 if before_each else self._calls_per_sample(call)
+            durations_us: list[float] = []
+            sample = WithoutPauses(rule)
+            while not rule.enough(durations_us):
+                if before_each:
+                    before_each()
+                    self._synchronize()
+                # A device that waits for a stopped host to launch the call has the pause between its events.
+                sample.begin()
+                duration_us = self._duration_us(call, calls) / calls
+                if not sample.spoilt():
+                    durations_us.append(duration_us)
+        return Samples(tuple(durations_us), device_kernels=None, calls_per_sample=calls, notes=sample.notes)
+
+    def _duration_us(self, call: Callable[[], object], calls: int) -> float:
+        self._start.record()
+        for _ in range(calls):
+            call()
+        self._stop.record()
+        # Events are reached in the stream's order: when the second one is, everything between them is done.
+        self._stop.synchronize()
+        return self._start.elapsed_time(self._stop) * 1000
+
+    def _calls_per_sample(self, call: Callable[[], object]) -> int:
+        """Calls that together last long enough."""
+        calls = 1
+        while True:
+            before = pauses()
+            elapsed_us = self._duration_us(call, calls)
+            if pauses() != before:
+                continue
+            if elapsed_us >= _SHORTEST_SAMPLE_US or calls >= _MOST_CALLS_PER_SAMPLE:
+                return calls
+            wanted = calls * 2 if elapsed_us <= 0 else int(calls * _SHORTEST_SAMPLE_US / elapsed_us) + 1
+            calls = min(_MOST_CALLS_PER_SAMPLE, wanted)
+
+
+def of_npu(settings: MeasureSettings) -> DeviceEvents:
+    """On the NPU that this process has opened."""
+    npu = npu_of_torch()
+    return DeviceEvents("npu-events", lambda: npu.Event(enable_timing=True), npu.synchronize)
+
+
+def of_cuda(settings: MeasureSettings) -> DeviceEvents:
+    """On the GPU that this process has opened."""
+    import torch
+
+    cuda: Any = torch.cuda
+    return DeviceEvents("cuda-events", lambda: cuda.Event(enable_timing=True), cuda.synchronize)

@@ -1,0 +1,125 @@
+"""How a duration is taken, behind one Protocol."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+from opatlas.engine.job import MeasureSettings
+from opatlas.engine.stop_rule import Rule
+from opatlas.errors import OpAtlasError
+from opatlas.instruments.attribution import Launched, NoSamples, ProfiledSamples
+
+#: Measures in sessions of many rows (bench/msprof).
+MSPROF = "msprof"
+TORCH_NPU_PROFILER = "torch-npu-profiler"
+#: By kind of device: what needs no profiler.
+EVENTS: Mapping[str, str] = {"cuda": "cuda-events", "npu": "npu-events"}
+#: By kind of device, the best one first: what it is called, and "module:function" of what makes it from
+#: the settings.
+OFFERED: Mapping[str, Mapping[str, str]] = {
+    "cpu": {"wall-clock": "opatlas.instruments.wall_clock:of"},
+    "cuda": {
+        "cupti": "opatlas.instruments.cupti:of",
+        "kineto": "opatlas.instruments.kernel_records:of",
+        "cuda-events": "opatlas.instruments.device_events:of_cuda",
+    },
+    "npu": {
+        MSPROF: "opatlas.instruments.marked_launches:of_msprof",
+        TORCH_NPU_PROFILER: "opatlas.instruments.torch_npu_profiler:of",
+        "npu-events": "opatlas.instruments.device_events:of_npu",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Durations of one call, in microseconds, in the order taken.
+
+    Attributes:
+        device_kernels: device kernels that one call launched; None where the instrument cannot tell.
+        calls_per_sample: calls that one sample averages over.
+        launched: of an instrument that reads a profile: what to look for there.
+        profiled: what it found there; None where the profile is read later, by somebody else.
+        notes: what a reader of the durations should know.
+        throttled: why the device ran below its clock while they were taken; "" if it did not.
+    """
+
+    durations_us: tuple[float, ...]
+    device_kernels: int | None = None
+    calls_per_sample: int = 1
+    launched: Launched | None = None
+    profiled: ProfiledSamples | NoSamples | None = None
+    notes: tuple[str, ...] = ()
+    throttled: str = ""
+
+
+class InstrumentMissing(OpAtlasError):
+    """What an instrument needs is not on this machine; the message says what to do."""
+
+
+class Instrument(Protocol):
+    """Takes samples of a call. It does not know which kernel, or which row."""
+
+    name: str
+
+    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
+        """Runs `call` until `rule` says enough.
+
+        Args:
+            call: launches the kernel; may return before it has ended on the device.
+            before_each: run before every sample, outside of it (flushes the cache, restores what
+                the kernel changes); may return before that has ended on the device. None: samples may
+                average over several calls in a row.
+            rule: fresh, for this row alone.
+        """
+        ...
+
+
+def choose(kind: str, name: str | None) -> str:
+    """The instrument to take on devices of a kind of `OFFERED`: the one asked for, by default the best.
+
+    Raises:
+        OpAtlasError: these devices do not offer it.
+    """
+    offered = OFFERED[kind]
+    if name is not None and name not in offered:
+        raise OpAtlasError(f"--instrument {name}: devices of kind {kind} offer {', '.join(offered)}")
+    return name or next(iter(offered))
+
+
+def choose_for_group(kind: str, name: str | None) -> str:
+    """The same on devices of a group: where nobody asks for msprof, and it is not on PATH, events take its place.
+
+    torch_npu's profiler does not: CANN's cannot be started and stopped for each message in processes that communicate.
+
+    Raises:
+        OpAtlasError: these devices do not offer it.
+    """
+    chosen = choose(kind, name)
+    return EVENTS[kind] if chosen == MSPROF and name is None and shutil.which(MSPROF) is None else chosen
+
+
+def open_instrument(kind: str, settings: MeasureSettings) -> Instrument:
+    """The instrument that the settings name, on the device that this process has opened. May import torch.
+
+    Where they name none, it is the best one whose needs are here.
+
+    Raises:
+        OpAtlasError: see `choose`.
+        InstrumentMissing: what it needs is not here.
+    """
+    names = list(OFFERED[kind]) if settings.instrument is None else [choose(kind, settings.instrument)]
+    missing: list[str] = []
+    for name in names:
+        module, _, maker = OFFERED[kind][name].partition(":")
+        try:
+            instrument: Instrument = getattr(import_module(module), maker)(settings)
+        except InstrumentMissing as error:
+            missing.append(f"{name}: {error}")
+        else:
+            return instrument
+    raise InstrumentMissing("; ".join(missing))

@@ -1,0 +1,187 @@
+"""What a process launched, on disk: so that its profile can be read by a later session.
+
+Beside msprof's output of a process there is a line for each row that it ran and found right. Once the
+rows have their verdict, the file goes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from opatlas.engine.job import Job, Outcome
+from opatlas.errors import OpAtlasError, described
+from opatlas.files import UnsafePath, own_file, read_own
+from opatlas.instruments.attribution import Launched, ProfiledRow
+from opatlas.instruments.msprof.output import read_back
+from opatlas.model.record import Measurement, Record
+from opatlas.model.schema import Status
+from opatlas.model.signature import signature
+from opatlas.store import journal
+from opatlas.store.csv_files import Database
+from opatlas.store.journal import Header
+from opatlas.store.write_back import UpdateMode
+from opatlas.typed_json import (
+    Count,
+    DecodeError,
+    decode,
+    json_line,
+)
+
+_FILE = "launched.jsonl"
+#: `{run id}/{number}` below `profiles/`, with a worker of xdist between: what MsprofSession makes, and nobody else.
+_OUTPUT = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}/(gw\d+/)?\d{4,}", re.ASCII)
+_LARGEST_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """A row that was launched, as `note_launched` writes it."""
+
+    kernel_type: str
+    cells: Mapping[str, str]
+    launched: Launched
+    instrument: str
+    cache_state: str
+    checked_elements: Count
+    total_elements: Count
+    assumptions: tuple[str, ...]
+    stand_in: str = ""
+    bound_us: Annotated[float, Meta(gt=0, le=1e15)] | None = None
+
+
+def note_launched(output: Path, job: Job, outcome: Outcome) -> None:
+    """Notes a row that was launched; nothing of a later line is needed to read it. Raises OSError."""
+    assert outcome.launched is not None
+    measurement = outcome.measurement
+    assert measurement is not None
+    values = {
+        "kernel_type": job.kernel_type,
+        "cells": dict(job.cells),
+        "launched": asdict(outcome.launched),
+        "instrument": measurement.instrument,
+        "cache_state": measurement.cache_state,
+        "checked_elements": measurement.checked_elements,
+        "total_elements": measurement.total_elements,
+        "assumptions": measurement.assumptions,
+        "stand_in": measurement.stand_in,
+        "bound_us": measurement.bound_us,
+    }
+    with open(output / _FILE, "a", encoding="utf-8") as file:
+        file.write(json_line(values) + "\n")
+
+
+def forget_launched(output: Path) -> None:
+    """To be called once the rows have their verdict."""
+    (output / _FILE).unlink(missing_ok=True)
+
+
+def journal_left_behind(database: Database) -> list[str]:
+    """Reads the profiles of killed sessions, and leaves what they measured as journals to be recovered.
+
+    The caller has the database to itself. A profile that holds the samples of some rows only is done
+    with then: the others have no verdict, and are run again.
+
+    Returns:
+        Why profiles could not be read; they stay for a later session.
+    """
+    problems: list[str] = []
+    profiles = database.profiles_dir
+    for output in sorted(Path(folder) for folder, _, files in os.walk(profiles) if _FILE in files):
+        of_profiles = output.relative_to(profiles)
+        run, *rest = of_profiles.parts or [""]
+        try:
+            if not _OUTPUT.fullmatch(of_profiles.as_posix()):
+                raise OpAtlasError("no session gives a folder such a name: move it away")
+            _expect_plain(output)
+            rows, unreadable = _read(output / _FILE)
+            records = list(_records(output / _FILE, run, rows))
+            if records:
+                path = database.journal_dir / f"{'-'.join((run, *rest))}-profile.jsonl"
+                journal.write(path, Header(run, UpdateMode.ALL.value, False), [r.to_json() for r in records])
+            if unreadable:
+                # Told once: no later session can read more.
+                kept = (output / _FILE).replace(output / f"{_FILE}.unreadable")
+                problems.append(f"{unreadable}; the profile is kept in {output}, its rows in {kept.name}")
+            else:
+                shutil.rmtree(output)
+                _remove_empty(output, profiles)
+        except Exception as error:
+            text = described(error, output, "it stays as it is; report this error with the profile")
+            problems.append(f"the profile {output} that session {run} left behind cannot be read yet: {text}")
+    return problems
+
+
+def _remove_empty(output: Path, profiles: Path) -> None:
+    """Removes the folders that a profile was in, up to that of all profiles, where nothing else is in them."""
+    with suppress(OSError):
+        for folder in output.parents:
+            folder.rmdir()
+            if folder == profiles:
+                return
+
+
+def _expect_plain(output: Path) -> None:
+    """Raises UnsafePath if a folder holds anything but folders and regular files: what lies elsewhere is not ours."""
+    for folder, folders, files in os.walk(output):
+        for path in (Path(folder, name) for name in (*folders, *files)):
+            if own_file(path) != path:
+                raise UnsafePath(path, "a link, which msprof does not make")
+
+
+def _read(noted: Path) -> tuple[list[_Noted], str]:
+    """What was noted, up to the first line that cannot be read, and why that is so. A torn last line is left out.
+
+    Without marks samples are told by the order of the rows, so no row behind one that is missing can be read.
+    """
+    rows: list[_Noted] = []
+    *lines, last = read_own(noted, _LARGEST_BYTES).split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(decode(line, _Noted, f"{noted}:{number}"))
+        except DecodeError as error:
+            return rows, f"{error}: this row and those behind it are run again"
+    with suppress(DecodeError):
+        rows.append(decode(last, _Noted, str(noted)))
+    return rows, ""
+
+
+def _records(noted: Path, run: str, jobs: Sequence[_Noted]) -> Iterator[Record]:
+    rows = [ProfiledRow(job.kernel_type, job.cells, job.launched) for job in jobs]
+    pending = [Outcome(Status.MEASURED, measurement=_pending(job)) for job in jobs]
+    for job, read in zip(jobs, read_back(noted.parent, rows, pending), strict=True):
+        measurement = read.outcome.measurement
+        if read.is_missing or measurement is None:
+            continue
+        yield Record(
+            kernel_type=job.kernel_type,
+            signature=signature(job.kernel_type, job.cells),
+            cells=job.cells,
+            status=Status.MEASURED,
+            reason="",
+            run_id=run,
+            finished_at=noted.stat().st_mtime,
+            measurement=measurement,
+        )
+
+
+def _pending(job: _Noted) -> Measurement:
+    """What was noted of a row, without its samples."""
+    return Measurement(
+        (),
+        job.instrument,
+        job.cache_state,
+        checked_elements=job.checked_elements,
+        total_elements=job.total_elements,
+        assumptions=job.assumptions,
+        stand_in=job.stand_in,
+        bound_us=job.bound_us,
+    )

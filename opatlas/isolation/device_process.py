@@ -1,0 +1,285 @@
+"""The device process, seen from pytest: started, fed a job at a time, watched, replaced.
+
+Whatever a kernel does to its process (a segfault, a hang in C with the GIL held, an exit, a kill
+for memory, a device context that answers every call with the same error) costs the one row in
+flight: the process group is ended, and the next row gets a new one on a device that has been tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import wait
+from typing import Protocol
+
+from opatlas.devices.device_lock import DeviceWaits, LockWait
+from opatlas.devices.discovery import environment_of
+from opatlas.engine.errors import DeviceGone
+from opatlas.engine.job import (
+    DeviceDescription,
+    DeviceSpec,
+    Job,
+    MeasureSettings,
+    Outcome,
+)
+from opatlas.isolation.channel import Channel, ChannelBroken
+from opatlas.isolation.child import (
+    PAUSES_S,
+    TRIES,
+    Uninterrupted,
+    end,
+    how_it_ended,
+    memory_kills,
+    open_end,
+    start,
+    tell_on_stderr,
+)
+from opatlas.isolation.device_messages import (
+    Answer,
+    NotReady,
+    Ready,
+    Start,
+    Started,
+    Waiting,
+)
+from opatlas.isolation.fresh_python import import_paths, module_command
+from opatlas.model.schema import Status
+
+#: Importing torch (and torch_npu) from a cold disk takes tens of seconds on busy machines.
+_START_TIMEOUT_S = 300.0
+#: How long a process that was told to end, or has closed its connection, may take to end by itself: torch takes a
+#: while to be taken apart, more so on a loaded machine.
+_END_TIMEOUT_S = 10.0
+#: The same of a process under a launcher, whose libraries are hooked by a profiler.
+PROFILED_END_TIMEOUT_S = 60.0
+#: What a process has sent or not read before its end is seen within this time after it.
+_LAST_WORDS_S = 0.2
+#: Last word on the command line of a device process whose parent is not its keeper.
+UNDER_LAUNCHER = "--under-launcher"
+
+
+class Launcher(Protocol):
+    """A program that a device process runs under, such as a profiler.
+
+    Attributes:
+        patience_s: how long it may take to end when the process has ended.
+    """
+
+    patience_s: float
+
+    def command(self, words: Sequence[str]) -> list[str]:
+        """The command that runs `words` under it, asked for at each start. Raises DeviceGone."""
+        ...
+
+
+class _LateAnswer(ChannelBroken):
+    """An answer to an earlier job."""
+
+
+class DeviceProcess:
+    """An Executor whose jobs run in a process of their own, started on first use."""
+
+    def __init__(
+        self,
+        spec: DeviceSpec,
+        settings: MeasureSettings,
+        launcher: Launcher | None = None,
+        waits: DeviceWaits | None = None,
+    ) -> None:
+        """`waits` times the waits for the device; None: nobody asks how long they were."""
+        self._launcher = launcher
+        self._waits = waits or DeviceWaits(tell_on_stderr)
+        self._start_message = Start(spec, settings, import_paths())
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        #: See `open_end`.
+        self._end: int | None = None
+        self._device: DeviceDescription | None = None
+        self._memory_kills = 0
+        self._uninterrupted = Uninterrupted(self._kill)
+
+    def describe(self) -> DeviceDescription:
+        if self._device is None:
+            with self._uninterrupted:
+                self._open()
+        assert self._device is not None
+        return self._device
+
+    def prepare(self) -> None:
+        if self._channel is None:
+            with self._uninterrupted:
+                self._open()
+
+    def run(self, job: Job) -> Outcome:
+        with self._uninterrupted, self._waits:
+            for attempt in range(TRIES):
+                channel = self._channel or self._open()
+                try:
+                    self._expect_idle(channel)
+                    channel.send(job)
+                except (ChannelBroken, EOFError, OSError) as error:
+                    code = self._kill(0.0 if isinstance(error, ChannelBroken) else _LAST_WORDS_S)
+                    continue
+                try:
+                    outcome = self._await(channel, job)
+                except ConnectionResetError:
+                    # The process died before it took the job: the row is not to blame.
+                    code = self._kill(_LAST_WORDS_S)
+                    continue
+                except ChannelBroken as broken:
+                    self._kill()
+                    if isinstance(broken, _LateAnswer) and attempt == 0:
+                        # Something that an earlier row has left behind sent it.
+                        continue
+                    return Outcome(Status.CRASHED, f"{broken}: the device process was ended")
+                except (EOFError, OSError):
+                    code = self._kill(_END_TIMEOUT_S)
+                    return Outcome(Status.CRASHED, f"the device process {self._what_became_of_it(code)}")
+                if outcome.status is Status.DEVICE_ERROR:
+                    # Every later call in that process would fail.
+                    channel.close()
+                    self._kill(_LAST_WORDS_S)
+                elif outcome.changed:
+                    # The next row is not to be measured under what this one has changed.
+                    self.close()
+                return outcome
+        raise DeviceGone(f"its process {self._what_became_of_it(code)} before it took a row, {TRIES} times")
+
+    def close(self) -> None:
+        """Lets the process end by itself, then makes it, and whatever kernels have left running."""
+        if self._channel is not None:
+            self._channel.close()
+        self._kill(_END_TIMEOUT_S)
+
+    def _await(self, channel: Channel, job: Job) -> Outcome:
+        """
+        Raises:
+            EOFError: the process died of the job; ConnectionResetError: it died without having taken it.
+            ChannelBroken: it sent something else than an answer to this job; _LateAnswer: to an earlier one.
+            DeviceGone: another session has had the device for too long.
+        """
+        waiting: LockWait | None = None
+        while True:
+            answer = channel.receive(job.timeout_s if waiting is None else waiting.left_s(), self._end)
+            if answer is None and waiting is not None:
+                waiting.go_on()
+                continue
+            if answer is None:
+                self._kill()
+                return Outcome(Status.TIMEOUT, f"still running after {job.timeout_s:g} s; its process was ended")
+            if isinstance(answer, Answer) and answer.job_id < job.id:
+                raise _LateAnswer("an answer to an earlier row came over the connection")
+            if not isinstance(answer, Answer) or answer.job_id != job.id:
+                raise ChannelBroken("an answer that was not asked for came over the connection")
+            if isinstance(answer.content, Outcome):
+                return answer.content
+            if not isinstance(answer.content, (Waiting, Started)):
+                raise ChannelBroken(f"an answer of the type {type(answer.content).__name__} came over the connection")
+            if waiting is not None:
+                waiting.end()
+            waiting = self._waits.begin(answer.content.holder) if isinstance(answer.content, Waiting) else None
+
+    def _expect_idle(self, channel: Channel) -> None:
+        """
+        Raises:
+            EOFError: the process has ended, or is about to.
+            ChannelBroken: it says something that nobody has asked for.
+        """
+        if self._process is not None and self._process.poll() is not None:
+            raise EOFError
+        if self._end is not None and wait([self._end], 0):
+            raise EOFError
+        if channel.take() is not None or not channel.is_silent():
+            raise ChannelBroken("an answer that was not asked for came over the connection")
+
+    def _open(self) -> Channel:
+        """Starts a process whose device computes what it should. Raises DeviceGone after the last try."""
+        for pause_s in (*PAUSES_S, 0.0):
+            answer = self._start()
+            if isinstance(answer, Ready):
+                assert self._channel is not None
+                self._device = answer.device
+                return self._channel
+            failure = answer or NotReady(f"it ended before it was ready, {TRIES} times", sick=False)
+            how = f" (it {self._what_became_of_it(self._kill(_END_TIMEOUT_S))})" if answer is None else ""
+            self._kill()
+            if answer is not None and not answer.sick and self._device is None:
+                # It never was there: trying again will not bring it.
+                break
+            time.sleep(pause_s)
+        spec = self._start_message.spec
+        if failure.sick:
+            raise DeviceGone(f"{spec} failed its probe {TRIES} times, each in a fresh process: {failure.reason}")
+        raise DeviceGone(
+            f"the {spec} device process did not start: {failure.reason}{how}; --in-process shows what happens there"
+        )
+
+    def _start(self) -> Ready | NotReady | None:
+        """Starts a process; gives its answer, None where it ended without one."""
+        self._memory_kills = memory_kills()
+        try:
+            self._process, self._channel = start(self._command, environment_of(self._start_message.spec))
+        except OSError as error:
+            return NotReady(f"no process can be started: {error}", sick=False)
+        self._watch(self._process.pid)
+        try:
+            self._channel.send(self._start_message)
+            answer = self._channel.receive(_START_TIMEOUT_S, self._end)
+        except ChannelBroken as broken:
+            return NotReady(str(broken), sick=False)
+        except (EOFError, OSError):
+            return None
+        if answer is None:
+            return NotReady(f"it was not ready after {_START_TIMEOUT_S:g} s", sick=False)
+        if self._launcher and isinstance(answer, Ready):
+            # A profiler goes on after the end of what it has started.
+            self._watch(answer.pid)
+        return answer if isinstance(answer, (Ready, NotReady)) else NotReady("it sent no answer to that", sick=False)
+
+    def _command(self, fd: str) -> list[str]:
+        words = module_command("opatlas.isolation.device_main", fd)
+        return self._launcher.command([*words, UNDER_LAUNCHER]) if self._launcher else words
+
+    def _watch(self, pid: int) -> None:
+        """From now on this process's end is the end."""
+        if self._end is not None:
+            os.close(self._end)
+        self._end = open_end(pid)
+
+    def _kill(self, patience_s: float = 0.0) -> int | None:
+        """Ends the process with all that it has started, and waits for that.
+
+        Args:
+            patience_s: how long a process that is ending by itself may take: its exit code says more, and a profiler
+                has yet to write what it recorded.
+
+        Returns:
+            The exit code; None where the process had to be ended.
+        """
+        code = None
+        if self._process is not None:
+            if patience_s and self._launcher:
+                patience_s = self._launcher.patience_s if self._has_ended(PROFILED_END_TIMEOUT_S) else 0.0
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(patience_s)
+            end(self._process)
+        if self._channel is not None:
+            self._channel.close()
+        if self._end is not None:
+            os.close(self._end)
+        self._process = self._channel = self._end = None
+        return code
+
+    def _has_ended(self, within_s: float) -> bool:
+        """Whether the device process, and not only its launcher, ends in time; True where the system does not tell."""
+        return self._end is None or bool(wait([self._end], within_s))
+
+    def _what_became_of_it(self, code: int | None) -> str:
+        if code is None:
+            return "closed its connection and was ended"
+        for_memory = code == -signal.SIGKILL and memory_kills() > self._memory_kills
+        return f"died: {how_it_ended(code)}" + (", killed by the system for want of memory" if for_memory else "")

@@ -1,0 +1,106 @@
+"""torchrun's elastic agent, in a process of its own: starts the ranks of this node and tells how they ended.
+
+Run as `opatlas.isolation.groups.agent FD` under a keeper. Each rank runs under a keeper too, because the
+launcher gives it a session of its own: with the agent goes each rank, and whatever its kernels have started.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from opatlas.isolation.channel import ChildChannel
+from opatlas.isolation.fresh_python import module_command
+from opatlas.isolation.groups import hccl_buffer
+from opatlas.isolation.groups.messages import (
+    Launch,
+    Launching,
+    NotLaunched,
+    RanksEnded,
+)
+from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.isolation.process_end import die_with_parent, end_at_once
+
+#: How many seconds the launcher lets ranks end by themselves; a keeper that is told to end has no more to do.
+_SHUTDOWN = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}
+
+
+def main(fd: int) -> None:
+    """Launches the group that the first message over `fd` describes, and stays until its ranks have ended."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.update(_SHUTDOWN)
+    with ChildChannel(socket.socket(fileno=fd)) as channel:
+        launch: Launch = channel.receive()
+        if launch.spec.hccl_buffer_mib is not None:
+            os.environ.setdefault(hccl_buffer.VARIABLE, str(launch.spec.hccl_buffer_mib))
+        channel.send(_run(launch, lambda: channel.send(Launching())))
+    end_at_once()
+
+
+def _run(launch: Launch, when_imported: Callable[[], None]) -> RanksEnded | NotLaunched:
+    from torch.distributed import DistError
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.launcher.api import elastic_launch
+
+    when_imported()
+    # The rank inherits its keeper's standard input, which is none.
+    keeper = module_command(
+        "opatlas.isolation.groups.rank_keeper",
+        launch.folder,
+        str(os.getpid()),
+        str(sys.stdin.fileno()),
+        *launch.command,
+    )
+    try:
+        elastic_launch(_config(launch), keeper[0])(*keeper[1:])
+    except ChildFailedError as error:
+        return RanksEnded({failure.local_rank: failure.exitcode for failure in error.failures.values()})
+    except (DistError, RendezvousError, OSError, RuntimeError) as error:
+        return NotLaunched(_in_words(error, launch.spec))
+    return RanksEnded(dict.fromkeys(range(launch.spec.local_ranks), 0))
+
+
+def _config(launch: Launch) -> Any:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig
+
+    spec = launch.spec
+    if spec.nnodes == 1 and spec.master_port is None:
+        # The ranks of one node meet in a file that is this user's alone. A store that listens on a port, as that of
+        # `torchrun --standalone` does, would be open to everybody who reaches this machine, and the launcher unpickles
+        # what it finds there.
+        backend, endpoint, more = "c10d", str(Path(launch.folder) / "rendezvous"), {"store_type": "file"}
+    else:
+        # As torchrun does if it is told a port.
+        backend, endpoint, more = "static", f"{spec.master_addr}:{spec.master_port or 0}", {}
+    return LaunchConfig(
+        min_nodes=spec.nnodes,
+        max_nodes=spec.nnodes,
+        nproc_per_node=spec.local_ranks,
+        run_id="opatlas",
+        rdzv_backend=backend,
+        rdzv_endpoint=endpoint,
+        rdzv_configs={"rank": spec.node_rank, "timeout": int(launch.join_timeout_s), **more},
+        max_restarts=0,
+        local_addr=spec.master_addr if spec.nnodes == 1 else None,
+        logs_specs=DefaultLogsSpecs(log_dir=str(Path(launch.folder) / "elastic")),
+    )
+
+
+def _in_words(error: Exception, spec: GroupSpec) -> str:
+    text = " ".join(str(error).split()) or "no message"
+    cause = f"{error.__cause__}" if error.__cause__ else ""
+    if any("EADDRINUSE" in words or "address already in use" in words for words in (text, cause)):
+        return f"port {spec.master_port} of {spec.master_addr} is in use: name another, or leave it out on one node"
+    return f"{type(error).__name__}: {text}"
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,212 @@
+"""Groups as one executor: launched for the rows that need them, one group at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import takewhile
+
+from opatlas.devices.cgroups import available_cores
+from opatlas.devices.discovery import ranks_share
+from opatlas.engine.errors import DeviceGone, GroupLate
+from opatlas.engine.job import (
+    DeviceDescription,
+    DeviceSpec,
+    Job,
+    MeasureSettings,
+    Outcome,
+)
+from opatlas.instruments.instrument import MSPROF, OFFERED, TORCH_NPU_PROFILER, choose, choose_for_group
+from opatlas.isolation.device_pool import LeftOut
+from opatlas.isolation.executor import BatchExecutor, Executor
+from opatlas.isolation.groups.process import GroupProcess
+from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.model.schema import Status
+
+#: Ranks that share a CPU, where nothing else is said: enough to try a kernel that communicates.
+_CPU_RANKS = 2
+#: More of them would measure how the system shares out its cores.
+RANKS_PER_CORE = 4
+#: A group that did not start for so many rows does not start for the others either. One that did not come together
+#: in time is not tried twice: that may have taken minutes.
+_STARTS_THAT_FAIL = 2
+_NO_PROFILER = (
+    f"--instrument {TORCH_NPU_PROFILER} starts and stops CANN's profiler for each row, which ends the processes of a "
+    f"group: leave it out ({MSPROF} runs around each rank), or name npu-events"
+)
+
+
+def devices_of_node(devices: Sequence[DeviceSpec]) -> Sequence[DeviceSpec]:
+    """Those that ranks may own, one each; ranks share the cores of a CPU."""
+    if devices and ranks_share(devices[0].kind):
+        return list(devices[:1]) * (RANKS_PER_CORE * available_cores())
+    return devices
+
+
+def misplaced(spec: GroupSpec, devices: Sequence[DeviceSpec]) -> str:
+    """Why a group that names its members cannot have them on nodes with these devices each; "" where it can."""
+    shared_cores = available_cores() if devices and ranks_share(devices[0].kind) else None
+    return spec.misplaced(len(devices_of_node(devices)), shared_cores)
+
+
+class GroupPool:
+    """A BatchExecutor of jobs that name their group. Rows of one group follow each other in it."""
+
+    def __init__(
+        self,
+        devices: Sequence[DeviceSpec],
+        settings: MeasureSettings,
+        left_out: LeftOut,
+        executor_of: Callable[[GroupSpec, Sequence[DeviceSpec], MeasureSettings], Executor] = GroupProcess,
+    ) -> None:
+        """
+        Args:
+            devices: of this node.
+            left_out: those of them that the session does without.
+        """
+        self._devices = devices
+        self._settings = settings
+        self._left_out = left_out
+        self._executor_of = executor_of
+        self._current: tuple[GroupSpec, Executor] | None = None
+        self._description: DeviceDescription | None = None
+        self._failed_starts: Counter[GroupSpec] = Counter()
+        #: Groups that are not tried again, and why they did not start.
+        self._given_up: dict[GroupSpec, str] = {}
+        #: The same of all groups of several nodes; "" while there is no reason.
+        self._nodes_absent = ""
+        #: What took the place of the usual instrument, and why; "" where nothing did.
+        self._instead = ""
+
+    def describe(self) -> DeviceDescription:
+        """The group that was launched last; before that, the devices by what is known of them from outside."""
+        if self._description is None:
+            device = self._devices[0]
+            return DeviceDescription(device.name or device.kind, {}, kind=device.kind)
+        return self._description
+
+    def prepare(self) -> None:
+        """Which group a job needs, the job says."""
+
+    def run(self, job: Job) -> Outcome:
+        return self.run_all([job], lambda outcome: True)[job.id]
+
+    def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> dict[int, Outcome]:
+        """As in BatchExecutor: of the jobs those at the beginning that need one and the same group."""
+        first = jobs[0]
+        spec = first.group
+        assert spec is not None
+        if reason := self.too_few_for(spec):
+            return {first.id: Outcome(Status.SKIPPED, reason)}
+        if self._settings.instrument == TORCH_NPU_PROFILER:
+            return {first.id: Outcome(Status.SKIPPED, _NO_PROFILER)}
+        if given_up := self._given_up.get(spec) or (spec.nnodes > 1 and self._nodes_absent):
+            return {first.id: Outcome(Status.SKIPPED, f"not tried again: {given_up}")}
+        if self._current is None or not self._current[0].serves(spec):
+            self.close()
+            devices = self._devices_for(spec)[: spec.local_ranks]
+            self._current = spec, self._executor_of(spec, devices, self._settings_for(devices[0].kind))
+        group, executor = self._current
+        try:
+            if isinstance(executor, BatchExecutor):
+                served = takewhile(lambda job: job.group is not None and group.serves(job.group), jobs)
+
+                def described(outcome: Outcome) -> bool:
+                    self._description = executor.describe()
+                    return enough(outcome)
+
+                outcomes = executor.run_all(list(served), described)
+            else:
+                outcomes = {first.id: executor.run(first)}
+            self._description = executor.describe()
+        except DeviceGone as error:
+            self.close()
+            self._failed_starts[spec] += 1
+            if isinstance(error, GroupLate) or self._failed_starts[spec] >= _STARTS_THAT_FAIL:
+                self._given_up[spec] = str(error)
+            if isinstance(error, GroupLate) and error.nodes:
+                self._nodes_absent = str(error)
+            return {first.id: Outcome(Status.DEVICE_ERROR, str(error))}
+        self._failed_starts[spec] = 0
+        return {job_id: self._with_instead(outcome) for job_id, outcome in outcomes.items()}
+
+    def too_few_for(self, spec: GroupSpec) -> str:
+        """Why a group cannot have a device for each of its ranks; "" where it can."""
+        if spec.ranks % spec.nnodes:
+            return f"needs {spec.ranks} devices, which cannot be shared out evenly to {spec.nnodes} nodes"
+        if spec.members is not None:
+            return misplaced(spec, self._devices)
+        available = len(self._devices_for(spec))
+        if spec.local_ranks <= available:
+            return ""
+        nodes = f" on each of {spec.nnodes} nodes" if spec.nnodes > 1 else ""
+        limit = f" (no more than {spec.nproc_per_node} may be used)" if spec.nproc_per_node == available else ""
+        return f"needs {spec.local_ranks} devices{nodes}, {available} {'is' if available == 1 else 'are'} there{limit}"
+
+    def close(self) -> None:
+        if self._current is not None:
+            self._current[1].close()
+            self._current = None
+
+    def _devices_for(self, spec: GroupSpec) -> Sequence[DeviceSpec]:
+        """The devices of this node that ranks may have, one each; the cores of a CPU are shared."""
+        if spec.members is not None:
+            of_node = devices_of_node(self._devices)
+            return [of_node[member] for member in spec.local_members(len(of_node))]
+        devices = [device for device in self._devices if self._left_out.reason(device) is None]
+        if devices and ranks_share(devices[0].kind):
+            return devices[:1] * (spec.nproc_per_node or _CPU_RANKS)
+        return devices[: spec.nproc_per_node]
+
+    def _settings_for(self, kind: str) -> MeasureSettings:
+        if kind not in OFFERED or choose(kind, self._settings.instrument) != MSPROF:
+            return self._settings
+        chosen = choose_for_group(kind, self._settings.instrument)
+        self._instead = f"msprof is not on PATH: {chosen} in its place" if chosen != MSPROF else ""
+        return replace(self._settings, instrument=chosen)
+
+    def _with_instead(self, outcome: Outcome) -> Outcome:
+        """The outcome, with the word that another instrument than the usual one took its samples."""
+        if not self._instead or outcome.measurement is None:
+            return outcome
+        assumptions = (*outcome.measurement.assumptions, self._instead)
+        return replace(outcome, measurement=replace(outcome.measurement, assumptions=assumptions))
+
+
+class OneAtATime:
+    """A BatchExecutor of jobs of both kinds, which closes the one before it opens the other.
+
+    Jobs come in an order in which that happens once (plugins/xdist.py); any order is right.
+    """
+
+    def __init__(self, single: BatchExecutor, groups: GroupPool) -> None:
+        self._single = single
+        self._groups = groups
+        self._current: BatchExecutor = single
+
+    def describe(self) -> DeviceDescription:
+        return self._current.describe()
+
+    def prepare(self) -> None:
+        self._current.prepare()
+
+    def run(self, job: Job) -> Outcome:
+        return self.run_all([job], lambda outcome: True)[job.id]
+
+    def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> dict[int, Outcome]:
+        """As in BatchExecutor: of the jobs those at the beginning that are all of one device, or all of groups."""
+        group = jobs[0].group
+        if group is not None and (reason := self._groups.too_few_for(group)):
+            return {jobs[0].id: Outcome(Status.SKIPPED, reason)}
+        executor = self._single if group is None else self._groups
+        self._use(executor)
+        return executor.run_all(list(takewhile(lambda job: (job.group is None) == (group is None), jobs)), enough)
+
+    def close(self) -> None:
+        self._current.close()
+
+    def _use(self, executor: BatchExecutor) -> None:
+        if executor is not self._current:
+            self._current.close()
+            self._current = executor

@@ -1,0 +1,251 @@
+"""One rank of a group: owns one device, joins the others, runs the same jobs as they do.
+
+Run as `python -m opatlas.isolation.groups.rank_main ADDRESS [--under-launcher]` by torchrun's launcher (agent.py),
+which sets the
+variables below; ADDRESS is the socket on which pytest waits for it. It ends when that is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import platform
+import signal
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from opatlas.devices.discovery import environment_of, ranks_share
+from opatlas.engine.errors import DeviceSick, ReplayError
+from opatlas.engine.job import Job, MeasureSettings, Outcome
+from opatlas.engine.noise_limit import attempt_of, limited
+from opatlas.isolation import process_end as std_streams
+from opatlas.isolation.channel import ChildChannel
+from opatlas.isolation.device_messages import (
+    Answer,
+    NotReady,
+    Start,
+    Started,
+    Waiting,
+)
+from opatlas.isolation.device_process import UNDER_LAUNCHER
+from opatlas.isolation.groups.group import (
+    RANK_SPREAD,
+    ranks_of_node,
+    slowest_us,
+    spread_us,
+)
+from opatlas.isolation.groups.messages import (
+    Hello,
+    Joined,
+    Opened,
+    Reached,
+    connect,
+)
+from opatlas.isolation.process_end import die_with_parent, end_at_once
+from opatlas.model.schema import Status
+
+if TYPE_CHECKING:
+    from opatlas.engine.runner import Runner
+    from opatlas.isolation.groups.group import Group
+
+#: What torchrun tells a rank. It sets more, which nobody here reads.
+_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def main(address: str, *, under_launcher: bool) -> None:
+    """Serves the jobs that come from `address`.
+
+    Args:
+        under_launcher: whether a launcher such as msprof, and not the keeper, is the parent of this process.
+    """
+    if not under_launcher:
+        # As in a device process (opatlas/isolation/device_main.py).
+        die_with_parent()
+    # The stacks of a rank that hangs, when pytest asks for them, and that of one that crashes.
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        channel = ChildChannel(connect(Path(address)))
+    except (FileNotFoundError, ConnectionRefusedError, EOFError):
+        # The group was given up meanwhile, and pytest has said why.
+        return
+    with channel:
+        missing = [name for name in _VARIABLES if not os.environ.get(name, "").strip()]
+        if missing:
+            channel.send(
+                NotReady(
+                    f"{', '.join(missing)}: not set, which torchrun sets for each rank; agent.py "
+                    "starts ranks through it",
+                    sick=False,
+                )
+            )
+            return
+        rank, local_rank, size = (int(os.environ[name]) for name in _VARIABLES[:3])
+        channel.send(Hello(local_rank, os.getpid()))
+        start: Start = channel.receive()
+        sys.path[:] = dict.fromkeys((*sys.path, *start.sys_path))
+        # Before torch, or what it loads, looks for devices.
+        os.environ.update(environment_of(start.spec))
+        try:
+            from opatlas.engine.runner import Runner
+            from opatlas.isolation.groups.group import join
+
+            runner = Runner(start.spec, _shared(start.settings) if ranks_share(start.spec.kind) else start.settings)
+            runner.probe()
+            channel.send(Opened())
+        except Exception as error:
+            channel.send(NotReady(f"{type(error).__name__}: {error}", sick=isinstance(error, DeviceSick)))
+            return
+        try:
+            answers = _Answers(channel)
+            group = join(rank, size, runner.torch_device, lambda step, what: answers.give(Reached(step, what)))
+            runner.join(group)
+            channel.send(Joined(runner.describe()))
+        except Exception as error:
+            channel.send(NotReady(f"{type(error).__name__}: {error}", sick=False, alone=False))
+            return
+        takes_turn = not ranks_share(start.spec.kind) or _is_first_of_host(group)
+        _serve(channel, answers, runner, group, takes_turn=takes_turn, max_noise=start.settings.max_noise)
+    if not under_launcher:
+        end_at_once()
+
+
+class _Answers:
+    """What this rank says of the job that it runs."""
+
+    def __init__(self, channel: ChildChannel) -> None:
+        self.job: Job | None = None
+        self._channel = channel
+
+    def give(self, content: object) -> None:
+        # While the group comes together there is no job, and no step to tell.
+        if self.job is not None:
+            self._channel.send(Answer(self.job.id, content))
+
+
+def _is_first_of_host(group: Group) -> bool:
+    """Of the ranks that share a CPU; those of another node may be here too."""
+    try:
+        host = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        # Not Linux.
+        host = platform.node()
+    hosts = group.gather([float(zlib.crc32(host.encode()))])
+    return hosts.index(hosts[group.rank]) == group.rank
+
+
+def _shared(settings: MeasureSettings) -> MeasureSettings:
+    """The ranks of a CPU share its cores."""
+    from opatlas.devices.cgroups import available_cores
+
+    return replace(settings, threads=settings.threads or max(available_cores() // ranks_of_node(), 1))
+
+
+def _serve(
+    channel: ChildChannel,
+    answers: _Answers,
+    runner: Runner,
+    group: Group,
+    *,
+    takes_turn: bool,
+    max_noise: float | None,
+) -> None:
+    """
+    Args:
+        takes_turn: False where another rank of the same device takes it for both.
+        max_noise: of what is recorded, as in MeasureSettings.
+    """
+    while True:
+        try:
+            job: Job = channel.receive()
+        except EOFError:
+            _leave()
+            return
+        answers.job = job
+        with _turn(answers, runner, group, takes_turn), channel.only_here():
+            if _all_have(job, group):
+                outcome = runner.run(job)
+            else:
+                outcome = Outcome(Status.FAILED, "the nodes are not at the same row: run the same command on each")
+            # Of a collective, the ranks have agreed on its samples already.
+            if outcome.launched is not None:
+                outcome = _of_this_node(outcome, group)
+            elif outcome.measurement is not None and RANK_SPREAD not in outcome.measurement.counters:
+                outcome = slowest(job.kernel_type, outcome, group, max_noise)
+            if outcome.measurement is not None and ranks_of_node() < group.size:
+                outcome = _with_changes_elsewhere(outcome, group)
+        std_streams.write_out()
+        answers.give(outcome)
+
+
+def _with_changes_elsewhere(outcome: Outcome, group: Group) -> Outcome:
+    """The outcome of this rank, with the word that the group is to be launched anew on every node or on none."""
+    changed = any(changed for (changed,) in group.gather([float(bool(outcome.changed))]))
+    if not changed or outcome.changed:
+        return outcome
+    return replace(outcome, changed=("is in a group with a rank that has changed the state of its process",))
+
+
+def _of_this_node(outcome: Outcome, group: Group) -> Outcome:
+    """The outcome, whose samples a profile holds, with the word that each node reads the profiles of its own ranks."""
+    assert outcome.measurement is not None
+    if ranks_of_node() == group.size:
+        return outcome
+    said = f"the slowest of {ranks_of_node()} of {group.size} ranks: msprof tells each node of its own ranks"
+    assumptions = (*outcome.measurement.assumptions, said)
+    return replace(outcome, measurement=replace(outcome.measurement, assumptions=assumptions))
+
+
+def _all_have(job: Job, group: Group) -> bool:
+    """Whether the ranks of other nodes, which have their jobs from another session, are to run the same."""
+    row = zlib.crc32(repr((job.kernel_type, sorted(job.cells.items()))).encode())
+    return len({own for (own,) in group.gather([float(row)])}) == 1
+
+
+@contextlib.contextmanager
+def _turn(answers: _Answers, runner: Runner, group: Group, takes_turn: bool) -> Iterator[None]:
+    """Holds the devices of all ranks, taken one after the other: two groups cannot each hold what the other needs."""
+    with contextlib.ExitStack() as held:
+        for rank in range(group.size):
+            if rank == group.rank and takes_turn:
+                lock = runner.locked(lambda holder: answers.give(Waiting(holder)), lambda: answers.give(Started()))
+                held.enter_context(lock)
+            group.together()
+        yield
+
+
+def slowest(kernel_type: str, outcome: Outcome, group: Group, max_noise: float | None = None) -> Outcome:
+    """A row takes as long as its slowest rank: each sample the longest of the ranks', the same on every rank.
+
+    Where ranks are slow in turns, these samples scatter more than those of any rank: NOISY where it is over the limit.
+    """
+    assert outcome.measurement is not None
+    try:
+        samples_us = group.samples(outcome.measurement.samples_us)
+    except ReplayError as error:
+        return Outcome(error.status, str(error))
+    measurement = replace(
+        outcome.measurement,
+        samples_us=slowest_us(kernel_type, samples_us)[1],
+        counters={**outcome.measurement.counters, RANK_SPREAD: spread_us(samples_us)},
+    )
+    outcome = replace(outcome, measurement=measurement)
+    return limited(outcome, max_noise, [attempt_of(measurement.samples_us)])
+
+
+def _leave() -> None:
+    from torch import distributed
+
+    # The others may be gone already.
+    with contextlib.suppress(Exception):
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], under_launcher=UNDER_LAUNCHER in sys.argv[2:])

@@ -1,0 +1,263 @@
+"""Where a database lies: `database/data/{device}/{stack}/{version_dir}`.
+
+{device}/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5    NPU compute
+{device}/hccl/v8.5                                    NPU communication
+{device}/torch/torch2.9.0_cuda12.8, torch2.9.0_cpu    CUDA and CPU compute
+{device}/nccl|gloo/{version}                          CUDA and CPU communication
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from opatlas.errors import OpAtlasError
+from opatlas.files import read_own
+from opatlas.model.versions import (
+    CANN,
+    CUDA,
+    NCCL,
+    TORCH,
+    VLLM,
+    Component,
+    Versions,
+    same_release,
+    version_key,
+)
+from opatlas.text import closest, shortened
+
+Kind = Literal["npu", "cuda", "cpu"]
+#: A device, and versions by the name of their software.
+Place = tuple[str, Mapping[str, str]]
+
+ROOT = Path(__file__).resolve().parents[2] / "database" / "data"
+
+DEFAULT_NPU_DEVICE = "ATLAS_800_A3_752T_128G_DIE"
+NPU_DEVICES = (
+    "ATLAS_800_A2_376T_64G",
+    "ATLAS_800_A2_313T_64G",
+    "ATLAS_800_A2_280T_64G",
+    "ATLAS_800_A2_280T_64G_PCIE",
+    "ATLAS_800_A2_280T_32G_PCIE",
+    DEFAULT_NPU_DEVICE,
+    "ATLAS_800_A3_560T_128G_DIE",
+)
+
+#: The device of profiles, if nobody has named it.
+UNNAMED_NPU = "an unnamed NPU"
+
+#: In a database that ships with OpAtlas: what it was measured on. Take it away from one that is to be your own.
+SHIPPED = "SHIPPED.txt"
+_LARGEST_MARKER_BYTES = 1 << 20
+_LONGEST_MARKER = 300
+
+_STACK: dict[Kind, str] = {"npu": "vllm_ascend", "cuda": "torch", "cpu": "torch"}
+_COMMUNICATION: dict[Kind, str] = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
+#: The software whose versions name a compute database, and a communication database (torch brings Gloo).
+NAMED_BY: Mapping[str, Sequence[Component]] = {"npu": (VLLM, TORCH, CANN), "cuda": (TORCH, CUDA), "cpu": (TORCH,)}
+COMMUNICATION_NAMED_BY: Mapping[str, Component] = {"npu": CANN, "cuda": NCCL, "cpu": TORCH}
+#: As `version_dir` names them; what follows tells databases of one machine apart (`torch2.11.0_cuda13.0_warm`).
+_VERSION_DIRS = {
+    _STACK["npu"]: re.compile(r"vllm([^_]+)_torch([^_]+)_cann([^_]+)(?:_.*)?"),
+    _STACK["cuda"]: re.compile(r"torch([^_]+)_(?:cuda([^_]+)|cpu)(?:_.*)?"),
+}
+#: How names of devices that torch.cuda lists begin; without one a name is a CPU's.
+_CUDA_NAME = re.compile(r"NVIDIA|Tesla|GeForce|Quadro|TITAN|RTX|GTX|AMD_(Instinct|Radeon)", re.IGNORECASE)
+_NPU_NAME = re.compile(r"ATLAS_|Ascend", re.IGNORECASE)
+_DIRECTORY_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
+
+
+def kind_of(device: str) -> Kind:
+    """What a device name stands for. Names of no known NPU or GPU maker are CPUs."""
+    if device in NPU_DEVICES or _NPU_NAME.match(device):
+        return "npu"
+    return "cuda" if _CUDA_NAME.match(device) else "cpu"
+
+
+def expect_npu(device: str) -> None:
+    """Sees to it that a name is one of an NPU: a known Atlas, a chip (`Ascend910B3`), or one that has a folder already.
+
+    Raises:
+        OpAtlasError: it is not; a name like it is told.
+    """
+    if device in NPU_DEVICES or is_chip(device) or (kind_of(device) == "npu" and (ROOT / device).is_dir()):
+        return
+    meant = closest(device, NPU_DEVICES) or f" ({DEFAULT_NPU_DEVICE}, ...)"
+    raise OpAtlasError(
+        f"--device {device}: no name of an NPU{meant}: give one, or the folder itself with --database-path"
+    )
+
+
+def is_chip(device: str) -> bool:
+    """Whether a name is that of an NPU's chip (`Ascend910B3`), and not of the product that it is in."""
+    return device.lower().startswith("ascend") and device.lower() != "ascend"
+
+
+def device_of_messages(folder: Path) -> str:
+    """The device whose communication database a folder is by its place; "" where its place does not say."""
+    *_, device, library, _version = ("", "", *folder.resolve().parts[-3:])
+    return device if library in _COMMUNICATION.values() else ""
+
+
+def folder_of(path: Path) -> Place | None:
+    """The device that a database is for by its place, and the versions there by the name of their software.
+
+    None unless the place is like one of `default_path` or `communication_path`, under any root.
+    """
+    *_, device, library, version = ("", "", "", *path.resolve().parts)
+    kinds = {name: kind for kind, name in _COMMUNICATION.items()}
+    if library in kinds:
+        number = version.removeprefix(_prefix(kinds[library]))
+        return (device, {COMMUNICATION_NAMED_BY[kinds[library]].name: number}) if number[:1].isdigit() else None
+    found = _VERSION_DIRS[library].fullmatch(version) if library in _VERSION_DIRS else None
+    if found is None:
+        return None
+    components = NAMED_BY["npu"] if library == _STACK["npu"] else NAMED_BY["cuda"]
+    return device, {each.name: text for each, text in zip(components, found.groups(), strict=True) if text}
+
+
+def npu_folder_of(path: Path) -> Place | None:
+    """What `folder_of` says of a compute database of an NPU; None for any other folder."""
+    return folder_of(path) if path.resolve().parent.name == _STACK["npu"] else None
+
+
+def communication_reference(database: Path, cann: str) -> str:
+    """Where the messages of an NPU lie, as its compute database sees them: `../../hccl/v8.5/`.
+
+    Where that folder is not there, and one of another version of the same release is (`v8.5.1`), it is the latter.
+    """
+    name = communication_path(DEFAULT_NPU_DEVICE, cann).name
+    folder = database.resolve().parents[1] / _COMMUNICATION["npu"]
+    places = [(path, folder_of(path)) for path in folder.glob("*")] if not (folder / name).is_dir() else []
+    versions = {place[1][CANN.name]: path.name for path, place in places if place is not None and path.is_dir()}
+    others = [version for version in versions if same_release(version, cann)]
+    return f"../../{folder.name}/{versions[max(others, key=version_key)] if others else name}/"
+
+
+def is_of_same_release(one: Path, other: Path) -> bool:
+    """Whether two folders are by their places databases of one device, and of one release of what names them."""
+    ours, theirs = folder_of(one), folder_of(other)
+    if ours is None or theirs is None or ours[0] != theirs[0] or ours[1].keys() != theirs[1].keys():
+        return False
+    return all(same_release(version, theirs[1][name]) for name, version in ours[1].items())
+
+
+def default_path(device: str, versions: Versions) -> Path:
+    """The compute database of a device and its software.
+
+    Raises:
+        OpAtlasError: a version that names the directory is not known (the message names the option
+            that gives it), or a name that cannot be a directory.
+    """
+    kind = kind_of(device)
+    return ROOT / _directory_name(device, "device") / _STACK[kind] / version_dir(kind, versions)
+
+
+def shipped_as(database: Path) -> str:
+    """What a database that ships with OpAtlas was measured on; "" for any other. Raises OpAtlasError."""
+    try:
+        text = read_own(database / SHIPPED, _LARGEST_MARKER_BYTES)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise OpAtlasError(f"{database / SHIPPED}: cannot be read ({error.strerror}): remove it") from None
+    line = text.decode("utf-8", errors="replace").strip().partition("\n")[0]
+    return shortened(line, _LONGEST_MARKER)
+
+
+def communication_path(device: str, version: str) -> Path:
+    """The communication database of a device.
+
+    Args:
+        version: of CANN on an NPU, of NCCL on CUDA, of torch (which brings Gloo) on a CPU.
+
+    Raises:
+        OpAtlasError: a name that cannot be a directory.
+    """
+    kind = kind_of(device)
+    name = _prefix(kind) + (_short_cann(version) if kind == "npu" else public_version(version))
+    return ROOT / _directory_name(device, "device") / _COMMUNICATION[kind] / _directory_name(name, "version")
+
+
+def expect_present_name(folder: Path) -> None:
+    """Refuses a communication database that stands under its former name (`hccl/8.5`), where nobody would find it.
+
+    Raises:
+        OpAtlasError: with the command that renames it; where both names are there, to move the former away.
+    """
+    former = folder.with_name(folder.name.removeprefix("v"))
+    if former == folder or not former.is_dir():
+        return
+    if folder.exists():
+        remedy = "both are there, and its durations would not be read: copy CSVs that the other lacks, and move it away"
+    else:
+        remedy = f"rename it (mv {former} {folder})"
+    raise OpAtlasError(
+        f"{former} is a database under the former name of {folder.name}: {remedy}, or name a folder with --output-dir"
+    )
+
+
+def _prefix(kind: Kind) -> str:
+    """What the version of a communication database begins with: on NPUs as msmodeling's folders are called."""
+    return "v" if kind == "npu" else ""
+
+
+def version_dir(kind: Kind, versions: Versions) -> str:
+    """The directory that a software stack has under its device. Raises OpAtlasError."""
+    _require(NAMED_BY[kind], versions)
+    torch = public_version(versions.torch or "")
+    if kind == "npu":
+        name = f"vllm{public_version(versions.vllm or '')}_torch{torch}_cann{_short_cann(versions.cann or '')}"
+    elif kind == "cuda":
+        name = f"torch{torch}_cuda{versions.cuda}"
+    else:
+        name = f"torch{torch}_cpu"
+    return _directory_name(name, "version")
+
+
+def slug(name: str) -> str:
+    """What a device calls itself as a directory name: `NVIDIA H100 80GB HBM3` → `NVIDIA_H100_80GB_HBM3`."""
+    plain = re.sub(r"\((?:R|TM|C)\)", "", name, flags=re.IGNORECASE)
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", plain).strip("_.-")
+
+
+def cpu_device_name() -> str:
+    """Slug of this machine's CPU, as its kernel names it; its architecture where it has no name."""
+    return slug(_cpu_model() or platform.processor() or platform.machine()) or "cpu"
+
+
+def public_version(version: str) -> str:
+    """A version without its local suffix: `2.9.0+cpu` → `2.9.0`."""
+    return version.partition("+")[0]
+
+
+def _short_cann(version: str) -> str:
+    """`8.5.0`, as the toolkit calls itself, and `8.5`, as users call it, are one directory."""
+    return re.sub(r"^(\d+\.\d+)\.0$", r"\1", version)
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # no Linux
+        return ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
+    return model[1].strip() if model else ""
+
+
+def _require(components: Iterable[Component], versions: Versions) -> None:
+    missing = [component for component in components if not getattr(versions, component.field)]
+    if missing:
+        names = ", ".join(component.name for component in missing)
+        options = ", ".join(component.option for component in missing if component.option)
+        remedy = f"give {options}, or the folder itself with --database-path" if options else "give --database-path"
+        raise OpAtlasError(f"the version of {names} could not be detected: {remedy}")
+
+
+def _directory_name(name: str, what: str) -> str:
+    if not _DIRECTORY_NAME.fullmatch(name):
+        raise OpAtlasError(f"the {what} {name!r} cannot name a folder: use letters, digits and . _ + - only")
+    return name

@@ -1,0 +1,270 @@
+"""How good the samples of a row are: quiet, noisy, drifting, in two modes, throttled, or impossibly short.
+
+The verdict depends on the samples, and on what the device said while they were taken; it is the same each time it is
+asked for. docs/measurement.md tells the rules to users.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from statistics import fmean, median
+
+import numpy as np
+
+from opatlas.text import counted, real
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Durations in microseconds; `std_us` is the sample standard deviation (0 for one sample)."""
+
+    count: int
+    mean_us: float
+    median_us: float
+    min_us: float
+    std_us: float
+
+
+def summarize(samples_us: Sequence[float]) -> Summary:
+    """Summary of at least one sample."""
+    mean = fmean(samples_us)
+    return Summary(len(samples_us), mean, median(samples_us), min(samples_us), standard_deviation(samples_us, mean))
+
+
+def standard_deviation(samples: Sequence[float], mean: float) -> float:
+    """Sample standard deviation (n - 1), in two passes; 0 for fewer than two samples."""
+    if len(samples) < 2:
+        return 0.0
+    return math.hypot(*[sample - mean for sample in samples]) / math.sqrt(len(samples) - 1)
+
+
+def valid_duration(cell: str) -> float | None:
+    """A duration cell in microseconds; None unless it is a finite number above zero."""
+    value = real(cell)
+    return value if value is not None and math.isfinite(value) and value > 0 else None
+
+
+def cell(value: float) -> str:
+    """A number as a cell: six decimals at most (a picosecond, for a duration in microseconds), none without need."""
+    text = f"{value:.6f}"
+    return text.rstrip("0").rstrip(".")
+
+
+#: Relative standard deviation above which samples are noisy.
+NOISE_LIMIT = 0.10
+#: Fewer samples tell nothing of noise.
+_LEAST_SAMPLES = 3
+#: Fewer samples tell nothing of their order or of two modes.
+_LEAST_FOR_SHAPE = 10
+#: Relative difference of two medians that a reader of a duration would want to know.
+_TELLING = 0.05
+#: Two-sided 1 % of the normal distribution, for the rank-sum statistic of the halves.
+_DRIFT_Z = 2.58
+#: A mode has at least this share of the samples.
+_LEAST_MODE = 0.2
+#: Ashman's D (1994) of the two modes, after the best split. A split through one normal population has D = 2.7, through
+#: a uniform one 3.5; of ten normal samples 1 in 100 exceeds 6 by accident.
+_MODES_D = 6.0
+#: Tukey's "far out": so many interquartile ranges beyond the quartiles.
+_FAR_OUT = 3.0
+#: A duration this much below the least time of the roofline is no rounding of a clock or of a data sheet.
+_ROOFLINE_SLACK = 0.95
+
+
+class Quality(str, Enum):
+    """What a duration is worth; an empty cell means that the samples are not known."""
+
+    UNKNOWN = "unknown"  # fewer than three samples
+    QUIET = "quiet"
+    NOISY = "noisy"  # relative standard deviation over NOISE_LIMIT
+    DRIFTING = "drifting"  # the later half of the samples is slower, or faster, than the earlier half
+    BIMODAL = "bimodal"  # two populations
+    THROTTLED = "throttled"  # the device ran below the clock that it could run at
+    ABOVE_ROOFLINE = "above roofline"  # shorter than the device's peaks allow
+
+    def __str__(self) -> str:
+        return self.value
+
+    @classmethod
+    def of_cell(cls, cell: str) -> Quality | None:
+        """Returns the quality in a cell; None for an empty cell or an unknown word."""
+        try:
+            return cls(cell.strip().lower())
+        except ValueError:
+            return None
+
+    @property
+    def is_warning(self) -> bool:
+        """Whether a reader of the duration must know the quality: neither quiet, nor too few samples to tell."""
+        return self not in (Quality.QUIET, Quality.UNKNOWN)
+
+
+@dataclass(frozen=True)
+class QualityVerdict:
+    """The quality of one row's samples.
+
+    Attributes:
+        reason: why, with numbers; names outliers of a quiet row too; mostly empty for a quiet row.
+        outliers: samples far from the others (Tukey's far-out values, and more than 10 % off the median).
+    """
+
+    quality: Quality
+    reason: str = ""
+    outliers: int = 0
+
+
+def relative_noise(samples_us: Sequence[float]) -> float | None:
+    """Returns the standard deviation of samples as a share of their mean; None for fewer than two samples."""
+    if len(samples_us) < 2:
+        return None
+    mean = fmean(samples_us)
+    return standard_deviation(samples_us, mean) / mean
+
+
+def is_noisy(quality: Quality | None, noise: float | None) -> bool:
+    """Returns whether the samples of a row need a warning.
+
+    Args:
+        quality: of the row; None for a row that an older OpAtlas measured, of which its noise tells.
+        noise: standard deviation of the samples as a share of their mean; None or NaN: not known.
+    """
+    if quality is not None:
+        return quality.is_warning
+    return noise is not None and noise > NOISE_LIMIT
+
+
+def judge(samples_us: Sequence[float], *, throttled: str = "", bound_us: float | None = None) -> QualityVerdict:
+    """Judges samples.
+
+    Args:
+        samples_us: durations in microseconds, all above zero, in the order in which they were taken; at least one.
+        throttled: why the device ran below its clock while they were taken; "" if it did not.
+        bound_us: the least time that the device's peaks allow (opatlas/model/roofline.py); None: not known.
+
+    Returns:
+        The first of these that holds: above roofline, throttled, unknown, bimodal, drifting, noisy, quiet.
+    """
+    middle = median(samples_us)
+    outliers = _outliers(samples_us, middle)
+    named = _named(outliers, len(samples_us))
+    if bound_us is not None and middle < bound_us * _ROOFLINE_SLACK:
+        return QualityVerdict(
+            Quality.ABOVE_ROOFLINE,
+            f"the median of {middle:.4g} us is below {bound_us:.4g} us, which the device's peaks allow at best",
+            len(outliers),
+        )
+    if throttled:
+        return QualityVerdict(Quality.THROTTLED, _joined(throttled, named), len(outliers))
+    if len(samples_us) < _LEAST_SAMPLES:
+        return QualityVerdict(Quality.UNKNOWN, f"{counted(len(samples_us), 'sample')} tell no noise")
+    if modes := find_modes(samples_us):
+        return QualityVerdict(Quality.BIMODAL, f"two modes: {modes.text('samples')}", len(outliers))
+    if drift := _drift(samples_us, middle):
+        return QualityVerdict(Quality.DRIFTING, _joined(drift, named), len(outliers))
+    noise = relative_noise(samples_us) or 0.0
+    if noise > NOISE_LIMIT:
+        text = f"standard deviation {noise:.0%} of the mean, median {middle:.4g} us"
+        return QualityVerdict(Quality.NOISY, _joined(text, named), len(outliers))
+    return QualityVerdict(Quality.QUIET, named, len(outliers))
+
+
+def _joined(*texts: str) -> str:
+    return "; ".join(filter(None, texts))
+
+
+def _named(outliers: Sequence[float], count: int) -> str:
+    if not outliers:
+        return ""
+    verb = "is an outlier" if len(outliers) == 1 else "are outliers"
+    return f"{len(outliers)} of {count} samples {verb}, up to {max(outliers):.4g} us"
+
+
+def _outliers(samples_us: Sequence[float], middle: float) -> list[float]:
+    if len(samples_us) < _LEAST_FOR_SHAPE:
+        return []
+    ordered = sorted(samples_us)
+    quarter = len(ordered) // 4
+    low, high = ordered[quarter], ordered[-1 - quarter]
+    reach = _FAR_OUT * (high - low)
+    return [
+        sample
+        for sample in samples_us
+        if not low - reach <= sample <= high + reach and abs(sample - middle) > NOISE_LIMIT * middle
+    ]
+
+
+def _drift(samples_us: Sequence[float], middle: float) -> str:
+    """Compares the halves by the rank-sum test (Mann and Whitney, 1947); "" if they do not tell apart."""
+    if len(samples_us) < _LEAST_FOR_SHAPE:
+        return ""
+    half = len(samples_us) // 2
+    first, last = samples_us[:half], samples_us[-half:]
+    before, after = median(first), median(last)
+    if abs(after - before) <= _TELLING * middle:
+        return ""
+    ranks = _ranks([*first, *last])
+    rank_sum = sum(ranks[:half])
+    expected = half * (2 * half + 1) / 2
+    deviation = math.sqrt(half * half * (2 * half + 1) / 12)
+    if abs(rank_sum - expected) < _DRIFT_Z * deviation:
+        return ""
+    return f"the samples drift: median {before:.4g} us of the first half, {after:.4g} us of the last"
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 1; equal values share the mean of their ranks."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = [0.0] * len(values)
+    begin = 0
+    while begin < len(order):
+        end = begin
+        while end < len(order) and values[order[end]] == values[order[begin]]:
+            end += 1
+        for place in order[begin:end]:
+            ranks[place] = (begin + 1 + end) / 2
+        begin = end
+    return ranks
+
+
+@dataclass(frozen=True)
+class Modes:
+    """The two populations of some samples: how many there are of each, and the medians in microseconds."""
+
+    low_count: int
+    low_us: float
+    high_count: int
+    high_us: float
+
+    def text(self, sample: str) -> str:
+        """Names the modes. `sample` is the word for several samples."""
+        return (
+            f"{self.low_count} {sample} around {self.low_us:.4g} us and {self.high_count} around {self.high_us:.4g} us"
+        )
+
+
+def find_modes(samples_us: Sequence[float]) -> Modes | None:
+    """Splits samples in two where that leaves the least variance (Otsu, 1979); None if they are one population."""
+    count = len(samples_us)
+    least = max(_LEAST_SAMPLES, math.ceil(count * _LEAST_MODE))
+    if count < _LEAST_FOR_SHAPE:
+        return None
+    ordered = np.sort(np.asarray(samples_us, dtype=np.float64))
+    sums = np.cumsum(ordered)
+    sizes = np.arange(least, count - least + 1)
+    below, total = sums[sizes - 1], sums[-1]
+    between = sizes * (count - sizes) * (below / sizes - (total - below) / (count - sizes)) ** 2
+    place = int(sizes[between.argmax()])
+    low, high = ordered[:place], ordered[place:]
+    distance = float(high.mean() - low.mean())
+    if distance <= _TELLING * float(np.median(ordered)):
+        return None
+    # A clock that ticks coarsely makes samples alike: its rounding adds to the variance of each mode (Sheppard, 1898).
+    steps = np.diff(ordered)
+    rounding = float(steps[steps > 0].min()) / math.sqrt(12)
+    width = math.hypot(float(low.std(ddof=1)), float(high.std(ddof=1)), rounding, rounding)
+    if width * _MODES_D > distance * math.sqrt(2):
+        return None
+    return Modes(len(low), float(np.median(low)), len(high), float(np.median(high)))

@@ -1,0 +1,259 @@
+"""What became of one row in one run: the unit that travels from the device to the CSV."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from sys import intern
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from opatlas.model.communication import BY_KERNEL_TYPE, is_communication
+from opatlas.model.quality import QualityVerdict, Summary, judge, summarize
+from opatlas.model.schema import (
+    MESSAGE_BYTES,
+    NUM_DEVICES,
+    Status,
+    is_file_name,
+)
+from opatlas.model.signature import signature
+from opatlas.typed_json import (
+    Count,
+    DecodeError,
+    decode,
+    json_line,
+    without_lone_surrogates,
+)
+
+#: Bounds of what a record that is read may hold. 10^15 us are 31 years; the sum of samples stays a number.
+_Durations = Annotated[tuple[Annotated[float, Meta(gt=0, le=1e15)], ...], Meta(min_length=1)]
+#: A run id names files, and a count stands in a cell of a message.
+_RUN_ID = re.compile(r"\w[\w.+-]{,150}", re.ASCII)
+_CELL_COUNT = re.compile("[1-9][0-9]{0,17}")
+
+
+@dataclass(frozen=True, slots=True)
+class RanAs:
+    """What a profiler saw run for a row, where that is another case than the row.
+
+    Attributes:
+        kernel_type: its type (opatlas.model.siblings: a library chooses between siblings).
+        cells: its base columns; empty where they are the row's.
+    """
+
+    kernel_type: str
+    cells: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The samples of one row.
+
+    Attributes:
+        samples_us: each sample's duration in microseconds, in the order taken.
+        instrument: what took them ("wall-clock", "cupti", "msprof", ...).
+        cache_state: "cold" (last-level cache flushed before each sample), "warm", or "unknown" where
+            whoever took the samples did not say.
+        device_kernels: device kernels that one call launched; None where the instrument cannot tell.
+        helper_kernels: kernels of the call besides the row's own, which the samples leave out: microseconds of all
+            launches of a type together, mean over the samples; empty where the samples are of the whole call.
+        calls_per_sample: calls that one sample averages over (several for short warm calls).
+        checked_elements, total_elements: output elements compared with the reference, and all.
+        assumptions: what the row does not tell, and what was taken instead.
+        counters: hardware counters of the call, by name.
+        stand_in: what was timed instead of the kernel that the row names; "" for the kernel itself.
+        throttled: why the device ran below its clock during the samples; "" if it did not.
+        bound_us: the least time that the device's peaks allow; None: not known.
+        ran_as: what really ran, where it was a sibling of the row's kernel type; None where it was the
+            row's own. The samples are then also, and first of all, those of the sibling's row.
+    """
+
+    samples_us: _Durations
+    instrument: str
+    cache_state: str
+    device_kernels: Count | None = None
+    helper_kernels: Mapping[str, Annotated[float, Meta(ge=0, le=1e15)]] = field(default_factory=dict)
+    calls_per_sample: Annotated[int, Meta(ge=1)] = 1
+    checked_elements: Count = 0
+    total_elements: Count = 0
+    assumptions: tuple[str, ...] = ()
+    counters: Mapping[str, float] = field(default_factory=dict)
+    stand_in: str = ""
+    throttled: str = ""
+    bound_us: Annotated[float, Meta(gt=0, le=1e15)] | None = None
+    ran_as: RanAs | None = None
+
+    @property
+    def verdict(self) -> QualityVerdict:
+        """How good the samples are, judged at each call."""
+        return judge(self.samples_us, throttled=self.throttled, bound_us=self.bound_us)
+
+    @property
+    def summary(self) -> Summary:
+        """Statistics of the samples, computed at each call."""
+        return summarize(self.samples_us)
+
+
+@dataclass(frozen=True)
+class RowName:
+    """A row, named for reports."""
+
+    kernel_type: str
+    signature: str
+
+
+_MEASUREMENT_FIELDS = tuple(field.name for field in fields(Measurement))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One row, run once.
+
+    Attributes:
+        kernel_type, signature: the row.
+        cells: its identifying cells, to append it where it is missing.
+        status, reason: what happened; of a measured row the reason is mostly empty, else what a reader
+            of its duration should know.
+        measurement: set if and only if the status is measured.
+        run_id: the run, whose manifest tells device, versions and options.
+        finished_at: seconds since the epoch.
+        crashes_in_a_row: sessions in a row, this one included, in which the row crashed or timed out.
+    """
+
+    kernel_type: str
+    signature: str
+    cells: Mapping[str, str]
+    status: Status
+    reason: str
+    run_id: str
+    finished_at: float
+    measurement: Measurement | None = None
+    crashes_in_a_row: Count = 0
+
+    def __post_init__(self) -> None:
+        if (self.measurement is not None) != (self.status is Status.MEASURED):
+            raise ValueError(f"a record with status {self.status} and measurement {self.measurement}")
+
+    def of_what_ran(self) -> Record | None:
+        """The same samples as those of the row of what really ran; None where that was this row."""
+        if self.measurement is None or self.measurement.ran_as is None:
+            return None
+        ran_as = self.measurement.ran_as
+        cells = ran_as.cells or self.cells
+        return replace(
+            self,
+            kernel_type=ran_as.kernel_type,
+            signature=signature(ran_as.kernel_type, cells),
+            cells=cells,
+            reason="",
+            measurement=replace(self.measurement, ran_as=None),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for the journal and for reports that travel between processes."""
+        # By hand: dataclasses.asdict copies every sample, at ten times the cost.
+        values: dict[str, Any] = {
+            "kernel_type": self.kernel_type,
+            "signature": self.signature,
+            "cells": dict(self.cells),
+            "status": self.status.value,
+            "reason": self.reason,
+            "run_id": self.run_id,
+            "finished_at": self.finished_at,
+        }
+        if self.crashes_in_a_row:
+            values["crashes_in_a_row"] = self.crashes_in_a_row
+        if self.measurement is not None:
+            values["measurement"] = {name: getattr(self.measurement, name) for name in _MEASUREMENT_FIELDS}
+            values["measurement"]["samples_us"] = list(self.measurement.samples_us)
+            values["measurement"]["assumptions"] = list(self.measurement.assumptions)
+            values["measurement"]["counters"] = dict(self.measurement.counters)
+            values["measurement"]["helper_kernels"] = dict(self.measurement.helper_kernels)
+            ran_as = values["measurement"].pop("ran_as")
+            if ran_as is not None:
+                values["measurement"]["ran_as"] = {"kernel_type": ran_as.kernel_type, "cells": dict(ran_as.cells)}
+        return values
+
+    def to_line(self) -> str:
+        """The record as a line of a journal."""
+        return json_line(self.to_json())
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Record:
+        """The record that `to_json` gave. Raises DecodeError for anything else."""
+        return cls.decode(json_line(values), "a record")
+
+    @classmethod
+    def decode(cls, line: bytes | str, place: str) -> Record:
+        """Decodes the record that a line of a journal holds.
+
+        Args:
+            line: JSON; fields that this version does not know are ignored.
+            place: names the line in an error.
+
+        Raises:
+            DecodeError: the line is no record, or one whose durations, counts or kernel type are impossible.
+        """
+        try:
+            record = decode(line, cls, place)
+        except DecodeError:
+            whole = without_lone_surrogates(line)
+            if whole is None:
+                raise
+            record = decode(whole, cls, place)
+        if not is_run_id(record.run_id):
+            raise DecodeError(place, f"run id {record.run_id!r} cannot name a file")
+        for kernel_type, cells in record._cases():
+            problem = _problem_of(kernel_type, cells)
+            if problem:
+                raise DecodeError(place, problem)
+        return _shared(record)
+
+    def _cases(self) -> Iterator[tuple[str, Mapping[str, str]]]:
+        yield self.kernel_type, self.cells
+        if self.measurement is not None and self.measurement.ran_as is not None:
+            yield self.measurement.ran_as.kernel_type, self.measurement.ran_as.cells or self.cells
+
+
+def is_run_id(text: str) -> bool:
+    """Whether a text can be the id of a run, which names the run's files."""
+    return _RUN_ID.fullmatch(text) is not None
+
+
+def _problem_of(kernel_type: str, cells: Mapping[str, str]) -> str:
+    """Why no row of a database is that of a kernel type and its cells; "" for one that may be."""
+    if not is_file_name(kernel_type):
+        return f"kernel type {kernel_type!r} cannot name a file"
+    if is_communication(kernel_type):
+        if kernel_type not in BY_KERNEL_TYPE:
+            return f"no collective is called {kernel_type!r}"
+        for name in (MESSAGE_BYTES, NUM_DEVICES):
+            if not _CELL_COUNT.fullmatch(cells.get(name, "")):
+                return f"cell {name!r} = {cells.get(name, '')!r} is not a count"
+    return ""
+
+
+def _shared(record: Record) -> Record:
+    """Returns a record of a journal with today's signature, and with words that other records share.
+
+    A journal repeats few words many times; shared, its records take half the memory.
+    """
+    measurement = record.measurement
+    if measurement is not None:
+        measurement = replace(
+            measurement,
+            instrument=intern(measurement.instrument),
+            cache_state=intern(measurement.cache_state),
+            assumptions=tuple(map(intern, measurement.assumptions)),
+        )
+    cells = {intern(name): intern(cell) for name, cell in record.cells.items()}
+    return replace(
+        record,
+        # That of an older OpAtlas may be another one.
+        signature=signature(record.kernel_type, cells),
+        run_id=intern(record.run_id),
+        cells=cells,
+        measurement=measurement,
+    )

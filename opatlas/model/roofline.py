@@ -1,0 +1,217 @@
+"""What devices can do at most, by their makers: the roofs over what was measured.
+
+A CPU has none here. A name such as "Intel Xeon Processor" tells neither cores nor memory channels, and what a short
+trial reaches depends on what else runs: beside two busy processes it read 12 GB/s instead of 45.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from opatlas.errors import CellError
+from opatlas.model.schema import INPUT_SLOTS, OUTPUT_SLOTS
+from opatlas.model.siblings import plain_type
+from opatlas.model.slots import Slot, known_dtype, parse_slots
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most that a device can do.
+
+    Attributes:
+        bandwidth_gbps: of the memory, in 10^9 bytes/s; None: not known.
+        tera_ops: 10^12 operations/s of matrix products, by the dtype of their operands. Dense.
+    """
+
+    bandwidth_gbps: float | None = None
+    tera_ops: Mapping[str, float] = field(default_factory=dict)
+
+
+def _ascend(float16: float, bfloat16: float, float32: float, bandwidth_gbps: float) -> Peak:
+    return Peak(bandwidth_gbps, {"FLOAT16": float16, "BF16": bfloat16, "FLOAT": float32, "INT8": 2 * float16})
+
+
+#: FLOAT without TF32, which OpAtlas turns off. The sparse figures of the data sheets are halved.
+_HOPPER = {"FLOAT16": 989.5, "BF16": 989.5, "INT8": 1979.0, "FLOAT": 67.0}
+_AMPERE = {"FLOAT16": 312.0, "BF16": 312.0, "INT8": 624.0, "FLOAT": 19.5}
+
+#: By the device's name in database/data.
+PEAKS: Mapping[str, Peak] = {
+    # NVIDIA H200, H100 (SXM) and A100 Tensor Core GPU data sheets.
+    "NVIDIA_H200": Peak(4800.0, _HOPPER),
+    "NVIDIA_H100_80GB_HBM3": Peak(3350.0, _HOPPER),
+    "NVIDIA_A100-SXM4-80GB": Peak(2039.0, _AMPERE),
+    "NVIDIA_A100-SXM4-40GB": Peak(1555.0, _AMPERE),
+    # Ascend/msmodeling, tensor_cast/device.py: mma_ops and memory_bandwidth_bytes_ps, its 1.6 T as 10^12.
+    "ATLAS_800_A2_376T_64G": _ascend(376.0, 353.9, 99.5, 1600.0),
+    "ATLAS_800_A2_313T_64G": _ascend(313.0, 294.9, 83.0, 1600.0),
+    "ATLAS_800_A2_280T_64G": _ascend(280.0, 245.8, 75.0, 1600.0),
+    "ATLAS_800_A2_280T_64G_PCIE": _ascend(280.0, 245.8, 75.0, 1600.0),
+    "ATLAS_800_A2_280T_32G_PCIE": _ascend(280.0, 245.8, 75.0, 800.0),
+    "ATLAS_800_A3_752T_128G_DIE": _ascend(376.0, 353.9, 99.5, 1600.0),
+    "ATLAS_800_A3_560T_128G_DIE": _ascend(280.0, 245.8, 75.0, 1600.0),
+}
+
+
+def peak_of(device_name: str) -> Peak:
+    """Returns the peaks of a device by its name in database/data; empty for one whose maker's figures are not known."""
+    return PEAKS.get(device_name, Peak())
+
+
+#: The left operand and the right one stand first among the inputs.
+PRODUCTS = frozenset(
+    {
+        *("MatMul", "MatMulV2", "MatMulV3", "MatMulCommon", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"),
+        *("TransposeBatchMatMul", "QuantBatchMatmulV3"),
+    }
+)
+#: One operation for each element of the output.
+ARITHMETIC = frozenset({"Abs", "Add", "Mul", "Muls", "Neg", "RealDiv", "Sub"})
+#: These read every element of their inputs and write every element of their outputs. How many operations they take
+#: is up to the implementation.
+_STREAMING = frozenset(
+    {
+        *("ArgMaxV2", "AscendQuantV2", "BroadcastTo", "Cast", "ConcatD", "Cos", "Cumsum", "DynamicQuant"),
+        *("AddRmsNorm", "AddRmsNormBias", "AddRmsNormDynamicQuant", "RmsNorm", "LpNormV2", "ReduceSum"),
+        *("ArgMaxWithValue", "LayerNormV3", "Pack", "ReduceMean", "ReduceMeanD", "ReduceSumD"),
+        *("ClipByValueV2", "Exp", "FastGelu", "Reciprocal", "Rsqrt", "ScaledMaskedSoftmax", "Square", "Swish"),
+        *("Equal", "Greater", "GreaterEqual", "Less", "LogicalAnd", "LogicalNot", "LogicalOr", "NotEqual"),
+        *("FloorDiv", "FloorMod", "Log", "PadV3", "Pows", "Relu", "Sin", "SwiGlu", "TensorMove", "Tile", "Transpose"),
+        *("InterleaveRope", "RotaryPositionEmbedding", "SoftmaxV2", "LogSoftmaxV2"),
+    }
+)
+#: The elements of this one are packed in pairs by some kernels and not by others.
+_PACKED = "INT4"
+
+
+def tensor_bytes(slots: Sequence[Slot]) -> int | None:
+    """Of all tensors together; None where a dtype is not known, or its elements have no size of their own."""
+    dtypes = [known_dtype(slot.dtype) for slot in slots if not slot.absent]
+    if any(dtype is None or dtype.name == _PACKED for dtype in dtypes):
+        return None
+    shapes = [slot.shape for slot in slots if not slot.absent]
+    return sum(math.prod(shape) * dtype.bytes for shape, dtype in zip(shapes, dtypes, strict=True) if dtype)
+
+
+def moved_bytes(kernel_type: str, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> int | None:
+    """Bytes that must be moved: each input read once, each output written once. None where the row does not tell."""
+    if plain_type(kernel_type) not in PRODUCTS | ARITHMETIC | _STREAMING or not inputs or not outputs:
+        return None
+    return tensor_bytes((*inputs, *outputs))
+
+
+def operations(kernel_type: str, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> int | None:
+    """2 m n k of a matrix product (each of a batch), one for each output element of arithmetic; else None."""
+    kernel_type = plain_type(kernel_type)
+    if kernel_type in ARITHMETIC and len(outputs) == 1:
+        return math.prod(outputs[0].shape)
+    if kernel_type in PRODUCTS and len(inputs) >= 2 and len(outputs) == 1:
+        return _of_product(inputs[0], inputs[1], outputs[0])
+    return None
+
+
+def _of_product(left: Slot, right: Slot, product: Slot) -> int | None:
+    """Whatever is transposed: b m k, b k n and b m n elements are b k^2 = (b m k)(b k n) / (b m n)."""
+    batch = math.prod(left.shape[:-2]) if left.format == "ND" and len(left.shape) > 2 else 1
+    elements = math.prod(product.shape)
+    both = math.prod(left.shape) * math.prod(right.shape)
+    if not elements or both % (elements * batch):
+        return None
+    k = math.isqrt(both // (elements * batch))
+    # Where a stored tensor is padded, or the batch is broadcast, the sizes do not fit together.
+    fits = k * k * elements * batch == both and all(k in slot.shape or slot.format != "ND" for slot in (left, right))
+    return 2 * elements * k if fits else None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a row asks of a device.
+
+    Attributes:
+        read_bytes, moved_bytes: of its inputs, and of inputs and outputs together; each tensor counts once.
+        operations: of a matrix product, 2 m n k; None for other kernels.
+        dtype: of the first input, by which the peak of the arithmetic is chosen.
+    """
+
+    read_bytes: int
+    moved_bytes: int
+    operations: int | None
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Achieved:
+    """What a duration means.
+
+    Attributes:
+        gbps: 10^9 bytes/s moved.
+        tera_ops: 10^12 operations/s; None for kernels whose operations are not counted.
+        of_bandwidth, of_arithmetic: shares of the device's peaks; None where a peak is not known.
+    """
+
+    gbps: float
+    tera_ops: float | None
+    of_bandwidth: float | None
+    of_arithmetic: float | None
+
+    @property
+    def share(self) -> float | None:
+        """The larger share: that of the peak which bounds the row; None where neither is known."""
+        return max((each for each in (self.of_bandwidth, self.of_arithmetic) if each is not None), default=None)
+
+    @property
+    def bound_by_arithmetic(self) -> bool:
+        """Whether the arithmetic is no further from its peak than the memory."""
+        return self.of_arithmetic is not None and self.of_arithmetic == self.share
+
+
+def work_of(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
+    """Returns the work of a row; None where its type or its cells do not tell it (opatlas/model/roofline.py)."""
+    try:
+        inputs, outputs = _slots(cells, INPUT_SLOTS), _slots(cells, OUTPUT_SLOTS)
+    except CellError:
+        return None
+    moved, read = moved_bytes(kernel_type, inputs, outputs), tensor_bytes(inputs)
+    if not moved or not read:
+        return None
+    counted = operations(kernel_type, inputs, outputs) if plain_type(kernel_type) in PRODUCTS else None
+    return Work(read, moved, counted, inputs[0].dtype)
+
+
+def _slots(cells: Mapping[str, str], columns: tuple[str, str, str]) -> tuple[Slot, ...]:
+    shapes, dtypes, formats = (cells.get(name, "") for name in columns)
+    return parse_slots(shapes, dtypes, formats, columns)
+
+
+def bound_us(work: Work, peak: Peak, *, cold: bool) -> float | None:
+    """Returns the least time in microseconds that a device with these peaks takes; None where no peak is known.
+
+    Args:
+        cold: the inputs are in memory. From a warm cache they may be read faster than memory can be.
+    """
+    bounds = []
+    if cold and peak.bandwidth_gbps:
+        # Outputs may stay in the cache: they need not have reached memory when the kernel ends.
+        bounds.append(work.read_bytes / peak.bandwidth_gbps / 1e3)
+    if work.operations and work.dtype in peak.tera_ops:
+        bounds.append(work.operations / peak.tera_ops[work.dtype] / 1e6)
+    return max(bounds, default=None)
+
+
+def achieved(work: Work, peak: Peak, duration_us: float, *, cold: bool = True) -> Achieved:
+    """Returns the rates of a duration in microseconds, above zero, and their shares of the peaks.
+
+    Args:
+        cold: as in `bound_us`; a warm row has no share of the memory's bandwidth.
+    """
+    gbps = work.moved_bytes / duration_us / 1e3
+    tera_ops = work.operations / duration_us / 1e6 if work.operations else None
+    of_dtype = peak.tera_ops.get(work.dtype)
+    return Achieved(
+        gbps=gbps,
+        tera_ops=tera_ops,
+        of_bandwidth=gbps / peak.bandwidth_gbps if peak.bandwidth_gbps and cold else None,
+        of_arithmetic=tera_ops / of_dtype if tera_ops and of_dtype else None,
+    )

@@ -1,0 +1,317 @@
+"""The columns of a compute CSV, in their groups, and the values of the Status column."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from enum import Enum
+
+OP_STATE = "OP State"
+ACCELERATOR_CORE = "Accelerator Core"
+INPUT_SHAPES = "Input Shapes"
+INPUT_DTYPES = "Input Data Types"
+INPUT_FORMATS = "Input Formats"
+OUTPUT_SHAPES = "Output Shapes"
+OUTPUT_DTYPES = "Output Data Types"
+OUTPUT_FORMATS = "Output Formats"
+
+#: Present in every compute CSV, in this order.
+BASE = (
+    OP_STATE,
+    ACCELERATOR_CORE,
+    INPUT_SHAPES,
+    INPUT_DTYPES,
+    INPUT_FORMATS,
+    OUTPUT_SHAPES,
+    OUTPUT_DTYPES,
+    OUTPUT_FORMATS,
+)
+
+#: Without these a file is not a compute CSV. The others of BASE may be missing (older captures).
+REQUIRED = (INPUT_SHAPES, INPUT_DTYPES, OUTPUT_SHAPES, OUTPUT_DTYPES)
+
+#: What identifies a tensor slot, for inputs and for outputs.
+INPUT_SLOTS = (INPUT_SHAPES, INPUT_DTYPES, INPUT_FORMATS)
+OUTPUT_SLOTS = (OUTPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS)
+
+AVERAGE = "Average Duration(us)"
+PROFILING_AVERAGE = "Profiling Average Duration(us)"
+PROFILING_MEDIAN = "Profiling Median Duration(us)"
+PROFILING_STD = "Profiling Std Duration(us)"
+PROFILING_DURATIONS = (PROFILING_AVERAGE, PROFILING_MEDIAN, PROFILING_STD)
+
+#: Of a CSV of communication, which has these instead of BASE.
+MESSAGE_BYTES = "message_bytes"
+NUM_DEVICES = "num_devices"
+DTYPE = "dtype"
+TOPOLOGY_TIER = "topology_tier"
+MESSAGE = (MESSAGE_BYTES, NUM_DEVICES, DTYPE, TOPOLOGY_TIER)
+#: The slowest device's median.
+DURATION = "Duration(us)"
+BANDWIDTH = "bandwidth_gbps"
+BUS_BANDWIDTH = "bus_bandwidth_gbps"
+
+LEGACY_MICROBENCH = "MicroBench Duration(us)"
+LEGACY_PROFILING_MEDIAN = "Median Duration(us)"
+LEGACY_PROFILING_STD = "Std Duration(us)"
+LEGACY_COUNTER = re.compile(r"Average (?!Duration\(us\)$)(?P<counter>.+)")
+
+#: Most systems allow 255 bytes, of which ".csv" and the name of a temporary file beside it take some.
+_LONGEST_NAME_BYTES = 200
+
+_MICROBENCH = "MicroBench "
+_PROFILING = "Profiling "
+MICROBENCH_MEDIAN = "MicroBench Median Duration(us)"
+MICROBENCH_MIN = "MicroBench Min Duration(us)"
+MICROBENCH_STD = "MicroBench Std Duration(us)"
+MICROBENCH_SAMPLES = "MicroBench Samples"
+MICROBENCH_DEVICE_KERNELS = "MicroBench Device Kernels"
+#: What the call launched besides the row's kernel, and how long that took: "Cast 2.1000; TransQuantParamV2 1.2000".
+MICROBENCH_HELPER_KERNELS = "MicroBench Helper Kernels"
+PROFILING_SAMPLES = "Profiling Samples"
+#: The two kinds of launches of a row whose captured durations have two modes (opatlas/model/quality.py).
+PROFILING_POPULATIONS = "Profiling Populations"
+PROFILING_RUN_ID = "Profiling Run ID"
+CACHE_STATE = "Cache State"
+INSTRUMENT = "Instrument"
+#: How good the samples are, and why (opatlas/model/quality.py).
+QUALITY = "Quality"
+QUALITY_REASON = "Quality Reason"
+#: What the row does not tell, and what was taken instead.
+ASSUMPTIONS = "Assumptions"
+#: Elements of the output that were compared with the reference, of all: "4096/1048576".
+CHECKED_ELEMENTS = "Checked Elements"
+#: What was timed instead of the kernel that the row names; empty for the kernel itself.
+STAND_IN = "Stand-In"
+STATUS = "Status"
+STATUS_REASON = "Status Reason"
+#: Sessions in a row in which the row crashed or timed out.
+CRASHES_IN_A_ROW = "Crashes In A Row"
+RUN_ID = "Run ID"
+
+#: What a reader of a duration should know of its samples.
+OF_THE_SAMPLES = (QUALITY, QUALITY_REASON, ASSUMPTIONS, CHECKED_ELEMENTS, STAND_IN)
+
+#: Of all runs that measured the row: what `combine --pool` found.
+POOLED_MEDIAN = "Pooled Median Duration(us)"
+POOLED_RUNS = "Pooled Runs"
+POOLED_MACHINES = "Pooled Machines"
+POOLED_SPREAD = "Pooled Machine Spread(%)"
+POOLED = (POOLED_MEDIAN, POOLED_RUNS, POOLED_MACHINES, POOLED_SPREAD)
+
+#: OpAtlas' own columns; new files hold them at the end, in this order.
+OWN = (
+    MICROBENCH_MEDIAN,
+    MICROBENCH_MIN,
+    MICROBENCH_STD,
+    MICROBENCH_SAMPLES,
+    MICROBENCH_DEVICE_KERNELS,
+    MICROBENCH_HELPER_KERNELS,
+    PROFILING_SAMPLES,
+    PROFILING_POPULATIONS,
+    PROFILING_RUN_ID,
+    CACHE_STATE,
+    INSTRUMENT,
+    *OF_THE_SAMPLES,
+    STATUS,
+    STATUS_REASON,
+    CRASHES_IN_A_ROW,
+    RUN_ID,
+    *POOLED,
+)
+
+#: What became of the row the last time it ran.
+STATUS_GROUP = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW)
+
+EP_SIZE = "EP Size"
+#: Kernels that the ranks of a group run together, each with some of a layer's experts.
+EXPERT_PARALLEL = frozenset(
+    {
+        "DispatchFFNCombine",
+        "DispatchFFNCombineBF16",
+        "MoeDistributeCombine",
+        "MoeDistributeCombineV2",
+        "MoeDistributeDispatch",
+        "MoeDistributeDispatchV2",
+    }
+)
+
+RUNTIME_PREFIX = "Runtime "
+RUNTIME = tuple(
+    RUNTIME_PREFIX + name
+    for name in (
+        "source_profile",
+        "actual_seq_lengths_shape",
+        "actual_seq_lengths_values",
+        "actual_seq_lengths_kv_shape",
+        "actual_seq_lengths_kv_values",
+        "avg_seq_len",
+        "block_table_shape",
+        "block_table_valid_blocks",
+        "num_heads",
+        "num_key_value_heads",
+        "sparse_mode",
+        "input_layout",
+        "block_size",
+        "attn_state",
+        "kv_cache_mode",
+        "operator_input_shapes_raw",
+        "metadata_completeness",
+    )
+)
+
+#: Runtime values that change what an attention kernel does, so they belong to its signature.
+RUNTIME_IN_SIGNATURE = tuple(
+    RUNTIME_PREFIX + name
+    for name in (
+        "actual_seq_lengths_values",
+        "actual_seq_lengths_kv_values",
+        "num_heads",
+        "num_key_value_heads",
+        "sparse_mode",
+        "input_layout",
+        "block_size",
+    )
+)
+
+#: Mean number of keys of a sequence, under the name that older tools give it.
+LEGACY_AVG_SEQ_LEN = "avg_seq_len"
+#: Runtime values that tell the lengths of an attention kernel's keys where the values of these are empty.
+LENGTHS_IN_SIGNATURE = (RUNTIME_PREFIX + "block_table_valid_blocks", RUNTIME_PREFIX + "avg_seq_len", LEGACY_AVG_SEQ_LEN)
+
+#: Counters of the profiler's PipeUtilization metric group.
+PIPE_UTILIZATION = (
+    "aicore_time(us)",
+    "aic_total_cycles",
+    "aic_mac_time(us)",
+    "aic_mac_ratio",
+    "aic_scalar_time(us)",
+    "aic_scalar_ratio",
+    "aic_mte1_time(us)",
+    "aic_mte1_ratio",
+    "aic_mte2_time(us)",
+    "aic_mte2_ratio",
+    "aic_fixpipe_time(us)",
+    "aic_fixpipe_ratio",
+    "aic_icache_miss_rate",
+    "aiv_time(us)",
+    "aiv_total_cycles",
+    "aiv_vec_time(us)",
+    "aiv_vec_ratio",
+    "aiv_scalar_time(us)",
+    "aiv_scalar_ratio",
+    "aiv_mte2_time(us)",
+    "aiv_mte2_ratio",
+    "aiv_mte3_time(us)",
+    "aiv_mte3_ratio",
+    "aiv_icache_miss_rate",
+    "cube_utilization(%)",
+)
+
+
+def microbench_counter(counter: str) -> str:
+    """Column of a counter measured by a replay."""
+    return f"{_MICROBENCH}{counter}"
+
+
+def of_microbench(column: str) -> bool:
+    """Whether a column tells of a replay's duration: what it was, how it was taken, in which run."""
+    return column in (AVERAGE, CACHE_STATE, INSTRUMENT, RUN_ID, *OF_THE_SAMPLES) or column.startswith(_MICROBENCH)
+
+
+def of_profiling(column: str) -> bool:
+    """Whether a column tells of captured durations: what they were, and which ingests have them."""
+    return column.startswith(_PROFILING)
+
+
+def profiling_counter(counter: str) -> str:
+    """Column of a counter averaged over the samples of a capture."""
+    return f"{_PROFILING}Average {counter}"
+
+
+class Status(str, Enum):
+    """What became of a row the last time it was run; an empty cell means never."""
+
+    MEASURED = "measured"
+    FAILED = "failed"  # raised, or gave a wrong result
+    NOISY = "noisy"  # right, and its samples scatter more than --max-noise allows
+    INVALID = "invalid"  # no call can be built from the row
+    CRASHED = "crashed"  # the device process died
+    TIMEOUT = "timeout"
+    OOM = "oom"
+    DEVICE_ERROR = "device-error"  # the device itself reported an error
+    UNSUPPORTED = "unsupported"  # no such operator on this device
+    SKIPPED = "skipped"  # a stated precondition is missing
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def expected_to_fail(self) -> bool:
+        """Whether the next session collects the row as xfail."""
+        return self in _EXPECTED_TO_FAIL
+
+    @property
+    def crash(self) -> bool:
+        """Whether the row cost its device process, by ending it or by having to be ended."""
+        return self in (Status.CRASHED, Status.TIMEOUT)
+
+    @classmethod
+    def of_cell(cls, cell: str) -> Status | None:
+        """The status in a cell; None for an empty cell or a word of another tool."""
+        try:
+            return cls(cell.strip().lower())
+        except ValueError:
+            return None
+
+
+_EXPECTED_TO_FAIL = frozenset(
+    {Status.FAILED, Status.INVALID, Status.CRASHED, Status.TIMEOUT, Status.OOM, Status.DEVICE_ERROR}
+)
+
+
+def in_contract_order(columns: Iterable[str]) -> list[str]:
+    """`columns` of a new file, ordered by group; columns of no group come before OpAtlas' own."""
+    columns = list(dict.fromkeys(columns))
+    rank = {name: i for i, name in enumerate((*BASE, AVERAGE, *MESSAGE, DURATION, BANDWIDTH, BUS_BANDWIDTH))}
+    groups: list[list[str]] = [[], [], [], [], [], [], []]
+    for name in columns:
+        if name in rank:
+            groups[0].append(name)
+        elif name in OWN:
+            groups[6].append(name)
+        elif name in PROFILING_DURATIONS:
+            groups[2].append(name)
+        elif name.startswith(_MICROBENCH):
+            groups[1].append(name)
+        elif name.startswith("Profiling Average "):
+            groups[3].append(name)
+        elif name.startswith(RUNTIME_PREFIX) or name == EP_SIZE:
+            groups[4].append(name)
+        else:
+            groups[5].append(name)
+    groups[0].sort(key=rank.__getitem__)
+    groups[6].sort(key=OWN.index)
+    return [name for group in groups for name in group]
+
+
+def with_columns(existing: Sequence[str], wanted: Iterable[str]) -> list[str]:
+    """`existing` in its own order, each missing column of `wanted` put where its group is."""
+    columns = list(existing)
+    order = in_contract_order([*existing, *wanted])
+    for place, name in enumerate(order):
+        if name not in columns:
+            before = set(order[:place])
+            columns.insert(max((i + 1 for i, other in enumerate(columns) if other in before), default=0), name)
+    return columns
+
+
+def is_file_name(kernel_type: str) -> bool:
+    """Whether a kernel type can name a CSV file on every system."""
+    return (
+        bool(kernel_type)
+        and kernel_type.isprintable()
+        and not set(kernel_type) & set('/\\:*?"<>|')
+        and kernel_type[0] != "."
+        and len(kernel_type.encode()) <= _LONGEST_NAME_BYTES
+    )

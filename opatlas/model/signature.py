@@ -1,0 +1,295 @@
+"""The signature of a row: rows with equal signatures are the same case.
+
+One function for everybody who compares rows: ingest, theory rows, replay matching, write-back.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+from opatlas.errors import OpAtlasError
+from opatlas.model.communication import is_communication, message_signature
+from opatlas.model.schema import (
+    EP_SIZE,
+    EXPERT_PARALLEL,
+    INPUT_SLOTS,
+    LENGTHS_IN_SIGNATURE,
+    MESSAGE,
+    OUTPUT_SLOTS,
+    RUNTIME_IN_SIGNATURE,
+)
+from opatlas.model.slots import (
+    dtype_name,
+    format_name,
+    slot_words,
+    split_cell,
+)
+from opatlas.text import real
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Words = tuple[tuple[str, str, str], ...]
+
+_SLOT = _SHAPE, _DTYPE, _FORMAT = 0, 1, 2
+
+
+def signature(kernel_type: str, row: Mapping[str, str]) -> str:
+    """The signature of one row.
+
+    Args:
+        kernel_type: the profiler's `Type`, normalized.
+        row: cells by column name; missing columns count as empty.
+
+    Returns:
+        Text that is equal for the same case and differs for another: input shapes, dtypes and
+        formats, output shapes and dtypes, normalized, then what the kernel type adds. Of a
+        collective: its message.
+    """
+    if is_communication(kernel_type):
+        return message_signature(row)
+    cells = [row.get(column, "") for column in (*INPUT_SLOTS, *OUTPUT_SLOTS)]
+    extra = [row.get(column, "") for column in _extra_columns(kernel_type, row)]
+    return _build(kernel_type, cells, extra)
+
+
+def signatures(kernel_type: str, frame: pd.DataFrame) -> list[str]:
+    """The signature of every row of a table of text cells, in its order."""
+
+    def cells(column: str) -> Sequence[str]:
+        return frame[column].tolist() if column in frame.columns else [""] * len(frame)
+
+    if is_communication(kernel_type):
+        rows = zip(*map(cells, MESSAGE), strict=True)
+        return [message_signature(dict(zip(MESSAGE, row, strict=True))) for row in rows]
+    slots = [cells(column) for column in (*INPUT_SLOTS, *OUTPUT_SLOTS)]
+    extra = [cells(column) for column in _extra_columns(kernel_type, frame.columns)]
+    return [_build(kernel_type, row[:6], row[6:]) for row in zip(*slots, *extra, strict=True)]
+
+
+def digest(kernel_type: str, signature: str) -> str:
+    """Twelve hexadecimal digits that name a signature in ids and file names."""
+    return blake2b(f"{kernel_type}|{signature}".encode(), digest_size=6).hexdigest()
+
+
+_FAMILY_TAIL = re.compile(r"(?:_kernel)_\d+$")
+
+
+def normalized_kernel_type(name: str) -> str:
+    """A kernel type without the launch variant that Triton kernels carry.
+
+    `split_qkv_rmsnorm_rope_kernel_0` and `muls_add_kernel_1` are `..._kernel`.
+    """
+    return _FAMILY_TAIL.sub("_kernel", name.strip())
+
+
+def _build(kernel_type: str, cells: Sequence[str], extra: Sequence[str]) -> str:
+    rule = _RULES.get(kernel_type)
+    if rule is None:
+        text = f"{_text(cells[0], cells[1], cells[2])}|{_text(cells[3], cells[4], None)}"
+    else:
+        text = rule(slot_words(cells[0], cells[1], cells[2]), slot_words(cells[3], cells[4], cells[5]))
+    return text + _extra_text(extra) if any(extra) else text
+
+
+def _text(shapes: str, dtypes: str, formats: str | None) -> str:
+    """All slots of three cells as `shapes|dtypes|formats`; without formats as `shapes|dtypes`."""
+    # Nearly every row of a large table takes the short way: every slot has dimensions, so no slot
+    # can be absent and normalizing the cells one by one is enough.
+    shape_text = shapes.strip('"')
+    dtype_text, dtype_count = _dtype_text(dtypes)
+    format_text, format_count = _format_text(formats or "")
+    if (
+        shape_text.replace(",", "").replace(";", "").isdigit()
+        and ";;" not in shape_text
+        and shape_text[0] != ";" != shape_text[-1]
+        and shape_text.count(";") + 1 == dtype_count
+        and (formats is None or format_count == dtype_count)
+    ):
+        return f"{shape_text}|{dtype_text}" + ("" if formats is None else f"|{format_text}")
+    words = slot_words(shapes, dtypes, formats or "")
+    return "|".join(_column(words, which) for which in _SLOT[: 2 if formats is None else 3])
+
+
+@lru_cache(maxsize=4096)
+def _dtype_text(cell: str) -> tuple[str, int]:
+    words = [dtype_name(word) for word in split_cell(cell)]
+    return ";".join(words), len(words)
+
+
+@lru_cache(maxsize=4096)
+def _format_text(cell: str) -> tuple[str, int]:
+    words = [format_name(word) for word in split_cell(cell)]
+    return ";".join(words), len(words)
+
+
+def _first_input(inputs: Words, outputs: Words) -> str:
+    """The other inputs only describe the call (offsets, sizes, a permutation)."""
+    return f"{_input(inputs)}|{_column(outputs, _SHAPE)}|{_column(outputs, _DTYPE)}"
+
+
+def _source_and_indices(inputs: Words, outputs: Words) -> str:
+    """Returns the signature of an Index without slot 2, which lists the steps of the source's axes.
+
+    Slot 1 has an element for each axis up to the last indexed one, slots 3 and later are the indices. The shape grid
+    of msmodeling has the indices in slot 2, and one element in slot 3: `16,51;1;11;1 -> 11,51`.
+    """
+    axes, indices = inputs[1:2], inputs[3:]
+    if [slot[_SHAPE] for slot in indices] == ["1"] and outputs:
+        size = inputs[2][_SHAPE]
+        if outputs[0][_SHAPE].split(",") == [size, *inputs[0][_SHAPE].split(",")[1:]]:
+            indices = inputs[2:3]
+    return _all((*inputs[:1], *axes, *indices), outputs)
+
+
+def _tensors_with_dimensions(inputs: Words, outputs: Words) -> str:
+    """Returns the signature of a kernel whose slots without dimensions are absent, whatever dtype a profiler writes."""
+    return _all(*(_without_absent(slots) for slots in (inputs, outputs)))
+
+
+def _with_output_formats(inputs: Words, outputs: Words) -> str:
+    """Returns the signature of a kernel that changes formats: 32,32 is 2,2,16,16 in FRACTAL_NZ and in FRACTAL_Z."""
+    return f"{_all(inputs, outputs)}|{_column(outputs, _FORMAT)}"
+
+
+_RULES: dict[str, Callable[[Words, Words], str]] = {
+    "Index": _source_and_indices,
+    "Slice": _first_input,
+    "SliceAiCore": _first_input,
+    "Transpose": _first_input,
+    "TransposeAiCore": _first_input,
+    "TransData": _with_output_formats,
+    **dict.fromkeys(
+        (
+            *("FlashAttentionScore", "FlashAttentionScoreGrad", "FusedInferAttentionScore", "KvRmsNormRopeCache"),
+            *("LightningIndexer", "RINGMLAPrefillBF16Kernel", "RotaryPositionEmbeddingGrad", "SparseFlashAttention"),
+        ),
+        _tensors_with_dimensions,
+    ),
+}
+
+
+def _all(inputs: Words, outputs: Words) -> str:
+    return "|".join([*(_column(inputs, which) for which in _SLOT), *(_column(outputs, which) for which in _SLOT[:2])])
+
+
+def _without_absent(slots: Words) -> Words:
+    kept = [slot if slot[_SHAPE] else ("", "", "") for slot in slots]
+    while kept and not kept[-1][_SHAPE]:
+        kept.pop()
+    return tuple(kept)
+
+
+def reads_first_input(kernel_type: str) -> bool:
+    """Whether the signature of a kernel type tells the first input alone: the others only describe the call."""
+    return _RULES.get(kernel_type) is _first_input
+
+
+def _input(inputs: Words) -> str:
+    return "|".join(inputs[0]) if inputs else "||"
+
+
+def _column(words: Words, which: int) -> str:
+    return ";".join([slot[which] for slot in words])
+
+
+#: Kernels that read keys in pages, as many as the lengths of the sequences say.
+_PAGED = frozenset({"FusedInferAttentionScore", "LightningIndexer", "SparseFlashAttention"})
+
+
+def _extra_columns(kernel_type: str, columns: Mapping[str, str] | pd.Index) -> list[str]:
+    """All of the kernel type's, where there is one of them: each value keeps its place among the others."""
+    if kernel_type in EXPERT_PARALLEL:
+        wanted: tuple[str, ...] = (EP_SIZE,)
+    else:
+        wanted = (*RUNTIME_IN_SIGNATURE, *(LENGTHS_IN_SIGNATURE if kernel_type in _PAGED else ()))
+    return list(wanted) if any(column in columns for column in wanted) else []
+
+
+def _extra_text(extra: Sequence[str]) -> str:
+    """The extra columns; where the lengths of the keys are empty, with what else tells these."""
+    values, lengths = extra[: len(RUNTIME_IN_SIGNATURE)], extra[len(RUNTIME_IN_SIGNATURE) :]
+    told = [_plain(cell) for cell in values]
+    if lengths and not values[_KV_VALUES]:
+        blocks, *averages = lengths
+        average = next(filter(None, map(_average, averages)), "")
+        if _plain(blocks) or average:
+            return "|" + "|".join([*told, _plain(blocks), average])
+    return "|" + "|".join(told) if any(told) else ""
+
+
+_KV_VALUES = 1
+
+
+def _average(cell: str) -> str:
+    """A mean number of keys as a replay takes it; "" where it is not known, which older tools write as -1."""
+    number = real(_plain(cell)) or 0.0
+    return str(round(number)) if math.isfinite(number) and number > 0 else ""
+
+
+def _plain(cell: str) -> str:
+    return "".join(cell.split()).strip("\"'").upper()
+
+
+#: Readable part of an id: enough for the shapes of most kernels, short enough for one line.
+_READABLE = 72
+_SEPARATORS = str.maketrans({",": "x", ";": "_"})
+_NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_.x+-]+")
+
+
+def case_id_of(kernel_type: str, signature: str, row_digest: str = "") -> str:
+    """`MatMulV2-4096x4096_4096x1024-BF16_BF16-4096x1024-1f0c9a72b3de`: readable, then unique.
+
+    Of a collective, `hcom_allReduce_-1048576-BF16-16-tier1-0c9a72b3de1f`.
+    """
+    if is_communication(kernel_type):
+        message_bytes, devices, dtype, tier = signature.split("|")
+        readable = f"{message_bytes}-{dtype}-{devices}-tier{tier}"
+    else:
+        inputs, dtypes, _formats, outputs = signature.split("|")[:4]
+        readable = f"{inputs}-{dtypes}-{outputs}".translate(_SEPARATORS)
+    return f"{kernel_type}-{_NOT_IN_IDS.sub('', readable)[:_READABLE]}-{row_digest or digest(kernel_type, signature)}"
+
+
+def case_id_in(nodeid: str) -> str:
+    """The id of the row in a node id: what stands in its last brackets."""
+    return nodeid.rpartition("[")[2].removesuffix("]")
+
+
+@dataclass(frozen=True)
+class RowChoice:
+    """The rows that a user names on a command line.
+
+    Attributes:
+        names: each a kernel type, an id, a node id of pytest, the digest at the end of an id, or a part of ids in
+            upper or lower case; empty: all rows.
+    """
+
+    names: Sequence[str] = ()
+
+    def holds(self, kernel_type: str, signature: str) -> bool:
+        """Whether one of the names is that of a row."""
+        case_id = case_id_of(kernel_type, signature)
+        return not self.names or any(_is_name(name, kernel_type, case_id) for name in self.names)
+
+    def expect(self, found: int, where: str) -> None:
+        """Raises OpAtlasError if no row was found in `where` by the names."""
+        if self.names and not found:
+            raise OpAtlasError(
+                f"no row of {where} has the name {' or '.join(self.names)}: name a kernel type, or a part of an id as "
+                f"`pytest bench/ --collect-only -q` shows them"
+            )
+
+
+def _is_name(name: str, kernel_type: str, case_id: str) -> bool:
+    if name == kernel_type:
+        return True
+    # A node id has the case in its last brackets.
+    wanted = case_id_in(name) if "[" in name else name
+    return wanted.lower() in case_id.lower()

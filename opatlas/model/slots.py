@@ -1,0 +1,188 @@
+"""Tensor slots: what the shape, dtype and format cells of a row say about each tensor.
+
+A cell lists the slots of a kernel separated by `;`, a shape lists dimensions separated by `,`:
+`136,7168;7168,3584` with `DT_BF16;DT_BF16` and `ND;ND`. Profilers wrap cells in quotes and write
+N/A for what is not there; both forms are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+from opatlas.errors import CellError
+from opatlas.model.schema import INPUT_DTYPES, OUTPUT_DTYPES
+from opatlas.text import whole
+
+#: Words that stand for "nothing" in a shape, dtype or format cell.
+EMPTY_WORDS = frozenset({"", "N/A", "NA", "NULL", "NONE", "NAN", "UNDEFINED", "DT_UNDEFINED", "FORMAT_UNDEFINED"})
+
+#: The shape cell of a lone 0-dim tensor, as profilers write it: a cell that holds two quotes.
+EMPTY_SHAPE = '""'
+#: Characters of a cell that is wrong.
+_SHOWN = 200
+_DROPPED = {ord(c): None for c in "\"'()[]{} \t\r\n"}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor of a kernel call.
+
+    Attributes:
+        shape: dimensions; () for a 0-dim tensor or an absent one.
+        dtype: the profiler's name without the DT_ prefix ("BF16", "FLOAT"); "" where undefined.
+        format: the profiler's name without the FORMAT_ prefix ("ND", "FRACTAL_NZ"); "" where undefined.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    format: str
+
+    @property
+    def absent(self) -> bool:
+        """No tensor at all: no dimensions and no dtype. (A 0-dim tensor has a dtype.)"""
+        return not self.shape and not self.dtype
+
+
+def unwrapped(cell: str) -> str:
+    """A profiler's cell without the tabs, blanks and quotes that it puts around the text, inside the CSV's own."""
+    return cell.strip().strip('"').strip()
+
+
+def split_cell(cell: str) -> list[str]:
+    """The slots of a cell as upper-case words without quotes, brackets and blanks.
+
+    Empty words (N/A, NULL, ...) become "". A cell with nothing in it has no slots; a quoted
+    empty cell of a profiler (`""`) is one empty slot, which the dtype cell beside it tells.
+    """
+    return ["" if word in EMPTY_WORDS else word for word in cell.translate(_DROPPED).upper().split(";")]
+
+
+def dtype_name(word: str) -> str:
+    """`DT_FLOAT` and `FLOAT` are one dtype."""
+    return word[3:] if word.startswith("DT_") else word
+
+
+def format_name(word: str) -> str:
+    """`FORMAT_ND` and `ND` are one format."""
+    return word[7:] if word.startswith("FORMAT_") else word
+
+
+@lru_cache(maxsize=4096)
+def _dtype_words(cell: str) -> tuple[str, ...]:
+    """Unlike shapes, the dtypes and formats of a table are few."""
+    return tuple(dtype_name(word) for word in split_cell(cell))
+
+
+@lru_cache(maxsize=4096)
+def _format_words(cell: str) -> tuple[str, ...]:
+    return tuple(format_name(word) for word in split_cell(cell))
+
+
+@lru_cache(maxsize=65536)
+def slot_words(shapes: str, dtypes: str, formats: str) -> tuple[tuple[str, str, str], ...]:
+    """Normalized (shape, dtype, format) words of each slot, trailing absent slots dropped.
+
+    Never raises: signatures of malformed rows must exist, so that they can be reported. The
+    shape word is not checked to hold numbers (`parse_slots` does that).
+    """
+    shape_words = split_cell(shapes)
+    dtype_words, format_words = list(_dtype_words(dtypes)), list(_format_words(formats))
+    count = max(len(shape_words), len(dtype_words))
+    shape_words += [""] * (count - len(shape_words))
+    dtype_words += [""] * (count - len(dtype_words))
+    format_words += [""] * (count - len(format_words))
+    slots = [
+        (shape, dtype, form) if shape or dtype else ("", "", "")
+        for shape, dtype, form in zip(shape_words, dtype_words, format_words, strict=False)
+    ]
+    while slots and slots[-1] == ("", "", ""):
+        slots.pop()
+    return tuple(slots)
+
+
+def parse_slots(shapes: str, dtypes: str, formats: str, columns: tuple[str, str, str]) -> tuple[Slot, ...]:
+    """The tensors that three cells describe, absent ones in between included.
+
+    Args:
+        shapes, dtypes, formats: the cells.
+        columns: their column names, for errors.
+
+    Raises:
+        CellError: a dimension that is not a whole number of at least 0, or a shape without a
+            dtype (cells with a different number of slots).
+    """
+    slots = []
+    for i, (shape, dtype, form) in enumerate(slot_words(shapes, dtypes, formats)):
+        dimensions = tuple(_dimension(text, columns[0], shapes) for text in shape.split(",")) if shape else ()
+        if dimensions and not dtype:
+            raise CellError(columns[1], dtypes, f"slot {i} has the shape {shape} in '{columns[0]}' but no dtype here")
+        slots.append(Slot(dimensions, dtype, form))
+    return tuple(slots)
+
+
+def _dimension(text: str, column: str, cell: str) -> int:
+    size = whole(text)
+    if size is None:
+        raise CellError(column, cell[:_SHOWN], f"{text[:_SHOWN]!r} is not a dimension (a whole number below 10^18)")
+    return size
+
+
+@dataclass(frozen=True)
+class Dtype:
+    """`torch_name` is the attribute of torch; `is_float` tells real numbers from integers and bool."""
+
+    name: str
+    torch_name: str
+    bytes: int
+    is_float: bool = False
+
+
+_KNOWN = {
+    dtype.name: dtype
+    for dtype in (
+        Dtype("FLOAT", "float32", 4, is_float=True),
+        Dtype("FLOAT16", "float16", 2, is_float=True),
+        Dtype("BF16", "bfloat16", 2, is_float=True),
+        Dtype("DOUBLE", "float64", 8, is_float=True),
+        Dtype("INT4", "int4", 1),
+        Dtype("INT8", "int8", 1),
+        Dtype("INT16", "int16", 2),
+        Dtype("INT32", "int32", 4),
+        Dtype("INT64", "int64", 8),
+        Dtype("UINT8", "uint8", 1),
+        Dtype("UINT16", "uint16", 2),
+        Dtype("UINT32", "uint32", 4),
+        Dtype("UINT64", "uint64", 8),
+        Dtype("BOOL", "bool", 1),
+        Dtype("COMPLEX64", "complex64", 8),
+    )
+}
+_SYNONYMS = {"FLOAT32": "FLOAT", "BFLOAT16": "BF16", "FP16": "FLOAT16", "FP32": "FLOAT", "FLOAT64": "DOUBLE"}
+
+
+#: What profilers call the dtypes that are known.
+DTYPE_NAMES = tuple(_KNOWN)
+
+
+@cache
+def known_dtype(name: str) -> Dtype | None:
+    """The dtype of a profiler's name ("DT_BF16", "BF16", "FLOAT"); None for one that is not known."""
+    name = dtype_name(name.strip().upper())
+    return _KNOWN.get(_SYNONYMS.get(name, name))
+
+
+def unknown_dtypes(cells: Mapping[str, str]) -> tuple[str, ...]:
+    """Dtypes of a row that OpAtlas cannot name (65534).
+
+    Such a row is kept: its duration is measured whatever the tensors hold. A newer OpAtlas may know
+    the dtype, and a replay that cannot build the tensors says so.
+    """
+    unknown = {*_unknown_words(cells[INPUT_DTYPES]), *_unknown_words(cells[OUTPUT_DTYPES])}
+    return tuple(sorted(unknown))
+
+
+@lru_cache(maxsize=4096)
+def _unknown_words(dtypes: str) -> tuple[str, ...]:
+    return tuple(word for word in split_cell(dtypes) if word and known_dtype(word) is None)

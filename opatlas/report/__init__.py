@@ -1,0 +1,1 @@
+"""What a database holds, for people: overviews, tables and plots."""

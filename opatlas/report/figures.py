@@ -1,0 +1,280 @@
+"""Numbers as people read them: durations, noise, rates and shares of a peak, of one row and of a kernel type.
+
+The line of a row on the terminal, the tables of summary and report, and JUnit all show these.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from sys import intern
+from typing import Any
+
+from opatlas.model.communication import bandwidth_gbps, is_communication
+from opatlas.model.quality import Quality, relative_noise
+from opatlas.model.record import Measurement, Record
+from opatlas.model.roofline import PRODUCTS, Peak, achieved, work_of
+from opatlas.model.schema import (
+    INPUT_DTYPES,
+    INPUT_SHAPES,
+    MESSAGE_BYTES,
+    NUM_DEVICES,
+)
+from opatlas.model.siblings import plain_type
+
+#: Significant digits of durations and rates.
+_DIGITS = 3
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+#: Of an integer product.
+_WHOLE_NUMBERS = ("INT", "UINT")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The numbers of one measured row.
+
+    Attributes:
+        kernel_type, shapes: the row; shapes of its inputs as in its cell, and the dtype of the first one; of a message
+            its bytes and devices.
+        median_us, min_us: of its samples, in microseconds.
+        noise: standard deviation of the samples as a share of their mean; None for one sample.
+        samples: how many there are.
+        quality: how good they are.
+        instrument, cache: how they were taken.
+        captured_us: the duration that a capture has of the row; None without one.
+        gbps: 10^9 bytes/s moved; None where the work of the row is not known.
+        tera_ops: 10^12 operations/s of a matrix product.
+        of_integers: whether these are operations on integers.
+        share: of the peak that bounds the row, 1 for all of it; None where no peak is known, or a stand-in was timed.
+        by_arithmetic: whether the rate to show is that of operations.
+    """
+
+    kernel_type: str
+    shapes: str
+    median_us: float
+    min_us: float
+    noise: float | None
+    samples: int
+    quality: Quality
+    instrument: str
+    cache: str
+    captured_us: float | None = None
+    gbps: float | None = None
+    tera_ops: float | None = None
+    of_integers: bool = False
+    share: float | None = None
+    by_arithmetic: bool = False
+
+    @property
+    def name(self) -> str:
+        """`MatMulV2 1,1024;4096,1024 BF16`."""
+        return f"{self.kernel_type} {self.shapes}".rstrip()
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as long as captured; None without a capture."""
+        return self.median_us / self.captured_us if self.captured_us else None
+
+    @property
+    def rate(self) -> str:
+        """The rate that is nearer to its peak: `1.60 TB/s`, `312 TFLOP/s`; "" where the work is not known."""
+        if self.by_arithmetic and self.tera_ops:
+            return operations_text(self.tera_ops, of_integers=self.of_integers)
+        return bytes_text(self.gbps) if self.gbps else ""
+
+    @property
+    def warning(self) -> str:
+        """The word of a quality that a reader must know; "" for quiet samples, and for too few to tell."""
+        return self.quality.value if self.quality.is_warning else ""
+
+    def text(self, width: int = 1_000) -> str:
+        """`601 us ±2.1 % (20) 1.60 TB/s 34 % of peak`, the last parts left out where `width` columns are too few."""
+        share = "" if self.share is None else share_text(self.share)
+        head = f"{microseconds_text(self.median_us)} {noise_text(self.noise)}".rstrip() + f" ({self.samples})"
+        head = " ".join(filter(None, (head, self.warning)))
+        for tail in ((self.rate, share and f"{share} of peak"), (self.rate, share), (self.rate,)):
+            text = " ".join(filter(None, (head, *tail)))
+            if len(text) <= width:
+                return text
+        return head
+
+    def line(self) -> str:
+        """`15.1 us ±0.9 % n=30 cold cupti, captured 14.2 us (1.06 x)`: what CI shows of a row."""
+        parts = [microseconds_text(self.median_us), noise_text(self.noise), f"n={self.samples}", self.cache]
+        parts = [" ".join(filter(None, (*parts, self.instrument)))]
+        parts += filter(None, [self.warning, self.rate])
+        if self.share is not None:
+            parts.append(f"{share_text(self.share)} of peak")
+        if self.captured_us and self.ratio:
+            parts.append(f"captured {microseconds_text(self.captured_us)} ({self.ratio:.2f} x)")
+        return ", ".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for reports that travel between processes."""
+        return {name: getattr(self, name) for name in self.__slots__} | {"quality": self.quality.value}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Figures:
+        """The figures that `to_json` gave."""
+        # Many rows share these words, and come from other processes one by one.
+        shared = {name: intern(values[name]) for name in ("kernel_type", "instrument", "cache")}
+        return cls(**{**values, **shared, "quality": Quality(values["quality"])})
+
+
+def figures_of(record: Record, peak: Peak, captured_us: float | None = None) -> Figures:
+    """Returns the figures of a measured record.
+
+    Args:
+        peak: of the device that measured it.
+        captured_us: the duration that a capture has of the row.
+    """
+    measurement = record.measurement
+    assert measurement is not None
+    summary = measurement.summary
+    cells = record.cells
+    if is_communication(record.kernel_type):
+        rates: dict[str, Any] = {"gbps": bandwidth_gbps(int(cells[MESSAGE_BYTES]), summary.median_us)}
+    else:
+        rates = _rates(record, measurement, peak, summary.median_us)
+    return Figures(
+        kernel_type=record.kernel_type,
+        shapes=shapes_of(record.kernel_type, cells),
+        median_us=summary.median_us,
+        min_us=summary.min_us,
+        noise=relative_noise(measurement.samples_us),
+        samples=summary.count,
+        quality=measurement.verdict.quality,
+        instrument=measurement.instrument,
+        cache=measurement.cache_state,
+        captured_us=captured_us,
+        **rates,
+    )
+
+
+def shapes_of(kernel_type: str, cells: Mapping[str, str]) -> str:
+    """The shapes of a row as `Figures` has them, from its cells, whatever these hold."""
+    if is_communication(kernel_type):
+        return f"{cells.get(MESSAGE_BYTES, '')} B on {cells.get(NUM_DEVICES, '')}"
+    dtype, *_ = cells.get(INPUT_DTYPES, "").split(";")
+    return f"{cells.get(INPUT_SHAPES, '')} {dtype}".replace('"', "").strip()
+
+
+def _rates(record: Record, measurement: Measurement, peak: Peak, median_us: float) -> dict[str, Any]:
+    # The samples are first of all those of what ran.
+    ran = record.of_what_ran() or record
+    work = work_of(ran.kernel_type, ran.cells)
+    if work is None:
+        return {}
+    reached = achieved(work, peak, median_us, cold=measurement.cache_state == "cold")
+    share = None if measurement.stand_in else reached.share
+    is_product = plain_type(ran.kernel_type) in PRODUCTS
+    return {
+        "gbps": reached.gbps,
+        "tera_ops": reached.tera_ops,
+        "of_integers": work.dtype.startswith(_WHOLE_NUMBERS),
+        "share": share,
+        "by_arithmetic": is_product if share is None else reached.bound_by_arithmetic,
+    }
+
+
+@dataclass(frozen=True)
+class OfType:
+    """The rows of one kernel type together.
+
+    Attributes:
+        rows: how many were measured.
+        shortest_us, median_us, longest_us: of their medians.
+        noise: median of their noise; None where none has more than one sample.
+        not_quiet: rows whose quality is a warning.
+        rate: the highest.
+        share: median of the shares of peak; None where none is known.
+    """
+
+    kernel_type: str
+    rows: int
+    shortest_us: float
+    median_us: float
+    longest_us: float
+    noise: float | None
+    not_quiet: int
+    rate: str
+    share: float | None
+
+
+def by_type(rows: Iterable[Figures]) -> list[OfType]:
+    """Returns the rows of each kernel type together, sorted by type."""
+    of_type: dict[str, list[Figures]] = {}
+    for row in rows:
+        of_type.setdefault(row.kernel_type, []).append(row)
+    return [_together(name, of_type[name]) for name in sorted(of_type)]
+
+
+def _together(kernel_type: str, rows: Sequence[Figures]) -> OfType:
+    medians = [row.median_us for row in rows]
+    noise = [row.noise for row in rows if row.noise is not None]
+    best = max(rows, key=lambda row: (row.share or 0.0, (row.tera_ops if row.by_arithmetic else row.gbps) or 0.0))
+    return OfType(
+        kernel_type=kernel_type,
+        rows=len(rows),
+        shortest_us=min(medians),
+        median_us=median(medians),
+        longest_us=max(medians),
+        noise=median(noise) if noise else None,
+        not_quiet=sum(bool(row.warning) for row in rows),
+        rate=best.rate,
+        share=best.share,
+    )
+
+
+def slowest(rows: Iterable[Figures], count: int) -> list[Figures]:
+    """Returns the rows with the longest medians."""
+    return heapq.nlargest(count, rows, key=lambda row: row.median_us)
+
+
+def noisiest(rows: Iterable[Figures], count: int) -> list[Figures]:
+    """Returns the rows with the most noise, of those that have several samples."""
+    return heapq.nlargest(count, (row for row in rows if row.noise), key=lambda row: row.noise or 0.0)
+
+
+def microseconds_text(value: float) -> str:
+    """`1.30 us`, `601 us`, `37,818 us`: three digits, and all digits before the point."""
+    return f"{_significant(value)} us"
+
+
+def noise_text(noise: float | None) -> str:
+    """`±2.1 %`, `±23 %`; "" where there is none."""
+    return "" if noise is None else f"±{_percent(noise)}"
+
+
+def share_text(share: float) -> str:
+    """`34 %`, `3.4 %`."""
+    return _percent(share)
+
+
+def bytes_text(gbps: float) -> str:
+    """A rate in 10^9 bytes/s: `1.60 TB/s`, `72.4 GB/s`."""
+    return _scaled(gbps * 1e9, "B/s")
+
+
+def operations_text(tera_ops: float, *, of_integers: bool = False) -> str:
+    """A rate in 10^12 operations/s: `312 TFLOP/s`, of integers `312 TOP/s`."""
+    return _scaled(tera_ops * 1e12, "OP/s" if of_integers else "FLOP/s")
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f} %" if share < 0.0995 else f"{share * 100:,.0f} %"
+
+
+def _scaled(value: float, unit: str) -> str:
+    factor, prefix = next(((factor, prefix) for factor, prefix in _PREFIXES if value >= factor), (1.0, ""))
+    return f"{_significant(value / factor)} {prefix}{unit}"
+
+
+def _significant(value: float) -> str:
+    if value <= 0:
+        return "0"
+    decimals = _DIGITS - 1 - math.floor(math.log10(value))
+    return f"{value:,.{min(max(decimals, 0), 4)}f}"

@@ -1,0 +1,190 @@
+"""Plots the bus bandwidth of collectives against the size of their messages.
+
+Reads the hcom_*.csv files of folders, whoever wrote them. A line is a folder's collective, dtype, number of devices
+and tier; its band reaches from the fastest to the slowest rank's median where the file has their spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opatlas.errors import OpAtlasError, TableError, looking_at_usage
+from opatlas.model.communication import (
+    BY_NAME,
+    COLLECTIVES,
+    TIERS,
+    Collective,
+)
+from opatlas.model.quality import valid_duration
+from opatlas.model.schema import (
+    DTYPE,
+    MESSAGE_BYTES,
+    NUM_DEVICES,
+    TOPOLOGY_TIER,
+    microbench_counter,
+)
+from opatlas.options import Listed, items_of, one_of
+from opatlas.report.plots.figure import (
+    Plot,
+    new_figure,
+    plain,
+    plot_file,
+    save,
+    size_axis,
+)
+from opatlas.report.plots.timed_rows import device_of, expect_tables
+from opatlas.store.csv_files import Database
+from opatlas.store.merge_rule import duration_columns
+from opatlas.text import counted, print_problems, show
+
+#: By the folder of a database.
+_LIBRARIES = {"hccl": "HCCL of CANN", "nccl": "NCCL", "gloo": "Gloo of torch"}
+NAME = "bus_bandwidth"
+NEEDS = "messages of collectives (hcom_*.csv) with a duration"
+
+_SPREAD = microbench_counter("Rank Spread(us)")
+#: Of a panel.
+_INCHES = (4.2, 4.0)
+
+
+@dataclass(frozen=True)
+class Point:
+    """Attributes: fastest_gbps: of the rank whose median is the smallest."""
+
+    message_bytes: int
+    bus_gbps: float
+    fastest_gbps: float
+
+
+def lines_of(folder: Path, collective: Collective) -> dict[str, list[Point]]:
+    """By what the legend calls them; points by size. None where there is no file. Raises TableError."""
+    database = Database(folder)
+    path = database.csv_path(collective.kernel_type)
+    if not path.exists():
+        return {}
+    frame = database.read(collective.kernel_type).frame
+    lines: dict[str, list[Point]] = {}
+    for number, cells in enumerate(frame.to_dict("records"), start=2):
+        durations = [valid_duration(cells.get(name, "")) for name in duration_columns(collective.kernel_type)]
+        duration_us = next((duration for duration in durations if duration is not None), None)
+        if duration_us is None:
+            continue
+        try:
+            message_bytes, devices = int(float(cells[MESSAGE_BYTES])), int(float(cells[NUM_DEVICES]))
+            fastest_us = duration_us - float(cells.get(_SPREAD, "") or 0)
+        except ValueError as error:
+            raise TableError(path, f"a cell that is no number ({error})", "Correct the cell", line=number) from None
+        tier = cells.get(TOPOLOGY_TIER, "")
+        dtype = cells.get(DTYPE, "").removeprefix("DT_")
+        words = [dtype, f"{devices} ranks", f"tier {tier}{_tier_name(tier)}" if tier else ""]
+        name = ", ".join(word for word in words if word)
+        lines.setdefault(name, []).append(
+            Point(
+                message_bytes,
+                collective.bus_bandwidth_gbps(message_bytes, devices, duration_us),
+                collective.bus_bandwidth_gbps(message_bytes, devices, max(fastest_us, 1e-3)),
+            )
+        )
+    return {name: sorted(points, key=lambda point: point.message_bytes) for name, points in lines.items()}
+
+
+def _tier_name(tier: str) -> str:
+    """Returns ` (intra-pod)` for a tier that has a name."""
+    name = TIERS.get(int(tier)) if tier.isdecimal() else None
+    return f" ({name.replace('_', '-')})" if name else ""
+
+
+def title_of(folders: Sequence[Path]) -> str:
+    """Returns the title of a figure: the device of each folder, and the library as far as the folder's place tells."""
+    names = []
+    for folder in folders:
+        *_, library, version = folder.resolve().parts
+        software = f"{_LIBRARIES[library]} {version}" if library in _LIBRARIES else ""
+        names.append(", ".join(word for word in (device_of(folder), software) if word))
+    names = list(dict.fromkeys(filter(None, names)))
+    return "Bus bandwidth of collectives" + (f": {'; '.join(names)}" if names else "")
+
+
+def plots(folders: Sequence[Path], collectives: Sequence[Collective]) -> list[Plot]:
+    """One figure with a panel for each collective that was measured, or none. Raises OpAtlasError."""
+    found = {
+        each: {(folder, name): points for folder in folders for name, points in lines_of(folder, each).items()}
+        for each in collectives
+    }
+    measured = {collective: lines for collective, lines in found.items() if lines}
+    if not measured:
+        return []
+    figure, axes = new_figure(_INCHES[0] * len(measured), _INCHES[1], columns=len(measured))
+    for axis, (collective, lines) in zip(axes, measured.items(), strict=True):
+        _panel(axis, collective, lines, folders)
+    axes[0].set_ylabel("bus bandwidth (10⁹ bytes/s)")
+    figure.suptitle(plain(title_of(folders)))
+    count = sum(len(points) for lines in measured.values() for points in lines.values())
+    names = [collective.name for collective in measured]
+    what = names[0] if len(names) == 1 else f"{len(names)} collectives"
+    return [Plot(NAME, figure, f"{counted(count, 'message')} of {what}")]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "exit status: 0 the plot was made; 1 there is nothing to plot, or it cannot be read or written; 2 wrong usage"
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of hcom_*.csv files")
+    parser.add_argument("--output", required=True, type=plot_file, metavar="FILE", help="the plot: .svg, .png or .pdf")
+    parser.add_argument(
+        "--comm-ops",
+        nargs="+",
+        action=Listed,
+        type=items_of(one_of(BY_NAME)),
+        metavar=("OP[,OP...]", "OP"),
+        help="the collectives to plot (default: those that have a file)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with looking_at_usage():
+        for folder in arguments.folders:
+            expect_tables(folder, of_collectives=True)
+    for folder in arguments.folders:
+        print_problems(Database(folder).misspelt(), word="warning")
+    wanted = [each for each in COLLECTIVES if arguments.comm_ops is None or each.name in arguments.comm_ops]
+    made = plots(arguments.folders, wanted)
+    if not made:
+        folders = ", ".join(map(str, arguments.folders))
+        raise OpAtlasError(f"{folders}: no message of a collective has a duration; measure some first")
+    for plot in made:
+        save(plot.figure, arguments.output)
+        show(f"{arguments.output}: {plot.holds}")
+    return 0
+
+
+def _panel(
+    axis: Any, collective: Collective, lines: Mapping[tuple[Path, str], Sequence[Point]], folders: Sequence[Path]
+) -> None:
+    for (folder, name), points in lines.items():
+        sizes = [point.message_bytes for point in points]
+        speeds = [point.bus_gbps for point in points]
+        (drawn,) = axis.plot(sizes, speeds, marker=".", label=plain(_label(folder, name, folders)))
+        axis.fill_between(
+            sizes,
+            speeds,
+            [point.fastest_gbps for point in points],
+            color=drawn.get_color(),
+            alpha=0.2,
+            linewidth=0,
+        )
+    size_axis(axis)
+    axis.set_yscale("log")
+    axis.grid(alpha=0.3)
+    axis.set_title(collective.name)
+    axis.set_xlabel(f"message: {collective.message}")
+    axis.legend(fontsize="small")
+
+
+def _label(folder: Path, name: str, folders: Sequence[Path]) -> str:
+    """The folder only where there are several: its library and version."""
+    return name if len(folders) == 1 else f"{'/'.join(folder.resolve().parts[-2:])}: {name}"

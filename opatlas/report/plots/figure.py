@@ -1,0 +1,111 @@
+"""Figures: matplotlib where it is installed, without a window, and a file that is whole or not there."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opatlas.errors import OpAtlasError
+from opatlas.store.csv_files import write_atomically
+
+FORMATS = ("png", "svg", "pdf")
+#: Of a raster image: sharp in print at half its size.
+_DOTS_PER_INCH = 150
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+#: Told apart on paper and by most colour-blind people (Okabe and Ito), then matplotlib's others.
+_PALETTE = (
+    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
+    *("#8c564b", "#7f7f7f", "#bcbd22", "#9467bd", "#17becf", "#d62728", "#aec7e8", "#98df8a"),
+)
+_OTHER_COLOR = "#c0c0c0"
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure that is to become `{name}.png`; `holds` tells in a few words what is in it."""
+
+    name: str
+    figure: Any
+    holds: str
+
+
+def new_figure(width_inches: float, height_inches: float, columns: int = 1, rows: int = 1) -> tuple[Any, list[Any]]:
+    """A figure and its axes, row by row, which share their scales. Raises OpAtlasError without matplotlib."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise OpAtlasError(f"a plot needs matplotlib ({error}): pip install 'opatlas[plot]'") from None
+    figure = Figure(figsize=(width_inches, height_inches), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat)
+
+
+def plot_file(text: str) -> Path:
+    """The file that an option names, for `type=`. Raises argparse.ArgumentTypeError where it can hold no plot."""
+    path = Path(text)
+    if _format_of(path) not in FORMATS:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a file whose name ends with .{', .'.join(FORMATS)}")
+    return path
+
+
+def save(figure: Any, path: Path) -> None:
+    """Writes a figure in the format that the file's name ends with, one of FORMATS. Raises OpAtlasError."""
+    form = _format_of(path)
+    from matplotlib import rc_context
+
+    # No date in it, and no random names: the same data give the same file.
+    metadata = {"Date": None} if form == "svg" else {"CreationDate": None} if form == "pdf" else {}
+    with rc_context({"svg.hashsalt": "opatlas"}):
+        write_atomically(
+            path, lambda temporary: figure.savefig(temporary, format=form, metadata=metadata, dpi=_DOTS_PER_INCH)
+        )
+
+
+def _format_of(path: Path) -> str:
+    return path.suffix.removeprefix(".").lower()
+
+
+def plain(name: str) -> str:
+    """A name as text of a figure, in which matplotlib sees no formula: `$x^$` would end the plot."""
+    return name.replace("$", r"\$")
+
+
+def colors_of(names: Sequence[str]) -> Callable[[str], str]:
+    """A colour for each of some names, in their order; grey for those that come too late, and for others."""
+    colors = dict(zip(names, _PALETTE, strict=False))
+    return lambda name: colors.get(name, _OTHER_COLOR)
+
+
+def decades(axis: Any) -> None:
+    """Makes both axes logarithmic, with a grid, whole powers of ten at their ends, and plain numbers: `0.1`, `10`."""
+    axis.set_xscale("log")
+    axis.set_yscale("log")
+    axis.set_xlim(*whole_decades(*axis.get_xlim()))
+    axis.set_ylim(*whole_decades(*axis.get_ylim()))
+    for along in (axis.xaxis, axis.yaxis):
+        along.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.grid(alpha=0.3)
+    axis.grid(which="minor", alpha=0.1)
+
+
+def whole_decades(least: float, most: float) -> tuple[float, float]:
+    """Returns the powers of ten around some values: (10, 1000) around 37 and 510."""
+    return 10.0 ** math.floor(math.log10(least)), 10.0 ** math.ceil(math.log10(most))
+
+
+def size_axis(axis: Any) -> None:
+    """A logarithmic axis of bytes: `64 KiB`."""
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter(lambda size, _: bytes_text(size))
+    axis.tick_params(axis="x", labelrotation=45)
+
+
+def bytes_text(size: float) -> str:
+    """`64 KiB`, of a power of two."""
+    power = min(max(int(size).bit_length() - 1, 0) // 10, len(_BYTE_UNITS) - 1)
+    return f"{size / (1 << 10 * power):g} {_BYTE_UNITS[power]}"

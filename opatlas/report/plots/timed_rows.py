@@ -1,0 +1,210 @@
+"""The rows of a database that have a duration, with their tensors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from opatlas.capture.pool import ingests_of
+from opatlas.errors import CellError, OpAtlasError
+from opatlas.files import expect_folder
+from opatlas.gc_pause import without_cycle_collection
+from opatlas.model.quality import Quality, is_noisy, valid_duration
+from opatlas.model.schema import (
+    AVERAGE,
+    CACHE_STATE,
+    INPUT_SLOTS,
+    INSTRUMENT,
+    MICROBENCH_STD,
+    OUTPUT_SLOTS,
+    PROFILING_AVERAGE,
+    QUALITY,
+    RUN_ID,
+    STAND_IN,
+)
+from opatlas.model.slots import Slot, parse_slots
+from opatlas.store.csv_files import Database
+from opatlas.store.header import expect_columns, read_header
+from opatlas.store.manifest import manifests_of
+from opatlas.text import counted
+
+#: From a database up to the folder of all: version, software, device.
+_BELOW = ("*", "*/*", "*/*/*")
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRow:
+    """A row with a duration.
+
+    Attributes:
+        microbench_us, profiling_us: averages of a replay and of a capture; None: it has none.
+        how: how the replay took it, `cold, cupti`; "" where the row does not say.
+        device: what it was replayed on, by the manifest of its run; "" where nothing tells.
+        noisy: whether the samples of the replay vary: by the row's quality, or by their relative standard deviation.
+        stands_in: whether the replay timed something else in place of the kernel; the row's Stand-In says what.
+    """
+
+    kernel_type: str
+    inputs: tuple[Slot, ...]
+    outputs: tuple[Slot, ...]
+    microbench_us: float | None
+    profiling_us: float | None
+    how: str
+    device: str = ""
+    noisy: bool = False
+    stands_in: bool = False
+
+    @property
+    def duration_us(self) -> float:
+        """The replay's, or else the capture's."""
+        duration_us = self.microbench_us or self.profiling_us
+        assert duration_us is not None
+        return duration_us
+
+
+@dataclass(frozen=True)
+class TimedRows:
+    """What a database holds.
+
+    Attributes:
+        device: what the rows were measured on, by the name of its folder; "" where nothing tells.
+        captured_on: devices that captures in the database say that they are of.
+        folder: the database's.
+        problems: files that could not be read, and rows whose cells mean no tensors.
+    """
+
+    folder: Path
+    device: str
+    rows: Sequence[TimedRow]
+    problems: Sequence[str]
+    captured_on: Collection[str] = ()
+
+
+def read_timed_rows(folder: Path, kernel_types: Collection[str] = ()) -> TimedRows:
+    """The timed rows of some kernel types, or of all. Raises OpAtlasError where there is no such folder or file."""
+    expect_tables(folder)
+    database = Database(folder)
+    there = database.kernel_types()
+    missing = sorted(set(kernel_types) - set(there))
+    if missing:
+        raise OpAtlasError(f"{folder} has no rows of {', '.join(missing)}: name files that are there, without .csv")
+    rows: list[TimedRow] = []
+    problems: list[str] = []
+    # What cannot be read of them is nothing to a plot: combine and the runs themselves report it.
+    devices = {
+        run_id: ", ".join(sorted(manifest.device_names)) for run_id, manifest in manifests_of(database, []).items()
+    }
+    with without_cycle_collection():
+        for kernel_type in sorted(kernel_types) or there:
+            try:
+                rows += _rows_of(database, kernel_type, devices, problems)
+            except OpAtlasError as error:
+                problems.append(str(error))
+    return TimedRows(folder, device_of(folder), rows, problems, _captured_on(database))
+
+
+def on_device(row: TimedRow, device: str) -> TimedRow | None:
+    """Returns a row without the duration of a replay on another device; None if it has no other duration."""
+    if row.microbench_us is None or not row.device or row.device == device:
+        return row
+    return (
+        None
+        if row.profiling_us is None
+        else replace(row, microbench_us=None, how="", device="", noisy=False, stands_in=False)
+    )
+
+
+def expect_tables(folder: Path, *, of_collectives: bool = False) -> None:
+    """Raises OpAtlasError where a folder is not there, or holds no CSV of a database; names one below it that does.
+
+    Args:
+        of_collectives: those of kernels do not do.
+    """
+    wanted = "hcom_*.csv" if of_collectives else "*.csv"
+    expect_folder(folder, f"name one that holds {wanted if of_collectives else '{KernelType}.csv'} files")
+    tables = sorted(folder.glob(wanted))
+    if not tables:
+        below = itertools.chain.from_iterable(sorted(folder.glob(f"{level}/{wanted}")) for level in _BELOW)
+        example = next(below, None)
+        where = f"a folder that does, such as {example.parent}" if example else "a folder that does"
+        raise OpAtlasError(f"{folder}: holds no {wanted if of_collectives else 'CSV'}: name {where}")
+    problems: list[str] = []
+    for path in tables:
+        try:
+            expect_columns(path, read_header(path).names)
+            return
+        except OpAtlasError as error:
+            problems.append(str(error))
+    raise OpAtlasError(f"{folder}: no database, for none of its CSVs is one of kernels or collectives: {problems[0]}")
+
+
+def device_of(folder: Path) -> str:
+    """`NVIDIA_H200` of data/NVIDIA_H200/torch/torch2.11.0_cuda13.0; elsewhere what the manifests say; "" where none."""
+    parts = folder.resolve().parts
+    if parts[-4:-3] == ("data",):
+        return parts[-3]
+    # A manifest that cannot be read is nothing to a plot: merge and the runs themselves report it.
+    manifests = manifests_of(Database(folder), problems=[])
+    names = {name for manifest in manifests.values() for name in manifest.device_names}
+    return names.pop() if len(names) == 1 else ""
+
+
+def _captured_on(database: Database) -> Collection[str]:
+    try:
+        return {ingest.manifest.device for ingest in ingests_of(database) if ingest.manifest.device}
+    except OpAtlasError:
+        return set()
+
+
+def _is_noisy(quality: str, std_us: str, average_us: str) -> bool:
+    """Whether samples vary; rows of an older OpAtlas have no quality, but the standard deviation."""
+    std, average = valid_duration(std_us), valid_duration(average_us)
+    return is_noisy(Quality.of_cell(quality), std / average if std and average else None)
+
+
+def _rows_of(
+    database: Database, kernel_type: str, devices: Mapping[str, str], problems: list[str]
+) -> Iterator[TimedRow]:
+    """Raises OpAtlasError."""
+    table = database.read(kernel_type)
+    frame, unread, example = table.frame, 0, ""
+
+    def column(name: str) -> Sequence[str]:
+        return frame[name].tolist() if name in frame.columns else [""] * len(frame)
+
+    slots_and_durations = map(column, (*INPUT_SLOTS, *OUTPUT_SLOTS, AVERAGE, PROFILING_AVERAGE))
+    of_replay = zip(*map(column, (CACHE_STATE, INSTRUMENT, RUN_ID, QUALITY, MICROBENCH_STD, STAND_IN)), strict=True)
+    for i_shapes, i_dtypes, i_formats, o_shapes, o_dtypes, o_formats, replayed, captured, (
+        cache,
+        instrument,
+        run_id,
+        quality,
+        std,
+        stand_in,
+    ) in zip(*slots_and_durations, of_replay, strict=True):
+        microbench_us, profiling_us = valid_duration(replayed), valid_duration(captured)
+        if microbench_us is None and profiling_us is None:
+            continue
+        try:
+            inputs = parse_slots(i_shapes, i_dtypes, i_formats, INPUT_SLOTS)
+            outputs = parse_slots(o_shapes, o_dtypes, o_formats, OUTPUT_SLOTS)
+        except CellError as error:
+            unread, example = unread + 1, example or str(error)
+            continue
+        how = ", ".join(word for word in (cache, instrument) if word) if microbench_us else ""
+        device, noisy = (devices.get(run_id, ""), _is_noisy(quality, std, replayed)) if microbench_us else ("", False)
+        yield TimedRow(
+            kernel_type,
+            inputs,
+            outputs,
+            microbench_us,
+            profiling_us,
+            how,
+            device,
+            noisy,
+            bool(microbench_us and stand_in),
+        )
+    if unread:
+        problems.append(f"{table.path}: {counted(unread, 'row')} left out: {example}; correct the cell")

@@ -1,0 +1,474 @@
+"""Reading and writing the CSV files of a database.
+
+Every cell is text, exactly as the file has it, so that columns which OpAtlas does not know and
+numbers that it does not touch survive a rewrite to the letter. A file is replaced in one step
+under a lock: a crash at any moment leaves the old file or the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
+import fcntl
+import io
+import itertools
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+from filelock import Timeout
+
+from opatlas.errors import OpAtlasError, TableError
+from opatlas.files import (
+    open_own,
+    own_file,
+    own_folder,
+    own_lock,
+)
+from opatlas.model.communication import is_communication
+from opatlas.model.schema import is_file_name
+from opatlas.store.header import (
+    RESTORE,
+    Header,
+    expect_columns,
+    misspelt,
+    modern_names,
+    parse_header,
+    read_header,
+)
+from opatlas.text import shown
+from opatlas.text_format import SAVE_OR_RESTORE, undecodable_cell
+
+#: A record may span lines only inside quotes; no cell of a profiler comes near this.
+_BLOCK_BYTES = 8 << 20
+#: Arrow counts the bytes of a block in 32 bits.
+_LARGEST_BLOCK_BYTES = (1 << 31) - 1
+#: At the beginning of a file no text, but a mark.
+_BOM = "\ufeff"
+#: Of a cell in an error.
+_CELL_SHOWN = 80
+_TEXT = pa.large_string()
+#: A hundred columns of a few rows are written sooner row by row.
+_FEW_ROWS = 200
+#: Lines that are put together at a time, which bounds the memory that writing takes.
+_ROWS_PER_WRITE = 16384
+TEMPORARY_SUFFIX = ".opatlas-tmp"
+_TEMPORARY_NAME = re.compile(rf"\..+\.\w+{re.escape(TEMPORARY_SUFFIX)}", re.DOTALL)
+_ABANDONED_AFTER_S = 60.0
+#: A larger CSV is no database of durations; what has no end would fill the memory.
+_LARGEST_CSV_BYTES = 4 << 30
+#: What to do about errors that have nothing to do with who may write.
+_REMEDIES = {
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EISDIR: "name a file that is none",
+    errno.ENOTDIR: "a file stands where a folder is to be: name another place",
+    errno.EEXIST: "a file stands where a folder is to be: name another place",
+}
+
+
+@dataclass
+class Table:
+    """The rows of one kernel type. `frame` holds text cells only."""
+
+    kernel_type: str
+    path: Path
+    frame: pd.DataFrame
+
+
+class Database:
+    """A directory of `{KernelType}.csv` files, with its journal, runs, reports and pruned rows."""
+
+    def __init__(self, path: Path | str, file_names: Mapping[str, str] | None = None) -> None:
+        """`file_names` are those of kernel types whose file has another name than they."""
+        self.path = Path(path)
+        self._file_names = file_names or {}
+
+    @property
+    def journal_dir(self) -> Path:
+        """Records that are not in the CSVs yet. Like each folder of a database, no link: raises UnsafePath."""
+        return own_folder(self.path / "journal")
+
+    @property
+    def runs_dir(self) -> Path:
+        """A manifest for each run."""
+        return own_folder(self.path / "runs")
+
+    @property
+    def reports_dir(self) -> Path:
+        """What sessions and commands tell."""
+        return own_folder(self.path / "reports")
+
+    @property
+    def pruned_dir(self) -> Path:
+        """Rows that were taken out of the CSVs."""
+        return own_folder(self.path / "pruned")
+
+    @property
+    def profiles_dir(self) -> Path:
+        """Output of profilers for rows that are not in the CSVs."""
+        return own_folder(self.path / "profiles")
+
+    def folders(self) -> tuple[Path, ...]:
+        """All of these, whether or not they are there. Raises UnsafePath."""
+        return self.journal_dir, self.runs_dir, self.reports_dir, self.pruned_dir, self.profiles_dir
+
+    def kernel_types(self) -> list[str]:
+        """Kernel types that have a file, sorted; collectives (`hcom_*`) have another schema, and hidden files none."""
+        return sorted(path.stem for path in self.path.glob("*.csv") if not path.stem.startswith(("hcom_", ".")))
+
+    def csv_path(self, kernel_type: str) -> Path:
+        """Where the rows of a kernel type are.
+
+        Raises:
+            OpAtlasError: the kernel type cannot be a file name.
+        """
+        if not is_file_name(kernel_type):
+            raise OpAtlasError(
+                f"kernel type {kernel_type!r} cannot name a file of {self.path}: "
+                f"rename it in the capture, or leave it out"
+            )
+        return self.path / self._file_names.get(kernel_type, f"{kernel_type}.csv")
+
+    def misspelt(self) -> list[str]:
+        """Columns that may be misspelt, as sentences; a file that cannot be read is left to who reads its rows."""
+        found: list[str] = []
+        for path in sorted(self.path.glob("[!.]*.csv")):
+            with contextlib.suppress(TableError):
+                names = read_header(path).names
+                modern = modern_names(names)
+                found += misspelt(path, [modern.get(name, name) for name in names])
+        return found
+
+    def read(self, kernel_type: str) -> Table:
+        """The rows of a kernel type. Raises TableError."""
+        path = self.csv_path(kernel_type)
+        return Table(kernel_type, path, read_frame(path, kernel_type))
+
+    def write(self, table: Table) -> None:
+        """Replaces the file of `table` in one step; call it with the lock held."""
+        write_frame(table.frame, table.path)
+
+    def free_report(self, name: str, at: float, *, suffix: str = ".csv") -> Path:
+        """`reports/{name}_{time}.csv`, which is not there yet; those of the same second are numbered.
+
+        Args:
+            at: seconds since the epoch.
+        """
+        stem = f"{name}_{time.strftime('%Y%m%d_%H%M%S', time.localtime(at))}"
+        stems = itertools.chain([stem], (f"{stem}_{number}" for number in itertools.count(2)))
+        return next(path for path in (self.reports_dir / f"{stem}{suffix}" for stem in stems) if not path.exists())
+
+    def _sweep(self) -> None:
+        """Removes what writers that were killed left half-written; the lock is held."""
+        for folder in (self.path, *self.folders()):
+            for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
+                if _is_abandoned(path):
+                    path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def lock(self, timeout_s: float = 60.0) -> Iterator[None]:
+        """Holds the database against other writers for the time of a read, change and write.
+
+        What writers that were killed left half-written is removed.
+
+        Raises:
+            OpAtlasError: another process holds it for longer than `timeout_s`, or it cannot be written, or one of
+                its folders is a link.
+        """
+        journal_dir, *_ = self.folders()
+        lock = own_lock(journal_dir / "database.lock")
+        try:
+            journal_dir.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=timeout_s, poll_interval=0.05)
+            self._sweep()
+        except Timeout:
+            raise OpAtlasError(
+                f"{self.path} has been locked by another process for {timeout_s:.0f} s "
+                f"({journal_dir / 'database.lock'}): wait for it to end, then run again"
+            ) from None
+        except OSError as error:
+            lock.release()
+            raise OpAtlasError(not_writable(self.path, error)) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def not_writable(path: Path, error: OSError) -> str:
+    """What to tell a user whose database cannot be written, whichever option or argument named it."""
+    remedy = _REMEDIES.get(error.errno or 0, "make it writable, or name a copy of it instead")
+    return f"{path} cannot be written ({error.strerror or error}): {remedy}"
+
+
+def read_frame(path: Path, kernel_type: str = "") -> pd.DataFrame:
+    """The CSV of a kernel type as text cells, its older column names translated.
+
+    Args:
+        kernel_type: where the file is not named for it.
+
+    Raises:
+        TableError: no such file, a Git LFS pointer, an empty file, a header that is not that of such
+            a CSV, a repeated column, a line with another number of fields, text that is not UTF-8.
+    """
+    frame = read_text_csv(path)
+    expect_columns(path, list(frame.columns), kernel_type)
+    if is_communication(kernel_type or path.stem):
+        return frame
+    names = modern_names(list(frame.columns))
+    # Most files have no older names, and pandas takes its time.
+    modern: pd.DataFrame = frame.rename(columns=names) if names else frame
+    return modern
+
+
+def read_text_csv(path: Path) -> pd.DataFrame:
+    """Any CSV file as text cells, with its errors named by line. Raises TableError."""
+    header = read_header(path)
+    if header.alone:
+        empty: pd.DataFrame = pd.DataFrame({name: pd.Series(dtype=str) for name in header.names})
+        return empty
+    size = path.stat().st_size
+    if size > _LARGEST_CSV_BYTES:
+        raise TableError(path, f"larger than {_LARGEST_CSV_BYTES >> 30} GiB", "Split it, or restore it")
+    # A block must hold a whole line: one that is longer than usual has the file read again in larger blocks.
+    block_bytes = _BLOCK_BYTES
+    while True:
+        try:
+            frame: pd.DataFrame = _arrow_table(path, header, block_bytes).to_pandas()
+            return frame
+        except pa.ArrowInvalid as error:
+            if block_bytes > size or block_bytes == _LARGEST_BLOCK_BYTES:
+                raise _what_is_wrong(path, header, block_bytes, error) from None
+            block_bytes = min(8 * block_bytes, size + 1, _LARGEST_BLOCK_BYTES)
+        except OSError as error:
+            raise TableError(path, f"cannot be read ({error.strerror or error})", "Check the disk") from None
+
+
+def _arrow_table(
+    path: Path, header: Header, block_bytes: int, reject: Callable[[pa.csv.InvalidRow], str] | None = None
+) -> pa.Table:
+    """Raises ArrowInvalid; OSError."""
+    return pa.csv.read_csv(
+        path,
+        # One thread, so that a rejected row knows its number.
+        read_options=pa.csv.ReadOptions(
+            use_threads=False, block_size=block_bytes, column_names=header.names, skip_rows=header.lines
+        ),
+        # Without a handler: a handler is not asked about a line that is not UTF-8, and the line is passed over.
+        parse_options=pa.csv.ParseOptions(newlines_in_values=True, invalid_row_handler=reject),
+        convert_options=pa.csv.ConvertOptions(
+            column_types={name: pa.string() for name in header.names}, strings_can_be_null=False
+        ),
+    )
+
+
+def _what_is_wrong(path: Path, header: Header, block_bytes: int, error: pa.ArrowInvalid) -> TableError:
+    """Looks for the line of a file because of which the file cannot be read."""
+    with open_own(path) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return TableError(path, undecodable_cell(line, header.names), SAVE_OR_RESTORE, line=number)
+    rejected: list[pa.csv.InvalidRow] = []
+
+    def reject(row: pa.csv.InvalidRow) -> str:
+        rejected.append(row)
+        return "skip"
+
+    with contextlib.suppress(pa.ArrowInvalid):
+        _arrow_table(path, header, block_bytes, reject)
+    if not rejected:
+        return TableError(path, f"not readable as UTF-8 CSV ({error})", RESTORE)
+    first = rejected[0]
+    return TableError(
+        path,
+        f"{first.actual_columns} fields where the header has {first.expected_columns} columns"
+        + (f" (and {len(rejected) - 1} more such lines)" if len(rejected) > 1 else ""),
+        RESTORE,
+        line=first.number,
+    )
+
+
+def release_memory() -> None:
+    """Gives memory that tables took back to the system: Arrow keeps what it frees for itself."""
+    pa.default_memory_pool().release_unused()
+
+
+def write_frame(frame: pd.DataFrame, path: Path) -> None:
+    """Writes text cells as CSV: UTF-8, `\\n`, no BOM; the old file stays until the new one is on disk.
+
+    `read_text_csv` reads the same names and cells again.
+
+    Raises:
+        TableError: a name or a cell cannot be written so that it is read again; the old file is intact.
+        OpAtlasError: the directory cannot be written, or the disk is full; the old file is intact.
+    """
+    header = _header_line(frame, path)
+    try:
+        write_atomically(path, lambda temporary: _write_csv(frame, header, temporary))
+    except UnicodeEncodeError as error:
+        raise _not_encodable(frame, path, error) from None
+
+
+def _header_line(frame: pd.DataFrame, path: Path) -> bytes:
+    """The header of a table as a line. Raises TableError: other names would be read again."""
+    names = [str(name) for name in frame.columns]
+    remedy = "Rename the column; nothing was written"
+    try:
+        line = (",".join(_quoted(pa.array(names, type=_TEXT)).to_pylist()) + "\n").encode()
+        again = parse_header(io.BytesIO(line), path).names
+    except UnicodeEncodeError as error:
+        raise TableError(path, f"a column's name cannot be UTF-8 ({error})", remedy, line=1) from None
+    except TableError as error:
+        raise TableError(path, f"such a header cannot be read again: {error.problem}", remedy, line=1) from None
+    for name, found in itertools.zip_longest(names, again):
+        if name != found:
+            raise TableError(path, f"column {name!r} would be read again as {found!r}", remedy, line=1)
+    return line
+
+
+def _not_encodable(frame: pd.DataFrame, path: Path, error: UnicodeEncodeError) -> TableError:
+    for name in frame.columns:
+        for row, cell in enumerate(frame[name], start=2):
+            try:
+                str(cell).encode()
+            except UnicodeEncodeError:
+                said = ascii(cell)[:_CELL_SHOWN]
+                remedy = "Correct the cell; nothing was written"
+                return TableError(path, f"column {name!r}: {said} cannot be UTF-8", remedy, line=row)
+    return TableError(path, f"a cell cannot be UTF-8 ({error})", "Correct the cell; nothing was written")
+
+
+def _write_csv(frame: pd.DataFrame, header: bytes, path: str) -> None:
+    """What `frame.to_csv` writes for text cells, put together by columns: ten times faster for many rows."""
+    if len(frame) <= _FEW_ROWS:
+        rows = list(frame.itertuples(index=False, name=None))
+        # Not every version of csv quotes a lone carriage return, which ends a line for who reads it.
+        if not any("\r" in cell or cell.startswith(_BOM) for row in rows for cell in row):
+            with open(path, "wb") as binary:
+                binary.write(header)
+            with open(path, "a", encoding="utf-8", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows(rows)
+            return
+    columns = [_quoted(pa.array(frame[name], type=_TEXT), alone=frame.shape[1] == 1) for name in frame.columns]
+    comma = pa.scalar(",", type=_TEXT)
+    with open(path, "wb") as binary:
+        binary.write(header)
+        for start in range(0, len(frame), _ROWS_PER_WRITE):
+            lines = pc.binary_join_element_wise(*(c.slice(start, _ROWS_PER_WRITE) for c in columns), comma)
+            binary.write(("\n".join(lines.to_pylist()) + "\n").encode())
+
+
+def _quoted(cells: pa.Array, *, alone: bool = False) -> pa.Array:
+    """Cells with quotes around those that need them: an empty cell does if it is alone in its line."""
+    special = pc.match_substring_regex(cells, f'[",\r\n]|^{_BOM}' + ("|^$" if alone else ""))
+    if not pc.any(special).as_py():
+        return cells
+    quote, nothing = pa.scalar('"', type=_TEXT), pa.scalar("", type=_TEXT)
+    doubled = pc.replace_substring(cells, '"', '""')
+    return pc.if_else(special, pc.binary_join_element_wise(quote, doubled, quote, nothing), cells)
+
+
+def write_rows(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Writes a small CSV file, a report say, in one step. Raises OpAtlasError."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    # Somebody will print it.
+    writer.writerows([shown(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
+    write_text(path, text.getvalue())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file in one step. Raises OpAtlasError."""
+    write_atomically(path, lambda temporary: Path(temporary).write_bytes(content))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file in one step; what cannot be UTF-8 is escaped (`\\udcff`). Raises OpAtlasError."""
+    content = text.encode(errors="backslashreplace")
+    write_atomically(path, lambda temporary: Path(temporary).write_bytes(content))
+
+
+def write_atomically(path: Path, write: Callable[[str], object]) -> None:
+    """Lets `write` fill a temporary file beside `path`, then puts it in its place.
+
+    Raises:
+        OpAtlasError: the directory cannot be written, or the disk is full; an old file is intact.
+    """
+    # A link within its folder stays one: the file that it leads to is replaced.
+    path = own_file(path)
+    handle, temporary = -1, None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mode = path.stat().st_mode & 0o777 if path.exists() else None
+        handle, temporary = _temporary_beside(path, 0o666 if mode is None else mode)
+        write(temporary)
+        if mode is not None:
+            os.chmod(temporary, mode)
+        _sync(temporary)
+        os.replace(temporary, path)
+        temporary = None
+        _sync(path.parent)
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, f"make {path.parent} writable, or name another folder")
+        raise OpAtlasError(f"{path} was not written ({error.strerror}): {remedy}") from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        if handle >= 0:
+            os.close(handle)
+
+
+def _temporary_beside(path: Path, mode: int) -> tuple[int, str]:
+    """Creates an empty file beside `path`, whose lock tells others that its writer lives; heeds the umask."""
+    while True:
+        temporary = f"{path.parent / f'.{path.name}.{secrets.token_hex(8)}'}{TEMPORARY_SUFFIX}"
+        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        # Not every file system has locks.
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Nobody took it for abandoned before it was locked.
+        if os.path.exists(temporary):
+            return handle, temporary
+        os.close(handle)
+
+
+def _is_abandoned(temporary: Path) -> bool:
+    """Whether a file is one that `write_atomically` made, in a process that has ended."""
+    if not _TEMPORARY_NAME.fullmatch(temporary.name) or temporary.is_symlink() or not temporary.is_file():
+        return False
+    try:
+        handle = os.open(temporary, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        # No locks here. A write takes seconds.
+        return time.time() - os.fstat(handle).st_mtime > _ABANDONED_AFTER_S
+    finally:
+        os.close(handle)
+    return True
+
+
+def _sync(path: Path | str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,409 @@
+"""What the durations of a database were measured on, and whether those of a session belong beside them.
+
+Durations compare only if device, software, cache state and instrument are the same. The evidence, strongest first:
+the manifests of the runs that rows name, the database's own folder (opatlas/model/location.py), `SHIPPED.txt`. A
+replayed
+duration without any of them is of unknown origin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from opatlas.capture.manifest import read_manifest
+from opatlas.errors import OpAtlasError, TableError
+from opatlas.model.location import (
+    NPU_DEVICES,
+    UNNAMED_NPU,
+    folder_of,
+    is_chip,
+    kind_of,
+    public_version,
+    shipped_as,
+)
+from opatlas.model.quality import valid_duration
+from opatlas.model.schema import RUN_ID
+from opatlas.model.versions import (
+    CANN,
+    CUDA,
+    NCCL,
+    TORCH,
+    VLLM,
+    same_release,
+    version_key,
+)
+from opatlas.store import journal
+from opatlas.store.csv_files import Database, read_frame
+from opatlas.store.manifest import INGEST_PREFIX, Manifest, manifests_of
+from opatlas.store.merge_rule import duration_columns
+from opatlas.text import counted
+
+#: Names of software that may name a database's folder, and where a manifest has their version: facts of the device,
+#: then packages.
+_IN_MANIFEST: Mapping[str, tuple[Sequence[str], str]] = {
+    VLLM.name: (("vllm_ascend",), "vllm-ascend"),
+    TORCH.name: (("torch",), "torch"),
+    CANN.name: (("cann_toolkit", "cann"), ""),
+    CUDA.name: (("cuda",), ""),
+    NCCL.name: (("nccl",), ""),
+}
+#: What durations are unlike in, as `Unlike.what` has it.
+ORIGIN, CACHE, INSTRUMENT = "origin", "cache state", "instrument"
+_RUNS_SHOWN = 2
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Device and software of durations. A value that is not known is empty, and agrees with any.
+
+    Attributes:
+        device: name of the device, as its database folder has it.
+        kind: "npu", "cuda" or "cpu", or that of a device which a conftest.py opens.
+        versions: public versions by the name of the software ("torch": "2.11.0"), of what names a database folder.
+        threads: CPU threads of torch, of a CPU. Machines of one name may differ in them: each cloud calls its own CPUs
+            `Intel_Xeon_Processor`, and no column of a row tells how many there were.
+        host: name of the machine.
+    """
+
+    device: str = ""
+    kind: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    threads: int | None = None
+    host: str = ""
+
+    def __str__(self) -> str:
+        """`NVIDIA_H200 with torch 2.11.0, CUDA (of torch) 13.0`."""
+        device = self.device or (f"an unnamed device of kind {self.kind}" if self.kind else "an unknown device")
+        device += f" ({counted(self.threads, 'thread')})" if self.threads else ""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return f"{device} with {versions}" if versions else device
+
+    def agrees_with(self, other: Origin) -> bool:
+        """Whether nothing that is known of both differs in device, CPU threads or software."""
+        if self.threads and other.threads and self.threads != other.threads:
+            return False
+        return self.is_of_same_device(other) and not any(
+            version_key(version) != version_key(other.versions[name])
+            for name, version in self.versions.items()
+            if name in other.versions
+        )
+
+    def is_of_same_release(self, other: Origin) -> bool:
+        """Whether nothing that is known of both differs in device, or in the first two numbers of a version."""
+        return self.is_of_same_device(other) and all(
+            same_release(version, other.versions[name])
+            for name, version in self.versions.items()
+            if name in other.versions
+        )
+
+    def only_threads_differ(self, other: Origin) -> bool:
+        """Whether the number of CPU threads is all that is not the same."""
+        return not self.agrees_with(other) and self.agrees_with(replace(other, threads=self.threads))
+
+    def is_of_same_device(self, other: Origin) -> bool:
+        """Whether nothing that is known of both says that the devices differ."""
+        if self.kind and other.kind and self.kind != other.kind:
+            return False
+        if not self.device or not other.device:
+            return True
+        names = {self.device, other.device}
+        if UNNAMED_NPU in names or (names.intersection(NPU_DEVICES) and any(map(is_chip, names))):
+            # A product, and the chip in it.
+            return True
+        return self.device == other.device
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A replayed duration that a session is about to replace.
+
+    Attributes:
+        place: file and line.
+        run_id, cache, instrument: as in the row.
+        samples: their number; None if the row does not say.
+    """
+
+    place: str
+    run_id: str
+    cache: str
+    instrument: str
+    samples: int | None
+
+
+@dataclass(frozen=True)
+class Taking:
+    """How a session takes the duration of a row.
+
+    Attributes:
+        origin: on what, with what software.
+        cache, instrument: as the row will have them; "" if that is not known yet.
+        samples: their number; None if the stop rule decides.
+    """
+
+    origin: Origin
+    cache: str
+    instrument: str
+    samples: int | None
+
+
+@dataclass
+class Unlike:
+    """Stored durations that do not compare with those of a session.
+
+    Attributes:
+        what: ORIGIN, CACHE or INSTRUMENT.
+        stored, taken: what the stored durations were taken with, and what the session takes.
+        count: how many there are.
+        example: the place of the first of them.
+    """
+
+    what: str
+    stored: str
+    taken: str
+    count: int
+    example: str
+
+    def __str__(self) -> str:
+        return f"{self.count:,} with {self.what} {self.stored} (such as {self.example}), this session: {self.taken}"
+
+
+class MixedDatabase(OpAtlasError):
+    """A session's durations would be mixed with durations of another device or of other software.
+
+    Attributes:
+        theirs: what the database was measured with.
+        ours: what the session is.
+        evidence: what tells of `theirs`.
+    """
+
+    def __init__(self, place: str, theirs: Origin, ours: Origin, evidence: str) -> None:
+        self.theirs = theirs
+        self.ours = ours
+        self.evidence = evidence
+        super().__init__(f"{place} is of {theirs} ({evidence}), and this session is on {ours}")
+
+
+class Provenance:
+    """What tells where the durations of a database come from.
+
+    Attributes:
+        problems: manifests that cannot be read, as sentences.
+        manifests: those of the runs, by run id.
+        shipped: what a database that ships with OpAtlas was measured on; "" for any other.
+        captured_on: names of the devices of captures, as far as ingests were told.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.problems: list[str] = []
+        self.manifests = manifests_of(database, self.problems)
+        self._runs = {run_id: list(origins_of(manifest)) for run_id, manifest in self.manifests.items()}
+        self._folder = folder_origin(database)
+        self.shipped = shipped_as(database.path)
+        self.captured_on = self._captured_on()
+
+    def _captured_on(self) -> list[str]:
+        devices = set()
+        for path in sorted(self._database.runs_dir.glob(f"{INGEST_PREFIX}*.json")):
+            try:
+                devices.add(read_manifest(path).device)
+            except (OpAtlasError, OSError) as error:
+                self.problems.append(str(error))
+        return sorted(device for device in devices if device)
+
+    def expect(self, ours: Origin) -> None:
+        """Raises MixedDatabase if the database holds durations of another device or other software, or is for such."""
+        foreign = {
+            run_id: next(origin for origin in origins if not origin.agrees_with(ours))
+            for run_id, origins in self._runs.items()
+            if not all(origin.agrees_with(ours) for origin in origins)
+        }
+        is_foreign_folder = self._folder is not None and not self._folder.is_of_same_release(ours)
+        if not foreign and not is_foreign_folder:
+            return
+        # Of these there may be any number, and mostly no need to look.
+        held = _runs_with_durations(self._database)
+        if runs := sorted(held.intersection(foreign)):
+            more = f" and {len(runs) - _RUNS_SHOWN} more" if len(runs) > _RUNS_SHOWN else ""
+            evidence = f"run{'s' * (len(runs) > 1)} {', '.join(runs[:_RUNS_SHOWN])}{more} in its runs/"
+            raise MixedDatabase(str(self._database.path), foreign[runs[0]], ours, evidence)
+        if is_foreign_folder and not held.intersection(self._runs):
+            assert self._folder is not None
+            raise MixedDatabase(str(self._database.path), self._folder, ours, "its folder is named for that")
+
+    def folder_note(self, ours: Origin) -> str:
+        """What the folder calls versions otherwise than they are in a session; "" where it does not.
+
+        A folder is named for a release (`cann8.3`) as well as for a version (`cann8.3.RC1`).
+        """
+        named = self._folder.versions if self._folder is not None else {}
+        other = [
+            f"{name} {version}, and {ours.versions[name]} is installed"
+            for name, version in named.items()
+            if name in ours.versions and version_key(version) != version_key(ours.versions[name])
+        ]
+        return f"the folder is named for {'; '.join(other)}" if other else ""
+
+    def unlike(self, rows: Iterable[tuple[Stored, Taking]]) -> list[Unlike]:
+        """What durations that a session is about to replace are unlike its own in, the most frequent first."""
+        found: dict[tuple[str, str, str], Unlike] = {}
+        for stored, taking in rows:
+            for what, theirs, ours in self._differences(stored, taking):
+                unlike = found.setdefault((what, theirs, ours), Unlike(what, theirs, ours, 0, stored.place))
+                unlike.count += 1
+        return sorted(found.values(), key=lambda unlike: -unlike.count)
+
+    def hosts(self, run_ids: Iterable[str]) -> list[str]:
+        """The machines that some runs were on, as far as that is known."""
+        return sorted({origin.host for run_id in run_ids for origin in self._runs.get(run_id, ()) if origin.host})
+
+    def _differences(self, stored: Stored, taking: Taking) -> Iterator[tuple[str, str, str]]:
+        if stored.run_id not in self._runs and self._folder is None:
+            run = f"without a manifest of run {stored.run_id}" if stored.run_id else "without a Run ID"
+            yield ORIGIN, f"unknown: {self.shipped or run}", str(taking.origin)
+        for what, theirs, ours in (
+            (CACHE, stored.cache, taking.cache),
+            (INSTRUMENT, stored.instrument, taking.instrument),
+        ):
+            if theirs and ours and theirs != ours:
+                yield what, theirs, ours
+
+
+def folder_origin(database: Database) -> Origin | None:
+    """What a database is for by the names of its folders; None unless location.py makes such."""
+    named = folder_of(database.path)
+    if named is None:
+        return None
+    device, versions = named
+    return Origin(device, kind_of(device), versions)
+
+
+def origins_of(manifest: Manifest) -> Iterator[Origin]:
+    """Goes through the devices that a run measured on; none if the run ended before its first row."""
+    from_profile = manifest.options.get("prof_path") is not None
+    for device in (manifest.device, *manifest.other_devices):
+        if not device.get("name"):
+            continue
+        name, facts = str(device["name"]), device.get("facts")
+        facts = facts if isinstance(facts, Mapping) else {}
+        kind = str(device.get("kind") or kind_of(name))
+        threads = facts.get("threads")
+        yield Origin(
+            device=name,
+            kind=kind,
+            # Of profiles, the software is that of another machine, which nobody wrote down.
+            versions={} if from_profile else _versions(facts, manifest.packages),
+            # Of a group, its ranks have one each.
+            threads=threads if kind == "cpu" and "ranks" not in facts and isinstance(threads, int) else None,
+            host=manifest.host,
+        )
+
+
+def _versions(facts: Mapping[str, object], packages: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for name, (of_facts, package) in _IN_MANIFEST.items():
+        told = [str(facts[fact]) for fact in of_facts if facts.get(fact)] + [packages.get(package, "")]
+        if told[0]:
+            found[name] = public_version(told[0])
+    return found
+
+
+def _runs_with_durations(database: Database) -> set[str]:
+    """The runs whose durations rows hold, or journals that are not merged yet."""
+    runs = set()
+    for path in sorted(database.path.glob("[!.]*.csv")):
+        # Who reads its rows tells what is wrong with a file.
+        with suppress(TableError):
+            frame = read_frame(path)
+            durations = [name for name in _own_durations(path.stem) if name in frame.columns]
+            if RUN_ID in frame.columns and durations:
+                for run_id, *cells in zip(frame[RUN_ID], *(frame[name] for name in durations), strict=True):
+                    if run_id not in runs and any(valid_duration(cell) is not None for cell in cells):
+                        runs.add(run_id)
+    for path in journal.all_of(database):
+        with suppress(OpAtlasError, OSError):
+            runs.add(journal.read(path).header.run_id)
+    return runs
+
+
+def _own_durations(kernel_type: str) -> Sequence[str]:
+    """The columns that a replay writes; a file of messages may have any name."""
+    return list(dict.fromkeys((duration_columns(kernel_type)[0], duration_columns("hcom_allReduce_")[0])))
+
+
+class Staleness(str, Enum):
+    """Why a duration is stale, or why it is not. Of several reasons the first one counts."""
+
+    NO_MANIFEST = "without a manifest of their run"
+    VERSIONS = "other versions"
+    DRIVER = "other driver"
+    CODE = "other code"
+    OTHER_DEVICE = "of another device"
+    FRESH = "measured as now"
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a session is to measure the row again, which it is not for the duration of another device."""
+        return self not in (Staleness.FRESH, Staleness.OTHER_DEVICE)
+
+
+@dataclass(frozen=True)
+class Present:
+    """What a session would measure with.
+
+    Attributes:
+        origin: device and versions.
+        driver: its version; "" if the device has none, or nobody tells.
+        code: digest of the code (`opatlas.store.manifest.code_digest`).
+    """
+
+    origin: Origin
+    driver: str
+    code: str
+
+
+class StaleRuns:
+    """Judges durations by the manifests of the runs that measured them."""
+
+    def __init__(self, manifests: Mapping[str, Manifest], present: Present) -> None:
+        self._manifests = manifests
+        self._present = present
+        self._judged: dict[str, Staleness] = {}
+
+    def of(self, run_id: str) -> Staleness:
+        """Judges the durations of a run. What is not known of the run or of the present does not count."""
+        if run_id not in self._judged:
+            manifest = self._manifests.get(run_id)
+            self._judged[run_id] = Staleness.NO_MANIFEST if manifest is None else self._of(manifest)
+        return self._judged[run_id]
+
+    def _of(self, manifest: Manifest) -> Staleness:
+        origins, present = list(origins_of(manifest)), self._present
+        if origins and not any(origin.is_of_same_device(present.origin) for origin in origins):
+            return Staleness.OTHER_DEVICE
+        if any(_other_versions(origin, present.origin) for origin in origins):
+            return Staleness.VERSIONS
+        if present.driver and (drivers := drivers_of(manifest)) and drivers != {present.driver}:
+            return Staleness.DRIVER
+        return Staleness.CODE if manifest.code != present.code else Staleness.FRESH
+
+
+def drivers_of(manifest: Manifest) -> set[str]:
+    """Versions of the driver of the devices of a run; none where it did not tell."""
+    found = set()
+    for device in (manifest.device, *manifest.other_devices):
+        facts = device.get("facts")
+        if isinstance(facts, Mapping) and facts.get("driver"):
+            found.add(str(facts["driver"]))
+    return found
+
+
+def _other_versions(theirs: Origin, ours: Origin) -> bool:
+    return any(
+        version_key(version) != version_key(ours.versions[name])
+        for name, version in theirs.versions.items()
+        if name in ours.versions
+    )

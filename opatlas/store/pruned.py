@@ -1,0 +1,135 @@
+"""Brings pruned rows back into the CSVs.
+
+A row whose like is in the CSV again stays in pruned/. The CSV keeps its columns and their order.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from opatlas.errors import OpAtlasError
+from opatlas.files import expect_folder
+from opatlas.model.record import RowName
+from opatlas.model.signature import RowChoice, signatures
+from opatlas.store.csv_files import (
+    Database,
+    Table,
+    read_frame,
+    write_frame,
+)
+from opatlas.store.lock import SessionLock
+from opatlas.store.merge_rule import PRUNED_REASON, pruned_path
+from opatlas.store.table_edit import TableEdit, positions_by
+from opatlas.store.write_back import table_of
+from opatlas.text import counted, print_problems, show
+
+
+@dataclass
+class Unpruned:
+    """What became of the pruned rows that were chosen.
+
+    Attributes:
+        back: rows that are in the CSVs again.
+        there: rows that stay in `pruned/`, for the CSV has one of the same signature.
+        problems: files that could not be read or written.
+    """
+
+    back: list[RowName] = field(default_factory=list)
+    there: list[RowName] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def unprune(database: Database, chosen: RowChoice) -> Unpruned:
+    """Brings pruned rows back, a file at a time: first into the CSV, then out of `pruned/`.
+
+    Of several pruned rows of one signature the last one comes back, and the others stay.
+
+    Raises:
+        OpAtlasError: the database cannot be locked.
+    """
+    unpruned = Unpruned()
+    with database.lock():
+        for path in sorted(database.pruned_dir.glob("[!.]*.csv")):
+            try:
+                _unprune_table(database, path.stem, chosen, unpruned)
+            except OpAtlasError as error:
+                unpruned.problems.append(str(error))
+    return unpruned
+
+
+def _unprune_table(database: Database, kernel_type: str, chosen: RowChoice, unpruned: Unpruned) -> None:
+    path = pruned_path(database, kernel_type)
+    pruned = read_frame(path, kernel_type)
+    table = table_of(database, kernel_type)
+    known = set(signatures(kernel_type, table.frame))
+    back: dict[int, RowName] = {}
+    there = []
+    for signature, positions in positions_by(signatures(kernel_type, pruned)).items():
+        if not chosen.holds(kernel_type, signature):
+            continue
+        row = RowName(kernel_type, signature)
+        if signature in known:
+            there.append(row)
+        else:
+            back[positions[-1]] = row
+            there += [row] * (len(positions) - 1)
+    if back:
+        database.write(Table(kernel_type, table.path, _with_rows(table.frame, pruned.iloc[sorted(back)])))
+        left = pruned.drop(index=pruned.index[list(back)])
+        if left.empty:
+            path.unlink()
+        else:
+            write_frame(left, path)
+    unpruned.back += back.values()
+    unpruned.there += there
+
+
+def _with_rows(frame: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    edit = TableEdit(frame)
+    for cells in rows.drop(columns=PRUNED_REASON, errors="ignore").to_dict("records"):
+        # A column that the CSV lacks is added for what it holds only.
+        edit.append({str(name): cell for name, cell in cells.items() if cell or name in frame.columns})
+    return edit.frame()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "exit status: 0 done; 1 something was left as it is because of an error; 2 nothing was done"
+    parser.add_argument("database", type=Path, metavar="DB", help="folder of {KernelType}.csv files")
+    parser.add_argument(
+        "rows",
+        nargs="*",
+        metavar="ROW",
+        help="a kernel type, or a row as pytest names it: its id, the digest at the end of the id, or a part of the id "
+        "(default: all pruned rows)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Unprunes; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
+    path: Path = arguments.database
+    expect_folder(path, "name one with a database")
+    database, chosen = Database(path), RowChoice(arguments.rows)
+    lock = SessionLock(database, run_id="unprune", command="opatlas unprune")
+    lock.acquire(0, print)
+    try:
+        unpruned = unprune(database, chosen)
+    finally:
+        lock.release()
+    if not unpruned.problems:
+        chosen.expect(len(unpruned.back) + len(unpruned.there), str(database.pruned_dir))
+    show("\n".join(_lines(database, unpruned)))
+    print_problems(unpruned.problems)
+    return 1 if unpruned.problems else 0
+
+
+def _lines(database: Database, unpruned: Unpruned) -> Sequence[str]:
+    lines = [f"{counted(len(unpruned.back), 'row')} of {database.pruned_dir} brought back into the CSVs"]
+    if unpruned.there:
+        stay = counted(len(unpruned.there), "row stays", "rows stay")
+        lines.append(f"{stay} there: the CSV has a row of the same signature")
+    return lines

@@ -1,0 +1,208 @@
+"""Which shapes a device's DispatchFFNCombine takes, as far as it was tried: `constraints/DispatchFFNCombine.csv`.
+
+`opatlas probe-dispatch-ffn-combine` writes the table, a row for each case that it tried; theory
+rows ask `Constraints.accepts`. Nothing is known of a kernel that was not tried, and nothing is refused then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+
+from opatlas.errors import OpAtlasError
+from opatlas.files import own_folder
+from opatlas.model.schema import Status
+from opatlas.store.csv_files import read_text_csv, write_rows
+
+_FILE = "DispatchFFNCombine.csv"
+
+
+@dataclass(frozen=True)
+class MoeShape:
+    """The sizes of a DispatchFFNCombine row.
+
+    Attributes:
+        m: tokens of a rank.
+        h: width of a token.
+        n: columns of the first weight: twice the width of an expert.
+        experts: experts of a rank.
+        top_k: experts of a token.
+    """
+
+    m: int
+    h: int
+    n: int
+    experts: int
+    top_k: int
+
+
+AXES = tuple(field.name for field in fields(MoeShape))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel of the installed version: those for other weights, and in larger groups, have limits of their own."""
+
+    ep_size: int
+    weights: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One case that was tried.
+
+    Attributes:
+        kernel, shape: the case.
+        is_base: whether it is the case that the others vary, one size of it at a time.
+        status, reason: what became of it; the kernel takes it where it was measured.
+        run_id: the run, whose manifest tells device and versions.
+    """
+
+    kernel: Kernel
+    shape: MoeShape
+    is_base: bool
+    status: Status
+    reason: str
+    run_id: str
+
+    @property
+    def accepted(self) -> bool:
+        return self.status is Status.MEASURED
+
+
+_HEADER = ("EP Size", "Weights", *AXES, "Base", "Accepted", "Status", "Reason", "Run ID")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is known of one size, the others being those of the base.
+
+    Attributes:
+        base, step: sizes that differ from the base by a multiple of `step` are taken.
+        low, high: the first and the last that is; None where none was refused beyond.
+    """
+
+    base: int
+    step: int = 1
+    low: int | None = None
+    high: int | None = None
+
+    def accept(self, size: int) -> bool:
+        within = (self.low is None or size >= self.low) and (self.high is None or size <= self.high)
+        return within and (size - self.base) % self.step == 0
+
+    def __str__(self) -> str:
+        ends = [f"from {self.low}" if self.low is not None else "", f"to {self.high}" if self.high is not None else ""]
+        steps = f"in steps of {self.step}" if self.step > 1 else ""
+        return " ".join(filter(None, [*ends, steps])) or "any that was tried"
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """What was tried, and what follows from it."""
+
+    trials: tuple[Trial, ...] = ()
+
+    def accepts(self, shape: MoeShape, *, ep_size: int, weights: str) -> bool:
+        """Whether nothing that was tried speaks against a case.
+
+        A size is refused outside of the limits of its axis, and a case that is in no size smaller than
+        one that was refused within all limits: what was too large together stays so.
+
+        Args:
+            weights: their dtype in the CSV ("DT_BF16", "INT8").
+        """
+        kernel = Kernel(ep_size, weights)
+        limits = self.limits(kernel)
+        if not all(limit.accept(getattr(shape, axis)) for axis, limit in limits.items()):
+            return False
+        return not any(
+            shape == refused or all(getattr(shape, axis) >= getattr(refused, axis) for axis in AXES)
+            for refused in self._together.get(kernel, ())
+        )
+
+    def limits(self, kernel: Kernel) -> dict[str, Limits]:
+        """By size; empty for a kernel that was not tried, or took no case."""
+        return self._limits.get(kernel, {})
+
+    @cached_property
+    def _limits(self) -> dict[Kernel, dict[str, Limits]]:
+        bases = {trial.kernel: trial.shape for trial in self.trials if trial.is_base and trial.accepted}
+        return {kernel: {axis: self._limits_of(kernel, base, axis) for axis in AXES} for kernel, base in bases.items()}
+
+    def _limits_of(self, kernel: Kernel, base: MoeShape, axis: str) -> Limits:
+        along = {
+            getattr(trial.shape, axis): trial.accepted
+            for trial in self.trials
+            if trial.kernel == kernel and replace(trial.shape, **{axis: getattr(base, axis)}) == base
+        }
+        middle = getattr(base, axis)
+        taken = [size for size, accepted in along.items() if accepted]
+        # 0 where only the base was taken: then that is the only one.
+        step = math.gcd(*(size - middle for size in taken)) or middle
+        refused = [size for size, accepted in along.items() if not accepted]
+        if not refused:
+            return Limits(middle)
+        on_grid = [size for size in refused if (size - middle) % step == 0]
+        low = min(taken) if any(size < min(taken) for size in on_grid) else None
+        high = max(taken) if any(size > max(taken) for size in on_grid) else None
+        return Limits(middle, step, low, high)
+
+    @cached_property
+    def _together(self) -> dict[Kernel, list[MoeShape]]:
+        """Refused though each of its sizes alone is taken."""
+        found: dict[Kernel, list[MoeShape]] = {}
+        for trial in self.trials:
+            limits = self.limits(trial.kernel)
+            if not trial.accepted and all(limit.accept(getattr(trial.shape, axis)) for axis, limit in limits.items()):
+                found.setdefault(trial.kernel, []).append(trial.shape)
+        return found
+
+
+def constraints_file(database: Path) -> Path:
+    """Where the table of a database is."""
+    return own_folder(database / "constraints") / _FILE
+
+
+def load_constraints(database: Path) -> Constraints:
+    """What was tried on the device of a database; nothing where there is no table. Raises OpAtlasError."""
+    path = constraints_file(database)
+    if not path.exists():
+        return Constraints()
+    table = read_text_csv(path)
+    if tuple(table.columns) != _HEADER:
+        raise OpAtlasError(f"{path}: its columns must be {', '.join(_HEADER)}; remove it and probe again")
+    lines = table.itertuples(index=False, name=None)
+    return Constraints(
+        tuple(_trial(dict(zip(_HEADER, line, strict=True)), path, number) for number, line in enumerate(lines, start=2))
+    )
+
+
+def save_constraints(database: Path, kernel: Kernel, trials: Sequence[Trial]) -> Path:
+    """Writes what was tried of a kernel in the place of what was known of it. Raises OpAtlasError."""
+    path = constraints_file(database)
+    others = [trial for trial in load_constraints(database).trials if trial.kernel != kernel]
+    write_rows(path, _HEADER, map(_cells, [*others, *trials]))
+    return path
+
+
+def _cells(trial: Trial) -> tuple[object, ...]:
+    answers = ("yes" if trial.is_base else "", "yes" if trial.accepted else "no", trial.status.value, trial.reason)
+    return (*astuple(trial.kernel), *astuple(trial.shape), *answers, trial.run_id)
+
+
+def _trial(line: dict[str, str], path: Path, number: int) -> Trial:
+    try:
+        return Trial(
+            Kernel(int(line["EP Size"]), line["Weights"]),
+            MoeShape(*(int(line[axis]) for axis in AXES)),
+            line["Base"] == "yes",
+            Status(line["Status"]),
+            line["Reason"],
+            line["Run ID"],
+        )
+    except ValueError as error:
+        raise OpAtlasError(f"{path}:{number}: {error}; correct the line, or remove it") from None

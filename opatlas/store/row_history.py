@@ -1,0 +1,266 @@
+"""Tells what rows took in each run, from the histories, the replaced rows and the CSVs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from opatlas.errors import OpAtlasError
+from opatlas.files import expect_folder
+from opatlas.model.communication import COLLECTIVES
+from opatlas.model.quality import valid_duration
+from opatlas.model.record import Record, RowName
+from opatlas.model.schema import (
+    CACHE_STATE,
+    INSTRUMENT,
+    MICROBENCH_MEDIAN,
+    MICROBENCH_SAMPLES,
+    MICROBENCH_STD,
+    RUN_ID,
+    STATUS,
+    STATUS_REASON,
+    Status,
+)
+from opatlas.model.signature import RowChoice, case_id_of, signatures
+from opatlas.store import history
+from opatlas.store.csv_files import Database, read_frame, write_text
+from opatlas.store.manifest import Manifest, RunOrder, manifests_of, time_in
+from opatlas.store.merge_rule import duration_columns, stored_us
+from opatlas.text import print_problems, show, table_lines
+
+_VERSIONS = ("torch", "torch_npu", "vllm-ascend")
+_HEADER = (
+    "  run",
+    "began (UTC)",
+    "device",
+    "versions",
+    "status",
+    "us",
+    "median us",
+    "std us",
+    "n",
+    "instrument",
+    "cache",
+    "",
+)
+
+
+@dataclass(frozen=True)
+class RunOfRow:
+    """What became of a row in a run.
+
+    Attributes:
+        run_id: "" if it is not known.
+        kept_in: "history"; "replaced" for a duration that no history has; "csv" for one that only the CSV has.
+        current: whether the duration is that of the CSV.
+        duration_us: what the CSV had or has as the duration: of a kernel the mean, of a message the median.
+        assumptions: what the row does not tell, and what was taken instead.
+        checked_elements, total_elements: output elements compared with the reference, and all; None if not known.
+        samples_us: each sample in microseconds, if there is a history of the run.
+        started_at: seconds since the epoch; None if it is not known.
+    """
+
+    run_id: str
+    kept_in: str
+    status: str
+    reason: str = ""
+    current: bool = False
+    duration_us: float | None = None
+    median_us: float | None = None
+    std_us: float | None = None
+    samples: int | None = None
+    instrument: str = ""
+    cache_state: str = ""
+    assumptions: tuple[str, ...] = ()
+    checked_elements: int | None = None
+    total_elements: int | None = None
+    samples_us: tuple[float, ...] = ()
+    started_at: float | None = None
+    devices: tuple[str, ...] = ()
+    versions: Mapping[str, str] | None = None
+
+
+def row_histories(database: Database, chosen: RowChoice, problems: list[str]) -> dict[RowName, list[RunOfRow]]:
+    """The runs of each chosen row, the oldest first; rows that are in no CSV any more are among them.
+
+    Args:
+        problems: gets a sentence for each file that cannot be read; the others are read all the same.
+    """
+    manifests = manifests_of(database, problems)
+    order = RunOrder({manifest.run_id: manifest.started_at for manifest in manifests.values()})
+    runs: dict[RowName, list[RunOfRow]] = {}
+    for record in _records(database, problems):
+        if chosen.holds(record.kernel_type, record.signature):
+            row = RowName(record.kernel_type, record.signature)
+            runs.setdefault(row, []).append(_of_record(record))
+    for path in history.replaced_tables(database):
+        for row, cells in _rows(path, path.stem, chosen, problems):
+            run = _of_cells(row.kernel_type, cells, "replaced")
+            if not any(_is_same(run, other) for other in runs.get(row, ())):
+                runs.setdefault(row, []).append(run)
+    messages = [each.kernel_type for each in COLLECTIVES if database.csv_path(each.kernel_type).is_file()]
+    for kernel_type in (*database.kernel_types(), *messages):
+        for row, cells in _rows(database.csv_path(kernel_type), kernel_type, chosen, problems):
+            of_row = runs.setdefault(row, [])
+            now = replace(_of_cells(kernel_type, cells, "csv"), current=True)
+            if now.duration_us is not None:
+                same = [place for place, other in enumerate(of_row) if _is_same(now, other)]
+                if same:
+                    of_row[same[-1]] = replace(of_row[same[-1]], current=True)
+                else:
+                    of_row.append(now)
+    return {
+        row: [_with_manifest(run, manifests) for run in sorted(of_row, key=lambda run: order.age(run.run_id))]
+        for row, of_row in sorted(runs.items(), key=lambda item: (item[0].kernel_type, item[0].signature))
+    }
+
+
+def _records(database: Database, problems: list[str]) -> Iterator[Record]:
+    for run_id in history.runs(database):
+        try:
+            contents = history.read(database, run_id)
+        except OpAtlasError as error:
+            problems.append(str(error))
+            continue
+        for record in contents.records:
+            yield record
+            what_ran = record.of_what_ran()
+            if what_ran is not None:
+                yield what_ran
+
+
+def _rows(
+    path: Path, kernel_type: str, chosen: RowChoice, problems: list[str]
+) -> Iterator[tuple[RowName, Mapping[str, str]]]:
+    try:
+        frame = read_frame(path, kernel_type)
+    except OpAtlasError as error:
+        problems.append(str(error))
+        return
+    for position, signature in enumerate(signatures(kernel_type, frame)):
+        if chosen.holds(kernel_type, signature):
+            yield RowName(kernel_type, signature), {str(name): cell for name, cell in frame.iloc[position].items()}
+
+
+def _of_record(record: Record) -> RunOfRow:
+    run = RunOfRow(record.run_id, "history", record.status.value, record.reason)
+    measurement = record.measurement
+    if measurement is None:
+        return run
+    summary = measurement.summary
+    ran_as = f"ran as {measurement.ran_as.kernel_type}" if measurement.ran_as is not None else ""
+    return replace(
+        run,
+        reason="; ".join(text for text in (ran_as, record.reason) if text),
+        duration_us=stored_us(record.kernel_type, summary),
+        median_us=summary.median_us,
+        std_us=summary.std_us if summary.count > 1 else None,
+        samples=summary.count,
+        instrument=measurement.instrument,
+        cache_state=measurement.cache_state,
+        assumptions=measurement.assumptions,
+        checked_elements=measurement.checked_elements,
+        total_elements=measurement.total_elements,
+        samples_us=measurement.samples_us,
+    )
+
+
+def _of_cells(kernel_type: str, cells: Mapping[str, str], kept_in: str) -> RunOfRow:
+    count = cells.get(MICROBENCH_SAMPLES, "")
+    # The status may be of a later run than the duration; the duration was measured, whoever did.
+    return RunOfRow(
+        run_id=cells.get(RUN_ID, ""),
+        kept_in=kept_in,
+        status=Status.MEASURED.value,
+        reason=cells.get(STATUS_REASON, "") if cells.get(STATUS) == Status.MEASURED.value else "",
+        duration_us=valid_duration(cells.get(duration_columns(kernel_type)[0], "")),
+        median_us=valid_duration(cells.get(MICROBENCH_MEDIAN, "")),
+        std_us=valid_duration(cells.get(MICROBENCH_STD, "")),
+        samples=int(count) if count.isdecimal() else None,
+        instrument=cells.get(INSTRUMENT, ""),
+        cache_state=cells.get(CACHE_STATE, ""),
+    )
+
+
+def _is_same(run: RunOfRow, other: RunOfRow) -> bool:
+    """Whether two tell of one duration; a CSV has it with four decimals."""
+    if run.duration_us is None or other.duration_us is None or run.run_id != other.run_id:
+        return False
+    return abs(run.duration_us - other.duration_us) < 1e-4
+
+
+def _with_manifest(run: RunOfRow, manifests: Mapping[str, Manifest]) -> RunOfRow:
+    manifest = manifests.get(run.run_id)
+    if manifest is None:
+        return replace(run, started_at=time_in(run.run_id))
+    versions = {name: manifest.packages[name] for name in _VERSIONS if name in manifest.packages}
+    return replace(run, started_at=manifest.started_at, devices=tuple(sorted(manifest.device_names)), versions=versions)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "exit status: 0 done; 1 a file could not be read, or there is no such row; 2 no such database"
+    parser.add_argument("database", type=Path, metavar="DB", help="folder of {KernelType}.csv files")
+    parser.add_argument(
+        "rows",
+        nargs="+",
+        metavar="ROW",
+        help="a kernel type, or a row as pytest names it: its id, the digest at the end of the id, or a part of the id",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="also write the runs, with all samples and assumptions (default: not written)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints histories; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
+    path: Path = arguments.database
+    expect_folder(path, "name one with a database")
+    chosen, problems = RowChoice(arguments.rows), list[str]()
+    found = row_histories(Database(path), chosen, problems)
+    chosen.expect(len(found), str(path))
+    show("\n".join(line for row, runs in found.items() for line in _lines(row, runs)))
+    if arguments.json is not None:
+        rows = [
+            {
+                "kernel_type": row.kernel_type,
+                "signature": row.signature,
+                "id": case_id_of(row.kernel_type, row.signature),
+                "runs": [asdict(run) for run in runs],
+            }
+            for row, runs in found.items()
+        ]
+        write_text(arguments.json, json.dumps(rows, indent=2) + "\n")
+    print_problems(problems)
+    return 1 if problems else 0
+
+
+def _lines(row: RowName, runs: Sequence[RunOfRow]) -> Iterator[str]:
+    yield case_id_of(row.kernel_type, row.signature)
+    if not runs:
+        yield "  never run"
+        return
+    yield from table_lines([_HEADER, *map(_cells, runs)])
+
+
+def _cells(run: RunOfRow) -> tuple[str, ...]:
+    began = time.strftime("%Y-%m-%d %H:%M", time.gmtime(run.started_at)) if run.started_at is not None else ""
+    numbers = ("" if value is None else f"{value:.4f}" for value in (run.duration_us, run.median_us, run.std_us))
+    return (
+        f"{'*' if run.current else ' '} {run.run_id or '(unknown run)'}",
+        began,
+        ", ".join(run.devices),
+        ", ".join(f"{name} {version}" for name, version in (run.versions or {}).items()),
+        run.status if run.kept_in != "replaced" else f"{run.status}, replaced",
+        *numbers,
+        "" if run.samples is None else str(run.samples),
+        run.instrument,
+        run.cache_state,
+        run.reason,
+    )

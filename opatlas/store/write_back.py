@@ -1,0 +1,405 @@
+"""Records into CSVs: what an update mode does with each, and nothing lost.
+
+Merging the same records twice gives the same files, so a merge that was cut off is simply done
+again. opatlas/store/merge_rule.py has the rule for the rows of one table.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from opatlas.errors import OpAtlasError, described
+from opatlas.gc_pause import without_cycle_collection
+from opatlas.model.quality import valid_duration
+from opatlas.model.record import Record, RowName
+from opatlas.model.schema import RUN_ID, STATUS_REASON
+from opatlas.model.signature import signatures
+from opatlas.store import history, journal
+from opatlas.store.csv_files import Database, Table
+from opatlas.store.history import Histories, keep_replaced
+from opatlas.store.journal import Contents, Header
+from opatlas.store.manifest import RunOrder
+from opatlas.store.merge_rule import (
+    PRUNED_REASON,
+    RecordsOfType,
+    TableMerge,
+    append_pruned,
+    by_type,
+    duration_columns,
+    identity_columns,
+)
+from opatlas.text import counted
+
+
+class UpdateMode(str, Enum):
+    """What a session runs, and what it does with samples that match no row.
+
+    ALL: every row. MISSING_ONLY: rows without any duration. UNREPLAYED: rows without a replayed duration. STALE: rows
+    whose replayed duration was measured by other code, or with another driver or other versions, than the present ones.
+    """
+
+    ALL = journal.ALL
+    MISSING_ONLY = journal.MISSING_ONLY
+    UNREPLAYED = journal.UNREPLAYED
+    STALE = journal.STALE
+
+    @property
+    def adds_rows(self) -> bool:
+        """Whether samples that match no row are appended."""
+        return self is UpdateMode.ALL
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass
+class MergeResult:
+    """What became of the rows that records were about.
+
+    Attributes:
+        updated: rows whose duration was measured anew, by kernel type.
+        added: rows that were not there and were appended, by kernel type.
+        marked: rows that only got a status, by kernel type; their durations are what they were.
+        unchanged: rows whose record had been merged before, by kernel type.
+        stayed: rows that were left alone, as a later run has found out more about them.
+        repeated: how many of the rows in `updated` repeat the signature of an earlier row, whose duration they got.
+        unmatched: records without a row that the mode does not append.
+        of_siblings: what ran for the rows of sibling types and has no row of its own, where the mode appends none.
+        pruned: rows that were moved to the pruned folder.
+        problems: files that could not be read or written; their records are not merged.
+    """
+
+    updated: Counter[str] = field(default_factory=Counter)
+    added: Counter[str] = field(default_factory=Counter)
+    marked: Counter[str] = field(default_factory=Counter)
+    unchanged: Counter[str] = field(default_factory=Counter)
+    stayed: list[RowName] = field(default_factory=list)
+    repeated: int = 0
+    unmatched: list[RowName] = field(default_factory=list)
+    of_siblings: list[RowName] = field(default_factory=list)
+    pruned: list[RowName] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def has_duration(kernel_type: str, row: Mapping[str, str]) -> bool:
+    """Whether any of the durations of a row is valid."""
+    return any(valid_duration(row.get(column, "")) is not None for column in duration_columns(kernel_type))
+
+
+def merge(
+    database: Database, records: Iterable[Record], mode: UpdateMode, *, prune: bool, keep_newer: bool = False
+) -> MergeResult:
+    """Merges records into the CSVs of a database, one file at a time, each replaced in one step.
+
+    Args:
+        records: of any kernel types; of several about one row, the last counts. A row that has none
+            of its own gets the samples that its siblings' records brought.
+        mode: whether rows that are not there are appended (all) or reported (any other mode).
+        prune: whether rows that were run, and that have no valid duration now, are moved to `pruned/`.
+        keep_newer: leave rows alone that hold what a later run than the record's found out.
+
+    Raises:
+        OpAtlasError: the database cannot be locked. A file that cannot be read or written, whatever
+            the reason, is a problem of the result, and does not keep the records of other kernel types out.
+    """
+    result = MergeResult()
+    histories = Histories(database)
+    with database.lock(), without_cycle_collection():
+        for kernel_type, of_type in by_type(records).items():
+            try:
+                _merge_table(database, histories, kernel_type, of_type, mode, prune, keep_newer, result)
+            except Exception as error:
+                place = database.path / f"{kernel_type}.csv"
+                result.problems.append(described(error, place, "not merged; report this error with the file"))
+    return result
+
+
+def _merge_table(
+    database: Database,
+    histories: Histories,
+    kernel_type: str,
+    records: RecordsOfType,
+    mode: UpdateMode,
+    prune: bool,
+    keep_newer: bool,
+    result: MergeResult,
+) -> None:
+    table = table_of(database, kernel_type)
+    merged = TableMerge(kernel_type, table.frame)
+    append = mode.adds_rows
+    changes = merged.apply(records, append=append, brought_too=append, order=RunOrder() if keep_newer else None)
+    pruned = merged.to_prune(records.own.values()) if prune else []
+    _keep_replaced(database, histories, table, changes.updated)
+    is_changed = bool(changes.updated or changes.marked or pruned)
+    gone = _write(database, table, merged.rows.frame(), pruned) if is_changed else []
+    # Only now, for a file that cannot be written counts for nothing.
+    result.updated[kernel_type] += len(changes.updated) - len(changes.appended)
+    result.added[kernel_type] += len(changes.appended)
+    result.marked[kernel_type] += len(changes.marked)
+    result.unchanged[kernel_type] += changes.unchanged
+    result.stayed += [RowName(kernel_type, record.signature) for record in changes.stayed]
+    result.repeated += len(changes.updated) - len({record.signature for record in changes.updated.values()})
+    for record in changes.missing:
+        if not mode.adds_rows or record.measurement is None:
+            is_own = record.signature in records.own
+            (result.unmatched if is_own else result.of_siblings).append(RowName(kernel_type, record.signature))
+    result.pruned += gone
+
+
+def table_of(database: Database, kernel_type: str) -> Table:
+    """The table of a kernel type, without rows where the database has none yet."""
+    path = database.csv_path(kernel_type)
+    if path.exists():
+        return database.read(kernel_type)
+    columns = {name: pd.Series(dtype=str) for name in identity_columns(kernel_type)}
+    return Table(kernel_type, path, pd.DataFrame(columns))
+
+
+def _keep_replaced(database: Database, histories: Histories, table: Table, updated: Mapping[int, Record]) -> None:
+    """Keeps the rows whose durations go now and are in no history, by the run that replaces them."""
+    frame, kernel_type = table.frame, table.kernel_type
+    own_duration = duration_columns(kernel_type)[0]
+    if own_duration not in frame.columns:
+        return
+    durations = frame[own_duration].tolist()
+    run_ids = frame[RUN_ID].tolist() if RUN_ID in frame.columns else [""] * len(frame)
+    lost: dict[str, list[int]] = {}
+    for position, record in updated.items():
+        is_new = position >= len(frame)
+        if is_new or valid_duration(durations[position]) is None or run_ids[position] == record.run_id:
+            continue
+        if not histories.have(run_ids[position], RowName(kernel_type, record.signature)):
+            lost.setdefault(record.run_id, []).append(position)
+    for run_id, positions in lost.items():
+        keep_replaced(database, run_id, kernel_type, frame.iloc[sorted(positions)])
+
+
+def _write(database: Database, table: Table, frame: pd.DataFrame, pruned: Sequence[int]) -> list[RowName]:
+    """Writes a table without its pruned rows, which are kept first in a file of their own; their names."""
+    gone = frame.iloc[list(pruned)]
+    if pruned:
+        append_pruned(database, table.kernel_type, gone.assign(**{PRUNED_REASON: gone[STATUS_REASON].to_list()}))
+        frame = frame.drop(index=gone.index)
+    database.write(Table(table.kernel_type, table.path, frame))
+    return [RowName(table.kernel_type, signature) for signature in signatures(table.kernel_type, gone)]
+
+
+#: Unreadable lines of a journal that are told; the file itself has them all.
+_LINES_TOLD = 5
+_REMEDY = "make it readable and writable"
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What was found of an earlier session.
+
+    Attributes:
+        run_id: the session; where not even that could be read, the name of its journal.
+        statuses: its records that are in the CSVs now, by status.
+        stayed: records that are not, as a later run has found out more about their rows.
+        problems: what was wrong, each with what became of it.
+        incomplete: whether there are records that are not in the CSVs now.
+    """
+
+    run_id: str
+    statuses: Counter[str] = field(default_factory=Counter)
+    stayed: int = 0
+    problems: tuple[str, ...] = ()
+    incomplete: bool = False
+
+    def __bool__(self) -> bool:
+        """Whether there were any records of the session."""
+        return bool(self.statuses or self.stayed)
+
+    def __str__(self) -> str:
+        """`merged 3 records that session 20261121T163006-1f0c9a left behind (2 measured, 1 failed)`."""
+        what = ", ".join(f"{count:,} {status}" for status, count in self.statuses.most_common())
+        merged = f"merged {counted(self.statuses.total(), 'record')} that session {self.run_id} left behind"
+        stayed = f"; left out {self.stayed:,}, as a later run measured their rows" if self.stayed else ""
+        return f"{merged}{what and f' ({what})'}{stayed}"
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What became of a session's own journals.
+
+    Attributes:
+        result: of the merge; None where there was none.
+        records: all that were read.
+        problems: why records are not in the CSVs, or not in those that they were for; each tells
+            where they are kept.
+    """
+
+    result: MergeResult | None
+    records: Sequence[Record]
+    problems: Sequence[str]
+
+
+def recover(database: Database, *, own_run: str) -> list[Recovered]:
+    """Merges the journals of sessions that ended without doing so, oldest first.
+
+    A journal moves to the history of its run once all its records are in the CSVs. One with lines that cannot be read
+    is kept beside, under another name; one that cannot be merged at all stays and is reported, and keeps
+    no other journal out. Rows that a later session has measured meanwhile keep what it measured.
+    """
+    own = set(journal.of_run(database, own_run))
+    found = []
+    for path in journal.all_of(database):
+        if path in own:
+            continue
+        try:
+            with journal.left_behind(path) as abandoned:
+                if abandoned:
+                    found.append(_recovered(database, path))
+        except Exception as error:
+            remedy = _REMEDY if isinstance(error, OSError) else "not merged; report this error with the file"
+            problem = described(error, path, remedy)
+            found.append(Recovered(path.stem, problems=(problem,), incomplete=True))
+    return found
+
+
+def _recovered(database: Database, path: Path) -> Recovered:
+    """Raises OpAtlasError, OSError, and what nobody has foreseen."""
+    try:
+        contents = journal.read(path)
+    except journal.NotAJournal as error:
+        told = (str(error), f"it is kept as {_set_aside(path)}")
+        return Recovered(path.stem, problems=told, incomplete=True)
+    header = contents.header
+    result = merge(database, contents.records, UpdateMode(header.update_mode), prune=header.prune, keep_newer=True)
+    if result.problems:
+        problems = [*result.problems, f"its records stay in {path} until that is mended"]
+        return Recovered(header.run_id, problems=tuple(problems), incomplete=True)
+    # By journal: a killed session may have left several.
+    kept = _keep_unmatched(database, replace(header, run_id=path.stem), contents.records, result)
+    try:
+        history.add(database, header, contents.records)
+    except OpAtlasError as error:
+        problems = [*kept, f"{error}; {path} stays until that is mended, though its records are merged"]
+        return Recovered(header.run_id, problems=tuple(problems), incomplete=True)
+    problems = [*kept, *_put_away(path, contents)]
+    stayed, unmatched = set(result.stayed), set(result.unmatched)
+    # Of several records about one row the last one counts.
+    records = {RowName(record.kernel_type, record.signature): record for record in contents.records}
+    merged = [record for name, record in records.items() if name not in stayed and name not in unmatched]
+    return Recovered(
+        header.run_id,
+        Counter(record.status.value for record in merged),
+        len(stayed.intersection(records)),
+        tuple(problems),
+        incomplete=bool(kept or contents.unreadable),
+    )
+
+
+def merge_run(database: Database, header: Header, unsaved: Iterable[Mapping[str, Any]] = ()) -> Merged:
+    """Merges what a session measured, and moves its journals to the history of the run.
+
+    Args:
+        header: of the session's journals.
+        unsaved: records that could not be written to a journal.
+
+    A journal whose records are not in the CSVs and in the history stays, for the next session to merge.
+    """
+    problems: list[str] = []
+    read: list[tuple[Path, Contents]] = []
+    for path in journal.of_run(database, header.run_id):
+        try:
+            with journal.left_behind(path) as closed:
+                if not closed:
+                    raise OpAtlasError(f"{path} is still being written: the next session merges it")
+                read.append((path, journal.read(path)))
+        except Exception as error:
+            problems.append(described(error, path, f"{_REMEDY}; the next session merges it"))
+    unsaved = list(unsaved)
+    homeless = list(_decoded(unsaved, problems))
+    records = [record for _, contents in read for record in contents.records] + homeless
+    result = None
+    try:
+        result = merge(database, records, UpdateMode(header.update_mode), prune=header.prune)
+        problems += result.problems or _keep_unmatched(database, header, records, result)
+        all_kept = not result.problems
+        if all_kept and records:
+            history.add(database, header, records)
+    except Exception as error:
+        problems.append(described(error, database.path, "the records stay in their journals"))
+        all_kept = False
+    for path, contents in read:
+        if all_kept or not (contents.records or contents.unreadable):
+            try:
+                problems += _put_away(path, contents)
+            except OSError as error:
+                problems.append(f"{path}: {error.strerror}: its records are merged, remove it")
+        else:
+            problems.append(f"{counted(len(contents.records), 'record')} stay in {path}: the next session merges them")
+    if unsaved and not (all_kept and len(homeless) == len(unsaved)):
+        problems.append(_rescue(database, header, unsaved))
+    return Merged(result, records, problems)
+
+
+def _decoded(unsaved: Sequence[Mapping[str, Any]], problems: list[str]) -> Iterator[Record]:
+    for values in unsaved:
+        try:
+            yield Record.from_json(values)
+        except OpAtlasError as error:
+            problems.append(str(error))
+
+
+def _put_away(path: Path, contents: Contents) -> list[str]:
+    """Removes a journal whose records are in the CSVs and in the history; what could not be read of it stays.
+
+    Raises OSError.
+    """
+    problems = [f"{path}:{line}: {problem}" for line, problem in contents.unreadable[:_LINES_TOLD]]
+    if more := contents.unreadable[_LINES_TOLD:]:
+        problems.append(f"{path}: {counted(len(more), 'more line')} that cannot be read")
+    if problems:
+        problems.append(f"what could not be read is kept in {_set_aside(path)}")
+    else:
+        path.unlink()
+    if contents.torn:
+        problems.append(f"{path}: the last record is cut off, since the session was killed then; its row was not run")
+    return problems
+
+
+def _set_aside(path: Path) -> Path:
+    """Gives a journal a name under which it is no journal, so that no later session tells of it. Raises OSError."""
+    names = chain([f"{path.name}.unreadable"], (f"{path.name}.unreadable{number}" for number in count(2)))
+    kept = next(kept for kept in map(path.with_name, names) if not kept.exists())
+    path.rename(kept)
+    return kept
+
+
+def _keep_unmatched(database: Database, header: Header, records: Iterable[Record], result: MergeResult) -> list[str]:
+    """Keeps measurements whose rows have gone from the CSVs, where the update mode does not append them.
+
+    Raises:
+        OpAtlasError: there is no room for them; the journals must stay.
+    """
+    names = set(result.unmatched)
+    lost = [r for r in records if r.measurement and RowName(r.kernel_type, r.signature) in names]
+    if not lost:
+        return []
+    path = database.reports_dir / f"unmatched_{header.run_id}.jsonl"
+    journal.write(path, replace(header, update_mode=UpdateMode.ALL.value), [record.to_json() for record in lost])
+    where = f"kept in {path}, to be added by `{journal.combine_command(database.path, path)}`"
+    are = counted(len(lost), "measured row is", "measured rows are")
+    return [f"{are} not in the CSVs any more: {where}"]
+
+
+def _rescue(database: Database, header: Header, records: Sequence[Mapping[str, Any]]) -> str:
+    """Keeps records that no journal holds where there is room for them; tells where."""
+    path = database.journal_dir / f"{header.run_id}-rescued.jsonl"
+    what = f"no room in the journal for {counted(len(records), 'record')}"
+    with suppress(OpAtlasError):
+        journal.write(path, header, records)
+        return f"{what}, kept in {path}: the next session merges them"
+    return f"{what}, {journal.keep_elsewhere(journal.text_of(header, records), path)}"

@@ -1,0 +1,279 @@
+"""Architectures of the transformers package: models built on the meta device, without weights or network.
+
+The one place of `shapes` that imports torch. What a model runs is read off its modules: every linear
+layer's shape, and those of the stacked matrices of its experts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from opatlas.errors import OpAtlasError
+from opatlas.theory.models import (
+    Experts,
+    Indexer,
+    Latent,
+    ModelFacts,
+    Weight,
+    lm_head,
+)
+
+_INSTALL = "pip install 'opatlas[models]'"
+#: Names under which configurations have the same number.
+_EXPERT_COUNTS = ("n_routed_experts", "num_local_experts", "num_experts")
+
+#: Keys of a configuration that no shape depends on.
+_NOT_OF_SHAPES = frozenset(
+    {
+        *("auto_map", "quantization_config", "compression_config", "kernel_config", "use_kernels", "architectures"),
+        *("_name_or_path", "name_or_path", "dtype", "torch_dtype", "custom_pipelines"),
+    }
+)
+
+#: Modules that engines fuse, in this order, and what their product is called. Those of the attention
+#: share heads among devices; a gate and what it lets through are cut alike.
+_FUSED = {
+    ("q_proj", "k_proj", "v_proj"): "qkv",
+    ("gate_proj", "up_proj"): "gate_up",
+    ("w1", "w3"): "gate_up",
+    ("q_a_proj", "kv_a_proj_with_mqa"): "q_kv_a",
+}
+#: Modules by the last part of their name: the role, and what tensor parallelism divides.
+_ROLES: dict[str, tuple[str, Literal["outputs", "inputs", "nothing"]]] = {
+    "o_proj": ("o_proj", "inputs"),
+    "out_proj": ("o_proj", "inputs"),
+    "dense": ("o_proj", "inputs"),
+    "down_proj": ("down", "inputs"),
+    "w2": ("down", "inputs"),
+    "fc2": ("down", "inputs"),
+    "dense_4h_to_h": ("down", "inputs"),
+    "q_a_proj": ("q_a", "nothing"),
+    "kv_a_proj_with_mqa": ("kv_a", "nothing"),
+    "q_b_proj": ("q_b", "outputs"),
+    "kv_b_proj": ("kv_b", "outputs"),
+    "q_proj": ("q", "outputs"),
+    "k_proj": ("k", "outputs"),
+    "v_proj": ("v", "outputs"),
+    "qkv_proj": ("qkv", "outputs"),
+    "query_key_value": ("qkv", "outputs"),
+    "gate_up_proj": ("gate_up", "outputs"),
+    "gate_proj": ("gate", "outputs"),
+    "up_proj": ("up", "outputs"),
+    "fc1": ("up", "outputs"),
+    "dense_h_to_4h": ("up", "outputs"),
+    "wq_b": ("indexer_q", "nothing"),
+    "wk": ("indexer_k", "nothing"),
+    "weights_proj": ("indexer_weights", "nothing"),
+    "gate": ("router", "nothing"),
+    "router": ("router", "nothing"),
+}
+_LAYER = re.compile(r"\.\d+(?=\.|$)")
+
+
+@cache
+def architectures() -> frozenset[str]:
+    """The names of transformers' text models; none where the package is not installed. Does not import torch.
+
+    Raises:
+        OpAtlasError: it is installed, and cannot be imported.
+    """
+    if find_spec("transformers") is None:
+        return frozenset()
+    _stay_offline()
+    try:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    except ImportError as error:
+        problem = " ".join(str(error).split())
+        raise OpAtlasError(f"transformers is installed and cannot be imported ({problem}): {_INSTALL}") from error
+    return frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def model_of_architecture(name: str) -> ModelFacts:
+    """An architecture with the sizes that transformers gives it where nobody says other ones. Raises OpAtlasError."""
+    return _model(name, {"model_type": name})
+
+
+def model_of_config_file(path: Path) -> ModelFacts:
+    """The model that a config.json describes.
+
+    Raises:
+        OpAtlasError: the file is no model's, or transformers, which knows its architecture, is not installed.
+    """
+    try:
+        whole = json.loads(path.read_text(encoding="utf-8"))
+        content = _of_shapes(whole)
+    except RecursionError:
+        raise OpAtlasError(f"--target-models {path}: it is nested too deep for a model's config.json") from None
+    except (OSError, ValueError) as error:
+        # UnicodeDecodeError and JSONDecodeError are ValueErrors, and so is a number of too many digits.
+        raise OpAtlasError(f"--target-models {path}: it cannot be read as JSON ({error})") from None
+    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
+        raise OpAtlasError(f"--target-models {path}: it has no 'model_type', as a model's config.json does")
+    if find_spec("transformers") is None:
+        raise OpAtlasError(f"--target-models {path}: reading it takes transformers, which is not installed: {_INSTALL}")
+    name = whole.get("_name_or_path")
+    return _model(name if isinstance(name, str) and name else path.resolve().parent.name, content)
+
+
+def _of_shapes(value: Any) -> Any:
+    """What has a bearing on shapes of a configuration and the configurations in it.
+
+    Left out is what says where code or weights are (also as the name of a kernel that transformers would download),
+    how attention and experts are computed (by packages that need not be installed), and how weights are stored.
+    """
+    if isinstance(value, list):
+        return [_of_shapes(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: _of_shapes(item)
+        for key, item in value.items()
+        if key not in _NOT_OF_SHAPES and "implementation" not in key and not (isinstance(item, str) and "/" in item)
+    }
+
+
+def _stay_offline() -> None:
+    """Keeps transformers, once it is imported, from downloading anything: no shape is worth it."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def _model(name: str, content: Mapping[str, Any]) -> ModelFacts:
+    model_type = content["model_type"]
+    given = {key: value for key, value in content.items() if key != "model_type"}
+    _stay_offline()
+    try:
+        # transformers imports torch's compiler, which cannot be done where the meta device is the default (torch 2.6).
+        import torch._dynamo
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        config = AutoConfig.for_model(model_type, **given)
+        config = config.get_text_config()
+        with torch.device("meta"):
+            build: Any = AutoModelForCausalLM.from_config
+            model = build(config)
+        return facts_of(name, config, model)
+    except Exception as error:
+        # Whatever an architecture of others raises, it is this model that cannot be had.
+        problem = " ".join(str(error).split())[:300]
+        raise OpAtlasError(
+            f"--target-models {name}: transformers cannot build a {model_type} of this configuration "
+            f"({type(error).__name__}: {problem}); give another config.json, or another version of transformers"
+        ) from error
+
+
+def facts_of(name: str, config: Any, model: Any) -> ModelFacts:
+    """What a model's modules and its configuration say.
+
+    Args:
+        config: a PretrainedConfig of text.
+        model: its torch module, on any device.
+    """
+    heads = config.num_attention_heads
+    hidden = config.hidden_size
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    latent = _latent(config)
+    head_dim = latent.nope + latent.rope if latent else getattr(config, "head_dim", None) or hidden // heads
+    modules = _shapes(model)
+    weights = _weights(modules, (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim), head_dim)
+    vocab, _ = modules.get("lm_head", (config.vocab_size, hidden))
+    experts = _experts(config, model)
+    dense = [weight.k for weight in weights if weight.role == "down"]
+    return ModelFacts(
+        name,
+        hidden,
+        dense[0] if dense else 0,
+        heads,
+        kv_heads,
+        head_dim,
+        vocab,
+        (*weights, lm_head(vocab, hidden)),
+        head_norms=any(path.endswith(("q_norm", "q_layernorm")) for path, _ in model.named_modules()) and not latent,
+        latent=latent,
+        indexer=_indexer(config),
+        experts=experts,
+    )
+
+
+def _shapes(model: Any) -> dict[str, tuple[int, int]]:
+    """(n, k) of each kind of linear layer and router, by its path without the number of the layer."""
+    found = {}
+    for path, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        last = path.rpartition(".")[2]
+        kind = type(module).__name__
+        is_linear = kind.endswith(("Linear", "Router", "Gate", "Conv1D")) or last in ("gate", "router")
+        if is_linear and weight is not None and weight.dim() == 2:
+            # GPT-2's layers, which are called Conv1D, have their weights the other way round.
+            n, k = reversed(weight.shape) if kind == "Conv1D" else weight.shape
+            found[_LAYER.sub(".*", path)] = (int(n), int(k))
+    return found
+
+
+def _weights(modules: Mapping[str, tuple[int, int]], qkv: tuple[int, ...], head_dim: int) -> list[Weight]:
+    children: dict[str, dict[str, tuple[int, int]]] = {}
+    for path, shape in modules.items():
+        parent, _, last = path.rpartition(".")
+        # A list of experts (transformers before 5) is stacked in `experts`.
+        if path != "lm_head" and not re.search(r"\.experts\.\*", path):
+            children.setdefault(parent, {})[last] = shape
+    found: list[Weight] = []
+    for parent, of_parent in children.items():
+        prefix = "shared_" if "shared_expert" in parent else ""
+        rest = dict(of_parent)
+        for names, role in _FUSED.items():
+            if not all(name in rest for name in names) or len({rest[name][1] for name in names}) > 1:
+                continue
+            parts = tuple(rest[name][0] for name in names)
+            cut: Literal["outputs", "nothing"] = "nothing" if role == "q_kv_a" else "outputs"
+            least = head_dim if role == "qkv" else 1
+            found.append(Weight(prefix + role, parts, rest[names[0]][1], cut, least))
+            if role != "q_kv_a":
+                # Compressions are multiplied with one after the other, too.
+                rest = {name: shape for name, shape in rest.items() if name not in names}
+        for last, (n, k) in rest.items():
+            role, of_role = _ROLES.get(last, (last, "nothing"))
+            parts = (n,)
+            if role == "qkv" and sum(qkv) == n:
+                parts = qkv
+            elif role == "gate_up":
+                parts = (n // 2, n // 2)
+            found.append(Weight(prefix + role, parts, k, of_role, head_dim if role == "qkv" else 1))
+    return list(dict.fromkeys(found))
+
+
+def _latent(config: Any) -> Latent | None:
+    if not getattr(config, "kv_lora_rank", None):
+        return None
+    q_lora = getattr(config, "q_lora_rank", None) or 0
+    return Latent(q_lora, config.kv_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim)
+
+
+def _indexer(config: Any) -> Indexer | None:
+    if not getattr(config, "index_topk", None):
+        return None
+    return Indexer(config.index_n_heads, config.index_head_dim, config.index_topk)
+
+
+def _experts(config: Any, model: Any) -> Experts | None:
+    """Their width is that of their matrices, (E, hidden, 2 width) or the other way round."""
+    count = next((value for name in _EXPERT_COUNTS if (value := getattr(config, name, None))), None)
+    top_k = getattr(config, "num_experts_per_tok", None) or getattr(config, "moe_topk", None)
+    if not count or not top_k:
+        return None
+    shared, width = 0, 0
+    for path, parameter in model.named_parameters():
+        shape = tuple(parameter.shape)
+        if len(shape) == 3 and shape[0] == count and path.endswith(("down_proj", "down_proj.weight", "w2")):
+            width = next((size for size in shape[1:] if size != config.hidden_size), config.hidden_size)
+        elif len(shape) == 2 and re.search(r"\.experts\.\d+\.(down_proj|w2)\.weight$", path):
+            width = shape[1]
+        elif re.search(r"shared_experts?\.down_proj\.weight$", path):
+            shared = shape[1]
+    return Experts(int(count), int(width), int(top_k), int(shared)) if width else None

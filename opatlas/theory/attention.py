@@ -1,0 +1,206 @@
+"""Attention: what the slots do not tell of the sequences stands in the Runtime columns.
+
+Every sequence of a row is as long as the others: a decoding step asks one query of each, a prefill many.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opatlas.model.schema import RUNTIME_PREFIX
+from opatlas.theory.expression import Expression, parse
+from opatlas.theory.patterns import Lengths
+
+#: Tokens of a page of the cache, as vLLM-Ascend has it.
+BLOCK_SIZE = 128
+
+#: Queries of each sequence: one or a few, where a model guesses ahead, in a decoding step; then prefill.
+_DECODE_QUERIES = [1, 2, 4]
+_QUERIES = [*_DECODE_QUERIES, 128, 512, 1024, 2048, 4096, 8192]
+#: Sequences of a step, and keys that each of them has by then (grids of the catalog).
+_SEQUENCES, _KEYS = "sequences", "key_lengths"
+
+_GROUPED_HEADS = {"from": "attention", "generic": {"q": [4, 8, 16, 32], "kv": [1, 4], "d": [128]}}
+_LATENT_HEADS = {
+    "from": "latent",
+    "generic": {"q": [4, 16, 32], "lora": [512], "nope": [128], "rope": [64], "v": [128]},
+}
+_PAGES = {"pages": f"(k + {BLOCK_SIZE - 1}) // {BLOCK_SIZE}", "blocks": "s * pages"}
+#: A step has no more tokens than products have, and no more keys than caches hold. Engines cut prompts into
+#: chunks, of 8192 tokens where nobody says otherwise: no step pairs more queries with keys than such a chunk
+#: does at the end of the longest prompt.
+_BOUNDS = ["k >= t", "s * t <= 32768", "s * k <= 2097152", "s * t * k <= 8192 * 65536"]
+
+#: The mask that stands for every causal one, whatever the lengths.
+_MASK = [2048, 2048]
+_FIA_SLOTS = 31
+_QUERY, _KEY, _VALUE, _MASK_SLOT, _QUERY_LENGTHS, _KV_LENGTHS = 0, 1, 2, 4, 5, 6
+_TABLE, _QUERY_ROPE, _KEY_ROPE = 14, 24, 25
+_DTYPES = {_MASK_SLOT: "INT8", _QUERY_LENGTHS: "INT64", _KV_LENGTHS: "INT64", _TABLE: "INT32"}
+
+
+def _runtime(**values: str | Expression | Lengths) -> dict[str, str | Expression | Lengths]:
+    return {RUNTIME_PREFIX + name: value for name, value in values.items()}
+
+
+def _causal(queries: str, keys: Lengths) -> dict[str, str | Expression | Lengths]:
+    """Queries (tokens, heads, D), each of which sees the keys up to its own; `queries` of every sequence."""
+    return _runtime(
+        actual_seq_lengths_shape=parse("s"),
+        actual_seq_lengths_values=Lengths(parse("s"), parse(queries), sums=True),
+        actual_seq_lengths_kv_shape=parse("s"),
+        actual_seq_lengths_kv_values=keys,
+        avg_seq_len=parse("k"),
+        num_key_value_heads=parse("kv"),
+        sparse_mode="3",
+        input_layout="TND",
+    )
+
+
+def _fused(
+    slots: dict[int, list[Any]],
+    output: list[str],
+    cells: dict[str, str | Expression | Lengths],
+    **more: Any,
+) -> dict[str, Any]:
+    """A call of FusedInferAttentionScore, whose other slots are absent. The second output, the log-sum-exp, too."""
+    dtypes = [_DTYPES.get(slot, "BF16") if slot in slots else "" for slot in range(_FIA_SLOTS)]
+    return {
+        **more,
+        "inputs": [slots.get(slot) for slot in range(_FIA_SLOTS)],
+        "outputs": [output],
+        "forms": [f"{';'.join(dtypes)} -> BF16"],
+        "cells": {**cells, **_runtime(num_heads=parse("q"), source_profile="theory", metadata_completeness="complete")},
+    }
+
+
+#: Queries (tokens, heads, D), keys and values in pages (blocks, block size, heads * D).
+PAGED = _fused(
+    {
+        _QUERY: ["s * t", "q", "d"],
+        _KEY: ["blocks", BLOCK_SIZE, "kv * d"],
+        _VALUE: ["blocks", BLOCK_SIZE, "kv * d"],
+        _MASK_SLOT: _MASK,
+        _QUERY_LENGTHS: ["s"],
+        _KV_LENGTHS: ["s"],
+        _TABLE: ["s", "pages"],
+    },
+    ["s * t", "q", "d"],
+    {**_causal(queries="t", keys=Lengths(parse("s"), parse("k"))), **_runtime(block_size=str(BLOCK_SIZE))},
+    axes={"s": _SEQUENCES, "t": _QUERIES, "k": _KEYS, "heads": _GROUPED_HEADS},
+    let=_PAGES,
+    where=_BOUNDS,
+)
+
+#: Queries and keys (tokens, heads, D), the sequences one after the other: prefill without a cache.
+PACKED = _fused(
+    {
+        _QUERY: ["s * k", "q", "d"],
+        _KEY: ["s * k", "kv", "d"],
+        _VALUE: ["s * k", "kv", "d"],
+        _MASK_SLOT: _MASK,
+        _QUERY_LENGTHS: ["s"],
+        _KV_LENGTHS: ["s"],
+    },
+    ["s * k", "q", "d"],
+    _causal(queries="k", keys=Lengths(parse("s"), parse("k"), sums=True)),
+    axes={"s": _SEQUENCES, "k": _KEYS, "heads": _GROUPED_HEADS},
+    where=["s * k <= 32768", "s * k * k <= 8192 * 65536"],
+)
+
+#: Multi-head latent attention, absorbed: queries (sequences, heads, t, latent), results (heads, sequences, t,
+#: latent), one cache of pages that is keys and values, and rope parts of both.
+LATENT = _fused(
+    {
+        _QUERY: ["s", "q", "t", "lora"],
+        _KEY: ["blocks", 1, BLOCK_SIZE, "lora"],
+        _VALUE: ["blocks", 1, BLOCK_SIZE, "lora"],
+        _KV_LENGTHS: ["s"],
+        _TABLE: ["s", "pages"],
+        _QUERY_ROPE: ["s", "q", "t", "rope"],
+        _KEY_ROPE: ["blocks", 1, BLOCK_SIZE, "rope"],
+    },
+    ["q", "s", "t", "lora"],
+    _runtime(
+        actual_seq_lengths_kv_shape=parse("s"),
+        actual_seq_lengths_kv_values=Lengths(parse("s"), parse("k")),
+        avg_seq_len=parse("k"),
+        num_key_value_heads="1",
+        sparse_mode="0",
+        input_layout="BNSD_NBSD",
+        block_size=str(BLOCK_SIZE),
+    ),
+    axes={"s": _SEQUENCES, "t": _DECODE_QUERIES, "k": _KEYS, "heads": _LATENT_HEADS},
+    let=_PAGES,
+    where=_BOUNDS,
+)
+
+
+def _ring(keys: str, *, first: bool) -> dict[str, Any]:
+    """Prefill of latent attention in steps: the first is causal, later ones continue its result (slots 13, 14)."""
+    optional: list[Any] = [[512, 512], *[None] * 9] if first else [*[None] * 8, ["t", "q", "v"], ["q", "t"]]
+    dtypes = ["BF16"] * 6 + [""] * 9 if first else ["BF16"] * 5 + [""] * 8 + ["BF16", "FLOAT"]
+    return {
+        "axes": {"t": "tokens", **({} if first else {"k": _KEYS}), "heads": _LATENT_HEADS},
+        "where": ["t <= 8192", "t >= 16"] if first else ["t <= 8192", "t >= 16", "k <= 8192", "k >= 16"],
+        "inputs": [
+            *([tokens, "q", width] for tokens, width in (("t", "nope"), ("t", "rope"))),
+            *([keys, "q", width] for width in ("nope", "rope", "v")),
+            *optional,
+        ],
+        "outputs": [["t", "q", "v"], ["q", "t"]],
+        "forms": [f"{';'.join(dtypes)} -> BF16;FLOAT"],
+    }
+
+
+#: Which keys each query looks at: queries (tokens, heads, D), keys in pages, weights, lengths, block table.
+LIGHTNING_INDEXER = {
+    "axes": {
+        "s": _SEQUENCES,
+        "t": _QUERIES,
+        "k": _KEYS,
+        "index": {"from": "indexer", "generic": {"q": [32], "d": [128], "top": [2048]}},
+    },
+    "let": _PAGES,
+    "where": _BOUNDS,
+    "inputs": [["s * t", "q", "d"], ["blocks", BLOCK_SIZE, 1, "d"], ["s * t", "q"], ["s"], ["s"], ["s", "pages"]],
+    "outputs": [["s * t", 1, "top"]],
+    "forms": ["BF16;BF16;BF16;INT32;INT32;INT32 -> INT32"],
+    "cells": _runtime(avg_seq_len=parse("k")),
+}
+
+#: Latent attention to the keys that were chosen: queries, the cache twice, indices, block table, lengths, rope parts.
+SPARSE = {
+    "axes": {
+        "s": _SEQUENCES,
+        "t": _QUERIES,
+        "k": _KEYS,
+        "heads": {"from": "sparse", "generic": {"q": [4, 16], "lora": [512], "rope": [64], "top": [2048]}},
+    },
+    "let": _PAGES,
+    "where": _BOUNDS,
+    "inputs": [
+        ["s * t", "q", "lora"],
+        ["blocks", BLOCK_SIZE, 1, "lora"],
+        ["blocks", BLOCK_SIZE, 1, "lora"],
+        ["s * t", 1, "top"],
+        ["s", "pages"],
+        ["s"],
+        ["s"],
+        ["s * t", "q", "rope"],
+        ["blocks", BLOCK_SIZE, 1, "rope"],
+    ],
+    "outputs": [["s * t", "q", "lora"]],
+    "forms": ["BF16;BF16;BF16;INT32;INT32;INT32;INT32;BF16;BF16 -> BF16"],
+    "cells": _runtime(avg_seq_len=parse("k")),
+}
+
+PATTERNS: dict[str, dict[str, Any]] = {
+    "paged_attention": PAGED,
+    "packed_attention": PACKED,
+    "latent_attention": LATENT,
+    "ring_first": _ring("t", first=True),
+    "ring_later": _ring("k", first=False),
+    "lightning_indexer": LIGHTNING_INDEXER,
+    "sparse_attention": SPARSE,
+}

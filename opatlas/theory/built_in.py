@@ -1,0 +1,179 @@
+"""The models that OpAtlas knows by itself, with the numbers of their publishers."""
+
+from __future__ import annotations
+
+from opatlas.theory.models import (
+    Experts,
+    Indexer,
+    Latent,
+    ModelFacts,
+    Weight,
+    lm_head,
+)
+
+
+def feed_forward(hidden: int, width: int, prefix: str = "") -> tuple[Weight, ...]:
+    """Gate and up, fused, and down."""
+    return (
+        Weight(f"{prefix}gate_up", (width, width), hidden, "outputs"),
+        Weight(f"{prefix}down", (hidden,), width, "inputs"),
+    )
+
+
+def grouped_query_attention(hidden: int, heads: int, kv_heads: int, head_dim: int) -> tuple[Weight, ...]:
+    """Queries, keys and values, fused, and the output projection."""
+    kv = kv_heads * head_dim
+    return (
+        Weight("qkv", (heads * head_dim, kv, kv), hidden, "outputs", least=head_dim),
+        Weight("o_proj", (hidden,), heads * head_dim, "inputs"),
+    )
+
+
+def latent_attention(hidden: int, heads: int, latent: Latent) -> tuple[Weight, ...]:
+    """The compressions are on every device; engines multiply with both at once, or one after the other."""
+    down = latent.kv_lora + latent.rope
+    return (
+        Weight("q_a", (latent.q_lora,), hidden, "nothing"),
+        Weight("kv_a", (down,), hidden, "nothing"),
+        Weight("q_kv_a", (latent.q_lora, down), hidden, "nothing"),
+        Weight("q_b", (heads * (latent.nope + latent.rope),), latent.q_lora, "outputs"),
+        Weight("kv_b", (heads * (latent.nope + latent.value),), latent.kv_lora, "outputs"),
+        Weight("o_proj", (hidden,), heads * latent.value, "inputs"),
+    )
+
+
+def _dense(
+    name: str,
+    *,
+    hidden: int,
+    intermediate: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    vocab: int,
+    head_norms: bool = False,
+) -> ModelFacts:
+    weights = (
+        *grouped_query_attention(hidden, heads, kv_heads, head_dim),
+        *feed_forward(hidden, intermediate),
+        lm_head(vocab, hidden),
+    )
+    return ModelFacts(name, hidden, intermediate, heads, kv_heads, head_dim, vocab, weights, head_norms)
+
+
+def _latent_experts(
+    name: str,
+    *,
+    hidden: int,
+    intermediate: int,
+    heads: int,
+    vocab: int,
+    latent: Latent,
+    experts: Experts,
+    indexer: Indexer | None = None,
+) -> ModelFacts:
+    of_indexer = (
+        ()
+        if indexer is None
+        else (
+            Weight("indexer_q", (indexer.heads * indexer.head_dim,), latent.q_lora, "nothing"),
+            Weight("indexer_k", (indexer.head_dim,), hidden, "nothing"),
+            Weight("indexer_weights", (indexer.heads,), hidden, "nothing"),
+        )
+    )
+    weights = (
+        *latent_attention(hidden, heads, latent),
+        *of_indexer,
+        *feed_forward(hidden, intermediate),
+        *feed_forward(hidden, experts.shared, "shared_"),
+        Weight("router", (experts.count,), hidden, "nothing"),
+        lm_head(vocab, hidden),
+    )
+    return ModelFacts(
+        name,
+        hidden,
+        intermediate,
+        heads,
+        heads,
+        latent.nope + latent.rope,
+        vocab,
+        weights,
+        latent=latent,
+        indexer=indexer,
+        experts=experts,
+    )
+
+
+#: The numbers are those of each model's config.json.
+DEEPSEEK_V3 = _latent_experts(
+    "deepseek-ai/DeepSeek-V3",
+    hidden=7168,
+    intermediate=18432,
+    heads=128,
+    vocab=129280,
+    latent=Latent(q_lora=1536, kv_lora=512, nope=128, rope=64, value=128),
+    experts=Experts(256, 2048, 8, shared=2048),
+)
+QWEN3_32B = _dense(
+    "Qwen/Qwen3-32B",
+    hidden=5120,
+    intermediate=25600,
+    heads=64,
+    kv_heads=8,
+    head_dim=128,
+    vocab=151936,
+    head_norms=True,
+)
+LLAMA_3_70B = _dense(
+    "meta-llama/Meta-Llama-3-70B",
+    hidden=8192,
+    intermediate=28672,
+    heads=64,
+    kv_heads=8,
+    head_dim=128,
+    vocab=128256,
+)
+
+
+def _glm_5(name: str) -> ModelFacts:
+    return _latent_experts(
+        name,
+        hidden=6144,
+        intermediate=12288,
+        heads=64,
+        vocab=154880,
+        latent=Latent(q_lora=2048, kv_lora=512, nope=192, rope=64, value=256),
+        experts=Experts(256, 2048, 8, shared=2048),
+        indexer=Indexer(heads=32, head_dim=128, top_k=2048),
+    )
+
+
+GLM_5_1 = _glm_5("zai-org/GLM-5.1")
+GLM_5_2 = _glm_5("zai-org/GLM-5.2")
+#: The model of the starter database: the smallest of its kind.
+QWEN3_0_6B = _dense(
+    "Qwen/Qwen3-0.6B",
+    hidden=1024,
+    intermediate=3072,
+    heads=16,
+    kv_heads=8,
+    head_dim=128,
+    vocab=151936,
+    head_norms=True,
+)
+
+#: Whose shapes are taken where no model is asked for.
+BUILT_IN = (DEEPSEEK_V3, QWEN3_32B, LLAMA_3_70B, GLM_5_1, GLM_5_2)
+
+#: Short names, in lower case.
+ALIASES = {
+    "dsv3": DEEPSEEK_V3,
+    "deepseek-v3": DEEPSEEK_V3,
+    "qwen3-32b": QWEN3_32B,
+    "qwen3-0.6b": QWEN3_0_6B,
+    "llama-70b": LLAMA_3_70B,
+    "llama-3-70b": LLAMA_3_70B,
+    "glm-5.1": GLM_5_1,
+    "glm-5.2": GLM_5_2,
+    "glm-5": GLM_5_1,
+}

@@ -1,0 +1,316 @@
+"""The catalog: which patterns the calls of a kernel type follow. Read from catalog.yaml, and checked as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from opatlas.errors import OpAtlasError
+from opatlas.model.schema import is_file_name
+from opatlas.model.slots import known_dtype
+from opatlas.text import closest
+from opatlas.theory import attention, experts, split_qkv
+from opatlas.theory.expression import Expression, ExpressionError, parse
+from opatlas.theory.patterns import (
+    Axis,
+    Form,
+    Lengths,
+    Pattern,
+    Template,
+)
+from opatlas.theory.sources import SOURCES
+from opatlas.yaml_file import NotYaml, parse_yaml
+
+PATH = Path(import_module("opatlas.shapes").__path__[0], "catalog.yaml")
+#: Patterns whose rows need more than arithmetic, in Python.
+_IN_PYTHON: Mapping[str, Mapping[str, Any]] = {**attention.PATTERNS, **experts.PATTERNS, **split_qkv.PATTERNS}
+
+_PATTERN_KEYS = ("axes", "let", "where", "inputs", "outputs", "forms", "cells")
+_KERNEL_KEYS = ("pattern", "core", "forms")
+
+
+class CatalogError(OpAtlasError):
+    """A catalog with mistakes; the message lists all of them."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel type and the patterns of its calls, each with the forms that the kernel has them in."""
+
+    kernel_type: str
+    patterns: tuple[Pattern, ...]
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """All kernel types that theory rows are made of, in the catalog's order."""
+
+    kernels: Mapping[str, Kernel]
+
+    def kernel(self, kernel_type: str) -> Kernel:
+        """Raises OpAtlasError where there is none, with the closest names."""
+        if kernel_type not in self.kernels:
+            raise OpAtlasError(
+                f"the catalog has no kernel type {kernel_type!r}{closest(kernel_type, self.kernels)}: "
+                f"name one of its own, or add an entry to {PATH}"
+            )
+        return self.kernels[kernel_type]
+
+
+@cache
+def built_in_catalog() -> Catalog:
+    """The catalog that comes with OpAtlas. Raises CatalogError."""
+    return read_catalog(PATH)
+
+
+def read_catalog(path: Path) -> Catalog:
+    """Reads a catalog.
+
+    Raises:
+        CatalogError: it cannot be read, or has mistakes.
+    """
+    try:
+        content = parse_yaml(path.read_bytes(), strict=True)
+    except OSError as error:
+        raise CatalogError(f"{path} cannot be read ({error.strerror}): check the path and its permissions") from None
+    except NotYaml as error:
+        raise CatalogError(f"{path} is not YAML: {error}") from None
+    reader = _Reader(path)
+    catalog = reader.catalog(content)
+    if reader.problems:
+        raise CatalogError("\n".join(reader.problems))
+    return catalog
+
+
+class _Reader:
+    """Reads the parts; what is wrong is noted, so that all mistakes are told at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.problems: list[str] = []
+        self.grids: dict[str, tuple[int, ...]] = {}
+
+    def problem(self, place: str, text: str) -> None:
+        self.problems.append(f"{self.path}: {place}: {text}")
+
+    def catalog(self, content: Any) -> Catalog:
+        parts: dict[str, dict[Any, Any]] = {}
+        for name in ("grids", "patterns", "kernels"):
+            part = content.get(name) if isinstance(content, dict) else None
+            if not isinstance(part, dict):
+                self.problem(name, "there must be a mapping of this name at the top level")
+                return Catalog({})
+            parts[name] = part
+        self.keys("the top level", content, ("grids", "patterns", "kernels"))
+        for name, sizes in parts["grids"].items():
+            self.grids[name] = self.sizes(f"grid {name!r}", sizes)
+        for name in _IN_PYTHON.keys() & parts["patterns"].keys():
+            self.problem(f"pattern {name!r}", "it is defined in Python already; give it another name")
+        used = {name for spec in parts["kernels"].values() for name in _patterns_of(spec)}
+        specs = {**parts["patterns"], **{name: spec for name, spec in _IN_PYTHON.items() if name in used}}
+        read = {name: self.pattern(name, spec) for name, spec in specs.items()}
+        patterns = {name: pattern for name, pattern in read.items() if pattern is not None}
+        kernels = {name: self.kernel(str(name), spec, patterns, read) for name, spec in parts["kernels"].items()}
+        return Catalog(kernels)
+
+    def kernel(
+        self, name: str, spec: Any, patterns: Mapping[str, Pattern], named: Mapping[str, Pattern | None]
+    ) -> Kernel:
+        place = f"kernel {name!r}"
+        if not is_file_name(name):
+            self.problem(place, "this cannot name a CSV file; give the profiler's kernel type")
+        spec = {"pattern": spec} if isinstance(spec, (str, list)) else spec
+        if not isinstance(spec, dict):
+            self.problem(place, "it must be the name of a pattern, or a mapping with one")
+            return Kernel(name, ())
+        self.keys(place, spec, _KERNEL_KEYS)
+        wanted = _patterns_of(spec)
+        if not wanted:
+            self.problem(f"{place}, key 'pattern'", "it must name a pattern, or several")
+            return Kernel(name, ())
+        core = spec.get("core", "")
+        if not isinstance(core, str):
+            self.problem(f"{place}, key 'core'", f"{core!r} is not a name")
+        forms = spec.get("forms", {})
+        if not isinstance(forms, dict):
+            self.problem(f"{place}, key 'forms'", "it must be a mapping of pattern names to forms")
+            forms = {}
+        for other in forms.keys() - set(wanted):
+            self.problem(f"{place}, key 'forms'", f"{other!r} is not one of its patterns")
+        found = []
+        for pattern_name in wanted:
+            pattern = patterns.get(pattern_name)
+            if pattern is None:
+                if pattern_name not in named:
+                    self.problem(
+                        f"{place}, key 'pattern'",
+                        f"there is no pattern {pattern_name!r}{closest(str(pattern_name), named)}",
+                    )
+                continue
+            own = self.forms(f"{place}, key 'forms'", forms[pattern_name]) if pattern_name in forms else pattern.forms
+            self.fit(f"{place}, pattern {pattern_name!r}", pattern, own)
+            found.append(replace(pattern, forms=tuple(replace(form, core=str(core)) for form in own)))
+        return Kernel(name, tuple(found))
+
+    def pattern(self, name: str, spec: Any) -> Pattern | None:
+        place = f"pattern {name!r}"
+        if not isinstance(spec, Mapping):
+            self.problem(place, "it must be a mapping")
+            return None
+        before = len(self.problems)
+        self.keys(place, spec, _PATTERN_KEYS)
+        axes = [
+            self.axis(f"{place}, axis {axis!r}", str(axis), value) for axis, value in self.mapping(place, spec, "axes")
+        ]
+        if not axes:
+            self.problem(f"{place}, key 'axes'", "there must be one")
+        known: set[str] = set()
+        for axis in axes:
+            for variable in SOURCES[axis.source].names if axis.source else (axis.name,):
+                if variable in known:
+                    self.problem(f"{place}, key 'axes'", f"two axes give the variable {variable!r}; rename one of them")
+                known.add(variable)
+        let = {}
+        for variable, text in self.mapping(place, spec, "let"):
+            if variable in known:
+                self.problem(f"{place}, key 'let'", f"{variable!r} is there already; give it another name")
+            let[str(variable)] = self.expression(f"{place}, key 'let'", text, known)
+            known.add(str(variable))
+        where = tuple(
+            self.expression(f"{place}, key 'where'", text, known) for text in self.listed(place, spec, "where", [])
+        )
+        inputs, outputs = (
+            tuple(self.slot(f"{place}, key {key!r}", slot, known) for slot in self.listed(place, spec, key, None))
+            for key in ("inputs", "outputs")
+        )
+        forms = self.forms(f"{place}, key 'forms'", self.listed(place, spec, "forms", []))
+        cells = {}
+        for column, value in self.mapping(place, spec, "cells"):
+            expressions = [value.count, value.each] if isinstance(value, Lengths) else [value]
+            for expression in expressions:
+                if isinstance(expression, Expression):
+                    self.known(f"{place}, cell {column!r}", expression, known)
+            cells[str(column)] = value
+        if len(self.problems) > before:
+            return None
+        pattern = Pattern(name, tuple(axes), inputs, outputs, forms, let, where, cells)
+        self.fit(place, pattern, forms)
+        return pattern
+
+    def axis(self, place: str, name: str, value: Any) -> Axis:
+        if isinstance(value, list):
+            return Axis(name, self.sizes(place, value))
+        if isinstance(value, str) and value in self.grids:
+            return Axis(name, self.grids[value], between=True)
+        source = value.get("from", "") if isinstance(value, dict) else value
+        if not isinstance(source, str) or source not in SOURCES:
+            known = [*self.grids, *SOURCES]
+            self.problem(place, f"{source!r} is no grid, and nothing that models give{closest(str(source), known)}")
+            return Axis(name, (1,))
+        generic = value.get("generic", {}) if isinstance(value, dict) else {}
+        names = SOURCES[source].names
+        if isinstance(value, dict):
+            self.keys(place, value, ("from", "generic"))
+        if not isinstance(generic, dict) or (generic and set(generic) != set(names)):
+            self.problem(f"{place}, key 'generic'", f"it must give sizes for {', '.join(names)}")
+            return Axis(name, source=source)
+        return Axis(name, source=source, generic={n: self.sizes(f"{place}, {n}", s) for n, s in generic.items()})
+
+    def sizes(self, place: str, value: Any) -> tuple[int, ...]:
+        if not isinstance(value, list) or not value or not all(type(size) is int and size > 0 for size in value):
+            self.problem(place, f"{_short(value)} is not a list of whole numbers above 0")
+            return (1,)
+        if sorted(set(value)) != value:
+            self.problem(place, "its sizes must be in ascending order, each once")
+        return tuple(value)
+
+    def slot(self, place: str, value: Any, known: set[str]) -> Template:
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            self.problem(place, f"{value!r} is not a list of dimensions (null is an absent slot, [] a number)")
+            return None
+        return tuple(self.expression(place, dim, known) for dim in value)
+
+    def expression(self, place: str, text: Any, known: set[str]) -> Expression:
+        try:
+            if not isinstance(text, (str, int)) or isinstance(text, bool):
+                raise ExpressionError("it is neither text nor a whole number")
+            expression = parse(text)
+        except ExpressionError as error:
+            self.problem(f"{place}, expression {text!r}", str(error))
+            return parse(1)
+        self.known(place, expression, known)
+        return expression
+
+    def known(self, place: str, expression: Expression, known: set[str]) -> None:
+        for name in sorted(expression.names - known):
+            self.problem(
+                f"{place}, expression {expression.text!r}",
+                f"there is no variable {name!r}{closest(name, known)}; there are {', '.join(sorted(known)) or 'none'}",
+            )
+
+    def forms(self, place: str, texts: Any) -> tuple[Form, ...]:
+        forms = []
+        for text in texts if isinstance(texts, list) else [texts]:
+            try:
+                if not isinstance(text, str):
+                    raise ValueError("it is not text such as BF16;BF16 -> BF16")
+                form = Form.parse(text)
+            except ValueError as error:
+                self.problem(f"{place}, form {text!r}", str(error))
+                continue
+            for name in (*form.input_dtypes, *form.output_dtypes):
+                if name and known_dtype(name) is None:
+                    self.problem(f"{place}, form {text!r}", f"{name!r} is no dtype whose size is known")
+            forms.append(form)
+        return tuple(forms)
+
+    def fit(self, place: str, pattern: Pattern, forms: Sequence[Form]) -> None:
+        """Each form must have a dtype for each slot that is there."""
+        for form in forms:
+            for key, templates, dtypes in (
+                ("inputs", pattern.inputs, form.input_dtypes),
+                ("outputs", pattern.outputs, form.output_dtypes),
+            ):
+                if [bool(dtype) for dtype in dtypes] != [template is not None for template in templates]:
+                    self.problem(
+                        f"{place}, form {str(form)!r}",
+                        f"its dtypes do not stand for the slots of {key!r}: {len(templates)}, of which "
+                        f"{sum(template is None for template in templates)} are absent",
+                    )
+
+    def mapping(self, place: str, spec: Mapping[str, Any], key: str) -> Iterable[tuple[Any, Any]]:
+        value = spec.get(key, {})
+        if not isinstance(value, Mapping):
+            self.problem(f"{place}, key {key!r}", "it must be a mapping")
+            return ()
+        return value.items()
+
+    def listed(self, place: str, spec: Mapping[str, Any], key: str, default: list[Any] | None) -> list[Any]:
+        value = spec.get(key, default)
+        if not isinstance(value, list):
+            self.problem(f"{place}, key {key!r}", "it must be a list")
+            return []
+        return value
+
+    def keys(self, place: str, spec: Mapping[str, Any], known: Sequence[str]) -> None:
+        for key in spec:
+            if key not in known:
+                self.problem(place, f"there is no key {key!r}{closest(str(key), known)}; there are {', '.join(known)}")
+
+
+def _patterns_of(spec: Any) -> list[Any]:
+    """What the entry of a kernel type names; nothing where it is malformed."""
+    named = spec.get("pattern") if isinstance(spec, dict) else spec
+    named = [named] if isinstance(named, str) else named
+    return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else text[:57] + "..."

@@ -1,0 +1,202 @@
+"""Which rows of a kernel type are to be added: all that its patterns span, or a sample of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from opatlas.model.schema import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES
+from opatlas.model.signature import signatures
+from opatlas.model.slots import split_cell
+from opatlas.store.csv_files import Table
+from opatlas.store.refused_shapes import MoeShape, load_constraints
+from opatlas.theory.catalog import Kernel
+from opatlas.theory.forms import KnownRows, in_order
+from opatlas.theory.results import KernelResult
+from opatlas.theory.rows import Batch
+from opatlas.theory.sources import Targets
+from opatlas.theory.space import Space, row_bytes
+from opatlas.theory.strategies import draw_rows, samples_of
+
+#: Which rows of a frame a device's kernel takes.
+Accepts = Callable[[pd.DataFrame], np.ndarray]
+
+
+def accepted_by(database: Path, kernel_type: str) -> Accepts:
+    """What the kernel of a database's device takes, as far as it was tried. Raises OpAtlasError."""
+    constraints = load_constraints(database) if kernel_type == "DispatchFFNCombine" else None
+    if constraints is None or not constraints.trials:
+        return lambda frame: np.ones(len(frame), dtype=bool)
+
+    def accepts(frame: pd.DataFrame) -> np.ndarray:
+        cells = zip(frame[INPUT_SHAPES], frame[INPUT_DTYPES], frame[EP_SIZE], strict=True)
+        return np.array(
+            [
+                constraints.accepts(_shape(shapes), ep_size=int(ep_size), weights=split_cell(dtypes)[1])
+                for shapes, dtypes, ep_size in cells
+            ],
+            dtype=bool,
+        )
+
+    return accepts
+
+
+def _shape(shapes: str) -> MoeShape:
+    """From x (M, H), each token's experts (M, k), and the scales (E, N) of the first weights."""
+    slots = [[int(size) for size in words.split(",")] for words in split_cell(shapes)]
+    (m, h), (_, top_k), (experts, n) = slots[0], slots[3], slots[4]
+    return MoeShape(m=m, h=h, n=n, experts=experts, top_k=top_k)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run asks for.
+
+    Attributes:
+        targets: whose shapes.
+        rows: the most theory rows of a kernel type; 0: the whole grid.
+        seed: the same gives the same sample, for a given version of hypothesis.
+        budget_bytes: of the tensors of a row and the flush buffer.
+    """
+
+    targets: Targets
+    rows: int
+    seed: int
+    budget_bytes: int
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """What a run adds to a kernel type: rows, and of each its signature and the bytes of its tensors.
+
+    Attributes:
+        result: their number, and what was left out.
+    """
+
+    frame: pd.DataFrame
+    signatures: list[str]
+    bytes: np.ndarray
+    result: KernelResult
+
+    def without(self, known: set[str]) -> KernelPlan:
+        """The same without rows that somebody else has added meanwhile."""
+        kept = np.array([signature not in known for signature in self.signatures], dtype=bool)
+        there = self.result.there + int(np.count_nonzero(~kept))
+        return replace(
+            self,
+            frame=self.frame[kept].reset_index(drop=True),
+            signatures=[signature for signature in self.signatures if signature not in known],
+            bytes=self.bytes[kept],
+            result=replace(self.result, there=there).with_new(self.bytes[kept].tolist()),
+        )
+
+
+def spaces_of(kernel: Kernel, request: Request, known: KnownRows | None) -> list[Space]:
+    """For each pattern of a kernel type what it spans."""
+    return [
+        Space(
+            kernel.kernel_type,
+            pattern,
+            known.forms(pattern) if known is not None else in_order(pattern.forms),
+            request.targets,
+            request.budget_bytes,
+        )
+        for pattern in kernel.patterns
+    ]
+
+
+def plan_kernel(kernel: Kernel, table: Table, request: Request, *, forms_of_database: bool = True) -> KernelPlan:
+    """The rows of a run that a table does not have yet; see `add_theory_rows`.
+
+    A row that was captured is not missing, and does not count against `request.rows`. One that an earlier
+    run added does, so that the same run a second time adds nothing.
+
+    Raises:
+        TableError: a row of the table cannot be read.
+    """
+    known = KnownRows(kernel, table, request.targets) if len(table.frame) else None
+    spaces = spaces_of(kernel, request, known if forms_of_database else None)
+    there = signatures(kernel.kernel_type, table.frame)
+    captured = {s for s, row in zip(there, known.rows, strict=True) if row.captured} if known is not None else set()
+    wanted = _sample(spaces, captured, request) if request.rows else map(_of_batch, _all_batches(spaces))
+    accepts = accepted_by(table.path.parent, kernel.kernel_type)
+    before, seen = set(there), set(there)
+    kept, found, repeated, refused = [], [], 0, 0
+    for part in wanted:
+        fresh = np.zeros(len(part.frame), dtype=bool)
+        taken = accepts(part.frame)
+        refused += int(np.count_nonzero(~taken))
+        for i, signature in enumerate(part.signatures):
+            if taken[i] and signature not in seen:
+                seen.add(signature)
+                fresh[i] = True
+                found.append(signature)
+        repeated += len(before.intersection(part.signatures))
+        kept.append(_Part(part.frame[fresh], part.bytes[fresh], []))
+    sizes = np.concatenate([part.bytes for part in kept]) if kept else np.zeros(0, dtype=np.int64)
+    result = KernelResult(
+        kernel.kernel_type,
+        there=repeated,
+        refused=refused,
+        over_budget=sum(space.over_budget for space in spaces),
+        smallest_bytes=min((s.smallest_over_budget for s in spaces if s.over_budget), default=0),
+        missing=tuple(sorted({space.missing_source for space in spaces if space.missing_source})),
+        unknown_dtypes=tuple(known.unknown_dtypes()) if known is not None else (),
+    ).with_new(sizes.tolist())
+    frame = pd.concat([part.frame for part in kept], ignore_index=True).fillna("") if kept else pd.DataFrame()
+    return KernelPlan(frame, found, sizes, result)
+
+
+@dataclass
+class _Part:
+    """Rows of a run, with the bytes and the signature of each."""
+
+    frame: pd.DataFrame
+    bytes: np.ndarray
+    signatures: list[str]
+
+
+def _all_batches(spaces: Sequence[Space]) -> Iterator[Batch]:
+    for space in spaces:
+        yield from space.batches()
+
+
+def _of_batch(batch: Batch) -> _Part:
+    frame = batch.frame()
+    return _Part(frame, batch.row_bytes(), signatures(batch.kernel_type, frame))
+
+
+def _sample(spaces: Sequence[Space], captured: set[str], request: Request) -> Iterator[_Part]:
+    """Required rows, of all patterns in turn, then drawn ones, `request.rows` in all."""
+    queues = [_required(space) for space in spaces if len(space)]
+    chosen: dict[str, tuple[_Part, int]] = {}
+    for in_turn in zip_longest(*queues):
+        for entry in in_turn:
+            if entry is not None and entry[0] not in captured and len(chosen) < request.rows:
+                chosen.setdefault(entry[0], entry[1:])
+    for part in {id(part): part for part, _ in chosen.values()}.values():
+        places = [i for s, (other, i) in chosen.items() if other is part]
+        yield _Part(part.frame.iloc[places], part.bytes[places], [part.signatures[i] for i in places])
+    missing = request.rows - len(chosen)
+    if missing <= 0 or not queues:
+        return
+    drawn = draw_rows(samples_of(spaces), missing, seed=request.seed, apart_from=captured | chosen.keys())
+    if drawn:
+        frame = pd.DataFrame([row.cells() for row in drawn.values()], dtype=object)
+        yield _Part(frame, np.array([row_bytes(row) for row in drawn.values()], dtype=np.int64), list(drawn))
+
+
+def _required(space: Space) -> Iterator[tuple[str, _Part, int]]:
+    """Signature, part and place of the rows that no sample leaves out, the most important ones first."""
+    positions = np.array(space.required(), dtype=np.int64)
+    # Batches have rows in the order of the grid.
+    order = np.argsort(positions, kind="stable")
+    parts = [_of_batch(batch) for batch in space.batches(positions[order])]
+    entries = [(part.signatures[i], part, i) for part in parts for i in range(len(part.signatures))]
+    by_position = {int(positions[place]): entry for place, entry in zip(order, entries, strict=True)}
+    return (by_position[int(position)] for position in positions)

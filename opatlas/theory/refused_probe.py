@@ -1,0 +1,248 @@
+"""Finds out which shapes the installed DispatchFFNCombine takes, by trying, and keeps them with the database.
+
+Each case runs in a group of ranks, as a row does: one that crashes or hangs costs its group, and is an
+answer. From a case that is taken, sizes (m, h, n, experts and top_k of a rank) are varied one at a time, then
+together. Theory rows keep to what is found (opatlas/store/refused_shapes.py). Ctrl-C keeps what was tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, astuple, replace
+from pathlib import Path
+
+from opatlas.devices.discovery import database_name, devices_at_hand
+from opatlas.engine.errors import DeviceGone
+from opatlas.engine.inputs.dispatch_ffn_combine import needed_bytes
+from opatlas.engine.job import Job, MeasureSettings
+from opatlas.errors import OpAtlasError
+from opatlas.instruments.instrument import EVENTS
+from opatlas.isolation.device_pool import LeftOut
+from opatlas.isolation.executor import Executor
+from opatlas.isolation.groups.hccl_buffer import buffer_mib
+from opatlas.isolation.groups.pool import GroupPool
+from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.model.location import default_path
+from opatlas.model.schema import EP_SIZE, Status
+from opatlas.model.versions import detect
+from opatlas.options import at_least, positive
+from opatlas.progress import Progress
+from opatlas.store.csv_files import Database
+from opatlas.store.manifest import Manifest, code_digest
+from opatlas.store.refused_shapes import (
+    AXES,
+    Kernel,
+    MoeShape,
+    Trial,
+    load_constraints,
+    save_constraints,
+)
+from opatlas.text import show, whole
+from opatlas.theory.refused_search import Axis, Search
+
+_KERNEL_TYPE = "DispatchFFNCombine"
+_REPLAY = ("opatlas.bench.test_expert_parallel", "test_dispatch_ffn_combine")
+#: Of a large model in decoding; taken by every version that was heard of.
+_START = MoeShape(m=16, h=7168, n=4096, experts=16, top_k=8)
+_MOST = MoeShape(m=65536, h=16384, n=16384, experts=256, top_k=32)
+#: Rows and columns of a block of FRACTAL_NZ, by the weights' dtype.
+_BLOCKS = {"DT_BF16": (16, 16), "INT8": (16, 32)}
+#: Cases in which all sizes differ.
+_TOGETHER = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", metavar="NAME", help="as in pytest bench/ (default: the device at hand)")
+    parser.add_argument(
+        "--database-path",
+        type=Path,
+        metavar="DIR",
+        help="folder of the {KernelType}.csv files (default: that of the device and versions)",
+    )
+    parser.add_argument(
+        "--ep-size",
+        type=at_least(1),
+        default=16,
+        metavar="N",
+        help="devices that share the experts (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--weights", choices=_BLOCKS, default="INT8", help="dtype of the experts' weights (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--format",
+        choices=("FRACTAL_NZ", "ND"),
+        default="FRACTAL_NZ",
+        help="format of the weights; in FRACTAL_NZ h and n are whole blocks (default: %(default)s)",
+    )
+    for name, shape in (("start", _START), ("most", _MOST)):
+        what = "the case from which sizes are varied" if name == "start" else "the largest sizes to try"
+        parser.add_argument(
+            f"--{name}",
+            type=_shape,
+            default=shape,
+            metavar=",".join(AXES).upper(),
+            help=f"{what} (default: {','.join(map(str, astuple(shape)))})",
+        )
+    parser.add_argument(
+        "--time-budget", type=positive, default=1800.0, metavar="SECONDS", help="try for so long (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--case-timeout",
+        type=positive,
+        default=120.0,
+        metavar="SECONDS",
+        help="end a case after this (default: %(default)g)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    devices = devices_at_hand(arguments.device)
+    path = arguments.database_path or default_path(database_name(devices), detect())
+    pool = GroupPool(
+        devices, MeasureSettings(repeat_count=1, cache="warm", instrument=EVENTS.get(devices[0].kind)), LeftOut(None)
+    )
+    spec = GroupSpec(arguments.ep_size)
+    if reason := pool.too_few_for(spec):
+        raise OpAtlasError(f"--ep-size {arguments.ep_size} {reason}")
+    probe = Probe(pool, spec, arguments.weights, arguments.format, arguments.case_timeout)
+    try:
+        written = probe.run(path, arguments.start, arguments.most, arguments.time_budget)
+    except DeviceGone as error:
+        raise OpAtlasError(str(error)) from None
+    finally:
+        pool.close()
+    kernel = Kernel(arguments.ep_size, arguments.weights)
+    limits = load_constraints(path).limits(kernel)
+    for axis, limit in limits.items():
+        show(f"{axis:8} {limit}")
+    taken = sum(trial.accepted for trial in probe.trials)
+    show(f"{len(probe.trials)} cases tried, {taken} taken: {written}")
+    if not limits:
+        first = probe.trials[0] if probe.trials else None
+        why = f" ({first.status}: {first.reason})" if first else ""
+        raise OpAtlasError(f"the case to start from was not taken{why}: name another with --start")
+    return 0
+
+
+class Probe:
+    """Tries cases on a group, and keeps what became of them.
+
+    Attributes:
+        trials: in the order tried.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        spec: GroupSpec,
+        weights: str,
+        weight_format: str,
+        case_timeout_s: float,
+        replay: tuple[str, str] = _REPLAY,
+    ) -> None:
+        """`replay` is the module and the function that replays a case."""
+        self.trials: list[Trial] = []
+        self._executor = executor
+        self._kernel = Kernel(spec.ranks, weights)
+        self._spec = spec
+        self._format = weight_format
+        self._case_timeout_s = case_timeout_s
+        self._replay = replay
+        self._run_id = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+
+    def run(
+        self,
+        path: Path,
+        start: MoeShape,
+        most: MoeShape,
+        budget_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Path:
+        """Tries cases until the time is up; gives the file. Raises OpAtlasError, DeviceGone.
+
+        Args:
+            path: the database.
+        """
+        path.mkdir(parents=True, exist_ok=True)
+        began, end = time.time(), clock() + budget_s
+        search = Search(self._try, self._axes(start, most), lambda: clock() >= end)
+        with Progress(0, "cases", label=f"probe, at most {budget_s:g} s") as self._progress:
+            try:
+                search.run(start, _TOGETHER)
+            except KeyboardInterrupt:
+                show("interrupted: what was tried is kept")
+        manifest = Manifest(
+            self._run_id,
+            began,
+            {
+                "command": "probe-dispatch-ffn-combine",
+                **asdict(self._kernel),
+                "format": self._format,
+                "start": asdict(start),
+                "most": asdict(most),
+                "time_budget_s": budget_s,
+                "case_timeout_s": self._case_timeout_s,
+            },
+            code_digest(Path(__file__).parents[2] / name for name in ("opatlas", "bench")),
+            device=asdict(self._executor.describe()) if self.trials else {},
+            finished_at=time.time(),
+            statuses=dict(Counter(trial.status.value for trial in self.trials)),
+        )
+        manifest.write(Database(path))
+        return save_constraints(path, self._kernel, self.trials)
+
+    def _axes(self, start: MoeShape, most: MoeShape) -> dict[str, Axis]:
+        rows, columns = _BLOCKS[self._kernel.weights] if self._format == "FRACTAL_NZ" else (1, 1)
+        # Both weights are whole blocks: (H, N), and (N / 2, H).
+        units = {"h": max(rows, columns), "n": max(2 * rows, columns)}
+        for name, unit in units.items():
+            if getattr(start, name) % unit:
+                raise OpAtlasError(f"--start: {name} must be a multiple of {unit} in {self._format}")
+        return {axis: Axis(units.get(axis, 1), getattr(most, axis), units.get(axis, 1)) for axis in AXES}
+
+    def _try(self, shape: MoeShape) -> bool:
+        module, function = self._replay
+        cells = self._cells(shape)
+        spec = replace(self._spec, hccl_buffer_mib=buffer_mib(needed_bytes(cells)))
+        outcome = self._executor.run(Job(module, "", function, _KERNEL_TYPE, cells, self._case_timeout_s, spec))
+        if outcome.status is Status.SKIPPED:
+            # Not an answer about this case: a precondition of all of them is missing.
+            raise OpAtlasError(outcome.reason)
+        trial = Trial(self._kernel, shape, not self.trials, outcome.status, outcome.reason, self._run_id)
+        self.trials.append(trial)
+        refused = sum(not trial.accepted for trial in self.trials)
+        last = " ".join(f"{name}={size}" for name, size in asdict(shape).items())
+        self._progress.advance(1, f"{refused} refused, last {last}")
+        return trial.accepted
+
+    def _cells(self, shape: MoeShape) -> dict[str, str]:
+        m, h, n, experts, k = astuple(shape)
+        up, down = self._weight(experts, h, n), self._weight(experts, n // 2, h)
+        weights = self._kernel.weights
+        return {
+            "Input Shapes": f"{m},{h};{up};{down};{m},{k};{experts},{n};{experts},{h};{m},{k}",
+            "Input Data Types": f"DT_BF16;{weights};{weights};INT32;FLOAT;FLOAT;FLOAT",
+            "Input Formats": f"ND;{self._format};{self._format};ND;ND;ND;ND",
+            "Output Shapes": f"{m},{h};{experts}",
+            "Output Data Types": "DT_BF16;INT32",
+            "Output Formats": "ND;ND",
+            EP_SIZE: str(self._spec.ranks),
+        }
+
+    def _weight(self, experts: int, rows: int, columns: int) -> str:
+        if self._format == "ND":
+            return f"{experts},{rows},{columns}"
+        block_rows, block_columns = _BLOCKS[self._kernel.weights]
+        return f"{experts},{columns // block_columns},{rows // block_rows},{block_rows},{block_columns}"
+
+
+def _shape(text: str) -> MoeShape:
+    sizes = [size for word in text.split(",") if (size := whole(word))]
+    if not len(sizes) == len(AXES) == text.count(",") + 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: give {','.join(AXES)}, five whole numbers above 0")
+    return MoeShape(*sizes)

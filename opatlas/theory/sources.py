@@ -1,0 +1,247 @@
+"""What models give to the axes of patterns: the sizes that belong together, for each way to divide a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from opatlas.theory.models import EP_SIZES, TP_SIZES, ModelFacts
+from opatlas.theory.patterns import Axis, Pattern
+
+#: A label for the coverage report ("gate_up, tp 8"), and the values.
+Given = tuple[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Whose shapes are wanted.
+
+    Attributes:
+        models: the architectures.
+        tp_sizes, ep_sizes: sizes of tensor and expert parallelism; each model takes those that fit it.
+        generic: shapes of no model in particular are wanted too.
+    """
+
+    models: Sequence[ModelFacts]
+    tp_sizes: Sequence[int] = TP_SIZES
+    ep_sizes: Sequence[int] = EP_SIZES
+    generic: bool = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """Values that come together, of variables of these names: what a model gives of them."""
+
+    names: tuple[str, ...]
+    given: Callable[[ModelFacts, Targets], Iterable[Given]]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where values come from: the model's name, and what of it."""
+
+    model: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A combination of sizes that models give, or that stands for no model in particular.
+
+    Attributes:
+        values: by variable.
+        origins: the models that it is of; none of a generic one.
+    """
+
+    values: Mapping[str, int]
+    origins: tuple[Origin, ...]
+
+
+def shapes_of(pattern: Pattern, targets: Targets) -> list[Shape]:
+    """What the axes of a pattern get from models; a single empty one where they need nothing from them.
+
+    Shapes of models come before those of no model in particular.
+    """
+    given = [_given(axis, targets) for axis in pattern.axes if axis.source]
+    return sorted((_joined(parts) for parts in product(*given)), key=lambda shape: not shape.origins)
+
+
+def in_turn_by_model(shapes: Sequence[Shape]) -> list[int]:
+    """Numbers of the shapes: one of each model, then the next of each; at the end those of no model in particular.
+
+    A shape of several models is the turn of the first one that comes to it.
+    """
+    of_models: dict[str, list[int]] = {}
+    for number, shape in enumerate(shapes):
+        for model in dict.fromkeys(origin.model for origin in shape.origins):
+            of_models.setdefault(model, []).append(number)
+    found: dict[int, None] = {}
+    queues = [iter(numbers) for numbers in of_models.values()]
+    while queues:
+        for queue in list(queues):
+            new = next((number for number in queue if number not in found), None)
+            if new is None:
+                queues.remove(queue)
+            else:
+                found[new] = None
+    return [*found, *(number for number in range(len(shapes)) if number not in found)]
+
+
+def missing_source(pattern: Pattern, targets: Targets) -> str:
+    """What a pattern needs and none of the models has; "" where they have all."""
+    return next((axis.source for axis in pattern.axes if axis.source and not _given(axis, targets)), "")
+
+
+def _given(axis: Axis, targets: Targets) -> list[Shape]:
+    names = SOURCES[axis.source].names
+    found: dict[tuple[int, ...], list[Origin]] = {}
+    for model in targets.models:
+        for what, values in SOURCES[axis.source].given(model, targets):
+            found.setdefault(values, []).append(Origin(model.name, what))
+    if targets.generic and axis.generic:
+        for values in product(*(axis.generic[name] for name in names)):
+            found.setdefault(values, [])
+    return [Shape(dict(zip(names, values, strict=True)), tuple(origins)) for values, origins in found.items()]
+
+
+def _joined(parts: Sequence[Shape]) -> Shape:
+    """Values of several sources at once: of the models that give all of them."""
+    values = {name: value for part in parts for name, value in part.values.items()}
+    models = [{origin.model for origin in part.origins} for part in parts]
+    shared = set.intersection(*models) if models else set()
+    origins = [origin for part in parts for origin in part.origins if origin.model in shared]
+    return Shape(values, tuple(dict.fromkeys(origins)))
+
+
+def _per_tp(given: Callable[[ModelFacts, int], Iterable[Given]]) -> Callable[[ModelFacts, Targets], Iterable[Given]]:
+    """For each size of tensor parallelism what is on one device."""
+
+    def of_all(model: ModelFacts, targets: Targets) -> Iterator[Given]:
+        for tp in model.tp_sizes(targets.tp_sizes):
+            for what, values in given(model, tp):
+                yield f"{what}, tp {tp}", values
+
+    return of_all
+
+
+def _linears(model: ModelFacts, tp: int) -> Iterator[Given]:
+    for linear in model.linears(tp):
+        yield linear.name, (linear.n, linear.k)
+
+
+def _quantized(model: ModelFacts, tp: int) -> Iterator[Given]:
+    """Engines leave the router, the indexer and the LM head in their own precision."""
+    for linear in model.linears(tp):
+        if linear.name not in ("lm_head", "router", "indexer_weights", "indexer_k"):
+            yield linear.name, (linear.n, linear.k)
+
+
+def _hidden(model: ModelFacts, targets: Targets) -> Iterator[Given]:
+    yield "hidden", (model.hidden,)
+
+
+def _widths(model: ModelFacts, tp: int) -> Iterator[Given]:
+    """Of what layers hand on."""
+    yield "hidden", (model.hidden,)
+    yield from _gated(model, tp)
+    if model.latent is not None and model.latent.q_lora:
+        yield "q_lora", (model.latent.q_lora,)
+    if model.latent is not None:
+        yield "kv_lora", (model.latent.kv_lora,)
+
+
+def _norms(model: ModelFacts, targets: Targets) -> Iterator[Given]:
+    yield "hidden", (model.hidden,)
+    if model.latent is not None and model.latent.q_lora:
+        yield "q_lora", (model.latent.q_lora,)
+
+
+def _head_norms(model: ModelFacts, tp: int) -> Iterator[Given]:
+    if model.head_norms:
+        yield "query heads", (model.heads // tp, model.head_dim)
+        yield "key heads", (model.kv_heads_on_device(tp), model.head_dim)
+
+
+def _gated(model: ModelFacts, tp: int) -> Iterator[Given]:
+    """Widths of feed-forward networks behind their gate."""
+    if model.intermediate:
+        yield "feed-forward", (model.intermediate // tp,)
+    if model.experts is not None:
+        if model.experts.shared:
+            yield "shared experts", (model.experts.shared // tp,)
+        yield "expert", (model.experts.width,)
+
+
+def _attention(model: ModelFacts, tp: int) -> Iterator[Given]:
+    """Query heads, key heads and a head's size; of latent attention only the heads that are not compressed."""
+    if model.latent is None:
+        yield "attention", (model.heads // tp, model.kv_heads_on_device(tp), model.head_dim)
+
+
+def _latent(model: ModelFacts, tp: int) -> Iterator[Given]:
+    if model.latent is not None:
+        latent = model.latent
+        yield "attention", (model.heads // tp, latent.kv_lora, latent.nope, latent.rope, latent.value)
+
+
+def _latent_cache(model: ModelFacts, targets: Targets) -> Iterator[Given]:
+    if model.latent is not None:
+        yield "cache", (model.latent.kv_lora, model.latent.rope)
+
+
+def _angles(model: ModelFacts, targets: Targets) -> Iterator[Given]:
+    """Features that a rotary embedding turns."""
+    yield "rotary embedding", (model.latent.rope if model.latent is not None else model.head_dim,)
+
+
+def _sparse(model: ModelFacts, tp: int) -> Iterator[Given]:
+    if model.latent is not None and model.indexer is not None:
+        heads = model.heads // tp
+        yield "attention", (heads, model.latent.kv_lora, model.latent.rope, model.indexer.top_k)
+
+
+def _indexer(model: ModelFacts, targets: Targets) -> Iterator[Given]:
+    if model.indexer is not None:
+        yield "indexer", (model.indexer.heads, model.indexer.head_dim, model.indexer.top_k)
+
+
+def _vocab(model: ModelFacts, targets: Targets) -> Iterator[Given]:
+    yield "logits", (model.vocab,)
+
+
+def _embedding(model: ModelFacts, tp: int) -> Iterator[Given]:
+    yield "embedding", (-(-model.vocab // tp), model.hidden)
+
+
+def _router(model: ModelFacts, targets: Targets) -> Iterator[Given]:
+    if model.experts is not None:
+        yield "router", (model.experts.count, model.experts.top_k, model.hidden)
+
+
+def _experts(model: ModelFacts, targets: Targets) -> Iterator[Given]:
+    """Those on a device by their number and width, the model's width, how many see a token, and the ep size."""
+    for count, width, ep in model.expert_shares(targets.tp_sizes, targets.ep_sizes):
+        assert model.experts is not None
+        yield f"experts, ep {ep}", (count, width, model.hidden, model.experts.top_k, ep)
+
+
+SOURCES: dict[str, Source] = {
+    "linears": Source(("n", "k"), _per_tp(_linears)),
+    "quantized_linears": Source(("n", "k"), _per_tp(_quantized)),
+    "hidden": Source(("h",), _hidden),
+    "widths": Source(("h",), _per_tp(_widths)),
+    "norms": Source(("h",), _norms),
+    "head_norms": Source(("g", "d"), _per_tp(_head_norms)),
+    "gated": Source(("w",), _per_tp(_gated)),
+    "attention": Source(("q", "kv", "d"), _per_tp(_attention)),
+    "latent": Source(("q", "lora", "nope", "rope", "v"), _per_tp(_latent)),
+    "latent_cache": Source(("lora", "rope"), _latent_cache),
+    "angles": Source(("d",), _angles),
+    "sparse": Source(("q", "lora", "rope", "top"), _per_tp(_sparse)),
+    "indexer": Source(("q", "d", "top"), _indexer),
+    "vocab": Source(("vocab",), _vocab),
+    "embedding": Source(("vocab", "h"), _per_tp(_embedding)),
+    "router": Source(("e", "top", "h"), _router),
+    "experts": Source(("e", "w", "h", "top", "ep"), _experts),
+}

@@ -1,0 +1,329 @@
+"""The rows that a pattern spans, for certain models, dtypes and a memory budget: all at once, or one by one.
+
+All values of the axes together make a grid. A point of it is legal where the pattern's conditions hold
+and the tensors fit into the budget; this is computed for all points at once. Rows are then made from
+legal points only, so that nothing that is drawn is ever rejected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from math import gcd, prod
+
+import numpy as np
+import numpy.typing as npt
+
+from opatlas.errors import OpAtlasError
+from opatlas.model.slots import Slot, known_dtype
+from opatlas.theory.expression import Expression, Ints
+from opatlas.theory.patterns import (
+    NZ,
+    Axis,
+    Form,
+    Lengths,
+    Pattern,
+    Template,
+    nz_block,
+)
+from opatlas.theory.rows import Batch, TheoryRow
+from opatlas.theory.sources import (
+    SOURCES,
+    Targets,
+    in_turn_by_model,
+    missing_source,
+    shapes_of,
+)
+
+GB = 10**9
+#: Written between the samples to empty the last-level cache. Twice the largest there is: 192 MB on an
+#: NPU, 50 MB on an H100; servers' CPUs have up to 256 MB that one core can reach.
+FLUSH_BUFFER_BYTES = 512 * 10**6
+
+
+def element_bytes(kernel_type: str, dtype: str) -> int:
+    """Bytes of an element.
+
+    Raises:
+        OpAtlasError: a dtype whose size is not known; guessing one would let a row through that
+            does not fit.
+    """
+    known = known_dtype(dtype)
+    if known is None:
+        raise OpAtlasError(
+            f"a theory row of {kernel_type} has the dtype {dtype!r}, whose size is not known: "
+            f"add it to opatlas/model/slots.py, or correct the row"
+        )
+    return known.bytes
+
+
+def row_bytes(row: TheoryRow) -> int:
+    """Bytes of all input and output tensors, as they are stored. Raises OpAtlasError."""
+    return sum(
+        prod(slot.shape) * element_bytes(row.kernel_type, slot.dtype)
+        for slot in (*row.inputs, *row.outputs)
+        if not slot.absent
+    )
+
+
+Array = npt.NDArray[np.int64]
+
+#: Tiles of matrix units; a duration steps up just behind a multiple of one.
+TILES = (16, 32, 64, 128)
+_BESIDE = (-1, 0, 1)
+#: Codes of a size that may lie between those of the grid: half of them stand for the grid's own, then
+#: come the tiles' edges and what is beside them, then places on the way to the next size of the grid.
+_CODES = 64
+_EDGES_FROM = 32
+_BETWEEN_FROM = _EDGES_FROM + len(TILES) * len(_BESIDE)
+#: Multiples of the golden section, without their whole part, spread over 0 ... 1, however many there are.
+_GOLDEN = 0.6180339887498949
+
+
+class Space:
+    """The rows of a kernel type by one pattern.
+
+    Attributes:
+        shapes: what models (or the pattern's generic sizes) give; one that is empty where the
+            pattern's axes do not depend on models.
+        missing_source: what none of the models has, so that there is no row; "" where there are some.
+        over_budget: points left out because they need more memory than there is.
+        smallest_over_budget: bytes of the tensors of the smallest of these; 0 where there are none.
+    """
+
+    def __init__(
+        self, kernel_type: str, pattern: Pattern, forms: Sequence[Form], targets: Targets, budget_bytes: int
+    ) -> None:
+        self.kernel_type = kernel_type
+        self.pattern = pattern
+        self.forms = tuple(forms)
+        #: For tensors: something is written between the samples, too.
+        self._budget_bytes = budget_bytes - FLUSH_BUFFER_BYTES
+        of_models = [axis for axis in pattern.axes if axis.source]
+        self.missing_source = missing_source(pattern, targets)
+        self.shapes = shapes_of(pattern, targets)
+        self._grids = [axis for axis in pattern.axes if not axis.source]
+        names = [name for axis in of_models for name in SOURCES[axis.source].names]
+        self._of_shape: dict[str, Array] = {
+            name: np.array([shape.values[name] for shape in self.shapes], dtype=np.int64) for name in names
+        }
+        mesh = np.meshgrid(*(np.array(axis.grid, dtype=np.int64) for axis in self._grids), indexing="ij")
+        self._of_point: dict[str, Array] = {
+            axis.name: values.ravel() for axis, values in zip(self._grids, mesh, strict=True)
+        }
+        self._points = mesh[0].size if mesh else 1
+        self._free = [axis for axis in self._grids if axis.between]
+        self.over_budget = 0
+        self.smallest_over_budget = 0
+        #: For each form the legal points, as numbers: shape * points + point.
+        self._legal: list[Array] = [self._legal_points(form) for form in self.forms]
+        self._ends = np.cumsum([len(legal) for legal in self._legal])
+
+    def __len__(self) -> int:
+        """How many points of the grid are legal, in all forms together."""
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def batches(self, positions: Array | None = None) -> Iterable[Batch]:
+        """The rows at some positions of the grid, or at all, a batch for each form."""
+        for number, form in enumerate(self.forms):
+            first = int(self._ends[number]) - len(self._legal[number])
+            legal = self._legal[number]
+            if positions is not None:
+                legal = legal[positions[(positions >= first) & (positions < self._ends[number])] - first]
+            if len(legal):
+                yield self._batch(form, legal)
+
+    def required(self) -> list[int]:
+        """Positions of the grid that no sample leaves out, the most important ones first.
+
+        Models take turns, so that a sample with room for few has as many shapes of each. The first rows are each
+        shape once, in another form and at another place of its range than the shape before it, so that a sample
+        with room for no more is not one of single tokens; then the ends of the range of each shape and form; then
+        the tiles' edges, each for one of the shapes.
+        """
+        # Of each form (a line) and shape: how many positions, which follow each other, and the first of them.
+        counts = np.array([np.bincount(legal // self._points, minlength=len(self.shapes)) for legal in self._legal])
+        starts = counts.cumsum().reshape(counts.shape) - counts
+        in_turn = in_turn_by_model(self.shapes)
+        once = []
+        for shape in in_turn:
+            of_forms = counts[:, shape]
+            forms = np.flatnonzero(of_forms)
+            if len(forms):
+                form = forms[shape % len(forms)]
+                once.append(starts[form, shape] + int(of_forms[form] * (shape * _GOLDEN % 1)))
+        edges = [self._edges(legal) + end - len(legal) for legal, end in zip(self._legal, self._ends, strict=True)]
+        starts, counts = starts[:, in_turn], counts[:, in_turn]
+        there = counts > 0
+        groups = [np.array(once, dtype=np.int64), starts[there], (starts + counts - 1)[there], *edges]
+        return list(dict.fromkeys(np.concatenate(groups).tolist()))
+
+    @property
+    def size(self) -> int:
+        """How many numbers `row` takes: each stands for a row, several for the same where a code has no effect."""
+        codes: int = _CODES ** len(self._free)
+        return len(self) * codes
+
+    def row(self, number: int) -> TheoryRow:
+        """The row of a number below `size`. 0 is the simplest."""
+        codes = _CODES ** len(self._free)
+        # Neighbours on the grid are alike: numbers that are near each other lead to points that are not.
+        position, code = divmod(number * self._stride % self.size, codes)
+        which = int(np.searchsorted(self._ends, position, side="right"))
+        legal = self._legal[which]
+        flat = int(legal[position - (int(self._ends[which]) - len(legal))])
+        shape, point = divmod(flat, self._points)
+        env = dict(self.shapes[shape].values)
+        env |= {name: int(values[point]) for name, values in self._of_point.items()}
+        form = self.forms[which]
+        moved = dict(env)
+        for axis in self._free:
+            code, own = divmod(code, _CODES)
+            moved[axis.name] = _moved(axis, env[axis.name], own)
+        if moved != env and self._fits(form, self._complete(moved)):
+            env = moved
+        return self._row(form, self._complete(env))
+
+    @cached_property
+    def _stride(self) -> int:
+        """A step that visits every number once, and spreads any few that follow each other."""
+        step = max(1, round(self.size * _GOLDEN))
+        while gcd(step, self.size) > 1:
+            step += 1
+        return step
+
+    def _legal_points(self, form: Form) -> Array:
+        if self.missing_source:
+            return np.empty(0, dtype=np.int64)
+        env = self._complete(
+            {name: values[:, None] for name, values in self._of_shape.items()}
+            | {name: values[None, :] for name, values in self._of_point.items()}
+        )
+        whole = (len(self.shapes), self._points)
+        possible = np.broadcast_to(self._possible(form, env), whole)
+        fits = np.broadcast_to(self._bytes(form, env) <= self._budget_bytes, whole)
+        too_large = possible & ~fits
+        self.over_budget += int(np.count_nonzero(too_large))
+        if too_large.any():
+            smallest = int(np.broadcast_to(self._bytes(form, env), whole)[too_large].min())
+            self.smallest_over_budget = min(self.smallest_over_budget or smallest, smallest)
+        return np.flatnonzero(possible & fits)
+
+    def _complete(self, env: dict[str, Ints]) -> dict[str, Ints]:
+        """The variables, and those that the pattern computes from them."""
+        for name, expression in self.pattern.let.items():
+            env[name] = expression.value(env)
+        return env
+
+    def _fits(self, form: Form, env: Mapping[str, Ints]) -> bool:
+        return bool(self._possible(form, env)) and bool(self._bytes(form, env) <= self._budget_bytes)
+
+    def _possible(self, form: Form, env: Mapping[str, Ints]) -> Ints:
+        holds: Ints = np.True_
+        for condition in self.pattern.where:
+            holds = holds & condition.value(env)
+        for templates, dtypes, formats in self._slots_of(form):
+            for template, dtype, name in zip(templates, dtypes, formats, strict=True):
+                for dim in template or ():
+                    holds = holds & (dim.value(env) > 0)
+                if template and name == NZ:
+                    rows, columns = nz_block(dtype)
+                    holds = holds & (template[-2].value(env) % rows == 0) & (template[-1].value(env) % columns == 0)
+        return holds
+
+    def _bytes(self, form: Form, env: Mapping[str, Ints]) -> Ints:
+        """Of all tensors."""
+        total: Ints = 0
+        for templates, dtypes, _ in self._slots_of(form):
+            for template, dtype in zip(templates, dtypes, strict=True):
+                if template is not None:
+                    size: Ints = element_bytes(self.kernel_type, dtype)
+                    for dim in template:
+                        size = size * dim.value(env)
+                    total = total + size
+        return total
+
+    def _slots_of(self, form: Form) -> Iterable[tuple[tuple[Template, ...], tuple[str, ...], tuple[str, ...]]]:
+        yield self.pattern.inputs, form.input_dtypes, form.input_formats
+        yield self.pattern.outputs, form.output_dtypes, form.output_formats
+
+    def _edges(self, legal: Array) -> Array:
+        """Where the first free axis is at a tile's edge or beside it, each for another shape."""
+        if not self._free or not len(legal):
+            return np.empty(0, dtype=np.int64)
+        sizes = self._of_point[self._free[0].name][legal % self._points]
+        shapes = legal // self._points
+        found = []
+        wanted = [tile + beside for tile in TILES for beside in _BESIDE]
+        for i, size in enumerate(wanted):
+            at = np.flatnonzero(sizes == size)
+            own = at[shapes[at] == i % len(self.shapes)]
+            found += [int((own if len(own) else at)[0])] if len(at) else []
+        return np.array(found, dtype=np.int64)
+
+    def _row(self, form: Form, env: Mapping[str, int]) -> TheoryRow:
+        slots = [
+            tuple(_slot(template, dtype, name, env) for template, dtype, name in zip(*part, strict=True))
+            for part in self._slots_of(form)
+        ]
+        cells = tuple((column, _cell(value, env)) for column, value in self.pattern.cells.items())
+        return TheoryRow(self.kernel_type, slots[0], slots[1], form.op_state, form.core, cells)
+
+    def _batch(self, form: Form, legal: Array) -> Batch:
+        shape, point = np.divmod(legal, self._points)
+        env: dict[str, Ints] = {name: values[shape] for name, values in self._of_shape.items()}
+        env |= {name: values[point] for name, values in self._of_point.items()}
+        self._complete(env)
+        slots = [
+            tuple(_dims(template, dtype, name, env) for template, dtype, name in zip(*part, strict=True))
+            for part in self._slots_of(form)
+        ]
+        cells = {column: _cells(value, env) for column, value in self.pattern.cells.items()}
+        return Batch(self.kernel_type, form, slots[0], slots[1], cells, len(legal), self._bytes(form, env))
+
+
+def _moved(axis: Axis, size: int, code: int) -> int:
+    """A size near one of the grid; see _CODES."""
+    if code < _EDGES_FROM:
+        return size
+    if code < _BETWEEN_FROM:
+        tile, beside = divmod(code - _EDGES_FROM, len(_BESIDE))
+        edge = -(-size // TILES[tile]) * TILES[tile] + _BESIDE[beside]
+        return max(axis.grid[0], min(axis.grid[-1], edge))
+    later = axis.grid.index(size) + 1
+    step = axis.grid[later] - size if later < len(axis.grid) else 0
+    return size + step * (code - _BETWEEN_FROM + 1) // (_CODES - _BETWEEN_FROM + 1)
+
+
+def _dims(template: Template, dtype: str, name: str, env: Mapping[str, Ints]) -> tuple[Ints, ...] | None:
+    """The dimensions of a slot as they are stored; None where it is absent."""
+    if template is None:
+        return None
+    dims = tuple(dim.value(env) for dim in template)
+    if name == NZ and dims:
+        rows, columns = nz_block(dtype)
+        return (*dims[:-2], dims[-1] // columns, dims[-2] // rows, rows, columns)
+    return dims
+
+
+def _slot(template: Template, dtype: str, name: str, env: Mapping[str, int]) -> Slot:
+    dims = _dims(template, dtype, name, env)
+    return Slot((), "", "") if dims is None else Slot(dims, dtype, name)
+
+
+def _cell(value: str | Expression | Lengths, env: Mapping[str, int]) -> str:
+    if isinstance(value, Lengths):
+        return value.text(value.count.value(env), value.each.value(env))
+    return value if isinstance(value, str) else str(value.value(env))
+
+
+def _cells(value: str | Expression | Lengths, env: Mapping[str, Ints]) -> str | Array | list[str]:
+    """A column of such cells: the same for all, numbers, or texts."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Expression):
+        return np.asarray(value.value(env))
+    count, each = np.broadcast_arrays(value.count.value(env), value.each.value(env))
+    pairs, where = np.unique(np.stack([count, each]), axis=1, return_inverse=True)
+    texts = [value.text(int(n), int(length)) for n, length in pairs.T]
+    return [texts[i] for i in where.ravel()]

@@ -1,0 +1,71 @@
+"""The fixtures that a replay sees.
+
+The body of a replay runs where the device is, in the device process, which gives it its own `row`
+and `replay` (opatlas/engine/runner.py). In pytest these fixtures see to it that the device is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from opatlas.collectives import options as collectives
+from opatlas.engine.errors import DeviceGone
+from opatlas.engine.job import DeviceDescription
+from opatlas.isolation.executor import SESSION, Executor
+from opatlas.isolation.groups import options as expert_parallel
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options that belong to some operators are defined with these."""
+    expert_parallel.add_options(parser)
+    collectives.add_options(parser)
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> Iterator[Executor]:
+    """The device that rows are replayed on, open; the session ends where it cannot be opened."""
+    session: Any = request.config.pluginmanager.get_plugin(SESSION)
+    try:
+        executor: Executor = session.executor()
+        executor.describe()
+    except DeviceGone as error:
+        session.end_without_device(str(error), pytest.ExitCode.USAGE_ERROR)
+    yield executor
+    executor.close()
+
+
+@pytest.fixture(scope="session")
+def replay(device: Executor) -> Executor:
+    """Called by the body of a replay with the kernel, its arguments and its reference; see opatlas/engine/replay.py."""
+    return device
+
+
+@pytest.fixture(scope="session")
+def npu(device: Executor) -> DeviceDescription:
+    """The NPU that rows are replayed on, open, and what it says of itself; skips where it is another device."""
+    description = device.describe()
+    if description.kind != "npu":
+        pytest.skip(f"needs an NPU, and rows are replayed on {description.name}")
+    return description
+
+
+@pytest.fixture(scope="session")
+def custom_opp(device: Executor) -> None:
+    """For replays of custom operators: skips them, with what to do, on an NPU where nothing can register these.
+
+    Where something may, the row is what tries (opatlas/engine/custom_opp.py). Other devices need no custom operators.
+    """
+    if reason := device.describe().no_custom_operators:
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def group(device: Executor) -> Executor:
+    """The group of devices that a row needs (`@replays(..., group=...)`); its ranks get their own view of it.
+
+    Which group that is, and that there are enough devices for it, is found out row by row (opatlas/isolation/groups/).
+    """
+    return device
