@@ -6,13 +6,13 @@ from opatlas.engine.inputs import operands as resolve
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_SHAPES
 
-from . import formulas as expected
+from . import formulas
 from .implementations import torch as impl
 
 
 @replays("SoftmaxV2", "SoftmaxAiCore", npu="torch.softmax")
 def test_softmax(row, replay):
-    replay(impl.softmax, row.only_input(-4.0, 4.0), -1, expected=expected.softmax)
+    replay(impl.softmax, row.only_input(-4.0, 4.0), -1, expected=formulas.softmax)
 
 
 @replays("SwiGlu", npu="torch_npu.npu_swiglu")
@@ -20,19 +20,19 @@ def test_swiglu(row, replay):
     x = row.only_input(-4.0, 4.0)
     if not x.dim() or x.shape[-1] % 2:
         raise row.refuse(INPUT_SHAPES, "the last axis has no two halves", "correct the shape")
-    replay(impl.swiglu, x, -1, expected=expected.swiglu)
+    replay(impl.swiglu, x, -1, expected=formulas.swiglu)
 
 
 @replays("FastGelu", npu="torch_npu.npu_fast_gelu")
 def test_fast_gelu(row, replay):
-    replay(impl.fast_gelu, row.only_input(-4.0, 4.0), expected=expected.fast_gelu)
+    replay(impl.fast_gelu, row.only_input(-4.0, 4.0), expected=formulas.fast_gelu)
 
 
 @replays("Swish", npu="torch.nn.functional.silu")
 def test_silu(row, replay):
     """The scale is not in a capture."""
     row.assume("a scale of 1, which aclnnSilu passes")
-    replay(impl.silu, row.only_input(-4.0, 4.0), expected=expected.silu)
+    replay(impl.silu, row.only_input(-4.0, 4.0), expected=formulas.silu)
 
 
 @replays("ScaledMaskedSoftmax", "ScaledMaskedSoftmaxV2", npu="torch_npu.npu_scaled_masked_softmax")
@@ -46,4 +46,4 @@ def test_scaled_masked_softmax(row, replay):
         raise row.refuse(INPUT_SHAPES, "slot 1 (mask) does not broadcast to slot 0", "correct one of the shapes")
     # A result in FRACTAL_NZ is compared as the matrices that it stands for.
     slots = [None] if tuple(x.shape) != row.output_shape() else [0]
-    replay(impl.scaled_masked_softmax, x, mask, 4.0, False, output_slots=slots, expected=expected.scaled_masked_softmax)
+    replay(impl.scaled_masked_softmax, x, mask, 4.0, False, output_slots=slots, expected=formulas.scaled_masked_softmax)

@@ -19,7 +19,7 @@ from opatlas.engine.inputs.sequences import expect_slots, given, lengths_tensor
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_SHAPES
 
-from . import formulas as expected
+from . import formulas
 from .implementations import torch as impl
 
 #: The mask that stands for every causal one in npu_ring_mla.
@@ -52,7 +52,7 @@ def test_fused_infer_attention_score(row, replay):
         block_size=call.block_size,
         softmax_lse_flag=call.with_lse,
         output_slots=[0, 1] if call.with_lse else [0],
-        expected=expected.fused_infer_attention_score,
+        expected=formulas.fused_infer_attention_score,
     )
 
 
@@ -100,7 +100,7 @@ def test_ring_mla(row, replay):
         mask_type="no_mask" if later else "mask_type_triu",
         input_layout="type_bsnd",
         calc_type="calc_type_default" if later else "calc_type_first_ring",
-        expected=expected.ring_mla,
+        expected=formulas.ring_mla,
     )
 
 
@@ -125,5 +125,5 @@ def test_attention_update(row, replay):
         [row.tensor(parts + slot, *RANGE) for slot in range(parts)],
         int(with_sums),
         output_slots=[0, 1] if with_sums else [0],
-        expected=expected.attention_update,
+        expected=formulas.attention_update,
     )

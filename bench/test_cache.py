@@ -8,7 +8,7 @@ from opatlas.engine.inputs.sequences import dealt, expect_slots, given
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
-from . import formulas as expected
+from . import formulas
 from .implementations import torch as impl
 
 
@@ -35,7 +35,7 @@ def test_reshape_and_cache(row, replay):
         *(row.tensor(slot) for slot in range(4)),
         row.indices(4, blocks * block_size, distinct=True),
         mutates=[2, 3],
-        expected=expected.reshape_and_cache,
+        expected=formulas.reshape_and_cache,
     )
 
 
@@ -85,7 +85,7 @@ def test_kv_rmsnorm_rope_cache(row, replay):
         is_output_kv=is_output_kv,
         mutates=[5, 6],
         output_slots=range(4 if is_output_kv else 2),
-        expected=expected.kv_rmsnorm_rope_cache,
+        expected=formulas.kv_rmsnorm_rope_cache,
     )
 
 
@@ -145,5 +145,5 @@ def test_paged_cache_load(row, replay):
         key=row.tensor(0, shape=results[0]),
         value=row.tensor(1, shape=results[1]),
         overwrites=["key", "value"],
-        expected=expected.paged_cache_load,
+        expected=formulas.paged_cache_load,
     )

@@ -8,7 +8,7 @@ from opatlas.engine.inputs import images
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_SHAPES
 
-from . import formulas as expected
+from . import formulas
 from .implementations import torch as impl
 
 
@@ -40,7 +40,7 @@ def test_conv2d(row, replay):
         (1, 1),
         found.groups,
         output_slots=[None],
-        expected=expected.conv2d,
+        expected=formulas.conv2d,
     )
 
 
@@ -54,7 +54,7 @@ def test_conv2d_backprop_filter(row, replay):
     x, gradient = images.feature_map(row, 0, found.image), images.feature_map(row, 2, found.result)
     # Only its shape counts.
     unused = images.in_layout(row, weight.slot, x.new_zeros(found.weight))
-    _backward(replay, found, gradient, x, unused, [False, True, False], expected.conv2d_weight_gradient)
+    _backward(replay, found, gradient, x, unused, [False, True, False], formulas.conv2d_weight_gradient)
 
 
 @replays("Conv2DBackpropInput", npu="torch.ops.aten.convolution_backward")
@@ -66,7 +66,7 @@ def test_conv2d_backprop_input(row, replay):
     found = images.convolution(row, image, images.input_of(row, 1), images.input_of(row, 2))
     weight, gradient = images.feature_map(row, 1, found.weight), images.feature_map(row, 2, found.result)
     unused = images.in_layout(row, image.slot, weight.new_zeros(found.image))
-    _backward(replay, found, gradient, unused, weight, [True, False, False], expected.conv2d_image_gradient)
+    _backward(replay, found, gradient, unused, weight, [True, False, False], formulas.conv2d_image_gradient)
 
 
 def _backward(replay, found, gradient, image, weight, wanted, formula):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from opatlas.engine.registry import replays
 from opatlas.model.schema import OUTPUT_SHAPES
 
-from . import formulas as expected
+from . import formulas
 from .implementations import torch as impl
 
 
@@ -14,17 +14,17 @@ def test_fill(row, replay):
     """Slot 0 lists the output's sizes, slot 1 is the value."""
     row.expect_inputs(2)
     row.expect_list(0, len(row.output_shape()), "the output's sizes")
-    replay(impl.fill, row.destination(), row.number(1, 0.5, 2.0), overwrites=[0], expected=expected.fill)
+    replay(impl.fill_, row.destination(), row.number(1, 0.5, 2.0), overwrites=[0], expected=formulas.fill)
 
 
 @replays("ZerosLike", "ZerosLikeAiCore", npu="torch.zeros_like")
 def test_zeros_like(row, replay):
-    replay(impl.zeros_like, row.only_input(), expected=expected.zeros_like)
+    replay(impl.zeros_like, row.only_input(), expected=formulas.zeros_like)
 
 
 @replays("OnesLike", "OnesLikeAiCore", npu="torch.ones_like")
 def test_ones_like(row, replay):
-    replay(impl.ones_like, row.only_input(), expected=expected.ones_like)
+    replay(impl.ones_like, row.only_input(), expected=formulas.ones_like)
 
 
 @replays("Range", "ArangeAiCore", npu="torch.arange")
@@ -42,5 +42,5 @@ def test_range(row, replay):
         1,
         dtype=row.output_dtype(),
         device=row.device,
-        expected=expected.arange,
+        expected=formulas.arange,
     )

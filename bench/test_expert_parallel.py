@@ -25,7 +25,7 @@ from opatlas.model.schema import (
     OUTPUT_SHAPES,
 )
 
-from . import formulas as expected
+from . import formulas
 from .implementations import torch as impl
 
 #: More than any row has, so that no token is left out. Only the workspace grows with it.
@@ -124,7 +124,7 @@ def test_dispatch_ffn_combine(row, replay, group, custom_opp):
         x_active_mask=row.filled(x[:1], "BOOL", True) if slots.has_mask else None,
         overwrites=["out", "expert_token_nums"],
         output_slots=range(2 if counted else 1),
-        expected=expected.dispatch_ffn_combine.given(
+        expected=formulas.dispatch_ffn_combine.given(
             **of_all, arriving=[ids_of(rank) - group.rank * experts for rank in range(group.size)]
         ),
     )
@@ -181,7 +181,7 @@ def _dispatch(row, replay, group, kernel):
     if row.has(4):
         row.assume(_ALGORITHM)
         optional["expert_scales"] = row.of_rank(group.rank).tensor(4, 0.1, 1.0)
-    reference = expected.moe_distribute_dispatch_quantized if quantized else expected.moe_distribute_dispatch
+    reference = formulas.moe_distribute_dispatch_quantized if quantized else formulas.moe_distribute_dispatch
     replay(
         kernel,
         x=own[0],
@@ -240,7 +240,7 @@ def _combine(row, replay, group, kernel, dispatch, told_as):
         **mask,
         tp_send_counts=of_tp if row.has(5) else None,
         expand_scales=sent_weights if row.has(10) else None,
-        expected=expected.moe_distribute_combine.given(tokens=x, factors=factors),
+        expected=formulas.moe_distribute_combine.given(tokens=x, factors=factors),
     )
 
 

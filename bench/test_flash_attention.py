@@ -10,7 +10,7 @@ from opatlas.engine.inputs.sequences import expect_slots, given
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 
-from . import formulas as expected
+from . import formulas
 from .implementations import torch as impl
 
 _DROPOUT = 4
@@ -30,7 +30,7 @@ def test_flash_attention(row, replay):
         **call,
         scale=scale,
         output_slots=[3, 0, 1],
-        expected=expected.flash_attention_score,
+        expected=formulas.flash_attention_score,
     )
 
 
@@ -68,7 +68,7 @@ def test_flash_attention_grad(row, replay):
         attention_in=attention,
         scale_value=scale,
         output_slots=[0, 1, 2],
-        expected=expected.flash_attention_grad,
+        expected=formulas.flash_attention_grad,
     )
 
 

@@ -9,7 +9,7 @@ from opatlas.engine.inputs.operands import factors
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_DTYPES
 
-from . import formulas as expected
+from . import formulas
 from .implementations import torch as impl
 
 
@@ -24,14 +24,14 @@ def test_matmul(row, replay):
     if len(row.input_slots) == 3:
         row.expect_shape(2, b.shape[-1:], what="the bias")
         bias = [row.tensor(2, -reach, reach).to(a.dtype)]
-    replay(impl.linear, a, b.mT, *bias, output_slots=_output_slots(row, a), expected=expected.linear)
+    replay(impl.linear, a, b.mT, *bias, output_slots=_output_slots(row, a), expected=formulas.linear)
 
 
 @replays("BatchMatMulV2", "BatchMatMulV3", "BatchMatMul", "BatchMatMulNd", npu="torch.matmul")
 def test_batch_matmul(row, replay):
     row.expect_inputs(2)
     a, b = _factors(row, row.matrices(0), row.matrices(1), transposed_b_first=False)
-    replay(impl.batch_matmul, a, b, output_slots=_output_slots(row, a), expected=expected.batch_matmul)
+    replay(impl.batch_matmul, a, b, output_slots=_output_slots(row, a), expected=formulas.batch_matmul)
 
 
 @replays("TransposeBatchMatMul", npu="torch_npu.npu_transpose_batchmatmul")
@@ -63,7 +63,7 @@ def test_transpose_batch_matmul(row, replay):
             perm_x2=perm_x2,
             perm_y=[1, 0, 2],
             batch_split_factor=split,
-            expected=expected.transpose_batch_matmul,
+            expected=formulas.transpose_batch_matmul,
         )
         return
     raise row.refuse(

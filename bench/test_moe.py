@@ -13,7 +13,7 @@ from opatlas.engine.inputs.operands import (
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
-from . import formulas as expected
+from . import formulas
 from .implementations import torch as impl
 
 #: A permutation does not record how many experts its indices are of.
@@ -53,7 +53,7 @@ def test_moe_gating_top_k(row, replay):
         **how,
         out_flag=out_flag,
         output_slots=range(3 if out_flag else 2),
-        expected=expected.moe_gating_top_k,
+        expected=formulas.moe_gating_top_k,
     )
 
 
@@ -70,7 +70,7 @@ def test_moe_token_permute(row, replay):
     if kept > copies:
         raise row.refuse(OUTPUT_SHAPES, f"{copies} copies of tokens cannot give more", "correct one of the shapes")
     arguments = [row.tensor(0), row.expert_ids(1, experts), *([kept] if kept < copies else [])]
-    replay(impl.moe_token_permute, *arguments, expected=expected.moe_token_permute)
+    replay(impl.moe_token_permute, *arguments, expected=formulas.moe_token_permute)
 
 
 @replays("MoeTokenUnpermute", npu="torch_npu.npu_moe_token_unpermute")
@@ -86,7 +86,7 @@ def test_moe_token_unpermute(row, replay):
             INPUT_SHAPES, f"slot 2 must have the shape (tokens, k), {permuted[0]} numbers in all", "correct its shape"
         )
     arguments = [row.tensor(0), row.indices(1, permuted[0], distinct=True), *probs]
-    replay(impl.moe_token_unpermute, *arguments, expected=expected.moe_token_unpermute)
+    replay(impl.moe_token_unpermute, *arguments, expected=formulas.moe_token_unpermute)
 
 
 @replays("GroupedMatmul", npu="torch_npu.npu_grouped_matmul")
@@ -132,7 +132,7 @@ def test_grouped_matmul(row, replay):
         split_item=2,
         group_type=0,
         group_list_type=0,
-        expected=expected.grouped_matmul,
+        expected=formulas.grouped_matmul,
     )
 
 
@@ -157,7 +157,7 @@ def test_grouped_matmul_swiglu_quant(row, replay):
         row.tensor(last - 3, *scale_range(k)),
         row.tensor(last - 2, 0.02, 0.08),
         output_slots=(0, 1),
-        expected=expected.grouped_matmul_swiglu_quant,
+        expected=formulas.grouped_matmul_swiglu_quant,
     )
 
 

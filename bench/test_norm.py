@@ -6,7 +6,7 @@ from opatlas.engine.inputs import operands as resolve
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
-from . import formulas as expected
+from . import formulas
 from .implementations import torch as impl
 
 
@@ -15,7 +15,7 @@ def test_rms_norm(row, replay):
     row.expect_inputs(2)
     x, gamma = row.inputs()
     _expect_vectors(row, {1: "gamma"})
-    replay(impl.rms_norm, x, gamma, epsilon=1e-6, expected=expected.rms_norm)
+    replay(impl.rms_norm, x, gamma, epsilon=1e-6, expected=formulas.rms_norm)
 
 
 @replays("RmsNormGrad", npu="torch_npu.npu_rms_norm_backward")
@@ -31,7 +31,7 @@ def test_rms_norm_grad(row, replay):
         )
     grad, x, gamma = row.tensor(0), row.tensor(1), row.tensor(3)
     rstd = impl.rms_norm(x, gamma, epsilon=1e-6)[1]
-    replay(impl.rms_norm_backward, grad, x, gamma, rstd, expected=expected.rms_norm_backward)
+    replay(impl.rms_norm_backward, grad, x, gamma, rstd, expected=formulas.rms_norm_backward)
 
 
 @replays("AddRmsNorm", npu="torch_npu.npu_add_rms_norm")
@@ -39,7 +39,7 @@ def test_add_rms_norm(row, replay):
     row.expect_inputs(3)
     _expect_sum(row)
     _expect_vectors(row, {2: "gamma"})
-    replay(impl.add_rms_norm, *row.inputs(), 1e-6, expected=expected.add_rms_norm)
+    replay(impl.add_rms_norm, *row.inputs(), 1e-6, expected=formulas.add_rms_norm)
 
 
 @replays("AddRmsNormBias", npu="torch.ops._C_ascend.npu_add_rms_norm_bias")
@@ -50,7 +50,7 @@ def test_add_rms_norm_bias(row, replay, custom_opp):
     beta = row.tensor(3) if len(row.input_slots) == 4 else None
     _expect_vectors(row, {2: "gamma"} if beta is None else {2: "gamma", 3: "beta"})
     x1, x2, gamma = (row.tensor(slot) for slot in range(3))
-    replay(impl.add_rms_norm_bias, x1, x2, gamma, beta, 1e-6, expected=expected.add_rms_norm_bias)
+    replay(impl.add_rms_norm_bias, x1, x2, gamma, beta, 1e-6, expected=formulas.add_rms_norm_bias)
 
 
 @replays("LayerNormV4", npu="torch.native_layer_norm")
@@ -59,7 +59,7 @@ def test_layer_norm(row, replay):
     row.expect_inputs(4)
     sizes = _normalized_sizes(row, gamma=2)
     row.expect_list(1, len(sizes), "the sizes of these axes")
-    replay(impl.layer_norm, *_layer_norm_arguments(row, sizes, 2), expected=expected.layer_norm)
+    replay(impl.layer_norm, *_layer_norm_arguments(row, sizes, 2), expected=formulas.layer_norm)
 
 
 @replays("LayerNormV3", "LayerNormV3WithImplMode", npu="torch.native_layer_norm")
@@ -68,7 +68,7 @@ def test_layer_norm_v3(row, replay):
     row.expect_inputs(3)
     sizes = _normalized_sizes(row, gamma=1)
     arguments = _layer_norm_arguments(row, sizes, 1)
-    replay(impl.layer_norm, *arguments, output_slots=[0, None, None], expected=expected.layer_norm)
+    replay(impl.layer_norm, *arguments, output_slots=[0, None, None], expected=formulas.layer_norm)
 
 
 @replays("LpNormV2", "LpNormReduceV2", npu="torch.linalg.vector_norm")
@@ -85,7 +85,7 @@ def test_lp_norm(row, replay):
         )
     axes, keepdim = reduction
     row.assume("the norm is the Euclidean one")
-    replay(impl.vector_norm, row.tensor(0), 2, axes, keepdim, dtype=row.output_dtype(), expected=expected.vector_norm)
+    replay(impl.vector_norm, row.tensor(0), 2, axes, keepdim, dtype=row.output_dtype(), expected=formulas.vector_norm)
 
 
 @replays("LpNormUpdateV2", npu="torch.linalg.vector_norm")
@@ -95,7 +95,7 @@ def test_lp_norm_update(row, replay):
     row.expect_output_like(0)
     row.assume("the norm is the Euclidean one")
     x = row.tensor(0)
-    replay(impl.vector_norm, x.unsqueeze(-1), 2, (x.dim(),), False, dtype=x.dtype, expected=expected.vector_norm)
+    replay(impl.vector_norm, x.unsqueeze(-1), 2, (x.dim(),), False, dtype=x.dtype, expected=formulas.vector_norm)
 
 
 def _normalized_sizes(row, gamma):

@@ -7,7 +7,7 @@ from opatlas.engine.inputs import images
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
-from . import formulas as expected
+from . import formulas
 from .implementations import torch as impl
 
 
@@ -30,7 +30,7 @@ def test_max_pool(row, replay):
         (1, 1),
         False,
         output_slots=[None] if row.device.type == "npu" else [None, None],
-        expected=expected.max_pool2d,
+        expected=formulas.max_pool2d,
     )
 
 
@@ -53,7 +53,7 @@ def test_max_pool_gradient(row, replay):
         *arguments,
         impl.max_pool2d(x, *arguments)[1],
         output_slots=[None],
-        expected=expected.max_pool2d_backward,
+        expected=formulas.max_pool2d_backward,
     )
 
 
@@ -74,7 +74,7 @@ def test_adaptive_average_pool(row, replay):
         row.tensor(0).permute(0, 4, 1, 2, 3),
         result[1:4],
         output_slots=[None],
-        expected=expected.adaptive_average_pool3d,
+        expected=formulas.adaptive_average_pool3d,
     )
 
 
@@ -97,7 +97,7 @@ def test_adaptive_average_pool_gradient(row, replay):
         row.tensor(0).permute(3, 0, 1, 2).reshape(*source[:2], *gradient[:3]),
         row.tensor(1),
         output_slots=[None],
-        expected=expected.adaptive_average_pool3d_backward,
+        expected=formulas.adaptive_average_pool3d_backward,
     )
 
 

@@ -12,7 +12,7 @@ from opatlas.engine.inputs.operands import (
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_DTYPES
 
-from . import formulas as expected
+from . import formulas
 from .implementations import torch as impl
 
 
@@ -36,7 +36,7 @@ def test_quant_matmul(row, replay):
         name: bias(row, slot, k) if name == "bias" else row.tensor(slot, *ranges[name])
         for name, slot in _added(row, m, n).items()
     }
-    replay(impl.quant_matmul, x1, x2, scale, **added, output_dtype=row.output_dtype(), expected=expected.quant_matmul)
+    replay(impl.quant_matmul, x1, x2, scale, **added, output_dtype=row.output_dtype(), expected=formulas.quant_matmul)
 
 
 def _added(row, m, n):
@@ -86,7 +86,7 @@ def test_quantize(row, replay):
     divides = name == "UINT8"
     scales = row.tensor(1, 1 / reach, 3 / reach) if divides else row.tensor(1, reach / 3, 1.1 * reach)
     zero_points = row.tensor(2, -4.0, 4.0) if len(row.input_slots) == 3 else None
-    replay(impl.quantize, x, scales, zero_points, impl.quantized_dtype(name), -1, divides, expected=expected.quantize)
+    replay(impl.quantize, x, scales, zero_points, impl.quantized_dtype(name), -1, divides, expected=formulas.quantize)
 
 
 @replays("DynamicQuant", "DynamicQuantAiCore", npu="torch_npu.npu_dynamic_quant")
@@ -102,7 +102,7 @@ def test_dynamic_quant(row, replay):
         smooth = {"smooth_scales": row.tensor(1, 0.5, 1.5)}
     if row.output_slots and row.output_slots[0].dtype == "INT4":
         smooth["dst_type"] = impl.quantized_dtype("INT4")
-    replay(impl.dynamic_quant, x, **smooth, expected=expected.dynamic_quant)
+    replay(impl.dynamic_quant, x, **smooth, expected=formulas.dynamic_quant)
 
 
 @replays("AddRmsNormDynamicQuant", "AddRmsNormDynamicQuantAiCore", npu="torch_npu.npu_add_rms_norm_dynamic_quant")
@@ -132,5 +132,5 @@ def test_add_rms_norm_dynamic_quant(row, replay):
         **vectors,
         epsilon=1e-6,
         output_slots=range(5) if both else (0, None, 2, 3, None),
-        expected=expected.add_rms_norm_dynamic_quant,
+        expected=formulas.add_rms_norm_dynamic_quant,
     )

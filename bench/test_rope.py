@@ -9,7 +9,7 @@ from opatlas.engine.inputs import operands as resolve
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 
-from . import formulas as expected
+from . import formulas
 from .implementations import torch as impl
 
 #: Which features make a pair is not in a capture.
@@ -24,7 +24,7 @@ def test_rotary_mul(row, replay):
     row.expect_inputs(3)
     _expect_angles(row, [0], 1, 2)
     row.assume(_HALVES)
-    replay(impl.rotary_mul, *row.inputs(), expected=expected.rotary_mul)
+    replay(impl.rotary_mul, *row.inputs(), expected=formulas.rotary_mul)
 
 
 @replays("RotaryPositionEmbeddingGrad", npu="torch_npu.npu_rotary_mul_backward")
@@ -48,7 +48,7 @@ def test_rotary_mul_backward(row, replay):
         row.tensor(2),
         # Without x, the outputs for cos and sin are empty slots.
         output_slots=[0] if x is None else [0, 1, 2],
-        expected=expected.rotary_mul_backward,
+        expected=formulas.rotary_mul_backward,
     )
 
 
@@ -56,7 +56,7 @@ def test_rotary_mul_backward(row, replay):
 def test_interleave_rope(row, replay):
     row.expect_inputs(3)
     _expect_angles(row, [0], 1, 2)
-    replay(impl.interleave_rope, *row.inputs(), expected=expected.interleave_rope)
+    replay(impl.interleave_rope, *row.inputs(), expected=formulas.interleave_rope)
 
 
 @replays("ApplyRotaryPosEmb", npu="torch_npu.npu_apply_rotary_pos_emb")
@@ -74,7 +74,7 @@ def test_apply_rotary_pos_emb(row, replay):
         *row.inputs(),
         layout=layout,
         mutates=[0, 1],
-        expected=expected.apply_rotary_pos_emb,
+        expected=formulas.apply_rotary_pos_emb,
     )
 
 
@@ -112,7 +112,7 @@ def test_triton_rope(row, replay, custom_opp):
         rotary_size,
         True,
         mutates=[1, 2],
-        expected=expected.rotary_embedding,
+        expected=formulas.rotary_embedding,
     )
 
 
@@ -157,7 +157,7 @@ def test_qkv_rmsnorm_rope(row, replay, custom_opp):
         head_size,
         1e-6,
         output_slots=[0, 1, 2 if len(row.output_slots) > 2 else None],
-        expected=expected.qkv_rmsnorm_rope,
+        expected=formulas.qkv_rmsnorm_rope,
     )
 
 

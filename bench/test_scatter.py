@@ -10,7 +10,7 @@ from opatlas.engine.inputs.operands import gathered_axis, indexed_axes
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_SHAPES
 
-from . import formulas as expected
+from . import formulas
 from .implementations import torch as impl
 
 
@@ -22,7 +22,7 @@ def test_index_select(row, replay):
         raise Unsupported(f"{row.kernel_type} is replayed for a list of indices only")
     axis = gathered_axis(row)
     indices = row.indices(1, row.shape(0)[axis])
-    replay(impl.index_select, row.tensor(0), axis, indices, expected=expected.index_select)
+    replay(impl.index_select, row.tensor(0), axis, indices, expected=formulas.index_select)
 
 
 @replays("GatherElements", "GatherElementsV2", npu="torch.gather")
@@ -30,7 +30,7 @@ def test_gather_elements(row, replay):
     row.expect_inputs(2)
     axis = _axis(row, row.shape(0), row.shape(1))
     indices = row.indices(1, row.shape(0)[axis])
-    replay(impl.gather_elements, row.tensor(0), axis, indices, expected=expected.gather_elements)
+    replay(impl.gather, row.tensor(0), axis, indices, expected=formulas.gather_elements)
 
 
 @replays("ScatterElementsV2", npu="torch.Tensor.scatter_")
@@ -46,13 +46,13 @@ def test_scatter_elements(row, replay):
     if indices[axis] > target[axis]:
         raise Unsupported(_AMBIGUOUS)
     replay(
-        impl.scatter_elements,
+        impl.scatter_,
         row.tensor(0),
         axis,
         row.indices(1, target[axis], along=axis),
         row.tensor(2) if row.shape(2) else row.number(2),
         mutates=[0],
-        expected=expected.scatter_elements,
+        expected=formulas.scatter_elements,
     )
 
 
@@ -75,7 +75,7 @@ def test_scatter_nd_update(row, replay):
         impl.stack(coordinates, -1),
         row.tensor(2),
         mutates=[0],
-        expected=expected.scatter_nd_update,
+        expected=formulas.scatter_nd_update,
     )
 
 
@@ -103,7 +103,7 @@ def test_index_put(row, replay):
         [*[None] * axes.start, *_distinct(row, slots, shapes, target[axes.start : axes.stop])],
         row.tensor(1),
         mutates=[0],
-        expected=expected.index_put,
+        expected=formulas.index_put,
     )
 
 

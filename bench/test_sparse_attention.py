@@ -16,7 +16,7 @@ from opatlas.engine.inputs.sequences import (
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_SHAPES
 
-from . import formulas as expected
+from . import formulas
 from .implementations import torch as impl
 
 
@@ -31,7 +31,7 @@ def test_lightning_indexer(row, replay):
         **keywords,
         return_value=with_values,
         output_slots=[0, 1] if with_values else [0],
-        expected=expected.lightning_indexer,
+        expected=formulas.lightning_indexer,
     )
 
 
@@ -39,7 +39,7 @@ def test_lightning_indexer(row, replay):
 def test_lightning_indexer_vllm(row, replay):
     """As LightningIndexer, without scores: the kernel of vllm-ascend before it had CANN's."""
     arguments, keywords = _indexer_call(row)
-    replay(impl.lightning_indexer_vllm, *arguments, **keywords, output_slots=[0], expected=expected.lightning_indexer)
+    replay(impl.lightning_indexer_vllm, *arguments, **keywords, output_slots=[0], expected=formulas.lightning_indexer)
 
 
 def _indexer_call(row):
@@ -108,7 +108,7 @@ def test_sparse_flash_attention(row, replay):
         sparse_mode=3,
         attention_mode=2,
         output_slots=[0],
-        expected=expected.sparse_flash_attention,
+        expected=formulas.sparse_flash_attention,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
-from . import formulas as expected
+from . import formulas
 from .implementations import torch as impl
 
 #: The kernel takes no larger k.
@@ -21,7 +21,7 @@ def test_top_k(row, replay):
         raise row.refuse(
             OUTPUT_SHAPES, f"the largest along the last axis of {tuple(x.shape)} have another", "correct one of them"
         )
-    replay(impl.top_k, x, values[-1], -1, expected=expected.top_k)
+    replay(impl.top_k, x, values[-1], -1, expected=formulas.top_k)
 
 
 @replays("ApplyTopKTopPCustom", npu="torch.ops._C_ascend.npu_apply_top_k_top_p")
@@ -44,4 +44,4 @@ def test_apply_top_k_top_p(row, replay, custom_opp):
         limits["p"] = row.tensor(2, 0.5, 0.99)
     if "k" in given:
         limits["k"] = row.whole(3, 1, min(_LARGEST_K, logits.shape[1]))
-    replay(impl.apply_top_k_top_p, logits, **limits, expected=expected.apply_top_k_top_p)
+    replay(impl.apply_top_k_top_p, logits, **limits, expected=formulas.apply_top_k_top_p)

@@ -8,7 +8,7 @@ from opatlas.engine.errors import Unsupported
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
 
-from . import formulas as expected
+from . import formulas
 from .implementations import torch as impl
 
 #: What a captured optimizer had does not count; with these a mistake in any term shows.
@@ -26,18 +26,18 @@ def test_swiglu_gradient(row, replay):
     gradient, x = row.tensor(0), row.tensor(1, -4.0, 4.0)
     if not x.dim() or gradient.shape != (*x.shape[:-1], x.shape[-1] / 2):
         raise row.refuse(INPUT_SHAPES, "slot 0 must have half of the last axis of slot 1", "correct one of them")
-    replay(impl.swiglu_backward, gradient, x, -1, expected=expected.swiglu_backward)
+    replay(impl.swiglu_backward, gradient, x, -1, expected=formulas.swiglu_backward)
 
 
 @replays("ReluGrad", npu="torch.ops.aten.threshold_backward")
 def test_relu_gradient(row, replay):
     _expect_alike(row, 2)
-    replay(impl.threshold_backward, *row.inputs(), 0, expected=expected.threshold_backward)
+    replay(impl.threshold_backward, *row.inputs(), 0, expected=formulas.threshold_backward)
 
 
 @replays("LogSoftmaxV2", "LogSoftmaxAiCore", npu="torch.log_softmax")
 def test_log_softmax(row, replay):
-    replay(impl.log_softmax, row.only_input(-4.0, 4.0), -1, expected=expected.log_softmax)
+    replay(impl.log_softmax, row.only_input(-4.0, 4.0), -1, expected=formulas.log_softmax)
 
 
 @replays("LogSoftmaxGrad", npu="torch.ops.aten._log_softmax_backward_data")
@@ -45,7 +45,7 @@ def test_log_softmax_gradient(row, replay):
     """Slots: the gradient of the result, and the result."""
     _expect_alike(row, 2)
     gradient, result = row.tensor(0), impl.log_softmax(row.tensor(1, -4.0, 4.0), -1)
-    replay(impl.log_softmax_backward, gradient, result, -1, gradient.dtype, expected=expected.log_softmax_backward)
+    replay(impl.log_softmax_backward, gradient, result, -1, gradient.dtype, expected=formulas.log_softmax_backward)
 
 
 @replays("NLLLoss", "NLLLossAiCore", npu="torch.ops.aten.nll_loss_forward")
@@ -63,7 +63,7 @@ def test_nll_loss(row, replay):
         row.tensor(2, 0.5, 2.0),
         _MEAN,
         _IGNORE_NONE,
-        expected=expected.nll_loss,
+        expected=formulas.nll_loss,
     )
 
 
@@ -85,7 +85,7 @@ def test_nll_loss_gradient(row, replay):
         _MEAN,
         _IGNORE_NONE,
         weight[target.long()].sum(),
-        expected=expected.nll_loss_backward,
+        expected=formulas.nll_loss_backward,
     )
 
 
@@ -100,7 +100,7 @@ def test_embedding_gradient(row, replay):
     if len(table) != 2 or table[1] != width:
         raise row.refuse(OUTPUT_SHAPES, f"it must be a table of lines of {width}", "correct one of the shapes")
     gradient, indices = row.tensor(0), row.indices(1, table[0]).reshape(places)
-    replay(impl.embedding_backward, gradient, indices, table[0], -1, False, expected=expected.embedding_backward)
+    replay(impl.embedding_backward, gradient, indices, table[0], -1, False, expected=formulas.embedding_backward)
 
 
 @replays("DropOutDoMask", "DropoutDoMaskAiCore", npu="torch_npu.npu_dropout_backward")
@@ -111,7 +111,7 @@ def test_dropout(row, replay):
     row.expect_dtype(1, "UINT8")
     row.assume(f"a share of {DROPPED} is dropped")
     row.expect_list(1, -(-x.numel() // 128) * 16, "a bit for each number of slot 0, in groups of 128")
-    replay(impl.dropout_by_mask, x, row.whole(1, 0, 255), DROPPED, expected=expected.dropout_by_mask)
+    replay(impl.dropout_by_mask, x, row.whole(1, 0, 255), DROPPED, expected=formulas.dropout_by_mask)
 
 
 @replays("ApplyAdamWV2", npu="torch._fused_adamw_")
@@ -136,7 +136,7 @@ def test_adamw(row, replay):
         **ADAMW,
         mutates=[0, 2, 3],
         output_slots=[None] * 3,
-        expected=expected.adamw,
+        expected=formulas.adamw,
     )
 
 
@@ -173,7 +173,7 @@ def test_apply_adamw(row, replay):
         out=state,
         mutates=["out"],
         output_slots=range(3) if row.output_slots else [None] * 3,
-        expected=expected.apply_adamw,
+        expected=formulas.apply_adamw,
     )
 
 
@@ -193,7 +193,7 @@ def test_foreach_add(row, replay):
         tensors[count:],
         alpha=row.number(2 * count, -2.0, -0.5),
         output_slots=[None] * count,
-        expected=expected.foreach_add,
+        expected=formulas.foreach_add,
     )
 
 
@@ -208,7 +208,7 @@ def test_foreach_multiply(row, replay):
         tensors,
         row.number(count, 0.5, 2.0),
         output_slots=[None] * count,
-        expected=expected.foreach_multiply,
+        expected=formulas.foreach_multiply,
     )
 
 

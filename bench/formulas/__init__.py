@@ -1,7 +1,7 @@
 """What every device's result is checked against: each kernel's formula, plain and in float64.
 
-Written apart from `opatlas.bench.implementations.torch`, so that neither can hide a mistake of the other. A module per
-family; `expected.NAME` finds the formula in whichever module lists it in `__all__`.
+Written apart from `opatlas.bench.implementations.torch`, so that neither can hide a mistake of the other. A module for
+each family; `formulas.NAME` finds a formula in whichever module defines it.
 """
 
 from opatlas.engine.lazy import functions_of_modules

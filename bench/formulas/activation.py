@@ -11,14 +11,6 @@ from opatlas.engine.formula import (
     to_float64,
 )
 
-__all__ = [
-    "fast_gelu",
-    "scaled_masked_softmax",
-    "silu",
-    "softmax",
-    "swiglu",
-]
-
 
 @per_row("x")
 def softmax(x: torch.Tensor, dim: int) -> torch.Tensor:

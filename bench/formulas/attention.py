@@ -14,12 +14,6 @@ import torch
 
 from opatlas.engine.formula import Draw, Part, each, parts, per_element, to_float64
 
-__all__ = [
-    "attention_update",
-    "fused_infer_attention_score",
-    "ring_mla",
-]
-
 
 def attention_of(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float

@@ -16,8 +16,6 @@ from opatlas.engine.formula import each, per_element, to_float64
 
 from .rope import at_angles, interleaved
 
-__all__ = ["kv_rmsnorm_rope_cache", "overwritten", "paged_cache_load", "reshape_and_cache"]
-
 At = tuple[torch.Tensor, ...]
 Tensor = torch.Tensor
 

@@ -16,8 +16,6 @@ import torch
 
 from opatlas.engine.formula import per_element, to_float64
 
-__all__ = ["conv2d", "conv2d_image_gradient", "conv2d_weight_gradient"]
-
 At = tuple[torch.Tensor, ...]
 
 #: So many products are held in float64 at once.

@@ -6,8 +6,6 @@ import torch
 
 from opatlas.engine.formula import per_element
 
-__all__ = ["arange", "fill", "ones_like", "zeros_like"]
-
 At = tuple[torch.Tensor, ...]
 
 

@@ -9,37 +9,6 @@ import torch
 
 from opatlas.engine.formula import pointwise
 
-__all__ = [
-    "absolute",
-    "add",
-    "cast",
-    "clamp",
-    "cosine",
-    "divide",
-    "equal",
-    "exponential",
-    "floor_divide",
-    "floor_modulo",
-    "greater",
-    "greater_equal",
-    "less",
-    "logarithm",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "multiply",
-    "negate",
-    "not_equal",
-    "power",
-    "reciprocal",
-    "reciprocal_root",
-    "relu",
-    "select",
-    "sine",
-    "square",
-    "subtract",
-]
-
 
 @pointwise
 def add(x: Any, y: Any) -> Any:
@@ -149,53 +118,6 @@ def cast(x: Any, dtype: torch.dtype, *, copy: bool) -> Any:
         return x != 0
     value = _float64(x)
     return value if dtype.is_floating_point else value.sign() * value.abs().floor()
-
-
-@pointwise
-def equal(x: Any, y: Any) -> Any:
-    return ~((x < y) | (x > y))
-
-
-@pointwise
-def not_equal(x: Any, y: Any) -> Any:
-    return (x < y) | (x > y)
-
-
-@pointwise
-def less(x: Any, y: Any) -> Any:
-    return ~((x > y) | (x == y))
-
-
-@pointwise
-def greater(x: Any, y: Any) -> Any:
-    return ~((x < y) | (x == y))
-
-
-@pointwise
-def greater_equal(x: Any, y: Any) -> Any:
-    return ~(x < y)
-
-
-@pointwise
-def logical_and(x: Any, y: Any) -> Any:
-    return (x != 0) & (y != 0)
-
-
-@pointwise
-def logical_or(x: Any, y: Any) -> Any:
-    return (x != 0) | (y != 0)
-
-
-@pointwise
-def logical_not(x: Any) -> Any:
-    return x == 0
-
-
-@pointwise
-def select(condition: Any, x: Any, y: Any) -> Any:
-    """x where the condition holds, y elsewhere."""
-    chosen = _float64(condition)
-    return chosen * x + (1 - chosen) * y
 
 
 def _float64(x: Any) -> torch.Tensor:

@@ -18,13 +18,6 @@ from opatlas.engine.formula import (
 
 from .activation import gated
 
-__all__ = [
-    "dispatch_ffn_combine",
-    "moe_distribute_combine",
-    "moe_distribute_dispatch",
-    "moe_distribute_dispatch_quantized",
-]
-
 At = tuple[torch.Tensor, ...]
 
 

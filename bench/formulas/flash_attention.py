@@ -13,8 +13,6 @@ from opatlas.engine.formula import Draw, Part, parts
 
 from .attention import attention_of, index_of
 
-__all__ = ["flash_attention_grad", "flash_attention_score"]
-
 #: Where batch b, head n and token s lie in each layout of two axes of tokens and one or two of heads.
 Places = tuple[torch.Tensor, ...]
 

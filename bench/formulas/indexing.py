@@ -10,16 +10,6 @@ import torch
 from opatlas.engine.expectations import Picks
 from opatlas.engine.formula import per_element, per_row
 
-__all__ = [
-    "argmax",
-    "gather_rows",
-    "index",
-    "index_fill",
-    "largest",
-    "masked_fill",
-    "sort",
-]
-
 At = tuple[torch.Tensor, ...]
 
 

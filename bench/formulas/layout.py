@@ -12,14 +12,6 @@ import torch
 
 from opatlas.engine.formula import per_element
 
-__all__ = [
-    "format_cast",
-    "lower_triangle",
-    "nonzero",
-    "strided_copy",
-    "upper_triangle",
-]
-
 At = tuple[torch.Tensor, ...]
 
 

@@ -8,8 +8,6 @@ import torch
 
 from opatlas.engine.formula import per_element, to_float64
 
-__all__ = ["batch_matmul", "linear", "transpose_batch_matmul"]
-
 
 def _common_length(a: torch.Tensor, *_: object, **__: object) -> int:
     return a.shape[-1]

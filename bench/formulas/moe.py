@@ -19,14 +19,6 @@ from opatlas.engine.formula import (
 from .activation import gated
 from .quantized import dequantized
 
-__all__ = [
-    "grouped_matmul",
-    "grouped_matmul_swiglu_quant",
-    "moe_gating_top_k",
-    "moe_token_permute",
-    "moe_token_unpermute",
-]
-
 At = tuple[torch.Tensor, ...]
 
 

@@ -8,19 +8,6 @@ import torch
 
 from opatlas.engine.formula import per_element
 
-__all__ = [
-    "broadcast_to",
-    "concatenate",
-    "copy_into",
-    "pad",
-    "repeat_interleave",
-    "slice_copy",
-    "stack",
-    "strided_slice",
-    "tile",
-    "transpose_copy",
-]
-
 At = tuple[torch.Tensor, ...]
 
 

@@ -15,8 +15,6 @@ from opatlas.engine.formula import (
     to_float64,
 )
 
-__all__ = ["add_rms_norm", "add_rms_norm_bias", "layer_norm", "rms_norm", "rms_norm_backward", "vector_norm"]
-
 At = tuple[torch.Tensor, ...]
 
 #: Long sums are added up in pieces of so many numbers: they stay in a CPU's cache, and on one of its cores.

@@ -9,8 +9,6 @@ import torch
 
 from opatlas.engine.formula import each, per_element, to_float64
 
-__all__ = ["adaptive_average_pool3d", "adaptive_average_pool3d_backward", "max_pool2d", "max_pool2d_backward"]
-
 At = tuple[torch.Tensor, ...]
 
 

@@ -11,8 +11,6 @@ from opatlas.engine.formula import per_element, per_row, to_float64
 
 from .matmul import within
 
-__all__ = ["add_rms_norm_dynamic_quant", "dynamic_quant", "quant_matmul", "quantize"]
-
 At = tuple[torch.Tensor, ...]
 
 _LIMITS = {torch.qint8: (-128, 127), torch.quint8: (0, 255), torch.quint4x2: (-8, 7), torch.int8: (-128, 127)}

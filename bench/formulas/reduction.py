@@ -10,12 +10,6 @@ import torch
 
 from opatlas.engine.formula import per_element, per_row, to_float64
 
-__all__ = [
-    "cumulative_sum",
-    "reduce_mean",
-    "reduce_sum",
-]
-
 #: Long sums are added up in pieces of so many numbers, not to hold whole tensors in float64.
 _PIECE = 1 << 20
 

@@ -13,15 +13,6 @@ import torch
 
 from opatlas.engine.formula import each, per_element, to_float64
 
-__all__ = [
-    "apply_rotary_pos_emb",
-    "interleave_rope",
-    "qkv_rmsnorm_rope",
-    "rotary_embedding",
-    "rotary_mul",
-    "rotary_mul_backward",
-]
-
 At = tuple[torch.Tensor, ...]
 Tensor = torch.Tensor
 

@@ -11,8 +11,6 @@ from opatlas.engine.formula import per_element
 
 from .cache import overwritten
 
-__all__ = ["gather_elements", "index_put", "index_select", "scatter_elements", "scatter_nd_update"]
-
 At = tuple[torch.Tensor, ...]
 Tensor = torch.Tensor
 

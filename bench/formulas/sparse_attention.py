@@ -12,8 +12,6 @@ from opatlas.engine.formula import Draw, Part, parts
 
 from .attention import attention_of, index_of
 
-__all__ = ["lightning_indexer", "sparse_flash_attention"]
-
 
 def _best_first(indices: torch.Tensor, *scores: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The scores in descending order, as the formula has them; a kernel may give any."""

@@ -7,8 +7,6 @@ import torch
 from opatlas.engine.expectations import Picks
 from opatlas.engine.formula import per_row
 
-__all__ = ["apply_top_k_top_p", "top_k"]
-
 
 @per_row("x")
 def top_k(x: torch.Tensor, k: int, dim: int) -> tuple[torch.Tensor, Picks]:

@@ -15,21 +15,6 @@ from opatlas.engine.formula import (
     to_float64,
 )
 
-__all__ = [
-    "adamw",
-    "apply_adamw",
-    "dropout_by_mask",
-    "embedding_backward",
-    "foreach_add",
-    "foreach_multiply",
-    "log_softmax",
-    "log_softmax_backward",
-    "nll_loss",
-    "nll_loss_backward",
-    "swiglu_backward",
-    "threshold_backward",
-]
-
 At = tuple[torch.Tensor, ...]
 
 

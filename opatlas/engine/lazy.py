@@ -1,4 +1,4 @@
-"""A package whose functions are found in its modules on first use.
+"""Functions of a package that are found in its modules by name, on first use.
 
 pytest imports the replays to collect them, but only the device process may import torch. A replay
 writes `impl.rms_norm`; the modules of `opatlas.bench.implementations.torch` are imported when that name is looked up.
@@ -10,40 +10,38 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 
-def functions_of_modules(package: str, search_path: Iterable[str]) -> Callable[[str], Any]:
-    """A module `__getattr__` that finds the public functions defined in a package's modules.
+def functions_of_modules(package: str, search_path: Iterable[str], *fallbacks: str) -> Callable[[str], Any]:
+    """Returns a module `__getattr__` that finds a name in the package's modules, then in `fallbacks`.
+
+    Args:
+        fallbacks: dotted names of what is searched where no module has the name: "torch.nn.functional".
 
     Raises (when called):
-        AttributeError: no module defines the name, or two do.
+        AttributeError: nothing has the name, two modules define it, or it is the name of a module.
     """
 
     @cache
-    def contents() -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        modules = [module_info.name for module_info in pkgutil.iter_modules(search_path)]
-        for module_name in modules:
-            module = importlib.import_module(f"{package}.{module_name}")
-            for name in module.__all__:
-                if name in modules:
-                    # Once imported, a module is an attribute of its package and would hide the function.
-                    raise AttributeError(f"{package}.{name} is both a module and a function: rename the module")
-                if name in found:
-                    raise AttributeError(
-                        f"{package}.{name} is defined twice: in {found[name].__module__} and {module.__name__}"
-                    )
-                found[name] = getattr(module, name)
-        return found
+    def modules() -> list[ModuleType]:
+        return [importlib.import_module(f"{package}.{info.name}") for info in pkgutil.iter_modules(search_path)]
 
+    @cache
     def find(name: str) -> Any:
         if name.startswith("_"):
             # pytest asks every object of a test module whether it is a fixture, by private names.
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        try:
-            return contents()[name]
-        except KeyError:
-            raise AttributeError(f"no module of {package} defines {name!r} (is it in the module's __all__?)") from None
+        if any(module.__name__ == f"{package}.{name}" for module in modules()):
+            raise AttributeError(f"{package}.{name} is a module, not a function: give the function another name")
+        holders = [module for module in modules() if name in vars(module)]
+        if len({id(vars(module)[name]) for module in holders}) > 1:
+            places = " and ".join(module.__name__ for module in holders)
+            raise AttributeError(f"{package}.{name} is defined twice: in {places}")
+        for place in [*holders, *map(pkgutil.resolve_name, fallbacks)]:
+            if hasattr(place, name):
+                return getattr(place, name)
+        raise AttributeError(f"{package} has no function {name!r}: none of its modules defines {name}")
 
     return find

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opatlas.bench import formulas as expected
+from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 
 from opatlas.engine.check import check
@@ -91,7 +91,7 @@ class Sequences:
         """(tokens, heads, D) and (tokens, heads, 1) of both sides: implementation and formula."""
         arguments, keywords = getattr(self, how)()
         results = impl.fused_infer_attention_score(*arguments, **keywords)
-        return results, in_full(expected.fused_infer_attention_score, results, *arguments, **keywords)
+        return results, in_full(formulas.fused_infer_attention_score, results, *arguments, **keywords)
 
 
 @st.composite
@@ -195,7 +195,7 @@ def test_pages_by_heads_hold_the_same(case):
     by_heads = [cache.unflatten(-1, (heads, -1)).transpose(1, 2).contiguous() for cache in caches]
     flat = impl.fused_infer_attention_score(query, *caches, **keywords)
     found = impl.fused_infer_attention_score(query, *by_heads, **keywords)
-    same((flat, flat), (found, in_full(expected.fused_infer_attention_score, found, query, *by_heads, **keywords)))
+    same((flat, flat), (found, in_full(formulas.fused_infer_attention_score, found, query, *by_heads, **keywords)))
 
 
 @PROPERTY
@@ -224,7 +224,7 @@ def ring_step(q, q_rope, k, k_rope, v, *, causal=False, earlier=(None, None)):
     arguments = (q, q_rope, k, k_rope, v, torch.empty(0), lengths, q.shape[1], k.shape[1])
     keywords = {"pre_out": earlier[0], "prev_lse": earlier[1], "qk_scale": (q.shape[-1] + q_rope.shape[-1]) ** -0.5}
     results = impl.ring_mla(*arguments, **keywords, **described)
-    formula = in_full(expected.ring_mla, results, *arguments, **keywords, **described)
+    formula = in_full(formulas.ring_mla, results, *arguments, **keywords, **described)
     same((results, results), (formula, formula))
     return results
 
@@ -279,11 +279,11 @@ def test_gradient_is_autograds(layout, causal, sizes, seed):
     out, highest, total = impl.flash_attention_score(*tensors, **call, scale=width**-0.5)
     torch.testing.assert_close(out.double(), as_given(plain.detach()), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close((highest + total.log())[..., 0].double(), scores.logsumexp(-1), rtol=1e-4, atol=1e-5)
-    check(expected.flash_attention_score, tensors, {**call, "scale": width**-0.5}, [out, highest, total], seed)
+    check(formulas.flash_attention_score, tensors, {**call, "scale": width**-0.5}, [out, highest, total], seed)
 
     statistics = {"softmax_max": highest, "softmax_sum": total, "attention_in": out, "scale_value": width**-0.5}
     found = impl.flash_attention_grad(*tensors, as_given(grad), **call, **statistics)
-    formula = in_full(expected.flash_attention_grad, found, *tensors, as_given(grad), **call, **statistics)
+    formula = in_full(formulas.flash_attention_grad, found, *tensors, as_given(grad), **call, **statistics)
     for one, two, three in zip(found, formula, wanted, strict=True):
         torch.testing.assert_close(one.double(), as_given(three), rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(two, as_given(three), rtol=1e-3, atol=1e-4)
@@ -297,7 +297,7 @@ def test_statistics_may_be_stored_either_way():
     scores = q @ q.mT * 0.5
     highest = scores.amax(-1, keepdim=True).expand(1, 2, 5, 8)
     total = (scores - scores.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True).expand(1, 2, 5, 8)
-    check(expected.flash_attention_score, [q, q, q], call, [out, highest, total], 1)
-    check(expected.flash_attention_score, [q, q, q], call, [out, lse, ones], 1)
+    check(formulas.flash_attention_score, [q, q, q], call, [out, highest, total], 1)
+    check(formulas.flash_attention_score, [q, q, q], call, [out, lse, ones], 1)
     with pytest.raises(WrongResult, match="result"):
-        check(expected.flash_attention_score, [q, q, q], call, [out, highest, ones], 1)
+        check(formulas.flash_attention_score, [q, q, q], call, [out, highest, ones], 1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from opatlas.bench import formulas as expected
+from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 from replaying import DTYPES, OUTPUT, SHAPES, assert_mistake_is_caught, assert_refused, replay_row
 from sample_rows import ROWS
@@ -51,7 +51,7 @@ def test_caches_are_untouched_outside_the_slots(slots, seed):
     for value, was, rows in zip(caches, before, new, strict=True):
         assert torch.equal(value.flatten(0, 1)[outside], was.flatten(0, 1)[outside])
         assert torch.equal(value.flatten(0, 1)[slots], rows)
-    check(expected.reshape_and_cache, [*new, *before, torch.tensor(slots)], {}, caches, seed)
+    check(formulas.reshape_and_cache, [*new, *before, torch.tensor(slots)], {}, caches, seed)
 
 
 @given(slots=places, seed=seeds)
@@ -68,7 +68,7 @@ def test_fused_kernel_writes_what_it_returns_and_nothing_else(slots, seed):
         assert torch.equal(value.flatten(0, 1)[slots], written[:, 0])
     torch.testing.assert_close(results[2], impl.interleave_rope(kv[..., 6:], cos, sin))
     torch.testing.assert_close(results[3], impl.rms_norm(kv[..., :6], gamma, epsilon=1e-5)[0])
-    check(expected.kv_rmsnorm_rope_cache, [kv, gamma, cos, sin, torch.tensor(slots), *before], options, results, seed)
+    check(formulas.kv_rmsnorm_rope_cache, [kv, gamma, cos, sin, torch.tensor(slots), *before], options, results, seed)
 
 
 @given(slots=places, seed=seeds)
@@ -111,7 +111,7 @@ def test_reference_agrees_for_any_lengths(lengths, seed, later, cumsum):
     }
     results = impl.paged_cache_load(*arguments, **options)
     assert torch.equal(results[0], load(cached, table, lengths, seq_starts=starts))
-    check(expected.paged_cache_load, arguments, options, results, seed)
+    check(formulas.paged_cache_load, arguments, options, results, seed)
 
 
 @pytest.mark.parametrize(("output", "total"), [("7,4,1,6;7,4,1,14;;", 560), ("7,4,1,6;7,4,1,14;5,1,3,6;5,1,3,14", 860)])

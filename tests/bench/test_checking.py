@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from opatlas.bench import formulas as expected
+from opatlas.bench import formulas
 
 import opatlas.engine.formula
 from opatlas.engine.check import check
@@ -155,7 +155,7 @@ def test_the_same_elements_are_sampled_again(case, small_sample):
 def test_long_sums_are_sampled_more_sparsely(monkeypatch):
     monkeypatch.setattr(opatlas.engine.formula, "READ_INPUTS", 1 << 12)
     a, weight = torch.rand(64, 512), torch.rand(64, 512)
-    (comparison,) = expected.linear.compare([a, weight], {}, [a @ weight.T], SEED)
+    (comparison,) = formulas.linear.compare([a, weight], {}, [a @ weight.T], SEED)
     assert comparison.actual.numel() == opatlas.engine.formula._LEAST_ELEMENTS
 
 
@@ -193,9 +193,9 @@ def test_integers_and_booleans_are_compared_exactly(dtype):
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64])
 def test_wide_unsigned_integers_are_compared(dtype):
     x = torch.arange(64).to(dtype)
-    check(expected.copy_into, [x, x], {}, [x.clone()], SEED)
+    check(formulas.copy_into, [x, x], {}, [x.clone()], SEED)
     with pytest.raises(WrongResult):
-        check(expected.copy_into, [x, x], {}, [(torch.arange(64) + 1).to(dtype)], SEED)
+        check(formulas.copy_into, [x, x], {}, [(torch.arange(64) + 1).to(dtype)], SEED)
 
 
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float32, 2e-5), (torch.bfloat16, 4e-3), (torch.float16, 5e-4)])
@@ -217,8 +217,8 @@ def test_moved_data_is_compared_to_the_letter():
     ("formula", "compute"),
     [
         (tripled, lambda x: 3 * x),
-        (expected.copy_into, None),
-        (expected.softmax, lambda x: torch.softmax(x, -1)),
+        (formulas.copy_into, None),
+        (formulas.softmax, lambda x: torch.softmax(x, -1)),
     ],
     ids=["pointwise", "per_element", "per_row"],
 )
@@ -248,7 +248,7 @@ class TestSortedIndices:
     values = torch.tensor([[7.0, 7.0, 2.0, 1.0]])
 
     def check(self, indices):
-        check(expected.sort, [self.x], {"dim": -1, "descending": True}, [self.values, torch.tensor([indices])], SEED)
+        check(formulas.sort, [self.x], {"dim": -1, "descending": True}, [self.values, torch.tensor([indices])], SEED)
 
     @pytest.mark.parametrize("indices", [[1, 2, 3, 0], [2, 1, 3, 0]])
     def test_equal_numbers_come_in_any_order(self, indices):

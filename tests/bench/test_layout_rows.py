@@ -6,8 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from opatlas.bench import formulas as expected
-from opatlas.bench import test_layout, test_movement
+from opatlas.bench import formulas, test_layout, test_movement
 from opatlas.bench.implementations import torch as impl
 from replaying import OUTPUT, OUTPUT_TYPES, SHAPES, assert_refused, cells_of
 
@@ -45,8 +44,8 @@ def come_back(plain, blocked):
     assert packed.shape == blocked.shape
     assert packed.sum().item() == pytest.approx(plain.sum().item(), rel=1e-4)  # nothing but zeros is added
     assert torch.equal(impl.format_cast(packed, plain), plain)
-    check(expected.format_cast, [plain, blocked], {}, [packed], seed=1)
-    check(expected.format_cast, [packed, plain], {}, [plain], seed=1)
+    check(formulas.format_cast, [plain, blocked], {}, [packed], seed=1)
+    check(formulas.format_cast, [packed, plain], {}, [plain], seed=1)
 
 
 def test_a_weight_in_its_blocks():

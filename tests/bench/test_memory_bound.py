@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone bou
 
 #: The kernel takes far more than its tensors: what a row says does not tell.
 REPLAY = """
-from opatlas.bench import formulas as expected
+from opatlas.bench import formulas
 from opatlas.engine.registry import replays
 
 
@@ -36,7 +36,7 @@ def greedy(x, y):
 
 @replays("Greedy", npu="torch.add")
 def test_greedy(row, replay):
-    replay(greedy, *row.inputs(), expected=expected.add)
+    replay(greedy, *row.inputs(), expected=formulas.add)
 """
 CELLS = {
     "Input Shapes": "262144;262144",

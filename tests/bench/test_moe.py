@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opatlas.bench import formulas as expected
+from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 from replaying import DTYPES, OUTPUT, SHAPES, assert_mistake_is_caught, assert_refused, replay_row
 from sample_rows import ROWS
@@ -106,7 +106,7 @@ def test_unpermute_undoes_permute(tokens, k, experts, seed):
     indices = torch.randint(experts, (tokens, k), generator=generator)
     probs = torch.rand(tokens, k, generator=generator)
     permuted, places = impl.moe_token_permute(x, indices)
-    check(expected.moe_token_permute, [x, indices], {}, [permuted, places], 0)
+    check(formulas.moe_token_permute, [x, indices], {}, [permuted, places], 0)
     ids = indices.flatten().sort().values
     assert torch.equal(permuted, x[torch.argsort(indices.flatten(), stable=True) // k])
     assert torch.equal(ids[places.long()], indices.flatten())
@@ -125,7 +125,7 @@ def test_grouped_product_is_a_product_for_each_group(data, k, n):
     (result,) = impl.grouped_matmul([x], [weight], **how)
     parts = [part.long() @ own.long() for part, own in zip(x.split(sizes), weight, strict=True)]
     assert torch.equal(result.long(), torch.cat(parts))
-    check(expected.grouped_matmul, [[x], [weight]], how, [result], 0)
+    check(formulas.grouped_matmul, [[x], [weight]], how, [result], 0)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opatlas.bench import formulas as expected
+from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 from opatlas.bench.implementations.torch.quantized import integer_matmul
 from replaying import DTYPES, OUTPUT, OUTPUT_TYPES, SHAPES, assert_mistake_is_caught, assert_refused, replay_row
@@ -109,7 +109,7 @@ def test_four_bit_numbers_are_packed_in_order(numbers, rows):
     assert packed.dtype is torch.int32
     unpacked = [(int(packed[-1, 0]) >> 4 * i & 15 ^ 8) - 8 for i in range(8)]
     assert unpacked == numbers
-    check(expected.quantize, arguments, {}, [packed], 0)
+    check(formulas.quantize, arguments, {}, [packed], 0)
 
 
 def test_a_packed_scale_is_what_trans_quant_param_makes():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from opatlas.bench import formulas as expected
+from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 from replaying import OUTPUT, SHAPES, assert_mistake_is_caught, assert_refused, replay_row
 from sample_rows import ROWS
@@ -32,11 +32,11 @@ def test_scattering_is_what_loops_do_and_touches_nothing_else(shape, seed, data)
     updates = drawn(indices.shape, seed + 2)
     wanted = x.numpy().copy()
     numpy.put_along_axis(wanted, indices.numpy(), updates.numpy(), axis)
-    result = impl.scatter_elements(x.clone(), axis, indices, updates)
+    result = impl.scatter_(x.clone(), axis, indices, updates)
     assert numpy.array_equal(result.numpy(), wanted)
-    check(expected.scatter_elements, [x, axis, indices, updates], {}, [torch.from_numpy(wanted)], seed)
-    assert torch.equal(impl.gather_elements(result, axis, indices), updates)
-    check(expected.gather_elements, [result, axis, indices], {}, [updates], seed)
+    check(formulas.scatter_elements, [x, axis, indices, updates], {}, [torch.from_numpy(wanted)], seed)
+    assert torch.equal(impl.gather(result, axis, indices), updates)
+    check(formulas.gather_elements, [result, axis, indices], {}, [updates], seed)
 
 
 @given(shape=shapes, seed=seeds, data=st.data())
@@ -50,9 +50,9 @@ def test_scatter_nd_is_what_a_loop_does_and_touches_nothing_else(shape, seed, da
         wanted[place] = row
     indices = torch.tensor(named)
     assert torch.equal(impl.scatter_nd_update(x.clone(), indices, updates), wanted)
-    check(expected.scatter_nd_update, [x, indices, updates], {}, [wanted], seed)
+    check(formulas.scatter_nd_update, [x, indices, updates], {}, [wanted], seed)
     if axes == 1:
-        check(expected.index_select, [wanted, 0, indices[:, 0]], {}, [updates], seed)
+        check(formulas.index_select, [wanted, 0, indices[:, 0]], {}, [updates], seed)
 
 
 @given(shape=st.lists(st.integers(1, 4), min_size=2, max_size=4), seed=seeds, data=st.data())
@@ -68,7 +68,7 @@ def test_putting_at_indices_is_numpys(shape, seed, data):
     indices = [*[None] * first, rows, columns]
     result = impl.index_put(x.clone(), indices, values)
     assert numpy.array_equal(result.numpy(), wanted)
-    check(expected.index_put, [x, indices, values], {}, [torch.from_numpy(wanted)], seed)
+    check(formulas.index_put, [x, indices, values], {}, [torch.from_numpy(wanted)], seed)
 
 
 REFUSED = [
@@ -117,14 +117,14 @@ def test_what_a_row_does_not_tell_is_noted():
 
 
 #: Mistakes that are easy to make: kernel type, function, what takes its place.
-named, scattered, put = impl.scatter_nd_update, impl.scatter_elements, impl.index_put
+named, scattered, put = impl.scatter_nd_update, impl.scatter_, impl.index_put
 MISTAKES = [
     ("GatherV3", "index_select", lambda x, axis, indices: torch.index_select(x, axis, indices.flip(0))),
-    ("GatherElements", "gather_elements", lambda x, axis, indices: torch.gather(x, axis, indices.flip(0))),
-    ("GatherElements", "gather_elements", lambda x, axis, indices: x.narrow(axis, 0, indices.shape[axis]).clone()),
-    ("ScatterElementsV2", "scatter_elements", lambda x, axis, indices, new: x.scatter_add_(axis, indices, new)),
-    ("ScatterElementsV2", "scatter_elements", lambda x, axis, indices, new: scattered(x, axis, indices, new.flip(0))),
-    ("ScatterElementsV2", "scatter_elements", lambda x, axis, indices, new: scattered(x.zero_(), axis, indices, new)),
+    ("GatherElements", "gather", lambda x, axis, indices: torch.gather(x, axis, indices.flip(0))),
+    ("GatherElements", "gather", lambda x, axis, indices: x.narrow(axis, 0, indices.shape[axis]).clone()),
+    ("ScatterElementsV2", "scatter_", lambda x, axis, indices, new: x.scatter_add_(axis, indices, new)),
+    ("ScatterElementsV2", "scatter_", lambda x, axis, indices, new: scattered(x, axis, indices, new.flip(0))),
+    ("ScatterElementsV2", "scatter_", lambda x, axis, indices, new: scattered(x.zero_(), axis, indices, new)),
     ("ScatterNdUpdate", "scatter_nd_update", lambda x, indices, new: named(x, indices, new.flip(0))),
     ("ScatterNdUpdate", "scatter_nd_update", lambda x, indices, new: x),
     ("ScatterNdUpdate", "scatter_nd_update", lambda x, indices, new: named(x.zero_(), indices, new)),

@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opatlas.bench import formulas as expected
+from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 
 from opatlas.engine.check import check
@@ -58,7 +58,7 @@ class Sequences:
         how = {"layout_query": "TND", "layout_key": "PA_BSND", "sparse_count": COUNT, "sparse_mode": 3}
         how |= {**self.lengths("key"), "block_table": table, "return_value": True}
         results = impl.lightning_indexer(*arguments, **how)
-        check(expected.lightning_indexer, arguments, how, results, 1)
+        check(formulas.lightning_indexer, arguments, how, results, 1)
         return results[0].sort(dim=-1).values
 
     def attended(self, positions):
@@ -71,7 +71,7 @@ class Sequences:
         how |= {"query_rope": q_rope, "key_rope": key_rope}
         # The others, which are of training, are empty.
         result, *_ = impl.sparse_flash_attention(*arguments, **how)
-        check(expected.sparse_flash_attention, arguments, how, [result], 1)
+        check(formulas.sparse_flash_attention, arguments, how, [result], 1)
         return result
 
 

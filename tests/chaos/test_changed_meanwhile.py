@@ -31,14 +31,14 @@ SIZES = (1, 2, 3)
 Durations = dict[tuple[str, str], str]
 
 REPLAYS = """
-from opatlas.bench import formulas as expected
+from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 from opatlas.engine.registry import replays
 
 
 @replays({kernel_types}, npu=None)
 def test_edited(row, replay):
-    replay(impl.add, *row.inputs(), expected=expected.add)
+    replay(impl.add, *row.inputs(), expected=formulas.add)
 """
 
 

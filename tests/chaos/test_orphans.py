@@ -17,7 +17,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from opatlas.bench import formulas as expected
+from opatlas.bench import formulas
 
 from opatlas.bench.implementations import torch as impl
 from opatlas.engine.registry import replays
@@ -67,7 +67,7 @@ def start_children(row):
 @replays("Measured", npu=None)
 def test_measured(row, replay):
     start_children(row)
-    replay(impl.add, *row.inputs(), expected=expected.add)
+    replay(impl.add, *row.inputs(), expected=formulas.add)
 
 
 @replays("Hanging", npu=None)

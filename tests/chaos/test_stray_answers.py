@@ -14,7 +14,7 @@ import stat
 import sys
 import time
 
-from opatlas.bench import formulas as expected
+from opatlas.bench import formulas
 
 from opatlas.bench.implementations import torch as impl
 from opatlas.instruments import wall_clock
@@ -106,7 +106,7 @@ def test_rogue(row, replay):
         Clock.now_ns += size * 1000
         return impl.add(x, y)
 
-    replay(slowly, *row.inputs(), expected=expected.add)
+    replay(slowly, *row.inputs(), expected=formulas.add)
 """
 NEIGHBOURS = (200, 400, 300, 500)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import torch
-from opatlas.bench import formulas as expected
+from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 
 from opatlas.engine.registry import replays
@@ -16,7 +16,7 @@ ROW = "4,8 | FLOAT -> 4,4 | FLOAT"
 def swiglu(name, npu="torch_npu.npu_swiglu", *arguments, **keywords):
     @replays(name, npu=npu)
     def replay_it(row, replay):
-        replay(impl.swiglu, row.tensor(0), *arguments, expected=expected.swiglu, **keywords)
+        replay(impl.swiglu, row.tensor(0), *arguments, expected=formulas.swiglu, **keywords)
 
     return replay_it
 
@@ -33,17 +33,17 @@ not_a_list = swiglu("NotAList", "torch_npu.npu_broadcast", 1.5)
 
 @replays("OtherDtype", npu="torch_npu.npu_swiglu")
 def other_dtype(row, replay):
-    replay(lambda x, dim: impl.swiglu(x, dim).float(), row.tensor(0).half(), -1, expected=expected.swiglu)
+    replay(lambda x, dim: impl.swiglu(x, dim).float(), row.tensor(0).half(), -1, expected=formulas.swiglu)
 
 
 @replays("ReturnsMore", npu="torch_npu.npu_broadcast")
 def returns_more(row, replay):
-    replay(lambda x, size: (x[:, :4], x), row.tensor(0), [4, 8], output_slots=[0], expected=expected.swiglu)
+    replay(lambda x, size: (x[:, :4], x), row.tensor(0), [4, 8], output_slots=[0], expected=formulas.swiglu)
 
 
 @replays("ReadsValues", npu="torch_npu.npu_swiglu")
 def reads_values(row, replay):
-    replay(impl.swiglu, row.tensor(0), int(row.tensor(0).sum()), expected=expected.swiglu)
+    replay(impl.swiglu, row.tensor(0), int(row.tensor(0).sum()), expected=formulas.swiglu)
 
 
 @replays("EndsTheProcess", npu="torch_npu.npu_swiglu")
@@ -53,9 +53,9 @@ def ends_the_process(row, replay):
 
 @replays("BySchema", npu="torch_npu.npu_broadcast")
 def by_schema(row, replay):
-    replay(lambda x, size: torch.empty(4, 4, device=x.device), row.tensor(0), [4, 4], expected=expected.swiglu)
+    replay(lambda x, size: torch.empty(4, 4, device=x.device), row.tensor(0), [4, 4], expected=formulas.swiglu)
 
 
 @replays("DependsOnValues", npu="torch.nonzero")
 def depends_on_values(row, replay):
-    replay(torch.nonzero, row.tensor(0), expected=expected.swiglu)
+    replay(torch.nonzero, row.tensor(0), expected=formulas.swiglu)

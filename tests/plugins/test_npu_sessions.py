@@ -38,7 +38,7 @@ class NpuStandIn(CpuDevice):
 """
 
 REPLAYS = """
-from opatlas.bench import formulas as expected
+from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 from opatlas.engine.registry import replays
 
@@ -50,13 +50,13 @@ def test_custom(row, replay, custom_opp):
 
 @replays("Unaware", npu="torch.ops._C_ascend.npu_toy")
 def test_unaware(row, replay):
-    replay(impl.add, *row.inputs(), expected=expected.add)
+    replay(impl.add, *row.inputs(), expected=formulas.add)
 
 
 @replays("Plain", npu="torch.add")
 def test_plain(row, replay, npu):
     assert npu is None
-    replay(impl.add, *row.inputs(), expected=expected.add)
+    replay(impl.add, *row.inputs(), expected=formulas.add)
 """
 
 

@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from opatlas.bench import formulas as expected
+from opatlas.bench import formulas
 
 from opatlas.engine.errors import InvalidRow
 from opatlas.engine.registry import replays
@@ -47,7 +47,7 @@ def test_sum(row, replay, group):
         raise InvalidRow("a bad size for every rank")
     if group.rank == ONE:
         misbehave(mood)
-    replay(sum_of_shares, *row.inputs(), expected=expected.add)
+    replay(sum_of_shares, *row.inputs(), expected=formulas.add)
     if mood == HOT and group.rank == ONE:
         measurement = replace(replay.outcome.measurement, throttled="too hot")
         replay.outcome = replace(replay.outcome, measurement=measurement)

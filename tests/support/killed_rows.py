@@ -25,7 +25,7 @@ SLOW_REPLAY = """
 import time
 from pathlib import Path
 
-from opatlas.bench import formulas as expected
+from opatlas.bench import formulas
 
 from opatlas.bench.implementations import torch as impl
 from opatlas.engine.registry import replays
@@ -35,7 +35,7 @@ from opatlas.engine.registry import replays
 def test_slow(row, replay):
     Path(__file__).with_name(f"body-{row.shape(0)[0]}").touch()
     time.sleep(0.12)
-    replay(impl.add, *row.inputs(), expected=expected.add)
+    replay(impl.add, *row.inputs(), expected=formulas.add)
 """
 SIZES = {"Toy": (1, 2), "OtherToy": (3,), "Slow": tuple(range(101, 111)), "Moody": (1, 15, 2, 12, 3)}
 #: Those whose replays leave a file when they begin.

@@ -35,7 +35,7 @@ from pathlib import Path
 
 import pytest
 import simulated
-from opatlas.bench import formulas as expected
+from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 from opatlas.engine.registry import replays
 
@@ -43,7 +43,7 @@ from opatlas.engine.registry import replays
 @replays("Toy", "OtherToy", npu=None)
 def test_toy(row, replay):
     print("body of", row.input_slots[0].shape)
-    replay(impl.add, *row.inputs(), expected=expected.add)
+    replay(impl.add, *row.inputs(), expected=formulas.add)
 
 
 @replays("Moody", npu=None)
@@ -67,7 +67,7 @@ def test_moody(row, replay):
     if mood == 18:
         return
     if mood == 19:
-        replay(lambda x, y: x + y + 1, *row.inputs(), expected=expected.add)
+        replay(lambda x, y: x + y + 1, *row.inputs(), expected=formulas.add)
     if mood == 20:
         raise MemoryError("too moody")
     if mood == 22:
@@ -126,7 +126,7 @@ def test_moody(row, replay):
         simulated.poison()
     if mood == 21 and os.environ.get("MOOD") != "good":
         raise ValueError("needs MOOD=good")
-    replay(impl.add, *row.inputs(), expected=expected.add)
+    replay(impl.add, *row.inputs(), expected=formulas.add)
 """
 
 CONFTEST = """

@@ -5,18 +5,6 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-__all__ = [
-    "fast_gelu",
-    "scaled_masked_softmax",
-    "silu",
-    "softmax",
-    "swiglu",
-]
-
-softmax = torch.softmax
-
-silu = functional.silu
-
 #: What CANN's masked softmax puts in the place of a masked number.
 _MASKED = -10000.0
 

@@ -9,12 +9,6 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-__all__ = [
-    "attention_update",
-    "fused_infer_attention_score",
-    "ring_mla",
-]
-
 #: Scores that are held at a time where no fused kernel computes them: 256 MiB in float32.
 _SCORES = 1 << 26
 #: Elements of the keys of sequences that are computed in one batch.

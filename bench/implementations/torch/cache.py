@@ -7,8 +7,6 @@ import torch
 from .norm import rms_norm
 from .rope import interleave_rope
 
-__all__ = ["kv_rmsnorm_rope_cache", "paged_cache_load", "reshape_and_cache"]
-
 
 def reshape_and_cache(
     key: torch.Tensor,

@@ -8,8 +8,6 @@ import torch
 
 from .matmul import through_float32
 
-__all__ = ["conv2d", "convolution_backward"]
-
 
 def conv2d(image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
     """As torch.conv2d."""

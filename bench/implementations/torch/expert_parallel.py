@@ -14,16 +14,6 @@ from .matmul import linear
 from .moe import groups_of, moe_token_permute, moe_token_unpermute
 from .quantized import dequantized, dynamic_quant, integer_matmul
 
-__all__ = [
-    "dispatch_ffn_combine",
-    "expert_factors",
-    "moe_distribute_combine",
-    "moe_distribute_combine_v2",
-    "moe_distribute_dispatch",
-    "moe_distribute_dispatch_v2",
-    "multiplied_by_experts",
-]
-
 #: Numbers for each token that a second version's dispatch tells its combine; three are in use: rank, token, choice.
 _TOLD = 128
 #: Ranks of shared experts, and the size of another dimension of parallelism: neither is there.

@@ -6,8 +6,6 @@ import torch
 
 from .attention import attend_with_lse, flash_takes
 
-__all__ = ["flash_attention_grad", "flash_attention_score"]
-
 #: Scores that are held at a time where no fused kernel computes them: 256 MiB in float32.
 _SCORES = 1 << 26
 

@@ -4,21 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = [
-    "argmax",
-    "gather_rows",
-    "index",
-    "index_fill",
-    "largest",
-    "masked_fill",
-    "sort",
-]
-
-gather_rows = torch.embedding
 index = torch.ops.aten.index.Tensor
-largest = torch.max
-masked_fill = torch.Tensor.masked_fill_
-sort = torch.sort
 
 
 def index_fill(x: torch.Tensor, dim: int, indices: torch.Tensor, value: float) -> torch.Tensor:

@@ -7,18 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-__all__ = [
-    "format_cast",
-    "lower_triangle",
-    "nonzero",
-    "strided_copy",
-    "upper_triangle",
-]
-
-lower_triangle = torch.tril
-nonzero = torch.nonzero
-upper_triangle = torch.triu
-
 
 def format_cast(x: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
     """x in the layout of `destination`, whose values do not count; the ranks tell the layouts.

@@ -8,8 +8,6 @@ from functools import cache
 import torch
 from torch.nn import functional
 
-__all__ = ["batch_matmul", "linear", "transpose_batch_matmul"]
-
 _FEW_ROWS = 8
 
 

@@ -10,14 +10,6 @@ from .activation import swiglu
 from .matmul import linear
 from .quantized import dequantized, dynamic_quant, integer_matmul
 
-__all__ = [
-    "grouped_matmul",
-    "grouped_matmul_swiglu_quant",
-    "moe_gating_top_k",
-    "moe_token_permute",
-    "moe_token_unpermute",
-]
-
 
 def moe_gating_top_k(
     x: torch.Tensor,

@@ -5,27 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.nn import functional
-
-__all__ = [
-    "broadcast_to",
-    "concatenate",
-    "copy_into",
-    "pad",
-    "repeat_interleave",
-    "slice_copy",
-    "stack",
-    "strided_slice",
-    "tile",
-    "transpose_copy",
-]
-
-concatenate = torch.cat
-copy_into = torch.Tensor.copy_
-pad = functional.pad
-repeat_interleave = torch.repeat_interleave
-stack = torch.stack
-tile = torch.tile
 
 
 def slice_copy(x: torch.Tensor, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["add_rms_norm", "add_rms_norm_bias", "layer_norm", "rms_norm", "rms_norm_backward", "vector_norm"]
-
 #: A CPU's norms of more numbers than these are taken of the norms of as many each.
 _PIECE = 1 << 16
 

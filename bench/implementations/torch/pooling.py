@@ -4,13 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = [
-    "adaptive_average_pool3d",
-    "adaptive_average_pool3d_backward",
-    "max_pool2d",
-    "max_pool2d_backward",
-]
-
 adaptive_average_pool3d = torch.ops.aten._adaptive_avg_pool3d
 adaptive_average_pool3d_backward = torch.ops.aten._adaptive_avg_pool3d_backward
 max_pool2d = torch.ops.aten.max_pool2d_with_indices

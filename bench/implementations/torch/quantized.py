@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-__all__ = ["add_rms_norm_dynamic_quant", "dynamic_quant", "quant_matmul", "quantize", "quantized_dtype"]
-
 #: Sums of so many products of two INT8 numbers are below 2^24: float32 adds them without rounding.
 _EXACT_TERMS = 1024
 #: Up to so many rows torch's own loop over INT8 is the faster one where the weights lie along K, as in

@@ -6,15 +6,6 @@ import torch
 
 from .norm import rms_norm
 
-__all__ = [
-    "apply_rotary_pos_emb",
-    "interleave_rope",
-    "qkv_rmsnorm_rope",
-    "rotary_embedding",
-    "rotary_mul",
-    "rotary_mul_backward",
-]
-
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 

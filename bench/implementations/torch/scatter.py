@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["gather_elements", "index_put", "index_select", "scatter_elements", "scatter_nd_update"]
-
-gather_elements = torch.gather
 index_put = torch.ops.aten.index_put_.default
-index_select = torch.index_select
-scatter_elements = torch.Tensor.scatter_
 
 
 def scatter_nd_update(target: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:

@@ -16,8 +16,6 @@ from .attention import (
 )
 from .matmul import through_float32
 
-__all__ = ["lightning_indexer", "lightning_indexer_vllm", "sparse_flash_attention"]
-
 #: Elements of what is computed at a time: 128 MiB in half precision.
 _AT_A_TIME = 1 << 26
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["apply_top_k_top_p", "top_k"]
-
 top_k = torch.topk
 
 

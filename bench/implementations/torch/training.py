@@ -7,25 +7,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-__all__ = [
-    "adamw",
-    "apply_adamw",
-    "dropout_by_mask",
-    "embedding_backward",
-    "foreach_add",
-    "foreach_multiply",
-    "log_softmax",
-    "log_softmax_backward",
-    "nll_loss",
-    "nll_loss_backward",
-    "swiglu_backward",
-    "threshold_backward",
-]
-
 embedding_backward = torch.ops.aten.embedding_dense_backward
 foreach_add = torch._foreach_add
 foreach_multiply = torch._foreach_mul
-log_softmax = torch.log_softmax
 log_softmax_backward = torch.ops.aten._log_softmax_backward_data
 threshold_backward = torch.ops.aten.threshold_backward
 
