@@ -4,5 +4,5 @@ pytest_plugins = (
     "opatlas.plugins.options",
     "opatlas.plugins.xdist",
     "opatlas.plugins.theory",
-    "opatlas.plugins.wiring",
+    "opatlas.plugins.hooks",
 )

@@ -1,6 +1,6 @@
-"""The fixtures that a replay may name; opatlas/plugins/replays.py says what each of them is."""
+"""The fixtures that a replay may name; opatlas/plugins/fixtures.py says what each of them is."""
 
-from opatlas.plugins.replays import custom_opp, device, group, npu, pytest_addoption, replay
+from opatlas.plugins.fixtures import custom_opp, device, group, npu, pytest_addoption, replay
 
 __all__ = ["custom_opp", "device", "group", "npu", "pytest_addoption", "replay"]
 

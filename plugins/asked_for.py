@@ -11,9 +11,8 @@ import pytest
 from opatlas.model.signature import case_id_of
 
 from .collector import Collector
-from .plan import Plan
+from .plan import CaseRow, Plan
 from .selection import keyword_filter
-from .table_plan import CaseRow
 
 
 class AskedFor:

@@ -11,8 +11,8 @@ import pytest
 from opatlas.engine.registry import replay_spec
 from opatlas.engine.replayed_types import replays_of_bench
 
-from .session import BenchSession
-from .table_plan import CaseRow, TablePlan
+from .plan import CaseRow, TablePlan
+from .session_context import BenchSession
 
 
 class Collector:

@@ -10,10 +10,9 @@ import pytest
 from opatlas.errors import OpAtlasError
 
 from .interrupt import STOPPED, Interrupts
-from .journaling import Journaling
+from .records import LOST, UNSAVED, Journaling, WriteBack
 from .report import NOT_RUN, Ledger, Report
-from .session import BenchSession
-from .writeback import LOST, UNSAVED, WriteBack
+from .session_context import BenchSession
 
 
 class Ending:

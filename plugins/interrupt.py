@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .session import BenchSession
+from .session_context import BenchSession
 
 STOPPED = "Ctrl-C: stopped after the running row"
 

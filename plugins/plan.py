@@ -6,47 +6,208 @@ Every process of a session sees the same plan, whatever happens to the CSV files
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pandas as pd
-
-from opatlas.capture.cases import captured_time_us
-from opatlas.errors import OpAtlasError, described
-from opatlas.model.quality import valid_duration
 from opatlas.model.schema import (
-    BASE,
     CACHE_STATE,
     CRASHES_IN_A_ROW,
-    EP_SIZE,
     INSTRUMENT,
-    LEGACY_AVG_SEQ_LEN,
-    MESSAGE,
     MICROBENCH_SAMPLES,
-    PROFILING_AVERAGE,
     RUN_ID,
-    RUNTIME,
     STATUS,
-    STATUS_REASON,
+    Status,
 )
-from opatlas.model.signature import case_id_of, digest, signature, signatures
-from opatlas.store.csv_files import Database, Table, release_memory
-from opatlas.store.edited_rows import without_measurement
-from opatlas.store.header import misspelt
-from opatlas.store.merge_rule import duration_columns
-from opatlas.store.provenance import StaleRuns
-from opatlas.store.write_back import has_duration
-from opatlas.text import closest, printable
+from opatlas.model.signature import signature
+from opatlas.store.edited_rows import EditedRows
+from opatlas.store.op_mapping import Provided
+from opatlas.store.provenance import Staleness, Stored
+from opatlas.store.write_back import Recovered
+from opatlas.text import whole
 
-from .preparation import Prepared
-from .row_variables import TableVariables
-from .selection import GIVEN_UP_AFTER, Choice
-from .table_plan import Expected, TablePlan
 
-#: Cells that a replay may need.
-_CELLS = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE)
-_STATE = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES, RUN_ID)
+@dataclass(frozen=True)
+class Expected:
+    """A case that failed before.
+
+    Attributes:
+        reason: what became of it.
+        run: whether it is run all the same.
+        strict: whether it fails, instead of being xfail, where it is not run.
+    """
+
+    reason: str
+    run: bool
+    strict: bool = False
+
+
+class CaseRow:
+    """One row as a case: a reference into the plan, made small because there are many."""
+
+    __slots__ = ("position", "table")
+
+    def __init__(self, table: TablePlan, position: int) -> None:
+        self.table = table
+        self.position = position
+
+    @property
+    def kernel_type(self) -> str:
+        return self.table.kernel_type
+
+    @property
+    def signature(self) -> str:
+        return signature(self.kernel_type, self.cells)
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """The cells that identify the row and its call."""
+        return {name: cells[self.position] for name, cells in self.table.columns.items()}
+
+    @property
+    def first_run(self) -> bool:
+        """Whether no session has run the row before."""
+        return self.table.status(self.position) is None
+
+    @property
+    def given_up(self) -> str:
+        """Why the row fails without being run; "" for a row that is run, or xfail."""
+        expected = self.table.expected_to_fail.get(self.position)
+        return expected.reason if expected is not None and expected.strict else ""
+
+    @property
+    def crashes_before(self) -> int:
+        """Sessions in a row, up to the last one that ran the row, in which it crashed or timed out."""
+        return self.table.crashes(self.position)
+
+    @property
+    def stored_us(self) -> float | None:
+        """The replayed duration that the row had when the plan was made, in microseconds."""
+        return self.table.measured.get(self.position)
+
+    @property
+    def captured_us(self) -> float | None:
+        """The captured duration that the row had when the plan was made, in microseconds."""
+        return self.table.captured.get(self.position)
+
+    @property
+    def stored_instrument(self) -> str:
+        """What took the replayed duration that the row had when the plan was made; "" if the row does not say."""
+        has_one = self.position in self.table.measured and INSTRUMENT in self.table.state
+        return self.table.state[INSTRUMENT][self.position].strip() if has_one else ""
+
+    @property
+    def place(self) -> str:
+        """File and line, as they were when the plan was made; the file alone for a row that is not in it yet."""
+        is_there = self.position < self.table.rows_in_file
+        return f"{self.table.path}:{self.position + 2}" if is_there else f"{self.table.path} (a new row)"
+
+    def __repr__(self) -> str:
+        return f"{self.kernel_type}[{self.signature}]"
+
+
+@dataclass
+class TablePlan:
+    """The rows of one kernel type.
+
+    Attributes:
+        rows_in_file: how many rows the file had; what comes after them was asked for, and is not in it.
+        columns: cells of every row, by column: those that a replay needs.
+        state: the same, of the columns that tell what became of the row, and how it was measured.
+        columns_by_slug: all columns of the file, as --where names them.
+        cases: positions of the rows that are cases, with the case's id.
+        expected_to_fail: the cases that are xfail, or fail without being run, by position.
+        not_selected: ids of rows that --status and --where do not select.
+        left_out: ids of rows that these select, and the update mode leaves out.
+        other_shards: positions of rows that belong to other shards.
+        unresolved: statuses of the rows that an earlier session ran and did not measure, by id.
+        duplicates: positions of rows whose signature an earlier row has.
+        measured_duplicates: positions of those that have a replayed duration, by the id of the earlier row.
+        no_durations: duration cells that hold something else, as "line: text".
+        misspelt: columns of the file that may be, as sentences.
+        measured: replayed durations in microseconds, by the position of the row that has one.
+        staleness: of the replayed durations of the rows that are selected, by id, where the update mode asks for it.
+        captured_only: ids of rows that have no replayed duration, and a captured one.
+        captured: captured durations of cases in microseconds, by the position of the row that has one.
+        captured_time_us: device time of all captured launches; None where their number is not known, or the tables of
+            other kernel types were not read.
+    """
+
+    kernel_type: str
+    path: Path
+    rows_in_file: int
+    columns: dict[str, list[str]]
+    state: dict[str, list[str]] = field(default_factory=dict)
+    columns_by_slug: frozenset[str] = frozenset()
+    cases: dict[int, str] = field(default_factory=dict)
+    expected_to_fail: dict[int, Expected] = field(default_factory=dict)
+    not_selected: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    other_shards: list[int] = field(default_factory=list)
+    unresolved: dict[str, str] = field(default_factory=dict)
+    duplicates: list[int] = field(default_factory=list)
+    measured_duplicates: dict[str, list[int]] = field(default_factory=dict)
+    no_durations: list[str] = field(default_factory=list)
+    misspelt: list[str] = field(default_factory=list)
+    measured: dict[int, float] = field(default_factory=dict)
+    staleness: dict[str, Staleness] = field(default_factory=dict)
+    captured_only: set[str] = field(default_factory=set)
+    captured: dict[int, float] = field(default_factory=dict)
+    captured_time_us: float | None = 0.0
+
+    def status(self, position: int) -> Status | None:
+        """What became of a row the last time it was run; None if it never was."""
+        return Status.of_cell(self.state[STATUS][position]) if STATUS in self.state else None
+
+    def run_id(self, position: int) -> str:
+        """The run that measured a row; "" where the row does not say."""
+        return self.state[RUN_ID][position].strip() if RUN_ID in self.state else ""
+
+    def crashes(self, position: int) -> int:
+        """Sessions in a row in which a row crashed or timed out; 0 where the cell holds no number."""
+        cell = self.state[CRASHES_IN_A_ROW][position] if CRASHES_IN_A_ROW in self.state else ""
+        return whole(cell) or 0
+
+    def stored(self, selected: Container[str]) -> Iterator[Stored]:
+        """The replayed durations that new ones of some cases are to replace."""
+        for position, case_id in self.cases.items():
+            expected = self.expected_to_fail.get(position)
+            if case_id in selected and (expected is None or expected.run):
+                if position in self.measured:
+                    yield self._stored(position)
+                yield from map(self._stored, self.measured_duplicates.get(case_id, ()))
+
+    def _stored(self, position: int) -> Stored:
+        run_id, cache, instrument, samples = (
+            self.state[name][position].strip() if name in self.state else ""
+            for name in (RUN_ID, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES)
+        )
+        place = f"{self.path.name}:{position + 2}"
+        return Stored(place, run_id, cache, instrument, whole(samples))
+
+    def rows(self) -> Iterator[tuple[str, CaseRow, Expected | None]]:
+        """Each case's id, its row, and why it is expected to fail, if it is."""
+        for position, case_id in self.cases.items():
+            yield case_id, CaseRow(self, position), self.expected_to_fail.get(position)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What was found, and seen to.
+
+    Attributes:
+        problems: what killed sessions left behind and cannot be read yet.
+        recovered: what they left behind and was merged.
+        starter_rows: rows of the starter database that was made, 0 if there was one.
+        edited: rows that held the duration or the status of another shape.
+        mapping: the op_mapping.yaml that the database got.
+    """
+
+    problems: Sequence[str] = ()
+    recovered: Sequence[Recovered] = ()
+    starter_rows: int = 0
+    edited: EditedRows = field(default_factory=EditedRows)
+    mapping: Provided | None = None
 
 
 @dataclass
@@ -114,155 +275,3 @@ class Plan:
     def left_out(self) -> Counter[str]:
         """Rows that the mode leaves out, by kernel type."""
         return Counter({name: len(table.left_out) for name, table in self.tables.items() if table.left_out})
-
-
-def make_plan(
-    database: Database,
-    chosen: Choice,
-    *,
-    sampled: Container[str] = (),
-    messages: Mapping[str, Sequence[Mapping[str, str]]] | None = None,
-    unmeasured: Mapping[str, Sequence[int]] | None = None,
-    stale_runs: StaleRuns | None = None,
-) -> Plan:
-    """Reads a database and decides which of its rows are cases; writes nothing.
-
-    Args:
-        database: where rows are, and are written back.
-        chosen: what the user chose of them.
-        sampled: kernel types that have samples already, so that they may be wanted and have no rows.
-        messages: of a session that measures communication, the rows that it was asked for, by kernel type:
-            these are the cases, in their order, whether or not the database has them.
-        unmeasured: positions of rows, by kernel type, whose durations and statuses do not count.
-        stale_runs: which durations are stale, where only these are to be measured; None: nobody asks.
-
-    Raises:
-        OpAtlasError: a kernel type that it lacks, or a variable of --where that no row has.
-    """
-    plan = Plan()
-    names = database.kernel_types() if messages is None else list(messages)
-    unknown = sorted(name for name in chosen.ops.difference(names) if name not in sampled)
-    if unknown:
-        meant = "".join(closest(name, names) for name in unknown)
-        there = "" if meant else f"; it has {', '.join(names) or 'none'}"
-        raise OpAtlasError(f"--ops {','.join(unknown)}: no such kernel type in {database.path}{meant}{there}")
-    for name in names:
-        if chosen.ops and name not in chosen.ops:
-            continue
-        try:
-            table = _table(database, name, messages)
-            wanted = None if messages is None else [signature(name, row) for row in messages[name]]
-            if unmeasured and name in unmeasured:
-                table.table.frame = without_measurement(name, table.table.frame, unmeasured[name])
-            plan.tables[name] = _plan_table(table, wanted, chosen, stale_runs)
-        except Exception as error:
-            # Whatever is wrong with one file, the rows of the others run.
-            place = database.path / f"{name}.csv"
-            plan.problems.append(described(error, place, "its rows are left out; report this error with the file"))
-    release_memory()
-    if chosen.where is not None:
-        columns = frozenset().union(*(table.columns_by_slug for table in plan.tables.values()))
-        if problem := chosen.where.unknown(columns):
-            raise OpAtlasError(f"--where {str(chosen.where)!r}: {problem}")
-    return plan
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """The rows of a table, `in_file` of which are in its file."""
-
-    table: Table
-    in_file: int
-
-
-def _table(database: Database, name: str, messages: Mapping[str, Sequence[Mapping[str, str]]] | None) -> _Rows:
-    """What the file of a kernel type has, and then those messages that it lacks."""
-    if messages is None:
-        table = database.read(name)
-        return _Rows(table, len(table.frame))
-    path = database.csv_path(name)
-    frame = database.read(name).frame if path.exists() else pd.DataFrame({column: [] for column in MESSAGE})
-    there = set(signatures(name, frame))
-    missing = [row for row in messages[name] if signature(name, row) not in there]
-    together = pd.concat([frame, pd.DataFrame(missing)], ignore_index=True).fillna("") if missing else frame
-    return _Rows(Table(name, path, together), len(frame))
-
-
-def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice, stale_runs: StaleRuns | None) -> TablePlan:
-    """`wanted` are the only rows that are cases, in this order; None: all, as they stand."""
-    table = rows.table
-    frame, kernel_type = table.frame, table.kernel_type
-    columns, state = (
-        {name: _shared(frame[name].tolist()) for name in names if name in frame.columns} for names in (_CELLS, _STATE)
-    )
-    own_duration, *_ = names = duration_columns(kernel_type)
-    durations = {name: frame[name].tolist() for name in names if name in frame.columns}
-    planned = TablePlan(kernel_type, table.path, rows.in_file, columns, state)
-    planned.captured_time_us = None if chosen.ops else captured_time_us(frame)
-    variables = TableVariables(kernel_type, frame)
-    planned.columns_by_slug = frozenset(variables.slugs)
-    planned.misspelt = misspelt(table.path, list(frame.columns), kernel_type)
-    places = None if wanted is None else {row_signature: place for place, row_signature in enumerate(wanted)}
-    place_of: dict[int, int] = {}
-    seen: set[str] = set()
-    for position, row_signature in enumerate(signatures(kernel_type, frame)):
-        if places is not None:
-            if row_signature not in places:
-                continue
-            place_of[position] = places[row_signature]
-        row_digest = digest(kernel_type, row_signature)
-        if chosen.shard is not None and not chosen.shard.holds(row_digest):
-            planned.other_shards.append(position)
-            continue
-        case_id = case_id_of(kernel_type, row_signature, row_digest)
-        if case_id in seen:
-            planned.duplicates.append(position)
-            if own_duration in durations and valid_duration(durations[own_duration][position]) is not None:
-                planned.measured_duplicates.setdefault(case_id, []).append(position)
-            continue
-        seen.add(case_id)
-        row = {name: cells[position] for name, cells in durations.items()}
-        for name in durations:
-            # Other tools write 0 for "not measured".
-            if row[name].strip("0. ") and valid_duration(row[name]) is None:
-                planned.no_durations.append(f"line {position + 2}, {name!r} = {row[name]!r}")
-        status = planned.status(position)
-        measured_us = valid_duration(row.get(own_duration, ""))
-        if measured_us is not None:
-            planned.measured[position] = measured_us
-        elif has_duration(kernel_type, row):
-            planned.captured_only.add(case_id)
-        fails = status is not None and status.expected_to_fail
-        if fails:
-            planned.unresolved[case_id] = str(status)
-        if not chosen.selects(status, variables.row(position)):
-            planned.not_selected.append(case_id)
-            continue
-        staleness = None if stale_runs is None or measured_us is None else stale_runs.of(planned.run_id(position))
-        if staleness is not None:
-            planned.staleness[case_id] = staleness
-        captured = case_id in planned.captured_only
-        if chosen.leaves_out(replayed=measured_us is not None, captured=captured, staleness=staleness):
-            planned.left_out.append(case_id)
-            continue
-        planned.cases[position] = case_id
-        captured_us = valid_duration(row.get(PROFILING_AVERAGE, ""))
-        if captured_us is not None:
-            planned.captured[position] = captured_us
-        if fails:
-            before = f"{status} before: {state[STATUS_REASON][position] if STATUS_REASON in state else ''}"
-            given_up = planned.crashes(position) >= GIVEN_UP_AFTER and not chosen.retry_failed
-            if given_up:
-                before += f" ({planned.crashes(position)} sessions in a row; --retry-failed runs it again)"
-            if given_up or not chosen.strict:
-                planned.expected_to_fail[position] = Expected(printable(before), run=not given_up, strict=chosen.strict)
-    if place_of:
-        ordered = sorted(planned.cases, key=place_of.__getitem__)
-        planned.cases = {position: planned.cases[position] for position in ordered}
-    return planned
-
-
-def _shared(cells: list[str]) -> list[str]:
-    """Equal cells as one object: most columns of a table repeat a few words."""
-    known: dict[str, str] = {}
-    return [known.setdefault(cell, cell) for cell in cells]

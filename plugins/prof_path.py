@@ -18,8 +18,8 @@ from opatlas.text import counted, shown
 from .asked_for import AskedFor
 from .collector import Collector
 from .plan import Plan
-from .session import BenchSession
-from .writeback import WriteBack
+from .records import WriteBack
+from .session_context import BenchSession
 
 _SHOWN = 5
 

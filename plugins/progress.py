@@ -18,7 +18,7 @@ from opatlas.model.signature import case_id_in
 from opatlas.progress import Progress, duration
 
 from .collector import about_row, row_of
-from .session import BenchSession
+from .session_context import BenchSession
 
 #: Key of what the supervisor puts on the report of a row that waited: seconds, by whom the row waited for.
 WAITED = "waited"

@@ -30,8 +30,8 @@ from opatlas.text import shortened
 from .collector import Collector, about_row, outcome_of_report, row_of
 from .mixing import captured_elsewhere
 from .progress import RunningTime
-from .session import BenchSession
-from .writeback import WriteBack
+from .records import WriteBack
+from .session_context import BenchSession
 
 _REASON_SHOWN = 160
 #: What differs between rows with the same cause: addresses, sizes, and words with digits in them.

@@ -14,8 +14,8 @@ from opatlas.report.figures import Figures, microseconds_text, shapes_of
 from opatlas.text import columns, counted, shortened, shown
 
 from .collector import about_row
-from .session import BenchSession
-from .table_plan import CaseRow
+from .plan import CaseRow
+from .session_context import BenchSession
 
 #: Columns for the numbers of a row, and the width from which on there are more of them.
 _FIGURES, _MORE_FIGURES, _WIDE = 37, 48, 100

@@ -26,11 +26,11 @@ from .collector import Collector, row_of
 from .interrupt import STOPPED, Interrupts
 from .plan import Plan
 from .plan_lines import after_success, going_on, nothing_to_do, plan_lines
+from .records import WriteBack
 from .report import GIVEN_UP, XFAILED, Ledger, Report, ReportTally
+from .run_manifest import disturbances, flush_notes
 from .selection import meant
-from .session import BenchSession
-from .surroundings import disturbances, flush_notes
-from .writeback import WriteBack
+from .session_context import BenchSession
 
 _SHOWN = 5
 

@@ -21,19 +21,19 @@ from opatlas.model.schema import NUM_DEVICES, TOPOLOGY_TIER
 from opatlas.text import counted
 
 from .collector import needs_group, row_of
-from .session import BenchSession
+from .row_runner import batches
+from .session_context import BenchSession
 from .settings import devices_of
-from .supervisor import batches
 
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
     from xdist.workermanage import WorkerController
 
-    from .session import BenchSession
+    from .session_context import BenchSession
 
 
 class BatchScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """xdist's scheduling by scope, where a scope is a batch (plugins/supervisor.py)."""
+    """xdist's scheduling by scope, where a scope is a batch (plugins/row_runner.py)."""
 
     def __init__(self, config: Any, log: Any, size: int) -> None:
         super().__init__(config, log)
@@ -134,7 +134,7 @@ def replays_are_asked_for(config: pytest.Config) -> bool:
     """Whether what is to be collected has the fixtures of replays; known before anything is collected."""
     manager = config.pluginmanager
     files = (getattr(plugin, "__file__", None) for plugin in manager.get_plugins())
-    return manager.has_plugin("opatlas.plugins.replays") or any(file and Path(file) == _FIXTURES for file in files)
+    return manager.has_plugin("opatlas.plugins.fixtures") or any(file and Path(file) == _FIXTURES for file in files)
 
 
 class _Worker:

@@ -39,7 +39,7 @@ class Command:
 
 
 def _check(arguments: Sequence[str]) -> int:
-    status: int = import_module("opatlas.plugins.check.command").run(arguments)
+    status: int = import_module("opatlas.plugins.check").run(arguments)
     return status
 
 

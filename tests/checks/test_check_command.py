@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 from checked import product, write_database
-from opatlas.plugins.check.command import parser
+from opatlas.plugins.check import parser
 
 from opatlas.checks.catalog import CHECKS
 from opatlas.checks.known import KNOWN_FINDINGS

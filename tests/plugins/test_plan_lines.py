@@ -11,12 +11,10 @@ import pytest
 from doc_commands import ROOT
 from opatlas.bench import test_norm
 from opatlas.plugins.asked_for import AskedFor
-from opatlas.plugins.plan import Plan
+from opatlas.plugins.plan import Plan, Prepared, TablePlan
 from opatlas.plugins.plan_lines import plan_lines
-from opatlas.plugins.preparation import Prepared
 from opatlas.plugins.selection import Shard, meant
 from opatlas.plugins.settings import Settings
-from opatlas.plugins.table_plan import TablePlan
 
 from opatlas.engine.job import DeviceSpec, MeasureSettings
 from opatlas.store.write_back import Recovered, UpdateMode
@@ -78,7 +76,7 @@ def test_the_words_of_k_that_are_in_no_name_are_told_what_is_near(expression: st
         (["bench/test_norm.py"], "", {"RmsNorm"}),
         (["bench/test_norm.py::test_rms_norm"], "", {"RmsNorm"}),
         (["bench/test_matmul.py"], "", set()),
-        (["bench/test_matmul.py", "bench/impl", "bench"], "", {"RmsNorm"}),
+        (["bench/test_matmul.py", "bench/formulas", "bench"], "", {"RmsNorm"}),
         (["no/such/place"], "", {"RmsNorm", "Unknown"}),
         (["bench"], "rms_norm", {"RmsNorm"}),
         (["bench"], "Unknown or rms", {"RmsNorm", "Unknown"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from opatlas.devices.cgroups import available_cores, usable_cores
@@ -11,6 +12,7 @@ from opatlas.devices.cpu_flush import DEAR_BYTES, plan_flush
 from opatlas.devices.machine_state import MachineState, MachineWatch, needed_cores
 from opatlas.devices.nvidia import GpuState, gpu_states
 from opatlas.engine.job import DeviceSpec
+from opatlas.store.manifest import code_digest
 
 from .settings import Settings
 
@@ -66,3 +68,11 @@ def facts_of(devices: Sequence[DeviceSpec], machine: MachineState, gpus: Sequenc
         "gpus": [asdict(gpu) for gpu in gpus],
         "disturbances": disturbances(devices, machine, gpus),
     }
+
+
+CODE = tuple(Path(__file__).parent.parent / name for name in ("opatlas", "bench", "plugins"))
+
+
+def present_code() -> str:
+    """Digest of the code of this process."""
+    return code_digest(CODE)

@@ -25,11 +25,11 @@ from opatlas.store.merge_rule import helpers_cell, stored_us
 from opatlas.text import in_a_line, without_middle
 
 from .collector import REPORT_ATTRIBUTE, needs_group, row_of
-from .journaling import Journaling
+from .plan import CaseRow
 from .progress import WAITED, waited_s
+from .records import Journaling
 from .row_lines import stored_properties
-from .session import BenchSession
-from .table_plan import CaseRow
+from .session_context import BenchSession
 
 
 class LookAhead:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import pickle
 import secrets
 import shlex
 import signal
@@ -31,7 +32,7 @@ from opatlas.devices.device_lock import DeviceWaits, announce_session
 from opatlas.devices.discovery import driver_version
 from opatlas.engine.job import DeviceSpec, MeasureSettings
 from opatlas.errors import OpAtlasError
-from opatlas.files import expect_folder
+from opatlas.files import TemporaryFolder, expect_folder
 from opatlas.instruments.instrument import MSPROF
 from opatlas.instruments.msprof import device as msprof
 from opatlas.instruments.msprof.command import can_hold_profiles
@@ -44,7 +45,7 @@ from opatlas.isolation.groups.pool import GroupPool, OneAtATime
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.isolation.process_end import die_with_parent, parent_of
-from opatlas.store.csv_files import Database
+from opatlas.store.csv_files import Database, write_text
 from opatlas.store.edited_rows import find_edited
 from opatlas.store.journal import Header
 from opatlas.store.lock import SessionLock
@@ -53,16 +54,75 @@ from opatlas.store.write_back import UpdateMode
 from opatlas.text import shown
 
 from .mixing import captured_notes, origin_notes
-from .own_code import present_code
-from .plan import Plan, make_plan
-from .preparation import Prepared, expect_writable, prepare_database
+from .plan import Plan, Prepared
+from .planning import expect_writable, make_plan, prepare_database
+from .run_manifest import Surroundings, present_code
 from .settings import Settings, is_distributed, settings_of
-from .shared_folder import SharedFolder
-from .surroundings import Surroundings
 
 _WORKER_INPUT = "opatlas"
 _STOP = "stop"
 _NOT_HANDED = "replays were not asked for by name: with -n, name bench/ on the command line"
+
+
+_PID_SUFFIX = ".pid"
+
+
+class SharedFolder:
+    """A folder among the temporary files: who is to stop and why, which processes are workers, and the plan of all.
+
+    The process that makes one holds it until `remove`, or its own end. The plan of a session may be large: what a
+    killed session has left goes with the next one (opatlas/files.py).
+    """
+
+    def __init__(self, joined: Path | None = None) -> None:
+        """`joined` is where the process that made it says that it is; None makes one."""
+        self._made: TemporaryFolder | None = None
+        if joined is None:
+            self._made = TemporaryFolder("session")
+            joined = self._made.path
+        self.path = joined
+
+    def leave(self, name: str, text: str) -> None:
+        """Leaves word under a name, to be read whole or not at all. Raises OpAtlasError where there is no room."""
+        write_text(self.path / name, text)
+
+    def word(self, name: str) -> str:
+        """What was left under a name; "" where nothing was."""
+        file = self.path / name
+        return file.read_text(encoding="utf-8") if file.exists() else ""
+
+    def enter_worker(self, worker: str) -> None:
+        """Leaves the process id of a worker, which is this process."""
+        self.leave(f"{worker}{_PID_SUFFIX}", str(os.getpid()))
+
+    def workers(self) -> list[int]:
+        """The process ids of all workers that have entered; one that has ended may have left its to somebody else."""
+        return [int(path.read_text()) for path in self.path.glob(f"*{_PID_SUFFIX}")]
+
+    def hand(self, plan: Plan) -> None:
+        """Leaves the plan for workers. Raises OpAtlasError where there is no room."""
+        try:
+            self._plan_file.write_bytes(pickle.dumps(plan, protocol=pickle.HIGHEST_PROTOCOL))
+        except OSError as error:
+            raise OpAtlasError(
+                f"{self._plan_file} cannot be written ({error.strerror}): make room, or let TMPDIR name another folder"
+            ) from None
+
+    def handed(self) -> Plan | None:
+        """The plan that was left; None where there is none."""
+        if not self._plan_file.exists():
+            return None
+        plan: Plan = pickle.loads(self._plan_file.read_bytes())
+        return plan
+
+    def remove(self) -> None:
+        """Removes the folder, where this process has made it."""
+        if self._made is not None:
+            self._made.remove()
+
+    @property
+    def _plan_file(self) -> Path:
+        return self.path / "plan.pickle"
 
 
 class BenchSession:

@@ -1,0 +1,372 @@
+"""`opatlas check DB`: tests what a database holds. Each check and kernel type is a case of pytest.
+
+Options that are not listed here are pytest's: -k, -x, -v, -rx, --junit-xml and others. The exit status is 0 without
+findings or with known ones alone, 1 with findings, 2 after wrong usage, and otherwise pytest's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from _pytest._code.code import ReprFileLocation, TerminalRepr
+from _pytest._io import TerminalWriter
+
+from opatlas.checks.against import compared_rows
+from opatlas.checks.catalog import CHECKS
+from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, Finding
+from opatlas.checks.known import ANY, KNOWN_FINDINGS, KnownFinding, read_known, sort_out
+from opatlas.cli.commands import USAGE
+from opatlas.engine.replayed_types import replays_of_bench
+from opatlas.errors import OpAtlasError
+from opatlas.report.plots.timed_rows import expect_tables
+from opatlas.store.csv_files import write_text
+from opatlas.text import counted, fitted, folded, printable, shortened, shown
+
+from .run_manifest import present_code
+
+#: The argument that pytest collects. It holds no cases itself: those are made here.
+CASES = Path(__file__)
+_INI = Path(__file__).with_name("check.ini")
+_SHOWN = 5
+_INDENT = 4
+_COLUMNS = 80
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns what reads the command line; what it does not know is for pytest."""
+    made = argparse.ArgumentParser(
+        prog="opatlas check",
+        usage="%(prog)s DB [--against OTHER] [--all] [--strict] [--json FILE] [options of pytest]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("database", type=Path, metavar="DB", help="the folder that holds {KernelType}.csv files")
+    made.add_argument(
+        "--against", type=Path, metavar="OTHER", help="another database: rows of the same case that took another time"
+    )
+    made.add_argument("--all", action="store_true", help="list every finding; default: the five worst of each case")
+    made.add_argument(
+        "--strict",
+        action="store_true",
+        help="fail on known and advisory findings, and on entries of known_findings.yaml that cover nothing",
+    )
+    made.add_argument("--json", type=Path, metavar="FILE", help="write all findings to FILE, for programs")
+    return made
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the checks; gives the exit status."""
+    try:
+        return _run(arguments)
+    except OpAtlasError as error:
+        print(fitted(f"error: {error}"), file=sys.stderr)
+        return USAGE
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """Raises OpAtlasError: the folder is no database, its known findings cannot be read, or nothing compares."""
+    if arguments and arguments[0].startswith("-") and not {"-h", "--help"}.intersection(arguments):
+        raise OpAtlasError(f"{arguments[0]} stands before the database: name the database first, opatlas check DB ...")
+    asked, for_pytest = parser().parse_known_args(arguments)
+    other = _opened(asked.against, None) if asked.against is not None else None
+    database = _opened(asked.database, other)
+    if other is not None and not compared_rows(database, other):
+        raise OpAtlasError(
+            f"--against {asked.against}: no row of it compares with a row of {asked.database}: name a database of the "
+            f"same cases, device, versions, cache state and instrument"
+        )
+    known = read_known(asked.database, CHECKS)
+    cases = Cases(database, known, strict=asked.strict, show_all=asked.all)
+    report = CheckReport(cases, json_path=asked.json)
+    # Neither settings nor code of the folder that the user is in: no rootdir, no conftest.py, no pytest.ini of theirs.
+    # What PYTEST_ADDOPTS says is for replays, and pytest alone does not know most of it.
+    os.environ.pop("PYTEST_ADDOPTS", None)
+    options = ["-c", str(_INI), f"--rootdir={os.getcwd()}", "--noconftest", *for_pytest]
+    sys.stdout.flush()
+    return int(pytest.main([*options, str(CASES)], plugins=[cases, report]))
+
+
+def _opened(folder: Path, against: CheckedDatabase | None) -> CheckedDatabase:
+    expect_tables(folder)
+    return CheckedDatabase(folder, code=present_code(), against=against, replayed_types=frozenset(replays_of_bench()))
+
+
+@dataclass
+class CheckTally:
+    """What came of the cases of a check.
+
+    Attributes:
+        cases: that were run.
+        new, known: findings.
+        skipped: why the check cannot look at this database.
+    """
+
+    check: Check
+    cases: int = 0
+    new: list[Finding] = field(default_factory=list)
+    known: list[tuple[Finding, KnownFinding]] = field(default_factory=list)
+    skipped: str = ""
+
+
+class _FindingsRepr(TerminalRepr):
+    """What a failed case prints.
+
+    Where `CI` is set, pytest's short summary repeats the whole of a failure that is plain text: here the first line.
+    """
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self._lines = lines
+        self.reprcrash = ReprFileLocation(str(CASES), 0, lines[0])
+
+    def toterminal(self, tw: TerminalWriter) -> None:
+        for line in self._lines:
+            tw.line(line)
+
+
+class Found(Exception):
+    """Findings that fail their case."""
+
+    def __init__(self, findings: Sequence[Finding], known: Sequence[Finding]) -> None:
+        self.findings = findings
+        self.known = known
+        super().__init__(counted(len(findings), "finding"))
+
+
+class Cases:
+    """Collects the cases, and keeps what they find.
+
+    Attributes:
+        database: what is checked.
+        known: the entries of its known_findings.yaml.
+        strict: whether known and advisory findings fail.
+        show_all: whether each finding is listed.
+        tallies: by the name of the check, as far as its cases were run.
+    """
+
+    def __init__(
+        self, database: CheckedDatabase, known: Sequence[KnownFinding], *, strict: bool, show_all: bool
+    ) -> None:
+        self.database = database
+        self.known = known
+        self.strict = strict
+        self.show_all = show_all
+        self.tallies = {check.name: CheckTally(check) for check in CHECKS}
+        self._ran: set[tuple[str, str]] = set()
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Refuses what pytest would take for further tests. Raises pytest.UsageError."""
+        if others := [argument for argument in config.args if argument != str(CASES)]:
+            raise pytest.UsageError(
+                f"opatlas check takes one database, and -k selects its cases: leave out {printable(', '.join(others))}"
+            )
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+        if file_path != CASES:
+            return None
+        return _Checks.from_parent(parent, path=file_path, cases=self)
+
+    def kernel_types_of(self, check: Check) -> Sequence[str]:
+        """Returns the names of a check's cases."""
+        of_whole = check.of_database is not None or check.applies(self.database)
+        return [WHOLE_DATABASE] if of_whole else self.database.kernel_types
+
+    def look(self, check: Check, kernel_type: str) -> None:
+        """Runs a case. Raises Found, or the outcome of pytest that a case without new findings has."""
+        tally = self.tallies[check.name]
+        tally.skipped = check.applies(self.database)
+        if tally.skipped:
+            pytest.skip(tally.skipped)
+        sorted_out = sort_out(check, check.find(self.database, kernel_type), self.known)
+        tally.cases += 1
+        tally.new += sorted_out.new
+        tally.known += sorted_out.known
+        self._ran.add((check.name, kernel_type))
+        known = [finding for finding, _ in sorted_out.known]
+        fails = [*(() if check.advisory and not self.strict else sorted_out.new), *(known if self.strict else ())]
+        if fails:
+            raise Found(fails, () if self.strict else known)
+        if sorted_out.known:
+            finding, entry = sorted_out.known[0]
+            pytest.xfail(printable(f"{counted(len(known), 'known finding')}, such as {finding.row}: {entry.reason}"))
+        if sorted_out.new:
+            pytest.xfail(f"{counted(len(sorted_out.new), 'finding')} that tell but do not fail: {check.about}")
+
+    def covering_nothing(self) -> list[KnownFinding]:
+        """Returns the entries that no finding of this session matches, of those whose cases were all run."""
+        matched = {id(entry) for tally in self.tallies.values() for _, entry in tally.known}
+        return [entry for entry in self.known if id(entry) not in matched and self._all_ran(entry)]
+
+    def _all_ran(self, entry: KnownFinding) -> bool:
+        checks = [self.tallies[name].check for name in entry.checks]
+        return all(
+            (check.name, kernel_type) in self._ran for check in checks for kernel_type in self.kernel_types_of(check)
+        )
+
+
+class _Checks(pytest.File):
+    """All checks."""
+
+    def __init__(self, *, cases: Cases, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._cases = cases
+
+    def collect(self) -> Iterator[_CheckCollector]:
+        for check in CHECKS:
+            yield _CheckCollector.from_parent(self, name=check.name, nodeid=check.name, cases=self._cases, check=check)
+
+
+class _CheckCollector(pytest.Collector):
+    """The cases of one check."""
+
+    def __init__(self, *, cases: Cases, check: Check, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._cases = cases
+        self._check = check
+
+    def collect(self) -> Iterator[CheckCase]:
+        for kernel_type in self._cases.kernel_types_of(self._check):
+            yield CheckCase.from_parent(
+                self, name=printable(kernel_type), cases=self._cases, check=self._check, kernel_type=kernel_type
+            )
+
+
+class CheckCase(pytest.Item):
+    """One check of one kernel type."""
+
+    def __init__(self, *, cases: Cases, check: Check, kernel_type: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._cases = cases
+        self._check = check
+        self._kernel_type = kernel_type
+
+    def runtest(self) -> None:
+        self._cases.look(self._check, self._kernel_type)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        return self.path, None, f"{self._check.name}: {self.name}"
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        if isinstance(excinfo.value, OpAtlasError):
+            return shown(str(excinfo.value))
+        if not isinstance(excinfo.value, Found):
+            return super().repr_failure(excinfo, style)
+        return _FindingsRepr([shown(line) for line in self._lines(excinfo.value)])
+
+    def _lines(self, found: Found) -> Iterator[str]:
+        findings = found.findings
+        yield f"{self._check.about}: {len(findings):,}"
+        listed = findings if self._cases.show_all else findings[:_SHOWN]
+        for finding in listed:
+            yield f"  {finding.place}  {finding.row}  {finding.value}".rstrip()
+            yield f"      {finding.reason}"
+        if len(findings) > len(listed):
+            yield f"  and {len(findings) - len(listed):,} more: --all shows them"
+        if found.known:
+            yield f"  besides {counted(len(found.known), 'finding')} that known_findings.yaml explains"
+        yield f"to do: {self._check.remedy}"
+
+
+class CheckReport:
+    """Tells what the cases found."""
+
+    def __init__(self, cases: Cases, *, json_path: Path | None) -> None:
+        self._cases = cases
+        self._json_path = json_path
+        self._problem = ""
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None and terminal.showheader:
+            database = self._cases.database
+            device = f" of {database.device}" if database.device else ""
+            types = counted(len(database.kernel_types), "kernel type")
+            terminal.write_line(shown(f"{database.path}: {counted(database.rows, 'row')} of {types}{device}"))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        stale = self._cases.covering_nothing()
+        if stale and self._cases.strict and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self._json_path is not None and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            try:
+                write_text(self._json_path, self._json(int(session.exitstatus), stale))
+            except OpAtlasError as error:
+                self._problem = f"error: --json {error}"
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.write_sep("=", "checks")
+        for line in self._lines():
+            terminalreporter.write_line(shown(line))
+
+    def _lines(self) -> Iterator[str]:
+        told = [tally for tally in self._cases.tallies.values() if tally.cases or tally.skipped]
+        yield f"{'check':16}{'cases':>6}{'findings':>10}{'known':>8}   what it looks for"
+        for tally in told:
+            if tally.skipped:
+                yield f"{tally.check.name:16}{'-':>6}{'-':>10}{'-':>8}   not run: {tally.skipped}"
+                continue
+            note = " (advisory)" if tally.check.advisory and tally.new else ""
+            counts = f"{tally.cases:>6,}{len(tally.new):>10,}{len(tally.known):>8,}"
+            yield f"{tally.check.name:16}{counts}   {tally.check.about}{note}"
+        yield from self._known_lines()
+        if self._problem:
+            yield self._problem
+
+    def _known_lines(self) -> Iterator[str]:
+        """The entries with what they cover: a line each, whole with --all."""
+        covered = Counter(id(entry) for tally in self._cases.tallies.values() for _, entry in tally.known)
+        entries = [entry for entry in self._cases.known if covered[id(entry)]]
+        if entries:
+            yield ""
+            yield f"known, by {KNOWN_FINDINGS}{'' if self._cases.show_all else ' (whole reasons: --all)'}:"
+        for entry in entries:
+            yield f"  {_about(entry)}: {counted(covered[id(entry)], 'finding')}, {entry.date}"
+            if self._cases.show_all:
+                yield folded(entry.reason, _INDENT)
+            else:
+                yield f"{'':{_INDENT}}{shortened(entry.reason, _COLUMNS - _INDENT)}"
+        for entry in self._cases.covering_nothing():
+            yield f"{entry.place} covers nothing any more ({_about(entry)}): remove it"
+
+    def _json(self, status: int, stale: list[KnownFinding]) -> str:
+        database = self._cases.database
+        values = {
+            "version": 1,
+            "database": str(database.path),
+            "against": str(database.against.path) if database.against is not None else None,
+            "device": database.device,
+            "rows": database.rows,
+            "exit_status": status,
+            "checks": [
+                {
+                    "name": tally.check.name,
+                    "about": tally.check.about,
+                    "remedy": tally.check.remedy,
+                    "advisory": tally.check.advisory,
+                    "cases": tally.cases,
+                    "not_run": tally.skipped,
+                    "findings": [asdict(finding) for finding in tally.new],
+                    "known": [{**asdict(finding), "known_as": entry.reason} for finding, entry in tally.known],
+                }
+                for tally in self._cases.tallies.values()
+            ],
+            "known_findings_without_finding": [entry.place for entry in stale],
+        }
+        return msgspec.json.format(msgspec.json.encode(values), indent=2).decode() + "\n"
+
+
+def _about(entry: KnownFinding) -> str:
+    which = [word for word in (entry.kernel_type, entry.row) if word != ANY]
+    return " ".join((", ".join(entry.checks), *which))

@@ -1,1 +1,0 @@
-"""`opatlas check DB`: the checks of `database/checks` as cases of pytest."""

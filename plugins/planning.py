@@ -1,0 +1,229 @@
+"""Makes the plan of a session: prepares the database, reads it, and decides which rows are cases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from opatlas.capture.cases import captured_time_us
+from opatlas.errors import OpAtlasError, described
+from opatlas.instruments.msprof.pending import journal_left_behind
+from opatlas.model.quality import valid_duration
+from opatlas.model.schema import (
+    BASE,
+    CACHE_STATE,
+    CRASHES_IN_A_ROW,
+    EP_SIZE,
+    INSTRUMENT,
+    LEGACY_AVG_SEQ_LEN,
+    MESSAGE,
+    MICROBENCH_SAMPLES,
+    PROFILING_AVERAGE,
+    RUN_ID,
+    RUNTIME,
+    STATUS,
+    STATUS_REASON,
+)
+from opatlas.model.signature import case_id_of, digest, signature, signatures
+from opatlas.store.csv_files import Database, Table, release_memory
+from opatlas.store.edited_rows import clear_edited, without_measurement
+from opatlas.store.header import misspelt
+from opatlas.store.merge_rule import duration_columns
+from opatlas.store.op_mapping import provide_mapping
+from opatlas.store.provenance import StaleRuns
+from opatlas.store.write_back import Recovered, has_duration, recover
+from opatlas.text import closest, printable
+
+from .plan import Expected, Plan, Prepared, TablePlan
+from .row_variables import TableVariables
+from .selection import GIVEN_UP_AFTER, Choice
+
+#: Cells that a replay may need.
+_CELLS = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE)
+_STATE = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES, RUN_ID)
+
+
+def prepare_database(
+    database: Database, *, run_id: str, starter: Callable[[Database], int] | None, is_npu: bool = False
+) -> Prepared:
+    """Merges what killed sessions left behind, and clears durations that rows have of other shapes.
+
+    Args:
+        database: which the caller has for itself.
+        run_id: of this session, whose own journal is left alone.
+        starter: fills a database that has no CSV, and tells with how many rows; None: it stays empty.
+        is_npu: whether its rows are of an NPU, where its place does not tell.
+
+    Raises:
+        OpAtlasError: a database that cannot be written.
+    """
+    problems = journal_left_behind(database) if database.profiles_dir.is_dir() else []
+    recovered: Sequence[Recovered] = ()
+    if database.journal_dir.is_dir():
+        recovered = recover(database, own_run=run_id)
+        expect_writable(database)
+    starter_rows = starter(database) if starter is not None and not database.kernel_types() else 0
+    edited = clear_edited(database, run_id)
+    with database.lock():
+        mapping = provide_mapping(database.path, is_npu=is_npu)
+    return Prepared([*problems, *edited.problems], recovered, starter_rows, edited, mapping)
+
+
+def expect_writable(database: Database) -> None:
+    """Better found out now than after hours of measuring. Raises OpAtlasError."""
+    with database.lock():
+        pass
+
+
+def make_plan(
+    database: Database,
+    chosen: Choice,
+    *,
+    sampled: Container[str] = (),
+    messages: Mapping[str, Sequence[Mapping[str, str]]] | None = None,
+    unmeasured: Mapping[str, Sequence[int]] | None = None,
+    stale_runs: StaleRuns | None = None,
+) -> Plan:
+    """Reads a database and decides which of its rows are cases; writes nothing.
+
+    Args:
+        database: where rows are, and are written back.
+        chosen: what the user chose of them.
+        sampled: kernel types that have samples already, so that they may be wanted and have no rows.
+        messages: of a session that measures communication, the rows that it was asked for, by kernel type:
+            these are the cases, in their order, whether or not the database has them.
+        unmeasured: positions of rows, by kernel type, whose durations and statuses do not count.
+        stale_runs: which durations are stale, where only these are to be measured; None: nobody asks.
+
+    Raises:
+        OpAtlasError: a kernel type that it lacks, or a variable of --where that no row has.
+    """
+    plan = Plan()
+    names = database.kernel_types() if messages is None else list(messages)
+    unknown = sorted(name for name in chosen.ops.difference(names) if name not in sampled)
+    if unknown:
+        meant = "".join(closest(name, names) for name in unknown)
+        there = "" if meant else f"; it has {', '.join(names) or 'none'}"
+        raise OpAtlasError(f"--ops {','.join(unknown)}: no such kernel type in {database.path}{meant}{there}")
+    for name in names:
+        if chosen.ops and name not in chosen.ops:
+            continue
+        try:
+            table = _table(database, name, messages)
+            wanted = None if messages is None else [signature(name, row) for row in messages[name]]
+            if unmeasured and name in unmeasured:
+                table.table.frame = without_measurement(name, table.table.frame, unmeasured[name])
+            plan.tables[name] = _plan_table(table, wanted, chosen, stale_runs)
+        except Exception as error:
+            # Whatever is wrong with one file, the rows of the others run.
+            place = database.path / f"{name}.csv"
+            plan.problems.append(described(error, place, "its rows are left out; report this error with the file"))
+    release_memory()
+    if chosen.where is not None:
+        columns = frozenset().union(*(table.columns_by_slug for table in plan.tables.values()))
+        if problem := chosen.where.unknown(columns):
+            raise OpAtlasError(f"--where {str(chosen.where)!r}: {problem}")
+    return plan
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a table, `in_file` of which are in its file."""
+
+    table: Table
+    in_file: int
+
+
+def _table(database: Database, name: str, messages: Mapping[str, Sequence[Mapping[str, str]]] | None) -> _Rows:
+    """What the file of a kernel type has, and then those messages that it lacks."""
+    if messages is None:
+        table = database.read(name)
+        return _Rows(table, len(table.frame))
+    path = database.csv_path(name)
+    frame = database.read(name).frame if path.exists() else pd.DataFrame({column: [] for column in MESSAGE})
+    there = set(signatures(name, frame))
+    missing = [row for row in messages[name] if signature(name, row) not in there]
+    together = pd.concat([frame, pd.DataFrame(missing)], ignore_index=True).fillna("") if missing else frame
+    return _Rows(Table(name, path, together), len(frame))
+
+
+def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice, stale_runs: StaleRuns | None) -> TablePlan:
+    """`wanted` are the only rows that are cases, in this order; None: all, as they stand."""
+    table = rows.table
+    frame, kernel_type = table.frame, table.kernel_type
+    columns, state = (
+        {name: _shared(frame[name].tolist()) for name in names if name in frame.columns} for names in (_CELLS, _STATE)
+    )
+    own_duration, *_ = names = duration_columns(kernel_type)
+    durations = {name: frame[name].tolist() for name in names if name in frame.columns}
+    planned = TablePlan(kernel_type, table.path, rows.in_file, columns, state)
+    planned.captured_time_us = None if chosen.ops else captured_time_us(frame)
+    variables = TableVariables(kernel_type, frame)
+    planned.columns_by_slug = frozenset(variables.slugs)
+    planned.misspelt = misspelt(table.path, list(frame.columns), kernel_type)
+    places = None if wanted is None else {row_signature: place for place, row_signature in enumerate(wanted)}
+    place_of: dict[int, int] = {}
+    seen: set[str] = set()
+    for position, row_signature in enumerate(signatures(kernel_type, frame)):
+        if places is not None:
+            if row_signature not in places:
+                continue
+            place_of[position] = places[row_signature]
+        row_digest = digest(kernel_type, row_signature)
+        if chosen.shard is not None and not chosen.shard.holds(row_digest):
+            planned.other_shards.append(position)
+            continue
+        case_id = case_id_of(kernel_type, row_signature, row_digest)
+        if case_id in seen:
+            planned.duplicates.append(position)
+            if own_duration in durations and valid_duration(durations[own_duration][position]) is not None:
+                planned.measured_duplicates.setdefault(case_id, []).append(position)
+            continue
+        seen.add(case_id)
+        row = {name: cells[position] for name, cells in durations.items()}
+        for name in durations:
+            # Other tools write 0 for "not measured".
+            if row[name].strip("0. ") and valid_duration(row[name]) is None:
+                planned.no_durations.append(f"line {position + 2}, {name!r} = {row[name]!r}")
+        status = planned.status(position)
+        measured_us = valid_duration(row.get(own_duration, ""))
+        if measured_us is not None:
+            planned.measured[position] = measured_us
+        elif has_duration(kernel_type, row):
+            planned.captured_only.add(case_id)
+        fails = status is not None and status.expected_to_fail
+        if fails:
+            planned.unresolved[case_id] = str(status)
+        if not chosen.selects(status, variables.row(position)):
+            planned.not_selected.append(case_id)
+            continue
+        staleness = None if stale_runs is None or measured_us is None else stale_runs.of(planned.run_id(position))
+        if staleness is not None:
+            planned.staleness[case_id] = staleness
+        captured = case_id in planned.captured_only
+        if chosen.leaves_out(replayed=measured_us is not None, captured=captured, staleness=staleness):
+            planned.left_out.append(case_id)
+            continue
+        planned.cases[position] = case_id
+        captured_us = valid_duration(row.get(PROFILING_AVERAGE, ""))
+        if captured_us is not None:
+            planned.captured[position] = captured_us
+        if fails:
+            before = f"{status} before: {state[STATUS_REASON][position] if STATUS_REASON in state else ''}"
+            given_up = planned.crashes(position) >= GIVEN_UP_AFTER and not chosen.retry_failed
+            if given_up:
+                before += f" ({planned.crashes(position)} sessions in a row; --retry-failed runs it again)"
+            if given_up or not chosen.strict:
+                planned.expected_to_fail[position] = Expected(printable(before), run=not given_up, strict=chosen.strict)
+    if place_of:
+        ordered = sorted(planned.cases, key=place_of.__getitem__)
+        planned.cases = {position: planned.cases[position] for position in ordered}
+    return planned
+
+
+def _shared(cells: list[str]) -> list[str]:
+    """Equal cells as one object: most columns of a table repeat a few words."""
+    known: dict[str, str] = {}
+    return [known.setdefault(cell, cell) for cell in cells]
