@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from opatlas.plugins import surroundings
+from opatlas.plugins import run_manifest
 
 from opatlas.devices.cpu_flush import FlushPlan
 from opatlas.devices.machine_state import MachineState
@@ -64,15 +64,15 @@ def test_a_dear_flush_is_told_with_the_way_to_leave_it_out(
     monkeypatch: pytest.MonkeyPatch, cache: str, kind: str, read: int, by_line: bool, told: bool
 ) -> None:
     plan = FlushPlan(480 * MIB, 1, whole_bytes=960 * MIB, read_bytes=read * MIB, by_line=by_line)
-    monkeypatch.setattr(surroundings, "plan_flush", lambda cores, threads: plan)
+    monkeypatch.setattr(run_manifest, "plan_flush", lambda cores, threads: plan)
     settings: Any = SimpleNamespace(measure=MeasureSettings(cache=cache), devices=(DeviceSpec(kind),))
-    notes = surroundings.flush_notes(settings)
+    notes = run_manifest.flush_notes(settings)
     assert len(notes) == told
     assert all("960 MiB" in note and "--cache warm" in note for note in notes)
 
 
 def test_a_manifest_keeps_readings_and_what_they_mean() -> None:
-    facts = surroundings.facts_of([DeviceSpec("cpu")], replace(_QUIET, load_1min=4.2), [])
+    facts = run_manifest.facts_of([DeviceSpec("cpu")], replace(_QUIET, load_1min=4.2), [])
     assert facts["load_1min"] == 4.2
     assert facts["gpus"] == []
     assert len(facts["disturbances"]) == 1
