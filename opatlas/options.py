@@ -194,6 +194,25 @@ def declare(name: str, scope: Scope, *, aliases: tuple[str, ...] = (), **how: An
     return Option(name, scope, how, aliases)
 
 
+class _Moved(argparse.Action):
+    """Refuses an option that has left, and names its successor."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        raise argparse.ArgumentError(self, f"this option has left: use {self.metavar}")
+
+
+def moved(name: str, successor: str) -> Option:
+    """Returns a hidden option that is refused wherever it is given, with its successor as the remedy."""
+    how = {"action": _Moved, "nargs": "?", "metavar": successor, "default": argparse.SUPPRESS}
+    return Option(name, Scope.ANY, {**how, "help": argparse.SUPPRESS})
+
+
 def add_all(group: pytest.OptionGroup, options: Iterable[Option]) -> None:
     """Adds options to a group of the help."""
     for each in options:

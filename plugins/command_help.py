@@ -38,7 +38,7 @@ class _OptionGroup:
         self._scope = scope
 
     def addoption(self, name: str, *aliases: str, **how: Any) -> None:
-        if _SCOPE_OF[name] in self._scope:
+        if _SCOPE_OF.get(name, Scope.ANY) in self._scope:
             self._group.add_argument(name, *aliases, **how)
 
 

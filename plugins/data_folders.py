@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-_PATH_OPTIONS = ("--database-path", "--output-dir", "--output-csv", "--prof-path", "--target-models")
+_PATH_OPTIONS = ("--database-path", "--prof-path", "--target-models")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -131,7 +131,7 @@ def _taking(settings: Settings, *, in_group: bool) -> Taking:
 
 def _other_machine(provenance: Provenance, settings: Settings, rows: Sequence[Stored]) -> list[str]:
     """That durations of another machine, which is like this one, are joined or replaced."""
-    own = f"{settings.own_folder} names a folder of your own"
+    own = "--database-path names a folder of your own"
     if provenance.shipped:
         fate = "join them" if settings.mode in (UpdateMode.MISSING_ONLY, UpdateMode.UNREPLAYED) else "take their place"
         theirs = f"this database ships with OpAtlas, with durations of {provenance.shipped}"
@@ -154,6 +154,6 @@ def _same_again(settings: Settings, unlike: Sequence[Unlike]) -> str:
 def _remedy(settings: Settings, same_again: str) -> str:
     same = f"measure as they were measured ({same_again}), " if same_again else ""
     return (
-        f"Name a folder of your own with {settings.own_folder}, {same}compare without writing (--read-only), "
+        f"Name a folder of your own with --database-path, {same}compare without writing (--read-only), "
         f"or let them be mixed (--mixed)"
     )

@@ -117,7 +117,8 @@ ROWS = (
         type=names,
         metavar="TYPE[,TYPE...]",
         default=(),
-        help="run only these kernel types, named exactly (default: all; -k selects by part of a name)",
+        help="run only these kernel types, named exactly, or these collectives, such as all_reduce "
+        "(default: all; -k selects by part of a name)",
     ),
     declare(
         "--shard",
@@ -216,7 +217,7 @@ MEASURING = (
     ),
     declare(
         "--instrument",
-        Scope.RUNNING | Scope.KERNELS,
+        Scope.RUNNING,
         metavar="NAME",
         help=f"what takes the durations; {_INSTRUMENTS} (default: the best that the device offers)",
     ),

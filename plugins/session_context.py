@@ -178,7 +178,7 @@ class BenchSession:
 
     @property
     def database(self) -> Database:
-        return Database(self.settings.database, self.settings.file_names)
+        return Database(self.settings.database)
 
     @property
     def journal_header(self) -> Header:

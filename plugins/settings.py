@@ -82,13 +82,11 @@ class Settings:
         read_only: rows are measured and compared, and nothing is to be written.
         mixed: durations may be mixed with those of other devices, versions, cache states and instruments.
         origin: what durations are measured on; of profiles, as far as the user has said.
-        file_names: of CSVs that are not named for their kernel type, by that.
         of_operators: options that belong to some operators, by name, where the user has given them.
         messages: what a session that measures communication is to measure; None: it replays rows.
         named: whether the user named the database, which must be there then; others are made.
         versions: those that the user gave for the database's folder, by the name of the software.
         note: what the user should know of the choice of the database; "" mostly.
-        own_folder: the option that names another database.
     """
 
     database: Path
@@ -111,13 +109,11 @@ class Settings:
     read_only: bool = False
     mixed: bool = False
     origin: Origin = field(default_factory=Origin)
-    file_names: Mapping[str, str] = field(default_factory=dict)
     of_operators: Mapping[str, object] = field(default_factory=dict)
     messages: Wanted | None = None
     named: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
-    own_folder: str = "--database-path"
 
     @property
     def writes(self) -> bool:
@@ -162,13 +158,14 @@ def settings_of(config: pytest.Config) -> Settings:
     _expect_consistent(config, communicates)
     devices = devices_of(config)
     has_msprof = _expect_of_devices(config, devices)
-    place = _place_of(option, devices, communicates)
+    database, note = _place_of(option, devices, communicates)
+    messages = collectives.wanted_of(option, devices) if communicates else None
     return Settings(
-        database=absolute(place.database),
+        database=absolute(database),
         devices=tuple(devices),
         mode=UpdateMode(option.update_mode),
         prune=option.prune_empty_duration_rows,
-        ops=frozenset(option.ops),
+        ops=frozenset(messages.rows if messages is not None and option.ops else option.ops),
         shard=option.shard,
         # What crashed on a device costs nothing to look up, and nodes must run the same messages, whatever each of
         # them remembers.
@@ -177,7 +174,7 @@ def settings_of(config: pytest.Config) -> Settings:
         measure=_measure_settings(option, devices, communicates),
         case_timeout_s=option.case_timeout,
         wait_s=option.wait,
-        msprof_rows=option.msprof_rows if has_msprof and not (communicates and option.bench_mode == "event") else None,
+        msprof_rows=option.msprof_rows if has_msprof else None,
         in_process=option.in_process,
         collect_only=option.collectonly,
         status=frozenset(option.status),
@@ -188,13 +185,11 @@ def settings_of(config: pytest.Config) -> Settings:
         read_only=option.read_only,
         mixed=option.mixed,
         origin=_origin(option, devices, communicates),
-        file_names=place.file_names,
         of_operators=changed(option, expert_parallel.OPTIONS),
-        messages=collectives.wanted_of(option, devices) if communicates else None,
+        messages=messages,
         named=bool(option.database_path) and not communicates,
         versions=_given_versions(option),
-        note=place.note,
-        own_folder="--output-dir" if communicates else "--database-path",
+        note=note,
     )
 
 
@@ -210,7 +205,7 @@ def _expect_consistent(config: pytest.Config, communicates: bool) -> None:
             config,
             OPTIONS,
             Scope.KERNELS,
-            f"{collectives.MODULE} runs in groups of processes, and --bench-mode chooses the instrument",
+            f"{collectives.MODULE} runs in groups of processes",
         )
     else:
         refuse(config, OPTIONS, Scope.COLLECTIVES, f"only bench/{collectives.MODULE} measures collectives")
@@ -249,9 +244,8 @@ def _expect_tests(config: pytest.Config) -> None:
 
 def refuse_useless_versions(config: pytest.Config) -> None:
     """Raises pytest.UsageError where both a folder and versions say where the CSVs are."""
-    folders = ("--database-path", "--output-dir", "--output-csv")
-    if named := [each.name for each in OPTIONS if each.name in folders and getattr(config.option, each.dest, None)]:
-        refuse(config, OPTIONS, Scope.FINDS_DATABASE, f"{named[0]} names the folder, whatever the versions")
+    if config.option.database_path:
+        refuse(config, OPTIONS, Scope.FINDS_DATABASE, "--database-path names the folder, whatever the versions")
 
 
 def versions_of(option: argparse.Namespace) -> Versions:
@@ -315,26 +309,17 @@ def _expect_of_devices(config: pytest.Config, devices: Sequence[DeviceSpec]) -> 
     return MSPROF in instruments
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where the CSVs are; the fields are those of `Settings`."""
-
-    database: Path
-    file_names: Mapping[str, str] = field(default_factory=dict)
-    note: str = ""
-
-
-def _place_of(option: argparse.Namespace, devices: Sequence[DeviceSpec], communicates: bool) -> _Place:
-    """Raises OpAtlasError, pytest.UsageError."""
+def _place_of(option: argparse.Namespace, devices: Sequence[DeviceSpec], communicates: bool) -> tuple[Path, str]:
+    """Returns the folder of the CSVs, and the note of `Settings`. Raises OpAtlasError, pytest.UsageError."""
     if communicates:
-        return _Place(*collectives.output_of(option, lambda: _communication_database(option, devices)))
+        return collectives.database_of(option, lambda: _communication_database(option, devices)), ""
     if option.database_path:
-        return _Place(Path(option.database_path))
+        return Path(option.database_path), ""
     versions = versions_of(option)
     if option.prof_path is None and not option.collectonly:
         _expect_installed(versions)
     note = _of_this_machine(option, versions) if option.prof_path is not None else ""
-    return _Place(default_path(database_name(devices), versions), note=note)
+    return default_path(database_name(devices), versions), note
 
 
 def _of_this_machine(option: argparse.Namespace, versions: Versions) -> str:
@@ -410,7 +395,7 @@ def _measure_settings(option: argparse.Namespace, devices: Sequence[DeviceSpec],
         cache=option.cache or ("warm" if communicates else "cold"),
         time_limit_s=option.time_limit,
         threads=option.threads,
-        instrument=collectives.instrument_of(option, devices[0].kind) if communicates else option.instrument,
+        instrument=option.instrument,
         aic_metrics=option.aic_metrics,
         max_noise=option.max_noise,
     )

@@ -15,7 +15,6 @@ from opatlas.collectives.topology import Grid, NoGroup, guess
 from opatlas.engine.job import DeviceSpec
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
-from opatlas.instruments.instrument import EVENTS
 from opatlas.isolation.groups.options import NodeOptions
 from opatlas.isolation.groups.pool import devices_of_node, misplaced
 from opatlas.isolation.groups.spec import GroupSpec
@@ -37,9 +36,11 @@ from opatlas.options import (
     between,
     declare,
     items_of,
+    moved,
     one_of,
 )
 from opatlas.store.write_back import UpdateMode
+from opatlas.text import closest
 
 MODULE = "test_collectives.py"
 _NODES = NodeOptions("--")
@@ -65,13 +66,6 @@ def _several(read: Callable[[str], Any], metavar: str) -> Mapping[str, Any]:
 
 #: The options of the collectives alone.
 OPTIONS = (
-    declare(
-        "--comm-ops",
-        Scope.COLLECTIVES,
-        **_several(one_of(BY_NAME), "OP"),
-        default=list(BY_NAME),
-        help=f"the collectives to measure (default: {','.join(BY_NAME)})",
-    ),
     declare(
         "--grid-shape",
         Scope.COLLECTIVES,
@@ -108,37 +102,15 @@ OPTIONS = (
         help="sizes of the messages, rounded up to whole elements, as many for each device (default: powers of two "
         "from 1 KiB to 512 MiB, on a CPU to 16 MiB)",
     ),
-    declare(
-        "--bench-mode",
-        Scope.COLLECTIVES,
-        choices=("kernel", "event"),
-        default="kernel",
-        help="kernel: time of the device's own kernels, from its profiler; event: between two events of the device; "
-        "a CPU has its clock for both (default: %(default)s)",
-    ),
-    declare(
-        "--output-dir",
-        Scope.COLLECTIVES,
-        type=Path,
-        metavar="DIR",
-        help="folder of the hcom_*.csv files, made where it is not there "
-        "(default: that of the device and its library, under database/data)",
-    ),
-    declare(
-        "--output-csv",
-        Scope.COLLECTIVES,
-        type=Path,
-        metavar="FILE",
-        help="the file of a single collective, whatever --output-dir says (default: one in that folder)",
-    ),
     *_NODES.declared(Scope.COLLECTIVES),
-    declare(
-        "--comm-strict",
-        Scope.COLLECTIVES,
-        action="store_true",
-        help="refuse to run where a group needs more devices than there are, or the grid does not hold it "
-        "(default: its messages are skipped)",
-    ),
+)
+#: Options that have left, with their successors.
+MOVED = (
+    moved("--comm-ops", "--ops all_reduce,all_gather"),
+    moved("--comm-strict", "--strict"),
+    moved("--bench-mode", "--instrument: cuda-events or npu-events for 'event', none for 'kernel'"),
+    moved("--output-dir", "--database-path DIR"),
+    moved("--output-csv", "--database-path DIR, which holds a file for each collective"),
 )
 
 
@@ -158,11 +130,11 @@ class Wanted:
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Adds OPTIONS to the help."""
+    """Adds the options of collectives to pytest's."""
     group = parser.getgroup(
         "collectives", "Collectives: the messages and groups that bench/test_collectives.py measures"
     )
-    add_all(group, OPTIONS)
+    add_all(group, (*OPTIONS, *MOVED))
 
 
 def are_asked_for(config: pytest.Config) -> bool:
@@ -177,38 +149,38 @@ def are_asked_for(config: pytest.Config) -> bool:
     return any(named)
 
 
-def instrument_of(option: Any, kind: str) -> str | None:
-    """What takes the durations on devices of a kind; None: the best that they offer."""
-    return EVENTS.get(kind) if option.bench_mode == "event" else None
+def database_of(option: Any, default: Callable[[], Path]) -> Path:
+    """Returns the folder of the CSVs.
 
-
-def output_of(option: Any, default: Callable[[], Path]) -> tuple[Path, Mapping[str, str]]:
-    """Where the CSVs are, and what one of them is called where it has a name of its own.
-
-    Of several nodes the first one keeps the results there; the others, who hold the same, have a folder beside it,
-    since all may see one disk.
+    Node 0 writes there. Every other node, which has measured the same, writes into a folder `node{rank}` below it:
+    all nodes may see the same disk.
 
     Raises:
-        pytest.UsageError: options that contradict each other.
+        OpAtlasError: --database-path names no folder, or one below a folder that does not exist.
     """
-    names: Mapping[str, str] = {}
-    if option.database_path and (option.output_dir or option.output_csv):
-        given = "--output-dir" if option.output_dir else "--output-csv"
-        raise pytest.UsageError(f"{given} and --database-path both say where the CSVs are: leave one of them out")
-    if option.output_csv is not None:
-        if len(option.comm_ops) > 1:
-            raise pytest.UsageError(
-                f"--output-csv {option.output_csv} is the file of one collective, and {len(option.comm_ops)} are to "
-                f"be measured: choose with --comm-ops, or name a folder with --output-dir"
-            )
-        names = {BY_NAME[option.comm_ops[0]].kernel_type: option.output_csv.name}
-        folder = option.output_csv.parent
-    else:
-        folder = option.output_dir or (Path(option.database_path) if option.database_path else default())
-        if option.output_dir or option.database_path:
-            named = "--output-dir" if option.output_dir else "--database-path"
-            expect_folder(folder, "", option=named, may_be_made=True)
-    return (folder / f"node{option.node_rank}" if option.node_rank else folder), names
+    folder = Path(option.database_path) if option.database_path else default()
+    if option.database_path:
+        expect_folder(folder, "", option="--database-path", may_be_made=True)
+    return folder / f"node{option.node_rank}" if option.node_rank else folder
+
+
+def collectives_of(ops: Sequence[str]) -> Sequence[Collective]:
+    """Returns the collectives that --ops names, by torch's name or by kernel type; all of them where it names none.
+
+    Raises:
+        pytest.UsageError: a name is none of them.
+    """
+    known = {name: collective for each in BY_NAME.values() for name, collective in _names_of(each)}
+    if unknown := [name for name in ops if name not in known]:
+        raise pytest.UsageError(
+            f"--ops {','.join(unknown)}: no such collective{closest(unknown[0], known)}; give one or several of "
+            f"{', '.join(BY_NAME)}"
+        )
+    return list(dict.fromkeys(known[name] for name in ops)) or list(BY_NAME.values())
+
+
+def _names_of(collective: Collective) -> Sequence[tuple[str, Collective]]:
+    return [(collective.name, collective), (collective.kernel_type, collective)]
 
 
 def group_of(cells: Mapping[str, str], option: Any) -> GroupSpec:
@@ -222,11 +194,10 @@ def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
 
     Raises:
         pytest.UsageError: options that contradict each other, or a grid that holds none of the groups, or with
-            --comm-strict not all of them.
+            --strict not all of them.
     """
     _expect_nodes(option)
-    if named := [name for name in option.ops if name in BY_NAME]:
-        raise pytest.UsageError(f"--ops takes kernel types: write --comm-ops {','.join(named)}")
+    collectives = collectives_of(option.ops)
     per_node = len(devices_of_node(devices))
     guessed = guess(devices, per_node, option.nnodes)
     sizes = list(dict.fromkeys(option.num_devices or guessed.num_devices))
@@ -239,7 +210,7 @@ def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
     ]
     about += [f"environment: {' '.join(variables)}"] if variables else []
     options = argparse.Namespace(**{**vars(option), "grid_shape": list(grid.shape)})
-    rows: dict[str, list[Mapping[str, str]]] = {BY_NAME[name].kernel_type: [] for name in option.comm_ops}
+    rows: dict[str, list[Mapping[str, str]]] = {each.kernel_type: [] for each in collectives}
     no_group: list[str] = []
     for size in sizes:
         try:
@@ -250,18 +221,18 @@ def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
         tier = grid.tier_of(members)
         spec = group_of({NUM_DEVICES: str(size), TOPOLOGY_TIER: str(tier)}, options)
         reason = misplaced(spec, devices)
-        if reason and option.comm_strict:
-            raise pytest.UsageError(f"--comm-strict: --num-devices {size} {reason}")
-        for name in option.comm_ops:
+        if reason and option.strict:
+            raise pytest.UsageError(f"--strict: --num-devices {size} {reason}")
+        for collective in collectives:
             for dtype in dict.fromkeys(option.comm_dtype):
-                sent = _sent(BY_NAME[name], size, dtype, _bytes(option, devices))
-                about += [f"{name} of {size} {dtype}: {text}" for text in _rounded(sent)]
+                sent = _sent(collective, size, dtype, _bytes(option, devices))
+                about += [f"{collective.name} of {size} {dtype}: {text}" for text in _rounded(sent)]
                 # Those that two sizes are rounded up to are one message.
-                rows[BY_NAME[name].kernel_type] += [
+                rows[collective.kernel_type] += [
                     {MESSAGE_BYTES: str(count), NUM_DEVICES: str(size), DTYPE: DTYPES[dtype], TOPOLOGY_TIER: str(tier)}
                     for count in dict.fromkeys(sent.values())
                 ]
-    if no_group and (option.comm_strict or len(no_group) == len(sizes)):
+    if no_group and (option.strict or len(no_group) == len(sizes)):
         raise pytest.UsageError(f"{'; '.join(no_group)}; change it, --topology-tier or --grid-shape")
     return Wanted(rows, options, [*about, *(f"left out: {reason}" for reason in no_group)])
 
@@ -308,6 +279,6 @@ def communication_version(name: str, versions: Versions) -> str:
     version: str | None = getattr(versions, component.field)
     if version is None:
         raise OpAtlasError(
-            f"the version of {component.name} could not be detected: name the directory with --output-dir"
+            f"the version of {component.name} could not be detected: name the folder with --database-path"
         )
     return version

@@ -92,7 +92,7 @@ def _open_database(target: Database, path: Path, scratch: Path, opened: Opened, 
     if collectives and not database.kernel_types() and not journals:
         raise OpAtlasError(
             f"{path}: holds collectives only ({', '.join(file.name for file in collectives)}), which are not combined; "
-            f"measure them into one folder (--output-dir), or copy their files"
+            f"measure them into one folder (--database-path), or copy their files"
         )
     if not database.kernel_types() and not journals:
         raise OpAtlasError(

@@ -196,7 +196,8 @@ def expect_present_name(folder: Path) -> None:
     else:
         remedy = f"rename it (mv {former} {folder})"
     raise OpAtlasError(
-        f"{former} is a database under the former name of {folder.name}: {remedy}, or name a folder with --output-dir"
+        f"{former} is a database under the former name of {folder.name}: {remedy}, or name a folder "
+        f"with --database-path"
     )
 
 

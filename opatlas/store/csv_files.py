@@ -17,7 +17,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,10 +89,8 @@ class Table:
 class Database:
     """A directory of `{KernelType}.csv` files, with its journal, runs, reports and pruned rows."""
 
-    def __init__(self, path: Path | str, file_names: Mapping[str, str] | None = None) -> None:
-        """`file_names` are those of kernel types whose file has another name than they."""
+    def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._file_names = file_names or {}
 
     @property
     def journal_dir(self) -> Path:
@@ -138,7 +136,7 @@ class Database:
                 f"kernel type {kernel_type!r} cannot name a file of {self.path}: "
                 f"rename it in the capture, or leave it out"
             )
-        return self.path / self._file_names.get(kernel_type, f"{kernel_type}.csv")
+        return self.path / f"{kernel_type}.csv"
 
     def misspelt(self) -> list[str]:
         """Columns that may be misspelt, as sentences; a file that cannot be read is left to who reads its rows."""

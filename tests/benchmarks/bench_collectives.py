@@ -85,7 +85,7 @@ def main() -> int:
         return 0
     sizes = list(map(str, arguments.num_devices))
     session = [sys.executable, "-m", "pytest", "bench/test_collectives.py", "-p", "no:cacheprovider"]
-    where = [f"--output-dir={arguments.output_dir.absolute()}", "--num-devices", *sizes]
+    where = [f"--database-path={arguments.output_dir.absolute()}", "--num-devices", *sizes]
     done = subprocess.run([*session, *where, *others], cwd=ROOT, check=False)
     if done.returncode:
         return done.returncode

@@ -65,9 +65,9 @@ def test_all_reduce(row, replay):
 
 
 def test_messages_become_rows_and_are_not_measured_again(sessions: Sessions) -> None:
-    wanted = (str(MODULE), "--num-devices", "2", TOO_MANY, "--bytes-grid", "1000", "1001", "--comm-ops")
+    wanted = (str(MODULE), "--num-devices", "2", TOO_MANY, "--bytes-grid", "1000", "1001")
     junit = "--junitxml=report.xml"
-    first = sessions.run(*wanted, "all_gather", "all_to_all", "--comm-dtype=float32", junit, measure=QUICKLY)
+    first = sessions.run(*wanted, "--ops=all_gather,all_to_all", "--comm-dtype=float32", junit, measure=QUICKLY)
     # 1000 and 1001 bytes for 2 devices are 1000 and 1008, and 1004 where there are no parts.
     # For many both are one where there are parts.
     assert (first.code, first.ledger()) == (0, {"measured": 4, "skipped": 3}), first.output
@@ -98,7 +98,7 @@ def test_messages_become_rows_and_are_not_measured_again(sessions: Sessions) -> 
     (run,) = {row["Run ID"] for row in rows}
     manifest = json.loads((sessions.database / "runs" / f"{run}.json").read_text())
     assert manifest["options"]["communication"][0].startswith("grid 1 x ")
-    of_two = (str(MODULE), "--num-devices", "2", "--comm-ops", "all_gather", "--comm-dtype=float32")
+    of_two = (str(MODULE), "--num-devices", "2", "--ops=all_gather", "--comm-dtype=float32")
     missing = ("--update-mode=missing-only", "--bytes-grid", "1000", "1004")
     more = sessions.run(*of_two, *missing, "8", measure=QUICKLY)
     assert (more.code, more.ledger()) == (0, {"measured": 1}), more.output
@@ -111,7 +111,7 @@ def test_messages_become_rows_and_are_not_measured_again(sessions: Sessions) -> 
 
 
 def test_messages_that_were_only_skipped_leave_no_file_and_no_error(sessions: Sessions) -> None:
-    options = ("--num-devices", TOO_MANY, "--bytes-grid", "1024", "--comm-ops", "all_reduce", "all_gather")
+    options = ("--num-devices", TOO_MANY, "--bytes-grid", "1024", "--ops=all_reduce,all_gather")
     (sessions.database / "SHIPPED.txt").write_text("another machine\n")
     done = sessions.run(str(MODULE), *options, measure=())
     assert (done.code, done.ledger()) == (0, {"skipped": 2}), done.output
@@ -129,7 +129,7 @@ def test_messages_that_were_only_skipped_leave_no_file_and_no_error(sessions: Se
 def test_a_bad_rank_costs_its_message_and_no_other(sessions: Sessions) -> None:
     (sessions.folder / "test_collectives.py").write_text(BROKEN)
     sizes = ("1024", "2048", "4096", "8192", "16384")
-    options = ("--comm-ops", "all_reduce", "--num-devices", "2", "--bytes-grid", *sizes, "--case-timeout=40")
+    options = ("--ops=all_reduce", "--num-devices", "2", "--bytes-grid", *sizes, "--case-timeout=40")
     done = sessions.run("test_collectives.py", *options, measure=QUICKLY)
     assert (done.code, done.ledger()) == (1, {"measured": 2, "crashed": 1, "timeout": 1, "failed": 1}), done.output
     assert "rank 1 of 2 died: SIGKILL (signal 9)" in done
@@ -147,15 +147,7 @@ def test_two_nodes_measure_one_group(sessions: Sessions) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = (
-        "--nnodes=2",
-        f"--master-port={port}",
-        "--comm-ops",
-        "all_gather",
-        "reduce_scatter",
-        "--num-devices",
-        "2",
-    )
+    options = ("--nnodes=2", f"--master-port={port}", "--ops=all_gather,reduce_scatter", "--num-devices=2")
     nodes = [
         sessions.start("test_collectives.py", *options, f"--node-rank={node}", "--bytes-grid", "4096", measure=QUICKLY)
         for node in range(2)

@@ -17,7 +17,7 @@ from opatlas.devices.nvidia import islands_of
 from opatlas.engine.job import DeviceSpec
 from opatlas.isolation.groups.pool import misplaced
 from opatlas.isolation.groups.spec import GroupSpec
-from opatlas.model.communication import ALL_REDUCE, ALL_TO_ALL
+from opatlas.model.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME
 
 CPU = [DeviceSpec("cpu", name="AMD_EPYC")]
 GPUS = [DeviceSpec("cuda", index=index, name="NVIDIA_H200") for index in range(4)]
@@ -32,11 +32,11 @@ def _a_machine_of_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def parsed(*arguments: str, ops: tuple[str, ...] = ()) -> Namespace:
+def parsed(*arguments: str, ops: tuple[str, ...] = (), database: str | None = None) -> Namespace:
     parser = Parser(_ispytest=True)
     options.add_options(parser)
     found = parser.parse(list(arguments))
-    found.update_mode, found.database_path, found.ops = "all", None, ops
+    found.update_mode, found.database_path, found.ops, found.strict = "all", database, ops, False
     return found
 
 
@@ -60,7 +60,7 @@ def test_groups_that_cannot_have_the_tier_are_left_out_and_the_others_run() -> N
     assert len(left_out) == 2
     assert "--num-devices 4" in left_out[0]
     assert "--num-devices 16" in left_out[1]
-    option.comm_strict = True
+    option.strict = True
     with pytest.raises(pytest.UsageError, match="--num-devices 4"):
         options.wanted_of(option, NPUS)
 
@@ -114,10 +114,8 @@ def test_sizes_are_rounded_up_told_and_not_repeated() -> None:
 
 
 def test_several_values_have_commas_or_blanks_between_them() -> None:
-    commas = parsed("--num-devices", "2,4", "--comm-ops=all_reduce,all_gather", "--bytes-grid", "8,16", "32")
-    blanks = parsed(
-        "--num-devices", "2", "4", "--comm-ops", "all_reduce", "all_gather", "--bytes-grid", "8", "16", "32"
-    )
+    commas = parsed("--num-devices", "2,4", "--bytes-grid", "8,16", "32")
+    blanks = parsed("--num-devices", "2", "4", "--bytes-grid", "8", "16", "32")
     assert commas == blanks
     assert (commas.num_devices, commas.bytes_grid) == ([2, 4], [8, 16, 32])
     assert parsed("--grid-shape", "1,2,2", "--comm-dtype", "int8,float32").grid_shape == [1, 2, 2]
@@ -132,8 +130,9 @@ def test_a_group_that_is_too_large_is_a_case_unless_refused() -> None:
     spec = of_group(option, CPU, "16", "1")
     assert spec.misplaced(8) == "needs 16 devices, 8 are there"
     assert misplaced(spec, CPU) == "needs 16 ranks; 2 cores hold 8 (4 a core)"
-    with pytest.raises(pytest.UsageError, match="--comm-strict: --num-devices 16 needs 16 ranks; 2 cores hold 8"):
-        options.wanted_of(parsed("--num-devices", "2", "16", "--comm-strict"), CPU)
+    option.strict = True
+    with pytest.raises(pytest.UsageError, match="--strict: --num-devices 16 needs 16 ranks; 2 cores hold 8"):
+        options.wanted_of(option, CPU)
 
 
 def test_groups_of_several_nodes_take_as_many_devices_of_each() -> None:
@@ -162,31 +161,35 @@ def test_what_contradicts_itself_is_refused(arguments: list[str], words: str) ->
         options.wanted_of(parsed(*arguments), CPU)
 
 
-def test_collectives_are_no_kernel_types() -> None:
-    with pytest.raises(pytest.UsageError, match="--ops takes kernel types: write --comm-ops all_reduce,all_gather"):
-        options.wanted_of(parsed(ops=("all_reduce", "all_gather")), CPU)
+def test_ops_names_collectives_as_torch_or_as_hccl_does() -> None:
+    assert options.collectives_of(()) == list(BY_NAME.values())
+    assert options.collectives_of(("all_to_all", "hcom_allReduce_", "all_reduce")) == [ALL_TO_ALL, ALL_REDUCE]
+    assert list(options.wanted_of(parsed(ops=("all_reduce",)), CPU).rows) == [ALL_REDUCE.kernel_type]
+    with pytest.raises(pytest.UsageError, match=r"--ops allreduce: no such collective \(did you mean all_reduce"):
+        options.wanted_of(parsed(ops=("allreduce",)), CPU)
+    with pytest.raises(pytest.UsageError, match="--ops Add: no such collective"):
+        options.wanted_of(parsed(ops=("all_reduce", "Add")), CPU)
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (
-            ["--comm-ops", "all_gather,send"],
-            "'send': give one of all_reduce, all_gather, reduce_scatter, all_to",
-        ),
-        (["--comm-ops", "allreduce"], "'allreduce' (did you mean all_reduce"),
         (["--comm-dtype", "float8"], "'float8' (did you mean float"),
         (["--num-devices", ","], "',': give a whole number from 2 on"),
         (
             ["--num-devices", "2", "4", "bench/test_collectives.py"],
             "'bench/test_collectives.py': name files and folders before this option",
         ),
-        (["--comm-ops", "all_reduce", "test_collectives.py::test_all_reduce"], "name files and folders before this"),
+        (["--comm-dtype", "int8", "test_collectives.py::test_all_reduce"], "name files and folders before this"),
         (["--num-devices", "1"], "'1': give a whole number from 2 on"),
         (["--bytes-grid", "0"], "'0': give a whole number from 1 on"),
         (["--bytes-grid", "1k"], "'1k': give a whole number from 1 on"),
         (["--topology-tier", "3"], "--topology-tier: '3'"),
-        (["--bench-mode", "sync"], "invalid choice: 'sync'"),
+        (["--bench-mode", "event"], "--bench-mode: this option has left: use --instrument"),
+        (["--output-dir=DIR"], "--output-dir: this option has left: use --database-path DIR"),
+        (["--output-csv", "all_reduce.csv"], "use --database-path DIR"),
+        (["--comm-ops", "all_reduce", "all_gather"], "use --ops all_reduce,all_gather"),
+        (["--comm-strict"], "--comm-strict: this option has left: use --strict"),
     ],
 )
 def test_what_means_nothing_is_refused(arguments: list[str], words: str, capsys) -> None:
@@ -203,16 +206,13 @@ def test_variables_of_the_libraries_are_told(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_where_results_go(tmp_path: Path) -> None:
-    def output(*arguments: str) -> tuple[Path, object]:
-        return options.output_of(parsed(*arguments), lambda: Path("default"))
+    def database(*arguments: str, path: str | None = None) -> Path:
+        return options.database_of(parsed(*arguments, database=path), lambda: Path("default"))
 
-    assert output() == (Path("default"), {})
-    assert output("--output-dir", "here") == (Path("here"), {})
-    one = ("--comm-ops", "all_reduce", "--output-csv", "there/mine.csv")
-    assert output(*one, "--output-dir", "here") == (Path("there"), {ALL_REDUCE.kernel_type: "mine.csv"})
-    assert output("--output-dir", "here", "--node-rank", "1")[0] == Path("here/node1")
-    with pytest.raises(pytest.UsageError, match=r"--output-csv mine.csv is the file of one collective, and 5 are to"):
-        output("--output-csv", "mine.csv")
+    assert database() == Path("default")
+    assert database("--node-rank", "1") == Path("default/node1")
+    assert database(path=str(tmp_path)) == tmp_path
+    assert database("--node-rank", "1", path=str(tmp_path)) == tmp_path / "node1"
 
 
 def test_collectives_are_named_alone() -> None:

@@ -62,7 +62,7 @@ def module(sessions: Sessions) -> Path:
 
 
 def test_messages_of_a_group_share_one_profile_of_each_rank(npus: StandInNpus, sessions: Sessions) -> None:
-    done = run(npus, "--bytes-grid=128,4096", "--comm-ops=all_reduce,all_gather", "-s")
+    done = run(npus, "--bytes-grid=128,4096", "--ops=all_reduce,all_gather", "-s")
     assert (done.code, done.ledger()) == (0, {"measured": 4}), done.output
     # One for each rank, for all messages.
     assert done.output.count("Start profiling") == 2, done.output
@@ -76,7 +76,7 @@ def test_messages_of_a_group_share_one_profile_of_each_rank(npus: StandInNpus, s
 
 
 def test_a_collective_that_only_its_carrier_tells_of_says_so(npus: StandInNpus, sessions: Sessions) -> None:
-    done = run(npus, "--comm-ops=all_reduce", "--bytes-grid=1024", **{CARRIERS_ALONE: "1"})
+    done = run(npus, "--ops=all_reduce", "--bytes-grid=1024", **{CARRIERS_ALONE: "1"})
     assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
     (cells,) = sessions.read("hcom_allReduce_")
     assert float(cells["Duration(us)"]) == SLOWEST_US - 1
@@ -85,7 +85,7 @@ def test_a_collective_that_only_its_carrier_tells_of_says_so(npus: StandInNpus, 
 
 def test_a_rank_that_is_killed_costs_its_message(npus: StandInNpus, sessions: Sessions, module: Path) -> None:
     module.write_text(BROKEN)
-    done = run(npus, "--comm-ops=all_reduce", "--bytes-grid=1024,2048,4096")
+    done = run(npus, "--ops=all_reduce", "--bytes-grid=1024,2048,4096")
     assert (done.code, done.ledger()) == (1, {"measured": 2, "crashed": 1}), done.output
     assert durations(sessions) == {1024: SLOWEST_US, 4096: SLOWEST_US}
     assert not sessions.left_behind()
@@ -95,7 +95,7 @@ def test_a_rank_that_is_killed_costs_its_message(npus: StandInNpus, sessions: Se
 def test_messages_that_one_ranks_profile_lacks_are_tried_again(
     npus: StandInNpus, sessions: Sessions, fault: str
 ) -> None:
-    done = run(npus, "--comm-ops=all_reduce", "--bytes-grid=1024,4096", faults={"1/rank1": fault})
+    done = run(npus, "--ops=all_reduce", "--bytes-grid=1024,4096", faults={"1/rank1": fault})
     assert (done.code, done.ledger()) == (0, {"measured": 2}), done.output
     assert durations(sessions) == {1024: SLOWEST_US, 4096: SLOWEST_US}
 
@@ -105,7 +105,7 @@ def test_a_rank_that_crashes_at_its_end_costs_no_profile(npus: StandInNpus, sess
     first, second = BROKEN.split("    replay(call")
     module.write_text(f"{first}    if row.rank == 0:\n{ends}    replay(call{second}")
     # The other rank's msprof still has to write what it recorded.
-    options = ("--comm-ops=all_reduce", "--bytes-grid=1024,4096", "-s")
+    options = ("--ops=all_reduce", "--bytes-grid=1024,4096", "-s")
     done = run(npus, *options, faults={"1/rank1": "slow"})
     assert (done.code, done.ledger()) == (0, {"measured": 2}), done.output
     assert durations(sessions) == {1024: SLOWEST_US, 4096: SLOWEST_US}
@@ -115,7 +115,7 @@ def test_a_rank_that_crashes_at_its_end_costs_no_profile(npus: StandInNpus, sess
 
 def test_messages_that_no_profile_holds_fail_with_the_reason(npus: StandInNpus, sessions: Sessions) -> None:
     faults = {f"{session}/rank1": "no-summary" for session in range(1, 9)}
-    done = run(npus, "--comm-ops=all_reduce", "--bytes-grid=1024,4096", faults=faults)
+    done = run(npus, "--ops=all_reduce", "--bytes-grid=1024,4096", faults=faults)
     assert (done.code, done.ledger()) == (1, {"failed": 2}), done.output
     assert "rank 1 of this node" in done
     assert (sessions.database / "profiles").is_dir()
@@ -125,7 +125,7 @@ def test_what_a_killed_session_had_profiled_is_read_by_the_next_one(
     npus: StandInNpus, sessions: Sessions, module: Path
 ) -> None:
     module.write_text(BROKEN)
-    options = ("--comm-ops=all_reduce", "--bytes-grid=1024,4096,8192", "--num-devices=2")
+    options = ("--ops=all_reduce", "--bytes-grid=1024,4096,8192", "--num-devices=2")
     running = npus.start(NAME, *options, npus=2)
     (sessions.folder / "pytest-pid").write_text(str(running.process.pid))
     assert running.process.wait(300) == -signal.SIGKILL
@@ -134,14 +134,14 @@ def test_what_a_killed_session_had_profiled_is_read_by_the_next_one(
     # What is read from the profile has an origin, though no record was made yet.
     (manifest,) = sessions.database.glob("runs/*.json")
     assert json.loads(manifest.read_text())["device"]["facts"]["ranks"] == 2
-    again = run(npus, "--comm-ops=all_reduce", "--bytes-grid=1024,16384", "--update-mode=missing-only")
+    again = run(npus, "--ops=all_reduce", "--bytes-grid=1024,16384", "--update-mode=missing-only")
     assert (again.code, again.ledger()) == (0, {"measured": 1}), again.output
     assert durations(sessions) == {1024: SLOWEST_US, 4096: SLOWEST_US, 16384: SLOWEST_US}
 
 
 def test_a_group_without_msprof_takes_events_and_says_so(npus: StandInNpus, sessions: Sessions) -> None:
     # The stand-in NPU has no events: its refusal tells which instrument it was to measure with.
-    done = run(npus, "--comm-ops=all_reduce", "--bytes-grid=1024", PATH="/usr/bin:/bin")
+    done = run(npus, "--ops=all_reduce", "--bytes-grid=1024", PATH="/usr/bin:/bin")
     assert "npu-events" in done, done.output
 
 
