@@ -20,10 +20,10 @@ import pytest
 from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
 
-from opatlas.checks.against import compared_rows
-from opatlas.checks.catalog import CHECKS
+from opatlas.checks import CHECKS
 from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, Finding
-from opatlas.checks.known import ANY, KNOWN_FINDINGS, KnownFinding, read_known, sort_out
+from opatlas.checks.known_findings import ANY, KNOWN_FINDINGS, KnownFinding, read_known, sort_out
+from opatlas.checks.run_checks import compared_rows
 from opatlas.cli.commands import USAGE
 from opatlas.engine.replayed_types import replays_of_bench
 from opatlas.errors import OpAtlasError

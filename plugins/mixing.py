@@ -6,20 +6,11 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from opatlas.capture.profile_samples import CACHE_UNKNOWN
+from opatlas.combine.provenance import CACHE, INSTRUMENT, MixedDatabase, Origin, Provenance, Stored, Taking, Unlike
 from opatlas.devices.cgroups import available_cores
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import OFFERED, choose, choose_for_group
 from opatlas.model.location import UNNAMED_NPU
-from opatlas.store.provenance import (
-    CACHE,
-    INSTRUMENT,
-    MixedDatabase,
-    Origin,
-    Provenance,
-    Stored,
-    Taking,
-    Unlike,
-)
 from opatlas.store.write_back import UpdateMode
 from opatlas.text import counted, printable
 

@@ -14,7 +14,7 @@ from _pytest.junitxml import xml_key
 from opatlas.errors import OpAtlasError
 from opatlas.model.record import Record
 from opatlas.model.signature import case_id_in
-from opatlas.report.figures import microseconds_text
+from opatlas.report.row_summary import microseconds_text
 from opatlas.text import counted, real
 
 from .collector import about_row, outcome_of_report, row_of

@@ -10,6 +10,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from opatlas.combine.provenance import Staleness, Stored
 from opatlas.model.schema import (
     CACHE_STATE,
     CRASHES_IN_A_ROW,
@@ -20,9 +21,8 @@ from opatlas.model.schema import (
     Status,
 )
 from opatlas.model.signature import signature
-from opatlas.store.edited_rows import EditedRows
+from opatlas.store.history import EditedRows
 from opatlas.store.op_mapping import Provided
-from opatlas.store.provenance import Staleness, Stored
 from opatlas.store.write_back import Recovered
 from opatlas.text import whole
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from opatlas.capture.cases import captured_time_us
+from opatlas.combine.provenance import StaleRuns
 from opatlas.errors import OpAtlasError, described
 from opatlas.instruments.msprof.pending import journal_left_behind
 from opatlas.model.quality import valid_duration
@@ -27,12 +28,12 @@ from opatlas.model.schema import (
     STATUS_REASON,
 )
 from opatlas.model.signature import case_id_of, digest, signature, signatures
-from opatlas.store.csv_files import Database, Table, release_memory
-from opatlas.store.edited_rows import clear_edited, without_measurement
+from opatlas.store.cells import duration_columns
+from opatlas.store.csv_files import release_memory
+from opatlas.store.database import Database, Table
 from opatlas.store.header import misspelt
-from opatlas.store.merge_rule import duration_columns
+from opatlas.store.history import clear_edited, without_measurement
 from opatlas.store.op_mapping import provide_mapping
-from opatlas.store.provenance import StaleRuns
 from opatlas.store.write_back import Recovered, has_duration, recover
 from opatlas.text import closest, printable
 

@@ -14,7 +14,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.model.record import Record
 from opatlas.model.schema import Status
 from opatlas.model.signature import case_id_in, case_id_of
-from opatlas.report.figures import Figures
+from opatlas.report.row_summary import RowSummary, quality_lines
 from opatlas.report.session_files import (
     Cause,
     Gap,
@@ -23,7 +23,6 @@ from opatlas.report.session_files import (
     replay_report,
     write_gap_csv,
 )
-from opatlas.report.tables import quality_lines
 from opatlas.store.csv_files import write_text
 from opatlas.text import shortened
 
@@ -47,7 +46,7 @@ class ReportTally:
     """
 
     def __init__(self) -> None:
-        self.figures: dict[str, Figures] = {}
+        self.figures: dict[str, RowSummary] = {}
         #: By node id: what pytest counted the last report of a row under, and why the row was not measured.
         self._outcome_of: dict[str, str] = {}
         self._error_of: dict[str, tuple[str, str]] = {}
@@ -69,7 +68,7 @@ class ReportTally:
         self.figures.pop(case_id, None)
         self._assumed.pop(case_id, None)
         if "figures" in about:
-            self.figures[case_id] = Figures.from_json(about["figures"])
+            self.figures[case_id] = RowSummary.from_json(about["figures"])
         record = about["record"]
         if assumptions := (record.get("measurement") or {}).get("assumptions"):
             self._assumed[case_id] = record["kernel_type"], assumptions

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from opatlas.model.signature import case_id_in
-from opatlas.report.figures import Figures, microseconds_text, shapes_of
+from opatlas.report.row_summary import RowSummary, microseconds_text, shapes_of
 from opatlas.text import columns, counted, shortened, shown
 
 from .collector import about_row
@@ -75,7 +75,7 @@ class RowLines:
         if about is None or not self._telling:
             return status
         if self._with_ids:
-            numbers = Figures.from_json(about["figures"]).text() if "figures" in about else ""
+            numbers = RowSummary.from_json(about["figures"]).text() if "figures" in about else ""
             return (
                 (status[0], status[1], f"{status[2]} {numbers}") if numbers and isinstance(status[2], str) else status
             )
@@ -97,12 +97,14 @@ class RowLines:
         row = self._row(report.nodeid)
         if about is None or row is None or self._word is None or not self._word[2]:
             return result
-        figures = Figures.from_json(numbers) if numbers else None
+        figures = RowSummary.from_json(numbers) if numbers else None
         reason = f"{record['status']}: {record['reason']}" if record else str(getattr(report, "wasxfail", ""))
         self._tell(row, report, self._word[2], figures, reason)
         return result
 
-    def _tell(self, row: CaseRow, report: pytest.TestReport, word: Any, figures: Figures | None, reason: str) -> None:
+    def _tell(
+        self, row: CaseRow, report: pytest.TestReport, word: Any, figures: RowSummary | None, reason: str
+    ) -> None:
         terminal = self._terminal
         word, markup = word if isinstance(word, tuple) else (word, _markup(report))
         worker = f"[{report.node.gateway.id}] " if self._session.is_controller and hasattr(report, "node") else ""

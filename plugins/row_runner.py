@@ -20,8 +20,8 @@ from opatlas.isolation.executor import BatchExecutor
 from opatlas.model.record import Record
 from opatlas.model.roofline import peak_of
 from opatlas.model.schema import Status
-from opatlas.report.figures import figures_of
-from opatlas.store.merge_rule import helpers_cell, stored_us
+from opatlas.report.row_summary import summarize_row
+from opatlas.store.cells import helpers_cell, stored_us
 from opatlas.text import in_a_line, without_middle
 
 from .collector import REPORT_ATTRIBUTE, needs_group, row_of
@@ -206,7 +206,7 @@ class Supervisor:
                 device = self._session.executor().describe() if call.when == "call" else None
                 if device is not None and record.measurement is not None:
                     peak = peak_of(device.name)
-                    about["figures"] = figures_of(record, peak, row.captured_us).to_json()
+                    about["figures"] = summarize_row(record, peak, row.captured_us).to_json()
                 about["not_saved"] = self._journaling.keep(about["record"], device)
                 if device is not None and device != self._device_told:
                     self._device_told = device

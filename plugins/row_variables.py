@@ -28,8 +28,8 @@ from opatlas.model.schema import (
 )
 from opatlas.model.siblings import plain_type
 from opatlas.model.slots import Slot, parse_slots
+from opatlas.store.cells import duration_columns
 from opatlas.store.manifest import time_in
-from opatlas.store.merge_rule import duration_columns
 from opatlas.text import real
 
 _DAY_S = 86400.0

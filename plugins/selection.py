@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import pytest
 from _pytest.mark.expression import Expression
 
+from opatlas.combine.provenance import Staleness
 from opatlas.model.schema import Status
-from opatlas.store.provenance import Staleness
 from opatlas.store.write_back import UpdateMode
 from opatlas.text import closest
 

@@ -28,6 +28,7 @@ from opatlas.capture.profile_samples import (
     SamplesOfRows,
     read_profile,
 )
+from opatlas.combine.provenance import Present, Provenance, StaleRuns
 from opatlas.devices.device_lock import DeviceWaits, announce_session
 from opatlas.devices.discovery import driver_version
 from opatlas.engine.job import DeviceSpec, MeasureSettings
@@ -45,11 +46,10 @@ from opatlas.isolation.groups.pool import GroupPool, OneAtATime
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.isolation.process_end import die_with_parent, parent_of
-from opatlas.store.csv_files import Database, write_text
-from opatlas.store.edited_rows import find_edited
+from opatlas.store.csv_files import write_text
+from opatlas.store.database import Database, SessionLock
+from opatlas.store.history import find_edited
 from opatlas.store.journal import Header
-from opatlas.store.lock import SessionLock
-from opatlas.store.provenance import Present, Provenance, StaleRuns
 from opatlas.store.write_back import UpdateMode
 from opatlas.text import shown
 

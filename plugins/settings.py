@@ -13,6 +13,7 @@ import pytest
 
 from opatlas.collectives import options as collectives
 from opatlas.collectives.options import Wanted
+from opatlas.combine.provenance import Origin
 from opatlas.devices.cgroups import available_cores
 from opatlas.devices.discovery import database_name, devices_at_hand, npus_present
 from opatlas.engine.job import DeviceSpec, MeasureSettings
@@ -41,7 +42,6 @@ from opatlas.model.versions import (
     same_release,
 )
 from opatlas.options import Scope, at_least, changed
-from opatlas.store.provenance import Origin
 from opatlas.store.write_back import UpdateMode
 
 from .options import (

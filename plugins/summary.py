@@ -12,7 +12,7 @@ import pytest
 from opatlas.capture.cases import without_replay_lines
 from opatlas.model.schema import Status
 from opatlas.progress import speed
-from opatlas.report.tables import terminal_tables
+from opatlas.report.row_summary import terminal_tables
 from opatlas.store.journal import count_of_run
 from opatlas.text import (
     columns,

@@ -18,7 +18,8 @@ from opatlas.files import absolute, expect_folder
 from opatlas.isolation.executor import SESSION
 from opatlas.model.location import default_path, expect_npu, kind_of
 from opatlas.options import Scope, add_all, at_least, declare, names, positive
-from opatlas.store.csv_files import Database, write_text
+from opatlas.store.csv_files import write_text
+from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest, manifests_of
 from opatlas.store.op_mapping import Provided, provide_mapping
 from opatlas.text import counted, shown, whole

@@ -14,9 +14,9 @@ from opatlas.model.location import NPU_DEVICES
 from opatlas.model.record import Measurement, Record
 from opatlas.model.schema import Status
 from opatlas.store import journal
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest
-from opatlas.store.merge_rule import PRUNED_REASON
+from opatlas.store.pruned import PRUNED_REASON
 from opatlas.store.write_back import UpdateMode
 
 PAGE = (ROOT / "docs" / "csv-contract.md").read_text(encoding="utf-8")

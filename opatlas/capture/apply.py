@@ -42,8 +42,8 @@ from opatlas.model.schema import (
     profiling_counter,
 )
 from opatlas.model.signature import signatures
-from opatlas.store.csv_files import Database, Table
-from opatlas.store.table_edit import TableEdit, positions_by
+from opatlas.store.cells import TableEdit, positions_by
+from opatlas.store.database import Database, Table
 from opatlas.text import add_counts, counted
 
 #: Between the run ids of a cell.

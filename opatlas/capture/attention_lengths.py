@@ -42,9 +42,9 @@ from opatlas.model.schema import (
     of_microbench,
 )
 from opatlas.model.signature import signatures
-from opatlas.store.csv_files import Database, Table
-from opatlas.store.merge_rule import PRUNED_REASON, append_pruned
-from opatlas.store.table_edit import TableEdit, positions_by
+from opatlas.store.cells import TableEdit, positions_by
+from opatlas.store.database import Database, Table
+from opatlas.store.pruned import PRUNED_REASON, append_pruned
 from opatlas.text import add_counts, real
 
 _PRUNED = "measured with assumed lengths, before fill-runtime gave the row those of a call"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from opatlas.capture.attention_lengths import Outcome
 from opatlas.capture.attention_records import JoinKey, Nearest, Records
-from opatlas.store.csv_files import Database, write_rows
+from opatlas.store.csv_files import write_rows
+from opatlas.store.database import Database
 from opatlas.text import count_lines, counted, folded
 
 SHOWN = 5

@@ -64,7 +64,8 @@ from opatlas.capture.pool import (
 )
 from opatlas.errors import OpAtlasError
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
-from opatlas.store.csv_files import Database, write_rows
+from opatlas.store.csv_files import write_rows
+from opatlas.store.database import Database
 from opatlas.store.op_mapping import Provided, provide_mapping
 from opatlas.text import counted, printable
 

@@ -23,7 +23,8 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import open_own, read_own
 from opatlas.model.location import public_version
 from opatlas.model.signature import signature
-from opatlas.store.csv_files import Database, write_atomically, write_text
+from opatlas.store.csv_files import write_atomically, write_text
+from opatlas.store.database import Database
 from opatlas.store.manifest import (
     INGEST_PREFIX,
     LARGEST_BYTES,

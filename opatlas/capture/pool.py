@@ -23,7 +23,7 @@ from opatlas.capture.manifest import (
     samples_path,
 )
 from opatlas.model.quality import Summary, summarize
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.store.manifest import INGEST_PREFIX
 
 #: Kernel type and signature.

@@ -16,7 +16,7 @@ from opatlas.capture.ingest import Ingested
 from opatlas.capture.manifest import manifest_path
 from opatlas.errors import OpAtlasError
 from opatlas.model.schema import PROFILING_POPULATIONS, RUNTIME_PREFIX
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.text import (
     count_lines,
     counted,

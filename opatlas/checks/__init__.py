@@ -1,1 +1,28 @@
-"""Data tests of a database: each check is a file, and says which rows it concerns and why (docs/check.md)."""
+"""Data tests of a database. Each check finds rows, or runs, that a user should look at (docs/check.md)."""
+
+from __future__ import annotations
+
+from opatlas.checks.check import Check
+from opatlas.checks.duration_checks import BELOW_ROOFLINE, CAPTURES, MONOTONE, NOISY, SPIKES
+from opatlas.checks.op_mapping_checks import OP_MAPPING, OP_MAPPING_ROWS
+from opatlas.checks.row_checks import DUPLICATES, IMPOSSIBLE, ORIGINS, STATUSES, UNREADABLE
+from opatlas.checks.run_checks import AGAINST, MIXED, STALE_CODE
+
+#: All checks, in the order in which they run.
+CHECKS: tuple[Check, ...] = (
+    UNREADABLE,
+    IMPOSSIBLE,
+    DUPLICATES,
+    STATUSES,
+    ORIGINS,
+    MIXED,
+    STALE_CODE,
+    BELOW_ROOFLINE,
+    MONOTONE,
+    SPIKES,
+    NOISY,
+    CAPTURES,
+    OP_MAPPING,
+    OP_MAPPING_ROWS,
+    AGAINST,
+)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from opatlas.capture.pool import PooledCases, ingests_of, pool
+from opatlas.combine.provenance import Origin, folder_origin, origins_of
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.model.communication import is_communication
 from opatlas.model.quality import NOISE_LIMIT
@@ -35,10 +36,10 @@ from opatlas.model.schema import (
 from opatlas.model.signature import signatures
 from opatlas.model.slots import unwrapped
 from opatlas.report.plots.timed_rows import device_of
-from opatlas.store.csv_files import Database, read_frame
+from opatlas.store.cells import duration_columns
+from opatlas.store.csv_files import read_frame
+from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, manifests_of
-from opatlas.store.merge_rule import duration_columns
-from opatlas.store.provenance import Origin, folder_origin, origins_of
 
 
 @dataclass(frozen=True)

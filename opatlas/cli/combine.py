@@ -17,10 +17,8 @@ from opatlas.combine.summary import summary, write_conflicts
 from opatlas.errors import OpAtlasError, UsageError, looking_at_usage
 from opatlas.files import TemporaryFolder
 from opatlas.progress import Progress
-from opatlas.store.csv_files import Database
-from opatlas.store.edited_rows import clear_edited
-from opatlas.store.lock import SessionLock
-from opatlas.store.trial import copied
+from opatlas.store.database import Database, SessionLock, copied
+from opatlas.store.history import clear_edited
 from opatlas.store.write_back import recover
 from opatlas.text import print_problems, show
 

@@ -18,8 +18,7 @@ from opatlas.errors import OpAtlasError, looking_at_usage
 from opatlas.files import expect_folder, size_mb
 from opatlas.options import at_least
 from opatlas.progress import Progress
-from opatlas.store.csv_files import Database
-from opatlas.store.lock import SessionLock
+from opatlas.store.database import Database, SessionLock
 from opatlas.store.write_back import recover
 from opatlas.text import print_problems, show
 

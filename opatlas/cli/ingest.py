@@ -15,7 +15,7 @@ from opatlas.files import expect_folder
 from opatlas.model import location as layout
 from opatlas.model import versions
 from opatlas.options import version
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.text import print_problems, printable, show
 
 #: What the namespace has besides the options.

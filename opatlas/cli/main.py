@@ -84,7 +84,7 @@ COMMANDS = {
     "unprune": Command("bring pruned rows back into the CSVs", "opatlas.store.pruned"),
     "plot": Command("plot what a database holds, as PNGs for a report", "opatlas.cli.plot"),
     "plot-comm": Command("plot the bus bandwidth of collectives", "opatlas.report.plots.communication"),
-    "plot-products": Command("plot matrix products of chosen weights", "opatlas.report.plots.products"),
+    "plot-products": Command("plot matrix products of chosen weights", "opatlas.report.plots.durations"),
     "kernels": Command("list the kernel types that are replayed", "opatlas.cli.kernels"),
     "doctor": Command("look at what this machine offers, stage by stage", "opatlas.cli.doctor"),
     "validate-comm": Command("compare collectives with an analytic model", "opatlas.collectives.validate"),

@@ -18,16 +18,12 @@ from opatlas.model.schema import STAND_IN
 from opatlas.model.slots import known_dtype
 from opatlas.options import positive
 from opatlas.progress import Progress
-from opatlas.report.plots import (
-    bandwidth,
-    communication,
-    comparison,
-    durations,
-    roofline,
-)
+from opatlas.report.plots.communication import COMMUNICATION, communication_plots
+from opatlas.report.plots.durations import COMPARISON, DURATIONS, comparison_plots, durations_plots
 from opatlas.report.plots.figure import FORMATS, Plot, save
+from opatlas.report.plots.roofline import BANDWIDTH, ROOFLINE, bandwidth_plots, roofline_plots
 from opatlas.report.plots.timed_rows import TimedRow, on_device, read_timed_rows
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.text import counted, print_problems, show
 
 _WAYS_SHOWN = 3
@@ -82,16 +78,16 @@ def run(arguments: argparse.Namespace) -> int:
     own_kernels = [row for row in of_one if not row.stands_in]
     both = [row for row in timed.rows if row.microbench_us is not None and row.profiling_us is not None]
     made: dict[str, list[Plot]] = {}
-    for title, module, rows in (
-        ("Kernel durations", durations, rows_of_device),
-        ("Roofline", roofline, own_kernels),
-        ("Memory bandwidth", bandwidth, own_kernels),
+    for title, kind, draw, rows in (
+        ("Kernel durations", DURATIONS, durations_plots, rows_of_device),
+        ("Roofline", ROOFLINE, roofline_plots, own_kernels),
+        ("Memory bandwidth", BANDWIDTH, bandwidth_plots, own_kernels),
     ):
-        made[module.NAME] = module.plots(rows, _title(title, device, rows), peak)
-    made[comparison.NAME] = comparison.plots(both, _title_of_both(both, timed.captured_on), peak)
+        made[kind.name] = draw(rows, _title(title, device, rows), peak)
+    made[COMPARISON.name] = comparison_plots(both, _title_of_both(both, timed.captured_on), peak)
     if not kernel_types:
         try:
-            made[communication.NAME] = communication.plots([arguments.database], COLLECTIVES)
+            made[COMMUNICATION.name] = communication_plots([arguments.database], COLLECTIVES)
         except OpAtlasError as error:
             problems.append(str(error))
     plots = [plot for found in made.values() for plot in found]
@@ -101,9 +97,9 @@ def run(arguments: argparse.Namespace) -> int:
             progress.advance()
     show(_summary(arguments, made, device, peak))
     if others:
-        show(f"replays on {', '.join(others)} are only in {comparison.NAME} (--device plots another device)")
+        show(f"replays on {', '.join(others)} are only in {COMPARISON.name} (--device plots another device)")
     if stand_ins := len(of_one) - len(own_kernels):
-        show(f"{counted(stand_ins, 'stand-in')} (column {STAND_IN}) left out of {roofline.NAME} and {bandwidth.NAME}")
+        show(f"{counted(stand_ins, 'stand-in')} (column {STAND_IN}) left out of {ROOFLINE.name} and {BANDWIDTH.name}")
     print_problems(problems)
     print_problems(Database(arguments.database).misspelt(), word="warning")
     return 1 if problems or not any(made.values()) else 0
@@ -147,12 +143,12 @@ def _summary(arguments: argparse.Namespace, made: Mapping[str, list[Plot]], devi
         width = max(map(len, files))
         lines += [f"plots of {device or 'an unknown device'}, in {arguments.output}:"]
         lines += [f"  {file:{width}}  {plot.holds}" for file, plot in zip(files, plots, strict=True)]
-    needs = {module.NAME: module.NEEDS for module in (durations, roofline, bandwidth, comparison, communication)}
+    needs = {kind.name: kind.needs for kind in (DURATIONS, ROOFLINE, BANDWIDTH, COMPARISON, COMMUNICATION)}
     without = [name for name, found in made.items() if not found]
     if without:
         lines += ["", "not made, for want of:"] if plots else ["no plot was made, for want of:"]
         lines += [f"  {name}: {needs[name]}" for name in without]
-    if (made[roofline.NAME] or made[bandwidth.NAME]) and not peak.bandwidth_gbps:
+    if (made[ROOFLINE.name] or made[BANDWIDTH.name]) and not peak.bandwidth_gbps:
         lines += ["", "The peak of the device is not known: no roofs (--peak-gbps, --peak-tops)."]
     return "\n".join(lines)
 

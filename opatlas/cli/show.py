@@ -19,6 +19,7 @@ import numpy as np
 
 from opatlas.capture.manifest import read_manifest
 from opatlas.checks.check import CheckedTable
+from opatlas.combine.provenance import origins_of
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.model.communication import COLLECTIVES
@@ -32,9 +33,9 @@ from opatlas.model.schema import (
     Status,
 )
 from opatlas.store import journal
-from opatlas.store.csv_files import Database, read_frame, write_text
+from opatlas.store.csv_files import read_frame, write_text
+from opatlas.store.database import Database
 from opatlas.store.manifest import INGEST_PREFIX, Manifest, manifests_of
-from opatlas.store.provenance import origins_of
 from opatlas.text import counted, print_problems, show
 
 _COLUMNS = 80

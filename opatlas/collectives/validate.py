@@ -37,8 +37,8 @@ from opatlas.options import (
     items_of,
     real,
 )
-from opatlas.store.csv_files import Database
-from opatlas.store.merge_rule import duration_columns
+from opatlas.store.cells import duration_columns
+from opatlas.store.database import Database
 from opatlas.text import show, whole
 
 #: Of a link's stated bandwidth, what a collective reaches.

@@ -32,16 +32,9 @@ from opatlas.model.schema import AVERAGE, INPUT_DTYPES, OUTPUT_DTYPES, PROFILING
 from opatlas.model.signature import signatures
 from opatlas.model.slots import unknown_dtypes
 from opatlas.store import history
-from opatlas.store.csv_files import (
-    Database,
-    Table,
-    read_frame,
-    write_bytes,
-    write_frame,
-    write_text,
-)
-from opatlas.store.edited_rows import EditedLookup, without_measurement
-from opatlas.store.history import Histories
+from opatlas.store.csv_files import read_frame, write_bytes, write_frame, write_text
+from opatlas.store.database import Database, Table
+from opatlas.store.history import EditedLookup, Histories, without_measurement
 from opatlas.store.journal import Contents
 from opatlas.store.manifest import LARGEST_BYTES, Manifest, RunOrder
 from opatlas.store.op_mapping import Provided, provide_mapping

@@ -29,10 +29,10 @@ from opatlas.model.schema import (
 )
 from opatlas.model.signature import signatures
 from opatlas.store import history
-from opatlas.store.csv_files import Database, Table, read_frame
+from opatlas.store.cells import TableEdit, microseconds
+from opatlas.store.csv_files import read_frame
+from opatlas.store.database import Database, Table
 from opatlas.store.manifest import Manifest, manifests_of
-from opatlas.store.merge_rule import microseconds
-from opatlas.store.table_edit import TableEdit
 
 
 @dataclass(frozen=True)

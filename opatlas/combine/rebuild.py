@@ -22,14 +22,14 @@ from opatlas.model.record import Record, RowName
 from opatlas.model.schema import RUN_ID
 from opatlas.model.signature import signatures
 from opatlas.store import history
-from opatlas.store.csv_files import Database, Table, read_frame
-from opatlas.store.edited_rows import without_measurement
-from opatlas.store.history import Histories, keep_replaced
-from opatlas.store.lock import SessionLock
+from opatlas.store.cells import duration_columns
+from opatlas.store.csv_files import read_frame
+from opatlas.store.database import Database, SessionLock, Table, copied
+from opatlas.store.history import Histories, keep_replaced, without_measurement
 from opatlas.store.manifest import RunOrder, manifests_of
-from opatlas.store.merge_rule import RecordsOfType, TableMerge, by_type, duration_columns, pruned_path
-from opatlas.store.trial import copied
-from opatlas.store.write_back import UpdateMode, recover, table_of
+from opatlas.store.merge_rule import RecordsOfType, TableMerge, by_type
+from opatlas.store.pruned import pruned_path
+from opatlas.store.write_back import UpdateMode, recover
 from opatlas.text import counted, print_problems, show
 
 
@@ -152,7 +152,7 @@ class _Table:
 def _opened(database: Database, histories: Histories, kernel_type: str, rebuilt: Rebuilt) -> _Table | None:
     """A table, without rows where the database has none; None for one that cannot be read, which is a problem."""
     try:
-        return _Table(table_of(database, kernel_type), histories, _taken_out(database, kernel_type))
+        return _Table(database.read_or_empty(kernel_type), histories, _taken_out(database, kernel_type))
     except OpAtlasError as error:
         rebuilt.problems.append(f"{error} (so it was not rebuilt)")
         return None

@@ -9,15 +9,15 @@ from pathlib import Path
 import pandas as pd
 
 from opatlas.combine.apply import Source
+from opatlas.combine.provenance import origins_of
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.model.record import Record
 from opatlas.model.schema import BASE
 from opatlas.store import journal
-from opatlas.store.csv_files import Database, Table
+from opatlas.store.cells import TableEdit
+from opatlas.store.database import Database, Table
 from opatlas.store.manifest import Manifest, run_manifests
-from opatlas.store.provenance import origins_of
-from opatlas.store.table_edit import TableEdit
 from opatlas.store.write_back import UpdateMode, merge
 from opatlas.text import counted
 

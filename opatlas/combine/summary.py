@@ -12,7 +12,8 @@ from opatlas.combine.pool import PooledRow
 from opatlas.combine.sources import Opened
 from opatlas.combine.table import Conflict
 from opatlas.model.schema import AVERAGE, INPUT_SHAPES, PROFILING_AVERAGE
-from opatlas.store.csv_files import Database, write_rows
+from opatlas.store.csv_files import write_rows
+from opatlas.store.database import Database
 from opatlas.store.write_back import Recovered
 from opatlas.text import (
     count_lines,

@@ -45,8 +45,8 @@ from opatlas.model.schema import (
     with_columns,
 )
 from opatlas.model.signature import signatures
+from opatlas.store.cells import TableEdit
 from opatlas.store.manifest import Age, RunOrder
-from opatlas.store.table_edit import TableEdit
 
 _TEXT = pa.large_string()
 _PROFILING = "Profiling "

@@ -17,7 +17,7 @@ from tempfile import gettempdir
 
 from opatlas.engine.errors import DeviceGone
 from opatlas.errors import OpAtlasError
-from opatlas.store.lock import Holder
+from opatlas.store.database import Holder
 from opatlas.text import printable
 from opatlas.typed_json import DecodeError, decode, json_line
 

@@ -14,7 +14,8 @@ from typing import Any
 from opatlas.errors import OpAtlasError
 from opatlas.files import UnsafePath, read_own
 from opatlas.store import history
-from opatlas.store.csv_files import Database, write_atomically
+from opatlas.store.csv_files import write_atomically
+from opatlas.store.database import Database
 from opatlas.store.manifest import run_manifests
 
 _FOUND = "doctor.json"

@@ -36,9 +36,8 @@ from opatlas.files import expect_folder
 from opatlas.model import location as layout
 from opatlas.model import versions
 from opatlas.store import journal
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database, SessionLock
 from opatlas.store.header import read_header
-from opatlas.store.lock import SessionLock
 
 _LEAST_FREE = 1 << 30
 _NAMED = 3

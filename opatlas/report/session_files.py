@@ -27,9 +27,9 @@ from opatlas.model.schema import (
     RUN_ID,
 )
 from opatlas.model.signature import signatures
-from opatlas.report.figures import Figures
-from opatlas.report.tables import markdown_table, markdown_tables
-from opatlas.store.csv_files import Database, write_rows
+from opatlas.report.row_summary import RowSummary, markdown_table, markdown_tables
+from opatlas.store.csv_files import write_rows
+from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest
 from opatlas.store.write_back import MergeResult
 from opatlas.text import counted, shown
@@ -141,7 +141,7 @@ class SessionFacts:
     not_replayable: Mapping[str, int]
     merged: MergeResult | None
     seconds: float
-    figures: Collection[Figures]
+    figures: Collection[RowSummary]
     quality: Sequence[str]
     manifest: Manifest | None
     not_comparable: str

@@ -17,30 +17,24 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-from filelock import Timeout
 
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import (
     open_own,
     own_file,
-    own_folder,
-    own_lock,
 )
 from opatlas.model.communication import is_communication
-from opatlas.model.schema import is_file_name
 from opatlas.store.header import (
     RESTORE,
     Header,
     expect_columns,
-    misspelt,
     modern_names,
     parse_header,
     read_header,
@@ -75,133 +69,6 @@ _REMEDIES = {
     errno.ENOTDIR: "a file stands where a folder is to be: name another place",
     errno.EEXIST: "a file stands where a folder is to be: name another place",
 }
-
-
-@dataclass
-class Table:
-    """The rows of one kernel type. `frame` holds text cells only."""
-
-    kernel_type: str
-    path: Path
-    frame: pd.DataFrame
-
-
-class Database:
-    """A directory of `{KernelType}.csv` files, with its journal, runs, reports and pruned rows."""
-
-    def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
-
-    @property
-    def journal_dir(self) -> Path:
-        """Records that are not in the CSVs yet. Like each folder of a database, no link: raises UnsafePath."""
-        return own_folder(self.path / "journal")
-
-    @property
-    def runs_dir(self) -> Path:
-        """A manifest for each run."""
-        return own_folder(self.path / "runs")
-
-    @property
-    def reports_dir(self) -> Path:
-        """What sessions and commands tell."""
-        return own_folder(self.path / "reports")
-
-    @property
-    def pruned_dir(self) -> Path:
-        """Rows that were taken out of the CSVs."""
-        return own_folder(self.path / "pruned")
-
-    @property
-    def profiles_dir(self) -> Path:
-        """Output of profilers for rows that are not in the CSVs."""
-        return own_folder(self.path / "profiles")
-
-    def folders(self) -> tuple[Path, ...]:
-        """All of these, whether or not they are there. Raises UnsafePath."""
-        return self.journal_dir, self.runs_dir, self.reports_dir, self.pruned_dir, self.profiles_dir
-
-    def kernel_types(self) -> list[str]:
-        """Kernel types that have a file, sorted; collectives (`hcom_*`) have another schema, and hidden files none."""
-        return sorted(path.stem for path in self.path.glob("*.csv") if not path.stem.startswith(("hcom_", ".")))
-
-    def csv_path(self, kernel_type: str) -> Path:
-        """Where the rows of a kernel type are.
-
-        Raises:
-            OpAtlasError: the kernel type cannot be a file name.
-        """
-        if not is_file_name(kernel_type):
-            raise OpAtlasError(
-                f"kernel type {kernel_type!r} cannot name a file of {self.path}: "
-                f"rename it in the capture, or leave it out"
-            )
-        return self.path / f"{kernel_type}.csv"
-
-    def misspelt(self) -> list[str]:
-        """Columns that may be misspelt, as sentences; a file that cannot be read is left to who reads its rows."""
-        found: list[str] = []
-        for path in sorted(self.path.glob("[!.]*.csv")):
-            with contextlib.suppress(TableError):
-                names = read_header(path).names
-                modern = modern_names(names)
-                found += misspelt(path, [modern.get(name, name) for name in names])
-        return found
-
-    def read(self, kernel_type: str) -> Table:
-        """The rows of a kernel type. Raises TableError."""
-        path = self.csv_path(kernel_type)
-        return Table(kernel_type, path, read_frame(path, kernel_type))
-
-    def write(self, table: Table) -> None:
-        """Replaces the file of `table` in one step; call it with the lock held."""
-        write_frame(table.frame, table.path)
-
-    def free_report(self, name: str, at: float, *, suffix: str = ".csv") -> Path:
-        """`reports/{name}_{time}.csv`, which is not there yet; those of the same second are numbered.
-
-        Args:
-            at: seconds since the epoch.
-        """
-        stem = f"{name}_{time.strftime('%Y%m%d_%H%M%S', time.localtime(at))}"
-        stems = itertools.chain([stem], (f"{stem}_{number}" for number in itertools.count(2)))
-        return next(path for path in (self.reports_dir / f"{stem}{suffix}" for stem in stems) if not path.exists())
-
-    def _sweep(self) -> None:
-        """Removes what writers that were killed left half-written; the lock is held."""
-        for folder in (self.path, *self.folders()):
-            for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
-                if _is_abandoned(path):
-                    path.unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def lock(self, timeout_s: float = 60.0) -> Iterator[None]:
-        """Holds the database against other writers for the time of a read, change and write.
-
-        What writers that were killed left half-written is removed.
-
-        Raises:
-            OpAtlasError: another process holds it for longer than `timeout_s`, or it cannot be written, or one of
-                its folders is a link.
-        """
-        journal_dir, *_ = self.folders()
-        lock = own_lock(journal_dir / "database.lock")
-        try:
-            journal_dir.mkdir(parents=True, exist_ok=True)
-            lock.acquire(timeout=timeout_s, poll_interval=0.05)
-            self._sweep()
-        except Timeout:
-            raise OpAtlasError(
-                f"{self.path} has been locked by another process for {timeout_s:.0f} s "
-                f"({journal_dir / 'database.lock'}): wait for it to end, then run again"
-            ) from None
-        except OSError as error:
-            lock.release()
-            raise OpAtlasError(not_writable(self.path, error)) from None
-        try:
-            yield
-        finally:
-            lock.release()
 
 
 def not_writable(path: Path, error: OSError) -> str:
@@ -444,7 +311,7 @@ def _temporary_beside(path: Path, mode: int) -> tuple[int, str]:
         os.close(handle)
 
 
-def _is_abandoned(temporary: Path) -> bool:
+def is_abandoned(temporary: Path) -> bool:
     """Whether a file is one that `write_atomically` made, in a process that has ended."""
     if not _TEMPORARY_NAME.fullmatch(temporary.name) or temporary.is_symlink() or not temporary.is_file():
         return False

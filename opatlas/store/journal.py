@@ -27,7 +27,8 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import open_own, own_lock, read_own
 from opatlas.gc_pause import without_cycle_collection
 from opatlas.model.record import Record
-from opatlas.store.csv_files import Database, not_writable, write_text
+from opatlas.store.csv_files import not_writable, write_text
+from opatlas.store.database import Database
 from opatlas.typed_json import DecodeError, decode, json_line
 
 VERSION = 3

@@ -20,7 +20,8 @@ from msgspec import Meta
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_own
 from opatlas.model.location import public_version
-from opatlas.store.csv_files import Database, write_text
+from opatlas.store.csv_files import write_text
+from opatlas.store.database import Database
 from opatlas.typed_json import DecodeError, decode, without_lone_surrogates
 
 VERSION = 1

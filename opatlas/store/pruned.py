@@ -16,17 +16,25 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.model.record import RowName
 from opatlas.model.signature import RowChoice, signatures
-from opatlas.store.csv_files import (
-    Database,
-    Table,
-    read_frame,
-    write_frame,
-)
-from opatlas.store.lock import SessionLock
-from opatlas.store.merge_rule import PRUNED_REASON, pruned_path
-from opatlas.store.table_edit import TableEdit, positions_by
-from opatlas.store.write_back import table_of
+from opatlas.store.cells import TableEdit, positions_by
+from opatlas.store.csv_files import read_frame, write_frame
+from opatlas.store.database import Database, SessionLock, Table
 from opatlas.text import counted, print_problems, show
+
+PRUNED_REASON = "Pruned Reason"
+
+
+def pruned_path(database: Database, kernel_type: str) -> Path:
+    """Where the pruned rows of a kernel type are. Raises OpAtlasError if the type cannot name a file."""
+    return database.pruned_dir / database.csv_path(kernel_type).name
+
+
+def append_pruned(database: Database, kernel_type: str, rows: pd.DataFrame) -> None:
+    """Adds rows to the file of pruned ones. It only grows: a row that comes back and is pruned again stands twice."""
+    path = pruned_path(database, kernel_type)
+    if path.exists():
+        rows = pd.concat([read_frame(path, kernel_type), rows]).fillna("")
+    write_frame(rows, path)
 
 
 @dataclass
@@ -65,7 +73,7 @@ def unprune(database: Database, chosen: RowChoice) -> Unpruned:
 def _unprune_table(database: Database, kernel_type: str, chosen: RowChoice, unpruned: Unpruned) -> None:
     path = pruned_path(database, kernel_type)
     pruned = read_frame(path, kernel_type)
-    table = table_of(database, kernel_type)
+    table = database.read_or_empty(kernel_type)
     known = set(signatures(kernel_type, table.frame))
     back: dict[int, RowName] = {}
     there = []

@@ -27,9 +27,10 @@ from opatlas.model.schema import (
 )
 from opatlas.model.signature import RowChoice, case_id_of, signatures
 from opatlas.store import history
-from opatlas.store.csv_files import Database, read_frame, write_text
+from opatlas.store.cells import duration_columns, stored_us
+from opatlas.store.csv_files import read_frame, write_text
+from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, RunOrder, manifests_of, time_in
-from opatlas.store.merge_rule import duration_columns, stored_us
 from opatlas.text import print_problems, show, table_lines
 
 _VERSIONS = ("torch", "torch_npu", "vllm-ascend")

@@ -24,19 +24,13 @@ from opatlas.model.record import Record, RowName
 from opatlas.model.schema import RUN_ID, STATUS_REASON
 from opatlas.model.signature import signatures
 from opatlas.store import history, journal
-from opatlas.store.csv_files import Database, Table
+from opatlas.store.cells import duration_columns
+from opatlas.store.database import Database, Table
 from opatlas.store.history import Histories, keep_replaced
 from opatlas.store.journal import Contents, Header
 from opatlas.store.manifest import RunOrder
-from opatlas.store.merge_rule import (
-    PRUNED_REASON,
-    RecordsOfType,
-    TableMerge,
-    append_pruned,
-    by_type,
-    duration_columns,
-    identity_columns,
-)
+from opatlas.store.merge_rule import RecordsOfType, TableMerge, by_type
+from opatlas.store.pruned import PRUNED_REASON, append_pruned
 from opatlas.text import counted
 
 
@@ -133,7 +127,7 @@ def _merge_table(
     keep_newer: bool,
     result: MergeResult,
 ) -> None:
-    table = table_of(database, kernel_type)
+    table = database.read_or_empty(kernel_type)
     merged = TableMerge(kernel_type, table.frame)
     append = mode.adds_rows
     changes = merged.apply(records, append=append, brought_too=append, order=RunOrder() if keep_newer else None)
@@ -153,15 +147,6 @@ def _merge_table(
             is_own = record.signature in records.own
             (result.unmatched if is_own else result.of_siblings).append(RowName(kernel_type, record.signature))
     result.pruned += gone
-
-
-def table_of(database: Database, kernel_type: str) -> Table:
-    """The table of a kernel type, without rows where the database has none yet."""
-    path = database.csv_path(kernel_type)
-    if path.exists():
-        return database.read(kernel_type)
-    columns = {name: pd.Series(dtype=str) for name in identity_columns(kernel_type)}
-    return Table(kernel_type, path, pd.DataFrame(columns))
 
 
 def _keep_replaced(database: Database, histories: Histories, table: Table, updated: Mapping[int, Record]) -> None:

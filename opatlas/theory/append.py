@@ -8,7 +8,7 @@ import pandas as pd
 
 from opatlas.model.schema import AVERAGE, BASE, with_columns
 from opatlas.model.signature import signatures
-from opatlas.store.csv_files import Database, Table
+from opatlas.store.database import Database, Table
 from opatlas.theory.catalog import Kernel
 from opatlas.theory.plan import KernelPlan, Request, plan_kernel
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from opatlas.store.csv_files import Table
+from opatlas.store.database import Table
 from opatlas.theory.catalog import Kernel
 from opatlas.theory.match import KnownRow, Matcher, read_rows
 from opatlas.theory.patterns import Pattern

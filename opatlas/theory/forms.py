@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from opatlas.model.slots import known_dtype
-from opatlas.store.csv_files import Table
+from opatlas.store.database import Table
 from opatlas.theory.built_in import BUILT_IN
 from opatlas.theory.catalog import Kernel
 from opatlas.theory.match import (

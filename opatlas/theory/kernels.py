@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from opatlas.model.signature import normalized_kernel_type
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.store.op_mapping import read_mapping
 from opatlas.theory.catalog import Catalog, Kernel
 

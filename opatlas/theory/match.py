@@ -15,7 +15,7 @@ from opatlas.model.schema import (
     PROFILING_AVERAGE,
 )
 from opatlas.model.slots import slot_words
-from opatlas.store.csv_files import Table
+from opatlas.store.database import Table
 from opatlas.text import whole
 from opatlas.theory.patterns import (
     NZ,

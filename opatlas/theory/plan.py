@@ -13,10 +13,10 @@ import pandas as pd
 from opatlas.model.schema import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES
 from opatlas.model.signature import signatures
 from opatlas.model.slots import split_cell
-from opatlas.store.csv_files import Table
-from opatlas.store.refused_shapes import MoeShape, load_constraints
+from opatlas.store.database import Table
 from opatlas.theory.catalog import Kernel
 from opatlas.theory.forms import KnownRows, in_order
+from opatlas.theory.refused_shapes import MoeShape, load_constraints
 from opatlas.theory.results import KernelResult
 from opatlas.theory.rows import Batch
 from opatlas.theory.sources import Targets

@@ -2,7 +2,7 @@
 
 Each case runs in a group of ranks, as a row does: one that crashes or hangs costs its group, and is an
 answer. From a case that is taken, sizes (m, h, n, experts and top_k of a rank) are varied one at a time, then
-together. Theory rows keep to what is found (opatlas/store/refused_shapes.py). Ctrl-C keeps what was tried.
+together. Theory rows keep to what is found (opatlas/theory/refused_shapes.py). Ctrl-C keeps what was tried.
 """
 
 from __future__ import annotations
@@ -31,18 +31,11 @@ from opatlas.model.schema import EP_SIZE, Status
 from opatlas.model.versions import detect
 from opatlas.options import at_least, positive
 from opatlas.progress import Progress
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest
-from opatlas.store.refused_shapes import (
-    AXES,
-    Kernel,
-    MoeShape,
-    Trial,
-    load_constraints,
-    save_constraints,
-)
 from opatlas.text import show, whole
 from opatlas.theory.refused_search import Axis, Search
+from opatlas.theory.refused_shapes import AXES, Kernel, MoeShape, Trial, load_constraints, save_constraints
 
 _KERNEL_TYPE = "DispatchFFNCombine"
 _REPLAY = ("opatlas.bench.test_expert_parallel", "test_dispatch_ffn_combine")

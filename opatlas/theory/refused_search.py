@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from opatlas.store.refused_shapes import AXES, MoeShape
+from opatlas.theory.refused_shapes import AXES, MoeShape
 
 #: Whether a kernel takes a case. Asked at most once for each.
 Try = Callable[[MoeShape], bool]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.theory.append import add_theory_rows
 from opatlas.theory.built_in import QWEN3_0_6B
 from opatlas.theory.catalog import Kernel, built_in_catalog

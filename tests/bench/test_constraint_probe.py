@@ -14,7 +14,9 @@ from opatlas.errors import OpAtlasError
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.model.schema import Status
-from opatlas.store.refused_shapes import (
+from opatlas.theory.refused_probe import Probe
+from opatlas.theory.refused_search import Axis, Search
+from opatlas.theory.refused_shapes import (
     AXES,
     Constraints,
     Kernel,
@@ -24,8 +26,6 @@ from opatlas.store.refused_shapes import (
     load_constraints,
     save_constraints,
 )
-from opatlas.theory.refused_probe import Probe
-from opatlas.theory.refused_search import Axis, Search
 
 KERNEL = Kernel(2, "DT_BF16")
 START = MoeShape(m=8, h=64, n=32, experts=4, top_k=3)

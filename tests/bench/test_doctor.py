@@ -33,8 +33,7 @@ from opatlas.doctor.verdict import (
     passed,
 )
 from opatlas.engine.job import DeviceSpec
-from opatlas.store.csv_files import Database
-from opatlas.store.lock import SessionLock
+from opatlas.store.database import Database, SessionLock
 
 REPOSITORY = Path(__file__).parents[2]
 #: What a library may do to the process that touches it.

@@ -13,7 +13,7 @@ from opatlas.doctor import report
 from opatlas.doctor.report import write_report
 from opatlas.errors import OpAtlasError
 from opatlas.store import history
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest
 
 

@@ -21,7 +21,7 @@ from opatlas.model.quality import Quality
 from opatlas.model.record import Measurement
 from opatlas.model.schema import Status
 from opatlas.store import journal
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 
 RUN = "20261121T163006-1f0c9a"
 

@@ -20,7 +20,7 @@ from opatlas.engine.runner import Runner
 from opatlas.engine.stand_in import REST, stand_in
 from opatlas.model.record import Record
 from opatlas.model.schema import ASSUMPTIONS, STAND_IN, Status
-from opatlas.store.merge_rule import measured_cells
+from opatlas.store.cells import measured_cells
 
 ONE = "4,5 | FLOAT -> 4,5 | FLOAT"
 

@@ -21,7 +21,7 @@ from opatlas.model.schema import (
     STATUS,
     Status,
 )
-from opatlas.store.csv_files import Database, Table
+from opatlas.store.database import Database, Table
 from tests.benchmarks.children import Cost, measure
 from tests.benchmarks.databases import write_adds
 

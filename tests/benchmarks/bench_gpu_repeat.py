@@ -24,7 +24,7 @@ from opatlas.model.schema import (
     RUN_ID,
     RUNTIME_IN_SIGNATURE,
 )
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from tests.benchmarks.children import ROOT
 
 MEDIAN, NINETY_FIFTH = 0.02, 0.06

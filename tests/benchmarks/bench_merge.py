@@ -17,7 +17,7 @@ from pathlib import Path
 from opatlas.model.record import Measurement, Record
 from opatlas.model.schema import BASE, Status
 from opatlas.model.signature import signatures
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.store.journal import Header, Journal
 from tests.benchmarks.children import measure
 from tests.benchmarks.databases import write_adds
@@ -28,7 +28,7 @@ import sys, time
 from pathlib import Path
 from opatlas.store import journal
 from opatlas.store.write_back import UpdateMode, merge
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 database = Database(sys.argv[1])
 (path,) = database.journal_dir.glob("*.jsonl")
 start = time.perf_counter()

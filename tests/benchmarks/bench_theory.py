@@ -32,7 +32,7 @@ MANY_ROWS = 500_000
 _RUN = """
 import json, resource, sys, time
 from pathlib import Path
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.theory.append import add_theory_rows, table_of
 from opatlas.theory.kernels import kernels_of
 from opatlas.theory.catalog import built_in_catalog

@@ -21,7 +21,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.model.schema import AVERAGE
 from opatlas.model.signature import signatures
 from opatlas.store import journal
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 
 MODES = pytest.mark.parametrize("mode", ["all", "missing-only"])
 #: The merge knows nothing of devices, but of how many journals there are.

@@ -16,7 +16,7 @@ from sessions import QUICKLY, ROOT, Finished, Running, Sessions, row
 
 from opatlas.model.record import Record
 from opatlas.store import history
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 
 DEVICES = pytest.mark.parametrize("devices", ["1", pytest.param("2", marks=pytest.mark.slow)])
 #: While row 40 waits, the first four rows are measured by one device, or by the other of two; row 5 comes after it.

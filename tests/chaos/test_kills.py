@@ -21,7 +21,7 @@ from watched_sessions import Killed, Life, kill_at
 
 from opatlas.model.schema import STATUS, STATUS_REASON
 from opatlas.store import history
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 
 GIVEN_UP_AFTER = 2
 #: Two cores: while one session waits, another has something to do.

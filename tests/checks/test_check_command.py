@@ -14,8 +14,8 @@ import pytest
 from checked import product, write_database
 from opatlas.plugins.check import parser
 
-from opatlas.checks.catalog import CHECKS
-from opatlas.checks.known import KNOWN_FINDINGS
+from opatlas.checks import CHECKS
+from opatlas.checks.known_findings import KNOWN_FINDINGS
 
 REPOSITORY = Path(__file__).parents[2]
 KNOWN = """

@@ -9,8 +9,8 @@ from captures import launched, write_capture
 from checked import RUN, findings, product, write_database, write_manifest
 from sessions import row
 
-from opatlas.checks.against import compared_rows
 from opatlas.checks.check import CheckedDatabase
+from opatlas.checks.run_checks import compared_rows
 from opatlas.cli.main import main
 from opatlas.model.schema import CACHE_STATE, INSTRUMENT, RUN_ID
 

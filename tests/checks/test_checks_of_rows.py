@@ -10,7 +10,7 @@ from checked import RUN, findings, message, product, write_database
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opatlas.checks.catalog import CHECKS
+from opatlas.checks import CHECKS
 from opatlas.checks.check import CheckedDatabase
 from opatlas.model.quality import summarize
 from opatlas.model.schema import (
@@ -24,7 +24,7 @@ from opatlas.model.schema import (
     STATUS,
     STATUS_REASON,
 )
-from opatlas.store.merge_rule import microseconds
+from opatlas.store.cells import microseconds
 
 CLEAN = product(1, 9.0)
 

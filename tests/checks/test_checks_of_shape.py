@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opatlas.checks.check import CheckedDatabase
-from opatlas.checks.families import families
+from opatlas.checks.duration_checks import families
 from opatlas.model.schema import MICROBENCH_STD
 
 #: As cuBLAS has them on an H200.

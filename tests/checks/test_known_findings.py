@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from checked import check_named
 
-from opatlas.checks.catalog import CHECKS
+from opatlas.checks import CHECKS
 from opatlas.checks.check import Finding
-from opatlas.checks.known import KNOWN_FINDINGS, read_known, sort_out
+from opatlas.checks.known_findings import KNOWN_FINDINGS, read_known, sort_out
 from opatlas.errors import OpAtlasError
 from opatlas.files import UnsafePath
 

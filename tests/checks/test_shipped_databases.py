@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.checks.catalog import CHECKS
+from opatlas.checks import CHECKS
 from opatlas.checks.check import WHOLE_DATABASE, CheckedDatabase
-from opatlas.checks.known import read_known, sort_out
+from opatlas.checks.known_findings import read_known, sort_out
 from opatlas.model.location import ROOT, SHIPPED
 
 DATABASES = sorted(path.parent for path in ROOT.glob(f"*/*/*/{SHIPPED}"))

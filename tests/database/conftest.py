@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 
 
 @pytest.fixture

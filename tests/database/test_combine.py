@@ -19,7 +19,8 @@ from opatlas.model.schema import Status
 from opatlas.model.signature import signature
 from opatlas.store import csv_files as store
 from opatlas.store import history
-from opatlas.store.csv_files import Database, read_frame
+from opatlas.store.csv_files import read_frame
+from opatlas.store.database import Database
 from opatlas.store.journal import Header
 from opatlas.store.manifest import RunOrder, manifests_of
 from opatlas.store.write_back import UpdateMode, merge

@@ -17,9 +17,8 @@ from test_merge import cells, read, record, write
 from opatlas.cli.main import main
 from opatlas.model.record import Record
 from opatlas.store import history
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database, SessionLock
 from opatlas.store.journal import Header
-from opatlas.store.lock import SessionLock
 from opatlas.store.manifest import Manifest
 
 Merge = Callable[..., tuple[int, str, str]]

@@ -22,7 +22,8 @@ from opatlas.model.communication import (
 from opatlas.model.record import Measurement, Record
 from opatlas.model.schema import Status
 from opatlas.model.signature import signature, signatures
-from opatlas.store.csv_files import Database, read_frame
+from opatlas.store.csv_files import read_frame
+from opatlas.store.database import Database
 from opatlas.store.write_back import MergeResult, UpdateMode, merge
 
 MESSAGE = {"message_bytes": "1048576", "num_devices": "16", "dtype": "DT_BF16", "topology_tier": "1"}

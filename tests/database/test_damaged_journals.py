@@ -16,7 +16,7 @@ from test_merge import cells, read, record, write
 from opatlas.model.record import Record
 from opatlas.model.schema import Status
 from opatlas.store import journal
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.store.journal import Header, NotAJournal
 from opatlas.store.write_back import UpdateMode, merge, merge_run, recover
 from opatlas.typed_json import DecodeError

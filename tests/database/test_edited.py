@@ -15,8 +15,8 @@ from opatlas.model.record import Measurement, Record, RowName
 from opatlas.model.schema import BASE, MESSAGE, Status
 from opatlas.model.signature import RowChoice, signature
 from opatlas.store import history
-from opatlas.store.csv_files import Database
-from opatlas.store.edited_rows import clear_edited, find_edited
+from opatlas.store.database import Database
+from opatlas.store.history import clear_edited, find_edited
 from opatlas.store.journal import Header
 from opatlas.store.row_history import row_histories
 from opatlas.store.write_back import merge_run, recover

@@ -22,8 +22,7 @@ from opatlas.capture.attention_records import Chosen, JoinKey, Nearest, Values, 
 from opatlas.cli.main import main
 from opatlas.model.schema import INPUT_SHAPES, RUNTIME_PREFIX
 from opatlas.model.signature import signatures
-from opatlas.store.csv_files import Database, Table
-from opatlas.store.lock import SessionLock
+from opatlas.store.database import Database, SessionLock, Table
 
 #: The operator takes 31 inputs.
 DECODE = ";".join([*DECODE_SHAPES, *[""] * 16])

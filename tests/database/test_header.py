@@ -17,7 +17,8 @@ from opatlas.model.schema import (
     microbench_counter,
     profiling_counter,
 )
-from opatlas.store.csv_files import Database, read_frame
+from opatlas.store.csv_files import read_frame
+from opatlas.store.database import Database
 from opatlas.store.header import misspelt
 
 CELLS = ("dynamic", "AI_CORE", "4,8", "BF16", "ND", "4,8", "BF16", "ND")

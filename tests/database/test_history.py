@@ -13,7 +13,7 @@ from test_merge import cells, read, record, write
 from opatlas.errors import OpAtlasError
 from opatlas.model.record import RanAs, Record
 from opatlas.store import history, journal
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.store.journal import Header
 from opatlas.store.write_back import UpdateMode, merge, merge_run, recover
 

@@ -22,7 +22,7 @@ from opatlas.capture.manifest import CaptureVersions, read_manifest, read_sample
 from opatlas.cli.main import main
 from opatlas.errors import OpAtlasError
 from opatlas.model.schema import PROFILING_RUN_ID
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 
 AVERAGE, MEDIAN = "Profiling Average Duration(us)", "Profiling Median Duration(us)"
 STD, SAMPLES = "Profiling Std Duration(us)", "Profiling Samples"

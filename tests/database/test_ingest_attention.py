@@ -7,7 +7,7 @@ from opatlas.capture.attention import bundles, runtime_cells
 from opatlas.capture.cases import Aggregate
 from opatlas.capture.ingest import Asked, ingest_captures
 from opatlas.model.schema import RUNTIME
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 
 ATTENTION = "FusedInferAttentionScore"
 NOTHING = [""] * 7

@@ -13,7 +13,7 @@ from opatlas.capture.manifest import CaptureVersions, read_manifest
 from opatlas.cli.main import main
 from opatlas.model import location as layout
 from opatlas.model import versions
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from captures import COUNTERS, KERNEL_DETAILS, launch, table, write_capture
 from opatlas.capture.ingest import Asked, ingest_captures
 from opatlas.errors import OpAtlasError
 from opatlas.model.schema import BASE, OWN, PIPE_UTILIZATION
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 
 AVERAGE, SAMPLES = "Profiling Average Duration(us)", "Profiling Samples"
 

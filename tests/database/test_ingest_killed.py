@@ -18,7 +18,7 @@ from opatlas.capture.manifest import Kept, read_manifest, read_samples
 from opatlas.capture.pool import ingests_of
 from opatlas.errors import OpAtlasError
 from opatlas.store import csv_files as store
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 
 ROOT = Path(__file__).parents[2]
 #: Samples, manifest, three CSVs, the report, and the manifest again.

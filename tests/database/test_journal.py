@@ -20,7 +20,7 @@ from test_merge import cells, read, record, write
 from opatlas.errors import OpAtlasError
 from opatlas.model.record import Record
 from opatlas.store import journal
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.store.journal import Header, Journal
 from opatlas.store.write_back import UpdateMode, merge, merge_run, recover
 
@@ -113,7 +113,7 @@ def test_a_journal_that_cannot_be_read_is_reported(database: Database) -> None:
 def test_a_journal_in_use_and_ones_own_are_left_alone(database: Database) -> None:
     own = abandoned(database, record(1, 10.0), run="own")
     code = (
-        "import sys, time; from opatlas.store.csv_files import Database; from opatlas.store.journal import Header, Journal; "  # noqa: E501
+        "import sys, time; from opatlas.store.database import Database; from opatlas.store.journal import Header, Journal; "  # noqa: E501
         "Journal(Database(sys.argv[1]), Header('other', 'all', False)); print('open', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(database.path)], cwd=ROOT, stdout=subprocess.PIPE) as other:
@@ -196,7 +196,7 @@ def test_each_record_reaches_the_disk_without_being_waited_for(
 
 def test_a_process_that_ends_without_closing_its_journal_ends(database: Database) -> None:
     code = (
-        "import sys; from opatlas.store.csv_files import Database; from opatlas.store.journal import Header, Journal; "
+        "import sys; from opatlas.store.database import Database; from opatlas.store.journal import Header, Journal; "
         "Journal(Database(sys.argv[1]), Header('run-1', 'all', False))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(database.path)], cwd=ROOT, timeout=300, check=False)

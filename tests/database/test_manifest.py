@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from opatlas.errors import OpAtlasError
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest, manifests_of
 
 RUN = "20261121T163006-1f0c9a"

@@ -15,7 +15,7 @@ from opatlas.engine.replayed_types import replays_of_bench
 from opatlas.errors import OpAtlasError
 from opatlas.model.communication import BY_KERNEL_TYPE
 from opatlas.model.location import NPU_DEVICES
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.store.op_mapping import MAPPING, provide_mapping, read_mapping
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.kernels import kernels_of

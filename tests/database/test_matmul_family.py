@@ -23,7 +23,7 @@ from opatlas.model.schema import Status
 from opatlas.model.siblings import FAMILY, canonical_form
 from opatlas.model.signature import signature
 from opatlas.store import journal
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.store.journal import Header
 from opatlas.store.write_back import UpdateMode, merge, merge_run, recover
 

@@ -13,8 +13,8 @@ from opatlas.model import schema
 from opatlas.model.record import Measurement, RanAs, Record
 from opatlas.model.schema import Status
 from opatlas.model.signature import signature
-from opatlas.store.csv_files import Database
-from opatlas.store.merge_rule import measured_cells
+from opatlas.store.cells import measured_cells
+from opatlas.store.database import Database
 from opatlas.store.write_back import UpdateMode, merge
 
 PRODUCT = {

@@ -15,7 +15,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.model.record import Measurement, Record, RowName
 from opatlas.model.schema import Status
 from opatlas.model.signature import signature
-from opatlas.store.csv_files import Database, Table
+from opatlas.store.database import Database, Table
 from opatlas.store.write_back import (
     MergeResult,
     UpdateMode,

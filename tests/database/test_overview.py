@@ -11,7 +11,7 @@ from test_merge import cells, write
 
 from opatlas.cli import show as overview
 from opatlas.cli.main import main
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest
 
 XEON = {"name": "Intel_Xeon_Processor", "kind": "cpu", "facts": {"torch": "2.13.0+cpu", "threads": 2}}

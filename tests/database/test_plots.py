@@ -23,13 +23,25 @@ from opatlas.model.schema import (
     RUN_ID,
 )
 from opatlas.model.slots import Slot
-from opatlas.report.plots import (
-    bandwidth,
-    comparison,
-    durations,
-    roofline,
+from opatlas.report.plots.durations import (
+    CAPTURED,
+    NOISY,
+    REPLAYED,
+    Agreement,
+    DurationPoint,
+    agreement,
+    duration_points,
+    durations_plots,
 )
 from opatlas.report.plots.figure import bytes_text
+from opatlas.report.plots.roofline import (
+    BandwidthPoint,
+    RooflinePoint,
+    bandwidth_points,
+    roofline_plots,
+    roofline_points,
+    unit_of,
+)
 from opatlas.report.plots.timed_rows import (
     TimedRow,
     device_of,
@@ -98,12 +110,12 @@ def test_the_device_is_the_folder_under_data_or_what_all_manifests_say(folder: P
 
 def test_durations_are_by_type_size_and_source() -> None:
     rows = [timed("Sub", 4, replayed=3.0), timed("abs", 8, replayed=1.0, captured=2.0), timed("Sub", 0, replayed=1.0)]
-    assert durations.points_of(rows) == {
+    assert duration_points(rows) == {
         "abs": [
-            durations.Point(48, 1.0, "BF16", durations.REPLAYED),
-            durations.Point(48, 2.0, "BF16", durations.CAPTURED),
+            DurationPoint(48, 1.0, "BF16", REPLAYED),
+            DurationPoint(48, 2.0, "BF16", CAPTURED),
         ],
-        "Sub": [durations.Point(24, 3.0, "BF16", durations.REPLAYED)],
+        "Sub": [DurationPoint(24, 3.0, "BF16", REPLAYED)],
     }
 
 
@@ -114,10 +126,10 @@ def test_durations_whose_samples_vary_are_noisy(tmp_path: Path) -> None:
     (tmp_path / "Add.csv").write_text("\n".join([header, *rows]) + "\n")
     read = read_timed_rows(tmp_path).rows
     assert [row.noisy for row in read] == [True, False, True, False, False, True, False, False]
-    points = durations.points_of(read)["Add"]
+    points = duration_points(read)["Add"]
     assert [point.source for point in points[:4]] == [
-        *(durations.NOISY, durations.CAPTURED),
-        *(durations.REPLAYED, durations.CAPTURED),
+        *(NOISY, CAPTURED),
+        *(REPLAYED, CAPTURED),
     ]
 
 
@@ -156,25 +168,25 @@ def test_replays_of_another_device_are_in_no_plot_of_this_one(
     [({"BF16"}, "TFLOP/s"), ({"INT8", "INT32"}, "TOP/s"), ({"BF16", "INT8"}, "TFLOP/s (INT8: TOP/s)")],
 )
 def test_operations_of_integers_are_no_flop(dtypes: set[str], unit: str) -> None:
-    assert roofline.unit_of(dtypes) == unit
+    assert unit_of(dtypes) == unit
 
 
 def test_few_points_have_decades_around_them_and_a_missing_roof_is_told() -> None:
     pytest.importorskip("matplotlib")
     rows = [timed("Add", 4096, replayed=9.0), timed("Add", 8192, replayed=11.0)]
-    (plot,) = roofline.plots(rows, "Roofline", Peak())
+    (plot,) = roofline_plots(rows, "Roofline", Peak())
     (axis,) = plot.figure.axes
     for least, most in (axis.get_xlim(), axis.get_ylim()):
         assert math.log10(least) == pytest.approx(round(math.log10(least)))
         assert most >= 10 * least
     assert "without a roof" in plot.figure.get_suptitle()
-    (known,) = roofline.plots(rows, "Roofline", Peak(1000.0))
+    (known,) = roofline_plots(rows, "Roofline", Peak(1000.0))
     assert known.figure.get_suptitle() == "Roofline"
 
 
 def test_one_kernel_type_is_no_strip() -> None:
     pytest.importorskip("matplotlib")
-    (plot,) = durations.plots([timed("Add", 4096, replayed=9.0)], "Durations", Peak())
+    (plot,) = durations_plots([timed("Add", 4096, replayed=9.0)], "Durations", Peak())
     width, height = plot.figure.get_size_inches()
     assert height > width / 2
 
@@ -182,7 +194,7 @@ def test_one_kernel_type_is_no_strip() -> None:
 def test_many_kernel_types_are_pages_of_equal_size() -> None:
     pytest.importorskip("matplotlib")
     rows = [timed(f"Type{number:02}", 4, replayed=3.0) for number in range(26)]
-    made = durations.plots(rows, "Durations", Peak(100.0))
+    made = durations_plots(rows, "Durations", Peak(100.0))
     assert [plot.name for plot in made] == ["durations_1", "durations_2"]
     assert made[0].holds == "13 durations of 13 kernel types"
     assert [axis.get_title() for axis in made[1].figure.axes if axis.get_visible()] == [
@@ -194,7 +206,7 @@ def test_many_kernel_types_are_pages_of_equal_size() -> None:
 def test_the_line_of_durations_is_that_of_the_bandwidth() -> None:
     pytest.importorskip("matplotlib")
     rows = [timed("Add", 4, replayed=3.0), timed("Add", 4096, replayed=9.0)]
-    (axis,) = durations.plots(rows, "", Peak(bandwidth_gbps=2.0))[0].figure.axes
+    (axis,) = durations_plots(rows, "", Peak(bandwidth_gbps=2.0))[0].figure.axes
     (line,) = axis.get_lines()
     # 24 and 24,576 bytes at 2 bytes a nanosecond.
     assert list(line.get_xdata()) == [24, 24576]
@@ -204,27 +216,27 @@ def test_the_line_of_durations_is_that_of_the_bandwidth() -> None:
 def test_a_product_stands_where_its_operations_and_bytes_put_it(folder: Path) -> None:
     rows = read_timed_rows(folder, ["MatMulV2"]).rows
     flops, size = 2 * 8 * 512 * 1024, 2 * (8 * 512 + 512 * 1024 + 8 * 1024)
-    point = roofline.points_of(rows)[0]
-    assert point == roofline.Point("MatMulV2", "BF16", flops / size, pytest.approx(flops / 5e-6 / 1e12))
+    point = roofline_points(rows)[0]
+    assert point == RooflinePoint("MatMulV2", "BF16", flops / size, pytest.approx(flops / 5e-6 / 1e12))
 
 
 def test_roofs_meet_where_memory_and_arithmetic_take_equally_long(folder: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = read_timed_rows(folder).rows
-    (axis,) = roofline.plots(rows, "", Peak(1000.0, {"BF16": 2.0, "INT8": 4.0}))[0].figure.axes
+    (axis,) = roofline_plots(rows, "", Peak(1000.0, {"BF16": 2.0, "INT8": 4.0}))[0].figure.axes
     slope, level = axis.get_lines()
     assert slope.get_ydata()[-1] == level.get_ydata()[0] == level.get_ydata()[1] == 2.0
     assert slope.get_xdata()[-1] == level.get_xdata()[0] == 2.0
     # No product is of INT8: its level says nothing here.
     assert [text.get_text() for text in axis.texts] == ["memory: 1,000 GB/s", "BF16: 2"]
-    (bare,) = roofline.plots(rows, "", Peak())[0].figure.axes
+    (bare,) = roofline_plots(rows, "", Peak())[0].figure.axes
     assert not bare.get_lines()
 
 
 def test_bandwidth_is_of_kernels_that_stream(folder: Path) -> None:
-    points = bandwidth.points_of(read_timed_rows(folder).rows)
+    points = bandwidth_points(read_timed_rows(folder).rows)
     assert list(points) == ["Add"]
-    assert points["Add"][0] == bandwidth.Point(3 * 2 * 1024, pytest.approx(6144 / 2.5e-6 / 1e9))
+    assert points["Add"][0] == BandwidthPoint(3 * 2 * 1024, pytest.approx(6144 / 2.5e-6 / 1e9))
 
 
 def test_stand_ins_are_in_no_roofline_and_no_bandwidth(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,9 +254,9 @@ def test_stand_ins_are_in_no_roofline_and_no_bandwidth(folder: Path, capsys: pyt
 
 def test_agreement_of_few_rows_has_no_tenths() -> None:
     rows = [timed("Add", 4, replayed=float(number), captured=2.0) for number in (1, 2, 3)]
-    assert comparison.agreement(rows) == comparison.Agreement(rows=3, p10=None, p50=1.0, p90=None, within=1)
+    assert agreement(rows) == Agreement(rows=3, p10=None, p50=1.0, p90=None, within=1)
     many = [timed("Add", 4, replayed=float(number), captured=10.0) for number in range(1, 12)]
-    found = comparison.agreement(many)
+    found = agreement(many)
     assert (found.rows, found.p10, found.p50, found.p90) == (11, 0.2, 0.6, 1.0)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from opatlas.cli.main import main
 from opatlas.model.communication import ALL_GATHER, ALL_REDUCE
-from opatlas.report.plots.communication import lines_of, title_of
+from opatlas.report.plots.communication import communication_title, message_lines
 
 HEADER = "message_bytes,num_devices,dtype,topology_tier,Duration(us),bandwidth_gbps,MicroBench Rank Spread(us)\n"
 ROWS = "2048,4,DT_BF16,1,20,,\n1024,4,DT_BF16,1,10.0,,5\n1024,4,DT_BF16,1,,,\n1024,2,DT_FLOAT,0,1.0,,0.5\n"
@@ -21,20 +21,20 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_lines_are_of_what_was_measured(folder: Path) -> None:
-    lines = lines_of(folder, ALL_REDUCE)
+    lines = message_lines(folder, ALL_REDUCE)
     assert list(lines) == ["BF16, 4 ranks, tier 1 (intra-pod)", "FLOAT, 2 ranks, tier 0 (inter-pod)"]
     small, large = lines["BF16, 4 ranks, tier 1 (intra-pod)"]
     assert (small.message_bytes, large.message_bytes) == (1024, 2048)
     # 3/2 of 1024 bytes in 10 us, in 5 us on the fastest rank.
     assert (small.bus_gbps, small.fastest_gbps) == pytest.approx((0.1536, 0.3072))
-    assert lines_of(folder, ALL_GATHER) == {}
+    assert message_lines(folder, ALL_GATHER) == {}
 
 
 def test_the_title_has_device_and_library(folder: Path, tmp_path: Path) -> None:
     places = [tmp_path / "data" / "NVIDIA_H200" / "nccl" / "2.28.9", tmp_path / "data" / "AMD_EPYC" / "gloo" / "2.13.0"]
-    both = title_of([*places, places[0]])
+    both = communication_title([*places, places[0]])
     assert both == "Bus bandwidth of collectives: NVIDIA_H200, NCCL 2.28.9; AMD_EPYC, Gloo of torch 2.13.0"
-    assert title_of([folder]) == "Bus bandwidth of collectives"
+    assert communication_title([folder]) == "Bus bandwidth of collectives"
 
 
 @pytest.mark.parametrize("ending", ["svg", "png"])

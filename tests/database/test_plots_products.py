@@ -8,12 +8,7 @@ import pytest
 
 from opatlas.cli.main import main
 from opatlas.errors import TableError
-from opatlas.report.plots.products import (
-    Line,
-    Point,
-    figure_of,
-    lines_of,
-)
+from opatlas.report.plots.durations import ProductLine, ProductPoint, product_lines, products_figure
 
 HEADER = (
     "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Average Duration(us),"
@@ -36,19 +31,21 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_line_is_a_weight_in_a_dtype_by_its_rows(folder: Path) -> None:
-    assert lines_of(folder, "MatMulV2", (1024, 512)) == {
-        Line("1024 x 512", "BF16", "cold"): [Point(8, 4.5, 4.1, 0.1), Point(64, 5.5, 5.1, 0.2)],
-        Line("1024 x 512", "FLOAT", "cold"): [Point(8, 9.0, 8.0, 0.1)],
+    assert product_lines(folder, "MatMulV2", (1024, 512)) == {
+        ProductLine("1024 x 512", "BF16", "cold"): [ProductPoint(8, 4.5, 4.1, 0.1), ProductPoint(64, 5.5, 5.1, 0.2)],
+        ProductLine("1024 x 512", "FLOAT", "cold"): [ProductPoint(8, 9.0, 8.0, 0.1)],
     }
 
 
 def test_a_weight_has_one_colour_and_a_cache_state_one_kind_of_line() -> None:
     pytest.importorskip("matplotlib")
-    cold, warm, points = Path("cold"), Path("warm"), [Point(8, 4.5, 4.1, 0.1), Point(64, 5.5, 5.1, 0.2)]
+    cold, warm, points = Path("cold"), Path("warm"), [ProductPoint(8, 4.5, 4.1, 0.1), ProductPoint(64, 5.5, 5.1, 0.2)]
     lines = {
-        (folder, Line(weight, "BF16", folder.name)): points for folder in (cold, warm) for weight in ("8 x 4", "4 x 8")
+        (folder, ProductLine(weight, "BF16", folder.name)): points
+        for folder in (cold, warm)
+        for weight in ("8 x 4", "4 x 8")
     }
-    (axis,) = figure_of(lines, "MatMulV2", {cold: "A", warm: "A"}).axes
+    (axis,) = products_figure(lines, "MatMulV2", {cold: "A", warm: "A"}).axes
     drawn = dict(zip(lines, axis.get_lines(), strict=True))
     colors = {
         weight: {line.get_color() for (_, of), line in drawn.items() if of.weight == weight}
@@ -57,7 +54,7 @@ def test_a_weight_has_one_colour_and_a_cache_state_one_kind_of_line() -> None:
     assert [len(of_weight) for of_weight in colors.values()] == [1, 1]
     assert colors["8 x 4"] != colors["4 x 8"]
     assert {(folder, line.get_linestyle()) for (folder, _), line in drawn.items()} == {(cold, "-"), (warm, "--")}
-    (axis,) = figure_of(lines, "MatMulV2", {cold: "A", warm: "B"}).axes
+    (axis,) = products_figure(lines, "MatMulV2", {cold: "A", warm: "B"}).axes
     assert axis.get_title() == "MatMulV2 on A, B"
     assert axis.get_lines()[-1].get_label() == "4 x 8, BF16, warm, B"
 
@@ -91,5 +88,5 @@ def test_a_shape_that_is_none_is_named_with_its_line(folder: Path) -> None:
     with open(folder / "MatMulV2.csv", "a", encoding="utf-8") as file:
         file.write('"x,512;1024,512",DT_BF16;DT_BF16,ND;ND,"64,1024",DT_BF16,5.5,5.1,0.2,cold\n')
     with pytest.raises(TableError) as caught:
-        lines_of(folder, "MatMulV2", (1024, 512))
+        product_lines(folder, "MatMulV2", (1024, 512))
     assert (caught.value.path.name, caught.value.line) == ("MatMulV2.csv", 8)

@@ -17,7 +17,7 @@ from opatlas.model.schema import (
     POOLED_SPREAD,
 )
 from opatlas.store import history
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.store.journal import Header
 from opatlas.store.write_back import UpdateMode, merge
 

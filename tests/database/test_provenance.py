@@ -9,16 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from opatlas.combine import provenance
+from opatlas.combine.provenance import MixedDatabase, Origin, Provenance, Stored, Taking
 from opatlas.model.location import DEFAULT_NPU_DEVICE
-from opatlas.store import provenance
-from opatlas.store.csv_files import Database
-from opatlas.store.provenance import (
-    MixedDatabase,
-    Origin,
-    Provenance,
-    Stored,
-    Taking,
-)
+from opatlas.store.database import Database
 
 RUN, OTHER = "20261121T163006-1f0c9a", "20261122T163006-2f0c9a"
 TORCH = {"torch": "2.13.0"}

@@ -13,9 +13,8 @@ from test_merge import RUN, cells, read, record, write
 
 from opatlas.cli.main import main
 from opatlas.combine.rebuild import rebuild
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database, SessionLock
 from opatlas.store.journal import Header
-from opatlas.store.lock import SessionLock
 from opatlas.store.write_back import merge_run, recover
 
 

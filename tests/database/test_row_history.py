@@ -12,7 +12,7 @@ from test_matmul_family import record as matmul_record
 from test_merge import cells, read, record, write
 
 from opatlas.cli.main import main
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.store.journal import Header
 from opatlas.store.manifest import Manifest
 from opatlas.store.write_back import merge_run, recover

@@ -21,14 +21,14 @@ from opatlas.files import (
 )
 from opatlas.model.location import shipped_as
 from opatlas.store import journal
-from opatlas.store.csv_files import Database, read_frame, write_text
+from opatlas.store.csv_files import read_frame, write_text
+from opatlas.store.database import Database, SessionLock
 from opatlas.store.journal import Header, Journal
-from opatlas.store.lock import SessionLock
 from opatlas.store.manifest import Manifest
-from opatlas.store.merge_rule import append_pruned
-from opatlas.store.refused_shapes import Kernel as MoeKernel
-from opatlas.store.refused_shapes import load_constraints, save_constraints
+from opatlas.store.pruned import append_pruned
 from opatlas.store.write_back import UpdateMode, recover
+from opatlas.theory.refused_shapes import Kernel as MoeKernel
+from opatlas.theory.refused_shapes import load_constraints, save_constraints
 
 HEADER = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats\n"
 ROW = "1,FLOAT,ND,1,FLOAT,ND\n"

@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.store.csv_files import (
-    Database,
-    Table,
     not_writable,
     read_frame,
     read_text_csv,
@@ -25,6 +23,7 @@ from opatlas.store.csv_files import (
     write_rows,
     write_text,
 )
+from opatlas.store.database import Database, Table
 from opatlas.store.header import read_header
 
 ROOT = Path(__file__).parents[2]

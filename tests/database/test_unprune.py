@@ -11,8 +11,7 @@ from test_merge import cells, read, record, write
 
 from opatlas.cli.main import main
 from opatlas.model.signature import digest, signature
-from opatlas.store.csv_files import Database
-from opatlas.store.lock import SessionLock
+from opatlas.store.database import Database, SessionLock
 from opatlas.store.write_back import UpdateMode, merge
 
 

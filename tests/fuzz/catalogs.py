@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.store.op_mapping import MAPPING
 from opatlas.theory.architectures import model_of_config_file
 from opatlas.theory.catalog import Catalog, built_in_catalog, read_catalog

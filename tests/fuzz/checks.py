@@ -10,9 +10,9 @@ from pathlib import Path
 
 import captures
 
-from opatlas.checks.catalog import CHECKS
+from opatlas.checks import CHECKS
 from opatlas.checks.check import WHOLE_DATABASE, CheckedDatabase
-from opatlas.checks.known import KNOWN_FINDINGS, read_known, sort_out
+from opatlas.checks.known_findings import KNOWN_FINDINGS, read_known, sort_out
 from opatlas.model.schema import (
     AVERAGE,
     CACHE_STATE,

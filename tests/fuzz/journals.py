@@ -15,7 +15,7 @@ from opatlas.model.record import Measurement, RanAs, Record
 from opatlas.model.schema import Status
 from opatlas.model.signature import signature
 from opatlas.store import history, journal
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest
 from opatlas.store.write_back import recover
 

@@ -20,7 +20,7 @@ from opatlas.engine.inputs.attention import read_attention, with_operator_shapes
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.job import Job
 from opatlas.model.schema import BASE, RUNTIME_PREFIX, Status
-from opatlas.store.csv_files import Database, Table
+from opatlas.store.database import Database, Table
 
 ATTENTION = "FusedInferAttentionScore"
 #: As a capture has the calls of serving.py, and one that it does not make.

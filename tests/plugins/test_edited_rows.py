@@ -5,7 +5,7 @@ from __future__ import annotations
 from sessions import Sessions, row
 
 from opatlas.store import history
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 
 
 def test_an_edited_row_is_measured_anew_and_nothing_is_lost(sessions: Sessions) -> None:

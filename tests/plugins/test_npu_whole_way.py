@@ -15,7 +15,7 @@ from sessions import ROOT, Finished
 from stand_in_npu_plugin import NAME
 from stand_in_npus import StandInNpus, is_mean_us
 
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.store.manifest import run_manifests
 
 SAMPLES = 3

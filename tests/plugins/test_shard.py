@@ -7,7 +7,7 @@ from opatlas.plugins.planning import make_plan
 from opatlas.plugins.selection import Choice, Shard
 from sessions import Sessions, row
 
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 
 
 def test_the_parts_are_disjoint_and_are_the_whole() -> None:

@@ -20,7 +20,7 @@ from opatlas.model.schema import (
     RUN_ID,
 )
 from opatlas.report.session_files import find_gaps
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 
 THRICE = ("--repeat-count=3", "--cache=warm")
 

@@ -25,7 +25,7 @@ from opatlas.model.schema import (
     RUNTIME_PREFIX,
 )
 from opatlas.model.signature import signatures
-from opatlas.store.csv_files import Database, Table
+from opatlas.store.database import Database, Table
 from opatlas.theory.append import add_theory_rows
 from opatlas.theory.built_in import (
     DEEPSEEK_V3,

@@ -8,7 +8,7 @@ import pytest
 from tests_of_shapes import request
 
 from opatlas.errors import OpAtlasError
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.theory.append import add_theory_rows, table_of
 from opatlas.theory.built_in import DEEPSEEK_V3, QWEN3_0_6B
 from opatlas.theory.catalog import built_in_catalog

@@ -41,7 +41,7 @@ def test_another_process_gives_the_same_rows() -> None:
     """Whatever modules it has loaded: hypothesis mixes constants of loaded modules into some draws."""
     script = (
         "from opatlas.theory.plan import *; from opatlas.theory.append import table_of; from opatlas.theory.targets import targets_of; "  # noqa: E501
-        "from opatlas.theory.catalog import built_in_catalog; from opatlas.store.csv_files import Database; import hashlib; "  # noqa: E501
+        "from opatlas.theory.catalog import built_in_catalog; from opatlas.store.database import Database; import hashlib; "  # noqa: E501
         "kernels = [built_in_catalog().kernel(name) for name in ('MatMulV2', 'FusedInferAttentionScore')]; "
         "run = Request(targets_of([]), 700, 3, 32 * 10**9); "
         "plans = [plan_kernel(k, table_of(Database('none'), k.kernel_type), run).signatures for k in kernels]; "
@@ -67,7 +67,7 @@ def test_a_small_space_is_drawn_empty() -> None:
 
 def test_hypothesis_leaves_nothing_behind(tmp_path: Path) -> None:
     script = (
-        "from opatlas.theory.starter import write_starter; from opatlas.store.csv_files import Database; "
+        "from opatlas.theory.starter import write_starter; from opatlas.store.database import Database; "
         "write_starter(Database('database'))"
     )
     done = subprocess.run(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from opatlas.checks.catalog import CHECKS
+from opatlas.checks import CHECKS
 from opatlas.checks.check import Check, CheckedDatabase, Finding
 from opatlas.model.schema import (
     AVERAGE,

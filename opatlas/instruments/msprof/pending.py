@@ -26,7 +26,7 @@ from opatlas.model.record import Measurement, Record
 from opatlas.model.schema import Status
 from opatlas.model.signature import signature
 from opatlas.store import journal
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.store.journal import Header
 from opatlas.store.write_back import UpdateMode
 from opatlas.typed_json import (

@@ -30,6 +30,7 @@ from opatlas.model.schema import (
 from opatlas.options import Listed, items_of, one_of
 from opatlas.report.plots.figure import (
     Plot,
+    PlotKind,
     new_figure,
     plain,
     plot_file,
@@ -37,14 +38,13 @@ from opatlas.report.plots.figure import (
     size_axis,
 )
 from opatlas.report.plots.timed_rows import device_of, expect_tables
-from opatlas.store.csv_files import Database
-from opatlas.store.merge_rule import duration_columns
+from opatlas.store.cells import duration_columns
+from opatlas.store.database import Database
 from opatlas.text import counted, print_problems, show
 
 #: By the folder of a database.
 _LIBRARIES = {"hccl": "HCCL of CANN", "nccl": "NCCL", "gloo": "Gloo of torch"}
-NAME = "bus_bandwidth"
-NEEDS = "messages of collectives (hcom_*.csv) with a duration"
+COMMUNICATION = PlotKind("bus_bandwidth", needs="messages of collectives (hcom_*.csv) with a duration")
 
 _SPREAD = microbench_counter("Rank Spread(us)")
 #: Of a panel.
@@ -52,7 +52,7 @@ _INCHES = (4.2, 4.0)
 
 
 @dataclass(frozen=True)
-class Point:
+class MessagePoint:
     """Attributes: fastest_gbps: of the rank whose median is the smallest."""
 
     message_bytes: int
@@ -60,14 +60,14 @@ class Point:
     fastest_gbps: float
 
 
-def lines_of(folder: Path, collective: Collective) -> dict[str, list[Point]]:
+def message_lines(folder: Path, collective: Collective) -> dict[str, list[MessagePoint]]:
     """By what the legend calls them; points by size. None where there is no file. Raises TableError."""
     database = Database(folder)
     path = database.csv_path(collective.kernel_type)
     if not path.exists():
         return {}
     frame = database.read(collective.kernel_type).frame
-    lines: dict[str, list[Point]] = {}
+    lines: dict[str, list[MessagePoint]] = {}
     for number, cells in enumerate(frame.to_dict("records"), start=2):
         durations = [valid_duration(cells.get(name, "")) for name in duration_columns(collective.kernel_type)]
         duration_us = next((duration for duration in durations if duration is not None), None)
@@ -83,7 +83,7 @@ def lines_of(folder: Path, collective: Collective) -> dict[str, list[Point]]:
         words = [dtype, f"{devices} ranks", f"tier {tier}{_tier_name(tier)}" if tier else ""]
         name = ", ".join(word for word in words if word)
         lines.setdefault(name, []).append(
-            Point(
+            MessagePoint(
                 message_bytes,
                 collective.bus_bandwidth_gbps(message_bytes, devices, duration_us),
                 collective.bus_bandwidth_gbps(message_bytes, devices, max(fastest_us, 1e-3)),
@@ -98,7 +98,7 @@ def _tier_name(tier: str) -> str:
     return f" ({name.replace('_', '-')})" if name else ""
 
 
-def title_of(folders: Sequence[Path]) -> str:
+def communication_title(folders: Sequence[Path]) -> str:
     """Returns the title of a figure: the device of each folder, and the library as far as the folder's place tells."""
     names = []
     for folder in folders:
@@ -109,10 +109,10 @@ def title_of(folders: Sequence[Path]) -> str:
     return "Bus bandwidth of collectives" + (f": {'; '.join(names)}" if names else "")
 
 
-def plots(folders: Sequence[Path], collectives: Sequence[Collective]) -> list[Plot]:
+def communication_plots(folders: Sequence[Path], collectives: Sequence[Collective]) -> list[Plot]:
     """One figure with a panel for each collective that was measured, or none. Raises OpAtlasError."""
     found = {
-        each: {(folder, name): points for folder in folders for name, points in lines_of(folder, each).items()}
+        each: {(folder, name): points for folder in folders for name, points in message_lines(folder, each).items()}
         for each in collectives
     }
     measured = {collective: lines for collective, lines in found.items() if lines}
@@ -122,11 +122,11 @@ def plots(folders: Sequence[Path], collectives: Sequence[Collective]) -> list[Pl
     for axis, (collective, lines) in zip(axes, measured.items(), strict=True):
         _panel(axis, collective, lines, folders)
     axes[0].set_ylabel("bus bandwidth (10⁹ bytes/s)")
-    figure.suptitle(plain(title_of(folders)))
+    figure.suptitle(plain(communication_title(folders)))
     count = sum(len(points) for lines in measured.values() for points in lines.values())
     names = [collective.name for collective in measured]
     what = names[0] if len(names) == 1 else f"{len(names)} collectives"
-    return [Plot(NAME, figure, f"{counted(count, 'message')} of {what}")]
+    return [Plot(COMMUNICATION.name, figure, f"{counted(count, 'message')} of {what}")]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -152,7 +152,7 @@ def run(arguments: argparse.Namespace) -> int:
     for folder in arguments.folders:
         print_problems(Database(folder).misspelt(), word="warning")
     wanted = [each for each in COLLECTIVES if arguments.comm_ops is None or each.name in arguments.comm_ops]
-    made = plots(arguments.folders, wanted)
+    made = communication_plots(arguments.folders, wanted)
     if not made:
         folders = ", ".join(map(str, arguments.folders))
         raise OpAtlasError(f"{folders}: no message of a collective has a duration; measure some first")
@@ -163,7 +163,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _panel(
-    axis: Any, collective: Collective, lines: Mapping[tuple[Path, str], Sequence[Point]], folders: Sequence[Path]
+    axis: Any, collective: Collective, lines: Mapping[tuple[Path, str], Sequence[MessagePoint]], folders: Sequence[Path]
 ) -> None:
     for (folder, name), points in lines.items():
         sizes = [point.message_bytes for point in points]

@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, NamedTuple
 
+from opatlas.errors import CellError, OpAtlasError, TableError, looking_at_usage
+from opatlas.model.quality import valid_duration
 from opatlas.model.roofline import Peak, tensor_bytes
+from opatlas.model.schema import (
+    AVERAGE,
+    CACHE_STATE,
+    INPUT_SLOTS,
+    MICROBENCH_MIN,
+    MICROBENCH_STD,
+)
+from opatlas.model.slots import parse_slots
 from opatlas.report.plots.figure import (
     Plot,
+    PlotKind,
     colors_of,
+    decades,
     new_figure,
     plain,
+    plot_file,
+    save,
     size_axis,
     whole_decades,
 )
-from opatlas.report.plots.timed_rows import TimedRow
-from opatlas.text import counted
+from opatlas.report.plots.timed_rows import TimedRow, device_of, expect_tables
+from opatlas.report.session_files import HIGHEST_RATIO, LOWEST_RATIO
+from opatlas.store.database import Database
+from opatlas.text import counted, print_problems, show, whole
 
-NAME = "durations"
-NEEDS = "rows with a duration and with dtypes that are known"
+DURATIONS = PlotKind("durations", needs="rows with a duration and with dtypes that are known")
 
 _PANEL_INCHES = (2.6, 2.0)
 _MOST_COLUMNS = 6
@@ -34,7 +52,7 @@ _LEGEND_INCHES = 1.6
 _FEWEST_INCHES = 7.8
 #: Each has its colour in every plot, so that those of two databases compare.
 _DTYPES = ("BF16", "FLOAT", "INT8", "FLOAT16", "INT32", "INT64", "BOOL")
-_COLOR = colors_of(_DTYPES)
+_DTYPE_COLOR = colors_of(_DTYPES)
 _OTHER_DTYPES = "others"
 REPLAYED, NOISY, CAPTURED = "replayed", "replayed, noisy", "captured"
 _MARKERS = {REPLAYED: ".", NOISY: "o", CAPTURED: "+"}
@@ -43,7 +61,7 @@ _LEAST_HEIGHT_INCHES = 4.0
 
 
 @dataclass(frozen=True)
-class Point:
+class DurationPoint:
     """Attributes: tensor_bytes: of all inputs and outputs; source: where the duration is from, one of _MARKERS."""
 
     tensor_bytes: int
@@ -52,9 +70,9 @@ class Point:
     source: str
 
 
-def points_of(rows: Sequence[TimedRow]) -> dict[str, list[Point]]:
+def duration_points(rows: Sequence[TimedRow]) -> dict[str, list[DurationPoint]]:
     """By kernel type; a row with both durations is two points. Empty calls and unknown dtypes are left out."""
-    points: dict[str, list[Point]] = defaultdict(list)
+    points: dict[str, list[DurationPoint]] = defaultdict(list)
     for row in rows:
         slots = (*row.inputs, *row.outputs)
         size = tensor_bytes(slots)
@@ -66,21 +84,21 @@ def points_of(rows: Sequence[TimedRow]) -> dict[str, list[Point]]:
             (row.profiling_us, CAPTURED),
         ):
             if duration_us is not None:
-                points[row.kernel_type].append(Point(size, duration_us, dtype, source))
+                points[row.kernel_type].append(DurationPoint(size, duration_us, dtype, source))
     return dict(sorted(points.items(), key=lambda named: named[0].lower()))
 
 
-def plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
+def durations_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
     """A figure for every 24 kernel types. Raises OpAtlasError without matplotlib."""
-    points = points_of(rows)
+    points = duration_points(rows)
     count = math.ceil(len(points) / _PANELS_OF_A_PAGE)
     # Pages of the same number of panels, as far as possible.
     size = math.ceil(len(points) / count) if count else 0
     types = list(points)
     return [
         Plot(
-            NAME if count == 1 else f"{NAME}_{page + 1}",
-            _page(shown, f"{title}, page {page + 1} of {count}" if count > 1 else title, peak),
+            DURATIONS.name if count == 1 else f"{DURATIONS.name}_{page + 1}",
+            _durations_page(shown, f"{title}, page {page + 1} of {count}" if count > 1 else title, peak),
             f"{counted(sum(map(len, shown.values())), 'duration')} of {counted(len(shown), 'kernel type')}",
         )
         for page in range(count)
@@ -88,7 +106,7 @@ def plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
     ]
 
 
-def _page(points: dict[str, list[Point]], title: str, peak: Peak) -> Any:
+def _durations_page(points: dict[str, list[DurationPoint]], title: str, peak: Peak) -> Any:
     columns = _columns(len(points))
     rows = math.ceil(len(points) / columns)
     width = max(_PANEL_INCHES[0] * columns, _FEWEST_INCHES)
@@ -98,7 +116,7 @@ def _page(points: dict[str, list[Point]], title: str, peak: Peak) -> Any:
     for number, (axis, (kernel_type, shown)) in enumerate(zip(axes, points.items(), strict=False)):
         for source, marker in _MARKERS.items():
             chosen = [point for point in shown if point.source == source]
-            colors = [_COLOR(point.dtype) for point in chosen]
+            colors = [_DTYPE_COLOR(point.dtype) for point in chosen]
             axis.scatter(
                 [point.tensor_bytes for point in chosen],
                 [point.duration_us for point in chosen],
@@ -127,7 +145,9 @@ def _page(points: dict[str, list[Point]], title: str, peak: Peak) -> Any:
         axis.set_visible(False)
     figure.suptitle(plain(title))
     figure.supylabel("duration (us)", fontsize="medium")
-    figure.legend(handles=_legend(everything, peak), loc="outside lower center", ncols=int(width / _LEGEND_INCHES))
+    figure.legend(
+        handles=_dtype_legend(everything, peak), loc="outside lower center", ncols=int(width / _LEGEND_INCHES)
+    )
     return figure
 
 
@@ -136,14 +156,14 @@ def _columns(panels: int) -> int:
     return min(range(_MOST_COLUMNS, 0, -1), key=lambda n: round(-panels % n + abs(n - math.sqrt(1.5 * panels)), 3))
 
 
-def _legend(points: Sequence[Point], peak: Peak) -> list[Any]:
+def _dtype_legend(points: Sequence[DurationPoint], peak: Peak) -> list[Any]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     there = {point.dtype for point in points}
-    handles: list[Any] = [Patch(color=_COLOR(dtype), label=dtype) for dtype in _DTYPES if dtype in there]
+    handles: list[Any] = [Patch(color=_DTYPE_COLOR(dtype), label=dtype) for dtype in _DTYPES if dtype in there]
     if there - set(_DTYPES):
-        handles.append(Patch(color=_COLOR(_OTHER_DTYPES), label=_OTHER_DTYPES))
+        handles.append(Patch(color=_DTYPE_COLOR(_OTHER_DTYPES), label=_OTHER_DTYPES))
     for source, marker in _MARKERS.items():
         if any(point.source == source for point in points):
             fill: Any = "none" if source == NOISY else "full"
@@ -153,3 +173,242 @@ def _legend(points: Sequence[Point], peak: Peak) -> list[Any]:
     if peak.bandwidth_gbps:
         handles.append(Line2D([], [], color="0.5", linewidth=0.8, label=f"bytes at {peak.bandwidth_gbps:,.0f} GB/s"))
     return handles
+
+
+COMPARISON = PlotKind("microbench_against_profiling", needs="rows with a replayed and a captured duration")
+
+_COMPARISON_INCHES = (8.0, 6.0)
+_TYPES_SHOWN = 15
+#: Of fewer values the tenth and the ninetieth hundredth are made up by interpolation.
+_FEWEST_FOR_TENTHS = 10
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Of the ratios microbench / profiling.
+
+    Attributes:
+        p10, p90: None of few rows.
+        within: how many rows are within 20 %.
+    """
+
+    rows: int
+    p10: float | None
+    p50: float
+    p90: float | None
+    within: int
+
+
+def agreement(rows: Sequence[TimedRow]) -> Agreement:
+    """Of at least one row; all have both durations."""
+    ratios = [row.microbench_us / row.profiling_us for row in rows if row.microbench_us and row.profiling_us]
+    tenths = quantiles(ratios, n=10, method="inclusive") if len(ratios) >= _FEWEST_FOR_TENTHS else None
+    return Agreement(
+        rows=len(ratios),
+        p10=tenths[0] if tenths else None,
+        p50=median(ratios),
+        p90=tenths[-1] if tenths else None,
+        within=sum(LOWEST_RATIO <= ratio <= HIGHEST_RATIO for ratio in ratios),
+    )
+
+
+def comparison_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
+    """One figure of rows that have both durations, or none. Raises OpAtlasError without matplotlib."""
+    if not rows:
+        return []
+    found = agreement(rows)
+    numbers = Counter(row.kernel_type for row in rows)
+    types = [name for name, _ in numbers.most_common()]
+    color = colors_of(types[:_TYPES_SHOWN])
+    figure, (axis,) = new_figure(*_COMPARISON_INCHES)
+    for place, name in enumerate(types):
+        shown = [row for row in rows if row.kernel_type == name]
+        label = f"{plain(name)} ({numbers[name]:,})" if place < _TYPES_SHOWN else ""
+        if place == _TYPES_SHOWN:
+            label = f"{len(types) - _TYPES_SHOWN} others"
+        axis.scatter(
+            [row.profiling_us for row in shown],
+            [row.microbench_us for row in shown],
+            c=color(name),
+            s=40,
+            marker=".",
+            linewidths=0,
+            alpha=0.8,
+            label=label,
+        )
+    durations = [us for row in rows for us in (row.microbench_us, row.profiling_us) if us]
+    ends = whole_decades(min(durations), max(durations))
+    axis.plot(ends, ends, color="black", linewidth=1, label="equal")
+    axis.fill_between(
+        ends,
+        [LOWEST_RATIO * end for end in ends],
+        [HIGHEST_RATIO * end for end in ends],
+        color="0.5",
+        alpha=0.2,
+        linewidth=0,
+        label="within 20 %",
+    )
+    for ratio, words, style in (
+        (found.p10, "10th percentile", "dotted"),
+        (found.p50, "median", "dashed"),
+        (found.p90, "90th percentile", "dotted"),
+    ):
+        if ratio is not None:
+            label = f"{words}: {ratio:,.2f} x"
+            axis.plot(ends, [ratio * end for end in ends], color="red", linewidth=1, linestyle=style, label=label)
+    axis.set_xlim(*ends)
+    axis.set_ylim(*ends)
+    decades(axis)
+    figure.suptitle(plain(title))
+    axis.set_xlabel("captured: Profiling Average Duration (us)")
+    axis.set_ylabel("replayed: Average Duration (us)")
+    figure.legend(loc="outside right center", fontsize="small", markerscale=1.5)
+    return [
+        Plot(
+            COMPARISON.name,
+            figure,
+            f"{counted(found.rows, 'row')}, {found.within:,} within 20 %, median {found.p50:,.2f} x",
+        )
+    ]
+
+
+_PRODUCTS_INCHES = (7.0, 4.2)
+_LINE_STYLES = ("solid", "dashed", "dotted", "dashdot")
+_DEFAULT_TYPE = "MatMulV2"
+
+
+@dataclass(frozen=True)
+class ProductPoint:
+    """A measured product; durations in microseconds."""
+
+    m: int
+    average_us: float
+    fastest_us: float
+    std_us: float
+
+
+class ProductLine(NamedTuple):
+    """What the points of a line have in common; `cache` is "cold", "warm" or ""."""
+
+    weight: str
+    dtype: str
+    cache: str
+
+    def __str__(self) -> str:
+        return ", ".join(word for word in self if word)
+
+
+def product_lines(folder: Path, kernel_type: str, weight: tuple[int, int]) -> dict[ProductLine, list[ProductPoint]]:
+    """Returns points by M of each line. None where nothing of this weight was measured.
+
+    Raises:
+        TableError: the file is not there, or no compute CSV, or has a shape that is no shape.
+    """
+    lines: dict[ProductLine, list[ProductPoint]] = {}
+    table = Database(folder).read(kernel_type)
+    for line, cells in enumerate(table.frame.to_dict("records"), start=2):
+        average_us = valid_duration(cells.get(AVERAGE, ""))
+        shapes, dtypes, formats = (cells.get(column, "") for column in INPUT_SLOTS)
+        try:
+            slots = parse_slots(shapes, dtypes, formats, INPUT_SLOTS)
+        except CellError as error:
+            raise TableError(table.path, str(error), "Correct the cell", line=line) from None
+        if average_us is None or len(slots) != 2 or slots[1].shape != weight or len(slots[0].shape) != 2:
+            continue
+        m, k = slots[0].shape
+        if k != weight[1]:
+            continue
+        fastest_us = valid_duration(cells.get(MICROBENCH_MIN, "")) or average_us
+        std_us = valid_duration(cells.get(MICROBENCH_STD, "")) or 0.0
+        line_of = ProductLine(f"{weight[0]} x {weight[1]}", slots[0].dtype, cells.get(CACHE_STATE, ""))
+        lines.setdefault(line_of, []).append(ProductPoint(m, average_us, fastest_us, std_us))
+    return {name: sorted(points, key=lambda point: point.m) for name, points in lines.items()}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "exit status: 0 the plot was made; 1 there is nothing to plot, or it cannot be read or written; 2 wrong usage"
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="databases: a cold and a warm one, say")
+    parser.add_argument("--output", required=True, type=plot_file, metavar="FILE", help="the plot: .svg, .png or .pdf")
+    parser.add_argument(
+        "--weights", nargs="+", required=True, type=_weight, metavar="N,K", help="the weights, a line for each"
+    )
+    parser.add_argument(
+        "--kernel-type", default=_DEFAULT_TYPE, metavar="TYPE", help="the file to read (default: %(default)s)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    with looking_at_usage():
+        for folder in arguments.folders:
+            expect_tables(folder)
+    for folder in arguments.folders:
+        print_problems(Database(folder).misspelt(), word="warning")
+    lines = {
+        (folder, name): points
+        for folder in arguments.folders
+        for weight in arguments.weights
+        for name, points in product_lines(folder, arguments.kernel_type, weight).items()
+    }
+    if not lines:
+        wanted = ", ".join(f"{n},{k}" for n, k in arguments.weights)
+        raise OpAtlasError(
+            f"{', '.join(map(str, arguments.folders))}: {arguments.kernel_type} holds no duration of a weight "
+            f"{wanted}; name one whose shape stands second among its Input Shapes"
+        )
+    devices = {folder: device_of(folder) or folder.name for folder in arguments.folders}
+    figure = products_figure(lines, arguments.kernel_type, devices)
+    save(figure, arguments.output)
+    show(f"{arguments.output}: {counted(sum(map(len, lines.values())), 'product')} in {counted(len(lines), 'line')}")
+    return 0
+
+
+def products_figure(
+    lines: Mapping[tuple[Path, ProductLine], Sequence[ProductPoint]], kernel_type: str, devices: Mapping[Path, str]
+) -> Any:
+    """Returns the figure of lines, each of a database, by whose folder `devices` has its device.
+
+    Raises:
+        OpAtlasError: matplotlib is not installed.
+    """
+    figure, (axis,) = new_figure(*_PRODUCTS_INCHES)
+    one_device = len(set(devices.values())) == 1
+    # A weight has one colour, whatever its cache state and database; these have the kind of the line.
+    color = colors_of(list(dict.fromkeys(f"{line.weight} {line.dtype}" for _, line in lines)))
+    ways = list(dict.fromkeys((devices[folder], line.cache) for folder, line in lines))
+    for (folder, line), points in lines.items():
+        rows = [point.m for point in points]
+        (drawn,) = axis.plot(
+            rows,
+            [point.average_us for point in points],
+            marker=".",
+            color=color(f"{line.weight} {line.dtype}"),
+            linestyle=_LINE_STYLES[ways.index((devices[folder], line.cache)) % len(_LINE_STYLES)],
+            label=plain(f"{line}" if one_device else f"{line}, {devices[folder]}"),
+        )
+        axis.fill_between(
+            rows,
+            [point.fastest_us for point in points],
+            [point.average_us + point.std_us for point in points],
+            color=drawn.get_color(),
+            alpha=0.2,
+            linewidth=0,
+        )
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.xaxis.set_major_formatter(lambda m, _: f"{m:g}")
+    axis.grid(alpha=0.3)
+    axis.set_title(plain(f"{kernel_type} on {', '.join(dict.fromkeys(devices.values()))}"))
+    axis.set_xlabel("rows M of the left operand")
+    axis.set_ylabel("duration (us)")
+    axis.legend(fontsize="small", title="weight N x K")
+    return figure
+
+
+def _weight(text: str) -> tuple[int, int]:
+    n, _, k = text.partition(",")
+    sizes = whole(n), whole(k)
+    if sizes[0] is None or sizes[1] is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: give N,K, such as 6400,5120")
+    return sizes[0], sizes[1]

@@ -1,4 +1,4 @@
-"""Figures: matplotlib where it is installed, without a window, and a file that is whole or not there."""
+"""RowSummary: matplotlib where it is installed, without a window, and a file that is whole or not there."""
 
 from __future__ import annotations
 
@@ -31,6 +31,19 @@ class Plot:
     name: str
     figure: Any
     holds: str
+
+
+@dataclass(frozen=True)
+class PlotKind:
+    """One kind of plot.
+
+    Attributes:
+        name: of its file, without the ending.
+        needs: what a database must hold for the plot.
+    """
+
+    name: str
+    needs: str
 
 
 def new_figure(width_inches: float, height_inches: float, columns: int = 1, rows: int = 1) -> tuple[Any, list[Any]]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from opatlas.model.roofline import (
@@ -24,6 +25,8 @@ from opatlas.model.roofline import (
 from opatlas.model.siblings import plain_type
 from opatlas.report.plots.figure import (
     Plot,
+    PlotKind,
+    bytes_text,
     colors_of,
     decades,
     new_figure,
@@ -33,10 +36,9 @@ from opatlas.report.plots.figure import (
 from opatlas.report.plots.timed_rows import TimedRow
 from opatlas.text import counted
 
-NAME = "roofline"
-NEEDS = "matrix products or arithmetic with a duration"
+ROOFLINE = PlotKind("roofline", needs="matrix products or arithmetic with a duration")
 
-_INCHES = (8.5, 5.5)
+_ROOFLINE_INCHES = (8.5, 5.5)
 _OF_ARITHMETIC: Mapping[str, Any] = {"s": 9, "marker": "x", "linewidths": 0.5}
 _OF_PRODUCTS: Mapping[str, Any] = {"s": 14, "linewidths": 0}
 #: Of the types of products, which have like colours, too.
@@ -44,7 +46,7 @@ _PRODUCT_MARKERS = "osD^vP"
 
 
 @dataclass(frozen=True)
-class Point:
+class RooflinePoint:
     """Attributes: intensity: operations per byte; tera_ops: 10^12 operations/s; dtype: of the first input."""
 
     kernel_type: str
@@ -53,26 +55,26 @@ class Point:
     tera_ops: float
 
 
-def points_of(rows: Sequence[TimedRow]) -> list[Point]:
+def roofline_points(rows: Sequence[TimedRow]) -> list[RooflinePoint]:
     """Of the rows whose operations and bytes are known."""
     points = []
     for row in rows:
         count, size = (tell(row.kernel_type, row.inputs, row.outputs) for tell in (operations, moved_bytes))
         if count and size:
             dtype = row.inputs[0].dtype
-            points.append(Point(row.kernel_type, dtype, count / size, count / row.duration_us / 1e6))
+            points.append(RooflinePoint(row.kernel_type, dtype, count / size, count / row.duration_us / 1e6))
     return points
 
 
-def plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
+def roofline_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
     """One figure, or none. Raises OpAtlasError without matplotlib."""
-    points = points_of(rows)
+    points = roofline_points(rows)
     if not points:
         return []
     numbers = Counter(point.kernel_type for point in points)
     types = [name for name, _ in numbers.most_common()]
     color = colors_of(types)
-    figure, (axis,) = new_figure(*_INCHES)
+    figure, (axis,) = new_figure(*_ROOFLINE_INCHES)
     products = [name for name in types if plain_type(name) not in ARITHMETIC]
     markers = dict(zip(products, itertools.cycle(_PRODUCT_MARKERS), strict=False))
     for name in types:
@@ -94,7 +96,7 @@ def plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
     axis.set_xlabel("operations per byte (each input read once, each output written once)")
     axis.set_ylabel(unit_of({point.dtype for point in points}))
     figure.legend(loc="outside right center", fontsize="small", markerscale=2, title="kernel type (rows)")
-    return [Plot(NAME, figure, f"{counted(len(points), 'row')} of {counted(len(types), 'kernel type')}")]
+    return [Plot(ROOFLINE.name, figure, f"{counted(len(points), 'row')} of {counted(len(types), 'kernel type')}")]
 
 
 def unit_of(dtypes: Collection[str]) -> str:
@@ -104,7 +106,7 @@ def unit_of(dtypes: Collection[str]) -> str:
     return "TFLOP/s" if not integers else "TOP/s" if not floats else f"TFLOP/s ({', '.join(sorted(integers))}: TOP/s)"
 
 
-def _roofs(axis: Any, points: Sequence[Point], peak: Peak) -> None:
+def _roofs(axis: Any, points: Sequence[RooflinePoint], peak: Peak) -> None:
     """The memory's slope, and a level for each dtype of products whose peak is known; equal ones share a label."""
     left, right = axis.get_xlim()
     bottom, top = axis.get_ylim()
@@ -126,3 +128,77 @@ def _roofs(axis: Any, points: Sequence[Point], peak: Peak) -> None:
     highest = max([*levels, *([right * slope] if slope and not levels else []), top])
     axis.set_xlim(left, right)
     axis.set_ylim(bottom, whole_decades(bottom, highest)[1])
+
+
+BANDWIDTH = PlotKind("bandwidth", needs="kernels that read and write each element once, with a duration")
+
+_WIDTH_INCHES = 8.5
+_LINE_INCHES = 0.24
+_AXIS_INCHES = 1.4
+#: A figure of few lines would cut off the labels at its sides.
+_LEAST_INCHES = 3.6
+_POWERS_BETWEEN_TICKS = 5
+
+
+@dataclass(frozen=True)
+class BandwidthPoint:
+    """Attributes: moved_bytes: each input once, each output once."""
+
+    moved_bytes: int
+    gbps: float
+
+
+def bandwidth_points(rows: Sequence[TimedRow]) -> dict[str, list[BandwidthPoint]]:
+    """By kernel type. Products are left to the roofline: what bounds the large ones is not the memory."""
+    points: dict[str, list[BandwidthPoint]] = defaultdict(list)
+    for row in rows:
+        size = moved_bytes(row.kernel_type, row.inputs, row.outputs)
+        if size and plain_type(row.kernel_type) not in PRODUCTS:
+            points[row.kernel_type].append(BandwidthPoint(size, size / row.duration_us / 1e3))
+    return dict(points)
+
+
+def bandwidth_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plot]:
+    """One figure, or none; the type whose largest calls are fastest on top. Raises OpAtlasError without matplotlib."""
+    points = bandwidth_points(rows)
+    if not points:
+        return []
+    from matplotlib.colors import LogNorm
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    types = sorted(points, key=lambda name: max(point.gbps for point in points[name]))
+    figure, (axis,) = new_figure(_WIDTH_INCHES, max(_LINE_INCHES * len(types) + _AXIS_INCHES, _LEAST_INCHES))
+    everything = [(line, point) for line, name in enumerate(types) for point in points[name]]
+    drawn = axis.scatter(
+        [point.gbps for _, point in everything],
+        [line for line, _ in everything],
+        c=[point.moved_bytes for _, point in everything],
+        norm=LogNorm(),
+        cmap="viridis",
+        s=40,
+        marker="|",
+        label="row",
+    )
+    axis.scatter(
+        [median(point.gbps for point in points[name]) for name in types],
+        range(len(types)),
+        s=24,
+        facecolors="none",
+        edgecolors="red",
+        label="median",
+    )
+    if peak.bandwidth_gbps:
+        axis.axvline(peak.bandwidth_gbps, color="black", linewidth=1, label=f"memory: {peak.bandwidth_gbps:,.0f} GB/s")
+    axis.set_xscale("log")
+    axis.set_yticks(range(len(types)), [f"{plain(name)} ({len(points[name]):,})" for name in types], fontsize="small")
+    axis.set_ylim(-0.6, len(types) - 0.4)
+    axis.grid(alpha=0.3)
+    figure.suptitle(plain(title))
+    axis.set_xlabel("10⁹ bytes/s (each input read once, each output written once)")
+    axis.set_ylabel("kernel type (rows), sorted by its fastest row")
+    figure.legend(loc="outside lower left", ncols=3, fontsize="small")
+    bar = figure.colorbar(drawn, ax=axis, label="bytes read and written", aspect=60)
+    bar.ax.yaxis.set_major_locator(LogLocator(base=2**_POWERS_BETWEEN_TICKS))
+    bar.ax.yaxis.set_minor_locator(NullLocator())
+    bar.ax.yaxis.set_major_formatter(lambda size, _: bytes_text(size))
+    return [Plot(BANDWIDTH.name, figure, f"{counted(len(everything), 'row')} of {counted(len(types), 'kernel type')}")]

@@ -25,7 +25,7 @@ from opatlas.model.schema import (
     STAND_IN,
 )
 from opatlas.model.slots import Slot, parse_slots
-from opatlas.store.csv_files import Database
+from opatlas.store.database import Database
 from opatlas.store.header import expect_columns, read_header
 from opatlas.store.manifest import manifests_of
 from opatlas.text import counted

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from sys import intern
 from typing import Any
 
 from opatlas.model.communication import bandwidth_gbps, is_communication
-from opatlas.model.quality import Quality, relative_noise
+from opatlas.model.quality import NOISE_LIMIT, Quality, relative_noise
 from opatlas.model.record import Measurement, Record
 from opatlas.model.roofline import PRODUCTS, Peak, achieved, work_of
 from opatlas.model.schema import (
@@ -24,6 +25,7 @@ from opatlas.model.schema import (
     NUM_DEVICES,
 )
 from opatlas.model.siblings import plain_type
+from opatlas.text import counted, shortened
 
 #: Significant digits of durations and rates.
 _DIGITS = 3
@@ -33,7 +35,7 @@ _WHOLE_NUMBERS = ("INT", "UINT")
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class RowSummary:
     """The numbers of one measured row.
 
     Attributes:
@@ -117,14 +119,14 @@ class Figures:
         return {name: getattr(self, name) for name in self.__slots__} | {"quality": self.quality.value}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Figures:
+    def from_json(cls, values: Mapping[str, Any]) -> RowSummary:
         """The figures that `to_json` gave."""
         # Many rows share these words, and come from other processes one by one.
         shared = {name: intern(values[name]) for name in ("kernel_type", "instrument", "cache")}
         return cls(**{**values, **shared, "quality": Quality(values["quality"])})
 
 
-def figures_of(record: Record, peak: Peak, captured_us: float | None = None) -> Figures:
+def summarize_row(record: Record, peak: Peak, captured_us: float | None = None) -> RowSummary:
     """Returns the figures of a measured record.
 
     Args:
@@ -139,7 +141,7 @@ def figures_of(record: Record, peak: Peak, captured_us: float | None = None) -> 
         rates: dict[str, Any] = {"gbps": bandwidth_gbps(int(cells[MESSAGE_BYTES]), summary.median_us)}
     else:
         rates = _rates(record, measurement, peak, summary.median_us)
-    return Figures(
+    return RowSummary(
         kernel_type=record.kernel_type,
         shapes=shapes_of(record.kernel_type, cells),
         median_us=summary.median_us,
@@ -155,7 +157,7 @@ def figures_of(record: Record, peak: Peak, captured_us: float | None = None) -> 
 
 
 def shapes_of(kernel_type: str, cells: Mapping[str, str]) -> str:
-    """The shapes of a row as `Figures` has them, from its cells, whatever these hold."""
+    """The shapes of a row as `RowSummary` has them, from its cells, whatever these hold."""
     if is_communication(kernel_type):
         return f"{cells.get(MESSAGE_BYTES, '')} B on {cells.get(NUM_DEVICES, '')}"
     dtype, *_ = cells.get(INPUT_DTYPES, "").split(";")
@@ -181,7 +183,7 @@ def _rates(record: Record, measurement: Measurement, peak: Peak, median_us: floa
 
 
 @dataclass(frozen=True)
-class OfType:
+class TypeSummary:
     """The rows of one kernel type together.
 
     Attributes:
@@ -204,19 +206,19 @@ class OfType:
     share: float | None
 
 
-def by_type(rows: Iterable[Figures]) -> list[OfType]:
+def summarize_types(rows: Iterable[RowSummary]) -> list[TypeSummary]:
     """Returns the rows of each kernel type together, sorted by type."""
-    of_type: dict[str, list[Figures]] = {}
+    of_type: dict[str, list[RowSummary]] = {}
     for row in rows:
         of_type.setdefault(row.kernel_type, []).append(row)
     return [_together(name, of_type[name]) for name in sorted(of_type)]
 
 
-def _together(kernel_type: str, rows: Sequence[Figures]) -> OfType:
+def _together(kernel_type: str, rows: Sequence[RowSummary]) -> TypeSummary:
     medians = [row.median_us for row in rows]
     noise = [row.noise for row in rows if row.noise is not None]
     best = max(rows, key=lambda row: (row.share or 0.0, (row.tera_ops if row.by_arithmetic else row.gbps) or 0.0))
-    return OfType(
+    return TypeSummary(
         kernel_type=kernel_type,
         rows=len(rows),
         shortest_us=min(medians),
@@ -229,12 +231,12 @@ def _together(kernel_type: str, rows: Sequence[Figures]) -> OfType:
     )
 
 
-def slowest(rows: Iterable[Figures], count: int) -> list[Figures]:
+def slowest(rows: Iterable[RowSummary], count: int) -> list[RowSummary]:
     """Returns the rows with the longest medians."""
     return heapq.nlargest(count, rows, key=lambda row: row.median_us)
 
 
-def noisiest(rows: Iterable[Figures], count: int) -> list[Figures]:
+def noisiest(rows: Iterable[RowSummary], count: int) -> list[RowSummary]:
     """Returns the rows with the most noise, of those that have several samples."""
     return heapq.nlargest(count, (row for row in rows if row.noise), key=lambda row: row.noise or 0.0)
 
@@ -278,3 +280,111 @@ def _significant(value: float) -> str:
         return "0"
     decimals = _DIGITS - 1 - math.floor(math.log10(value))
     return f"{value:,.{min(max(decimals, 0), 4)}f}"
+
+
+_SHOWN = 5
+_TITLES = ("kernel type", "rows", "median", "range", "noise", "not quiet", "best rate", "of peak")
+#: Columns that a narrow terminal goes without, the first one first.
+_LEFT_OUT = ("range", "not quiet", "of peak")
+_LEAST_NAME = 16
+_BETWEEN = "  "
+
+
+def terminal_tables(rows: Collection[RowSummary], width: int) -> Iterator[str]:
+    """The tables in lines of at most `width` columns."""
+    yield from _of_types(summarize_types(rows), width)
+    for title, found in _lists(rows):
+        yield f"{title}:"
+        numbers = [row.text(44) for row in found]
+        widest = max(map(len, numbers))
+        for row, text in zip(found, numbers, strict=True):
+            yield shortened(f"  {text:{widest}}  {row.name}", width)
+
+
+def markdown_tables(rows: Collection[RowSummary]) -> Iterator[str]:
+    """The tables in Markdown."""
+    types = summarize_types(rows)
+    columns = [column for column in range(len(_TITLES)) if column in _used(types)]
+    yield from markdown_table(
+        [_TITLES[column].capitalize() for column in columns],
+        [[_cells(of_type)[column] for column in columns] for of_type in types],
+    )
+    for title, found in _lists(rows):
+        yield from ("", f"### The {title} rows", "")
+        yield from markdown_table(
+            ("Duration", "Kernel type", "Shapes", "Quality"),
+            [(row.text(), row.kernel_type, f"`{row.shapes}`", row.quality.value) for row in found],
+        )
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """A table in Markdown."""
+    body = ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header), *body]
+
+
+def quality_lines(rows: Collection[RowSummary], cause: str) -> Iterator[str]:
+    """How many rows are not quiet, in a line for noise and a line for all else; `cause` is what may have made noise."""
+    counts = Counter(row.quality for row in rows)
+    all_rows = counted(len(rows), "row")
+    if noisy := counts.pop(Quality.NOISY, 0):
+        why = f": {cause}" if cause else ""
+        yield f"{noisy:,} of {all_rows} {_are(noisy)} noisier than {100 * NOISE_LIMIT:.0f} %{why}"
+    if too_few := counts.pop(Quality.UNKNOWN, 0):
+        have = "has" if too_few == 1 else "have"
+        yield f"{too_few:,} of {all_rows} {have} fewer than 3 samples, which tell no noise"
+    counts.pop(Quality.QUIET, None)
+    if counts:
+        (first, count), *more = counts.most_common()
+        others = "".join(f", {each:,} {_are(each)} {quality}" for quality, each in more)
+        yield f"{count:,} of {all_rows} {_are(count)} {first}{others}"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _lists(rows: Collection[RowSummary]) -> Iterator[tuple[str, list[RowSummary]]]:
+    # Of fewer the table says as much.
+    if len(rows) > _SHOWN:
+        for title, found in (("slowest", slowest(rows, _SHOWN)), ("noisiest", noisiest(rows, _SHOWN))):
+            if found:
+                yield title, found
+
+
+def _cells(of_type: TypeSummary) -> tuple[str, ...]:
+    # Numbers of a column stand below each other, so a range is written without its unit.
+    low, high = (microseconds_text(value) for value in (of_type.shortest_us, of_type.longest_us))
+    return (
+        of_type.kernel_type,
+        f"{of_type.rows:,}",
+        microseconds_text(of_type.median_us),
+        f"{low.removesuffix(' us')} to {high}" if of_type.rows > 1 else "",
+        noise_text(of_type.noise).removeprefix("±"),
+        f"{of_type.not_quiet:,}" if of_type.not_quiet else "",
+        of_type.rate,
+        "" if of_type.share is None else share_text(of_type.share),
+    )
+
+
+def _used(types: Sequence[TypeSummary]) -> list[int]:
+    """Columns in which anything stands."""
+    return [column for column in range(len(_TITLES)) if any(_cells(of_type)[column] for of_type in types)]
+
+
+def _of_types(types: Sequence[TypeSummary], width: int) -> Iterator[str]:
+    cells = [_TITLES, *map(_cells, types)]
+    columns = _used(types)
+    widths = [max(len(line[column]) for line in cells) for column in range(len(_TITLES))]
+
+    def needed() -> int:
+        return sum(widths[column] for column in columns) + len(_BETWEEN) * (len(columns) - 1)
+
+    for title in _LEFT_OUT:
+        if needed() - widths[0] + min(widths[0], _LEAST_NAME + 8) > width and _TITLES.index(title) in columns:
+            columns.remove(_TITLES.index(title))
+    widths[0] -= max(min(needed() - width, widths[0] - _LEAST_NAME), 0)
+    for line in cells:
+        name, *others = (line[column] for column in columns)
+        aligned = [f"{cell:>{widths[column]}}" for column, cell in zip(columns[1:], others, strict=True)]
+        yield _BETWEEN.join([f"{shortened(name, widths[0]):{widths[0]}}", *aligned]).rstrip()

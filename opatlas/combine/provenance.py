@@ -36,9 +36,10 @@ from opatlas.model.versions import (
     version_key,
 )
 from opatlas.store import journal
-from opatlas.store.csv_files import Database, read_frame
+from opatlas.store.cells import duration_columns
+from opatlas.store.csv_files import read_frame
+from opatlas.store.database import Database
 from opatlas.store.manifest import INGEST_PREFIX, Manifest, manifests_of
-from opatlas.store.merge_rule import duration_columns
 from opatlas.text import counted
 
 #: Names of software that may name a database's folder, and where a manifest has their version: facts of the device,

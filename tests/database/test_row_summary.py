@@ -12,20 +12,22 @@ from opatlas.model.quality import Quality
 from opatlas.model.record import Measurement, Record
 from opatlas.model.roofline import Peak
 from opatlas.model.schema import MESSAGE_BYTES, NUM_DEVICES, Status
-from opatlas.report.figures import (
-    Figures,
-    by_type,
+from opatlas.report.row_summary import (
+    RowSummary,
     bytes_text,
-    figures_of,
+    markdown_tables,
     microseconds_text,
     noise_text,
     noisiest,
     operations_text,
+    quality_lines,
     shapes_of,
     share_text,
     slowest,
+    summarize_row,
+    summarize_types,
+    terminal_tables,
 )
-from opatlas.report.tables import markdown_tables, quality_lines, terminal_tables
 
 H200 = Peak(4800.0, {"BF16": 989.5})
 
@@ -44,7 +46,7 @@ def record(samples_us: Sequence[float], cache: str = "cold", dtype: str = "BF16"
     return Record("MatMulV2", "signature", cells, Status.MEASURED, "", "run", 0.0, measurement)
 
 
-def figures(kernel_type: str = "Add", median_us: float = 10.0, **more: object) -> Figures:
+def figures(kernel_type: str = "Add", median_us: float = 10.0, **more: object) -> RowSummary:
     values = {
         "min_us": median_us,
         "noise": 0.02,
@@ -54,7 +56,7 @@ def figures(kernel_type: str = "Add", median_us: float = 10.0, **more: object) -
         "cache": "cold",
         **more,
     }
-    return Figures(kernel_type, "16,1024", median_us, **values)  # type: ignore[arg-type]
+    return RowSummary(kernel_type, "16,1024", median_us, **values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -79,32 +81,32 @@ def test_rates_noise_and_shares_have_their_units() -> None:
 
 
 def test_of_two_rates_the_one_that_is_nearer_to_its_peak_is_told() -> None:
-    row = figures_of(record([4.0] * 5, m=1), H200)
+    row = summarize_row(record([4.0] * 5, m=1), H200)
     moved = 2 * (1024 + 1024 * 4096 + 4096)
     assert row.share == pytest.approx(moved / 4e-6 / 4800e9)
     assert row.rate == "2.10 TB/s"
-    large = figures_of(record([100.0] * 5, m=8192), H200)
+    large = summarize_row(record([100.0] * 5, m=8192), H200)
     assert large.share == pytest.approx(2 * 8192 * 1024 * 4096 / 100e-6 / 989.5e12)
     assert large.rate.endswith(" TFLOP/s")
 
 
 def test_a_warm_cache_has_no_share_of_the_memorys_peak() -> None:
-    row = figures_of(record([4.0] * 5, cache="warm"), H200)
+    row = summarize_row(record([4.0] * 5, cache="warm"), H200)
     assert row.share == pytest.approx(2 * 1024 * 4096 / 4e-6 / 989.5e12)
-    assert figures_of(record([4.0] * 5, cache="warm"), Peak()).share is None
+    assert summarize_row(record([4.0] * 5, cache="warm"), Peak()).share is None
 
 
 def test_a_stand_in_has_a_rate_and_no_share_of_a_peak() -> None:
     measured = record([10.0] * 3)
     assert measured.measurement is not None
     stands_in = replace(measured, measurement=replace(measured.measurement, stand_in="composition of 4"))
-    assert figures_of(measured, H200).share is not None
-    assert figures_of(stands_in, H200).share is None
-    assert figures_of(stands_in, H200).rate
+    assert summarize_row(measured, H200).share is not None
+    assert summarize_row(stands_in, H200).share is None
+    assert summarize_row(stands_in, H200).rate
 
 
 def test_a_product_of_integers_counts_no_floating_point_operations() -> None:
-    assert figures_of(record([100.0] * 5, dtype="INT8"), Peak()).rate.endswith(" GOP/s")
+    assert summarize_row(record([100.0] * 5, dtype="INT8"), Peak()).rate.endswith(" GOP/s")
 
 
 def test_a_message_is_told_by_its_bytes_and_devices() -> None:
@@ -114,13 +116,13 @@ def test_a_message_is_told_by_its_bytes_and_devices() -> None:
 
 
 def test_rows_that_differ_in_dtype_have_names_of_their_own() -> None:
-    assert figures_of(record([4.0]), Peak()).name == "MatMulV2 1,1024;4096,1024 BF16"
-    assert figures_of(record([4.0], dtype="FLOAT"), Peak()).name == "MatMulV2 1,1024;4096,1024 FLOAT"
+    assert summarize_row(record([4.0]), Peak()).name == "MatMulV2 1,1024;4096,1024 BF16"
+    assert summarize_row(record([4.0], dtype="FLOAT"), Peak()).name == "MatMulV2 1,1024;4096,1024 FLOAT"
 
 
 def test_figures_travel_as_plain_values() -> None:
-    row = figures_of(record([4.0, 4.1, 4.2]), H200, captured_us=3.9)
-    assert Figures.from_json(json.loads(json.dumps(row.to_json()))) == row
+    row = summarize_row(record([4.0, 4.1, 4.2]), H200, captured_us=3.9)
+    assert RowSummary.from_json(json.loads(json.dumps(row.to_json()))) == row
 
 
 def test_parts_that_do_not_fit_are_left_out_from_the_end() -> None:
@@ -142,7 +144,7 @@ def test_the_line_for_ci_has_how_it_was_taken_and_the_capture() -> None:
 
 def test_rows_of_a_type_together() -> None:
     rows = [figures("Add", us, noise=us / 100) for us in (3.0, 1.0, 2.0)] + [figures("Mul", 9.0)]
-    add, mul = by_type(rows)
+    add, mul = summarize_types(rows)
     assert (add.kernel_type, add.rows, add.shortest_us, add.median_us, add.longest_us) == ("Add", 3, 1.0, 2.0, 3.0)
     assert (add.noise, mul.rows) == (0.02, 1)
     assert [row.median_us for row in slowest(rows, 2)] == [9.0, 3.0]

@@ -1,0 +1,241 @@
+"""Rows that differ in M alone: the leading dimension of the first input, or the bytes of a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from opatlas.checks.check import Check, CheckedDatabase, CheckedTable, Durations, Finding, Floats
+from opatlas.model.communication import is_communication
+from opatlas.model.quality import Quality, is_noisy, judge, relative_noise
+from opatlas.model.roofline import PRODUCTS, bound_us, work_of
+from opatlas.model.schema import (
+    BASE,
+    CACHE_STATE,
+    DTYPE,
+    EP_SIZE,
+    INPUT_SLOTS,
+    LENGTHS_IN_SIGNATURE,
+    MESSAGE_BYTES,
+    NUM_DEVICES,
+    OUTPUT_SLOTS,
+    QUALITY,
+    QUALITY_REASON,
+    RUNTIME_IN_SIGNATURE,
+    TOPOLOGY_TIER,
+)
+from opatlas.model.siblings import plain_type
+from opatlas.model.slots import slot_words
+from opatlas.report.row_summary import microseconds_text, share_text
+from opatlas.text import whole
+
+_M = "M"
+
+
+@dataclass(frozen=True)
+class Family:
+    """Rows with durations that differ in M alone, in the order of M; of equal M the first row only.
+
+    Attributes:
+        places: of the rows in the table, counted from 0.
+        m: their M, strictly increasing.
+        us: their durations.
+        low_us, high_us: the durations less and plus their noise; `low_us` is 0 at least.
+    """
+
+    places: Sequence[int]
+    m: Floats
+    us: Floats
+    low_us: Floats
+    high_us: Floats
+
+
+def families(table: CheckedTable, *, least: int) -> Iterator[Family]:
+    """Goes through the families of at least `least` rows, of replayed and of captured durations."""
+    keyed = list(_of_messages(table) if is_communication(table.kernel_type) else _of_tensors(table))
+    for durations in (table.replayed, table.captured):
+        of_key: dict[tuple[object, ...], dict[int, int]] = {}
+        for place in np.flatnonzero(~np.isnan(durations.us)).tolist():
+            key, m = keyed[place]
+            if m is not None:
+                of_key.setdefault((durations.how[place], *key), {}).setdefault(m, place)
+        for rows in of_key.values():
+            if len(rows) >= least:
+                yield _family(rows, durations)
+
+
+def _family(rows: dict[int, int], durations: Durations) -> Family:
+    m = sorted(rows)
+    places = [rows[each] for each in m]
+    us = durations.us[places]
+    noise = durations.noise_us[places]
+    return Family(places, np.array(m, dtype=float), us, np.maximum(us - noise, 0.0), us + noise)
+
+
+def _of_messages(table: CheckedTable) -> Iterator[tuple[tuple[object, ...], int | None]]:
+    others = zip(*(table.cells(column) for column in (NUM_DEVICES, DTYPE, TOPOLOGY_TIER)), strict=True)
+    for key, cell in zip(others, table.cells(MESSAGE_BYTES), strict=True):
+        yield key, whole(cell.strip()) or None
+
+
+def _of_tensors(table: CheckedTable) -> Iterator[tuple[tuple[object, ...], int | None]]:
+    """The shapes without M: a leading dimension that equals M is M too, but for the right operand of a product."""
+    is_product = plain_type(table.kernel_type) in PRODUCTS
+    extra = zip(
+        *(table.cells(column) for column in (*RUNTIME_IN_SIGNATURE, *LENGTHS_IN_SIGNATURE, EP_SIZE)), strict=True
+    )
+    slots = zip(*(table.cells(column) for column in (*INPUT_SLOTS, *OUTPUT_SLOTS)), strict=True)
+    for cells, more in zip(slots, extra, strict=True):
+        inputs, outputs = slot_words(*cells[:3]), slot_words(*cells[3:])
+        leading, _, others = inputs[0][0].partition(",") if inputs else ("", "", "")
+        fixed = inputs[1:2] if is_product else ()
+        scaled = (*inputs[:1], *inputs[1 + len(fixed) :], *outputs)
+        key = (len(inputs), fixed, tuple(_without_m(slot, leading) for slot in scaled), more)
+        yield key, (whole(leading) or None) if others else None
+
+
+def _without_m(slot: tuple[str, str, str], m: str) -> tuple[str, str, str]:
+    leading, _, others = slot[0].partition(",")
+    return (f"{_M},{others}", slot[1], slot[2]) if leading == m else slot
+
+
+_COLD = "cold"
+
+
+def _too_short(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    peak = database.peak
+    if peak is None:
+        return []
+    found = []
+    columns = {name: table.cells(name) for name in BASE}
+    cache = table.cells(CACHE_STATE)
+    replayed, captured = table.replayed.us, table.captured.us
+    for place in np.flatnonzero(~(np.isnan(replayed) & np.isnan(captured))).tolist():
+        work = work_of(table.kernel_type, {name: cells[place] for name, cells in columns.items()})
+        if work is None:
+            continue
+        for us, cold in ((replayed[place], cache[place].strip() == _COLD), (captured[place], False)):
+            least = bound_us(work, peak, cold=cold)
+            if np.isnan(us) or least is None:
+                continue
+            verdict = judge([us], bound_us=least)
+            if verdict.quality is Quality.ABOVE_ROOFLINE:
+                found.append(table.finding(place, microseconds_text(us), verdict.reason, least / us))
+    return found
+
+
+BELOW_ROOFLINE = Check(
+    "below-roofline",
+    "durations shorter than the peaks of the device allow",
+    "look at what ran (opatlas history DB ...): a kernel that did less than the row asks for, or another device",
+    of_table=_too_short,
+    applies=lambda database: (
+        "" if database.peak is not None else f"the peaks of {database.device or 'an unknown device'} are not known"
+    ),
+)
+
+
+ALLOWED_RATIO = 1.25
+
+
+def _not_monotone(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    found = []
+    for family in families(table, least=2):
+        fastest_later = np.minimum.accumulate(family.high_us[::-1])[::-1]
+        for i in np.flatnonzero(family.low_us[:-1] > ALLOWED_RATIO * fastest_later[1:]).tolist():
+            fastest = i + 1 + int(np.argmin(family.high_us[i + 1 :]))
+            ratio = family.us[i] / family.us[fastest]
+            reason = (
+                f"{ratio:.2f} times the {microseconds_text(family.us[fastest])} of M {family.m[fastest]:,.0f} "
+                f"(line {family.places[fastest] + 2}), which is more work than M {family.m[i]:,.0f}"
+            )
+            found.append(table.finding(family.places[i], microseconds_text(family.us[i]), reason, ratio))
+    return found
+
+
+MONOTONE = Check(
+    "monotone",
+    "rows that take longer than a row with a larger M",
+    "measure both again; if it stays, enter the row with its cause into known_findings.yaml",
+    of_table=_not_monotone,
+)
+
+
+def _spikes(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    found = []
+    for family in families(table, least=3):
+        allowed = np.maximum(family.high_us[:-2], family.high_us[2:])
+        for i in (np.flatnonzero(family.low_us[1:-1] > ALLOWED_RATIO * allowed) + 1).tolist():
+            # On a straight line in log-log scales.
+            place = np.log(family.m[i] / family.m[i - 1]) / np.log(family.m[i + 1] / family.m[i - 1])
+            between = family.us[i - 1] ** (1 - place) * family.us[i + 1] ** place
+            ratio = family.us[i] / between
+            before, after = (
+                f"{microseconds_text(family.us[near])} at M {family.m[near]:,.0f}" for near in (i - 1, i + 1)
+            )
+            likely = microseconds_text(between)
+            reason = f"{ratio:.2f} times the {likely} that its neighbours make likely: {before}, {after}"
+            found.append(table.finding(family.places[i], microseconds_text(family.us[i]), reason, ratio))
+    return found
+
+
+SPIKES = Check(
+    "spikes",
+    "rows far above both of their neighbours in M",
+    "measure the row again; if it stays, enter it with its cause into known_findings.yaml",
+    of_table=_spikes,
+)
+
+
+def _noisy_rows(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    durations, share = table.replayed, table.noise
+    qualities = [Quality.of_cell(cell) for cell in table.cells(QUALITY)]
+    reasons = table.cells(QUALITY_REASON)
+    found = []
+    for place in np.flatnonzero(~np.isnan(durations.us)).tolist():
+        quality = qualities[place]
+        value = microseconds_text(durations.us[place])
+        # What is beyond the roofline is found by a check of its own.
+        if quality is Quality.ABOVE_ROOFLINE or not is_noisy(quality, share[place]):
+            continue
+        if quality is not None:
+            reason = f"{quality}: {reasons[place]}".removesuffix(": ")
+            found.append(table.finding(place, value, reason, np.nan_to_num(share[place])))
+        else:
+            std = microseconds_text(durations.std_us[place])
+            reason = f"the standard deviation is {share_text(share[place])} of the mean, {std}"
+            found.append(table.finding(place, value, reason, share[place]))
+    return found
+
+
+NOISY = Check(
+    "noisy",
+    "durations whose samples do not agree",
+    "measure the rows again on an idle machine: opatlas bench --max-noise 10% (docs/measurement.md)",
+    of_table=_noisy_rows,
+)
+
+
+def _bimodal_captures(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    pooled = database.pooled.get(table.kernel_type)
+    if pooled is None:
+        return []
+    found = []
+    for case in pooled:
+        place = table.first_places.get(case.signature)
+        verdict = judge(case.durations_us)
+        if place is not None and verdict.quality is Quality.BIMODAL:
+            value = microseconds_text(case.durations.median_us)
+            found.append(table.finding(place, value, verdict.reason, relative_noise(case.durations_us) or 0.0))
+    return found
+
+
+CAPTURES = Check(
+    "captures",
+    "captured signatures with two populations",
+    "find out what tells them apart (fill-runtime for attention), or use the replayed duration",
+    of_table=_bimodal_captures,
+    applies=lambda database: "" if database.pooled else "no samples of captures are kept",
+)

@@ -1,0 +1,196 @@
+"""Each CSV can be read, and so can each manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, CheckedTable, Durations, Finding
+from opatlas.model.communication import is_communication
+from opatlas.model.schema import (
+    AVERAGE,
+    DURATION,
+    MICROBENCH_MEDIAN,
+    MICROBENCH_MIN,
+    MICROBENCH_SAMPLES,
+    MICROBENCH_STD,
+    PROFILING_AVERAGE,
+    PROFILING_MEDIAN,
+    PROFILING_RUN_ID,
+    PROFILING_SAMPLES,
+    PROFILING_STD,
+    RUN_ID,
+    STATUS,
+    STATUS_REASON,
+    Status,
+)
+from opatlas.report.row_summary import microseconds_text
+from opatlas.store.cells import duration_columns
+
+
+def _unreadable_files(database: CheckedDatabase) -> list[Finding]:
+    tables = [
+        Finding(str(error.path), error.line, kernel_type, kernel_type, "", str(error))
+        for kernel_type, error in database.unreadable.items()
+    ]
+    runs = str(database.database.runs_dir)
+    return [*tables, *(Finding(runs, None, "", WHOLE_DATABASE, "", problem) for problem in database.problems)]
+
+
+UNREADABLE = Check(
+    "unreadable",
+    "files that cannot be read",
+    "restore them, or move them away",
+    of_database=_unreadable_files,
+)
+
+
+#: What rounding to three decimals leaves open, and what six digits do.
+_ROUNDING_US, _ROUNDING = 0.002, 1e-5
+_MAY_BE_ZERO = (MICROBENCH_STD, PROFILING_STD)
+_NUMBERS = (
+    *(MICROBENCH_MEDIAN, MICROBENCH_MIN, MICROBENCH_STD, MICROBENCH_SAMPLES),
+    *(PROFILING_AVERAGE, PROFILING_MEDIAN, PROFILING_STD, PROFILING_SAMPLES),
+)
+_CELL_SHOWN = 40
+
+
+def _impossible_numbers(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    found = [
+        table.finding(place, f"{column} {cell}", "is no number above zero")
+        for column in dict.fromkeys((*duration_columns(table.kernel_type), *_NUMBERS))
+        for place, cell in _no_numbers(table, column)
+    ]
+    for std, samples, mean, median, least in _statistics(table):
+        deviation, count = table.numbers(std), table.numbers(samples)
+        none = np.full(len(table), np.nan)
+        means, medians, leasts = (table.numbers(column) if column else none for column in (mean, median, least))
+        slack = _ROUNDING_US + _ROUNDING * np.fmax(means, medians)
+        reach = deviation * (count - 1) / np.sqrt(np.maximum(count, 1))
+        wrong: list[tuple[npt.NDArray[np.bool_], str, str, str]] = [
+            ((deviation > 0) & (count < 2), std, samples, "one sample has no standard deviation"),
+            (leasts > medians + slack, least, median, "the least sample is longer than the median"),
+            (leasts > means + slack, least, mean, "the least sample is longer than the mean"),
+            (np.abs(means - medians) > deviation + slack, median, std, f"further than that from {mean}"),
+            ((count >= 2) & (means - leasts > reach + slack), least, std, f"too far from {mean} for that"),
+        ]
+        for where, value, other, reason in wrong:
+            for place in np.flatnonzero(where).tolist():
+                cells = f"{value} {table.cells(value)[place]}, {other} {table.cells(other)[place]}"
+                found.append(table.finding(place, cells, reason))
+    return found
+
+
+def _statistics(table: CheckedTable) -> Iterator[tuple[str, str, str, str, str]]:
+    """Columns of one population: standard deviation, samples, mean, median, least; "" where there is no such column."""
+    if is_communication(table.kernel_type):
+        yield MICROBENCH_STD, MICROBENCH_SAMPLES, "", DURATION, MICROBENCH_MIN
+    else:
+        yield MICROBENCH_STD, MICROBENCH_SAMPLES, AVERAGE, MICROBENCH_MEDIAN, MICROBENCH_MIN
+        yield PROFILING_STD, PROFILING_SAMPLES, PROFILING_AVERAGE, PROFILING_MEDIAN, ""
+
+
+def _no_numbers(table: CheckedTable, column: str) -> Iterator[tuple[int, str]]:
+    """Places and cells that hold something else than a positive number; 0 is a standard deviation."""
+    numbers = table.numbers(column)
+    good = np.isfinite(numbers) & ((numbers >= 0) if column in _MAY_BE_ZERO else (numbers > 0))
+    cells = table.cells(column)
+    for place in np.flatnonzero(~good).tolist():
+        if cells[place].strip():
+            yield place, cells[place].strip()[:_CELL_SHOWN]
+
+
+IMPOSSIBLE = Check(
+    "impossible",
+    "numbers that contradict each other, or are none",
+    "measure the rows again: such cells were edited, or written by another tool",
+    of_table=_impossible_numbers,
+)
+
+
+def _repeated_rows(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    found = []
+    for place, signature in enumerate(table.signatures):
+        earlier = table.first_places[signature]
+        if earlier == place:
+            continue
+        ours, theirs = table.replayed.us[place], table.replayed.us[earlier]
+        if np.isnan(ours) and np.isnan(theirs):
+            ours, theirs = table.captured.us[place], table.captured.us[earlier]
+        if np.isnan(ours) or np.isnan(theirs):
+            durations, ratio = "", 1.0
+        else:
+            durations, ratio = f", which took {microseconds_text(theirs)}", max(ours / theirs, theirs / ours)
+        value = "no duration" if np.isnan(ours) else microseconds_text(ours)
+        found.append(table.finding(place, value, f"the same case as line {earlier + 2}{durations}", ratio))
+    return found
+
+
+DUPLICATES = Check(
+    "duplicates",
+    "rows that stand twice",
+    "remove one of them; a replay fills the first one only",
+    of_table=_repeated_rows,
+)
+
+
+def _wrong_statuses(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    found = []
+    without_duration = np.isnan(table.replayed.us)
+    cells = zip(table.cells(STATUS), table.cells(STATUS_REASON), without_duration.tolist(), strict=True)
+    for place, (cell, reason, empty) in enumerate(cells):
+        status = Status.of_cell(cell)
+        problem = ""
+        if cell.strip() and status is None:
+            problem = "no status of OpAtlas"
+        elif status is Status.MEASURED and empty:
+            problem = "the row has no replayed duration"
+        elif status not in (None, Status.MEASURED) and not reason.strip():
+            problem = "without a Status Reason"
+        if problem:
+            found.append(table.finding(place, cell.strip(), problem))
+    return found
+
+
+STATUSES = Check(
+    "statuses",
+    "statuses without a reason, or that do not go with their rows",
+    "replay the rows again (opatlas bench --database-path DB --retry-failed)",
+    of_table=_wrong_statuses,
+)
+
+
+_SEPARATOR = ";"
+
+
+def _unknown_origins(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    return [
+        *_without_manifest(table, table.replayed, RUN_ID, frozenset(database.manifests)),
+        *_without_manifest(table, table.captured, PROFILING_RUN_ID, database.ingests),
+    ]
+
+
+def _without_manifest(table: CheckedTable, durations: Durations, column: str, known: frozenset[str]) -> list[Finding]:
+    cells = table.cells(column)
+    found = []
+    for place in np.flatnonzero(~np.isnan(durations.us)).tolist():
+        ids = [each.strip() for each in cells[place].split(_SEPARATOR) if each.strip()]
+        missing = [each for each in ids if each not in known]
+        if missing:
+            reason = f"no manifest of {column} {missing[0]} in runs/ tells what it was measured on"
+        elif not ids:
+            reason = f"its {column} is empty: nothing tells what it was measured on"
+        else:
+            continue
+        found.append(table.finding(place, microseconds_text(durations.us[place]), reason))
+    return found
+
+
+ORIGINS = Check(
+    "origins",
+    "durations of which no manifest tells where they come from",
+    "restore runs/ from where the database was measured, or measure the rows again",
+    of_table=_unknown_origins,
+)

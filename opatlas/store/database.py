@@ -1,0 +1,282 @@
+"""A database: its folders and its lock, who holds it for a session, and a copy of it for a dry run."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+from filelock import Timeout
+from msgspec import Meta
+
+from opatlas.errors import OpAtlasError, TableError
+from opatlas.files import (
+    own_folder,
+    own_lock,
+    read_own,
+)
+from opatlas.model.schema import is_file_name
+from opatlas.store.cells import identity_columns
+from opatlas.store.csv_files import TEMPORARY_SUFFIX, is_abandoned, not_writable, read_frame, write_frame, write_text
+from opatlas.store.header import (
+    misspelt,
+    modern_names,
+    read_header,
+)
+from opatlas.typed_json import DecodeError, decode, json_line
+
+
+@dataclass
+class Table:
+    """The rows of one kernel type. `frame` holds text cells only."""
+
+    kernel_type: str
+    path: Path
+    frame: pd.DataFrame
+
+
+class Database:
+    """A directory of `{KernelType}.csv` files, with its journal, runs, reports and pruned rows."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @property
+    def journal_dir(self) -> Path:
+        """Records that are not in the CSVs yet. Like each folder of a database, no link: raises UnsafePath."""
+        return own_folder(self.path / "journal")
+
+    @property
+    def runs_dir(self) -> Path:
+        """A manifest for each run."""
+        return own_folder(self.path / "runs")
+
+    @property
+    def reports_dir(self) -> Path:
+        """What sessions and commands tell."""
+        return own_folder(self.path / "reports")
+
+    @property
+    def pruned_dir(self) -> Path:
+        """Rows that were taken out of the CSVs."""
+        return own_folder(self.path / "pruned")
+
+    @property
+    def profiles_dir(self) -> Path:
+        """Output of profilers for rows that are not in the CSVs."""
+        return own_folder(self.path / "profiles")
+
+    def folders(self) -> tuple[Path, ...]:
+        """All of these, whether or not they are there. Raises UnsafePath."""
+        return self.journal_dir, self.runs_dir, self.reports_dir, self.pruned_dir, self.profiles_dir
+
+    def kernel_types(self) -> list[str]:
+        """Kernel types that have a file, sorted; collectives (`hcom_*`) have another schema, and hidden files none."""
+        return sorted(path.stem for path in self.path.glob("*.csv") if not path.stem.startswith(("hcom_", ".")))
+
+    def csv_path(self, kernel_type: str) -> Path:
+        """Where the rows of a kernel type are.
+
+        Raises:
+            OpAtlasError: the kernel type cannot be a file name.
+        """
+        if not is_file_name(kernel_type):
+            raise OpAtlasError(
+                f"kernel type {kernel_type!r} cannot name a file of {self.path}: "
+                f"rename it in the capture, or leave it out"
+            )
+        return self.path / f"{kernel_type}.csv"
+
+    def misspelt(self) -> list[str]:
+        """Columns that may be misspelt, as sentences; a file that cannot be read is left to who reads its rows."""
+        found: list[str] = []
+        for path in sorted(self.path.glob("[!.]*.csv")):
+            with contextlib.suppress(TableError):
+                names = read_header(path).names
+                modern = modern_names(names)
+                found += misspelt(path, [modern.get(name, name) for name in names])
+        return found
+
+    def read(self, kernel_type: str) -> Table:
+        """The rows of a kernel type. Raises TableError."""
+        path = self.csv_path(kernel_type)
+        return Table(kernel_type, path, read_frame(path, kernel_type))
+
+    def read_or_empty(self, kernel_type: str) -> Table:
+        """Returns the rows of a kernel type; no rows if there is no such file. Raises TableError."""
+        path = self.csv_path(kernel_type)
+        if path.exists():
+            return self.read(kernel_type)
+        columns = {name: pd.Series(dtype=str) for name in identity_columns(kernel_type)}
+        return Table(kernel_type, path, pd.DataFrame(columns))
+
+    def write(self, table: Table) -> None:
+        """Replaces the file of `table` in one step; call it with the lock held."""
+        write_frame(table.frame, table.path)
+
+    def free_report(self, name: str, at: float, *, suffix: str = ".csv") -> Path:
+        """`reports/{name}_{time}.csv`, which is not there yet; those of the same second are numbered.
+
+        Args:
+            at: seconds since the epoch.
+        """
+        stem = f"{name}_{time.strftime('%Y%m%d_%H%M%S', time.localtime(at))}"
+        stems = itertools.chain([stem], (f"{stem}_{number}" for number in itertools.count(2)))
+        return next(path for path in (self.reports_dir / f"{stem}{suffix}" for stem in stems) if not path.exists())
+
+    def _sweep(self) -> None:
+        """Removes what writers that were killed left half-written; the lock is held."""
+        for folder in (self.path, *self.folders()):
+            for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
+                if is_abandoned(path):
+                    path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def lock(self, timeout_s: float = 60.0) -> Iterator[None]:
+        """Holds the database against other writers for the time of a read, change and write.
+
+        What writers that were killed left half-written is removed.
+
+        Raises:
+            OpAtlasError: another process holds it for longer than `timeout_s`, or it cannot be written, or one of
+                its folders is a link.
+        """
+        journal_dir, *_ = self.folders()
+        lock = own_lock(journal_dir / "database.lock")
+        try:
+            journal_dir.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=timeout_s, poll_interval=0.05)
+            self._sweep()
+        except Timeout:
+            raise OpAtlasError(
+                f"{self.path} has been locked by another process for {timeout_s:.0f} s "
+                f"({journal_dir / 'database.lock'}): wait for it to end, then run again"
+            ) from None
+        except OSError as error:
+            lock.release()
+            raise OpAtlasError(not_writable(self.path, error)) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A session that has, or had, a database for itself.
+
+    Attributes:
+        run_id, command: the session.
+        pid, host: its process.
+        since: when it took the lock, in seconds since the epoch and before the year 10000.
+    """
+
+    run_id: str
+    command: str
+    pid: int
+    host: str
+    since: Annotated[float, Meta(ge=0, lt=253402300800)]
+
+    def __str__(self) -> str:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        return f"session {self.run_id} (process {self.pid} on {self.host}, since {since}: {self.command})"
+
+
+_POLL_S = 0.2
+_LARGEST_BYTES = 1 << 20
+
+
+class SessionLock:
+    """Held from the plan of a session to its merge.
+
+    The kernel gives a lock up with the process that holds it, however that ends. So a lock that can
+    be taken is free, and a holder whose name still stands there was killed.
+
+    Attributes:
+        stale: the killed session whose lock was taken over; None if there was none.
+    """
+
+    def __init__(self, database: Database, *, run_id: str, command: str, remedy: str = "wait for it to end") -> None:
+        """`remedy` is what a user can do who is refused."""
+        self._database = database
+        self._remedy = remedy
+        self._lock = own_lock(database.journal_dir / "session.lock")
+        self._holder_file = database.journal_dir / "session.json"
+        self._holder = Holder(run_id, command, os.getpid(), platform.node(), time.time())
+        self.stale: Holder | None = None
+
+    def acquire(self, timeout_s: float, when_waiting: Callable[[str], None]) -> None:
+        """Takes the lock.
+
+        Args:
+            timeout_s: how long to wait for another session; 0: not at all.
+            when_waiting: told whom it waits for, once.
+
+        Raises:
+            OpAtlasError: another session has the database, or it cannot be written.
+        """
+        try:
+            self._database.journal_dir.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock.acquire(timeout=0)
+            except Timeout:
+                if timeout_s:
+                    when_waiting(f"waiting up to {timeout_s:g} s for {self._other()}, which has {self._database.path}")
+                self._lock.acquire(timeout=timeout_s, poll_interval=_POLL_S)
+            self.stale = _read(self._holder_file)
+            write_text(self._holder_file, json_line(asdict(self._holder)))
+        except OpAtlasError as error:
+            self._lock.release()
+            if isinstance(error.__cause__, OSError):
+                raise OpAtlasError(not_writable(self._database.path, error.__cause__)) from None
+            raise
+        except Timeout:
+            raise OpAtlasError(f"{self._database.path} is in use by {self._other()}: {self._remedy}") from None
+        except OSError as error:
+            raise OpAtlasError(not_writable(self._database.path, error)) from None
+
+    def release(self) -> None:
+        """Gives the lock up, if it was taken."""
+        if self._lock.is_locked:
+            # Where the journals were removed meanwhile, another session may have written its name there.
+            # A file that stays behind names the holder of a lock that nobody holds.
+            with suppress(OSError, OpAtlasError):
+                if _read(self._holder_file) in (self._holder, None):
+                    self._holder_file.unlink()
+            self._lock.release()
+
+    def _other(self) -> str:
+        holder = _read(self._holder_file)
+        return str(holder) if holder else "another session"
+
+
+def _read(path: Path) -> Holder | None:
+    """The holder named in a file; None where there is none, or the file was cut off. Raises UnsafePath."""
+    try:
+        return decode(read_own(path, _LARGEST_BYTES), Holder, str(path))
+    except (OSError, DecodeError):
+        return None
+
+
+#: What a trial does without: reports, and what others are in the middle of.
+_NOT_COPIED = shutil.ignore_patterns("reports", "*.lock", ".*")
+
+
+def copied(target: Path, folder: Path) -> Database:
+    """A copy of a database, empty where there is none. Raises OpAtlasError."""
+    try:
+        if target.exists():
+            # A link must not bring in what is not in the database.
+            shutil.copytree(target, folder, ignore=_NOT_COPIED, symlinks=True)
+    except OSError as error:
+        raise OpAtlasError(f"{target} cannot be copied to {folder} for the dry run ({error}): make room") from None
+    return Database(folder)
