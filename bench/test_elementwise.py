@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from opatlas.engine.errors import Unsupported
 from opatlas.engine.registry import replays
+from opatlas.model.errors import Unsupported
 
 from . import formulas
 from .implementations import torch as impl

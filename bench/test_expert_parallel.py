@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from opatlas.engine.errors import Unsupported
 from opatlas.engine.inputs import operands as resolve
 from opatlas.engine.inputs.dispatch_ffn_combine import Experts, LayerSlots, group_of_layer, needed_bytes
 from opatlas.engine.inputs.moe_distribute import (
@@ -18,6 +17,7 @@ from opatlas.engine.inputs.operands import LARGEST, scale_range
 from opatlas.engine.registry import replays
 from opatlas.isolation.groups.hccl_buffer import expect_buffer
 from opatlas.isolation.groups.options import OfRanks, ep_size
+from opatlas.model.errors import Unsupported
 from opatlas.model.schema import (
     EP_SIZE,
     INPUT_DTYPES,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from opatlas.engine.errors import Unsupported
 from opatlas.engine.inputs.attention import CAUSAL_MASK, RANGE
 from opatlas.engine.inputs.sequences import expect_slots, given
 from opatlas.engine.registry import replays
+from opatlas.model.errors import Unsupported
 from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 
 from . import formulas

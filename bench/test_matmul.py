@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import product
 
-from opatlas.engine.errors import Unsupported
 from opatlas.engine.inputs.operands import factors
 from opatlas.engine.registry import replays
+from opatlas.model.errors import Unsupported
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_DTYPES
 
 from . import formulas

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from opatlas.engine.errors import Unsupported
 from opatlas.engine.inputs import operands as resolve
 from opatlas.engine.inputs.operands import (
     LARGEST,
@@ -11,6 +10,7 @@ from opatlas.engine.inputs.operands import (
     scale_range,
 )
 from opatlas.engine.registry import replays
+from opatlas.model.errors import Unsupported
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
 from . import formulas

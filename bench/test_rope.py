@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import gcd
 
-from opatlas.engine.errors import Unsupported
 from opatlas.engine.inputs import operands as resolve
 from opatlas.engine.registry import replays
+from opatlas.model.errors import Unsupported
 from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
 
 from . import formulas

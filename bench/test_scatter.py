@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
-from opatlas.engine.errors import Unsupported
 from opatlas.engine.inputs import operands as resolve
 from opatlas.engine.inputs.operands import gathered_axis, indexed_axes
 from opatlas.engine.registry import replays
+from opatlas.model.errors import Unsupported
 from opatlas.model.schema import INPUT_SHAPES
 
 from . import formulas

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from opatlas.engine.errors import Unsupported
 from opatlas.engine.registry import replays
+from opatlas.model.errors import Unsupported
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_SHAPES
 
 from . import formulas

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from opatlas.collectives import options as collectives
-from opatlas.engine.errors import DeviceGone
-from opatlas.engine.job import DeviceDescription
+from opatlas.devices.device import DeviceDescription
 from opatlas.isolation.executor import SESSION, Executor
 from opatlas.isolation.groups import options as expert_parallel
+from opatlas.model.errors import DeviceGone
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,7 +56,8 @@ def npu(device: Executor) -> DeviceDescription:
 def custom_opp(device: Executor) -> None:
     """For replays of custom operators: skips them, with what to do, on an NPU where nothing can register these.
 
-    Where something may, the row is what tries (opatlas/engine/custom_opp.py). Other devices need no custom operators.
+    Where something may, the row itself tries (opatlas/devices/npu_operators.py).
+    Other devices need no custom operators.
     """
     if reason := device.describe().no_custom_operators:
         pytest.skip(reason)

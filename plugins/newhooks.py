@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from opatlas.engine.job import DeviceSpec
+from opatlas.devices.device import DeviceSpec
 
 
 @pytest.hookspec(firstresult=True)

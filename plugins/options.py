@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from opatlas.collectives import options as collectives
+from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import devices_at_hand
-from opatlas.engine.job import DeviceSpec, MeasureSettings
-from opatlas.instruments.instrument import OFFERED
-from opatlas.instruments.msprof.command import METRICS
+from opatlas.instruments.instrument import OFFERED, MeasureSettings
 from opatlas.isolation.groups import options as expert_parallel
+from opatlas.isolation.msprof.command import METRICS
 from opatlas.model.schema import Status
 from opatlas.model.versions import CANN, TORCH, VLLM
 from opatlas.options import (

@@ -10,7 +10,7 @@ import pandas as pd
 from opatlas.capture.cases import captured_time_us
 from opatlas.combine.provenance import StaleRuns
 from opatlas.errors import OpAtlasError, described
-from opatlas.instruments.msprof.pending import journal_left_behind
+from opatlas.isolation.msprof.pending import journal_left_behind
 from opatlas.model.quality import valid_duration
 from opatlas.model.schema import (
     BASE,

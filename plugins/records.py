@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from opatlas.engine.job import DeviceDescription
+from opatlas.devices.device import DeviceDescription
 from opatlas.errors import OpAtlasError
 from opatlas.model.record import Record, RowName
 from opatlas.store import journal

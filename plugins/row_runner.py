@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from opatlas.engine.errors import DeviceGone, ReplayError
-from opatlas.engine.job import DeviceDescription, Job, Outcome
+from opatlas.devices.device import DeviceDescription
+from opatlas.engine.job import Job, Outcome
 from opatlas.engine.registry import replay_spec
 from opatlas.isolation.executor import BatchExecutor
+from opatlas.model.errors import DeviceGone, ReplayError
 from opatlas.model.record import Record
 from opatlas.model.roofline import peak_of
 from opatlas.model.schema import Status

@@ -9,9 +9,9 @@ from typing import Any
 
 from opatlas.devices.cgroups import available_cores, usable_cores
 from opatlas.devices.cpu_flush import DEAR_BYTES, plan_flush
+from opatlas.devices.device import DeviceSpec
 from opatlas.devices.machine_state import MachineState, MachineWatch, needed_cores
 from opatlas.devices.nvidia import GpuState, gpu_states
-from opatlas.engine.job import DeviceSpec
 from opatlas.store.manifest import code_digest
 
 from .settings import Settings

@@ -29,22 +29,20 @@ from opatlas.capture.profile_samples import (
     read_profile,
 )
 from opatlas.combine.provenance import Present, Provenance, StaleRuns
+from opatlas.devices.device import DeviceSpec
 from opatlas.devices.device_lock import DeviceWaits, announce_session
 from opatlas.devices.discovery import driver_version
-from opatlas.engine.job import DeviceSpec, MeasureSettings
 from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder, expect_folder
-from opatlas.instruments.instrument import MSPROF
-from opatlas.instruments.msprof import device as msprof
-from opatlas.instruments.msprof.command import can_hold_profiles
-from opatlas.instruments.profile_executor import ProfileExecutor
-from opatlas.isolation.device_pool import DevicePool, LeftOut
+from opatlas.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess
-from opatlas.isolation.executor import Executor, InProcess
+from opatlas.isolation.executor import DevicePool, Executor, InProcess, LeftOut, ProfileExecutor
 from opatlas.isolation.fresh_python import forget_imports_from
 from opatlas.isolation.groups.pool import GroupPool, OneAtATime
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.isolation.msprof import executor as msprof
+from opatlas.isolation.msprof.command import can_hold_profiles
 from opatlas.isolation.process_end import die_with_parent, parent_of
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database, SessionLock
@@ -235,13 +233,13 @@ class BenchSession:
     def _executor_of_group(self, spec: GroupSpec, devices: Sequence[DeviceSpec], measure: MeasureSettings) -> Executor:
         if measure.instrument != MSPROF:
             return GroupProcess(spec, devices, measure, self.waits)
-        return msprof.of_group(spec, devices, measure, self._profiles(), self.waits)
+        return msprof.msprof_on_group(spec, devices, measure, self._profiles(), self.waits)
 
     def _executor_of(self, spec: DeviceSpec) -> Executor:
         settings = self.settings
         if settings.msprof_rows is None:
             return DeviceProcess(spec, settings.measure, waits=self.waits)
-        return msprof.of_device(spec, settings.measure, self._profiles(), self.waits)
+        return msprof.msprof_on_device(spec, settings.measure, self._profiles(), self.waits)
 
     def _profiles(self) -> Path:
         """The folder for what msprof writes: in the database, where that is written and msprof takes its path."""

@@ -15,12 +15,12 @@ from opatlas.collectives import options as collectives
 from opatlas.collectives.options import Wanted
 from opatlas.combine.provenance import Origin
 from opatlas.devices.cgroups import available_cores
+from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import database_name, devices_at_hand, npus_present
-from opatlas.engine.job import DeviceSpec, MeasureSettings
-from opatlas.engine.noise_limit import LEAST_SAMPLES
+from opatlas.engine.job import LEAST_SAMPLES
 from opatlas.files import absolute
-from opatlas.instruments.instrument import MSPROF, OFFERED, choose
-from opatlas.instruments.marks import MOST_ROWS
+from opatlas.instruments.attribution import MOST_ROWS
+from opatlas.instruments.instrument import MSPROF, OFFERED, MeasureSettings, choose
 from opatlas.isolation.groups import options as expert_parallel
 from opatlas.model.location import (
     COMMUNICATION_NAMED_BY,

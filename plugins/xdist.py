@@ -13,10 +13,10 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from opatlas.collectives import options as collectives
-from opatlas.engine.errors import ReplayError
 from opatlas.engine.registry import replay_spec
 from opatlas.errors import OpAtlasError
 from opatlas.model.communication import is_communication
+from opatlas.model.errors import ReplayError
 from opatlas.model.schema import NUM_DEVICES, TOPOLOGY_TIER
 from opatlas.text import counted
 

@@ -11,7 +11,8 @@ from opatlas.plugins.selection import Shard
 from opatlas.plugins.settings import Settings
 
 from opatlas.collectives.options import Wanted
-from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.devices.device import DeviceSpec
+from opatlas.instruments.instrument import MeasureSettings
 from opatlas.store.write_back import UpdateMode
 
 #: Fields of Settings that the manifest has under another name.

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from opatlas.devices.discovery import KINDS
+from opatlas.devices.device import KINDS
 from opatlas.doctor.ascend import signs_of_ascend
 from opatlas.doctor.isolation import Result, run_probe
 from opatlas.doctor.probes import PROBES, Probe

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
-from opatlas.devices.discovery import KINDS as DEVICE_KINDS
+from opatlas.devices.device import KINDS as DEVICE_KINDS
 from opatlas.engine.kernel_facts import KINDS, read_calls, read_proofs
 from opatlas.engine.registry import replay_spec
 from opatlas.engine.replayed_types import WITHOUT_REPLAY, replays_of_bench

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from opatlas.engine.errors import InvalidRow, WrongResult
 from opatlas.model.communication import BY_KERNEL_TYPE
+from opatlas.model.errors import InvalidRow, WrongResult
 from opatlas.model.schema import DTYPE, MESSAGE_BYTES, NUM_DEVICES
 from opatlas.model.slots import known_dtype
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from opatlas.collectives.topology import Grid, NoGroup, guess
-from opatlas.engine.job import DeviceSpec
+from opatlas.devices.device import DeviceSpec
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.isolation.groups.options import NodeOptions

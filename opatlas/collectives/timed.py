@@ -22,10 +22,9 @@ from opatlas.collectives.message import Message
 from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import Device
 from opatlas.engine.check import Checked
-from opatlas.engine.errors import ReplayError
-from opatlas.engine.job import MeasureSettings, Outcome
+from opatlas.engine.job import Outcome
 from opatlas.engine.sampling import Sampling
-from opatlas.instruments.instrument import Instrument
+from opatlas.instruments.instrument import Instrument, MeasureSettings
 from opatlas.isolation.groups.group import (
     RANK_SPREAD,
     Group,
@@ -33,6 +32,7 @@ from opatlas.isolation.groups.group import (
     slowest_us,
     spread_us,
 )
+from opatlas.model.errors import ReplayError
 
 #: The first call sets up connections, of which a library may make more with each of the next ones.
 _WARM_UP_CALLS = 5
@@ -94,7 +94,7 @@ class TimedCollective:
     def _of_slowest(self, outcome: Outcome) -> Outcome:
         """The samples of the rank with the largest median, the same on every rank.
 
-        Those that are read from profiles later are compared then (opatlas/instruments/msprof/output.py).
+        Those that are read from profiles later are compared then (opatlas/isolation/msprof/pending.py).
         """
         if outcome.launched is not None:
             return outcome

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import ranks_share
 from opatlas.devices.nvidia import islands
-from opatlas.engine.job import DeviceSpec
 from opatlas.isolation.groups.pool import RANKS_PER_CORE
 from opatlas.model.communication import TIERS
 from opatlas.model.location import DEFAULT_NPU_DEVICE

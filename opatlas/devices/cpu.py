@@ -15,11 +15,10 @@ import torch
 
 from opatlas.devices.cgroups import available_cores, available_memory, cpu_quota, memory_limit, usable_cores
 from opatlas.devices.cpu_flush import CpuFlush, plan_flush
-from opatlas.devices.device import Device
+from opatlas.devices.device import Device, DeviceDescription, DeviceSpec
 from opatlas.devices.device_lock import LockHolder, lock_of
 from opatlas.devices.probe import probe
-from opatlas.engine.job import DeviceDescription, DeviceSpec, MeasureSettings
-from opatlas.instruments.instrument import Instrument, open_instrument
+from opatlas.instruments.instrument import Instrument, MeasureSettings, open_instrument
 from opatlas.model.location import cpu_device_name
 
 

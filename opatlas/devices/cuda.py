@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch.distributed import is_nccl_available
 
+from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.devices.device_lock import LockHolder, lock_of
 from opatlas.devices.nvidia import open_nvml
 from opatlas.devices.probe import probe
-from opatlas.engine.errors import DeviceSick
-from opatlas.engine.job import DeviceDescription, DeviceSpec, MeasureSettings
 from opatlas.errors import OpAtlasError
-from opatlas.instruments.instrument import Instrument, open_instrument
-from opatlas.instruments.unthrottled import Unthrottled
+from opatlas.instruments.instrument import Instrument, MeasureSettings, open_instrument
+from opatlas.instruments.spoilt_samples import Unthrottled
+from opatlas.model.errors import DeviceSick
 from opatlas.model.location import slug
 from opatlas.text import first_line
 

@@ -1,13 +1,14 @@
-"""The devices that replays run on, behind one Protocol."""
+"""What a device is: its kind, its specification, what a process that owns it can do with it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
-from opatlas.devices.discovery import KINDS
-from opatlas.engine.job import DeviceDescription, DeviceSpec, MeasureSettings
+from opatlas.instruments.instrument import MeasureSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,6 +18,73 @@ if TYPE_CHECKING:
 
     from opatlas.devices.device_lock import LockHolder
     from opatlas.instruments.instrument import Instrument
+
+
+@dataclass(frozen=True)
+class Kind:
+    """
+    Attributes:
+        opener: "module:class" of what opens a device of it, as in a spec.
+        backend: what carries its tensors from rank to rank, as torch.distributed calls it.
+        ranks_share: the ranks of a node share its one device, instead of having one each.
+    """
+
+    opener: str
+    backend: str
+    ranks_share: bool = False
+
+
+#: By name, which is what torch calls that type of device, too.
+KINDS: Mapping[str, Kind] = {
+    "npu": Kind("opatlas.devices.npu:NpuDevice", backend="hccl"),
+    "cuda": Kind("opatlas.devices.cuda:CudaDevice", backend="nccl"),
+    "cpu": Kind("opatlas.devices.cpu:CpuDevice", backend="gloo", ranks_share=True),
+}
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """Which device a process is to own.
+
+    Attributes:
+        kind: "cpu", or what `opener` opens.
+        index: its place among those that the user made visible, from 0.
+        pinned: the environment variable that shows the process this device alone, and its value there;
+            None where there is nothing to choose from.
+        opener: "module:name" of what opens it, called with the spec and the settings; "" for the kinds
+            that OpAtlas knows.
+        name: of the device's database folder; "" where it is not known.
+        alone: whether the process is to see this device alone; if not, it sees all, and takes the one at `index`.
+    """
+
+    kind: str
+    index: int = 0
+    pinned: tuple[str, str] | None = None
+    opener: str = ""
+    name: str = ""
+    alone: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.index}"
+
+
+@dataclass(frozen=True)
+class DeviceDescription:
+    """What a device says of itself, for the run manifest.
+
+    Attributes:
+        name: what the device calls itself.
+        facts: memory, cache sizes, threads, versions: whatever bears on a duration.
+        kind: as in its spec, which need not be repeated: where it is empty, whoever opened the device puts that in.
+        state: what changes by itself (temperature, power, use), as it was when the device was opened.
+        no_custom_operators: why the operators that vllm-ascend brings cannot be there; "" where they can.
+    """
+
+    name: str
+    facts: Mapping[str, str | int | float]
+    kind: str = ""
+    state: Mapping[str, str | int | float] = field(default_factory=dict, compare=False)
+    no_custom_operators: str = ""
 
 
 class Device(Protocol):

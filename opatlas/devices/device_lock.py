@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import gettempdir
 
-from opatlas.engine.errors import DeviceGone
 from opatlas.errors import OpAtlasError
+from opatlas.model.errors import DeviceGone
 from opatlas.store.database import Holder
 from opatlas.text import printable
 from opatlas.typed_json import DecodeError, decode, json_line

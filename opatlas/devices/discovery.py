@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from opatlas.devices import npu_smi
 from opatlas.devices import nvidia as nvidia_smi
-from opatlas.devices.npu_names import name_of, names_of
+from opatlas.devices.device import KINDS, DeviceSpec
+from opatlas.devices.npu_operators import environment_with_operators
+from opatlas.devices.npu_smi import name_of, names_of
 from opatlas.devices.nvidia import Gpu
-from opatlas.engine.custom_opp import environment_with_operators
-from opatlas.engine.job import DeviceSpec
 from opatlas.errors import OpAtlasError
 from opatlas.model.location import NPU_DEVICES, cpu_device_name, kind_of
 from opatlas.model.versions import cuda_version
@@ -61,28 +61,6 @@ def environment_of(device: DeviceSpec) -> dict[str, str]:
     # a device imports its own, and says what is wrong.
     shown = [device.pinned] if device.pinned and device.alone else []
     return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **operators, **dict(shown)}
-
-
-@dataclass(frozen=True)
-class Kind:
-    """
-    Attributes:
-        opener: "module:class" of what opens a device of it, as in a spec.
-        backend: what carries its tensors from rank to rank, as torch.distributed calls it.
-        ranks_share: the ranks of a node share its one device, instead of having one each.
-    """
-
-    opener: str
-    backend: str
-    ranks_share: bool = False
-
-
-#: By name, which is what torch calls that type of device, too.
-KINDS: Mapping[str, Kind] = {
-    "npu": Kind("opatlas.devices.npu:NpuDevice", backend="hccl"),
-    "cuda": Kind("opatlas.devices.cuda:CudaDevice", backend="nccl"),
-    "cpu": Kind("opatlas.devices.cpu:CpuDevice", backend="gloo", ranks_share=True),
-}
 
 
 def ranks_share(kind: str) -> bool:

@@ -20,7 +20,7 @@ from opatlas.devices.cgroups import (
     cpu_quota,
     usable_cores,
 )
-from opatlas.engine.job import DeviceSpec
+from opatlas.devices.device import DeviceSpec
 from opatlas.text import real, whole
 
 #: Runnable threads of other processes from which on one of a row's threads is likely to wait for a core.

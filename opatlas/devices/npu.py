@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
+from opatlas.devices import npu_operators as custom_opp
 from opatlas.devices import npu_smi
+from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.devices.device_lock import LockHolder, lock_of
 from opatlas.devices.npu_smi import Chip
 from opatlas.devices.probe import probe
 from opatlas.devices.torch_npu import import_torch_npu, npu_of_torch
-from opatlas.engine import custom_opp
-from opatlas.engine.errors import DeviceSick, Unsupported
-from opatlas.engine.job import DeviceDescription, DeviceSpec, MeasureSettings
 from opatlas.errors import OpAtlasError
-from opatlas.instruments.instrument import Instrument, open_instrument
+from opatlas.instruments.instrument import Instrument, MeasureSettings, open_instrument
+from opatlas.model.errors import DeviceSick, Unsupported
 from opatlas.model.versions import cann_version
 
 #: Of A2 and A3, whose CANN does not always tell.

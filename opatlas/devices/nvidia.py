@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from opatlas.devices.device import DeviceSpec
 from opatlas.devices.vendor_tools import printed
-from opatlas.engine.job import DeviceSpec
 from opatlas.model.location import slug
 from opatlas.text import whole
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from opatlas.engine.errors import DeviceSick
+from opatlas.model.errors import DeviceSick
 
 _SIZE = 64
 

@@ -21,7 +21,7 @@ from opatlas.doctor.verdict import (
     passed,
     skipped,
 )
-from opatlas.instruments.msprof.command import msprof_executable
+from opatlas.isolation.msprof.command import msprof_executable
 from opatlas.model.versions import cann_version
 from opatlas.text import first_line, last_line
 

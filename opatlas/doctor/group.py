@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opatlas.devices.discovery import KINDS, devices_at_hand
+from opatlas.devices.device import KINDS, DeviceDescription, DeviceSpec
+from opatlas.devices.discovery import devices_at_hand
 from opatlas.doctor.sample_rows import SAMPLES, reason_of
 from opatlas.doctor.verdict import (
     Fact,
@@ -14,22 +15,15 @@ from opatlas.doctor.verdict import (
     passed,
     skipped,
 )
-from opatlas.engine.job import (
-    DeviceDescription,
-    DeviceSpec,
-    Job,
-    MeasureSettings,
-    Outcome,
-)
+from opatlas.engine.job import Job, Outcome
 from opatlas.files import TemporaryFolder
-from opatlas.instruments.instrument import EVENTS, MSPROF, choose_for_group
-from opatlas.instruments.msprof.device import of_group
-from opatlas.isolation.device_pool import LeftOut
-from opatlas.isolation.executor import Executor
+from opatlas.instruments.instrument import EVENTS, MSPROF, MeasureSettings, choose_for_group
+from opatlas.isolation.executor import Executor, LeftOut
 from opatlas.isolation.groups.group import RANK_SPREAD
 from opatlas.isolation.groups.pool import GroupPool
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.isolation.msprof.executor import msprof_on_group
 from opatlas.model.communication import ALL_REDUCE, bandwidth_gbps
 from opatlas.model.schema import (
     DTYPE,
@@ -112,7 +106,7 @@ def _all_reduced(
 
         def executor_of(spec: GroupSpec, devices: Sequence[DeviceSpec], settings: MeasureSettings) -> Executor:
             if settings.instrument == MSPROF:
-                return of_group(spec, devices, settings, folder / "profiles")
+                return msprof_on_group(spec, devices, settings, folder / "profiles")
             return GroupProcess(spec, devices, settings)
 
         pool = GroupPool(devices, settings, LeftOut(None), executor_of)

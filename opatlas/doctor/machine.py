@@ -23,7 +23,7 @@ from opatlas.doctor.verdict import (
 from opatlas.text import first_line
 
 if TYPE_CHECKING:
-    from opatlas.engine.job import DeviceSpec
+    from opatlas.devices.device import DeviceSpec
 
 #: Those that the tests run on (README).
 _OLDEST, _NEWEST = (3, 10), (3, 13)
@@ -86,15 +86,15 @@ def torch(target: Target) -> Verdict:
 
 
 def cpu(target: Target) -> Verdict:
-    from opatlas.engine.job import DeviceSpec
+    from opatlas.devices.device import DeviceSpec
 
     return measured(DeviceSpec("cpu"), "wall-clock")
 
 
 def measured(spec: DeviceSpec, instrument: str) -> Verdict:
     """Opens a device, computes what is known, and measures a tiny row."""
-    from opatlas.engine.job import MeasureSettings
     from opatlas.engine.runner import Runner
+    from opatlas.instruments.instrument import MeasureSettings
     from opatlas.model.schema import Status
 
     runner = Runner(spec, MeasureSettings(repeat_count=SAMPLES, cache="warm", instrument=instrument))

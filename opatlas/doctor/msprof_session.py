@@ -15,6 +15,7 @@ from statistics import median
 from time import monotonic
 
 from opatlas.capture.profiles import Launch, op_summaries, profile_folders, read_launches
+from opatlas.devices.device import DeviceSpec
 from opatlas.doctor.sample_rows import (
     ROWS,
     durations,
@@ -28,21 +29,14 @@ from opatlas.doctor.verdict import (
     failed,
     passed,
 )
-from opatlas.engine.errors import DeviceGone
-from opatlas.engine.job import DeviceSpec, MeasureSettings, Outcome
+from opatlas.engine.job import Outcome
 from opatlas.errors import TableError
 from opatlas.files import TemporaryFolder
-from opatlas.instruments.attribution import Launched
-from opatlas.instruments.instrument import MSPROF
-from opatlas.instruments.marks import (
-    BEGIN,
-    END,
-    KERNEL_TYPE,
-    dimensions_of,
-    row_mark,
-)
-from opatlas.instruments.msprof.session import MsprofSession
+from opatlas.instruments.attribution import BEGIN_MARK, END_MARK, MARK_TYPE, Launched, dimensions, row_mark
+from opatlas.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess
+from opatlas.isolation.msprof.executor import MsprofSession
+from opatlas.model.errors import DeviceGone
 from opatlas.model.schema import Status
 from opatlas.store.header import read_header
 
@@ -236,7 +230,7 @@ def _no_marks(profile: _Profile) -> Problems:
 
 def _wrong_unit(profile: _Profile) -> Problems:
     """Between the marks of a sample the device runs one kernel after the other, which takes as long as they do."""
-    begin, end = dimensions_of(BEGIN), dimensions_of(END)
+    begin, end = dimensions(BEGIN_MARK), dimensions(END_MARK)
     spans: list[tuple[float, float]] = []
     began: Launch | None = None
     for launch in profile.launches:
@@ -286,15 +280,15 @@ def _marks(launched: Mapping[str, Launched]) -> Counter[str]:
     """Returns how often each mark was launched, by its dimensions."""
     marks: Counter[str] = Counter()
     for row in launched.values():
-        marks[dimensions_of(row_mark(row.number))] += 1
-        marks[dimensions_of(BEGIN)] += row.samples
-        marks[dimensions_of(END)] += row.samples
+        marks[dimensions(row_mark(row.number))] += 1
+        marks[dimensions(BEGIN_MARK)] += row.samples
+        marks[dimensions(END_MARK)] += row.samples
     return marks
 
 
 def _negations(profile: _Profile) -> Counter[str]:
     """Returns how often a tensor was negated, by its dimensions: some versions of CANN call the type NegAiCore."""
-    return Counter(one.dimensions for one in profile.launches if one.kernel_type.startswith(KERNEL_TYPE))
+    return Counter(one.dimensions for one in profile.launches if one.kernel_type.startswith(MARK_TYPE))
 
 
 def _keep(profile: _Profile, files: Path, whole: bool) -> None:

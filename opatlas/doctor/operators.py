@@ -13,8 +13,10 @@ from collections.abc import Container, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from opatlas.devices import npu_operators as custom_opp
 from opatlas.devices.device import open_device
 from opatlas.devices.discovery import devices_at_hand
+from opatlas.devices.npu_operators import OR
 from opatlas.devices.torch_npu import import_torch_npu
 from opatlas.doctor.verdict import (
     Target,
@@ -23,12 +25,10 @@ from opatlas.doctor.verdict import (
     passed,
     skipped,
 )
-from opatlas.engine import custom_opp
-from opatlas.engine.errors import ReplayError
-from opatlas.engine.job import MeasureSettings
-from opatlas.engine.npu_call import OR
 from opatlas.engine.registry import replay_spec
 from opatlas.engine.replayed_types import replays_of_bench
+from opatlas.instruments.instrument import MeasureSettings
+from opatlas.model.errors import ReplayError
 from opatlas.text import in_a_line
 
 #: How the names of NPU calls begin whose kernels are not CANN's.

@@ -19,7 +19,7 @@ from opatlas.doctor import (
     storage as surroundings,
 )
 from opatlas.doctor.verdict import Target, Verdict, passed
-from opatlas.instruments.msprof.command import PATIENCE_S
+from opatlas.isolation.msprof.command import PATIENCE_S
 
 #: An import of torch from a disk that is cold and far away.
 _IMPORTS_S = 180.0

@@ -8,7 +8,7 @@ from statistics import fmean
 from time import monotonic
 
 from opatlas.capture.profiles import read_launches
-from opatlas.devices.device import open_device
+from opatlas.devices.device import DeviceSpec, open_device
 from opatlas.devices.discovery import devices_at_hand
 from opatlas.doctor import msprof_session
 from opatlas.doctor.sample_rows import (
@@ -25,14 +25,12 @@ from opatlas.doctor.verdict import (
     failed,
     passed,
 )
-from opatlas.engine.errors import DeviceGone
-from opatlas.engine.job import DeviceSpec, MeasureSettings
-from opatlas.engine.stop_rule import StopRule
 from opatlas.files import TemporaryFolder
-from opatlas.instruments.attribution import ProfiledSamples
-from opatlas.instruments.instrument import MSPROF, OFFERED, TORCH_NPU_PROFILER, choose
-from opatlas.instruments.marks import dimensions_of
+from opatlas.instruments.attribution import ProfiledSamples, dimensions
+from opatlas.instruments.instrument import MSPROF, OFFERED, TORCH_NPU_PROFILER, MeasureSettings, choose
+from opatlas.instruments.stop_rule import StopRule
 from opatlas.isolation.device_process import DeviceProcess
+from opatlas.model.errors import DeviceGone
 
 
 def replay(target: Target) -> Verdict:
@@ -62,8 +60,7 @@ def npu_profiler(target: Target) -> Verdict:
     """Whether torch_npu's own profiler records what is launched, and how much it loses at its beginning."""
     import torch
 
-    from opatlas.instruments.marked_launches import LEAD_IN, LEAD_IN_KERNELS
-    from opatlas.instruments.torch_npu_profiler import sampled
+    from opatlas.instruments.npu_profilers import LEAD_IN, LEAD_IN_KERNELS, sampled
 
     settings = MeasureSettings(instrument=TORCH_NPU_PROFILER)
     device = open_device(devices_at_hand(target.device or None)[0], settings)
@@ -84,7 +81,7 @@ def npu_profiler(target: Target) -> Verdict:
         why = found.reason if found is not None else "nothing was read"
         return failed(f"{TORCH_NPU_PROFILER}: {why}", "--instrument msprof or npu-events does without", types=types)
     calls_us = [sum(launch.duration_us for launch in call) for call in found.calls]
-    lost = LEAD_IN_KERNELS - sum(launch.dimensions == dimensions_of(LEAD_IN) for launch in launches)
+    lost = LEAD_IN_KERNELS - sum(launch.dimensions == dimensions(LEAD_IN) for launch in launches)
     return passed(
         f"Add took {fmean(calls_us):.1f} us ({TORCH_NPU_PROFILER}, {len(calls_us)} samples from {min(calls_us):.1f} to "
         f"{max(calls_us):.1f} us), launched as {', '.join({launch.kernel_type: 0 for launch in found.calls[0]})}; the "

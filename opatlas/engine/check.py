@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.errors import WrongResult
 from opatlas.engine.expectations import (
     Comparison,
     Largest,
@@ -17,6 +16,7 @@ from opatlas.engine.expectations import (
     Rounded,
 )
 from opatlas.engine.formula import Formula
+from opatlas.model.errors import WrongResult
 
 #: How far an element may be off, relative to itself and to the root mean square of the result
 #: (which is what cancels in sums), by the result's dtype: two units in the last place for the

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from opatlas.engine.custom_opp import missing_kernel
-from opatlas.engine.errors import MissingPrecondition, ReplayError
+from opatlas.devices.npu_operators import missing_kernel
 from opatlas.engine.job import Outcome
+from opatlas.model.errors import MissingPrecondition, ReplayError
 from opatlas.model.schema import Status
 from opatlas.text import in_a_line, message_of, without_middle
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from opatlas.engine.errors import WrongResult
+from opatlas.model.errors import WrongResult
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from typing import Any, Protocol
 
 import torch
 
-from opatlas.engine.errors import WrongResult
 from opatlas.engine.expectations import Comparison, Expected
+from opatlas.model.errors import WrongResult
 
 #: Elements of one result that are checked when it has more. At 4096 a formula that is wrong in
 #: one element of a thousand is seen with 98 % odds, and the check costs well under a millisecond.

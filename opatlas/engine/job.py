@@ -1,66 +1,18 @@
-"""What goes to a device process for one row, and what comes back. No torch here."""
+"""A job, one row to replay, and its outcome. Imports no torch."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
 
-from opatlas.instruments.attribution import Launched
+from opatlas.instruments.attribution import AnotherCase, Launched, NoSamples, ProfiledSamples, own_kernel
 from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.model.quality import relative_noise
 from opatlas.model.record import Measurement
 from opatlas.model.schema import Status
 from opatlas.text import as_detail, as_reason
-
-
-@dataclass(frozen=True)
-class MeasureSettings:
-    """How rows are measured.
-
-    Attributes:
-        repeat_count: number of samples; None lets the stop rule decide.
-        cache: "cold" (last-level cache flushed before each sample) or "warm".
-        time_limit_s: wall time after which the stop rule ends the sampling of a row.
-        threads: CPU threads that torch may use; None: one for each core the process may use.
-        instrument: what takes the durations, by its name in `opatlas.instruments.OFFERED`; None: the best
-            that the device offers.
-        max_noise: relative standard deviation above which a row is measured again, and fails if it stays; None: any.
-        aic_metrics: the group of hardware counters that Ascend's profilers record.
-    """
-
-    repeat_count: int | None = None
-    cache: str = "cold"
-    time_limit_s: float = 5.0
-    threads: int | None = None
-    instrument: str | None = None
-    aic_metrics: str = "PipeUtilization"
-    max_noise: float | None = None
-
-
-@dataclass(frozen=True)
-class DeviceSpec:
-    """Which device a process is to own.
-
-    Attributes:
-        kind: "cpu", or what `opener` opens.
-        index: its place among those that the user made visible, from 0.
-        pinned: the environment variable that shows the process this device alone, and its value there;
-            None where there is nothing to choose from.
-        opener: "module:name" of what opens it, called with the spec and the settings; "" for the kinds
-            that OpAtlas knows.
-        name: of the device's database folder; "" where it is not known.
-        alone: whether the process is to see this device alone; if not, it sees all, and takes the one at `index`.
-    """
-
-    kind: str
-    index: int = 0
-    pinned: tuple[str, str] | None = None
-    opener: str = ""
-    name: str = ""
-    alone: bool = True
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.index}"
 
 
 @dataclass(frozen=True)
@@ -96,7 +48,7 @@ class Outcome:
         detail: what a person needs to mend it (a traceback), printable; empty where the reason says all.
         measurement: set if and only if the status is measured.
         launched: where the samples of the measurement are to be looked for in a profile
-        (opatlas/instruments/profile_executor.py);
+        (opatlas/engine/job.py);
             None once they are in it.
         changed: what rows have changed in the state of the process ("changed torch threads 2 -> 1"), which is to
             run no other row then.
@@ -119,20 +71,120 @@ class Outcome:
         object.__setattr__(self, "detail", as_detail(self.detail))
 
 
+#: In the place of operators that were not counted.
+REST = "..."
+#: So many names fit into a cell.
+_MOST_NAMES = 4
+
+
+def stand_in(operators: Sequence[str], device_kernels: int | None) -> str:
+    """What stands in for a kernel: "" if one operator was called, or one device kernel launched.
+
+    Args:
+        operators: their names, in the order of the calls; none where the kernel bypasses torch.
+        device_kernels: how many device kernels the call launched; None: not known.
+    """
+    if len(operators) <= 1:
+        return ""
+    names = list(dict.fromkeys(operators))
+    if len(names) > _MOST_NAMES:
+        names[_MOST_NAMES:] = [REST]
+    least = "at least " if operators[-1] == REST else ""
+    text = f"composition of {least}{len(operators)} torch operators ({', '.join(names)})"
+    return text if device_kernels is None else with_device_kernels(text, device_kernels)
+
+
+def with_device_kernels(text: str, device_kernels: int) -> str:
+    """Completes what `stand_in` gave, once the number of device kernels of the call is known."""
+    return f"{text}, {device_kernels} device kernels" if text and device_kernels != 1 else ""
+
+
+def with_samples(
+    outcome: Outcome, kernel_type: str, cells: Mapping[str, str], found: ProfiledSamples | NoSamples
+) -> Outcome:
+    """Returns the outcome of a row that was launched, now that its profile was read.
+
+    Args:
+        kernel_type, cells: the row.
+    """
+    own = found if isinstance(found, NoSamples) else own_kernel(kernel_type, cells, found)
+    if isinstance(own, NoSamples):
+        reason = f"launched and right, but not measured: {own.reason}"
+        return Outcome(Status.FAILED, reason, changed=outcome.changed)
+    if isinstance(own, AnotherCase):
+        return Outcome(Status.UNSUPPORTED, own.reason, changed=outcome.changed)
+    assert outcome.measurement is not None
+    measurement = replace(
+        outcome.measurement,
+        samples_us=own.durations_us,
+        device_kernels=own.device_kernels,
+        helper_kernels=own.helper_kernels,
+        stand_in=with_device_kernels(outcome.measurement.stand_in, own.device_kernels),
+        ran_as=own.ran_as,
+        counters=own.counters,
+        assumptions=(*outcome.measurement.assumptions, *own.assumptions),
+    )
+    return replace(outcome, measurement=measurement, launched=None)
+
+
+#: How often a row is measured in all, each time within its time limit.
+ATTEMPTS = 3
+
+#: Fewer samples tell nothing of their noise.
+LEAST_SAMPLES = 3
+
+
 @dataclass(frozen=True)
-class DeviceDescription:
-    """What a device says of itself, for the run manifest.
+class Attempt:
+    """Samples that were taken one after the other.
 
     Attributes:
-        name: what the device calls itself.
-        facts: memory, cache sizes, threads, versions: whatever bears on a duration.
-        kind: as in its spec, which need not be repeated: where it is empty, whoever opened the device puts that in.
-        state: what changes by itself (temperature, power, use), as it was when the device was opened.
-        no_custom_operators: why the operators that vllm-ascend brings cannot be there; "" where they can.
+        noise: relative standard deviation; in a group that of the noisiest rank; None where it is not known.
+        median_us: of this rank's samples.
+        samples: how many.
     """
 
-    name: str
-    facts: Mapping[str, str | int | float]
-    kind: str = ""
-    state: Mapping[str, str | int | float] = field(default_factory=dict, compare=False)
-    no_custom_operators: str = ""
+    noise: float | None
+    median_us: float
+    samples: int
+
+    def is_within(self, limit: float) -> bool:
+        """Whether the samples are known to scatter no more than the limit, a share of the mean, allows."""
+        return self.noise is not None and self.noise <= limit
+
+    def __str__(self) -> str:
+        return f"{percent(self.noise)} in {self.samples} samples, median {self.median_us:.4g} us"
+
+
+def noise_of(samples_us: Sequence[float]) -> float | None:
+    """The relative standard deviation of samples; None for too few."""
+    return relative_noise(samples_us) if len(samples_us) >= LEAST_SAMPLES else None
+
+
+def attempt_of(samples_us: Sequence[float]) -> Attempt:
+    """The attempt of a process that is in no group."""
+    return Attempt(noise_of(samples_us), median(samples_us), len(samples_us))
+
+
+def limited(outcome: Outcome, limit: float | None, attempts: Sequence[Attempt]) -> Outcome:
+    """The outcome of a measured row, NOISY where the last attempt is over the limit.
+
+    Args:
+        limit: as a share of the mean; None: there is none.
+        attempts: at least one, where there is a limit.
+    """
+    if limit is None or outcome.status is not Status.MEASURED or attempts[-1].is_within(limit):
+        return outcome
+    tried = f"{len(attempts)} attempts" if len(attempts) > 1 else "one attempt"
+    reason = f"noise over --max-noise {percent(limit)} in {tried}: {'; '.join(map(str, attempts))}"
+    return Outcome(Status.NOISY, reason, changed=outcome.changed)
+
+
+def dropped(attempts: Sequence[Attempt]) -> list[str]:
+    """What a reader of a duration should know of the attempts before the last one."""
+    return [f"measured again for its noise, after {'; '.join(map(str, attempts[:-1]))}"] if attempts[1:] else []
+
+
+def percent(share: float | None) -> str:
+    """`2.1 %`."""
+    return "unknown noise" if share is None else f"{100 * share:.3g} %"

@@ -11,22 +11,16 @@ import torch
 
 from opatlas.devices.cpu import host_available_bytes
 from opatlas.devices.device import Device
-from opatlas.engine.changed_inputs import InputWatch, by_place
+from opatlas.engine.call_watch import InputWatch, by_place, may_be_compiled, operators_of
 from opatlas.engine.check import check, is_checked_on_host
-from opatlas.engine.errors import (
-    ChangedInput,
-    InvalidRow,
-    OutOfMemory,
-    ReplayError,
-)
 from opatlas.engine.formula import Formula
 from opatlas.engine.inputs.replay_row import ReplayRow
-from opatlas.engine.job import MeasureSettings, Outcome
-from opatlas.engine.operator_count import may_be_compiled, operators_of
+from opatlas.engine.job import Outcome
 from opatlas.engine.registry import ReplaySpec
 from opatlas.engine.sampling import Sampling
-from opatlas.instruments.instrument import Instrument
+from opatlas.instruments.instrument import Instrument, MeasureSettings
 from opatlas.isolation.groups.group import ALONE, Group
+from opatlas.model.errors import ChangedInput, InvalidRow, OutOfMemory, ReplayError
 from opatlas.model.schema import OUTPUT_DTYPES, OUTPUT_SHAPES
 
 #: A row needs its tensors, and about as much again for clones, the check and a kernel's workspace.

@@ -12,26 +12,21 @@ import torch
 from opatlas.collectives.message import Message
 from opatlas.collectives.timed import TimedCollective
 from opatlas.devices.cpu import bounded_memory
-from opatlas.devices.device import Device, open_device
+from opatlas.devices.device import Device, DeviceDescription, DeviceSpec, open_device
 from opatlas.devices.device_lock import LockHolder
 from opatlas.engine.device_errors import outcome_of, pytest_verdicts
-from opatlas.engine.errors import DeviceSick, MissingPrecondition, ReplayError
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.inputs.row_slots import RowSlots
-from opatlas.engine.job import (
-    DeviceDescription,
-    DeviceSpec,
-    Job,
-    MeasureSettings,
-    Outcome,
-)
+from opatlas.engine.job import Job, Outcome
 from opatlas.engine.process_state import ProcessState, changes
 from opatlas.engine.registry import arguments_of, load_function, replay_spec
 from opatlas.engine.replay import Replay
 from opatlas.errors import OpAtlasError
-from opatlas.instruments.wall_clock import count_pauses
+from opatlas.instruments.instrument import MeasureSettings
+from opatlas.instruments.spoilt_samples import count_pauses
 from opatlas.isolation.groups.group import ALONE, Group, InStep
 from opatlas.model.communication import is_communication
+from opatlas.model.errors import DeviceSick, MissingPrecondition, ReplayError
 from opatlas.model.roofline import Peak, bound_us, peak_of, work_of
 from opatlas.model.schema import Status
 

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING
 
 from opatlas.devices.device import Device
 from opatlas.engine.check import Checked
-from opatlas.engine.errors import OutOfMemory
-from opatlas.engine.job import MeasureSettings, Outcome
-from opatlas.engine.noise_limit import ATTEMPTS, Attempt, dropped, limited, noise_of
-from opatlas.engine.stand_in import stand_in
-from opatlas.engine.stop_rule import StopRule
+from opatlas.engine.job import ATTEMPTS, Attempt, Outcome, dropped, limited, noise_of, stand_in, with_samples
 from opatlas.instruments.attribution import OwnKernel, ProfiledSamples, own_kernel
-from opatlas.instruments.instrument import Instrument, Samples
-from opatlas.instruments.profile_executor import with_samples
+from opatlas.instruments.instrument import Instrument, MeasureSettings, Samples
+from opatlas.instruments.stop_rule import StopRule
 from opatlas.isolation.groups.group import Group
+from opatlas.model.errors import OutOfMemory
 from opatlas.model.record import Measurement
 from opatlas.model.schema import Status
 

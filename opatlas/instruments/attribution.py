@@ -1,36 +1,104 @@
-"""Assigns the kernels of a profile to the samples of rows: by marks (marks.py), else by order and count.
+"""Marks: how samples are found again in a profile of many rows.
 
-Plain values in and out: no device, no profiler, no files.
+A profile is a list of kernels in the order in which the device ran them: those that were asked for,
+and those of set-up, warm-up, cache flush and check. Around each sample the process that measures
+launches a negation of a tensor whose shape no model has; in the profile its shape tells that a row,
+or a sample, begins or ends there. Marks are on the device's own clock and in the same file as the
+kernels, whichever profiler wrote it and whatever its options; range markers of the host (mstx) are not.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Annotated
 
 from msgspec import Meta
 
 from opatlas.capture.profiles import Launch
-from opatlas.instruments.marks import (
-    BEGIN,
-    END,
-    KERNEL_TYPE,
-    counted_once,
-    dimensions_of,
-    row_of_mark,
-)
+from opatlas.model.communication import is_communication
 from opatlas.model.record import RanAs
 from opatlas.model.same_case import Comparison, compare
 from opatlas.model.schema import BASE, INPUT_SHAPES
 from opatlas.model.siblings import plain_type, siblings
 from opatlas.model.signature import normalized_kernel_type, signature
 from opatlas.model.slots import split_cell
+from opatlas.text import whole
 from opatlas.typed_json import Count
 
-_BEGIN, _END = dimensions_of(BEGIN), dimensions_of(END)
+#: The profiler's type of a mark.
+MARK_TYPE = "Neg"
+#: A mark moves 44 to 52 KB: nothing to a cache of megabytes that a flush has emptied.
+BEGIN_MARK = (11, 1009)
+END_MARK = (13, 1009)
+_ROW = 103
+_BASE = 32
+#: Rows that marks can tell apart in one profile.
+MOST_ROWS = _BASE * _BASE
+
+
+def row_mark(number: int) -> tuple[int, int, int]:
+    """The mark before all that is done for row `number` of a profile, from 0 to MOST_ROWS - 1."""
+    if not 0 <= number < MOST_ROWS:
+        raise ValueError(f"a profile has rows 0 to {MOST_ROWS - 1}, not {number}")
+    return _ROW, 1 + number // _BASE, 1 + number % _BASE
+
+
+def row_of_mark(dimensions: str) -> int | None:
+    """The row that a mark stands for; None where the dimensions are those of something else."""
+    sizes = dimensions.split(",")
+    if len(sizes) != 3 or sizes[0] != str(_ROW):
+        return None
+    # 0 stands for no number, too: a mark has sizes from 1 on.
+    high, low = ((whole(size) or 0) - 1 for size in sizes[1:])
+    return high * _BASE + low if 0 <= high < _BASE and 0 <= low < _BASE else None
+
+
+def dimensions(shape: tuple[int, ...]) -> str:
+    """A shape as profilers write it."""
+    return ",".join(map(str, shape))
+
+
+_CARRIERS = ("AIVKERNEL", "AICPUKERNEL")
+
+
+def counted_once(kernel_type: str, calls: Sequence[Sequence[Launch]]) -> tuple[Sequence[Sequence[Launch]], str]:
+    """Returns the launches of each call that count, and what had to be assumed.
+
+    Calls of other kernel types than collectives, and calls that hold no launch of a collective, come back as they are.
+
+    Args:
+        kernel_type: of the row.
+        calls: what ran between the marks of each sample.
+    """
+    if not is_communication(kernel_type):
+        return calls, ""
+    own = [[launch for launch in call if _is_collective(launch)] for call in calls]
+    if any(own):
+        # A call without one stays empty: its duration is not known.
+        return own, ""
+    carriers = [[launch for launch in call if _carries(launch)] for call in calls]
+    if not any(carriers):
+        return calls, ""
+    names = sorted({launch.kernel_type for call in carriers for launch in call})
+    assumption = (
+        f"the profile has no {kernel_type} launch: the duration is that of {', '.join(names)}, which carries it"
+    )
+    return [[replace(launch, kernel_type=kernel_type) for launch in call] for call in carriers], assumption
+
+
+def _is_collective(launch: Launch) -> bool:
+    return is_communication(launch.kernel_type) and not _carries(launch)
+
+
+def _carries(launch: Launch) -> bool:
+    text = f"{launch.kernel_type} {launch.name}".upper()
+    return any(carrier in text for carrier in _CARRIERS)
+
+
+_BEGIN, _END = dimensions(BEGIN_MARK), dimensions(END_MARK)
 BY_ORDER = "the profile holds no marks: samples are told from warm-up by their order and number"
 
 
@@ -102,7 +170,7 @@ def _headless(launches: Iterable[Launch], rows: Sequence[ProfiledRow]) -> int | 
 
 def _mark(launch: Launch) -> str:
     """Returns the dimensions of a launch that may be a mark; "" for other kernels."""
-    return launch.dimensions if plain_type(launch.kernel_type) == KERNEL_TYPE else ""
+    return launch.dimensions if plain_type(launch.kernel_type) == MARK_TYPE else ""
 
 
 def _windows(launches: Iterable[Launch], headless: int | None) -> dict[int, list[list[Launch]] | NoSamples]:

@@ -18,10 +18,9 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.errors import ReplayError
-from opatlas.engine.job import MeasureSettings
-from opatlas.instruments.instrument import InstrumentMissing
+from opatlas.instruments.instrument import InstrumentMissing, MeasureSettings
 from opatlas.instruments.kernel_records import MARK, KernelRecord, KernelRecords
+from opatlas.model.errors import ReplayError
 
 NAME = "cupti"
 

@@ -1,4 +1,4 @@
-"""How a duration is taken, behind one Protocol."""
+"""How durations are taken: the settings, the samples, and the instruments that each kind of device offers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,34 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
 
-from opatlas.engine.job import MeasureSettings
-from opatlas.engine.stop_rule import Rule
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.attribution import Launched, NoSamples, ProfiledSamples
+from opatlas.instruments.stop_rule import Rule
+
+
+@dataclass(frozen=True)
+class MeasureSettings:
+    """How rows are measured.
+
+    Attributes:
+        repeat_count: number of samples; None lets the stop rule decide.
+        cache: "cold" (last-level cache flushed before each sample) or "warm".
+        time_limit_s: wall time after which the stop rule ends the sampling of a row.
+        threads: CPU threads that torch may use; None: one for each core the process may use.
+        instrument: what takes the durations, by its name in `opatlas.instruments.OFFERED`; None: the best
+            that the device offers.
+        max_noise: relative standard deviation above which a row is measured again, and fails if it stays; None: any.
+        aic_metrics: the group of hardware counters that Ascend's profilers record.
+    """
+
+    repeat_count: int | None = None
+    cache: str = "cold"
+    time_limit_s: float = 5.0
+    threads: int | None = None
+    instrument: str | None = None
+    aic_metrics: str = "PipeUtilization"
+    max_noise: float | None = None
+
 
 #: Measures in sessions of many rows (bench/msprof).
 MSPROF = "msprof"
@@ -21,16 +45,16 @@ EVENTS: Mapping[str, str] = {"cuda": "cuda-events", "npu": "npu-events"}
 #: By kind of device, the best one first: what it is called, and "module:function" of what makes it from
 #: the settings.
 OFFERED: Mapping[str, Mapping[str, str]] = {
-    "cpu": {"wall-clock": "opatlas.instruments.wall_clock:of"},
+    "cpu": {"wall-clock": "opatlas.instruments.timers:open_wall_clock"},
     "cuda": {
         "cupti": "opatlas.instruments.cupti:of",
         "kineto": "opatlas.instruments.kernel_records:of",
-        "cuda-events": "opatlas.instruments.device_events:of_cuda",
+        "cuda-events": "opatlas.instruments.timers:open_cuda_events",
     },
     "npu": {
-        MSPROF: "opatlas.instruments.marked_launches:of_msprof",
-        TORCH_NPU_PROFILER: "opatlas.instruments.torch_npu_profiler:of",
-        "npu-events": "opatlas.instruments.device_events:of_npu",
+        MSPROF: "opatlas.instruments.npu_profilers:open_msprof",
+        TORCH_NPU_PROFILER: "opatlas.instruments.npu_profilers:open_torch_npu_profiler",
+        "npu-events": "opatlas.instruments.timers:open_npu_events",
     },
 }
 

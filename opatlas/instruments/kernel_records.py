@@ -17,11 +17,10 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
-from opatlas.engine.errors import ReplayError
-from opatlas.engine.job import MeasureSettings
-from opatlas.engine.stop_rule import Rule
-from opatlas.instruments.instrument import InstrumentMissing, Samples
-from opatlas.instruments.wall_clock import without_collections
+from opatlas.instruments.instrument import InstrumentMissing, MeasureSettings, Samples
+from opatlas.instruments.spoilt_samples import without_collections
+from opatlas.instruments.stop_rule import Rule
+from opatlas.model.errors import ReplayError
 
 #: Of the kernel that torch.cuda._sleep launches.
 MARK = "spin_kernel"

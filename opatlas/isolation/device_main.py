@@ -14,21 +14,13 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from opatlas.engine.errors import DeviceSick
 from opatlas.engine.job import Job, Outcome
 from opatlas.errors import OpAtlasError
 from opatlas.isolation import process_end as std_streams
-from opatlas.isolation.channel import ChildChannel
-from opatlas.isolation.device_messages import (
-    Answer,
-    NotReady,
-    Ready,
-    Start,
-    Started,
-    Waiting,
-)
+from opatlas.isolation.channel import Answer, ChildChannel, NotReady, Ready, Start, Started, Waiting
 from opatlas.isolation.device_process import UNDER_LAUNCHER
 from opatlas.isolation.process_end import die_with_parent, end_at_once
+from opatlas.model.errors import DeviceSick
 from opatlas.model.schema import Status
 
 if TYPE_CHECKING:

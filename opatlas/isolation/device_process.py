@@ -16,17 +16,12 @@ from collections.abc import Sequence
 from multiprocessing.connection import wait
 from typing import Protocol
 
+from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.devices.device_lock import DeviceWaits, LockWait
 from opatlas.devices.discovery import environment_of
-from opatlas.engine.errors import DeviceGone
-from opatlas.engine.job import (
-    DeviceDescription,
-    DeviceSpec,
-    Job,
-    MeasureSettings,
-    Outcome,
-)
-from opatlas.isolation.channel import Channel, ChannelBroken
+from opatlas.engine.job import Job, Outcome
+from opatlas.instruments.instrument import MeasureSettings
+from opatlas.isolation.channel import Answer, Channel, ChannelBroken, NotReady, Ready, Start, Started, Waiting
 from opatlas.isolation.child import (
     PAUSES_S,
     TRIES,
@@ -38,15 +33,8 @@ from opatlas.isolation.child import (
     start,
     tell_on_stderr,
 )
-from opatlas.isolation.device_messages import (
-    Answer,
-    NotReady,
-    Ready,
-    Start,
-    Started,
-    Waiting,
-)
 from opatlas.isolation.fresh_python import import_paths, module_command
+from opatlas.model.errors import DeviceGone
 from opatlas.model.schema import Status
 
 #: Importing torch (and torch_npu) from a cold disk takes tens of seconds on busy machines.

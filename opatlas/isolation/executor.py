@@ -1,23 +1,24 @@
-"""Where the body of a replay runs: in a device process, or right here. No torch on this side."""
+"""Executors: what runs jobs. In this process, on one of several devices, or from profiles that exist."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Protocol, TypeVar, runtime_checkable
 
+from opatlas.capture.profile_samples import SamplesOfRows
+from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.devices.device_lock import LONGEST_WAIT_S, DeviceWaits, LockHolder
 from opatlas.devices.discovery import environment_of
-from opatlas.engine.errors import DeviceGone
-from opatlas.engine.job import (
-    DeviceDescription,
-    DeviceSpec,
-    Job,
-    MeasureSettings,
-    Outcome,
-)
+from opatlas.engine.job import Job, Outcome
 from opatlas.errors import OpAtlasError
+from opatlas.instruments.instrument import MeasureSettings
+from opatlas.model.errors import DeviceGone
+from opatlas.model.location import UNNAMED_NPU
 from opatlas.model.schema import Status
+from opatlas.store.csv_files import write_text
 from opatlas.text import in_a_line
 
 #: The name under which fixtures find the session, and its `executor()`, without importing its class.
@@ -112,3 +113,129 @@ class InProcess:
 
     def close(self) -> None:
         """The device goes with this process."""
+
+
+_T = TypeVar("_T")
+
+
+class LeftOut:
+    """The devices that a session does without, and why; known to all its processes through a folder."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """`folder` is None where the session has one process."""
+        self._folder = folder
+        self._reasons: dict[int, str] = {}
+
+    def add(self, spec: DeviceSpec, reason: str) -> None:
+        """Leaves a device out from now on."""
+        self._reasons[spec.index] = reason
+        if self._folder is not None:
+            # Where there is no room for it, the others find out by themselves.
+            with contextlib.suppress(OpAtlasError):
+                write_text(self._file(spec.index), reason)
+
+    def reason(self, spec: DeviceSpec) -> str | None:
+        """Why a device is left out; None where it is not."""
+        if spec.index not in self._reasons and self._folder is not None and self._file(spec.index).exists():
+            self._reasons[spec.index] = self._file(spec.index).read_text(encoding="utf-8")
+        return self._reasons.get(spec.index)
+
+    def _file(self, index: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"left-out-{index}"
+
+
+class DevicePool:
+    """A BatchExecutor that stays on its first device until that is gone, then moves on to the others.
+
+    Where two processes of a session share a device then, their rows take turns.
+    """
+
+    def __init__(
+        self, specs: Sequence[DeviceSpec], executor_of: Callable[[DeviceSpec], Executor], left_out: LeftOut
+    ) -> None:
+        """
+        Args:
+            specs: the devices, the first one preferred.
+            executor_of: makes the executor of one device, which opens it on first use.
+            left_out: shared by all pools of the session.
+        """
+        self._specs = specs
+        self._executor_of = executor_of
+        self._left_out = left_out
+        self._current: tuple[DeviceSpec, Executor] | None = None
+
+    def describe(self) -> DeviceDescription:
+        return self._on_a_device(lambda executor: executor.describe())
+
+    def prepare(self) -> None:
+        self._on_a_device(lambda executor: executor.prepare())
+
+    def run(self, job: Job) -> Outcome:
+        # An executor that raises DeviceGone has not run the job.
+        return self._on_a_device(lambda executor: executor.run(job))
+
+    def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> dict[int, Outcome]:
+        return self._on_a_device(
+            lambda executor: (
+                executor.run_all(jobs, enough)
+                if isinstance(executor, BatchExecutor)
+                else {jobs[0].id: executor.run(jobs[0])}
+            )
+        )
+
+    def close(self) -> None:
+        if self._current is not None:
+            self._current[1].close()
+            self._current = None
+
+    def _on_a_device(self, use: Callable[[Executor], _T]) -> _T:
+        """Raises DeviceGone where no device is left."""
+        while True:
+            spec, executor = self._device()
+            try:
+                return use(executor)
+            except DeviceGone as error:
+                self._left_out.add(spec, str(error))
+                self.close()
+
+    def _device(self) -> tuple[DeviceSpec, Executor]:
+        if self._current is None:
+            spec = next((spec for spec in self._specs if self._left_out.reason(spec) is None), None)
+            if spec is None:
+                reasons = dict.fromkeys(self._left_out.reason(spec) or "" for spec in self._specs)
+                raise DeviceGone(("no device is left: " if len(self._specs) > 1 else "") + "; ".join(reasons))
+            self._current = spec, self._executor_of(spec)
+        return self._current
+
+
+class ProfileExecutor:
+    """An Executor that looks rows up instead of running them."""
+
+    def __init__(self, samples: SamplesOfRows, device: str) -> None:
+        """`device`: name of the one that was profiled; "" where nobody said."""
+        self._samples = samples
+        profile = samples.profile
+        facts: dict[str, str | int | float] = {
+            "profile": profile.root.name,
+            "summaries": len(profile.files),
+            "launches": profile.account.ingested,
+        }
+        self._description = DeviceDescription(device or UNNAMED_NPU, facts, kind="npu")
+
+    def describe(self) -> DeviceDescription:
+        """What was profiled."""
+        return self._description
+
+    def prepare(self) -> None:
+        """There is no device to open."""
+
+    def run(self, job: Job) -> Outcome:
+        """The samples of the job's row; skipped where there are none."""
+        found = self._samples.of_row(job.kernel_type, job.cells)
+        if isinstance(found, str):
+            return Outcome(Status.SKIPPED, found)
+        return Outcome(Status.MEASURED, found.remark, measurement=found.measurement)
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -16,16 +16,15 @@ from dataclasses import asdict, astuple, replace
 from pathlib import Path
 
 from opatlas.devices.discovery import database_name, devices_at_hand
-from opatlas.engine.errors import DeviceGone
 from opatlas.engine.inputs.dispatch_ffn_combine import needed_bytes
-from opatlas.engine.job import Job, MeasureSettings
+from opatlas.engine.job import Job
 from opatlas.errors import OpAtlasError
-from opatlas.instruments.instrument import EVENTS
-from opatlas.isolation.device_pool import LeftOut
-from opatlas.isolation.executor import Executor
+from opatlas.instruments.instrument import EVENTS, MeasureSettings
+from opatlas.isolation.executor import Executor, LeftOut
 from opatlas.isolation.groups.hccl_buffer import buffer_mib
 from opatlas.isolation.groups.pool import GroupPool
 from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.model.errors import DeviceGone
 from opatlas.model.location import default_path
 from opatlas.model.schema import EP_SIZE, Status
 from opatlas.model.versions import detect

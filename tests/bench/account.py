@@ -22,12 +22,14 @@ from pathlib import Path
 
 import torch
 
-from opatlas.engine.errors import ReplayError
+from opatlas.devices.device import DeviceSpec
 from opatlas.engine.inputs.replay_row import ReplayRow
-from opatlas.engine.job import DeviceSpec, Job, MeasureSettings
+from opatlas.engine.job import Job
 from opatlas.engine.replayed_types import WITHOUT_REPLAY, replays_of_bench
 from opatlas.engine.runner import Runner
+from opatlas.instruments.instrument import MeasureSettings
 from opatlas.model.communication import is_communication
+from opatlas.model.errors import ReplayError
 from opatlas.model.schema import Status
 from tests.bench.real_rows import RealRow, sources
 from tests.bench.replaying import replay_functions

@@ -12,15 +12,12 @@ import pytest
 from opatlas.bench.implementations import torch as impl
 
 import opatlas.engine.runner
-from opatlas.engine.job import (
-    DeviceSpec,
-    Job,
-    MeasureSettings,
-    Outcome,
-)
+from opatlas.devices.device import DeviceSpec
+from opatlas.engine.job import Job, Outcome
 from opatlas.engine.registry import replay_spec
 from opatlas.engine.replay import Replay
 from opatlas.engine.runner import Runner
+from opatlas.instruments.instrument import MeasureSettings
 from opatlas.model.schema import (
     INPUT_DTYPES,
     INPUT_FORMATS,

@@ -11,10 +11,10 @@ from replaying import DTYPES, OUTPUT, SHAPES, assert_mistake_is_caught, assert_r
 from sample_rows_attention import INDEXER, LATENT, PACKED, PAGED, RING_MLA, ROWS, SPARSE, flash, flash_grad
 
 from opatlas.engine.check import check
-from opatlas.engine.errors import WrongResult
 from opatlas.engine.expectations import Comparison, Largest
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.inputs.sequences import spread_positions
+from opatlas.model.errors import WrongResult
 
 
 class TestLargest:

@@ -13,7 +13,7 @@ from opatlas.bench import formulas
 from opatlas.bench.implementations import torch as impl
 
 from opatlas.engine.check import check
-from opatlas.engine.errors import WrongResult
+from opatlas.model.errors import WrongResult
 
 
 def everything(count, *, elements, terms):

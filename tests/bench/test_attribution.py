@@ -11,19 +11,17 @@ from hypothesis import given
 
 from opatlas.capture.profiles import Launch
 from opatlas.instruments.attribution import (
+    BEGIN_MARK,
     BY_ORDER,
+    END_MARK,
+    MARK_TYPE,
+    MOST_ROWS,
     Launched,
     NoSamples,
     ProfiledRow,
     ProfiledSamples,
     attribute,
-)
-from opatlas.instruments.marks import (
-    BEGIN,
-    END,
-    KERNEL_TYPE,
-    MOST_ROWS,
-    dimensions_of,
+    dimensions,
     row_mark,
     row_of_mark,
 )
@@ -47,7 +45,7 @@ class Profile:
         self.launches.append(Launch(device, at, us, kernel_type, cells, {}))
 
     def mark(self, shape: tuple[int, ...]) -> None:
-        self.kernel(KERNEL_TYPE, dimensions_of(shape))
+        self.kernel(MARK_TYPE, dimensions(shape))
 
     def row(self, number: int, samples: list[list[float]], noise: random.Random | None = None) -> None:
         """A row as the device runs it: warm-up and set-up, then samples of some kernels each, then the check."""
@@ -56,10 +54,10 @@ class Profile:
         for kernels in samples:
             for _ in range(noise.randrange(3) if noise else 1):
                 self.kernel("ZerosLike", "50331648", 40.0)
-            self.mark(BEGIN)
+            self.mark(BEGIN_MARK)
             for us in kernels:
                 self.kernel("Add", str(number), us)
-            self.mark(END)
+            self.mark(END_MARK)
         self.kernel("Cast", str(number), 777.0)
 
 
@@ -165,7 +163,7 @@ def test_what_does_not_add_up_is_no_measurement() -> None:
 
 
 def without_marks(profile: Profile) -> list[Launch]:
-    return [launch for launch in profile.launches if launch.kernel_type != KERNEL_TYPE]
+    return [launch for launch in profile.launches if launch.kernel_type != MARK_TYPE]
 
 
 def test_without_marks_the_last_calls_count_where_their_number_is_right() -> None:
@@ -197,7 +195,7 @@ def test_marks_of_older_stacks_have_another_name() -> None:
     profile = Profile()
     profile.row(0, [[5.0], [6.0]])
     launches = [
-        replace(launch, kernel_type="NegAiCore") if launch.kernel_type == KERNEL_TYPE else launch
+        replace(launch, kernel_type="NegAiCore") if launch.kernel_type == MARK_TYPE else launch
         for launch in profile.launches
     ]
     (found,) = attribute(launches, [asked(0, 2)])
@@ -208,8 +206,8 @@ def test_marks_of_older_stacks_have_another_name() -> None:
 def test_marks_tell_rows_apart() -> None:
     marks = [row_mark(number) for number in range(MOST_ROWS)]
     assert len(set(marks)) == MOST_ROWS
-    assert [row_of_mark(dimensions_of(mark)) for mark in marks] == list(range(MOST_ROWS))
-    assert {row_of_mark(dimensions_of(shape)) for shape in (BEGIN, END)} == {None}
+    assert [row_of_mark(dimensions(mark)) for mark in marks] == list(range(MOST_ROWS))
+    assert {row_of_mark(dimensions(shape)) for shape in (BEGIN_MARK, END_MARK)} == {None}
     assert [row_of_mark(text) for text in ("", "103", "103,0,1", "103,33,1", "103,1,x", "104,1,1")] == [None] * 6
     with pytest.raises(ValueError, match=f"rows 0 to {MOST_ROWS - 1}"):
         row_mark(MOST_ROWS)

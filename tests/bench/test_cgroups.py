@@ -22,7 +22,8 @@ from opatlas.devices.cgroups import (
     memory_limit,
 )
 from opatlas.devices.cpu import CpuDevice
-from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.devices.device import DeviceSpec
+from opatlas.instruments.instrument import MeasureSettings
 from tests.support.fake_system import write_files
 
 _V2 = "31 23 0:28 / /sys/fs/cgroup rw,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"

@@ -10,12 +10,13 @@ import pytest
 import torch
 from replaying import job_of
 
-from opatlas.engine.changed_inputs import COMPARED_BYTES, InputWatch
-from opatlas.engine.errors import ChangedInput, ReplayError
+from opatlas.devices.device import DeviceSpec
+from opatlas.engine.call_watch import COMPARED_BYTES, InputWatch
 from opatlas.engine.formula import per_element, pointwise
-from opatlas.engine.job import DeviceSpec, MeasureSettings
 from opatlas.engine.registry import replays
 from opatlas.engine.runner import Runner
+from opatlas.instruments.instrument import MeasureSettings
+from opatlas.model.errors import ChangedInput, ReplayError
 from opatlas.model.schema import Status
 from tests.support.wrapper import Wrapper
 

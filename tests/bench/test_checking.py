@@ -11,7 +11,6 @@ from opatlas.bench import formulas
 
 import opatlas.engine.formula
 from opatlas.engine.check import check
-from opatlas.engine.errors import WrongResult
 from opatlas.engine.expectations import Picks, Rounded
 from opatlas.engine.formula import (
     Draw,
@@ -20,6 +19,7 @@ from opatlas.engine.formula import (
     per_row,
     pointwise,
 )
+from opatlas.model.errors import WrongResult
 
 SEED = 5
 

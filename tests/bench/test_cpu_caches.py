@@ -21,11 +21,13 @@ from opatlas.devices.cpu_flush import (
     least_flush_bytes,
     plan_flush,
 )
+from opatlas.devices.device import DeviceSpec
 from opatlas.engine.formula import pointwise
-from opatlas.engine.job import DeviceSpec, Job, MeasureSettings
+from opatlas.engine.job import Job
 from opatlas.engine.registry import replays
 from opatlas.engine.replayed_types import replays_of_bench
 from opatlas.engine.runner import Runner
+from opatlas.instruments.instrument import MeasureSettings
 from opatlas.model.schema import Status
 from tests.support.fake_system import write_files
 from tests.support.wrapper import Wrapper

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from opatlas.engine.errors import ReplayError
 from opatlas.instruments import cupti as instrument
 from opatlas.instruments.instrument import InstrumentMissing
 from opatlas.instruments.kernel_records import KernelRecord
+from opatlas.model.errors import ReplayError
 
 KERNEL, MEMCPY, MEMSET, OTHER = 10, 1, 2, 9
 

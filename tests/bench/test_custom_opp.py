@@ -9,9 +9,10 @@ import sys
 import pytest
 import torch
 
+from opatlas.devices import npu_operators as custom_opp
+from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import environment_of
-from opatlas.engine import custom_opp
-from opatlas.engine.custom_opp import (
+from opatlas.devices.npu_operators import (
     call_of,
     cannot_be_registered,
     environment_with_operators,
@@ -20,9 +21,8 @@ from opatlas.engine.custom_opp import (
     remedy,
 )
 from opatlas.engine.device_errors import outcome_of
-from opatlas.engine.errors import MissingPrecondition, Unsupported
-from opatlas.engine.job import DeviceSpec
 from opatlas.isolation.child import start
+from opatlas.model.errors import MissingPrecondition, Unsupported
 from opatlas.model.schema import Status
 
 CALL = "torch.ops._C_ascend.npu_add_rms_norm_bias"

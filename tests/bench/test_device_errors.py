@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opatlas.engine.device_errors import is_out_of_memory, outcome_of, poisoned_by, text_of
-from opatlas.engine.errors import InvalidRow
+from opatlas.model.errors import InvalidRow
 from opatlas.model.schema import Status
 
 # As torch 2.11 with CUDA 13.0 raised them on an H100; torch 2.6 to 2.8 leave out the line about the search.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from opatlas.engine.stop_rule import StopRule
-from opatlas.instruments.device_events import DeviceEvents
+from opatlas.instruments.stop_rule import StopRule
+from opatlas.instruments.timers import DeviceEvents
 
 
 class Stream:

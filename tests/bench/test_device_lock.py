@@ -17,8 +17,8 @@ from opatlas.devices.device_lock import (
     LockHolder,
     announce_session,
 )
-from opatlas.engine.errors import DeviceGone
 from opatlas.errors import OpAtlasError
+from opatlas.model.errors import DeviceGone
 
 
 def nothing(*_: object) -> None:

@@ -15,6 +15,7 @@ import pytest
 from opatlas.cli import doctor as command
 from opatlas.cli.main import main
 from opatlas.devices import torch_npu as torch_npu_module
+from opatlas.devices.device import DeviceSpec
 from opatlas.doctor import (
     ascend,
     machine,
@@ -32,7 +33,6 @@ from opatlas.doctor.verdict import (
     failed,
     passed,
 )
-from opatlas.engine.job import DeviceSpec
 from opatlas.store.database import Database, SessionLock
 
 REPOSITORY = Path(__file__).parents[2]

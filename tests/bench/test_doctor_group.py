@@ -10,10 +10,10 @@ import pytest
 import stand_in_msprof
 from stand_in_npu import collective_us
 
+from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import VISIBLE, pinned
 from opatlas.doctor import group
 from opatlas.doctor.verdict import State, Target, Verdict
-from opatlas.engine.job import DeviceSpec
 
 _CPU = Target("cpu", "cpu", backend="gloo")
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import stand_in_msprof
 
+from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import VISIBLE, pinned
 from opatlas.doctor import replaying
 from opatlas.doctor.sample_rows import ROWS
 from opatlas.doctor.verdict import State, Target, Verdict
-from opatlas.engine.job import DeviceSpec
 
 
 @pytest.fixture

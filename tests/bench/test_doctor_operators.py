@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from opatlas.devices.npu_operators import OR
 from opatlas.doctor.verdict import State, Target, Verdict
-from opatlas.engine.npu_call import OR
 from opatlas.engine.registry import replay_spec
 from opatlas.engine.replayed_types import replays_of_bench
 
@@ -26,7 +26,7 @@ import json, sys
 from dataclasses import asdict
 from opatlas.doctor import operators
 from opatlas.doctor.verdict import Target
-from opatlas.engine.job import DeviceSpec
+from opatlas.devices.device import DeviceSpec
 
 operators.devices_at_hand = lambda name: [DeviceSpec("npu", opener="stand_in_npu:StandInNpu")]
 for name in sys.argv[1:]:

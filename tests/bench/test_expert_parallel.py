@@ -14,7 +14,6 @@ from opatlas.bench.implementations import torch as impl
 from replaying import OUTPUT, SHAPES, assert_mistake_is_caught, assert_refused, cells_of, replay_row
 from sample_rows_moe import BACK, LAYER, LAYER_BITS, ROWS, TOLD
 
-from opatlas.engine.errors import InvalidRow, MissingPrecondition
 from opatlas.engine.inputs.dispatch_ffn_combine import Experts, group_of_layer
 from opatlas.engine.inputs.moe_distribute import (
     Exchange,
@@ -26,6 +25,7 @@ from opatlas.engine.inputs.row_slots import RowSlots
 from opatlas.isolation.groups.hccl_buffer import expect_buffer
 from opatlas.isolation.groups.options import add_options
 from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.model.errors import InvalidRow, MissingPrecondition
 from opatlas.model.schema import Status
 
 ROOT = Path(__file__).parents[2]

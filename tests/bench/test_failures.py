@@ -9,9 +9,9 @@ import pytest
 from replaying import job_of, runner
 
 from opatlas.engine.device_errors import is_out_of_memory, outcome_of, poisoned_by, text_of
-from opatlas.engine.errors import InvalidRow
 from opatlas.engine.job import Outcome
 from opatlas.engine.registry import replays
+from opatlas.model.errors import InvalidRow
 from opatlas.model.schema import Status
 from opatlas.text import MOST_CHARACTERS, MOST_CHARACTERS_OF_DETAIL, without_middle
 

@@ -8,9 +8,9 @@ import pytest
 
 from opatlas.devices import discovery as at_hand
 from opatlas.devices import vendor_tools as tools
+from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import database_name, devices_at_hand, environment_of
 from opatlas.devices.nvidia import Gpu, parse_gpus
-from opatlas.engine.job import DeviceSpec
 from opatlas.errors import OpAtlasError
 from opatlas.model.location import cpu_device_name
 

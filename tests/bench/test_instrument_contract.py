@@ -6,8 +6,7 @@ from time import thread_time_ns
 
 import pytest
 
-from opatlas.engine.job import MeasureSettings
-from opatlas.instruments.instrument import OFFERED, InstrumentMissing, open_instrument
+from opatlas.instruments.instrument import OFFERED, InstrumentMissing, MeasureSettings, open_instrument
 
 SAMPLES = 3
 CALL_US, FLUSH_US = 2_000, 50_000

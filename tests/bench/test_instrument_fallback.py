@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from opatlas import instruments
-from opatlas.engine.job import MeasureSettings
-from opatlas.instruments.instrument import InstrumentMissing, open_instrument
+from opatlas.instruments.instrument import InstrumentMissing, MeasureSettings, open_instrument
 
 
 @pytest.fixture(autouse=True)

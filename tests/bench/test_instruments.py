@@ -11,11 +11,11 @@ from replaying import job_of
 
 from opatlas import instruments
 from opatlas.devices.cpu import CpuDevice
-from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.devices.device import DeviceSpec
 from opatlas.engine.runner import Runner
 from opatlas.errors import OpAtlasError
-from opatlas.instruments.instrument import OFFERED, Samples, choose, open_instrument
-from opatlas.instruments.wall_clock import WallClock
+from opatlas.instruments.instrument import OFFERED, MeasureSettings, Samples, choose, open_instrument
+from opatlas.instruments.timers import WallClock
 
 
 class Sundial:

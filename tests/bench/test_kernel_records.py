@@ -6,15 +6,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from opatlas.engine.errors import ReplayError
-from opatlas.engine.stop_rule import StopRule
 from opatlas.instruments.kernel_records import (
     MARK,
     KernelRecord,
     KernelRecords,
     between_marks,
 )
+from opatlas.instruments.stop_rule import StopRule
 from opatlas.isolation.groups.group import _AgreedRule
+from opatlas.model.errors import ReplayError
 
 
 class Device:

@@ -11,8 +11,8 @@ from opatlas.bench.implementations import torch as impl
 from replaying import OUTPUT, OUTPUT_TYPES, SHAPES, assert_refused, cells_of
 
 from opatlas.engine.check import check
-from opatlas.engine.errors import Unsupported
 from opatlas.engine.inputs.replay_row import ReplayRow
+from opatlas.model.errors import Unsupported
 
 SIZES = st.integers(1, 40)
 BLOCKS = st.sampled_from([8, 16, 32])

@@ -14,12 +14,14 @@ import torch
 from sessions import ROOT
 
 from opatlas.devices.cpu import CpuDevice, bounded_memory
-from opatlas.engine.errors import OutOfMemory
+from opatlas.devices.device import DeviceSpec
 from opatlas.engine.inputs.replay_row import ReplayRow
-from opatlas.engine.job import DeviceSpec, Job, MeasureSettings
+from opatlas.engine.job import Job
 from opatlas.engine.registry import ReplaySpec
 from opatlas.engine.replay import Replay
 from opatlas.engine.runner import Runner
+from opatlas.instruments.instrument import MeasureSettings
+from opatlas.model.errors import OutOfMemory
 from opatlas.model.schema import Status
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone bounds the memory of a process so")
@@ -84,7 +86,8 @@ def test_a_kernel_that_takes_more_than_there_is_costs_its_row(tmp_path, monkeypa
 
 STACKS = """
 from opatlas.devices.cpu import CpuDevice, bounded_memory
-from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.devices.device import DeviceSpec
+from opatlas.instruments.instrument import MeasureSettings
 
 import torch
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.engine.errors import DeviceGone
-from opatlas.instruments.msprof.command import can_hold_profiles, profiled
+from opatlas.isolation.msprof.command import can_hold_profiles, profiled
+from opatlas.model.errors import DeviceGone
 
 
 @pytest.mark.parametrize("character", "'\"\\%><|&$;`")

@@ -11,12 +11,11 @@ import captures
 import pytest
 
 from opatlas.capture.profiles import Launch
-from opatlas.engine.job import Job, Outcome
-from opatlas.engine.stand_in import stand_in
+from opatlas.engine.job import Job, Outcome, stand_in
 from opatlas.instruments.attribution import Launched, ProfiledRow, ProfiledSamples
-from opatlas.instruments.msprof import output as read_back
-from opatlas.instruments.msprof import pending as launched
-from opatlas.instruments.msprof.pending import journal_left_behind
+from opatlas.isolation.msprof import pending as launched
+from opatlas.isolation.msprof import pending as read_back
+from opatlas.isolation.msprof.pending import journal_left_behind
 from opatlas.model.quality import Quality
 from opatlas.model.record import Measurement
 from opatlas.model.schema import Status

@@ -9,14 +9,14 @@ import torch
 from replaying import job_of
 
 from opatlas.devices.cpu import CpuDevice
+from opatlas.devices.device import DeviceSpec
 from opatlas.engine.check import Checked
 from opatlas.engine.formula import pointwise
-from opatlas.engine.job import DeviceSpec, MeasureSettings
-from opatlas.engine.noise_limit import ATTEMPTS, attempt_of, limited
+from opatlas.engine.job import ATTEMPTS, attempt_of, limited
 from opatlas.engine.registry import replays
 from opatlas.engine.runner import Runner
 from opatlas.engine.sampling import Sampling
-from opatlas.instruments.instrument import Samples
+from opatlas.instruments.instrument import MeasureSettings, Samples
 from opatlas.isolation.groups.group import Group
 from opatlas.model.schema import Status
 from opatlas.options import share

@@ -6,8 +6,8 @@ import pytest
 import torch
 from opatlas.bench.implementations import torch as impl
 
-from opatlas.engine.errors import Unsupported
-from opatlas.engine.npu_call import npu_call
+from opatlas.devices.npu_operators import npu_call
+from opatlas.model.errors import Unsupported
 
 MISSING = "torch.ops._C_ascend.an_operator_that_nobody_registers"
 

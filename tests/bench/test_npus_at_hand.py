@@ -9,9 +9,9 @@ from fake_npu_smi import A3, a2, fake_npu_smi, fields, table
 
 from opatlas.devices import discovery as at_hand
 from opatlas.devices import npu_smi
+from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import database_name, devices_at_hand
 from opatlas.devices.npu_smi import Chip
-from opatlas.engine.job import DeviceSpec
 from opatlas.errors import OpAtlasError
 from opatlas.model.location import NPU_DEVICES, cpu_device_name
 

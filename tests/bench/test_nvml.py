@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from opatlas.devices.device import open_device
+from opatlas.devices.device import DeviceSpec, open_device
 from opatlas.devices.nvidia import gpu_states, open_nvml
-from opatlas.engine.job import DeviceSpec, MeasureSettings
 from opatlas.errors import OpAtlasError
+from opatlas.instruments.instrument import MeasureSettings
 
 UUID = "GPU-f89c029f-2a4a-0051-75af-431226ec9b55"
 #: More than a Linux numbers: of a namespace that this process does not see.

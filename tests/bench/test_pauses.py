@@ -21,11 +21,11 @@ import os
 import signal
 import sys
 
-from opatlas.engine.errors import ReplayError
-from opatlas.instruments.device_events import DeviceEvents
-from opatlas.instruments.wall_clock import count_pauses
-from opatlas.instruments.wall_clock import WallClock
-from opatlas.engine.stop_rule import StopRule
+from opatlas.model.errors import ReplayError
+from opatlas.instruments.timers import DeviceEvents
+from opatlas.instruments.spoilt_samples import count_pauses
+from opatlas.instruments.timers import WallClock
+from opatlas.instruments.stop_rule import StopRule
 
 which, samples, stops = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
 calls = 0

@@ -18,10 +18,11 @@ import pytest
 import torch
 from replaying import job_of
 
-from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.devices.device import DeviceSpec
 from opatlas.engine.process_state import ProcessState, changes
 from opatlas.engine.registry import replays
 from opatlas.engine.runner import Runner
+from opatlas.instruments.instrument import MeasureSettings
 from opatlas.model.schema import Status
 
 

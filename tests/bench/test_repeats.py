@@ -8,10 +8,11 @@ import pytest
 import torch
 from replaying import job_of
 
+from opatlas.devices.device import DeviceSpec
 from opatlas.engine.formula import per_element, pointwise
-from opatlas.engine.job import DeviceSpec, MeasureSettings
 from opatlas.engine.registry import replays
 from opatlas.engine.runner import Runner
+from opatlas.instruments.instrument import MeasureSettings
 from opatlas.model.schema import Status
 
 ROW = "4,5 | FLOAT -> 4,5 | FLOAT"

@@ -8,7 +8,7 @@ import pytest
 from replaying import replay_functions, replay_row, time_instead
 from sample_rows import ROWS
 
-from opatlas.engine.npu_call import npu_call
+from opatlas.devices.npu_operators import npu_call
 from opatlas.engine.registry import replay_spec
 from opatlas.model.schema import Status
 

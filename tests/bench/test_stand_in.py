@@ -12,12 +12,13 @@ from replaying import job_of, replay_row
 from sample_rows import ROWS
 from sample_rows_attention import PAGED
 
+from opatlas.devices.device import DeviceSpec
+from opatlas.engine.call_watch import OperatorCount, operators_of
 from opatlas.engine.formula import pointwise
-from opatlas.engine.job import DeviceSpec, MeasureSettings
-from opatlas.engine.operator_count import OperatorCount, operators_of
+from opatlas.engine.job import REST, stand_in
 from opatlas.engine.registry import replays
 from opatlas.engine.runner import Runner
-from opatlas.engine.stand_in import REST, stand_in
+from opatlas.instruments.instrument import MeasureSettings
 from opatlas.model.record import Record
 from opatlas.model.schema import ASSUMPTIONS, STAND_IN, Status
 from opatlas.store.cells import measured_cells
@@ -173,7 +174,8 @@ def test_compiled_code_runs_compiled_and_stands_in_for_nothing():
 import sys; sys.path[:0] = ["tests/bench"]
 import torch
 from replaying import job_of
-from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.devices.device import DeviceSpec
+from opatlas.instruments.instrument import MeasureSettings
 from opatlas.engine.formula import pointwise
 from opatlas.engine.registry import replays
 from opatlas.engine.runner import Runner

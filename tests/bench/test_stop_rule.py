@@ -6,12 +6,7 @@ import random
 
 import pytest
 
-from opatlas.engine.stop_rule import (
-    _LEAST_SAMPLES,
-    _MOST_SAMPLES,
-    _WINDOW,
-    StopRule,
-)
+from opatlas.instruments.stop_rule import _LEAST_SAMPLES, _MOST_SAMPLES, _WINDOW, StopRule
 
 
 class Clock:

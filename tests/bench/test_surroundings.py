@@ -10,10 +10,11 @@ import pytest
 from opatlas.plugins import run_manifest
 
 from opatlas.devices.cpu_flush import FlushPlan
+from opatlas.devices.device import DeviceSpec
 from opatlas.devices.machine_state import MachineState
 from opatlas.doctor import storage as doctor
 from opatlas.doctor.verdict import State, Target
-from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.instruments.instrument import MeasureSettings
 
 MIB = 1 << 20
 _QUIET = MachineState(window_s=1.0, machine_cores=2, cores=2, load_1min=0.1)

@@ -14,19 +14,13 @@ import pytest
 import torch
 from captures import launch, write_capture
 
+from opatlas.devices.device import DeviceSpec
 from opatlas.doctor import replaying
 from opatlas.doctor.verdict import State, Target
-from opatlas.engine.job import DeviceSpec, MeasureSettings
-from opatlas.engine.stop_rule import StopRule
-from opatlas.instruments import torch_npu_profiler
-from opatlas.instruments.attribution import NoSamples, ProfiledSamples
-from opatlas.instruments.instrument import open_instrument
-from opatlas.instruments.marks import (
-    BEGIN,
-    END,
-    dimensions_of,
-    row_mark,
-)
+from opatlas.instruments import npu_profilers as torch_npu_profiler
+from opatlas.instruments.attribution import BEGIN_MARK, END_MARK, NoSamples, ProfiledSamples, dimensions, row_mark
+from opatlas.instruments.instrument import MeasureSettings, open_instrument
+from opatlas.instruments.stop_rule import StopRule
 
 COUNTER = {"aicore_time(us)": "0.5"}
 
@@ -65,7 +59,7 @@ def launched(monkeypatch):
     negate = torch.neg
 
     def mark(source, out):
-        kernels.append(("Neg", dimensions_of(tuple(source.shape)), 2.0))
+        kernels.append(("Neg", dimensions(tuple(source.shape)), 2.0))
         return negate(source, out=out)
 
     monkeypatch.setattr(torch, "neg", mark)
@@ -83,10 +77,10 @@ def test_a_rows_samples_are_read_from_its_own_profile(launched):
     assert isinstance(samples.profiled, ProfiledSamples)
     assert [[kernel.duration_us for kernel in call] for call in samples.profiled.calls] == [[7.0], [8.0], [9.0]]
     assert samples.profiled.calls[0][0].counters["aicore_time(us)"] == 0.5
-    first = [shape for _, shape, _ in launched].index(dimensions_of(row_mark(0)))
+    first = [shape for _, shape, _ in launched].index(dimensions(row_mark(0)))
     assert [name for name, *_ in launched][first : first + 5] == ["Neg", "ReduceSum", "Neg", "RmsNorm", "Neg"]
     marks = [shape for name, shape, _ in launched[first + 1 : first + 5] if name == "Neg"]
-    assert marks == [dimensions_of(BEGIN), dimensions_of(END)]
+    assert marks == [dimensions(BEGIN_MARK), dimensions(END_MARK)]
 
 
 def test_what_the_profiler_loses_of_its_head_costs_nothing(launched, monkeypatch):

@@ -10,7 +10,7 @@ from replaying import OUTPUT, OUTPUT_TYPES, SHAPES, assert_refused, assert_wrong
 from sample_rows import ROWS
 
 from opatlas.engine.check import check
-from opatlas.engine.errors import WrongResult
+from opatlas.model.errors import WrongResult
 
 aten = torch.ops.aten
 

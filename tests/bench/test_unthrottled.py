@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from opatlas.engine.stop_rule import StopRule
 from opatlas.instruments.instrument import Samples
-from opatlas.instruments.unthrottled import Unthrottled
+from opatlas.instruments.spoilt_samples import Unthrottled
+from opatlas.instruments.stop_rule import StopRule
 
 HOT = ("hardware thermal slowdown",)
 

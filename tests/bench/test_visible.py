@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import VISIBLE, pinned, visible_ids
-from opatlas.engine.job import DeviceSpec
 
 
 @pytest.mark.parametrize("variable", VISIBLE.values())

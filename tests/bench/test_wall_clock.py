@@ -6,9 +6,9 @@ import gc
 
 import pytest
 
-from opatlas.engine.stop_rule import StopRule
-from opatlas.instruments import wall_clock
-from opatlas.instruments.wall_clock import WallClock
+from opatlas.instruments import timers as wall_clock
+from opatlas.instruments.stop_rule import StopRule
+from opatlas.instruments.timers import WallClock
 
 
 @pytest.fixture

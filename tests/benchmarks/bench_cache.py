@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import sys
 
-from opatlas.engine.job import DeviceSpec, Job, MeasureSettings
+from opatlas.devices.device import DeviceSpec
+from opatlas.engine.job import Job
 from opatlas.engine.runner import Runner
+from opatlas.instruments.instrument import MeasureSettings
 
 LEAST_RATIO = 1.2
 _ROWS = {

@@ -53,8 +53,8 @@ def in_process(instrument: str) -> None:
 
     from opatlas.devices.discovery import devices_at_hand
     from opatlas.engine import replay
-    from opatlas.engine.job import MeasureSettings
     from opatlas.engine.runner import Runner
+    from opatlas.instruments.instrument import MeasureSettings
     from opatlas.instruments.kernel_records import KernelRecord, KernelRecords
 
     spent: Counter[str] = Counter()

@@ -35,9 +35,10 @@ class All:
     name = "all"
 
     def __init__(self) -> None:
-        from opatlas.engine.job import MeasureSettings
-        from opatlas.instruments import cupti, device_events
+        from opatlas.instruments import cupti
         from opatlas.instruments import kernel_records as kineto
+        from opatlas.instruments import timers as device_events
+        from opatlas.instruments.instrument import MeasureSettings
 
         settings = MeasureSettings()
         self.medians: list[dict[str, float]] = []
@@ -52,7 +53,7 @@ class All:
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Any) -> Samples:
         from triton.testing import do_bench
 
-        from opatlas.engine.stop_rule import StopRule
+        from opatlas.instruments.stop_rule import StopRule
 
         def by(instrument: Any) -> Samples:
             self._take_records(instrument)
@@ -98,8 +99,8 @@ def measure() -> list[tuple[dict[str, float], int]]:
     from replaying import job_of
 
     from opatlas.devices.discovery import devices_at_hand
-    from opatlas.engine.job import MeasureSettings
     from opatlas.engine.runner import Runner
+    from opatlas.instruments.instrument import MeasureSettings
 
     runner = Runner(devices_at_hand("cuda")[0], MeasureSettings(instrument="cuda-events"))
     runner._instrument = everything = All()

@@ -12,14 +12,11 @@ from pathlib import Path
 import odd_device
 import pytest
 
-from opatlas.engine.errors import DeviceGone
-from opatlas.engine.job import (
-    DeviceSpec,
-    Job,
-    MeasureSettings,
-    Outcome,
-)
+from opatlas.devices.device import DeviceSpec
+from opatlas.engine.job import Job, Outcome
+from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess
+from opatlas.model.errors import DeviceGone
 from opatlas.model.schema import Status
 
 ODD = int(odd_device.ODD)

@@ -17,7 +17,7 @@ import time
 from opatlas.bench import formulas
 
 from opatlas.bench.implementations import torch as impl
-from opatlas.instruments import wall_clock
+from opatlas.instruments import spoilt_samples as wall_clock
 from opatlas.engine.registry import replays
 
 

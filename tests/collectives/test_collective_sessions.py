@@ -13,17 +13,13 @@ from xml.etree import ElementTree
 import pytest
 from sessions import ROOT, Sessions
 
-from opatlas.engine.errors import DeviceGone, GroupLate
-from opatlas.engine.job import (
-    DeviceDescription,
-    DeviceSpec,
-    Job,
-    MeasureSettings,
-    Outcome,
-)
-from opatlas.isolation.device_pool import LeftOut
+from opatlas.devices.device import DeviceDescription, DeviceSpec
+from opatlas.engine.job import Job, Outcome
+from opatlas.instruments.instrument import MeasureSettings
+from opatlas.isolation.executor import LeftOut
 from opatlas.isolation.groups.pool import GroupPool
 from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.model.errors import DeviceGone, GroupLate
 from opatlas.model.schema import Status
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process tables are read from /proc")

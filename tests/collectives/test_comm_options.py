@@ -13,8 +13,8 @@ from _pytest.config.argparsing import Parser
 from opatlas.collectives import options
 from opatlas.collectives import topology as at_hand
 from opatlas.collectives.topology import guess
+from opatlas.devices.device import DeviceSpec
 from opatlas.devices.nvidia import islands_of
-from opatlas.engine.job import DeviceSpec
 from opatlas.isolation.groups.pool import misplaced
 from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.model.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME

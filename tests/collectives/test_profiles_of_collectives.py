@@ -9,18 +9,16 @@ from captures import launch, write_capture
 
 from opatlas.capture.profiles import read_launches
 from opatlas.instruments.attribution import (
+    BEGIN_MARK,
+    END_MARK,
     AnotherCase,
     Launched,
     NoSamples,
     OwnKernel,
     ProfiledRow,
     attribute,
+    dimensions,
     own_kernel,
-)
-from opatlas.instruments.marks import (
-    BEGIN,
-    END,
-    dimensions_of,
     row_mark,
 )
 from opatlas.model.communication import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
@@ -32,12 +30,12 @@ Kernel = tuple[str, str, float]
 def found(tmp_path: Path, kernel_type: str, *samples: list[Kernel]) -> OwnKernel | AnotherCase | NoSamples:
     """What a profile that holds these samples says of a row."""
     mark = ("Neg", "aclnnNeg_Neg_Neg", 2.0)
-    launches = [(mark, dimensions_of(row_mark(0)))]
+    launches = [(mark, dimensions(row_mark(0)))]
     for kernels in samples:
         # The ranks line up with collectives that are outside of the sample.
-        launches += [(("hcom_allReduce_", "hcom_allReduce__781_0_1", 80.0), "N/A"), (mark, dimensions_of(BEGIN))]
+        launches += [(("hcom_allReduce_", "hcom_allReduce__781_0_1", 80.0), "N/A"), (mark, dimensions(BEGIN_MARK))]
         launches += [(kernel, "N/A") for kernel in kernels]
-        launches += [(mark, dimensions_of(END))]
+        launches += [(mark, dimensions(END_MARK))]
     lines = [
         launch({"Start Time(us)": f"{10 * place}.000\t", "Name": name}, type=type_, shapes=shapes, duration=str(us))
         for place, ((type_, name, us), shapes) in enumerate(launches)

@@ -10,12 +10,12 @@ import torch
 from opatlas.collectives.message import Message
 from opatlas.collectives.timed import TimedCollective
 from opatlas.devices.cpu import CpuDevice
-from opatlas.engine.errors import OutOfMemory, ReplayError, WrongResult
-from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.devices.device import DeviceSpec
 from opatlas.instruments.attribution import NoSamples
-from opatlas.instruments.instrument import Samples
-from opatlas.instruments.wall_clock import WallClock
+from opatlas.instruments.instrument import MeasureSettings, Samples
+from opatlas.instruments.timers import WallClock
 from opatlas.isolation.groups.group import RANK_SPREAD, Group, InStep
+from opatlas.model.errors import OutOfMemory, ReplayError, WrongResult
 from opatlas.model.schema import Status
 
 CELLS = {"message_bytes": "64", "num_devices": "3", "dtype": "DT_FLOAT", "topology_tier": "1"}

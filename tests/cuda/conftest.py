@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from opatlas.devices.discovery import devices_at_hand
-from opatlas.engine.job import MeasureSettings
 from opatlas.errors import OpAtlasError
-from opatlas.instruments.instrument import InstrumentMissing
+from opatlas.instruments.instrument import InstrumentMissing, MeasureSettings
 from opatlas.model.versions import cuda_version
 
 

@@ -9,7 +9,8 @@ from statistics import median
 import pytest
 from replaying import job_of
 
-from opatlas.engine.job import Job, MeasureSettings
+from opatlas.engine.job import Job
+from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess
 from opatlas.model.schema import Status
 

@@ -26,17 +26,18 @@ from replaying import cells_of, replay_of
 from sample_rows_moe import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD, WITH_WEIGHTS
 from sessions import wait_for
 
+from opatlas.devices.device import DeviceSpec
 from opatlas.devices.device_lock import DeviceWaits
-from opatlas.engine.errors import DeviceGone, GroupLate
-from opatlas.engine.job import DeviceSpec, Job, MeasureSettings
-from opatlas.isolation.channel import Channel, ChildChannel
-from opatlas.isolation.device_messages import NotReady
+from opatlas.engine.job import Job
+from opatlas.instruments.instrument import MeasureSettings
+from opatlas.isolation.channel import Channel, ChildChannel, NotReady
 from opatlas.isolation.groups import running as module
 from opatlas.isolation.groups.group import RANK_SPREAD
 from opatlas.isolation.groups.messages import Launching, RanksEnded
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.groups.running import RunningGroup
 from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.model.errors import DeviceGone, GroupLate
 from opatlas.model.quality import Quality
 from opatlas.model.schema import Status
 

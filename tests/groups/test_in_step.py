@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from opatlas.engine.job import Outcome
-from opatlas.engine.noise_limit import attempt_of
-from opatlas.engine.stop_rule import StopRule
-from opatlas.instruments.wall_clock import WallClock
+from opatlas.engine.job import Outcome, attempt_of
+from opatlas.instruments.stop_rule import StopRule
+from opatlas.instruments.timers import WallClock
 from opatlas.isolation.groups.group import Group, InStep, spread_us
 from opatlas.isolation.groups.rank_main import slowest
 from opatlas.model.record import Measurement

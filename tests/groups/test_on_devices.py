@@ -9,13 +9,13 @@ from replaying import cells_of, replay_of
 from sample_rows_moe import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD
 
 from opatlas.devices.discovery import devices_at_hand
-from opatlas.engine.errors import DeviceGone
-from opatlas.engine.job import Job, MeasureSettings
-from opatlas.instruments.instrument import MSPROF, OFFERED, TORCH_NPU_PROFILER
-from opatlas.instruments.msprof.device import of_group
+from opatlas.engine.job import Job
+from opatlas.instruments.instrument import MSPROF, OFFERED, TORCH_NPU_PROFILER, MeasureSettings
 from opatlas.isolation.executor import Executor
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.isolation.msprof.executor import msprof_on_group
+from opatlas.model.errors import DeviceGone
 from opatlas.model.schema import Status
 
 DEVICES = [device for device in devices_at_hand(None) if device.kind != "cpu"]
@@ -30,7 +30,7 @@ def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     settings = MeasureSettings(repeat_count=5, instrument=request.param)
     group: Executor = GroupProcess(SPEC, DEVICES[:2], settings)
     if request.param == MSPROF:
-        group = of_group(SPEC, DEVICES[:2], settings, tmp_path_factory.mktemp("profiles"))
+        group = msprof_on_group(SPEC, DEVICES[:2], settings, tmp_path_factory.mktemp("profiles"))
     try:
         group.describe()
     except DeviceGone as error:

@@ -24,15 +24,14 @@ import torch
 import torch_npu
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opatlas.engine.errors import InvalidRow, Unsupported
+from opatlas.devices.npu_operators import npu_call
 from opatlas.engine.expectations import Comparison
 from opatlas.engine.inputs.replay_row import ReplayRow
-from opatlas.engine.job import MeasureSettings
-from opatlas.engine.npu_call import npu_call
 from opatlas.engine.registry import ReplaySpec, arguments_of, replay_spec
 from opatlas.engine.replay import Replay
-from opatlas.instruments.instrument import Samples
+from opatlas.instruments.instrument import MeasureSettings, Samples
 from opatlas.isolation.groups.group import Group
+from opatlas.model.errors import InvalidRow, Unsupported
 from opatlas.model.schema import EP_SIZE
 
 META = torch.device("meta")

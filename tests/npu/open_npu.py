@@ -14,15 +14,14 @@ import sys
 import time
 from dataclasses import asdict, replace
 
-from opatlas.devices.device import open_device
+from opatlas.devices.device import DeviceSpec, open_device
 from opatlas.devices.discovery import VISIBLE
-from opatlas.engine.errors import ReplayError
-from opatlas.engine.job import DeviceSpec, MeasureSettings
-from opatlas.engine.stop_rule import StopRule
 from opatlas.errors import OpAtlasError
-from opatlas.instruments.instrument import OFFERED
-from opatlas.instruments.msprof.command import METRICS
-from opatlas.instruments.torch_npu_profiler import profiling
+from opatlas.instruments.instrument import OFFERED, MeasureSettings
+from opatlas.instruments.npu_profilers import profiling
+from opatlas.instruments.stop_rule import StopRule
+from opatlas.isolation.msprof.command import METRICS
+from opatlas.model.errors import ReplayError
 
 SPEC = DeviceSpec("npu", 3, pinned=(VISIBLE["npu"], "3"), name="ATLAS_800_A3_752T_128G_DIE")
 CALLS = (

@@ -8,8 +8,8 @@ from npu_verdicts import Case, proofs, verdicts
 from replaying import cells_of
 from sample_rows_moe import BACK, LAYER_INT8, ROWS, TOLD
 
+from opatlas.devices.npu_operators import OR
 from opatlas.engine.kernel_facts import PROOFS, read_proofs, write_proofs
-from opatlas.engine.npu_call import OR
 from opatlas.engine.registry import replay_spec
 from opatlas.engine.replayed_types import replays_of_bench
 from opatlas.model.schema import INPUT_DTYPES

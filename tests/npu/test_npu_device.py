@@ -17,7 +17,7 @@ from fake_npu_smi import A3, fake_npu_smi
 from npu_environment import REPOSITORY, TORCH_NPU, environment_variables
 
 from opatlas.devices.torch_npu import NoTorchNpu, import_torch_npu
-from opatlas.instruments.msprof.command import METRICS
+from opatlas.isolation.msprof.command import METRICS
 
 HERE = Path(__file__).parent
 

@@ -11,8 +11,8 @@ from opatlas.plugins.settings import devices_of
 
 from opatlas.devices import discovery as at_hand
 from opatlas.devices import nvidia as nvidia_smi
+from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import database_name, devices_at_hand
-from opatlas.engine.job import DeviceSpec
 from opatlas.errors import OpAtlasError
 from opatlas.model.location import cpu_device_name
 

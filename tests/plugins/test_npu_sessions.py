@@ -13,7 +13,7 @@ from fake_npu_smi import A3, fake_npu_smi
 from sessions import ROOT, Sessions, row
 
 CONFTEST = """
-from opatlas.engine.job import DeviceSpec
+from opatlas.devices.device import DeviceSpec
 
 pytest_plugins = ("opatlas.plugins",)
 
@@ -25,7 +25,7 @@ def pytest_opatlas_devices():
 DEVICE = """
 from dataclasses import replace
 
-from opatlas.engine import custom_opp
+from opatlas.devices import npu_operators as custom_opp
 from opatlas.devices.cpu import CpuDevice
 
 

@@ -16,7 +16,8 @@ from opatlas.plugins.plan_lines import plan_lines
 from opatlas.plugins.selection import Shard, meant
 from opatlas.plugins.settings import Settings
 
-from opatlas.engine.job import DeviceSpec, MeasureSettings
+from opatlas.devices.device import DeviceSpec
+from opatlas.instruments.instrument import MeasureSettings
 from opatlas.store.write_back import Recovered, UpdateMode
 
 SETTINGS = Settings(

@@ -47,7 +47,7 @@ def test_another_process_gives_the_same_rows() -> None:
         "plans = [plan_kernel(k, table_of(Database('none'), k.kernel_type), run).signatures for k in kernels]; "
         "print(hashlib.sha256(repr(plans).encode()).hexdigest())"
     )
-    more = "import opatlas.engine.stop_rule, opatlas.store.journal, opatlas.cli.ingest; " + script
+    more = "import opatlas.instruments.stop_rule, opatlas.store.journal, opatlas.cli.ingest; " + script
     digests = {
         subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
         for code in (script, more)

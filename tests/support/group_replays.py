@@ -16,9 +16,9 @@ from pathlib import Path
 
 from opatlas.bench import formulas
 
-from opatlas.engine.errors import InvalidRow
 from opatlas.engine.registry import replays
 from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.model.errors import InvalidRow
 
 GOOD, KILLED, HANGS, RAISES, REFUSED, EXITS, FORKS, OTHER_GOOD, WRITES, RETURNS_TWICE, HOT = range(10, 21)
 #: The rank that misbehaves.

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from opatlas.engine.job import DeviceDescription, Job, Outcome
-from opatlas.isolation.channel import ChildChannel, _frame
-from opatlas.isolation.device_messages import Answer, Ready
+from opatlas.devices.device import DeviceDescription
+from opatlas.engine.job import Job, Outcome
+from opatlas.isolation.channel import Answer, ChildChannel, Ready, _frame
 from opatlas.model.record import Measurement
 from opatlas.model.schema import Status
 

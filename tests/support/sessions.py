@@ -134,7 +134,7 @@ import os
 
 import simulated
 from opatlas.devices.discovery import VISIBLE, pinned
-from opatlas.engine.job import DeviceSpec
+from opatlas.devices.device import DeviceSpec
 from opatlas.isolation import device_process
 
 # Exit codes are told only if a process ends in time: on a loaded machine that takes longer than a user would wait.

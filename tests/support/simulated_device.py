@@ -8,8 +8,9 @@ from typing import Any
 import simulated
 
 from opatlas.devices.cpu import CpuDevice
+from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.devices.device_lock import DeviceLock
-from opatlas.engine.job import DeviceDescription, DeviceSpec, MeasureSettings
+from opatlas.instruments.instrument import MeasureSettings
 
 
 class SimulatedDevice(CpuDevice):

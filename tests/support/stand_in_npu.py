@@ -19,15 +19,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opatlas.devices.cpu import CpuDevice
+from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.devices.device_lock import DeviceLock
-from opatlas.engine.job import (
-    DeviceDescription,
-    DeviceSpec,
-    Job,
-    MeasureSettings,
-)
+from opatlas.engine.job import Job
 from opatlas.engine.runner import Runner
-from opatlas.instruments.marked_launches import MarkedLaunches
+from opatlas.instruments.instrument import MeasureSettings
+from opatlas.instruments.npu_profilers import MarkedLaunches
 
 #: Where the stand-in msprof wants to read what was launched.
 LAUNCHES = "STAND_IN_LAUNCHES"

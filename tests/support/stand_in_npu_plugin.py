@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import VISIBLE, pinned
-from opatlas.engine.job import DeviceSpec
 
 NAME = "ATLAS_800_A3_752T_128G_DIE"
 

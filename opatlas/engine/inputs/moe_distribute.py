@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opatlas.engine.errors import InvalidRow, MissingPrecondition
 from opatlas.errors import CellError
 from opatlas.isolation.groups.hccl_buffer import buffer_mib, moe_distribute_bytes
 from opatlas.isolation.groups.options import DEFAULT_EP_SIZE, ep_size, group_of
 from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.model.errors import InvalidRow, MissingPrecondition
 from opatlas.model.schema import (
     EP_SIZE,
     INPUT_SHAPES,

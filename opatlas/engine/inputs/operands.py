@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import combinations, pairwise, permutations, product
 from typing import TYPE_CHECKING
 
-from opatlas.engine.errors import Unsupported
+from opatlas.model.errors import Unsupported
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
 if TYPE_CHECKING:

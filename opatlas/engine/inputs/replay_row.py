@@ -61,7 +61,7 @@ class ReplayRow(RowSlots):
         """
         if not self.on_npu:
             return impl
-        from opatlas.engine.custom_opp import call_of
+        from opatlas.devices.npu_operators import call_of
 
         return call_of(npu)
 

@@ -9,9 +9,9 @@ from functools import cached_property
 
 import torch
 
-from opatlas.engine.errors import InvalidRow, Unsupported
 from opatlas.engine.inputs import operands as resolve
 from opatlas.errors import CellError
+from opatlas.model.errors import InvalidRow, Unsupported
 from opatlas.model.schema import (
     INPUT_DTYPES,
     INPUT_SHAPES,

@@ -9,15 +9,15 @@ from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from opatlas.devices.discovery import KINDS
-from opatlas.engine.errors import ReplayError
+from opatlas.devices.device import KINDS
 from opatlas.model.communication import is_communication
+from opatlas.model.errors import ReplayError
 
 if TYPE_CHECKING:
     import torch
 
-    from opatlas.engine.stop_rule import Rule
     from opatlas.instruments.instrument import Instrument, Samples
+    from opatlas.instruments.stop_rule import Rule
 
 #: Of a measurement's counters: how far the medians of the ranks lie apart.
 RANK_SPREAD = "Rank Spread(us)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from opatlas.engine.errors import MissingPrecondition
+from opatlas.model.errors import MissingPrecondition
 
 VARIABLE = "HCCL_BUFFSIZE"
 #: HCCL's own, where the variable is not set.

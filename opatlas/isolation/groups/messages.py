@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from opatlas.engine.job import DeviceDescription
+from opatlas.devices.device import DeviceDescription
 from opatlas.isolation.groups.spec import GroupSpec
 
 #: In a word of a rank's command: torchrun's launcher puts the rank's number on its node there.

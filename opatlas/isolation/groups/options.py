@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from opatlas.engine.errors import InvalidRow, MissingPrecondition
 from opatlas.isolation.groups.spec import (
     JOIN_TIMEOUT_S,
     LOOPBACK,
     NODES_JOIN_TIMEOUT_S,
     GroupSpec,
 )
+from opatlas.model.errors import InvalidRow, MissingPrecondition
 from opatlas.model.schema import EP_SIZE
 from opatlas.options import Option, Scope, add_all, at_least, between, declare, positive
 from opatlas.text import whole

@@ -8,20 +8,21 @@ from dataclasses import replace
 from itertools import takewhile
 
 from opatlas.devices.cgroups import available_cores
+from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.devices.discovery import ranks_share
-from opatlas.engine.errors import DeviceGone, GroupLate
-from opatlas.engine.job import (
-    DeviceDescription,
-    DeviceSpec,
-    Job,
+from opatlas.engine.job import Job, Outcome
+from opatlas.instruments.instrument import (
+    MSPROF,
+    OFFERED,
+    TORCH_NPU_PROFILER,
     MeasureSettings,
-    Outcome,
+    choose,
+    choose_for_group,
 )
-from opatlas.instruments.instrument import MSPROF, OFFERED, TORCH_NPU_PROFILER, choose, choose_for_group
-from opatlas.isolation.device_pool import LeftOut
-from opatlas.isolation.executor import BatchExecutor, Executor
+from opatlas.isolation.executor import BatchExecutor, Executor, LeftOut
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.model.errors import DeviceGone, GroupLate
 from opatlas.model.schema import Status
 
 #: Ranks that share a CPU, where nothing else is said: enough to try a kernel that communicates.

@@ -10,35 +10,23 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from opatlas.devices.device import KINDS, DeviceDescription, DeviceSpec
 from opatlas.devices.device_lock import DeviceWaits, LockWait
-from opatlas.devices.discovery import KINDS
-from opatlas.engine.errors import DeviceGone
-from opatlas.engine.job import (
-    DeviceDescription,
-    DeviceSpec,
-    Job,
-    MeasureSettings,
-    Outcome,
-)
-from opatlas.isolation.channel import ChannelBroken
+from opatlas.engine.job import Job, Outcome
+from opatlas.instruments.instrument import MeasureSettings
+from opatlas.isolation.channel import Answer, ChannelBroken, NotReady, Start, Started, Waiting
 from opatlas.isolation.child import (
     PAUSES_S,
     TRIES,
     Uninterrupted,
     tell_on_stderr,
 )
-from opatlas.isolation.device_messages import (
-    Answer,
-    NotReady,
-    Start,
-    Started,
-    Waiting,
-)
 from opatlas.isolation.device_process import Launcher
 from opatlas.isolation.fresh_python import import_paths
 from opatlas.isolation.groups.messages import Reached
 from opatlas.isolation.groups.running import RanksDied, RunningGroup, UnexpectedMessage
 from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.model.errors import DeviceGone
 from opatlas.model.schema import Status
 
 #: After one rank has failed: the others may be about to fail for the same reason, or wait for it for ever.

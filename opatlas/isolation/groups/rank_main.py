@@ -20,18 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opatlas.devices.discovery import environment_of, ranks_share
-from opatlas.engine.errors import DeviceSick, ReplayError
-from opatlas.engine.job import Job, MeasureSettings, Outcome
-from opatlas.engine.noise_limit import attempt_of, limited
+from opatlas.engine.job import Job, Outcome, attempt_of, limited
+from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation import process_end as std_streams
-from opatlas.isolation.channel import ChildChannel
-from opatlas.isolation.device_messages import (
-    Answer,
-    NotReady,
-    Start,
-    Started,
-    Waiting,
-)
+from opatlas.isolation.channel import Answer, ChildChannel, NotReady, Start, Started, Waiting
 from opatlas.isolation.device_process import UNDER_LAUNCHER
 from opatlas.isolation.groups.group import (
     RANK_SPREAD,
@@ -47,6 +39,7 @@ from opatlas.isolation.groups.messages import (
     connect,
 )
 from opatlas.isolation.process_end import die_with_parent, end_at_once
+from opatlas.model.errors import DeviceSick, ReplayError
 from opatlas.model.schema import Status
 
 if TYPE_CHECKING:

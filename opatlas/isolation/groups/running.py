@@ -19,19 +19,18 @@ from enum import IntEnum
 from multiprocessing.connection import wait
 from typing import Any
 
+from opatlas.devices.device import DeviceDescription
 from opatlas.devices.device_lock import DeviceWaits
 from opatlas.devices.discovery import environment_of
-from opatlas.engine.errors import GroupLate
-from opatlas.engine.job import DeviceDescription, Job
+from opatlas.engine.job import Job
 from opatlas.files import TemporaryFolder
-from opatlas.isolation.channel import Channel, ChannelBroken
+from opatlas.isolation.channel import Channel, ChannelBroken, NotReady, Start
 from opatlas.isolation.child import (
     end,
     how_it_ended,
     open_end,
     start,
 )
-from opatlas.isolation.device_messages import NotReady, Start
 from opatlas.isolation.device_process import PROFILED_END_TIMEOUT_S, UNDER_LAUNCHER, Launcher
 from opatlas.isolation.fresh_python import module_command
 from opatlas.isolation.groups.messages import (
@@ -46,6 +45,7 @@ from opatlas.isolation.groups.messages import (
 )
 from opatlas.isolation.groups.rank_keeper import end_of_group
 from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.model.errors import GroupLate
 
 #: Before the user is told for whom a group waits; most have come together by then.
 _TOLD_AFTER_S = 10.0

@@ -1,30 +1,28 @@
-"""A profiling session: a process, or the ranks of a group, under msprof, the rows that it ran, and what msprof has."""
+"""Runs rows of an NPU, or of a group of NPUs, in profiling sessions of msprof."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from opatlas.engine.errors import DeviceGone
-from opatlas.engine.job import (
-    DeviceDescription,
-    Job,
-    MeasureSettings,
-    Outcome,
-)
-from opatlas.engine.noise_limit import attempt_of, limited
+from opatlas.devices.device import DeviceDescription, DeviceSpec
+from opatlas.devices.device_lock import DeviceWaits
+from opatlas.engine.job import Job, Outcome, attempt_of, limited
 from opatlas.instruments.attribution import ProfiledRow
-from opatlas.instruments.msprof.command import PATIENCE_S, profiled
-from opatlas.instruments.msprof.output import folder_of_rank, read_back
-from opatlas.instruments.msprof.pending import forget_launched, note_launched
-from opatlas.isolation.device_process import Launcher
+from opatlas.instruments.instrument import MeasureSettings
+from opatlas.isolation.device_process import DeviceProcess, Launcher
 from opatlas.isolation.executor import Executor
 from opatlas.isolation.groups.messages import RANK_PLACE
+from opatlas.isolation.groups.process import GroupProcess
+from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.isolation.msprof.command import PATIENCE_S, profiled
+from opatlas.isolation.msprof.pending import folder_of_rank, forget_launched, note_launched, read_back
+from opatlas.model.errors import DeviceGone
 
 
 @dataclass(frozen=True)
@@ -144,3 +142,114 @@ class MsprofSession:
 def _profiled_row(job: Job, outcome: Outcome) -> ProfiledRow:
     assert outcome.launched is not None
     return ProfiledRow(job.kernel_type, job.cells, outcome.launched)
+
+
+#: A row whose samples are missing is tried once more, in a session of at most this part of the first one's rows.
+_SMALLER = 4
+
+
+def msprof_on_device(
+    spec: DeviceSpec, settings: MeasureSettings, folder: Path, waits: DeviceWaits | None = None
+) -> MsprofExecutor:
+    """For rows of one device.
+
+    Args:
+        folder: where msprof writes while it runs.
+        waits: times the waits for the device; None: nobody asks how long they were.
+    """
+    return MsprofExecutor(
+        lambda: MsprofSession(lambda launcher: DeviceProcess(spec, settings, launcher, waits), settings, folder)
+    )
+
+
+def msprof_on_group(
+    spec: GroupSpec,
+    devices: Sequence[DeviceSpec],
+    settings: MeasureSettings,
+    folder: Path,
+    waits: DeviceWaits | None = None,
+) -> MsprofExecutor:
+    """For rows of a group, each of whose ranks on this node runs under an msprof of its own.
+
+    Args:
+        devices: of this node, one for each of its ranks.
+        folder, waits: as in `of_device`.
+    """
+
+    def session() -> MsprofSession:
+        return MsprofSession(
+            lambda launcher: GroupProcess(spec, devices, settings, waits, launcher),
+            settings,
+            folder,
+            ranks=spec.local_ranks,
+        )
+
+    # Which samples are missing, no other node knows, and all must run the same rows.
+    return MsprofExecutor(session, tries_again=spec.nnodes == 1)
+
+
+class MsprofExecutor:
+    """A BatchExecutor: what msprof measured is known when its processes have ended."""
+
+    def __init__(self, session_of: Callable[[], MsprofSession], *, tries_again: bool = True) -> None:
+        """
+        Args:
+            session_of: makes a session, whose processes are started on first use.
+            tries_again: whether rows whose samples are missing run once more.
+        """
+        self._new_session = session_of
+        self._tries_again = tries_again
+        #: Started to describe the device, and not used yet.
+        self._session: MsprofSession | None = None
+        self._description: DeviceDescription | None = None
+
+    def describe(self) -> DeviceDescription:
+        if self._description is None:
+            self._session = self._new_session()
+            self._description = self._session.describe()
+        return self._description
+
+    def prepare(self) -> None:
+        # Each later batch has a session of its own, which begins with the batch.
+        self.describe()
+
+    def run(self, job: Job) -> Outcome:
+        return self.run_all([job], lambda outcome: True)[job.id]
+
+    def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> dict[int, Outcome]:
+        session, self._session = self._session or self._new_session(), None
+
+        def described(outcome: Outcome) -> bool:
+            self._description = self._description or session.describe()
+            return enough(outcome)
+
+        result = session.run(jobs, described)
+        outcomes = result.outcomes
+        for smaller in _smaller(result.missing if self._tries_again else [], len(jobs)):
+            try:
+                again = self._new_session().run(smaller, lambda outcome: False)
+            except DeviceGone:
+                # Whoever asks for the next row is told.
+                break
+            outcomes |= again.outcomes
+        return outcomes
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+def _smaller(missing: Sequence[Job], rows: int) -> Iterator[Sequence[Job]]:
+    """Jobs for one session each: of one kernel type, since what spoils a profile may be a kernel's doing.
+
+    Args:
+        rows: of the session in which they were missing.
+    """
+    most = max(1, rows // _SMALLER)
+    by_type: dict[str, list[Job]] = defaultdict(list)
+    for job in missing:
+        by_type[job.kernel_type].append(job)
+    for jobs in by_type.values():
+        for start in range(0, len(jobs), most):
+            yield jobs[start : start + most]

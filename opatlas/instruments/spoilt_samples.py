@@ -1,19 +1,19 @@
-"""Wall clock: for devices whose calls return when they are done."""
+"""Keeps disturbed samples out: garbage collection, a stopped process, a throttled device."""
 
 from __future__ import annotations
 
 import gc
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import perf_counter_ns
+from dataclasses import replace
 from types import FrameType
 
-from opatlas.engine.errors import ReplayError
-from opatlas.engine.job import MeasureSettings
-from opatlas.engine.stop_rule import Rule
-from opatlas.instruments.instrument import Samples
+from opatlas.instruments.instrument import Instrument, Samples
+from opatlas.instruments.stop_rule import Rule
+from opatlas.model.errors import ReplayError
 
 
 @contextmanager
@@ -89,52 +89,47 @@ class WithoutPauses:
         return (f"{dropped}: the process was stopped meanwhile",) if self._dropped else ()
 
 
-#: Reading the clock takes some 50 ns, so a sample of this length is off by less than 0.1 %.
-_SHORTEST_SAMPLE_NS = 50_000
-_MOST_CALLS_PER_SAMPLE = 10_000
+#: A power cap that an earlier row has brought about ends within tenths of a second. One that does not is the row's own:
+#: large matrix products draw what a GPU may draw, and heat stays for hours.
+_PAUSES_S = (0.1, 0.4)
 
 
-class WallClock:
-    """`time.perf_counter_ns` around the call, with the garbage collector off.
+class Unthrottled:
+    """Another instrument, watched: it does not sample while the device is throttled, as long as that ends."""
 
-    On a CPU the duration includes what torch does to dispatch the call: that is what a caller pays.
-    """
-
-    name = "wall-clock"
+    def __init__(
+        self,
+        instrument: Instrument,
+        throttles: Callable[[], tuple[str, ...]],
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`throttles` tells why the device is slower now than it could be; () where it is not."""
+        self.name = instrument.name
+        self._instrument = instrument
+        self._throttles = throttles
+        self._sleep = sleep
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
-        calls = 1 if before_each else _calls_per_sample(call)
-        durations_us: list[float] = []
-        sample = WithoutPauses(rule)
-        with without_collections():
-            while not rule.enough(durations_us):
-                if before_each:
-                    before_each()
-                sample.begin()
-                start = perf_counter_ns()
-                for _ in range(calls):
-                    call()
-                stop = perf_counter_ns()
-                if not sample.spoilt():
-                    durations_us.append((stop - start) / calls / 1000)
-        return Samples(tuple(durations_us), device_kernels=None, calls_per_sample=calls, notes=sample.notes)
+        """As in `Instrument`. The notes name dropped samples; `throttled` tells of those that were kept."""
+        dropped, reasons = 0, self._throttles()
+        pauses = list(_PAUSES_S)
+        while True:
+            while reasons and pauses:
+                self._sleep(pauses.pop(0))
+                reasons = self._throttles()
+            samples = self._instrument.sample(call, before_each, rule)
+            reasons = self._throttles() or reasons
+            again = rule.again() if reasons and pauses else None
+            if again is None:
+                return replace(samples, notes=(*samples.notes, *_notes(dropped)), throttled=_throttled(reasons))
+            dropped += len(samples.durations_us)
+            rule = again
 
 
-def _calls_per_sample(call: Callable[[], object]) -> int:
-    """Calls that together last long enough for the clock."""
-    calls = 1
-    while True:
-        before = pauses()
-        start = perf_counter_ns()
-        for _ in range(calls):
-            call()
-        elapsed = perf_counter_ns() - start
-        if pauses() != before:
-            continue
-        if elapsed >= _SHORTEST_SAMPLE_NS or calls >= _MOST_CALLS_PER_SAMPLE:
-            return calls
-        calls = min(_MOST_CALLS_PER_SAMPLE, calls * 2 if elapsed <= 0 else -(-calls * _SHORTEST_SAMPLE_NS // elapsed))
+def _notes(dropped: int) -> list[str]:
+    were = "sample was" if dropped == 1 else "samples were"
+    return [f"{dropped} {were} dropped: the device was throttled"] if dropped else []
 
 
-def of(settings: MeasureSettings) -> WallClock:
-    return WallClock()
+def _throttled(reasons: tuple[str, ...]) -> str:
+    return f"the device was throttled ({', '.join(reasons)})" if reasons else ""

@@ -1,26 +1,71 @@
-"""Events of the device's own clock, recorded on its stream before and after a call: quick, and a little long.
-
-Both events are launched from the host as the call is. Where the device has nothing else to do, it waits between
-the first event and the kernel for the host to launch that: this gap, some microseconds whatever the kernel, is
-in the sample. So are all kernels that the call launches, and the pauses between them. (On an H200 a kernel of
-15.5 us reads 18.5 us.) Profilers tell the kernel alone; events need none of their set-up.
-"""
+"""Instruments that time whole calls: the wall clock of the host, and events of a device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter_ns
 from typing import Any, Protocol
 
 from opatlas.devices.torch_npu import npu_of_torch
-from opatlas.engine.job import MeasureSettings
-from opatlas.engine.stop_rule import Rule
-from opatlas.instruments.instrument import Samples
-from opatlas.instruments.wall_clock import WithoutPauses, pauses, without_collections
+from opatlas.instruments.instrument import MeasureSettings, Samples
+from opatlas.instruments.spoilt_samples import WithoutPauses, pauses, without_collections
+from opatlas.instruments.stop_rule import Rule
+
+#: Reading the clock takes some 50 ns, so a sample of this length is off by less than 0.1 %.
+_SHORTEST_SAMPLE_NS = 50_000
+_MOST_CALLS_PER_SAMPLE = 10_000
+
+
+class WallClock:
+    """`time.perf_counter_ns` around the call, with the garbage collector off.
+
+    On a CPU the duration includes what torch does to dispatch the call: that is what a caller pays.
+    """
+
+    name = "wall-clock"
+
+    def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
+        calls = 1 if before_each else _calls_per_sample(call)
+        durations_us: list[float] = []
+        sample = WithoutPauses(rule)
+        with without_collections():
+            while not rule.enough(durations_us):
+                if before_each:
+                    before_each()
+                sample.begin()
+                start = perf_counter_ns()
+                for _ in range(calls):
+                    call()
+                stop = perf_counter_ns()
+                if not sample.spoilt():
+                    durations_us.append((stop - start) / calls / 1000)
+        return Samples(tuple(durations_us), device_kernels=None, calls_per_sample=calls, notes=sample.notes)
+
+
+def _calls_per_sample(call: Callable[[], object]) -> int:
+    """Calls that together last long enough for the clock."""
+    calls = 1
+    while True:
+        before = pauses()
+        start = perf_counter_ns()
+        for _ in range(calls):
+            call()
+        elapsed = perf_counter_ns() - start
+        if pauses() != before:
+            continue
+        if elapsed >= _SHORTEST_SAMPLE_NS or calls >= _MOST_CALLS_PER_SAMPLE:
+            return calls
+        calls = min(_MOST_CALLS_PER_SAMPLE, calls * 2 if elapsed <= 0 else -(-calls * _SHORTEST_SAMPLE_NS // elapsed))
+
+
+def open_wall_clock(settings: MeasureSettings) -> WallClock:
+    return WallClock()
+
 
 #: Of several calls in a row only the first waits for the host, where kernels take longer than their launch; and
 #: clocks of devices tick in steps of up to a microsecond, 0.1 % of this.
-_SHORTEST_SAMPLE_US = 1_000.0
-_MOST_CALLS_PER_SAMPLE = 1_000
+_SHORTEST_EVENTS_US = 1_000.0
+_MOST_CALLS_BETWEEN_EVENTS = 1_000
 
 
 class Event(Protocol):
@@ -82,19 +127,19 @@ class DeviceEvents:
             elapsed_us = self._duration_us(call, calls)
             if pauses() != before:
                 continue
-            if elapsed_us >= _SHORTEST_SAMPLE_US or calls >= _MOST_CALLS_PER_SAMPLE:
+            if elapsed_us >= _SHORTEST_EVENTS_US or calls >= _MOST_CALLS_BETWEEN_EVENTS:
                 return calls
-            wanted = calls * 2 if elapsed_us <= 0 else int(calls * _SHORTEST_SAMPLE_US / elapsed_us) + 1
-            calls = min(_MOST_CALLS_PER_SAMPLE, wanted)
+            wanted = calls * 2 if elapsed_us <= 0 else int(calls * _SHORTEST_EVENTS_US / elapsed_us) + 1
+            calls = min(_MOST_CALLS_BETWEEN_EVENTS, wanted)
 
 
-def of_npu(settings: MeasureSettings) -> DeviceEvents:
+def open_npu_events(settings: MeasureSettings) -> DeviceEvents:
     """On the NPU that this process has opened."""
     npu = npu_of_torch()
     return DeviceEvents("npu-events", lambda: npu.Event(enable_timing=True), npu.synchronize)
 
 
-def of_cuda(settings: MeasureSettings) -> DeviceEvents:
+def open_cuda_events(settings: MeasureSettings) -> DeviceEvents:
     """On the GPU that this process has opened."""
     import torch
 

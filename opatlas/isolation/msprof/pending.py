@@ -1,8 +1,4 @@
-"""What a process launched, on disk: so that its profile can be read by a later session.
-
-Beside msprof's output of a process there is a line for each row that it ran and found right. Once the
-rows have their verdict, the file goes.
-"""
+"""Rows that ran under msprof: noted on disk, and read back from what msprof wrote."""
 
 from __future__ import annotations
 
@@ -11,17 +7,25 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta
 
-from opatlas.engine.job import Job, Outcome
-from opatlas.errors import OpAtlasError, described
+from opatlas.capture.profiles import Launch, op_summaries, profile_folders, read_launches
+from opatlas.engine.job import Job, Outcome, with_samples
+from opatlas.errors import OpAtlasError, TableError, described
 from opatlas.files import UnsafePath, own_file, read_own
-from opatlas.instruments.attribution import Launched, ProfiledRow
-from opatlas.instruments.msprof.output import read_back
+from opatlas.instruments.attribution import (
+    Launched,
+    NoSamples,
+    ProfiledRow,
+    ProfiledSamples,
+    attribute,
+)
+from opatlas.isolation.groups.group import RANK_SPREAD, slowest_us, spread_us
+from opatlas.isolation.msprof.command import export
 from opatlas.model.record import Measurement, Record
 from opatlas.model.schema import Status
 from opatlas.model.signature import signature
@@ -35,6 +39,105 @@ from opatlas.typed_json import (
     decode,
     json_line,
 )
+
+#: After it a reason names the folder of the profile.
+KEPT = "; msprof's output is kept in "
+#: Of what went wrong with a profile, so much is told with each row.
+_PROBLEMS_TOLD = 2
+
+
+def samples_of(output: Path, rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:
+    """What msprof wrote of each row of a process.
+
+    Args:
+        output: where it was told to write.
+        rows: that the process ran, in that order.
+
+    Raises:
+        DeviceGone: the profile is not parsed yet, and there is no msprof to do so.
+    """
+    launches: list[Launch] = []
+    problems: list[str] = []
+    profiles = profile_folders(output)
+    for profile in profiles:
+        summaries = op_summaries(profile)
+        if not summaries:
+            # Its process was killed, or msprof was before it had parsed what it recorded.
+            problems += filter(None, [export(profile)])
+            summaries = op_summaries(profile)
+        if not summaries:
+            problems.append(f"{profile.name} has no op_summary")
+        for path in summaries:
+            try:
+                read = read_launches(path)
+            except TableError as error:
+                problems.append(str(error))
+                continue
+            launches += read.launches
+            problems += read.problems
+    if not profiles:
+        problems.append("msprof wrote no PROF_ folder")
+    found = attribute(sorted(launches, key=lambda launch: launch.start_ns), rows)
+    why = "".join(f"; {problem}" for problem in problems[:_PROBLEMS_TOLD])
+    return [NoSamples(f"{f.reason}{why}{KEPT}{output}") if isinstance(f, NoSamples) else f for f in found]
+
+
+_RANK = "rank"
+
+
+@dataclass(frozen=True)
+class ReadBack:
+    """
+    Attributes:
+        outcome: of a row, with the samples of its slowest rank.
+        is_missing: whether a profile that should hold samples of the row does not.
+    """
+
+    outcome: Outcome
+    is_missing: bool
+
+
+def folder_of_rank(output: Path, local_rank: int | str) -> Path:
+    """Where msprof writes what one of a group's ranks launched."""
+    return output / f"{_RANK}{local_rank}"
+
+
+def read_back(output: Path, rows: Sequence[ProfiledRow], outcomes: Sequence[Outcome]) -> list[ReadBack]:
+    """Reads what msprof wrote of rows, each of which all ranks of a group ran, or one process.
+
+    Args:
+        output: of the process, or with a folder for each rank.
+        rows: in the order in which they ran.
+        outcomes: theirs, as the process or the first rank gave them.
+
+    Raises:
+        DeviceGone: a profile is not parsed yet, and there is no msprof to do so.
+    """
+    ranks = sorted(output.glob(f"{_RANK}*"), key=lambda folder: int(folder.name.removeprefix(_RANK)))
+    of_ranks = [samples_of(folder, rows) for folder in ranks or [output]]
+    read: list[ReadBack] = []
+    for row, outcome, *found in zip(rows, outcomes, *of_ranks, strict=True):
+        own = [with_samples(outcome, row.kernel_type, row.cells, each) for each in found]
+        is_missing = any(isinstance(each, NoSamples) for each in found)
+        read.append(ReadBack(_of_slowest(row.kernel_type, own) if ranks else own[0], is_missing))
+    return read
+
+
+def _of_slowest(kernel_type: str, outcomes: Sequence[Outcome]) -> Outcome:
+    """The outcome of a row from those of the ranks of a node, in their order."""
+    for rank, outcome in enumerate(outcomes):
+        if outcome.measurement is None:
+            return replace(outcome, reason=f"rank {rank} of this node: {outcome.reason}")
+    measured = [outcome.measurement for outcome in outcomes if outcome.measurement is not None]
+    of_ranks = [measurement.samples_us for measurement in measured]
+    if len(set(map(len, of_ranks))) > 1:
+        counts = ", ".join(str(len(samples)) for samples in of_ranks)
+        return Outcome(Status.FAILED, f"the profiles of the ranks hold {counts} samples of one and the same call")
+    slowest, samples_us = slowest_us(kernel_type, of_ranks)
+    spread = {RANK_SPREAD: spread_us(of_ranks)} if len(of_ranks) > 1 else {}
+    counters = {**measured[slowest].counters, **spread}
+    return replace(outcomes[slowest], measurement=replace(measured[slowest], samples_us=samples_us, counters=counters))
+
 
 _FILE = "launched.jsonl"
 #: `{run id}/{number}` below `profiles/`, with a worker of xdist between: what MsprofSession makes, and nobody else.
@@ -102,7 +205,7 @@ def journal_left_behind(database: Database) -> list[str]:
             if not _OUTPUT.fullmatch(of_profiles.as_posix()):
                 raise OpAtlasError("no session gives a folder such a name: move it away")
             _expect_plain(output)
-            rows, unreadable = _read(output / _FILE)
+            rows, unreadable = _read_noted(output / _FILE)
             records = list(_records(output / _FILE, run, rows))
             if records:
                 path = database.journal_dir / f"{'-'.join((run, *rest))}-profile.jsonl"
@@ -137,7 +240,7 @@ def _expect_plain(output: Path) -> None:
                 raise UnsafePath(path, "a link, which msprof does not make")
 
 
-def _read(noted: Path) -> tuple[list[_Noted], str]:
+def _read_noted(noted: Path) -> tuple[list[_Noted], str]:
     """What was noted, up to the first line that cannot be read, and why that is so. A torn last line is left out.
 
     Without marks samples are told by the order of the rows, so no row behind one that is missing can be read.

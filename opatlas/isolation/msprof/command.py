@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from opatlas.engine.errors import DeviceGone
+from opatlas.model.errors import DeviceGone
 from opatlas.text import last_line
 
 #: Metric groups of `--aic-metrics`; a run takes one.
