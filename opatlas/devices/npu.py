@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 
-from opatlas.devices import npu_operators as custom_opp
-from opatlas.devices import npu_smi
+from opatlas.devices import npu_operators, npu_smi
 from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.devices.device_lock import LockHolder, lock_of
 from opatlas.devices.npu_smi import Chip
 from opatlas.devices.probe import probe
-from opatlas.devices.torch_npu import import_torch_npu, npu_of_torch
+from opatlas.devices.torch_npu import import_torch_npu
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import Instrument, MeasureSettings, open_instrument
 from opatlas.model.errors import DeviceSick, Unsupported
@@ -44,7 +43,7 @@ class NpuDevice:
             DeviceSick: it is there, and cannot be opened.
         """
         self._torch_npu = import_torch_npu()
-        self._npu = npu_of_torch()
+        self._npu: Any = torch.get_device_module("npu")
         _expect_visible(self._npu)
         # Weights in FRACTAL_NZ are kept in it, as a model that was loaded has them.
         self._npu.config.allow_internal_format = True
@@ -82,7 +81,7 @@ class NpuDevice:
             "l2_cache_bytes": self._l2_bytes,
             "l2_cache_bytes_are": "told by the device" if self._l2_is_told else "assumed",
             "visible_as": "=".join(self._spec.pinned) if self._spec.pinned and self._spec.alone else None,
-            "custom_opp_path": os.environ.get(custom_opp.PATH_VARIABLE),
+            "custom_opp_path": os.environ.get(npu_operators.PATH_VARIABLE),
             "chip": self._chip.name if self._chip else None,
             "chip_place": f"{self._chip.npu}.{self._chip.chip} (davinci{self._chip.physical})" if self._chip else None,
             "npu_smi": "asked" if self._chip else "not on PATH, or it does not show this device",
@@ -92,7 +91,7 @@ class NpuDevice:
             name=self._spec.name or str(self._properties.name),
             facts={name: fact for name, fact in facts.items() if fact is not None},
             state=said.state,
-            no_custom_operators=custom_opp.cannot_be_registered(),
+            no_custom_operators=npu_operators.cannot_be_registered(),
         )
 
     def instrument(self) -> Instrument:
@@ -101,7 +100,7 @@ class NpuDevice:
     def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
         if npu is None:
             raise Unsupported("the kernel has no call of its own on an NPU")
-        return custom_opp.call_of(npu)
+        return npu_operators.call_of(npu)
 
     def available_bytes(self) -> int:
         """What the device has free, and what this process holds without using it."""

@@ -11,7 +11,6 @@ import re
 from importlib import import_module, metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from opatlas.errors import OpAtlasError
 from opatlas.model.location import public_version
@@ -28,13 +27,6 @@ _OTHER_SYMBOLS = re.compile(r"undefined symbol|version `[^']*' not found|has no 
 
 class NoTorchNpu(OpAtlasError):
     """torch_npu cannot be imported; the message says why and what to do."""
-
-
-def npu_of_torch() -> Any:
-    """`torch.npu`, which is there once torch_npu was imported."""
-    import torch
-
-    return torch.npu  # type: ignore[attr-defined]
 
 
 def import_torch_npu() -> ModuleType:

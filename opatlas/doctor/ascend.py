@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from opatlas.devices.npu_smi import chips
-from opatlas.devices.torch_npu import import_torch_npu, npu_of_torch, set_env_scripts
+from opatlas.devices.torch_npu import import_torch_npu, set_env_scripts
 from opatlas.doctor.machine import measured
 from opatlas.doctor.verdict import (
     Fact,
@@ -122,8 +122,9 @@ def cann(target: Target) -> Verdict:
 
 def torch_npu(target: Target) -> Verdict:
     module = import_torch_npu()
+    import torch
 
-    count = npu_of_torch().device_count()
+    count = torch.get_device_module("npu").device_count()
     facts: dict[str, Fact] = {"version": str(module.__version__), "file": str(module.__file__), "devices": count}
     if not count:
         visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")

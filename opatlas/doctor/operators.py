@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from opatlas.devices import npu_operators as custom_opp
+from opatlas.devices import npu_operators
 from opatlas.devices.device import open_device
 from opatlas.devices.discovery import devices_at_hand
 from opatlas.devices.npu_operators import OR
@@ -55,18 +55,19 @@ def custom_ops(target: Target) -> Verdict:
     """Whether vllm-ascend's custom operators are registered, and the package of their kernels is found."""
     calls = _names(_CUSTOM)
     rows = _rows(_types(calls))
-    named = os.environ.get(custom_opp.PATH_VARIABLE)
+    named = os.environ.get(npu_operators.PATH_VARIABLE)
     if find_spec("vllm_ascend") is None and not named:
-        return skipped(f"vllm-ascend is not installed: {rows} are skipped", custom_opp.remedy())
-    if not custom_opp.is_set_up():
-        found = f"{custom_opp.PATH_VARIABLE}={named} is no folder, or {custom_opp.LIBRARY_VARIABLE} lacks its libraries"
+        return skipped(f"vllm-ascend is not installed: {rows} are skipped", npu_operators.remedy())
+    if not npu_operators.is_set_up():
+        libraries = npu_operators.LIBRARY_VARIABLE
+        found = f"{npu_operators.PATH_VARIABLE}={named} is no folder, or {libraries} lacks its libraries"
         why = found if named else "vllm-ascend has no package of kernels"
-        return failed(f"{why}: {rows} are skipped", custom_opp.remedy())
+        return failed(f"{why}: {rows} are skipped", npu_operators.remedy())
     _open(target)
     if missing := _missing(calls):
-        return failed(_told(missing, "are skipped"), custom_opp.remedy(), missing=missing)
-    if failures := list(filter(None, map(_not_loaded, custom_opp.libraries()))):
-        return failed(f"{rows} end as unsupported: {'; '.join(failures)}", custom_opp.remedy())
+        return failed(_told(missing, "are skipped"), npu_operators.remedy(), missing=missing)
+    if failures := list(filter(None, map(_not_loaded, npu_operators.libraries()))):
+        return failed(f"{rows} end as unsupported: {'; '.join(failures)}", npu_operators.remedy())
     return passed(f"{len(calls)} are registered, and the package of their kernels is loaded", calls=sorted(calls))
 
 
@@ -95,7 +96,7 @@ def atb(target: Target) -> Verdict:
     except OSError as error:
         loader = f"{error} {error.__cause__ or ''}"
         # The explanation ends with the remedy.
-        why = custom_opp.missing_kernel(loader) or in_a_line(error)
+        why = npu_operators.missing_kernel(loader) or in_a_line(error)
         return failed(f"{_rows(_types(calls))} are skipped: {why}", loader=loader)
     missing = _missing(calls)
     return failed(_told(missing, "end as unsupported")) if missing else passed(f"{library.name} and ATB are loaded")
@@ -136,7 +137,7 @@ def _missing(calls: Iterable[str]) -> dict[str, str]:
     missing = {}
     for call in sorted(calls):
         try:
-            custom_opp.call_of(call)
+            npu_operators.call_of(call)
         except ReplayError as error:
             missing[call] = str(error)
     return missing

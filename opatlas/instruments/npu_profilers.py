@@ -11,7 +11,6 @@ from time import sleep
 import torch
 
 from opatlas.capture.profiles import read_launches
-from opatlas.devices.torch_npu import npu_of_torch
 from opatlas.errors import TableError
 from opatlas.files import TemporaryFolder
 from opatlas.instruments.attribution import (
@@ -89,7 +88,12 @@ class MarkedLaunches:
 
 def open_msprof(settings: MeasureSettings) -> MarkedLaunches:
     """For a process that msprof has started, on its NPU."""
-    return MarkedLaunches(MSPROF, torch.device("npu"), npu_of_torch().synchronize)
+    return marked_launches(MSPROF)
+
+
+def marked_launches(profiler: str) -> MarkedLaunches:
+    """Returns an instrument that launches marks on the NPU of this process, for the profiler of that name."""
+    return MarkedLaunches(profiler, torch.device("npu"), torch.get_device_module("npu").synchronize)
 
 
 class TorchNpuProfiler:
@@ -110,7 +114,7 @@ def sampled(
     folder: Path, metrics: str, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule
 ) -> Samples:
     """Takes samples of a call in one session of the profiler, whose files stay below `folder`."""
-    marked = MarkedLaunches(TORCH_NPU_PROFILER, torch.device("npu"), npu_of_torch().synchronize)
+    marked = marked_launches(TORCH_NPU_PROFILER)
     # No schedule: kernels get lost where the profiler goes from warm-up to recording.
     with profiling(str(folder), metrics):
         marked.lead_in()

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any, Protocol
 
-from opatlas.devices.torch_npu import npu_of_torch
 from opatlas.instruments.instrument import MeasureSettings, Samples
 from opatlas.instruments.spoilt_samples import WithoutPauses, pauses, without_collections
 from opatlas.instruments.stop_rule import Rule
@@ -135,7 +134,9 @@ class DeviceEvents:
 
 def open_npu_events(settings: MeasureSettings) -> DeviceEvents:
     """On the NPU that this process has opened."""
-    npu = npu_of_torch()
+    import torch
+
+    npu: Any = torch.get_device_module("npu")
     return DeviceEvents("npu-events", lambda: npu.Event(enable_timing=True), npu.synchronize)
 
 

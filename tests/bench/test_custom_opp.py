@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from opatlas.devices import npu_operators as custom_opp
+from opatlas.devices import npu_operators
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import environment_of
 from opatlas.devices.npu_operators import (
@@ -89,8 +89,8 @@ def place(monkeypatch, tmp_path):
 
 
 def _forget():
-    custom_opp._register_extension.cache_clear()
-    custom_opp._register_triton.cache_clear()
+    npu_operators._register_extension.cache_clear()
+    npu_operators._register_triton.cache_clear()
 
 
 def with_operators(package, vendor):
@@ -113,7 +113,7 @@ def set_up(monkeypatch, opp):
 
 
 def test_without_vllm_ascend_nothing_can_register_them(monkeypatch):
-    monkeypatch.setattr(custom_opp, "find_spec", lambda name: None)
+    monkeypatch.setattr(npu_operators, "find_spec", lambda name: None)
     _forget()
     assert "vllm-ascend" in cannot_be_registered()
     with pytest.raises(MissingPrecondition, match=r"pip install vllm-ascend.*export ASCEND_CUSTOM_OPP_PATH=<package>/"):

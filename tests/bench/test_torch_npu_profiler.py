@@ -17,9 +17,10 @@ from captures import launch, write_capture
 from opatlas.devices.device import DeviceSpec
 from opatlas.doctor import replaying
 from opatlas.doctor.verdict import State, Target
-from opatlas.instruments import npu_profilers as torch_npu_profiler
+from opatlas.instruments import npu_profilers
 from opatlas.instruments.attribution import BEGIN_MARK, END_MARK, NoSamples, ProfiledSamples, dimensions, row_mark
 from opatlas.instruments.instrument import MeasureSettings, open_instrument
+from opatlas.instruments.npu_profilers import MarkedLaunches
 from opatlas.instruments.stop_rule import StopRule
 
 COUNTER = {"aicore_time(us)": "0.5"}
@@ -54,8 +55,9 @@ def launched(monkeypatch):
         ),
     )
     monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(profiler=profiler))
-    monkeypatch.setattr(torch_npu_profiler, "npu_of_torch", lambda: SimpleNamespace(synchronize=lambda: None))
-    monkeypatch.setattr(torch_npu_profiler, "torch", SimpleNamespace(device=lambda name: torch.device("cpu")))
+    monkeypatch.setattr(
+        npu_profilers, "marked_launches", lambda name: MarkedLaunches(name, torch.device("cpu"), lambda: None)
+    )
     negate = torch.neg
 
     def mark(source, out):
