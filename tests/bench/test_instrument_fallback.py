@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from opatlas import instruments
+from opatlas.instruments import instrument
 from opatlas.instruments.instrument import InstrumentMissing, MeasureSettings, open_instrument
 
 
@@ -20,7 +20,7 @@ def _offered(monkeypatch):
     monkeypatch.setitem(sys.modules, "toy_makers", makers)
     offered = {"best": "toy_makers:missing", "second": "toy_makers:second"}
     monkeypatch.setattr(
-        instruments,
+        instrument,
         "OFFERED",
         {"toy": offered, "none": {"best": "toy_makers:missing"}, "broken": {"b": "toy_makers:broken", **offered}},
     )

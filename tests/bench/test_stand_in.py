@@ -133,7 +133,7 @@ class NpuLike:
 def test_the_count_loads_no_compiler():
     code = """
 import sys, torch
-from opatlas.engine.stand_in import OperatorCount
+from opatlas.engine.call_watch import OperatorCount
 with OperatorCount():
     torch.ones(2)
 print("torch._dynamo" in sys.modules)
