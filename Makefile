@@ -44,7 +44,7 @@ coverage: $(VENV)/.installed-for-tests
 
 # The stamps: set-up is done again only when what is required has changed.
 $(VENV)/.installed: $(REQUIREMENTS) | $(VENV)/.made
-	$(PIP_INSTALL) -e .
+	$(PIP_INSTALL) -e '.[bench]'
 	@touch $@
 
 $(VENV)/.installed-for-tests: $(REQUIREMENTS) | $(VENV)/.made

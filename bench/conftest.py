@@ -1,8 +1,8 @@
 """The fixtures that a replay may name; opatlas/plugins/fixtures.py says what each of them is."""
 
-from opatlas.plugins.fixtures import custom_opp, device, group, npu, pytest_addoption, replay
+from opatlas.plugins.fixtures import custom_opp, device, group, npu, replay
 
-__all__ = ["custom_opp", "device", "group", "npu", "pytest_addoption", "replay"]
+__all__ = ["custom_opp", "device", "group", "npu", "replay"]
 
 #: Collectives take all devices and have databases of their own: they are collected when their file is named.
 collect_ignore = ["test_collectives.py"]

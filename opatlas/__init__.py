@@ -5,8 +5,9 @@ The library. `pytest bench/` and `pytest shapes/` are built on it, and so is the
 
 from pathlib import Path as _Path
 
+_PACKAGE = _Path(__file__).resolve().parent
 # A checkout has bench/, plugins/ and shapes/ beside this package; a wheel has them inside it.
 # Either way they are opatlas.bench, opatlas.plugins and opatlas.shapes.
-_CHECKOUT = _Path(__file__).resolve().parents[1]
-if (_CHECKOUT / "pytest.ini").is_file():
+_CHECKOUT = None if (_PACKAGE / "bench").is_dir() else _PACKAGE.parent
+if _CHECKOUT is not None:
     __path__.append(str(_CHECKOUT))

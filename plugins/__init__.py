@@ -3,4 +3,4 @@
 Hooks and options are here, what they do is in the library. None of them imports torch.
 """
 
-pytest_plugins = tuple(f"{__name__}.{name}" for name in ("options", "xdist", "hooks", "fixtures"))
+pytest_plugins = tuple(f"{__name__}.{name}" for name in ("options", "xdist", "theory", "hooks", "fixtures"))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from opatlas.collectives import options as collectives
-from opatlas.isolation.groups import options as expert_parallel
 from opatlas.options import Scope
 
 from . import options, theory
@@ -54,6 +52,4 @@ def help_of(command: str, about: str) -> str:
     groups: Any = _OptionGroups(parser, SCOPES[command])
     for module in (options, theory):
         module.pytest_addoption(groups)
-    for add_options in (expert_parallel.add_options, collectives.add_options):
-        add_options(groups)
     return parser.format_help()

@@ -11,17 +11,9 @@ from typing import Any
 
 import pytest
 
-from opatlas.collectives import options as collectives
 from opatlas.devices.device import DeviceDescription
 from opatlas.isolation.executor import SESSION, Executor
-from opatlas.isolation.groups import options as expert_parallel
 from opatlas.model.errors import DeviceGone
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options that belong to some operators are defined with these."""
-    expert_parallel.add_options(parser)
-    collectives.add_options(parser)
 
 
 @pytest.fixture(scope="session")

@@ -287,6 +287,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add_all(parser.getgroup("opatlas", "OpAtlas: the database, and the device"), DATABASE)
     add_all(parser.getgroup("opatlas-rows", "OpAtlas: which rows are run, and what becomes of them"), ROWS)
     add_all(parser.getgroup("opatlas-measuring", "OpAtlas: how a row is measured"), MEASURING)
+    expert_parallel.add_options(parser)
+    collectives.add_options(parser)
 
 
 def refuse(config: pytest.Config, options: Sequence[Option], scope: Scope, why: str, also: Sequence[str] = ()) -> None:

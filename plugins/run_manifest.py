@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from opatlas.devices.cgroups import available_cores, usable_cores
@@ -12,6 +11,7 @@ from opatlas.devices.cpu_flush import DEAR_BYTES, plan_flush
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.machine_state import MachineState, MachineWatch, needed_cores
 from opatlas.devices.nvidia import GpuState, gpu_states
+from opatlas.installation import CHECKOUT, PACKAGE, code_folder
 from opatlas.store.manifest import code_digest
 
 from .settings import Settings
@@ -70,7 +70,8 @@ def facts_of(devices: Sequence[DeviceSpec], machine: MachineState, gpus: Sequenc
     }
 
 
-CODE = tuple(Path(__file__).parent.parent / name for name in ("opatlas", "bench", "plugins"))
+#: In a wheel the package holds bench/ and plugins/.
+CODE = (PACKAGE, *map(code_folder, ("bench", "plugins") if CHECKOUT is not None else ()))
 
 
 def present_code() -> str:

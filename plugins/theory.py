@@ -190,7 +190,12 @@ class Theory:
                 "see which, then `pytest shapes/`, then the replays"
             )
         if not replays:
-            refuse(self._config, OF_REPLAYS, Scope.REPLAYS | Scope.RUNNING, "`pytest shapes/` runs no row")
+            refuse(
+                self._config,
+                OF_REPLAYS,
+                Scope.REPLAYS | Scope.RUNNING | Scope.COLLECTIVES,
+                "`pytest shapes/` runs no row",
+            )
         try:
             self._check_files()
             self._is_new = not self.plan.database.path.exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Generator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from xdist.scheduler import LoadScopeScheduling
 from opatlas.collectives import options as collectives
 from opatlas.engine.registry import replay_spec
 from opatlas.errors import OpAtlasError
+from opatlas.installation import code_folder
 from opatlas.model.communication import is_communication
 from opatlas.model.errors import ReplayError
 from opatlas.model.schema import NUM_DEVICES, TOPOLOGY_TIER
@@ -59,7 +59,8 @@ class BatchScheduling(LoadScopeScheduling):  # type: ignore[misc]
         return str(crashed)
 
 
-_FIXTURES = Path(import_module("opatlas.bench").__path__[0], "conftest.py")
+_FIXTURES = code_folder("bench") / "conftest.py"
+_THEORY = code_folder("shapes") / "conftest.py"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -134,7 +135,9 @@ def replays_are_asked_for(config: pytest.Config) -> bool:
     """Whether what is to be collected has the fixtures of replays; known before anything is collected."""
     manager = config.pluginmanager
     files = (getattr(plugin, "__file__", None) for plugin in manager.get_plugins())
-    return manager.has_plugin("opatlas.plugins.fixtures") or any(file and Path(file) == _FIXTURES for file in files)
+    paths = {Path(file) for file in files if file}
+    # `opatlas shapes` and `pytest -p opatlas.plugins` load the fixtures of replays, whatever is to be collected.
+    return _FIXTURES in paths or (manager.has_plugin("opatlas.plugins.fixtures") and _THEORY not in paths)
 
 
 class _Worker:

@@ -11,6 +11,7 @@ import pytest
 
 from opatlas.cli import main as command
 from opatlas.errors import OpAtlasError
+from opatlas.installation import require_extra
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -127,20 +128,10 @@ def test_bench_runs_pytest_where_the_user_is(tmp_path: Path) -> None:
     assert str(tmp_path / "no-such-folder") in done.stdout + done.stderr
 
 
-def test_an_install_without_its_checkout_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(OpAtlasError, match="clone the repository and run `pip install"):
-        command.checkout(tmp_path)
-
-
-def test_bench_without_a_checkout_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def missing() -> Path:
-        raise OpAtlasError("no checkout")
-
-    monkeypatch.setattr(command, "checkout", missing)
-    assert command.main(["bench"]) == 2
-    assert capsys.readouterr().err == "error: no checkout\n"
+def test_a_command_whose_extra_is_not_installed_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "absent_module", None)
+    with pytest.raises(OpAtlasError, match=r"opatlas\[bench\]"):
+        require_extra("bench", "`opatlas bench`", "absent_module")
 
 
 @pytest.mark.parametrize(

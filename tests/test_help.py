@@ -51,8 +51,6 @@ def of_pytest() -> argparse.ArgumentParser:
     parser: Any = PytestParser()
     for adds in (options.pytest_addoption, theory.pytest_addoption):
         adds(parser)
-    expert_parallel.add_options(parser)
-    collectives.add_options(parser)
     return parser.parser
 
 

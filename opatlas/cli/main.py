@@ -7,20 +7,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module, metadata
-from itertools import takewhile
-from pathlib import Path
 
 from opatlas.cli.commands import RENAMED, USAGE, add_command, run_command
+from opatlas.cli.sessions import run_session
 from opatlas.errors import OpAtlasError
+from opatlas.installation import require_extra
 from opatlas.text import closest
 
 #: As a shell tells of SIGINT.
 _INTERRUPTED = 130
-#: The checkout, for an editable install; site-packages for any other, where no pytest.ini lies.
-_HOME = Path(__file__).resolve().parents[2]
-
-#: What a session of replays needs where the checkout's conftest.py is not loaded.
-_REPLAY_PLUGINS = ("opatlas.plugins",)
 
 
 @dataclass(frozen=True)
@@ -39,34 +34,13 @@ class Command:
 
 
 def _check(arguments: Sequence[str]) -> int:
+    require_extra("bench", "`opatlas check`", "pytest")
     status: int = import_module("opatlas.plugins.check").run(arguments)
     return status
 
 
-def _test_files(arguments: Sequence[str]) -> list[Path]:
-    """The test files that the arguments name; a folder may be the value of an option, and is none."""
-    files = [Path(argument.partition("::")[0]) for argument in arguments if not argument.startswith("-")]
-    return [path.resolve() for path in files if path.suffix == ".py" and path.is_file()]
-
-
 def _of_pytest(name: str, path: str, about: str) -> Command:
-    def run(arguments: Sequence[str]) -> int:
-        if {"-h", "--help"}.intersection(takewhile(lambda argument: argument != "--", arguments)):
-            print(import_module("opatlas.plugins.command_help").help_of(name, about), end="")
-            return 0
-        import pytest
-
-        named = _test_files(arguments)
-        if name == "bench" and named and not any(_HOME in file.parents for file in named):
-            # Replays of kernels that are somebody's own, outside the checkout.
-            plugins = [word for plugin in _REPLAY_PLUGINS for word in ("-p", plugin)]
-            return int(pytest.main([*plugins, *arguments]))
-        home = checkout()
-        # Where the user is stays the working directory, so that relative paths mean what they say.
-        tests = [] if named else [str(home / path)]
-        return int(pytest.main(["-c", str(home / "pytest.ini"), *tests, *arguments]))
-
-    return Command(about, run=run)
+    return Command(about, run=lambda arguments: run_session(name, path, about, arguments))
 
 
 #: In the order in which a newcomer meets them.
@@ -74,8 +48,8 @@ COMMANDS = {
     "show": Command("show what a database holds, or which databases there are", "opatlas.cli.show"),
     "ingest": Command("bring profiler captures into the database", "opatlas.cli.ingest"),
     "fill-runtime": Command("fill the lengths of attention rows from records", "opatlas.cli.fill_runtime"),
-    "shapes": _of_pytest("shapes", "shapes/", "add theory rows of models to the database"),
-    "bench": _of_pytest("bench", "bench/", "replay the rows of the database on a device"),
+    "shapes": _of_pytest("shapes", "shapes", "add theory rows of models to the database"),
+    "bench": _of_pytest("bench", "bench", "replay the rows of the database on a device"),
     "collectives": _of_pytest("collectives", "bench/test_collectives.py", "measure collectives between the devices"),
     "check": Command("test the data of a database", run=_check),
     "combine": Command("combine databases that were measured apart", "opatlas.cli.combine"),
@@ -101,20 +75,6 @@ def parser(names: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
         if (module := COMMANDS[name].module) is not None:
             add_command(commands, name, import_module(module))
     return reads
-
-
-def checkout(home: Path = _HOME) -> Path:
-    """The checkout that this package was installed from.
-
-    Raises:
-        OpAtlasError: it was installed without one, so there is nothing for pytest to run.
-    """
-    if not all((home / name).exists() for name in ("pytest.ini", "conftest.py", "bench")):
-        raise OpAtlasError(
-            f"{home} is not a checkout of OpAtlas (it has no pytest.ini), and replays run from one: "
-            f"clone the repository and run `pip install -c constraints.txt -e .` in it"
-        )
-    return home
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

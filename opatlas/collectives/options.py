@@ -7,9 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from opatlas.collectives.topology import Grid, NoGroup, guess
 from opatlas.devices.device import DeviceSpec
@@ -42,6 +40,9 @@ from opatlas.options import (
 from opatlas.store.write_back import UpdateMode
 from opatlas.text import closest
 
+if TYPE_CHECKING:
+    import pytest
+
 MODULE = "test_collectives.py"
 _NODES = NodeOptions("--")
 #: As torch names them, and as HCCL's CSVs do.
@@ -57,6 +58,13 @@ _SHOWN = 3
 _LIBRARIES = ("NCCL_", "HCCL_", "GLOO_")
 #: Set in NVIDIA's containers to tell what is installed; NCCL does not read it.
 _OF_CONTAINERS = ("NCCL_VERSION",)
+
+
+def _usage_error(message: str) -> Exception:
+    """Returns pytest's error; pytest is imported here, because `opatlas ingest` works without it."""
+    import pytest
+
+    return pytest.UsageError(message)
 
 
 def _several(read: Callable[[str], Any], metavar: str) -> Mapping[str, Any]:
@@ -145,7 +153,7 @@ def are_asked_for(config: pytest.Config) -> bool:
     """
     named = [Path(argument.partition("::")[0]).name == MODULE for argument in config.args]
     if any(named) and not all(named):
-        raise pytest.UsageError(f"{MODULE} has a database of its own: name it alone, and run the others after it")
+        raise _usage_error(f"{MODULE} has a database of its own: name it alone, and run the others after it")
     return any(named)
 
 
@@ -172,7 +180,7 @@ def collectives_of(ops: Sequence[str]) -> Sequence[Collective]:
     """
     known = {name: collective for each in BY_NAME.values() for name, collective in _names_of(each)}
     if unknown := [name for name in ops if name not in known]:
-        raise pytest.UsageError(
+        raise _usage_error(
             f"--ops {','.join(unknown)}: no such collective{closest(unknown[0], known)}; give one or several of "
             f"{', '.join(BY_NAME)}"
         )
@@ -222,7 +230,7 @@ def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
         spec = group_of({NUM_DEVICES: str(size), TOPOLOGY_TIER: str(tier)}, options)
         reason = misplaced(spec, devices)
         if reason and option.strict:
-            raise pytest.UsageError(f"--strict: --num-devices {size} {reason}")
+            raise _usage_error(f"--strict: --num-devices {size} {reason}")
         for collective in collectives:
             for dtype in dict.fromkeys(option.comm_dtype):
                 sent = _sent(collective, size, dtype, _bytes(option, devices))
@@ -233,7 +241,7 @@ def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
                     for count in dict.fromkeys(sent.values())
                 ]
     if no_group and (option.strict or len(no_group) == len(sizes)):
-        raise pytest.UsageError(f"{'; '.join(no_group)}; change it, --topology-tier or --grid-shape")
+        raise _usage_error(f"{'; '.join(no_group)}; change it, --topology-tier or --grid-shape")
     return Wanted(rows, options, [*about, *(f"left out: {reason}" for reason in no_group)])
 
 
@@ -265,9 +273,9 @@ def _rounded(sent: Mapping[int, int]) -> Sequence[str]:
 
 def _expect_nodes(option: Any) -> None:
     if problem := _NODES.contradiction(option):
-        raise pytest.UsageError(problem)
+        raise _usage_error(problem)
     if option.nnodes > 1 and option.update_mode != UpdateMode.ALL.value:
-        raise pytest.UsageError(
+        raise _usage_error(
             f"--nnodes {option.nnodes}: all nodes must run the same messages, and what is missing may differ "
             f"between them: leave out --update-mode"
         )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 #: Those that the tests run on (README).
 _OLDEST, _NEWEST = (3, 10), (3, 13)
+_INSTALL = "pip install -c constraints.txt -e '.[bench]' in the checkout"
 
 
 def python(target: Target) -> Verdict:
@@ -40,7 +41,7 @@ def python(target: Target) -> Verdict:
 
 
 def packages(target: Target) -> Verdict:
-    """Versions of what OpAtlas requires against the ranges that it states."""
+    """Compares installed versions with the ranges that OpAtlas and its extra `bench` require."""
     from packaging.requirements import Requirement
 
     installed = {found.metadata["Name"]: found.version for found in metadata.distributions()}
@@ -49,12 +50,12 @@ def packages(target: Target) -> Verdict:
     except metadata.PackageNotFoundError:
         return failed(
             "OpAtlas is not installed in this Python, so that nothing says what it requires",
-            "pip install -c constraints.txt -e . in the checkout",
+            _INSTALL,
             installed=installed,
         )
     wrong, versions = [], {}
     for requirement in map(Requirement, requires):
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": "bench"}):
             continue
         try:
             version = metadata.version(requirement.name)
@@ -65,7 +66,7 @@ def packages(target: Target) -> Verdict:
         if not requirement.specifier.contains(version, prereleases=True):
             wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
     if wrong:
-        return failed("; ".join(wrong), "pip install -c constraints.txt -e . in the checkout", installed=installed)
+        return failed("; ".join(wrong), _INSTALL, installed=installed)
     shown = ", ".join(f"{name} {versions[name]}" for name in ("torch", "pandas", "pytest") if name in versions)
     return passed(
         f"opatlas {metadata.version('opatlas')}; {len(versions)} required ones fit ({shown})", installed=installed

@@ -1,4 +1,6 @@
-"""Where a database lies: `database/data/{device}/{stack}/{version_dir}`.
+"""Where a database lies: `{root}/{device}/{stack}/{version_dir}`.
+
+The root is `database/data` of a checkout; for a wheel it is `opatlas/database` in the user's data folder.
 
 {device}/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5    NPU compute
 {device}/hccl/v8.5                                    NPU communication
@@ -16,6 +18,7 @@ from typing import Literal
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_own
+from opatlas.installation import databases_root
 from opatlas.model.versions import (
     CANN,
     CUDA,
@@ -33,7 +36,7 @@ Kind = Literal["npu", "cuda", "cpu"]
 #: A device, and versions by the name of their software.
 Place = tuple[str, Mapping[str, str]]
 
-ROOT = Path(__file__).resolve().parents[2] / "database" / "data"
+ROOT = databases_root()
 
 DEFAULT_NPU_DEVICE = "ATLAS_800_A3_752T_128G_DIE"
 NPU_DEVICES = (

@@ -1,0 +1,180 @@
+"""The wheel, installed into an environment of its own, and run in a folder that holds the user's own modules."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SHIPPED = ("opatlas", "bench", "plugins", "shapes")
+HEADER = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats"
+#: Whoever imports one of these imports the wrong thing.
+USERS_MODULE = 'raise SystemExit(f"imported {__file__}")'
+#: Of the extra `bench`: the base install does without these.
+WITHOUT = ("torch", "pytest", "_pytest", "xdist", "hypothesis", "pytest_benchmark")
+BLOCK = """
+import sys
+for name in {names!r}:
+    sys.modules[name] = None
+"""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment with the wheel, and a folder where a user works."""
+
+    site_packages: Path
+    python: Path
+    user: Path
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Runs `opatlas ...` in the user's folder, as the installed script does."""
+        return self.run_script("import sys; from opatlas.cli.main import main; sys.exit(main())", *arguments)
+
+    def run_script(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        # A script in bin/ has its own folder first on the path, and not the working folder, as -c has it.
+        script = f"import sys; sys.path[:1] = []\n{script}"
+        environment = {"HOME": str(self.user / "home"), "PATH": "/usr/bin:/bin"}
+        command = [str(self.python), "-c", script, *arguments]
+        return subprocess.run(command, cwd=self.user, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("setuptools", "77", reason="builds the wheel without a network: pip install 'setuptools>=77'")
+    source, made = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in SHIPPED:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", build, str(made)], cwd=source, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (found,) = made.glob("*.whl")
+    return found
+
+
+def install(wheel: Path, folder: Path, *, blocked: tuple[str, ...] = ()) -> Installed:
+    """Unpacks the wheel beside the packages of this environment, but for the blocked ones."""
+    venv.create(folder / "env", symlinks=True)
+    (site_packages,) = (folder / "env" / "lib").glob("python*/site-packages")
+    with ZipFile(wheel) as archive:
+        archive.extractall(site_packages)
+    others = [path for path in sys.path if Path(path).name == "site-packages"]
+    (site_packages / "others.pth").write_text("\n".join(others))
+    if blocked:
+        (site_packages / "sitecustomize.py").write_text(BLOCK.format(names=blocked))
+    user = folder / "user"
+    for name in ("bench", "conftest"):
+        user.mkdir(exist_ok=True)
+        (user / f"{name}.py").write_text(USERS_MODULE)
+    for name in ("plugins", "database", "shapes"):
+        (user / name).mkdir()
+        (user / name / "__init__.py").write_text(USERS_MODULE)
+    return Installed(site_packages, folder / "env" / "bin" / "python", user)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    return install(wheel, tmp_path_factory.mktemp("bench"))
+
+
+@pytest.fixture(scope="module")
+def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    return install(wheel, tmp_path_factory.mktemp("base"), blocked=WITHOUT)
+
+
+def write_rows(path: Path, *shapes: str) -> None:
+    rows = "".join(f'"{shape}",FLOAT,ND,"{shape}",FLOAT,ND\n' for shape in shapes)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{HEADER}\n{rows}")
+
+
+def test_the_wheel_holds_every_file_of_the_package_and_nothing_with_a_generic_name(wheel: Path) -> None:
+    with ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"opatlas"}
+    expected = set()
+    for folder in SHIPPED:
+        for path in (ROOT / folder).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                name = path.relative_to(ROOT).as_posix()
+                expected.add(name if folder == "opatlas" else f"opatlas/{name}")
+    assert {name for name in names if ".dist-info" not in name} == expected
+
+
+def test_rows_are_replayed_in_a_folder_with_modules_of_the_users_own(installed: Installed) -> None:
+    write_rows(installed.user / "rows" / "Abs.csv", "2,3")
+    done = installed.run("bench", "--database-path", "rows", "--repeat-count=2", "--cache=warm")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "measured" in (installed.user / "rows" / "Abs.csv").read_text()
+    assert not list(installed.site_packages.rglob(".pytest_cache"))
+
+
+def test_theory_rows_go_to_the_database_in_the_users_data_folder(installed: Installed) -> None:
+    done = installed.run("shapes", "--ops=Abs", "--rows=1", "--device=cpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = (installed.user / "home").rglob("Abs.csv")
+    assert found.is_relative_to(installed.user / "home" / ".local" / "share" / "opatlas" / "database")
+
+
+def test_a_kernel_in_the_users_own_project_is_replayed_by_pytest(installed: Installed) -> None:
+    project = installed.user / "my_kernels"
+    project.mkdir()
+    (project / "test_doubled.py").write_text(
+        "from opatlas.engine.formula import pointwise\n"
+        "from opatlas.engine.registry import replays\n\n\n"
+        "@pointwise\n"
+        "def doubled(x):\n    return x * 2\n\n\n"
+        "@replays('Doubled', npu=None)\n"
+        "def test_doubled(row, replay):\n    replay(lambda x: x + x, row.only_input(), expected=doubled)\n"
+    )
+    (installed.user / "conftest.py").unlink()
+    write_rows(project / "rows" / "Doubled.csv", "2,3")
+    done = installed.run_script(
+        "import pytest; sys.exit(pytest.main(sys.argv[1:]))",
+        *(
+            "-p",
+            "opatlas.plugins",
+            "my_kernels/",
+            "--database-path=my_kernels/rows",
+            "--repeat-count=2",
+            "--cache=warm",
+        ),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "measured" in (project / "rows" / "Doubled.csv").read_text()
+
+
+@pytest.mark.parametrize("command", ["bench", "collectives", "shapes", "check"])
+def test_without_the_extra_a_command_that_runs_pytest_names_the_extra(base: Installed, command: str) -> None:
+    done = base.run(command, "rows")
+    assert done.returncode == 2
+    assert "opatlas[bench]" in done.stderr
+
+
+def test_the_base_install_takes_captures_in_and_combines_and_shows_and_plots(base: Installed) -> None:
+    (base.user / "kernel_details.csv").write_text(
+        "Name,Type,OP State,Accelerator Core,Duration(us),Input Shapes,Input Data Types,Input Formats,"
+        "Output Shapes,Output Data Types,Output Formats\n"
+        'Add1,Add,dynamic,AI_VECTOR_CORE,2.5,"""4,8;4,8""",FLOAT;FLOAT,ND;ND,"""4,8""",FLOAT,ND\n'
+    )
+    for command in (
+        "ingest --profiling-path kernel_details.csv --database-path one",
+        "combine both one",
+        "show both",
+        "history both Add",
+        "plot both --output plots",
+    ):
+        done = base.run(*command.split())
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    assert list((base.user / "plots").iterdir())
