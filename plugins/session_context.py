@@ -423,6 +423,7 @@ class BenchSession:
 
 
 def _make_starter(database: Database) -> int:
-    from opatlas.theory.starter import write_starter
+    from opatlas.shapes.starter import write_starter
 
-    return write_starter(database)
+    rows: int = write_starter(database)
+    return rows

@@ -23,18 +23,18 @@ from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest, manifests_of
 from opatlas.store.op_mapping import Provided, provide_mapping
 from opatlas.text import counted, shown, whole
-from opatlas.theory.results import KernelResult
-
-from .options import OPTIONS as OF_REPLAYS
-from .options import refuse
-from .selection import keyword_filter
-from .settings import devices_of, refuse_useless_versions, versions_of
-from .theory_report import (
+from opatlas.theory.report import (
+    KernelResult,
     Pace,
     coverage_page,
     pace_of,
     summary_lines,
 )
+
+from .options import OPTIONS as OF_REPLAYS
+from .options import refuse
+from .selection import keyword_filter
+from .settings import devices_of, refuse_useless_versions, versions_of
 from .xdist import replays_are_asked_for
 
 if TYPE_CHECKING:
@@ -151,11 +151,12 @@ class Theory:
     @cached_property
     def plan(self) -> TheoryPlan:
         """Raises OpAtlasError, pytest.UsageError."""
-        from opatlas.theory.catalog import built_in_catalog
-        from opatlas.theory.kernels import kernels_of
+        from opatlas.shapes.strategies import sample_rows
+
+        from opatlas.theory.catalog import built_in_catalog, kernels_of
         from opatlas.theory.plan import Request
+        from opatlas.theory.sources import targets_of
         from opatlas.theory.space import FLUSH_BUFFER_BYTES, GB
-        from opatlas.theory.targets import targets_of
 
         option = self._config.option
         catalog = built_in_catalog()
@@ -172,7 +173,7 @@ class Theory:
             if name not in kernels:
                 catalog.kernel(name)
         kernels = {name: kernel for name, kernel in kernels.items() if not option.ops or name in option.ops}
-        return TheoryPlan(database, Request(targets, option.rows, option.seed, budget_bytes), kernels)
+        return TheoryPlan(database, Request(targets, option.rows, option.seed, budget_bytes, sample_rows), kernels)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
@@ -212,8 +213,8 @@ class Theory:
 
     def _check_files(self) -> None:
         """Raises OpAtlasError for a row of the database that cannot be read."""
-        from opatlas.theory.append import table_of
-        from opatlas.theory.match import read_rows
+        from opatlas.theory.known_rows import read_rows
+        from opatlas.theory.plan import table_of
 
         selected = keyword_filter(self._config.option.keyword)
         for name in self.plan.kernels:
@@ -238,9 +239,8 @@ class Theory:
 
     def add(self, kernel_type: str) -> KernelResult:
         """Adds the theory rows of a kernel type, or finds out what would be added. Raises OpAtlasError."""
-        from opatlas.theory.append import add_theory_rows, table_of
-        from opatlas.theory.coverage import coverage_of
-        from opatlas.theory.plan import plan_kernel
+        from opatlas.theory.known_rows import coverage_of
+        from opatlas.theory.plan import add_theory_rows, plan_kernel, table_of
 
         plan, kernel = self.plan, self.plan.kernels[kernel_type]
         if self._config.option.plan_only:

@@ -15,7 +15,7 @@ from typing import Any
 
 from opatlas.model.slots import dtype_name, format_name, known_dtype
 from opatlas.text import closest, real
-from opatlas.theory.expression import ExpressionError, tree_of
+from opatlas.theory.patterns import ExpressionError, tree_of
 
 from .row_variables import VARIABLES, VariableKind
 

@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).parents[1]
 
 #: The folders of code, by the name under which Python knows them. Each may import itself and these.
 MAY_IMPORT: Mapping[str, frozenset[str]] = {
-    "opatlas.plugins": frozenset({"opatlas"}),
+    "opatlas.plugins": frozenset({"opatlas", "opatlas.shapes"}),
     "opatlas.bench": frozenset({"opatlas", "opatlas.plugins"}),
     "opatlas.shapes": frozenset({"opatlas"}),
     "opatlas": frozenset(),

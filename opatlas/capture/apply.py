@@ -13,11 +13,12 @@ from functools import cached_property, lru_cache
 
 import pandas as pd
 
-from opatlas.capture.attention import ATTENTION_TYPES, SOURCE_PROFILE, source_cell
-from opatlas.capture.pool import PooledCase, PooledCases
+from opatlas.capture.attention import SOURCE_PROFILE, source_cell
+from opatlas.capture.cases import PooledCase, PooledCases
 from opatlas.errors import OpAtlasError
 from opatlas.model.quality import Modes, cell, find_modes, valid_duration
 from opatlas.model.schema import (
+    ATTENTION_TYPES,
     AVERAGE,
     BASE,
     EP_SIZE,

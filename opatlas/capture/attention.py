@@ -7,16 +7,43 @@ which are what an attention kernel's duration depends on. The value columns stay
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from opatlas.capture.attention_records import (
+    AVG_SEQ_LEN,
+    KV_VALUES,
+    SHAPES,
+    Chosen,
+    JoinKey,
+    Values,
+    is_complete,
+    key_of_row,
+)
 from opatlas.capture.cases import CasesOfType, ProfiledCase
-from opatlas.model.schema import INPUT_SHAPES, RUNTIME_PREFIX
+from opatlas.errors import OpAtlasError
+from opatlas.model.quality import valid_duration
+from opatlas.model.schema import (
+    ATTENTION_TYPES,
+    AVERAGE,
+    INPUT_SHAPES,
+    INPUT_SLOTS,
+    LEGACY_AVG_SEQ_LEN,
+    OUTPUT_SLOTS,
+    RUNTIME_IN_SIGNATURE,
+    RUNTIME_PREFIX,
+    STATUS_GROUP,
+    of_microbench,
+)
+from opatlas.model.signature import signatures
 from opatlas.model.slots import split_cell
-from opatlas.text import printable
-
-ATTENTION_TYPES = frozenset({"FusedInferAttentionScore"})
+from opatlas.store.cells import TableEdit, positions_by
+from opatlas.store.database import Database, Table
+from opatlas.store.pruned import PRUNED_REASON, append_pruned
+from opatlas.text import add_counts, printable, real
 
 SOURCE_PROFILE = RUNTIME_PREFIX + "source_profile"
 COMPLETENESS = RUNTIME_PREFIX + "metadata_completeness"
@@ -96,3 +123,224 @@ def source_cell(names: Sequence[str]) -> str:
 def _beside(capture: Path, name: str) -> Path | None:
     path = capture.with_name(name)
     return path if path.is_file() else None
+
+
+_PRUNED = "measured with assumed lengths, before fill-runtime gave the row those of a call"
+#: Of the call that a row was recorded at, and in no record.
+_OF_ANOTHER_CALL = (RUNTIME_PREFIX + "attn_state", RUNTIME_PREFIX + "kv_cache_mode", LEGACY_AVG_SEQ_LEN)
+_WORD_MARKS = re.compile(r"[\s\[\](){}\"']+")
+
+
+@dataclass(frozen=True)
+class UnfilledRow:
+    """An attention row that has no lengths still: where it stands, and its key (None: its shapes are no shapes)."""
+
+    place: str
+    key: JoinKey | None
+
+
+@dataclass
+class Outcome:
+    """What became of the rows.
+
+    Attributes:
+        rows: attention rows before.
+        filled: rows that got values.
+        added: rows that were added for further records.
+        unchanged: rows that had the values of a record already.
+        left_out: records that would have made more rows of a case than the limit; they may repeat.
+        pruned: measurements that moved to pruned/.
+        unfilled: rows without lengths that no record has the key of.
+        problems: files that could not be read or written.
+    """
+
+    rows: int = 0
+    filled: int = 0
+    added: int = 0
+    unchanged: int = 0
+    left_out: int = 0
+    pruned: int = 0
+    unfilled: list[UnfilledRow] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def keys_of_rows(database: Database) -> Iterator[tuple[JoinKey, str]]:
+    """The keys of all attention rows, each with its `file:line`. A file that cannot be read is left to `fill`."""
+    for kernel_type in _tables(database):
+        try:
+            edit = TableEdit(database.read(kernel_type).frame)
+        except OpAtlasError:
+            continue
+        for position, key in enumerate(_keys(edit)):
+            if key is not None:
+                yield key, _place(kernel_type, position)
+
+
+def fill(database: Database, matched: Mapping[JoinKey, Chosen], limit: int) -> Outcome:
+    """Fills the rows of all attention kernels, a file at a time, each replaced in one step.
+
+    Args:
+        matched: records by their key.
+        limit: rows that a captured one may become; 0 for any number.
+
+    Raises:
+        OpAtlasError: the database cannot be locked. A file that cannot be read or written is a
+            problem of the outcome.
+    """
+    outcome = Outcome()
+    with database.lock():
+        for kernel_type in _tables(database):
+            try:
+                _fill_table(database, kernel_type, matched, limit, outcome)
+            except OpAtlasError as error:
+                outcome.problems.append(str(error))
+    return outcome
+
+
+def _tables(database: Database) -> list[str]:
+    return [kernel_type for kernel_type in database.kernel_types() if kernel_type in ATTENTION_TYPES]
+
+
+def _place(kernel_type: str, position: int) -> str:
+    return f"{kernel_type}.csv:{position + 2}"
+
+
+def _keys(edit: TableEdit) -> list[JoinKey | None]:
+    names = (INPUT_SLOTS[0], RUNTIME_PREFIX + "operator_input_shapes_raw", *SHAPES)
+    rows = zip(*(edit[name] for name in names), strict=True)
+    return [key_of_row(dict(zip(names, cells, strict=True))) for cells in rows]
+
+
+def _fill_table(
+    database: Database, kernel_type: str, matched: Mapping[JoinKey, Chosen], limit: int, outcome: Outcome
+) -> None:
+    table = database.read(kernel_type)
+    rows = _Rows(kernel_type, TableEdit(table.frame), [str(name) for name in table.frame.columns])
+    counts = Outcome(rows=len(table.frame))
+    slots = [column for column in (*INPUT_SLOTS, *OUTPUT_SLOTS) if column in table.frame.columns]
+    captured = positions_by(zip(signatures(kernel_type, table.frame[slots]), _keys(rows.edit), strict=True))
+    for (_, key), positions in captured.items():
+        if key is not None and key in matched:
+            rows.fill(positions, matched[key], limit, counts)
+        else:
+            kv_values = rows.edit[KV_VALUES]
+            counts.unfilled += [
+                UnfilledRow(_place(kernel_type, at), key) for at in positions if not kv_values[at].strip()
+            ]
+    if rows.measured:
+        # First, so that no measurement is ever in neither place.
+        old = table.frame.iloc[sorted(rows.measured)]
+        append_pruned(database, kernel_type, old.assign(**{PRUNED_REASON: _PRUNED}))
+        counts.pruned = len(old)
+    if counts.filled or counts.added:
+        database.write(Table(kernel_type, table.path, rows.edit.frame()))
+    add_counts(outcome, counts)
+
+
+class _Rows:
+    """A table being filled.
+
+    Attributes:
+        measured: positions of rows whose measurement does not belong to them any more.
+    """
+
+    def __init__(self, kernel_type: str, edit: TableEdit, columns: Sequence[str]) -> None:
+        self.edit = edit
+        self.measured: list[int] = []
+        self._kernel_type = kernel_type
+        self._columns = columns
+        self._measurement = [name for name in columns if of_microbench(name) or name in STATUS_GROUP]
+
+    def fill(self, positions: Sequence[int], chosen: Chosen, limit: int, counts: Outcome) -> None:
+        """Brings the rows of one captured case to the records of its key."""
+        cases: dict[_Call, list[int]] = {}
+        for position in positions:
+            cases.setdefault(self._case(position), []).append(position)
+        # Before anything changes: what rows that are added are made of.
+        base = {name: self.edit[name][positions[0]] for name in self._columns}
+        base |= dict.fromkeys((*self._measurement, *_OF_ANOTHER_CALL), "")
+        open_cases = dict(cases)
+        left: list[Values] = []
+        for values in chosen.values():
+            at = open_cases.pop(_Call(values.case, ""), None)
+            if at is None:
+                left.append(values)
+                continue
+            changed = [self._set(position, values) for position in at]
+            counts.filled += sum(changed)
+            counts.unchanged += len(at) - sum(changed)
+        added = 0
+        for values in left:
+            fitting = next((call for call in open_cases if call.may_be(values)), None)
+            if fitting is not None:
+                at = open_cases.pop(fitting)
+                for position in at:
+                    self._set(position, values)
+                counts.filled += len(at)
+            elif limit and len(cases) + added >= limit:
+                counts.left_out += 1
+            else:
+                cells = values.cells()
+                self.edit.append({**base, **cells, COMPLETENESS: _completeness(cells)})
+                added += 1
+        counts.added += added
+        counts.left_out += chosen.left_out
+
+    def _case(self, position: int) -> _Call:
+        case = tuple([_plain(self.edit[name][position]) for name in RUNTIME_IN_SIGNATURE])
+        has_lengths = bool(self.edit[KV_VALUES][position].strip())
+        average = self.edit[AVG_SEQ_LEN][position] or self.edit[LEGACY_AVG_SEQ_LEN][position]
+        return _Call(case, "" if has_lengths else _whole(average))
+
+    def _set(self, position: int, values: Values) -> bool:
+        """Fills the empty cells of a row; whether there were any."""
+        before = self._case(position)
+        changed = False
+        for name, text in values.cells().items():
+            column = self.edit[name]
+            if text and not column[position].strip():
+                column[position] = text
+                changed = True
+        now = {name: self.edit[name][position] for name in values.cells()}
+        if changed or not self.edit[COMPLETENESS][position]:
+            self.edit[COMPLETENESS][position] = _completeness(now)
+        if self._case(position) != before:
+            if valid_duration(self.edit[AVERAGE][position]) is not None:
+                self.measured.append(position)
+            for name in self._measurement:
+                self.edit[name][position] = ""
+        return changed
+
+
+def _completeness(cells: dict[str, str]) -> str:
+    return "complete" if is_complete(cells) else "partial"
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What a row tells of its call.
+
+    Attributes:
+        case: cells of RUNTIME_IN_SIGNATURE.
+        average: mean number of keys, where no lengths are there; "" where it is not known.
+    """
+
+    case: tuple[str, ...]
+    average: str
+
+    def may_be(self, values: Values) -> bool:
+        """Whether the row says nothing that a record contradicts."""
+        return (not self.average or self.average == _whole(values.average)) and all(
+            not cell or cell == text for cell, text in zip(self.case, values.case, strict=True)
+        )
+
+
+def _whole(average: str) -> str:
+    number = real(_plain(average)) or 0.0
+    return str(round(number)) if 0 < number < math.inf else ""
+
+
+def _plain(cell: str) -> str:
+    """`[40, 998]`, and `16.0` of a table that went through pandas, as a record's cells are."""
+    words = _WORD_MARKS.sub("", cell).strip(",").split(",")
+    return ",".join(word.removesuffix(".0") for word in words)

@@ -36,14 +36,22 @@ from opatlas.capture.attention import (
     shape_cells,
     source_names,
 )
-from opatlas.capture.capture_launches import Account
-from opatlas.capture.cases import Aggregate, CasesOfType
-from opatlas.capture.files import (
+from opatlas.capture.captures import (
     Given,
     already_ingested,
     expect_unchanged,
     given_files,
 )
+from opatlas.capture.cases import (
+    Aggregate,
+    CasesOfType,
+    Ingest,
+    Key,
+    ingests_of,
+    keys_of,
+    pool,
+)
+from opatlas.capture.launches import Account
 from opatlas.capture.manifest import (
     CaptureFile,
     CaptureVersions,
@@ -54,13 +62,6 @@ from opatlas.capture.manifest import (
     new_manifest,
     samples_path,
     write_samples,
-)
-from opatlas.capture.pool import (
-    Ingest,
-    Key,
-    ingests_of,
-    keys_of,
-    pool,
 )
 from opatlas.errors import OpAtlasError
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE

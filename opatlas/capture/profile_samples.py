@@ -18,10 +18,9 @@ import pandas as pd
 
 from opatlas.capture.attention import runtime_cells
 from opatlas.capture.capture_file import read_capture_header
-from opatlas.capture.capture_launches import Account
+from opatlas.capture.captures import given_files, op_summaries, unparsed_profiles
 from opatlas.capture.cases import Aggregate, CasesOfType, ProfiledCase
-from opatlas.capture.files import given_files
-from opatlas.capture.profiles import op_summaries, unparsed_profiles
+from opatlas.capture.launches import Account
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.model.record import Measurement, RanAs
 from opatlas.model.schema import BASE, EP_SIZE, EXPERT_PARALLEL

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from opatlas.capture.pool import PooledCases, ingests_of, pool
+from opatlas.capture.cases import PooledCases, ingests_of, pool
 from opatlas.combine.provenance import Origin, folder_origin, origins_of
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.model.communication import is_communication

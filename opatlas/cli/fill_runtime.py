@@ -11,9 +11,9 @@ import time
 from collections.abc import Container, Sequence
 from pathlib import Path
 
-from opatlas.capture.attention_lengths import fill, keys_of_rows
+from opatlas.capture.attention import fill, keys_of_rows
 from opatlas.capture.attention_records import JoinKey, Records
-from opatlas.capture.attention_summary import summary, without_partner, write_alone
+from opatlas.capture.summary import fill_summary, without_partner, write_alone
 from opatlas.errors import OpAtlasError, looking_at_usage
 from opatlas.files import expect_folder, size_mb
 from opatlas.options import at_least
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     for found in recovered:
         if found:
             show(str(found))
-    show(summary(database.path, len(files), records, outcome, alone, limit))
+    show(fill_summary(database.path, len(files), records, outcome, alone, limit))
     if report is not None:
         show(f"without a partner:\n  {report}")
     problems = [*records.problems, *problems]

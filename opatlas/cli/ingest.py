@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from opatlas.capture.files import find_captures, passed_over, unparsed
+from opatlas.capture.captures import find_captures, passed_over, unparsed
 from opatlas.capture.ingest import Asked, Ingested, ingest_captures
 from opatlas.capture.manifest import CaptureVersions
-from opatlas.capture.summary import summary
+from opatlas.capture.summary import ingest_summary
 from opatlas.engine.replayed_types import replays_of_bench
 from opatlas.errors import looking_at_usage
 from opatlas.files import expect_folder
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     database = Database(path)
     done = ingest_captures(database, captures, asked)
     # Only who knows of replays tells which rows have one.
-    if text := summary(database, done, not_read, replays_of_bench()):
+    if text := ingest_summary(database, done, not_read, replays_of_bench()):
         show(text)
     done.problems[:0] = not_parsed
     print_problems(done.problems)

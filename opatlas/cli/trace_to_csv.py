@@ -9,8 +9,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from opatlas.capture.trace_events import TraceCut, events
-from opatlas.capture.trace_table import Account, TableWriter
+from opatlas.capture.traces import Account, TableWriter, TraceCut, events
 from opatlas.errors import OpAtlasError, looking_at_usage
 from opatlas.files import open_stream, size_mb
 from opatlas.progress import Progress

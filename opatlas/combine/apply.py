@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from opatlas.capture.cases import ingests_of
 from opatlas.capture.ingest import remake_profiling
 from opatlas.capture.manifest import manifest_path
-from opatlas.capture.pool import ingests_of
 from opatlas.combine.table import (
     Conflict,
     Tally,

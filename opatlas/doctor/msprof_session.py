@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from time import monotonic
 
-from opatlas.capture.profiles import Launch, op_summaries, profile_folders, read_launches
+from opatlas.capture.captures import Launch, op_summaries, profile_folders, read_launches
 from opatlas.devices.device import DeviceSpec
 from opatlas.doctor.sample_rows import (
     ROWS,

@@ -7,7 +7,7 @@ from collections import Counter
 from statistics import fmean
 from time import monotonic
 
-from opatlas.capture.profiles import read_launches
+from opatlas.capture.captures import read_launches
 from opatlas.devices.device import DeviceSpec, open_device
 from opatlas.devices.discovery import devices_at_hand
 from opatlas.doctor import msprof_session

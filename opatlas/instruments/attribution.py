@@ -17,7 +17,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from opatlas.capture.profiles import Launch
+from opatlas.capture.captures import Launch
 from opatlas.model.communication import is_communication
 from opatlas.model.record import RanAs
 from opatlas.model.same_case import Comparison, compare

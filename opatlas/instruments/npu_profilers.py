@@ -10,7 +10,7 @@ from time import sleep
 
 import torch
 
-from opatlas.capture.profiles import read_launches
+from opatlas.capture.captures import read_launches
 from opatlas.errors import TableError
 from opatlas.files import TemporaryFolder
 from opatlas.instruments.attribution import (

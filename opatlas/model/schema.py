@@ -136,6 +136,9 @@ EXPERT_PARALLEL = frozenset(
     }
 )
 
+#: Kernels whose duration depends on lengths of sequences, which are in the Runtime columns.
+ATTENTION_TYPES = frozenset({"FusedInferAttentionScore"})
+
 RUNTIME_PREFIX = "Runtime "
 RUNTIME = tuple(
     RUNTIME_PREFIX + name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -11,23 +11,18 @@ from typing import Any
 
 from opatlas.errors import OpAtlasError
 from opatlas.model.schema import is_file_name
+from opatlas.model.signature import normalized_kernel_type
 from opatlas.model.slots import known_dtype
+from opatlas.store.database import Database
+from opatlas.store.op_mapping import read_mapping
 from opatlas.text import closest
-from opatlas.theory import attention, experts, split_qkv
-from opatlas.theory.expression import Expression, ExpressionError, parse
-from opatlas.theory.patterns import (
-    Axis,
-    Form,
-    Lengths,
-    Pattern,
-    Template,
-)
+from opatlas.theory.patterns import Axis, Expression, ExpressionError, Form, Lengths, Pattern, Template, parse
 from opatlas.theory.sources import SOURCES
 from opatlas.yaml_file import NotYaml, parse_yaml
 
 PATH = Path(import_module("opatlas.shapes").__path__[0], "catalog.yaml")
-#: Patterns whose rows need more than arithmetic, in Python.
-_IN_PYTHON: Mapping[str, Mapping[str, Any]] = {**attention.PATTERNS, **experts.PATTERNS, **split_qkv.PATTERNS}
+#: The patterns of shapes/patterns.py, whose slots belong together in ways that are easier to write in Python.
+_IN_PYTHON: Mapping[str, Mapping[str, Any]] = import_module("opatlas.shapes.patterns").PATTERNS
 
 _PATTERN_KEYS = ("axes", "let", "where", "inputs", "outputs", "forms", "cells")
 _KERNEL_KEYS = ("pattern", "core", "forms")
@@ -314,3 +309,43 @@ def _patterns_of(spec: Any) -> list[Any]:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) < 60 else text[:57] + "..."
+
+
+#: Profilers also name a kernel after the function that launches it.
+_TWIN = "aicore"
+#: The pattern of a kernel type of which a mapping says no more than that it works element by element.
+_ELEMENTWISE = "Add"
+
+
+def kernels_of(database: Database, catalog: Catalog) -> dict[str, Kernel]:
+    """The catalog's, twins that the database has rows of, and alternates that its mapping names.
+
+    Raises:
+        OpAtlasError: a mapping that cannot be read.
+    """
+    found = dict(catalog.kernels)
+    for name in database.kernel_types():
+        base = name[: -len(_TWIN)]
+        if name.lower().endswith(_TWIN) and base in catalog.kernels:
+            found.setdefault(name, Kernel(name, catalog.kernels[base].patterns))
+    for name, base in _mapped(database.path):
+        if name not in found and base in catalog.kernels:
+            found[name] = Kernel(name, catalog.kernels[base].patterns)
+    return found
+
+
+def _mapped(folder: Path) -> Iterator[tuple[str, str]]:
+    """Kernel types that a mapping of operators names, each with the one whose patterns it has.
+
+    Entries without a kernel of their own (composites, what costs nothing) and collectives are left out, and so are
+    AiCore twins, of which few versions of CANN have any.
+    """
+    mapping = read_mapping(folder)
+    for operator in mapping.operators if mapping is not None else ():
+        if not operator.kernel_type or operator.is_communication or operator.is_free or operator.is_composite:
+            continue
+        for name in operator.alternates:
+            if not name.lower().endswith(_TWIN):
+                yield normalized_kernel_type(name), operator.kernel_type
+        if operator.fields.get("query_mode") == "elementwise":
+            yield operator.kernel_type, _ELEMENTWISE

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from typing import Literal
 
 #: Rows of the LM head are a multiple of this before they are cut (vLLM's VocabParallelEmbedding).
@@ -151,3 +153,17 @@ class ModelFacts:
 
 def lm_head(vocab: int, hidden: int) -> Weight:
     return Weight("lm_head", (-(-vocab // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE,), hidden, "outputs")
+
+
+@cache
+def built_in_models() -> tuple[ModelFacts, ...]:
+    """Returns the models of shapes/models.py, which theory rows take their shapes from by default."""
+    models: tuple[ModelFacts, ...] = import_module("opatlas.shapes.models").BUILT_IN
+    return models
+
+
+@cache
+def models_by_name() -> Mapping[str, ModelFacts]:
+    """Returns all models of shapes/models.py by their full and their short names, in lower case."""
+    models: Mapping[str, ModelFacts] = import_module("opatlas.shapes.models").BY_NAME
+    return models

@@ -1,12 +1,183 @@
-"""A pattern: how the slots of a kernel's call follow from a few sizes."""
+"""Arithmetic of the catalog: `min(k, 512)`, `align(n, 16) // 2`, `m * n >= 262144`.
+
+Expressions are read from a file that users edit, so they are parsed and walked, never `eval`uated.
+They know whole numbers, names, + - * // %, comparisons joined by `and`, and three functions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from opatlas.model.slots import dtype_name, format_name, known_dtype
-from opatlas.theory.expression import Expression
+
+#: A number, or as many at once as there are rows.
+Ints = Any
+_Value = Callable[[Mapping[str, Ints]], Ints]
+
+#: Longer ones are no sizes of a tensor, and deep ones would exhaust the stack.
+_LONGEST = 200
+#: No dimension comes near this, and products of a few stay within 64 bits.
+_LARGEST = 1 << 40
+
+
+def _quotient(value: Ints, divisor: Ints) -> Ints:
+    """0 where a size is divided by 0, which is no legal size of anything."""
+    if isinstance(value, int) and isinstance(divisor, int):
+        return value // divisor if divisor else 0
+    with np.errstate(divide="ignore"):
+        return np.floor_divide(value, divisor)
+
+
+def _remainder(value: Ints, divisor: Ints) -> Ints:
+    """0 where a size is divided by 0."""
+    if isinstance(value, int) and isinstance(divisor, int):
+        return value % divisor if divisor else 0
+    with np.errstate(divide="ignore"):
+        return np.remainder(value, divisor)
+
+
+_OPERATORS: dict[type[ast.AST], Callable[[Ints, Ints], Ints]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: _quotient,
+    ast.Mod: _remainder,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+def _align(value: Ints, multiple: Ints) -> Ints:
+    return -_quotient(-value, multiple) * multiple
+
+
+def _least(a: Ints, b: Ints) -> Ints:
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else np.minimum(a, b)
+
+
+def _most(a: Ints, b: Ints) -> Ints:
+    return max(a, b) if isinstance(a, int) and isinstance(b, int) else np.maximum(a, b)
+
+
+_FUNCTIONS: dict[str, Callable[[Ints, Ints], Ints]] = {"min": _least, "max": _most, "align": _align}
+
+
+class ExpressionError(ValueError):
+    """An expression that is not arithmetic. The message is a clause: "... is not arithmetic"."""
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A parsed expression.
+
+    Attributes:
+        text: as it was written.
+        names: the variables that it needs.
+        value: its value for these variables: of numbers a number, of arrays an array. A comparison's is
+            a truth value, or an array of them.
+    """
+
+    text: str
+    names: frozenset[str]
+    value: _Value
+
+    @property
+    def variable(self) -> str:
+        """The name that is all of the expression; "" where there is more to it."""
+        return self.text if self.text in self.names else ""
+
+
+def parse(text: str | int) -> Expression:
+    """Reads an expression.
+
+    Raises:
+        ExpressionError: it is longer or deeper than sizes are, or has anything but arithmetic.
+    """
+    text = str(text).strip()
+    names: set[str] = set()
+    value = _walk(tree_of(text, _LONGEST), names)
+    return Expression(text, frozenset(names), value)
+
+
+def tree_of(text: str, longest: int) -> ast.expr:
+    """Reads an expression of Python, and evaluates nothing.
+
+    Raises:
+        ExpressionError: it is longer than `longest` characters, or no expression.
+    """
+    if len(text) > longest:
+        raise ExpressionError(f"it is longer than {longest} characters")
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        place = f", column {error.offset}" if isinstance(error, SyntaxError) and error.offset else ""
+        raise ExpressionError(f"it is not an expression ({getattr(error, 'msg', error)}{place})") from None
+
+
+def _walk(node: ast.expr, names: set[str]) -> _Value:
+    if isinstance(node, ast.Constant) and type(node.value) is int and node.value < _LARGEST:
+        number = node.value
+        return lambda env: number
+    if isinstance(node, ast.Name):
+        name = node.id
+        names.add(name)
+        return lambda env: env[name]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        inner = _walk(node.operand, names)
+        return lambda env: -inner(env)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        divisor_names: set[str] = set()
+        left, right = _walk(node.left, names), _walk(node.right, divisor_names)
+        names |= divisor_names
+        if isinstance(node.op, (ast.FloorDiv, ast.Mod)) and not divisor_names and not right({}):
+            raise ExpressionError(f"{ast.unparse(node)!r} divides by nothing")
+        return _binary(_OPERATORS[type(node.op)], left, right)
+    if isinstance(node, ast.Compare) and all(type(op) in _OPERATORS for op in node.ops):
+        operands = [_walk(operand, names) for operand in (node.left, *node.comparators)]
+        pairs = [
+            _binary(_OPERATORS[type(op)], left, right)
+            for op, left, right in zip(node.ops, operands, operands[1:], strict=False)
+        ]
+        return _all(pairs)
+    if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
+        return _all([_walk(value, names) for value in node.values])
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in _FUNCTIONS
+        and len(node.args) == 2
+        and not node.keywords
+    ):
+        return _binary(_FUNCTIONS[node.func.id], _walk(node.args[0], names), _walk(node.args[1], names))
+    raise ExpressionError(
+        f"{ast.unparse(node)!r} is not arithmetic: use whole numbers, variables, + - * // %, comparisons, and, "
+        f"min(a, b), max(a, b), align(a, multiple)"
+    )
+
+
+def _binary(function: Callable[[Ints, Ints], Ints], left: _Value, right: _Value) -> _Value:
+    return lambda env: function(left(env), right(env))
+
+
+def _all(values: list[_Value]) -> _Value:
+    def value(env: Mapping[str, Ints]) -> Ints:
+        result = values[0](env)
+        for other in values[1:]:
+            result = result & other(env)
+        return result
+
+    return value
+
 
 NZ = "FRACTAL_NZ"
 #: A block of FRACTAL_NZ has so many rows, and so many bytes in each.

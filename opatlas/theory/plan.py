@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
 
-from opatlas.model.schema import EP_SIZE, INPUT_DTYPES, INPUT_SHAPES
+from opatlas.model.schema import AVERAGE, BASE, EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, with_columns
 from opatlas.model.signature import signatures
 from opatlas.model.slots import split_cell
-from opatlas.store.database import Table
+from opatlas.store.database import Database, Table
 from opatlas.theory.catalog import Kernel
-from opatlas.theory.forms import KnownRows, in_order
+from opatlas.theory.known_rows import KnownRows, in_order
 from opatlas.theory.refused_shapes import MoeShape, load_constraints
-from opatlas.theory.results import KernelResult
-from opatlas.theory.rows import Batch
+from opatlas.theory.report import KernelResult
+from opatlas.theory.rows import Batch, TheoryRow
 from opatlas.theory.sources import Targets
 from opatlas.theory.space import Space, row_bytes
-from opatlas.theory.strategies import draw_rows, samples_of
 
 #: Which rows of a frame a device's kernel takes.
 Accepts = Callable[[pd.DataFrame], np.ndarray]
@@ -53,21 +53,32 @@ def _shape(shapes: str) -> MoeShape:
     return MoeShape(m=m, h=h, n=n, experts=experts, top_k=top_k)
 
 
+class DrawRows(Protocol):
+    """Draws random rows of some spaces; `opatlas.shapes.strategies.sample_rows` does so with hypothesis."""
+
+    def __call__(
+        self, spaces: Sequence[Space], count: int, *, seed: int, apart_from: Container[str]
+    ) -> dict[str, TheoryRow]:
+        """Returns up to `count` distinct rows by signature, none of which is in `apart_from`."""
+
+
 @dataclass(frozen=True)
 class Request:
-    """What a run asks for.
+    """The theory rows that a run asks for.
 
     Attributes:
-        targets: whose shapes.
-        rows: the most theory rows of a kernel type; 0: the whole grid.
-        seed: the same gives the same sample, for a given version of hypothesis.
-        budget_bytes: of the tensors of a row and the flush buffer.
+        targets: the models that the shapes come from.
+        rows: the largest number of theory rows of a kernel type; 0: all points of the grid.
+        seed: the same seed draws the same rows, for a given version of hypothesis.
+        budget_bytes: memory for the tensors of a row and the buffer that flushes the cache.
+        draw: draws the rows of a sample.
     """
 
     targets: Targets
     rows: int
     seed: int
     budget_bytes: int
+    draw: DrawRows
 
 
 @dataclass(frozen=True)
@@ -185,7 +196,7 @@ def _sample(spaces: Sequence[Space], captured: set[str], request: Request) -> It
     missing = request.rows - len(chosen)
     if missing <= 0 or not queues:
         return
-    drawn = draw_rows(samples_of(spaces), missing, seed=request.seed, apart_from=captured | chosen.keys())
+    drawn = request.draw(spaces, missing, seed=request.seed, apart_from=captured | chosen.keys())
     if drawn:
         frame = pd.DataFrame([row.cells() for row in drawn.values()], dtype=object)
         yield _Part(frame, np.array([row_bytes(row) for row in drawn.values()], dtype=np.int64), list(drawn))
@@ -200,3 +211,59 @@ def _required(space: Space) -> Iterator[tuple[str, _Part, int]]:
     entries = [(part.signatures[i], part, i) for part in parts for i in range(len(part.signatures))]
     by_position = {int(positions[place]): entry for place, entry in zip(order, entries, strict=True)}
     return (by_position[int(position)] for position in positions)
+
+
+def table_of(database: Database, kernel_type: str) -> Table:
+    """The rows of a kernel type; none where there is no file. Raises OpAtlasError."""
+    path = database.csv_path(kernel_type)
+    if path.exists():
+        return database.read(kernel_type)
+    return Table(kernel_type, path, pd.DataFrame({column: pd.Series(dtype=str) for column in (*BASE, AVERAGE)}))
+
+
+def add_theory_rows(
+    database: Database, kernel: Kernel, request: Request, *, forms_of_database: bool = True
+) -> KernelPlan:
+    """Appends what a run asks for and the database does not have; gives what was appended.
+
+    The file is replaced in one step. Rows that somebody else adds while these are chosen are not added twice.
+
+    Args:
+        forms_of_database: rows take the dtypes and formats of those that are there.
+
+    Raises:
+        OpAtlasError: a file that cannot be read or written; it is as it was.
+    """
+    path = database.csv_path(kernel.kernel_type)
+    # Before it is read: whatever changes later must be seen.
+    stamp = _stamp(path)
+    table = table_of(database, kernel.kernel_type)
+    plan = plan_kernel(kernel, table, request, forms_of_database=forms_of_database)
+    if not plan.signatures:
+        return plan
+    with database.lock():
+        if _stamp(path) != stamp:
+            table = table_of(database, kernel.kernel_type)
+            known = set(signatures(kernel.kernel_type, table.frame))
+            plan = plan.without(known)
+        if plan.signatures:
+            database.write(Table(kernel.kernel_type, table.path, _joined(table.frame, plan.frame)))
+    return plan
+
+
+def _joined(frame: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+    """Both, no column moved, and new ones where their group is."""
+    columns = with_columns([str(name) for name in frame.columns], [str(name) for name in new.columns])
+    if frame.empty:
+        frame = new.iloc[:0]
+    parts = [part.reindex(columns=columns, fill_value="") for part in (frame, new)]
+    joined: pd.DataFrame = pd.concat(parts, ignore_index=True)
+    return joined
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """What tells one state of a file from another; None where there is no file."""
+    if not path.exists():
+        return None
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns

@@ -2,17 +2,18 @@
 
 Each case runs in a group of ranks, as a row does: one that crashes or hangs costs its group, and is an
 answer. From a case that is taken, sizes (m, h, n, experts and top_k of a rank) are varied one at a time, then
-together. Theory rows keep to what is found (opatlas/theory/refused_shapes.py). Ctrl-C keeps what was tried.
+together. Theory rows keep to what is found (opatlas/store/refused_shapes.py). Ctrl-C keeps what was tried.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, astuple, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 
 from opatlas.devices.discovery import database_name, devices_at_hand
@@ -33,7 +34,6 @@ from opatlas.progress import Progress
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest
 from opatlas.text import show, whole
-from opatlas.theory.refused_search import Axis, Search
 from opatlas.theory.refused_shapes import AXES, Kernel, MoeShape, Trial, load_constraints, save_constraints
 
 _KERNEL_TYPE = "DispatchFFNCombine"
@@ -188,14 +188,14 @@ class Probe:
         manifest.write(Database(path))
         return save_constraints(path, self._kernel, self.trials)
 
-    def _axes(self, start: MoeShape, most: MoeShape) -> dict[str, Axis]:
+    def _axes(self, start: MoeShape, most: MoeShape) -> dict[str, SearchRange]:
         rows, columns = _BLOCKS[self._kernel.weights] if self._format == "FRACTAL_NZ" else (1, 1)
         # Both weights are whole blocks: (H, N), and (N / 2, H).
         units = {"h": max(rows, columns), "n": max(2 * rows, columns)}
         for name, unit in units.items():
             if getattr(start, name) % unit:
                 raise OpAtlasError(f"--start: {name} must be a multiple of {unit} in {self._format}")
-        return {axis: Axis(units.get(axis, 1), getattr(most, axis), units.get(axis, 1)) for axis in AXES}
+        return {axis: SearchRange(units.get(axis, 1), getattr(most, axis), units.get(axis, 1)) for axis in AXES}
 
     def _try(self, shape: MoeShape) -> bool:
         module, function = self._replay
@@ -238,3 +238,107 @@ def _shape(text: str) -> MoeShape:
     if not len(sizes) == len(AXES) == text.count(",") + 1:
         raise argparse.ArgumentTypeError(f"{text!r}: give {','.join(AXES)}, five whole numbers above 0")
     return MoeShape(*sizes)
+
+
+#: Whether a kernel takes a case. Asked at most once for each.
+Try = Callable[[MoeShape], bool]
+
+
+@dataclass(frozen=True)
+class SearchRange:
+    """What may be tried of one size.
+
+    Attributes:
+        least, most: no smaller and no larger one is tried.
+        unit: sizes are multiples of it (the halves of a gated weight are equally wide).
+    """
+
+    least: int
+    most: int
+    unit: int = 1
+
+
+class OutOfTime(Exception):
+    """The time for trying is up; what was tried counts."""
+
+
+class Search:
+    """Tries cases, remembers the answers, and stops when it is told to."""
+
+    def __init__(self, taken: Try, axes: Mapping[str, SearchRange], enough: Callable[[], bool]) -> None:
+        """
+        Args:
+            axes: by name.
+            enough: whether no further case is to be tried.
+        """
+        self._taken = taken
+        self._axes = axes
+        self._enough = enough
+        self._known: dict[MoeShape, bool] = {}
+
+    def run(self, base: MoeShape, together: int) -> None:
+        """Tries as much as there is time for.
+
+        Args:
+            base: the case from which sizes are varied.
+            together: how many cases are tried besides in which all sizes differ.
+        """
+        try:
+            if not self._try(base):
+                return
+            ranges = {axis: self._along(base, axis) for axis in AXES}
+            for shape in self._corners(ranges, together):
+                self._try(shape)
+        except OutOfTime:
+            return
+
+    def _along(self, base: MoeShape, name: str) -> range:
+        """The sizes that are taken, as far as was tried: the smallest, the largest, and so many in between."""
+        axis, middle = self._axes[name], getattr(base, name)
+
+        def taken(size: int) -> bool:
+            return self._try(replace(base, **{name: size}))
+
+        step = axis.unit
+        while middle + step <= axis.most and not taken(middle + step):
+            step *= 2
+            if step > middle:
+                # None near is taken: perhaps some that are smaller.
+                step = middle
+                break
+        high = self._last(middle, step, axis.most, taken)
+        low = self._last(middle, -step, axis.least, taken)
+        return range(low, high + 1, step)
+
+    def _last(self, start: int, step: int, end: int, taken: Callable[[int], bool]) -> int:
+        """The last size taken on the way from `start` to `end`: in growing strides, then by halving."""
+        most = abs(end - start) // abs(step)
+        good, stride, bad = 0, 1, most + 1
+        while good < most:
+            reach = min(good + stride, most)
+            if not taken(start + reach * step):
+                bad = reach
+                break
+            good, stride = reach, stride * 2
+        while bad <= most and bad - good > 1:
+            half = (good + bad) // 2
+            if taken(start + half * step):
+                good = half
+            else:
+                bad = half
+        return start + good * step
+
+    def _corners(self, ranges: Mapping[str, range], count: int) -> Iterator[MoeShape]:
+        """All sizes at their largest, all at their smallest, then cases in between."""
+        yield MoeShape(**{name: sizes[-1] for name, sizes in ranges.items()})
+        yield MoeShape(**{name: sizes[0] for name, sizes in ranges.items()})
+        drawn = random.Random(0)
+        for _ in range(count):
+            yield MoeShape(**{name: drawn.choice(sizes) for name, sizes in ranges.items()})
+
+    def _try(self, shape: MoeShape) -> bool:
+        if shape not in self._known:
+            if self._enough():
+                raise OutOfTime
+            self._known[shape] = self._taken(shape)
+        return self._known[shape]

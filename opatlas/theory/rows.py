@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 from opatlas.model.schema import BASE
 from opatlas.model.signature import signature
 from opatlas.model.slots import Slot
-from opatlas.theory.expression import Ints
-from opatlas.theory.patterns import Form
+from opatlas.theory.patterns import Form, Ints
 
 #: Dtypes that profilers write with a prefix; `FLOAT` and the integers have none.
 _PREFIXED = frozenset({"BF16"})

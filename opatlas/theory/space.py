@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from opatlas.errors import OpAtlasError
 from opatlas.model.slots import Slot, known_dtype
-from opatlas.theory.expression import Expression, Ints
 from opatlas.theory.patterns import (
     NZ,
     Axis,
+    Expression,
     Form,
+    Ints,
     Lengths,
     Pattern,
     Template,

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from opatlas.capture.profiles import Launch
+from opatlas.capture.captures import Launch
 from opatlas.instruments.attribution import (
     BEGIN_MARK,
     BY_ORDER,

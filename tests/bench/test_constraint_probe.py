@@ -15,8 +15,7 @@ from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.model.schema import Status
-from opatlas.theory.refused_probe import Probe
-from opatlas.theory.refused_search import Axis, Search
+from opatlas.theory.refused_probe import Probe, Search, SearchRange
 from opatlas.theory.refused_shapes import (
     AXES,
     Constraints,
@@ -41,7 +40,7 @@ def searched(takes, most: MoeShape, start: MoeShape = START, tries: int = 10_000
         trials.append(Trial(KERNEL, shape, not trials, status, "", "run"))
         return trials[-1].accepted
 
-    axes = {axis: Axis(UNITS.get(axis, 1), getattr(most, axis), UNITS.get(axis, 1)) for axis in AXES}
+    axes = {axis: SearchRange(UNITS.get(axis, 1), getattr(most, axis), UNITS.get(axis, 1)) for axis in AXES}
     Search(taken, axes, lambda: len(trials) >= tries).run(start, together)
     return trials
 

@@ -10,7 +10,7 @@ from typing import Any
 import captures
 import pytest
 
-from opatlas.capture.profiles import Launch
+from opatlas.capture.captures import Launch
 from opatlas.engine.job import Job, Outcome, stand_in
 from opatlas.instruments.attribution import Launched, ProfiledRow, ProfiledSamples
 from opatlas.isolation.msprof import pending as launched

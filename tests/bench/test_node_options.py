@@ -8,13 +8,13 @@ import pytest
 
 from opatlas.isolation.groups.options import NodeOptions
 from opatlas.isolation.groups.spec import GroupSpec
-from opatlas.theory import refused_probe as probe_dispatch_ffn_combine
+from opatlas.theory.refused_probe import add_arguments
 
 
 @pytest.mark.parametrize("arguments", [["--ep-size", "0"], ["--time-budget", "nan"], ["--case-timeout", "-1"]])
 def test_the_probe_refuses_numbers_that_mean_nothing(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     parser = ArgumentParser()
-    probe_dispatch_ffn_combine.add_arguments(parser)
+    add_arguments(parser)
     with pytest.raises(SystemExit):
         parser.parse_args(arguments)
     assert f"argument {arguments[0]}: '{arguments[1]}': give a " in capsys.readouterr().err

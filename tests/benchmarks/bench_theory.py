@@ -33,15 +33,14 @@ _RUN = """
 import json, resource, sys, time
 from pathlib import Path
 from opatlas.store.database import Database
-from opatlas.theory.append import add_theory_rows, table_of
-from opatlas.theory.kernels import kernels_of
-from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.plan import Request, plan_kernel
-from opatlas.theory.targets import targets_of
+from opatlas.shapes.strategies import sample_rows
+from opatlas.theory.catalog import built_in_catalog, kernels_of
+from opatlas.theory.plan import Request, add_theory_rows, plan_kernel, table_of
+from opatlas.theory.sources import targets_of
 database, rows, names, tp_sizes, write = Database(sys.argv[1]), int(sys.argv[2]), *map(json.loads, sys.argv[3:6])
 kernels = kernels_of(database, built_in_catalog())
 start = time.perf_counter()
-request = Request(targets_of(names, tp_sizes), rows, 0, 32 * 10**9)
+request = Request(targets_of(names, tp_sizes), rows, 0, 32 * 10**9, sample_rows)
 count = 0
 for kernel in kernels.values():
     if write:

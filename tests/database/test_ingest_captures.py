@@ -18,9 +18,9 @@ from captures import (
 )
 
 from opatlas.capture import capture_file as capture_module
-from opatlas.capture.capture_launches import LeftOut
+from opatlas.capture.captures import find_captures, given_files
 from opatlas.capture.cases import Aggregate
-from opatlas.capture.files import find_captures, given_files
+from opatlas.capture.launches import LeftOut
 from opatlas.errors import OpAtlasError, TableError
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from captures import launch, write_capture
 
+from opatlas.capture.cases import ingests_of
 from opatlas.capture.ingest import Asked, ingest_captures, remake_profiling
 from opatlas.capture.manifest import Kept, read_manifest, read_samples
-from opatlas.capture.pool import ingests_of
 from opatlas.errors import OpAtlasError
 from opatlas.store import csv_files as store
 from opatlas.store.database import Database

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from captures import table
 
-from opatlas.capture.capture_launches import LeftOut
+from opatlas.capture.captures import find_captures
 from opatlas.capture.cases import Aggregate
-from opatlas.capture.files import find_captures
+from opatlas.capture.launches import LeftOut
 from opatlas.cli.main import main
 from opatlas.model.quality import find_modes
 from opatlas.model.slots import parse_slots

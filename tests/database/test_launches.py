@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.capture.profiles import op_summaries, profile_folders, read_launches
+from opatlas.capture.captures import op_summaries, profile_folders, read_launches
 from opatlas.errors import TableError
 
 HEADER = (

@@ -17,8 +17,7 @@ from opatlas.model.communication import BY_KERNEL_TYPE
 from opatlas.model.location import NPU_DEVICES
 from opatlas.store.database import Database
 from opatlas.store.op_mapping import MAPPING, provide_mapping, read_mapping
-from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.kernels import kernels_of
+from opatlas.theory.catalog import built_in_catalog, kernels_of
 
 A2, A3 = NPU_DEVICES[0], NPU_DEVICES[-1]
 REFERENCE = "../../hccl/v8.5/"

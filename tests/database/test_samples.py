@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from captures import COLLECTIVE, cells, launch, launched, summary_text, write_capture, write_summary
 
-from opatlas.capture.capture_launches import LeftOut
+from opatlas.capture.launches import LeftOut
 from opatlas.capture.profile_samples import (
     KnownRows,
     RowSamples,

@@ -12,7 +12,7 @@ from captures import table
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opatlas.capture.trace_table import _MOST_COLUMNS, COLUMNS, TableWriter
+from opatlas.capture.traces import _MOST_COLUMNS, COLUMNS, TableWriter
 from opatlas.cli.main import main
 
 

@@ -11,10 +11,8 @@ import numpy as np
 from opatlas.store.database import Database
 from opatlas.store.op_mapping import MAPPING
 from opatlas.theory.architectures import model_of_config_file
-from opatlas.theory.catalog import Catalog, built_in_catalog, read_catalog
-from opatlas.theory.expression import Expression
-from opatlas.theory.kernels import kernels_of
-from opatlas.theory.patterns import Lengths, Pattern
+from opatlas.theory.catalog import Catalog, built_in_catalog, kernels_of, read_catalog
+from opatlas.theory.patterns import Expression, Lengths, Pattern
 
 from .target import Target, expect, refusing
 

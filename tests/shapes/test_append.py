@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from opatlas.shapes.models import (
+    DEEPSEEK_V3,
+    LLAMA_3_70B,
+    QWEN3_0_6B,
+    QWEN3_32B,
+)
 from tests_of_shapes import request
 
-import opatlas.theory.append
+import opatlas.theory.plan
 from opatlas.errors import TableError
 from opatlas.model.schema import (
     ACCELERATOR_CORE,
@@ -26,15 +32,8 @@ from opatlas.model.schema import (
 )
 from opatlas.model.signature import signatures
 from opatlas.store.database import Database, Table
-from opatlas.theory.append import add_theory_rows
-from opatlas.theory.built_in import (
-    DEEPSEEK_V3,
-    LLAMA_3_70B,
-    QWEN3_0_6B,
-    QWEN3_32B,
-)
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.plan import KernelPlan
+from opatlas.theory.plan import KernelPlan, add_theory_rows
 
 KERNELS = built_in_catalog().kernels
 HEADER = ("OP State", "Accelerator Core", *BASE[2:], AVERAGE, PROFILING_AVERAGE, "Note")
@@ -164,7 +163,7 @@ def test_rows_that_somebody_else_adds_meanwhile_are_not_added_twice(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = request(QWEN3_0_6B, rows=40)
-    plan_kernel = opatlas.theory.append.plan_kernel
+    plan_kernel = opatlas.theory.plan.plan_kernel
 
     def slowly(*arguments: object, **named: object) -> KernelPlan:
         plan = plan_kernel(*arguments, **named)  # type: ignore[arg-type]
@@ -172,7 +171,7 @@ def test_rows_that_somebody_else_adds_meanwhile_are_not_added_twice(
         database.write(table)
         return plan
 
-    monkeypatch.setattr(opatlas.theory.append, "plan_kernel", slowly)
+    monkeypatch.setattr(opatlas.theory.plan, "plan_kernel", slowly)
     plan = add_theory_rows(database, KERNELS["SwiGlu"], wanted)
     assert (len(plan.signatures), plan.result.there) == (25, 15)
     frame = database.read("SwiGlu").frame

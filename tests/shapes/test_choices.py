@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opatlas.shapes.strategies import whole_number
 from tests_of_shapes import drawn
-
-from opatlas.theory.strategies import whole_number
 
 
 @given(st.integers(-1000, 1000), st.integers(0, 10**7), st.data())

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from opatlas.shapes.models import DEEPSEEK_V3, QWEN3_0_6B
 from tests_of_shapes import request
 
 from opatlas.errors import OpAtlasError
 from opatlas.store.database import Database
-from opatlas.theory.append import add_theory_rows, table_of
-from opatlas.theory.built_in import DEEPSEEK_V3, QWEN3_0_6B
-from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.coverage import coverage_of
-from opatlas.theory.kernels import kernels_of
+from opatlas.theory.catalog import built_in_catalog, kernels_of
+from opatlas.theory.known_rows import coverage_of
+from opatlas.theory.plan import add_theory_rows, table_of
 from opatlas.theory.sources import Targets
 
 HEADER = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats\n"

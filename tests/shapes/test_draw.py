@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
+from opatlas.shapes.models import QWEN3_0_6B
+from opatlas.shapes.strategies import draw_rows, samples_of
 
-from opatlas.theory.built_in import QWEN3_0_6B
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.rows import TheoryRow, tensor
 from opatlas.theory.sources import Targets
 from opatlas.theory.space import GB, Space
-from opatlas.theory.strategies import draw_rows, samples_of
 
 REPOSITORY = Path(__file__).parents[2]
 PATTERN = built_in_catalog().kernel("Add").patterns[0]
@@ -40,14 +40,15 @@ def test_another_seed_gives_other_rows() -> None:
 def test_another_process_gives_the_same_rows() -> None:
     """Whatever modules it has loaded: hypothesis mixes constants of loaded modules into some draws."""
     script = (
-        "from opatlas.theory.plan import *; from opatlas.theory.append import table_of; from opatlas.theory.targets import targets_of; "  # noqa: E501
+        "from opatlas.theory.plan import Request, plan_kernel, table_of; "
+        "from opatlas.theory.sources import targets_of; from opatlas.shapes.strategies import sample_rows; "
         "from opatlas.theory.catalog import built_in_catalog; from opatlas.store.database import Database; import hashlib; "  # noqa: E501
         "kernels = [built_in_catalog().kernel(name) for name in ('MatMulV2', 'FusedInferAttentionScore')]; "
-        "run = Request(targets_of([]), 700, 3, 32 * 10**9); "
+        "run = Request(targets_of([]), 700, 3, 32 * 10**9, sample_rows); "
         "plans = [plan_kernel(k, table_of(Database('none'), k.kernel_type), run).signatures for k in kernels]; "
         "print(hashlib.sha256(repr(plans).encode()).hexdigest())"
     )
-    more = "import opatlas.instruments.stop_rule, opatlas.store.journal, opatlas.cli.ingest; " + script
+    more = "import opatlas.engine.stop_rule, opatlas.store.journal, opatlas.cli.ingest; " + script
     digests = {
         subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
         for code in (script, more)
@@ -67,7 +68,7 @@ def test_a_small_space_is_drawn_empty() -> None:
 
 def test_hypothesis_leaves_nothing_behind(tmp_path: Path) -> None:
     script = (
-        "from opatlas.theory.starter import write_starter; from opatlas.store.database import Database; "
+        "from opatlas.shapes.starter import write_starter; from opatlas.store.database import Database; "
         "write_starter(Database('database'))"
     )
     done = subprocess.run(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opatlas.theory.expression import ExpressionError, parse
+from opatlas.theory.patterns import ExpressionError, parse
 
 
 @pytest.mark.parametrize(

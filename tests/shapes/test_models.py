@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import opatlas.theory.architectures
-from opatlas.errors import OpAtlasError
-from opatlas.theory.built_in import (
-    ALIASES,
+from opatlas.shapes.models import (
     BUILT_IN,
+    BY_NAME,
     DEEPSEEK_V3,
     GLM_5_1,
     GLM_5_2,
@@ -20,8 +17,11 @@ from opatlas.theory.built_in import (
     QWEN3_0_6B,
     QWEN3_32B,
 )
+
+import opatlas.theory.architectures
+from opatlas.errors import OpAtlasError
 from opatlas.theory.models import TP_SIZES, ModelFacts
-from opatlas.theory.targets import model_of, targets_of
+from opatlas.theory.sources import model_of, targets_of
 
 #: The numbers of each config.json that differ from what transformers takes without one.
 CONFIGS: dict[str, tuple[ModelFacts, dict[str, Any]]] = {
@@ -187,7 +187,7 @@ def test_any_architecture_of_transformers(architecture: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "model"), [*ALIASES.items(), *((model.name, model) for model in (*BUILT_IN, QWEN3_0_6B))]
+    ("name", "model"), [*BY_NAME.items(), *((model.name, model) for model in (*BUILT_IN, QWEN3_0_6B))]
 )
 def test_names_of_built_in_models(name: str, model: ModelFacts) -> None:
     assert model_of(name.upper()) is model

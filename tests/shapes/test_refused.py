@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from opatlas.shapes.models import DEEPSEEK_V3
 from tests_of_shapes import request
 
 from opatlas.model.schema import INPUT_SHAPES, Status
 from opatlas.store.database import Database
-from opatlas.theory.append import table_of
-from opatlas.theory.built_in import DEEPSEEK_V3
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.plan import KernelPlan, plan_kernel
+from opatlas.theory.plan import KernelPlan, plan_kernel, table_of
 from opatlas.theory.refused_shapes import Kernel, MoeShape, Trial, save_constraints
 
 KERNEL_TYPE = "DispatchFFNCombine"

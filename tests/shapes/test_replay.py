@@ -6,6 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opatlas.shapes.models import (
+    DEEPSEEK_V3,
+    GLM_5_1,
+    QWEN3_0_6B,
+    QWEN3_32B,
+)
+from opatlas.shapes.strategies import theory_rows
 from replaying import replay_functions, replay_of, runner
 
 from opatlas.engine.inputs.replay_row import ReplayRow
@@ -13,17 +20,10 @@ from opatlas.engine.job import Job
 from opatlas.engine.registry import arguments_of
 from opatlas.isolation.groups.group import Group
 from opatlas.model.schema import EP_SIZE, Status
-from opatlas.theory.built_in import (
-    DEEPSEEK_V3,
-    GLM_5_1,
-    QWEN3_0_6B,
-    QWEN3_32B,
-)
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.rows import TheoryRow
 from opatlas.theory.sources import Targets
 from opatlas.theory.space import FLUSH_BUFFER_BYTES
-from opatlas.theory.strategies import theory_rows
 
 #: Small heads, experts and widths; an embedding table of 66 MB is the least of its kernel.
 TARGETS = Targets((QWEN3_0_6B,), tp_sizes=(16,), generic=True)

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from tests_of_shapes import catalog_of
-
-from opatlas.model.schema import INPUT_FORMATS, INPUT_SHAPES, OUTPUT_SHAPES
-from opatlas.theory.built_in import (
+from opatlas.shapes.models import (
     DEEPSEEK_V3,
     GLM_5_1,
     QWEN3_0_6B,
     QWEN3_32B,
 )
+from tests_of_shapes import catalog_of
+
+from opatlas.model.schema import INPUT_FORMATS, INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.rows import TheoryRow
 from opatlas.theory.sources import Targets, shapes_of

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from opatlas.shapes.models import QWEN3_0_6B
+from opatlas.shapes.starter import write_starter
 
 from opatlas.errors import OpAtlasError
 from opatlas.model.schema import (
@@ -19,10 +21,8 @@ from opatlas.model.schema import (
 from opatlas.model.signature import signatures
 from opatlas.model.slots import Slot, known_dtype
 from opatlas.store.database import Database
-from opatlas.theory.built_in import QWEN3_0_6B
 from opatlas.theory.rows import TheoryRow, tensor
 from opatlas.theory.space import row_bytes
-from opatlas.theory.starter import write_starter
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -99,7 +99,7 @@ def test_an_unknown_dtype_is_an_error() -> None:
 
 def test_it_does_without_torch_and_transformers(tmp_path: Path) -> None:
     script = (
-        "import sys; from opatlas.theory.starter import write_starter; from opatlas.store.database import Database; "
+        "import sys; from opatlas.shapes.starter import write_starter; from opatlas.store.database import Database; "
         f"write_starter(Database({str(tmp_path)!r})); sys.exit(bool({{'torch', 'transformers'}} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, check=False).returncode == 0

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
+from opatlas.shapes.models import DEEPSEEK_V3, GLM_5_1, QWEN3_32B
+from opatlas.shapes.strategies import theory_rows
 
 from opatlas.errors import OpAtlasError
 from opatlas.model.schema import (
@@ -16,12 +18,10 @@ from opatlas.model.schema import (
 )
 from opatlas.model.signature import signature
 from opatlas.model.slots import Slot, parse_slots
-from opatlas.theory.built_in import DEEPSEEK_V3, GLM_5_1, QWEN3_32B
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.rows import TheoryRow
 from opatlas.theory.sources import Targets
 from opatlas.theory.space import FLUSH_BUFFER_BYTES, GB, row_bytes
-from opatlas.theory.strategies import theory_rows
 
 TARGETS = Targets((DEEPSEEK_V3, QWEN3_32B, GLM_5_1), tp_sizes=(1, 16), ep_sizes=(1, 32), generic=True)
 KERNEL_TYPES = tuple(built_in_catalog().kernels)

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
+from opatlas.shapes.strategies import sample_rows
 
 from opatlas.theory.catalog import Catalog, read_catalog
 from opatlas.theory.models import ModelFacts
@@ -40,7 +41,7 @@ def drawn(strategy: SearchStrategy[T], count: int) -> list[T]:
 
 def request(*models: ModelFacts, rows: int = 0, seed: int = 0, gb: float = 32) -> Request:
     """A run for some models, undivided."""
-    return Request(Targets(models, tp_sizes=(1,), ep_sizes=(1,)), rows, seed, int(gb * GB))
+    return Request(Targets(models, tp_sizes=(1,), ep_sizes=(1,)), rows, seed, int(gb * GB), sample_rows)
 
 
 def catalog_of(folder: Path, text: str) -> Catalog:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from opatlas.capture.profiles import Launch, op_summaries, profile_folders, read_launches
+from opatlas.capture.captures import Launch, op_summaries, profile_folders, read_launches
 from opatlas.engine.job import Job, Outcome, with_samples
 from opatlas.errors import OpAtlasError, TableError, described
 from opatlas.files import UnsafePath, own_file, read_own

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from opatlas.capture.pool import ingests_of
+from opatlas.capture.cases import ingests_of
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.gc_pause import without_cycle_collection

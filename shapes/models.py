@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from opatlas.theory.models import (
     Experts,
     Indexer,
@@ -165,8 +167,9 @@ QWEN3_0_6B = _dense(
 #: Whose shapes are taken where no model is asked for.
 BUILT_IN = (DEEPSEEK_V3, QWEN3_32B, LLAMA_3_70B, GLM_5_1, GLM_5_2)
 
-#: Short names, in lower case.
-ALIASES = {
+#: All models by their full and their short names, in lower case.
+BY_NAME: Mapping[str, ModelFacts] = {
+    **{model.name.lower(): model for model in (*BUILT_IN, QWEN3_0_6B)},
     "dsv3": DEEPSEEK_V3,
     "deepseek-v3": DEEPSEEK_V3,
     "qwen3-32b": QWEN3_32B,

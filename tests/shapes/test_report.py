@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from opatlas.plugins.theory_report import (
+from opatlas.store.manifest import Manifest
+from opatlas.theory.report import (
+    KernelResult,
+    ModelCoverage,
     Pace,
+    SizesOfAxis,
     coverage_page,
     pace_of,
     summary_lines,
 )
-
-from opatlas.store.manifest import Manifest
-from opatlas.theory.results import KernelResult, ModelCoverage, SizesOfAxis
 
 
 def manifest(run_id: str, seconds: float, **statuses: int) -> Manifest:

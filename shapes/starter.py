@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from opatlas.store.database import Database
-from opatlas.theory.append import add_theory_rows
-from opatlas.theory.built_in import QWEN3_0_6B
 from opatlas.theory.catalog import Kernel, built_in_catalog
-from opatlas.theory.expression import parse
 from opatlas.theory.models import ModelFacts
-from opatlas.theory.patterns import Form
-from opatlas.theory.plan import Request
+from opatlas.theory.patterns import Form, parse
+from opatlas.theory.plan import Request, add_theory_rows
 from opatlas.theory.sources import Targets
 from opatlas.theory.space import GB
+
+from .models import QWEN3_0_6B
+from .strategies import sample_rows
 
 #: The embedding table, which is the LM head too, is the largest tensor: 311 MB.
 _BUDGET_BYTES = GB
@@ -80,6 +80,6 @@ def write_starter(
     targets = Targets([model], tp_sizes=(1,), ep_sizes=(1,))
     added = 0
     for part in parts:
-        request = Request(targets, part.rows, seed, _BUDGET_BYTES)
+        request = Request(targets, part.rows, seed, _BUDGET_BYTES, sample_rows)
         added += len(add_theory_rows(database, part.kernel(), request, forms_of_database=False).signatures)
     return added

@@ -16,11 +16,12 @@ from hypothesis.strategies import SearchStrategy
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder
-from opatlas.theory.built_in import BUILT_IN
 from opatlas.theory.catalog import Catalog, built_in_catalog
 from opatlas.theory.rows import TheoryRow
 from opatlas.theory.sources import Targets
 from opatlas.theory.space import GB, Space
+
+from .models import BUILT_IN
 
 #: Written as a power, because a constant here would be one of those that hypothesis finds.
 _OFFSET = 3**45
@@ -103,13 +104,20 @@ _LEAST_YIELD = 0.05
 _LEAST_DRAWN = 128
 
 
+def sample_rows(
+    spaces: Sequence[Space], count: int, *, seed: int, apart_from: Container[str] = ()
+) -> dict[str, TheoryRow]:
+    """Returns up to `count` distinct rows of some spaces by signature; see `draw_rows`."""
+    return draw_rows(samples_of(spaces), count, seed=seed, apart_from=apart_from)
+
+
 def draw_rows(
     strategy: SearchStrategy[list[TheoryRow]], count: int, *, seed: int, apart_from: Container[str] = ()
 ) -> dict[str, TheoryRow]:
     """A sample without duplicates, by signature; all rows are of one kernel type.
 
     Args:
-        strategy: draws some rows at a time, from the seed alone if it is built on `opatlas.theory.strategies`.
+        strategy: draws some rows at a time, from the seed alone if it is built on `opatlas.shapes.strategies`.
         count: rows in all; fewer where the strategy has no more.
         seed: the same gives the same rows in the same order, for a given version of hypothesis.
         apart_from: signatures of rows that are not wanted.

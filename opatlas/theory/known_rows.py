@@ -1,0 +1,367 @@
+"""Which shapes of a pattern the rows of a database have."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+
+from opatlas.errors import TableError
+from opatlas.model.quality import valid_duration
+from opatlas.model.schema import BASE, INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
+from opatlas.model.slots import known_dtype, slot_words
+from opatlas.store.database import Table
+from opatlas.text import whole
+from opatlas.theory.catalog import Kernel
+from opatlas.theory.models import built_in_models
+from opatlas.theory.patterns import NZ, Axis, Form, Pattern, Template
+from opatlas.theory.report import ModelCoverage, SizesOfAxis
+from opatlas.theory.sources import SOURCES, Shape, Targets, shapes_of
+
+Dims = tuple[int, ...]
+#: Dimensions, dtype and format of a slot.
+Word = tuple[Dims, str, str]
+_ABSENT: Word = ((), "", "")
+
+
+@dataclass(frozen=True)
+class KnownRow:
+    """A row of the database, as theory rows look at it.
+
+    Attributes:
+        captured: it has a duration of a profiler.
+    """
+
+    inputs: tuple[Word, ...]
+    outputs: tuple[Word, ...]
+    op_state: str
+    core: str
+    captured: bool
+
+
+@dataclass(frozen=True)
+class Match:
+    """What a row is of a pattern.
+
+    Attributes:
+        sizes: the variables that stand alone as a dimension.
+        shapes: numbers of the shapes that it may have; none where its sizes are nobody's.
+        on_axes: whether its other sizes are those that the pattern's axes have.
+    """
+
+    sizes: Mapping[str, int]
+    shapes: tuple[int, ...]
+    on_axes: bool
+
+
+class Matcher:
+    """Finds the shapes that rows have. What a pattern's axes do not depend on models for has one empty shape."""
+
+    def __init__(self, pattern: Pattern, shapes: Sequence[Shape]) -> None:
+        self.pattern = pattern
+        dims = [dim for template in (*pattern.inputs, *pattern.outputs) for dim in template or ()]
+        of_models = {name for axis in pattern.axes if axis.source for name in SOURCES[axis.source].names}
+        self._key = sorted(of_models & {dim.variable for dim in dims})
+        self._computed = {dim.text: dim for dim in dims if dim.names and not dim.variable}
+        self._shapes = shapes
+        self._by_key: dict[tuple[int, ...], list[int]] = {}
+        for number, shape in enumerate(shapes):
+            self._by_key.setdefault(tuple(shape.values[name] for name in self._key), []).append(number)
+
+    def match(self, row: KnownRow) -> Match | None:
+        """None where the row has other slots, or axes, or sizes that do not agree with each other."""
+        sizes: dict[str, int] = {}
+        computed: dict[str, int] = {}
+        for templates, words in ((self.pattern.inputs, row.inputs), (self.pattern.outputs, row.outputs)):
+            for template, (shape, dtype, name) in paired(templates, words):
+                if template is None:
+                    if shape:
+                        return None
+                    continue
+                matrix = _matrix(template, shape, name)
+                if matrix is None or not dtype:
+                    return None
+                for dim, size in zip(template, matrix, strict=True):
+                    known = sizes if dim.variable else computed
+                    if (known.setdefault(dim.text, size) if dim.names else dim.value({})) != size:
+                        return None
+        candidates = self._by_key.get(tuple(sizes[name] for name in self._key), [])
+        shapes = tuple(number for number in candidates if self._agrees(number, sizes, computed))
+        on_axes = all(_is_on(axis, sizes[axis.name]) for axis in self.pattern.axes if axis.name in sizes)
+        return Match(sizes, shapes, on_axes)
+
+    def _agrees(self, number: int, sizes: Mapping[str, int], computed: Mapping[str, int]) -> bool:
+        """Whether the computed dimensions are those of a shape, as far as the row tells what they come from."""
+        if not computed and not self.pattern.let:
+            return True
+        env = {**self._shapes[number].values, **sizes}
+        for name, expression in self.pattern.let.items():
+            if expression.names <= env.keys():
+                value = expression.value(env)
+                if env.setdefault(name, value) != value:
+                    return False
+        return all(
+            self._computed[text].value(env) == size
+            for text, size in computed.items()
+            if self._computed[text].names <= env.keys()
+        )
+
+
+def paired(templates: Sequence[Template], words: Sequence[Word]) -> Iterator[tuple[Template, Word]]:
+    """Slots of a pattern beside those of a row; what one of them does not have is absent."""
+    for i in range(max(len(templates), len(words))):
+        yield templates[i] if i < len(templates) else None, words[i] if i < len(words) else _ABSENT
+
+
+def is_blocked(template: Template, word: Word) -> bool:
+    """Whether a slot stands in FRACTAL_NZ for what the pattern has there; not every capture has formats."""
+    shape, _, name = word
+    return template is not None and len(template) >= 2 and len(shape) == len(template) + 2 and name in (NZ, "")
+
+
+def read_rows(table: Table) -> Iterator[KnownRow]:
+    """Raises TableError for a dimension that is no number; the message names the line."""
+    frame = table.frame
+    names = (*BASE, PROFILING_AVERAGE)
+    columns = [frame[name].tolist() if name in frame.columns else [""] * len(frame) for name in names]
+    for position, (op_state, core, *cells, duration) in enumerate(zip(*columns, strict=True)):
+        words = []
+        for first, column in ((0, INPUT_SHAPES), (3, OUTPUT_SHAPES)):
+            try:
+                words.append(_words(*cells[first : first + 3]))
+            except ValueError:
+                raise TableError(
+                    table.path,
+                    f"column {column!r} is {cells[first][:200]!r}, and dimensions are whole numbers, 0 or more",
+                    "Correct the cell, or ingest the capture again",
+                    line=position + 2,
+                ) from None
+        yield KnownRow(words[0], words[1], op_state.strip(), core.strip(), valid_duration(duration) is not None)
+
+
+def _is_on(axis: Axis, size: int) -> bool:
+    return axis.grid[0] <= size <= axis.grid[-1] if axis.between else size in axis.grid
+
+
+def _matrix(template: Template, shape: Dims, name: str) -> Dims | None:
+    """The dimensions without blocks; None where the slot has another number of axes."""
+    assert template is not None
+    if len(shape) == len(template) and name != NZ:
+        return shape
+    if is_blocked(template, (shape, "", name)):
+        *batch, a, b, c, d = shape
+        return (*batch, b * c, a * d)
+    return None
+
+
+@lru_cache(maxsize=65536)
+def _words(shapes: str, dtypes: str, formats: str) -> tuple[Word, ...]:
+    """Raises ValueError."""
+    return tuple(
+        (tuple(_dimension(text) for text in shape.split(",")) if shape else (), dtype, name)
+        for shape, dtype, name in slot_words(shapes, dtypes, formats)
+    )
+
+
+def _dimension(text: str) -> int:
+    size = whole(text)
+    if size is None:
+        raise ValueError(text)
+    return size
+
+
+class KnownRows:
+    """The rows of a kernel type that are there, and whose shapes they have."""
+
+    def __init__(self, kernel: Kernel, table: Table, targets: Targets) -> None:
+        """
+        Args:
+            targets: whose shapes are known besides those of the built-in models.
+
+        Raises:
+            TableError: a dimension that is no number; the message names the line.
+        """
+        self.rows = list(read_rows(table))
+        everybody = replace(targets, models=(*built_in_models(), *targets.models), generic=True)
+        #: For each pattern the rows that have its slots and axes, captured ones and others.
+        self._captured: dict[str, list[KnownRow]] = {pattern.name: [] for pattern in kernel.patterns}
+        self._others: dict[str, list[KnownRow]] = {pattern.name: [] for pattern in kernel.patterns}
+        matchers = [Matcher(pattern, shapes_of(pattern, everybody)) for pattern in kernel.patterns]
+        for row in self.rows:
+            matches = {matcher.pattern.name: match for matcher in matchers if (match := matcher.match(row)) is not None}
+            # Where patterns are alike, a row belongs to those one of whose shapes it has.
+            owners = [name for name, match in matches.items() if match.shapes and match.on_axes]
+            for name in owners or matches:
+                (self._captured if row.captured else self._others)[name].append(row)
+
+    def forms(self, pattern: Pattern) -> tuple[Form, ...]:
+        """The forms that a pattern's theory rows take.
+
+        Those of captured rows that have its slots and axes; where there are none, those of captured rows
+        that have as many slots of the same kinds, whatever their axes are. Without such rows, those of
+        others that have its slots and axes, unless they could be theory rows of the catalog: then, and
+        where there is nothing, all of the catalog's. So theory rows that were added add no forms.
+        """
+        captured = self._forms(pattern, self._captured[pattern.name])
+        if captured:
+            return captured
+        loose = self._forms(pattern, (row for row in self.rows if row.captured))
+        if loose:
+            return loose
+        others = self._forms(pattern, self._others[pattern.name])
+        if {_bare(form) for form in others} - {_bare(form) for form in pattern.forms}:
+            return others
+        op_state, core = _most((row.op_state, row.core) for row in self.rows if row.captured)
+        return tuple(replace(form, op_state=op_state, core=core or form.core) for form in in_order(pattern.forms))
+
+    def unknown_dtypes(self) -> list[str]:
+        """Dtypes of rows that nothing is taken from, because their size is not known."""
+        names = {word[1] for row in self.rows for word in (*row.inputs, *row.outputs) if word[1]}
+        return sorted(name for name in names if known_dtype(name) is None)
+
+    def _forms(self, pattern: Pattern, rows: Iterable[KnownRow]) -> tuple[Form, ...]:
+        found: dict[Form, list[tuple[str, str]]] = {}
+        kinds = _kinds(pattern)
+        for row in rows:
+            form = _form(pattern, row, kinds)
+            if form is not None:
+                found.setdefault(form, []).append((row.op_state, row.core))
+        usual = {form: _most(pairs) for form, pairs in found.items()}
+        return tuple(replace(form, op_state=usual[form][0], core=usual[form][1]) for form in in_order(found))
+
+
+def in_order(forms: Iterable[Form]) -> list[Form]:
+    """Wherever forms come from, their order is the same, and so is what a seed draws."""
+    return sorted(forms, key=lambda form: (str(form), form.input_formats, form.output_formats))
+
+
+def _bare(form: Form) -> Form:
+    return replace(form, op_state="", core="")
+
+
+def _most(pairs: Iterable[tuple[str, str]]) -> tuple[str, str]:
+    """What most rows have, that is, of those which have anything."""
+    counts = Counter(pair for pair in pairs if any(pair))
+    return min(counts, key=lambda pair: (-counts[pair], pair)) if counts else ("", "")
+
+
+def _kind(dtype: str) -> str:
+    known = known_dtype(dtype)
+    if known is None:
+        return "unknown"
+    return "float" if known.is_float else "bool" if known.name == "BOOL" else "integer"
+
+
+def _kinds(pattern: Pattern) -> list[list[set[str]]]:
+    """For each slot of inputs and of outputs the kinds of numbers that the catalog has there; none: any."""
+    halves = []
+    for dtypes, templates in (
+        ([form.input_dtypes for form in pattern.forms], pattern.inputs),
+        ([form.output_dtypes for form in pattern.forms], pattern.outputs),
+    ):
+        halves.append([{_kind(names[i]) for names in dtypes} for i in range(len(templates))])
+    return halves
+
+
+def _form(pattern: Pattern, row: KnownRow, kinds: Sequence[Sequence[set[str]]]) -> Form | None:
+    """The form of a row that has the pattern's slots; None where it has others, or other kinds of numbers."""
+    halves: list[tuple[str, ...]] = []
+    for number, (templates, words) in enumerate(((pattern.inputs, row.inputs), (pattern.outputs, row.outputs))):
+        dtypes, formats = [], []
+        for i, (template, word) in enumerate(paired(templates, words)):
+            shape, dtype, _ = word
+            if template is None:
+                if shape:
+                    return None
+                dtype, name = "", ""
+            else:
+                allowed = kinds[number][i]
+                if (
+                    bool(shape) != bool(template)
+                    or known_dtype(dtype) is None
+                    or (allowed and _kind(dtype) not in allowed)
+                ):
+                    return None
+                # A format of images tells how many axes there are; here there may be others.
+                name = NZ if is_blocked(template, word) else "ND"
+            if i < len(templates):
+                dtypes.append(dtype)
+                formats.append(name)
+        halves += [tuple(dtypes), tuple(formats)]
+    return Form(halves[0], halves[1], halves[2], halves[3])
+
+
+#: Name and grid of an axis.
+SizedAxis = tuple[str, tuple[int, ...]]
+
+
+def coverage_of(kernel: Kernel, table: Table, targets: Targets) -> list[ModelCoverage]:
+    """For each model what its shapes have of a table's rows; nothing for a kernel that no model bears on.
+
+    Raises:
+        TableError: a row of the table cannot be read.
+    """
+    rows = list(read_rows(table))
+    found: dict[str, ModelCoverage] = {}
+    sizes: dict[str, dict[SizedAxis, list[tuple[str, set[int]]]]] = {}
+    for pattern in kernel.patterns:
+        if not any(axis.source for axis in pattern.axes):
+            continue
+        shapes = shapes_of(pattern, targets)
+        dims = [dim.variable for template in (*pattern.inputs, *pattern.outputs) for dim in template or ()]
+        axes = [(axis.name, axis.grid) for axis in pattern.axes if not axis.source and axis.name in dims]
+        by_shape = _sizes_by_shape(pattern, axes, shapes, rows)
+        dtypes = ", ".join(dict.fromkeys(map(str, pattern.forms))) or pattern.name
+        if not pattern.forms and not by_shape:
+            # It is there for databases that have such rows.
+            continue
+        for number, shape in enumerate(shapes):
+            of_shape = by_shape.get(number)
+            for model in dict.fromkeys(origin.model for origin in shape.origins):
+                coverage = found.setdefault(model, ModelCoverage(kernel.kernel_type, model))
+                coverage.shapes += 1
+                name = _name(shape, model)
+                if of_shape is None:
+                    coverage.missing.setdefault(name, []).append(dtypes)
+                for axis in axes:
+                    sizes.setdefault(model, {}).setdefault(axis, []).append((name, (of_shape or {}).get(axis, set())))
+    for model, coverage in found.items():
+        coverage.sizes = [_sizes_of(axis, of_shapes) for axis, of_shapes in sizes.get(model, {}).items()]
+    return list(found.values())
+
+
+def _sizes_by_shape(
+    pattern: Pattern, axes: Sequence[SizedAxis], shapes: Sequence[Shape], rows: Iterable[KnownRow]
+) -> dict[int, dict[SizedAxis, set[int]]]:
+    """For each shape that some row has, the sizes of each axis that rows tell."""
+    matcher = Matcher(pattern, shapes)
+    found: dict[int, dict[SizedAxis, set[int]]] = {}
+    for row in rows:
+        match = matcher.match(row)
+        if match is None:
+            continue
+        for number in match.shapes:
+            of_shape = found.setdefault(number, {})
+            for axis in axes:
+                if axis[0] in match.sizes:
+                    of_shape.setdefault(axis, set()).add(match.sizes[axis[0]])
+    return found
+
+
+def _sizes_of(axis: SizedAxis, of_shapes: Sequence[tuple[str, set[int]]]) -> SizesOfAxis:
+    name, grid = axis
+    first, last = grid[0], grid[-1]
+    wanted = set(map(int.bit_length, grid))
+    found = [len(wanted & set(map(int.bit_length, sizes))) for _, sizes in of_shapes]
+    with_rows = [(shape, sizes) for shape, sizes in of_shapes if sizes]
+    pairs = [pair for _, sizes in with_rows for pair in pairwise(sorted({first, *sizes, last}))]
+    gap = max(pairs, key=lambda pair: pair[1] / max(pair[0], 1), default=(first, last))
+    alone = [f"{shape}: {name} {min(sizes)}" for shape, sizes in with_rows if len(sizes) == 1 < len(wanted)]
+    return SizesOfAxis(name, len(wanted), len(found), min(filter(None, found), default=0), sum(found), *gap, alone)
+
+
+def _name(shape: Shape, model: str) -> str:
+    origins = "; ".join(origin.what for origin in shape.origins if origin.model == model)
+    return f"{origins}: {', '.join(f'{name} {value}' for name, value in shape.values.items())}"
