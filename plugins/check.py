@@ -25,7 +25,7 @@ from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, Finding
 from opatlas.checks.known_findings import ANY, KNOWN_FINDINGS, KnownFinding, read_known, sort_out
 from opatlas.checks.run_checks import compared_rows
 from opatlas.cli.commands import USAGE
-from opatlas.engine.replayed_types import replays_of_bench
+from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError
 from opatlas.report.plots.timed_rows import expect_tables
 from opatlas.store.csv_files import write_text

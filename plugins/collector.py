@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.engine.registry import replay_spec
-from opatlas.engine.replayed_types import replays_of_bench
 
 from .plan import CaseRow, TablePlan
 from .session_context import BenchSession

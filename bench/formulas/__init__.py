@@ -4,6 +4,6 @@ Written apart from `opatlas.bench.implementations.torch`, so that neither can hi
 each family; `formulas.NAME` finds a formula in whichever module defines it.
 """
 
-from opatlas.engine.lazy import functions_of_modules
+from opatlas.engine.registry import functions_of_modules
 
 __getattr__ = functions_of_modules(__name__, __path__)

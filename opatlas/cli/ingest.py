@@ -9,7 +9,7 @@ from opatlas.capture.captures import find_captures, passed_over, unparsed
 from opatlas.capture.ingest import Asked, Ingested, ingest_captures
 from opatlas.capture.manifest import CaptureVersions
 from opatlas.capture.summary import ingest_summary
-from opatlas.engine.replayed_types import replays_of_bench
+from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import looking_at_usage
 from opatlas.files import expect_folder
 from opatlas.model import location as layout

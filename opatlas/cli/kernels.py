@@ -1,4 +1,4 @@
-"""Lists the kernel types that are replayed: their NPU calls, what proves these, and their references.
+"""Lists the kernel types that are replayed, their NPU calls, and what proves these.
 
 A replay measures a kernel's best form in torch on a CPU or a GPU; on an NPU it makes the NPU call. The
 tests make every such call with the real torch_npu, on tensors without values, and keep what they learned.
@@ -15,9 +15,8 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 from opatlas.devices.device import KINDS as DEVICE_KINDS
-from opatlas.engine.kernel_facts import KINDS, read_calls, read_proofs
+from opatlas.engine.kernel_facts import KINDS, WITHOUT_REPLAY, proof_of, read_calls, replays_of_bench
 from opatlas.engine.registry import replay_spec
-from opatlas.engine.replayed_types import WITHOUT_REPLAY, replays_of_bench
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.store.csv_files import write_text
 from opatlas.text import closest, counted, show, table_lines
@@ -32,7 +31,7 @@ _PAGE = """\
 Which kernel types are replayed, and what is known of their calls on an NPU. Written by
 `opatlas kernels --write`; the proofs come from `pytest tests/npu --write-npu-proofs`.
 
-Each result is checked against the reference, a formula in float64 (`bench/formulas/`). On an NPU the
+Each result is checked against a formula in float64 (`bench/formulas/`). On an NPU the
 NPU call takes the place of what is timed elsewhere. On a GPU the time is that of all kernels that these
 operators of torch launch (`pytest tests/cuda --write-gpu-calls` finds them, with a small row of each type
 on a real one; larger rows may take another way: integer products go through `torch._int_mm` where its
@@ -58,12 +57,11 @@ class Kernel:
     family: str
     npu_call: str
     proven_by: str
-    reference: str
     devices: str
     on_gpu: str
 
 
-HEADERS = ("kernel type", "family", "NPU call", "proven by", "reference", "devices", "timed on a GPU")
+HEADERS = ("kernel type", "family", "NPU call", "proven by", "devices", "timed on a GPU")
 #: Of the operators that a composite kernel calls, so many are named.
 _NAMED = 4
 #: These come first: they take the time.
@@ -74,19 +72,17 @@ _SUMMARY = re.compile(r"^\d+ kernel types have a replay.*\n\n(?:\|.*\n)+", re.MU
 
 def kernels() -> list[Kernel]:
     """By family, then by name."""
-    proofs, calls = read_proofs(), read_calls()
+    calls = read_calls()
     found = []
     for kernel_type, function in replays_of_bench().items():
-        spec, proof = replay_spec(function), proofs.get(kernel_type)
+        spec = replay_spec(function)
         assert spec is not None
-        is_current = proof is not None and proof.call == spec.npu
         found.append(
             Kernel(
                 kernel_type,
-                function.__module__.removeprefix("bench.test_"),
+                function.__module__.rpartition("test_")[2],
                 spec.npu or "",
-                proof.proof if proof is not None and is_current else "not yet",
-                ", ".join(proof.references) if proof is not None else "",
+                proof_of(spec.npu or "") or "not yet",
                 ", ".join(kind for kind in DEVICE_KINDS if kind != "npu" or spec.npu),
                 _named(calls.get(kernel_type, ())),
             )

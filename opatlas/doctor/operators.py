@@ -25,8 +25,8 @@ from opatlas.doctor.verdict import (
     passed,
     skipped,
 )
+from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.engine.registry import replay_spec
-from opatlas.engine.replayed_types import replays_of_bench
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.model.errors import ReplayError
 from opatlas.text import in_a_line

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from opatlas.doctor.verdict import Fact
 from opatlas.engine.job import Job, Outcome
-from opatlas.engine.replayed_types import replays_of_bench
+from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.isolation.msprof.pending import KEPT
 from opatlas.model.schema import (
     INPUT_DTYPES,

@@ -1,45 +1,69 @@
-"""What tests found out of each kernel type, kept as JSON beside the code: it is told where they cannot run."""
+"""What is known of each kernel type: its replay or why it has none, what proves its NPU call, its operators on a GPU.
+
+Tests with torch_npu and with a GPU keep what they found as JSON in bench/facts, where everybody can read it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-#: The files lie with the kernels.
-FACTS = Path(import_module("opatlas.bench").__path__[0], "facts")
+from opatlas.devices.npu_operators import OR
+from opatlas.engine.registry import replay_spec
+from opatlas.model.communication import is_communication
 
 
-def read(path: Path) -> dict[str, Any]:
-    """By kernel type; nothing where there is no file yet."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+@cache
+def replays_of_bench() -> dict[str, Callable[..., Any]]:
+    """Returns the functions of `bench/test_*.py` by the kernel types that they replay. Does not import torch.
+
+    Collectives are left out: their rows are messages, in databases of their own.
+    """
+    found: dict[str, Callable[..., Any]] = {}
+    for module_info in pkgutil.iter_modules(import_module("opatlas.bench").__path__):
+        if module_info.name.startswith("test_"):
+            module = import_module(f"opatlas.bench.{module_info.name}")
+            for function in vars(module).values():
+                spec = replay_spec(function)
+                if spec is not None and not any(map(is_communication, spec.kernel_types)):
+                    found |= dict.fromkeys(spec.kernel_types, function)
+    return found
 
 
-def write(path: Path, found: Mapping[str, Any]) -> None:
-    """One kernel type a line, in order, so that a change is a line of a diff."""
-    lines = [f"{json.dumps(name)}: {json.dumps(values)}" for name, values in sorted(found.items())]
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+_COLLECTIVE = "a collective of several devices, whose row records no shapes"
+_RANDOM = "what it draws is random, so that no reference can tell whether it is right"
+_OWN_KERNEL = "a user's own kernel, whose name and shapes do not tell what it computes"
+_MLA = "what it fuses before latent attention depends on quantization modes that its row does not record"
 
+#: Why, by kernel type: one sentence without its full stop, to follow the name.
+WITHOUT_REPLAY: dict[str, str] = {
+    "0": "the profiler did not resolve the kernel's type, and recorded no shapes",
+    "DSAGenBitMask": _RANDOM,
+    "DSARandomNormal": _RANDOM,
+    "DSAStatelessGenBitMask": _RANDOM,
+    "MemSet": "other kernels bring it along to clear their outputs, and its row records no shapes",
+    "_narrow_copy_flat_kernel": _OWN_KERNEL,
+    "hcom_allGather_": _COLLECTIVE,
+    "hcom_allReduce_": _COLLECTIVE,
+    "hcom_batchSendRecv_": _COLLECTIVE,
+    "hcom_broadcast_": _COLLECTIVE,
+    "hcom_reduceScatter_": _COLLECTIVE,
+    "main_kernel": _OWN_KERNEL,
+    "matmul_bias_activation_kernel": _OWN_KERNEL,
+    "mla_preprocess_0_mix_aic": _MLA,
+    "mla_preprocess": _MLA,
+}
 
-CALLS = FACTS / "gpu_calls.json"
+_FACTS = Path(import_module("opatlas.bench").__path__[0], "facts")
+CALLS = _FACTS / "gpu_calls.json"
+PROOFS = _FACTS / "npu_proofs.json"
 
-
-def read_calls() -> dict[str, list[str]]:
-    """By kernel type: operators in the order of their first call."""
-    return read(CALLS)
-
-
-def write_calls(calls: Mapping[str, Sequence[str]]) -> None:
-    """For `read_calls`."""
-    write(CALLS, calls)
-
-
-PROOFS = FACTS / "npu_proofs.json"
-
-#: What takes a call's arguments, and what that says; from the strongest proof to the weakest.
+#: What takes the arguments of an NPU call, from the strongest proof to the weakest.
 KINDS = {
     "torch": "the call is torch's own, or made of such; torch computed the results' shapes and dtypes",
     "meta kernel": "torch_npu took the arguments and computed the results' shapes and dtypes",
@@ -47,28 +71,49 @@ KINDS = {
     "custom schema": "as schema, with the one that the operator's own package publishes: torch_npu does not have it",
     "none": "there is no call on an NPU",
 }
+_TORCH = "torch"
+#: Names of calls that sample rows run on a CPU, where their results are checked, begin with one of these.
+_RUNS_ON_CPU = ("torch.", "opatlas.bench.implementations.")
 
 
-@dataclass(frozen=True)
-class KernelProof:
-    """What is known of the NPU call of a kernel type.
-
-    Attributes:
-        call: dotted name; None where there is none.
-        proof: one of KINDS.
-        references: names of the formulas that the results are checked with.
-    """
-
-    call: str | None
-    proof: str
-    references: list[str]
+def runs_on_cpu(call: str) -> bool:
+    """Returns whether an NPU call is torch's own or the project's: neither torch_npu's nor a custom operator."""
+    return all(
+        name.startswith(_RUNS_ON_CPU) and (not name.startswith("torch.ops.") or name.startswith("torch.ops.aten."))
+        for name in call.split(OR)
+    )
 
 
-def read_proofs() -> dict[str, KernelProof]:
-    """By kernel type; none where nothing has been proven yet."""
-    return {name: KernelProof(**known) for name, known in read(PROOFS).items()}
+def read_proofs() -> dict[str, str]:
+    """Returns the keys of KINDS by NPU call, as `@replays` names it, for the calls that tests with torch_npu proved."""
+    return _read(PROOFS)
 
 
-def write_proofs(proofs: Mapping[str, KernelProof]) -> None:
-    """For `read_proofs`."""
-    write(PROOFS, {name: asdict(proof) for name, proof in proofs.items()})
+def write_proofs(proofs: Mapping[str, str]) -> None:
+    """Writes what `read_proofs` returns, without the proofs that the names of calls tell."""
+    _write(PROOFS, {call: kind for call, kind in proofs.items() if kind != _TORCH or not runs_on_cpu(call)})
+
+
+def proof_of(call: str) -> str:
+    """Returns the proof of an NPU call, a key of KINDS; "" where there is none yet."""
+    return read_proofs().get(call) or (_TORCH if runs_on_cpu(call) else "")
+
+
+def read_calls() -> dict[str, list[str]]:
+    """Returns the operators that a GPU was timed with by kernel type, in the order of their first call."""
+    return _read(CALLS)
+
+
+def write_calls(calls: Mapping[str, Sequence[str]]) -> None:
+    """Writes what `read_calls` returns."""
+    _write(CALLS, calls)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _write(path: Path, facts: Mapping[str, Any]) -> None:
+    """Writes a line for each name, in order, so that a change is a line of a diff."""
+    lines = [f"{json.dumps(name)}: {json.dumps(values)}" for name, values in sorted(facts.items())]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

@@ -25,7 +25,7 @@ import torch
 from opatlas.devices.device import DeviceSpec
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.job import Job
-from opatlas.engine.replayed_types import WITHOUT_REPLAY, replays_of_bench
+from opatlas.engine.kernel_facts import WITHOUT_REPLAY, replays_of_bench
 from opatlas.engine.runner import Runner
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.model.communication import is_communication

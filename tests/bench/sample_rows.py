@@ -1,5 +1,8 @@
 """Rows of every kernel type: small and odd sizes, in the forms that real captures hold.
 
+A type without rows here has the first row of the type that it is another name of (`AddAiCore` is Add), or else the
+smallest rows of its line in shapes/catalog.yaml.
+
 Each kernel type's first row is the one that wrong formulas are planted on. A row is written as
 `replaying.cells_of` reads it: `shapes | dtypes [| formats] -> shapes | dtypes [| formats]`, inputs before outputs.
 """
@@ -8,6 +11,13 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+
+from opatlas.engine.kernel_facts import replays_of_bench
+from opatlas.model.schema import BASE, INPUT_SLOTS, OUTPUT_SLOTS
+from opatlas.model.siblings import plain_type
+
+#: So many rows of each form of a pattern are taken from the catalog, where a kernel type has none here.
+CATALOG_ROWS = 3
 
 BINARY = (
     "33,17;33,17 | FLOAT;FLOAT -> 33,17 | FLOAT",
@@ -78,28 +88,19 @@ ROWS: dict[str, tuple[str, ...]] = {
         "3,4,2,16,16;3,2,4,16,16 | FLOAT16;FLOAT16 | FRACTAL_NZ;FRACTAL_NZ -> 3,2,2,16,16 | FLOAT16 | FRACTAL_NZ",
     ),
     "Add": BINARY + MIXED + ("7;7 | UINT8;UINT8 -> 7 | UINT8",),
-    "AddAiCore": BINARY[:1],
     "Mul": (*BINARY, *MIXED, "41,1;6 | FLOAT;FLOAT -> 41,6 | FLOAT"),
-    "MulAiCore": BINARY[:1],
     "Muls": ("1,40,10 | DT_BF16 | NCL -> 1,40,10 | DT_BF16",),
-    "MulsAiCore": ("1,40,10 | DT_BF16 -> 1,40,10 | DT_BF16",),
     "Sub": BINARY + MIXED + ("7;7 | UINT8;UINT8 -> 7 | UINT8",),
-    "SubAiCore": BINARY[:1],
     "RealDiv": (*BINARY, "11,151;11,1 | FLOAT;FLOAT -> 11,151 | FLOAT"),
-    "RealDivAiCore": BINARY[:1],
     "FloorDiv": FLOOR,
-    "FloorDivAiCore": FLOOR[:1],
     "FloorMod": FLOOR,
-    "FloorModAiCore": FLOOR[:1],
     "Pows": ("33,17; | FLOAT;FLOAT -> 33,17 | FLOAT", *BINARY, "16; | INT64;INT64 -> 16 | INT64"),
-    "PowsAiCore": ("33,17; | FLOAT;FLOAT -> 33,17 | FLOAT",),
     "Neg": UNARY + INTEGERS,
     "Abs": UNARY + INTEGERS,
     "Relu": UNARY + INTEGERS,
     "Log": UNARY,
     "Sin": UNARY,
     "Cos": UNARY,
-    **{f"{name}AiCore": UNARY[:1] for name in ("Neg", "Abs", "Relu", "Log", "Sin", "Cos")},
     "Exp": UNARY,
     "Reciprocal": UNARY,
     "Rsqrt": UNARY,
@@ -127,18 +128,14 @@ ROWS: dict[str, tuple[str, ...]] = {
     "Greater": COMPARISON,
     "GreaterEqual": COMPARISON,
     "Less": COMPARISON,
-    **{f"{name}AiCore": COMPARISON[:1] for name in ("Equal", "NotEqual", "Greater", "GreaterEqual", "Less")},
     "LogicalAnd": ("2,81;2,81 | BOOL;BOOL -> 2,81 | BOOL", "9;9 | INT32;BOOL -> 9 | BOOL"),
     "LogicalOr": ("2,81;2,81 | BOOL;BOOL -> 2,81 | BOOL", "9;9 | FLOAT;BOOL -> 9 | BOOL"),
     "LogicalNot": ("2,81,1 | BOOL -> 2,81,1 | BOOL", "40 | FLOAT -> 40 | BOOL"),
-    **{f"Logical{name}AiCore": ("9;9 | BOOL;BOOL -> 9 | BOOL",) for name in ("And", "Or")},
-    "LogicalNotAiCore": ("40 | BOOL -> 40 | BOOL",),
     "SelectV2": (
         "4,33;4,33;4,33 | BOOL;FLOAT;FLOAT -> 4,33 | FLOAT",
         "4,33;4,1; | BOOL;DT_BF16;DT_BF16 -> 4,33 | DT_BF16",
         "9;9;9 | BOOL;INT64;INT64 -> 9 | INT64",
     ),
-    "SelectV2AiCore": ("4,33;4,33;4,33 | BOOL;FLOAT;FLOAT -> 4,33 | FLOAT",),
     "Fill": (
         "1; | INT64;FLOAT -> 9 | FLOAT",
         "1; | INT64;FLOAT -> 1 | FLOAT",
@@ -187,7 +184,6 @@ ROWS: dict[str, tuple[str, ...]] = {
         "8,24;2;2;2;2 | DT_BF16;INT64;INT64;INT64;INT64 -> 4,24 | DT_BF16",
         "8,24;2;2;2;2 | DT_BF16;INT64;INT64 -> 4,24 | DT_BF16",
     ),
-    "SliceAiCore": ("4,24;2;2 | FLOAT;INT64;INT64 -> 4,1 | FLOAT",),
     "Transpose": (
         "3,1,4,4,25;5 | FLOAT;INT64 -> 3,25,1,4,4 | FLOAT",
         "1,6,6,81;4 | FLOAT;INT64 | NCHW;ND -> 81,1,6,6 | FLOAT",
@@ -195,7 +191,6 @@ ROWS: dict[str, tuple[str, ...]] = {
         "16,5,51;3 | DT_BF16;INT64 -> 5,16,51 | DT_BF16",
         "6,6 | FLOAT -> 6,6 | FLOAT",
     ),
-    "TransposeAiCore": ("32,5;2 | INT64;INT64 -> 5,32 | INT64",),
     "ConcatD": (
         "41,1,8,25;41,1,8,12;41,1,8,13 | DT_BF16;DT_BF16;DT_BF16 | NCHW;NCHW;NCHW -> 41,1,8,50 | DT_BF16",
         "40,6;40,6 | FLOAT;FLOAT -> 40,12 | FLOAT",
@@ -219,7 +214,6 @@ ROWS: dict[str, tuple[str, ...]] = {
         "2,3,4;6 | DT_BF16;INT64 -> 3,3,8 | DT_BF16",
         "5,13 | FLOAT -> 5,13 | FLOAT",
     ),
-    "PadV3AiCore": ("5,13;4; | FLOAT;INT64;FLOAT -> 5,16 | FLOAT",),
     "GatherV2": (
         "151,10;1,40;1 | DT_BF16;INT64;INT64 -> 1,40,10 | DT_BF16",
         "64,5;2,81;1 | DT_BF16;INT32;INT64 -> 2,81,5 | DT_BF16",
@@ -312,6 +306,36 @@ ROWS: dict[str, tuple[str, ...]] = {
 
 # The families that have a file of their own beside this one.
 for path in sorted(Path(__file__).parent.glob("sample_rows_*.py")):
-    of_family = import_module(path.stem).ROWS
-    assert not ROWS.keys() & of_family.keys(), f"{path.name}: {ROWS.keys() & of_family.keys()} have rows elsewhere"
-    ROWS |= of_family
+    family = import_module(path.stem).ROWS
+    assert not ROWS.keys() & family.keys(), f"{path.name}: {ROWS.keys() & family.keys()} have rows elsewhere"
+    ROWS |= family
+
+
+def catalog_rows(kernel_type: str) -> tuple[str, ...]:
+    """Returns the smallest rows that a kernel type's line in shapes/catalog.yaml spans, some for each form."""
+    # Here, because these modules import pandas.
+    from opatlas.theory.catalog import built_in_catalog
+    from opatlas.theory.sources import targets_of
+    from opatlas.theory.space import GB, Space
+
+    kernel = built_in_catalog().kernels.get(kernel_type)
+    found: list[str] = []
+    for pattern in kernel.patterns if kernel is not None else ():
+        for batch in Space(kernel_type, pattern, pattern.forms, targets_of([]), GB).batches():
+            smallest = batch.frame().iloc[batch.row_bytes().argsort(kind="stable")[:CATALOG_ROWS]]
+            found += map(_text, smallest.to_dict("records"))
+    return tuple(found)
+
+
+def _text(cells: dict[str, str]) -> str:
+    slots = [" | ".join(cells[column] for column in columns) for columns in (INPUT_SLOTS, OUTPUT_SLOTS)]
+    more = [f"@ {column} = {cell}" for column, cell in cells.items() if column not in BASE]
+    return " ".join([slots[0], "->", slots[1], *more])
+
+
+def _derived(kernel_type: str) -> tuple[str, ...]:
+    """Returns the first row of the type that this one is another name of, or else rows of the catalog."""
+    return ROWS[other][:1] if (other := plain_type(kernel_type)) in ROWS else catalog_rows(kernel_type)
+
+
+ROWS |= {name: _derived(name) for name in replays_of_bench() if name not in ROWS}

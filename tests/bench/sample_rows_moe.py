@@ -90,7 +90,6 @@ ROWS: dict[str, tuple[str, ...]] = {
         "7,33 | DT_BF16 -> 7,33;7,33 | DT_BF16;INT64",
         "40; | FLOAT;INT32 -> 3;3 | FLOAT;INT32",
     ),
-    "TopKV2AiCore": ("32,100; | FLOAT;INT32 -> 32,5;32,5 | FLOAT;INT32",),
     "ApplyTopKTopPCustom": (
         "3,700;3,700;3;3 | FLOAT;INT32;FLOAT;INT32 -> 3,700 | FLOAT",
         "2,1500;2,1500;2;2 | DT_BF16;INT32;DT_BF16;INT32 -> 2,1500 | DT_BF16",

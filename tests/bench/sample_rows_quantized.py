@@ -45,12 +45,9 @@ ROWS: dict[str, tuple[str, ...]] = {
         f"2,5,40;2,40,72;72 | {INT8};FLOAT -> 2,5,72 | DT_BF16",
     ),
     "AscendQuantV2": QUANTIZE,
-    "AscendQuantV2AiCore": QUANTIZE[:1],
     "AscendQuantV2Aicore": QUANTIZE[:1],
     "DynamicQuant": DYNAMIC,
-    "DynamicQuantAiCore": DYNAMIC[:1],
     "AddRmsNormDynamicQuant": ADD_RMS_NORM,
-    "AddRmsNormDynamicQuantAiCore": ADD_RMS_NORM[:1],
     "TransposeBatchMatMul": (
         "3,5,128;3,128,256 | DT_BF16;DT_BF16 -> 5,3,256 | DT_BF16",
         "16,1,512;16,512,128 | DT_BF16;DT_BF16 -> 1,16,128 | DT_BF16",

@@ -30,7 +30,6 @@ SELECT = (
 
 ROWS = {
     "ScatterNdUpdate": NAMED,
-    "ScatterNdUpdateAiCore": NAMED[:1],
     "ScatterElementsV2": (
         "5,40;5,7;5,7 | FLOAT;INT64;FLOAT -> 5,40 | FLOAT",
         "16,515;16,515;16,515 | DT_BF16;INT64;DT_BF16 -> 16,515 | DT_BF16",
@@ -39,7 +38,6 @@ ROWS = {
         "6,5;4,3;4,3 | FLOAT;INT64;FLOAT -> 6,5 | FLOAT",
     ),
     "IndexPutV2": PUT,
-    "IndexPutV2AiCore": PUT[:1],
     "GatherElements": ELEMENTS,
     "GatherElementsV2": ELEMENTS[:1],
     "GatherV3": SELECT,

@@ -24,8 +24,8 @@ from opatlas.devices.cpu_flush import (
 from opatlas.devices.device import DeviceSpec
 from opatlas.engine.formula import pointwise
 from opatlas.engine.job import Job
+from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.engine.registry import replays
-from opatlas.engine.replayed_types import replays_of_bench
 from opatlas.engine.runner import Runner
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.model.schema import Status

@@ -17,8 +17,8 @@ import pytest
 
 from opatlas.devices.npu_operators import OR
 from opatlas.doctor.verdict import State, Target, Verdict
+from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.engine.registry import replay_spec
-from opatlas.engine.replayed_types import replays_of_bench
 
 REPOSITORY = Path(__file__).parents[2]
 _PROBE = """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opatlas.engine.replayed_types import WITHOUT_REPLAY, replays_of_bench
+from opatlas.engine.kernel_facts import WITHOUT_REPLAY, replays_of_bench
 from opatlas.model.siblings import plain_type, siblings
 
 #: What a user may expect: the kernels of LLM inference on NPUs, those of the tools that came before,

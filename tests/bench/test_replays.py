@@ -6,9 +6,10 @@ from collections import Counter
 
 import pytest
 from replaying import replay_functions, replay_row, time_instead
-from sample_rows import ROWS
+from sample_rows import ROWS, catalog_rows
 
 from opatlas.devices.npu_operators import npu_call
+from opatlas.engine.kernel_facts import runs_on_cpu
 from opatlas.engine.registry import replay_spec
 from opatlas.model.schema import Status
 
@@ -20,7 +21,9 @@ def claimed_types() -> Counter[str]:
 @pytest.mark.parametrize("kernel_type", claimed_types())
 def test_kernel_type_has_sample_rows(kernel_type):
     """Without them it would be replayed by no test, here, on a GPU or with torch_npu."""
-    assert ROWS.get(kernel_type), f"no test replays {kernel_type}: add rows to tests/bench/sample_rows*.py"
+    assert ROWS.get(kernel_type), (
+        f"no test replays {kernel_type}: add it to shapes/catalog.yaml or tests/bench/sample_rows.py"
+    )
 
 
 @pytest.mark.parametrize(("kernel_type", "row"), [(name, row) for name, rows in ROWS.items() for row in rows])
@@ -30,6 +33,13 @@ def test_row_is_measured_and_right(kernel_type, row):
     measurement = outcome.measurement
     assert len(measurement.samples_us) == 1
     assert measurement.checked_elements == measurement.total_elements or measurement.checked_elements >= 4096
+
+
+@pytest.mark.parametrize("kernel_type", ["FastGelu", "RmsNorm", "LayerNormV4"])
+def test_catalog_gives_sample_rows_to_a_type_without_any(kernel_type):
+    rows = catalog_rows(kernel_type)
+    assert rows
+    assert {replay_row(kernel_type, row).status for row in rows} == {Status.MEASURED}
 
 
 def test_no_kernel_type_is_claimed_twice():
@@ -62,22 +72,17 @@ def test_every_replay_names_its_npu_call():
         assert replay_spec(function).npu, f"{name} has no NPU call"
 
 
-def is_of_torch(call):
-    """Whether an NPU call is torch's own; not so one of torch_npu or a custom operator."""
-    return call.startswith("torch.") and (not call.startswith("torch.ops.") or call.startswith("torch.ops.aten."))
-
-
 #: NPU calls by kernel type, as the replays name them: a name that is wrong fails its own test, not the collection.
-CALLS_OF_TORCH = {
+CALLS_ON_CPU = {
     name: spec.npu
     for spec in map(replay_spec, replay_functions().values())
     for name in spec.kernel_types
-    if spec.npu and is_of_torch(spec.npu)
+    if spec.npu and runs_on_cpu(spec.npu)
 }
 
 
-@pytest.mark.parametrize("kernel_type", CALLS_OF_TORCH)
+@pytest.mark.parametrize("kernel_type", CALLS_ON_CPU)
 def test_npu_call_takes_the_same_arguments_and_means_the_same(monkeypatch, kernel_type):
-    time_instead(monkeypatch, npu_call(CALLS_OF_TORCH[kernel_type]))
+    time_instead(monkeypatch, npu_call(CALLS_ON_CPU[kernel_type]))
     outcome = replay_row(kernel_type, ROWS[kernel_type][0])
     assert outcome.status is Status.MEASURED, f"{outcome.reason}\n{outcome.detail}"

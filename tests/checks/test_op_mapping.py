@@ -10,7 +10,7 @@ from checked import findings, message, product, write_database
 
 from opatlas.checks.check import CheckedDatabase
 from opatlas.checks.op_mapping_checks import OP_MAPPING
-from opatlas.engine.replayed_types import replays_of_bench
+from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.model.location import DEFAULT_NPU_DEVICE
 from opatlas.store.op_mapping import MAPPING, provide_mapping
 

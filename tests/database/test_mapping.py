@@ -11,7 +11,7 @@ from captures import launch, write_capture
 from opatlas.plugins.planning import prepare_database
 
 from opatlas.cli.main import main
-from opatlas.engine.replayed_types import replays_of_bench
+from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError
 from opatlas.model.communication import BY_KERNEL_TYPE
 from opatlas.model.location import NPU_DEVICES

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import importlib
 import json
-import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import custom_schemas
-import opatlas.bench.formulas
 import torch
 import torch_npu
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -157,10 +154,9 @@ def _expect_as_many_results(result: Any, operator: torch._ops.OpOverload) -> Non
 
 
 class Unchecked:
-    """Stands in for a reference, where there are no values to compare."""
+    """Stands in for a formula, where there are no values to compare."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name = "unchecked"
 
     def compare(self, *_: Any) -> list[Comparison]:
         return []
@@ -171,42 +167,27 @@ class Proof(Replay):
 
     def __init__(self, row: ReplayRow, spec: ReplaySpec, device: Any) -> None:
         super().__init__(row, spec, device, device, MeasureSettings(repeat_count=1, cache="warm"))
-        self.reference = ""
 
     def __call__(self, impl: Callable[..., Any], *arguments: Any, expected: Any, **keywords: Any) -> None:
-        # A rank of a group gives its reference what the others send: the name is that of the formula itself.
-        formula = expected.formulas[0] if hasattr(expected, "keywords") else expected
-        self.reference = _names_of_references().get(id(formula), expected.name)
         with suppress(_UnknownResults):
-            super().__call__(impl, *arguments, expected=Unchecked(expected.name), **keywords)
-
-
-@cache
-def _names_of_references() -> dict[int, str]:
-    """What `opatlas.bench.formulas` calls its formulas, by their identity."""
-    modules = [
-        importlib.import_module(f"{opatlas.bench.formulas.__name__}.{info.name}")
-        for info in pkgutil.iter_modules(opatlas.bench.formulas.__path__)
-    ]
-    return {id(getattr(module, name)): name for module in modules for name in module.__all__}
+            super().__call__(impl, *arguments, expected=Unchecked(), **keywords)
 
 
 def verdict(function_name: str, kernel_type: str, cells: dict[str, str]) -> dict[str, str]:
-    """What became of a row: "proof" and "reference", or "unsupported" or "invalid" (why), or "refused" (what by)."""
+    """Returns what became of a row: "proof", "unsupported" or "invalid" (why), or "refused" (what by)."""
     module, _, name = function_name.rpartition(".")
     function = getattr(importlib.import_module(module), name)
     spec = replay_spec(function)
     device = MetaDevice()
 
-    def run(spec: ReplaySpec) -> Proof:
+    def run(spec: ReplaySpec) -> None:
         row = ReplayRow(kernel_type, cells, META)
         proof = Proof(row, spec, device)
         with torch.no_grad():
             function(**arguments_of(function, row=row, replay=proof, group=_group_of(cells)))
-        return proof
 
     try:
-        proof = run(spec)
+        run(spec)
     except Unsupported as error:
         return {"unsupported": str(error)}
     except InvalidRow as error:
@@ -222,7 +203,7 @@ def verdict(function_name: str, kernel_type: str, cells: dict[str, str]) -> dict
         return {"refused": str(error)}
     except Exception as error:
         return {"refused": f"{type(error).__name__} in the replay itself: {error}"[:_LONGEST_MESSAGE]}
-    return {"proof": device.proof or "none", "reference": proof.reference}
+    return {"proof": device.proof or "none"}
 
 
 def _group_of(cells: dict[str, str]) -> Group:

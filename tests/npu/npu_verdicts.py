@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,8 @@ from real_rows import sources
 from replaying import cells_of
 from sample_rows import ROWS
 
-from opatlas.engine.kernel_facts import KINDS, KernelProof
+from opatlas.engine.kernel_facts import KINDS, replays_of_bench
 from opatlas.engine.registry import replay_spec
-from opatlas.engine.replayed_types import replays_of_bench
 from opatlas.model.signature import signature
 
 _TIMEOUT_S = 300
@@ -46,7 +46,6 @@ class Verdict:
 
     Attributes:
         proof: what took the arguments.
-        reference: name of the formula that the replay's results are checked with.
         unsupported: why the replay does not do this row on an NPU.
         invalid: why the replay refuses the row.
         refused: what is wrong with the call.
@@ -54,7 +53,6 @@ class Verdict:
 
     case: Case
     proof: str = ""
-    reference: str = ""
     unsupported: str = ""
     invalid: str = ""
     refused: str = ""
@@ -108,15 +106,10 @@ def _run(python: Path, jobs: Path, lines: Path) -> str:
     return f"exit status {done.returncode}: {done.stderr.strip()[-1000:]}"
 
 
-def proofs(verdicts_by_type: Mapping[str, Sequence[Verdict]]) -> dict[str, KernelProof]:
-    """What is known of each kernel type's call from the sample rows, which every checkout has."""
-    found = {}
+def proofs(verdicts_by_type: Mapping[str, Sequence[Verdict]]) -> dict[str, str]:
+    """Returns the weakest proof of each call by the sample rows, which every checkout has."""
+    found: dict[str, set[str]] = defaultdict(set)
     for kernel_type, verdicts in verdicts_by_type.items():
-        proven = [verdict for verdict in verdicts if verdict.proof and verdict.case.is_sample]
-        if proven:
-            # The weakest: a replay's calls may differ from row to row.
-            proof = max((verdict.proof for verdict in proven), key=list(KINDS).index)
-            references = sorted({verdict.reference for verdict in proven})
-            call = replay_spec(replays_of_bench()[kernel_type]).npu
-            found[kernel_type] = KernelProof(call, proof, references)
-    return found
+        call = replay_spec(replays_of_bench()[kernel_type]).npu
+        found[call] |= {verdict.proof for verdict in verdicts if verdict.proof and verdict.case.is_sample}
+    return {call: max(kinds, key=list(KINDS).index) for call, kinds in found.items() if kinds}

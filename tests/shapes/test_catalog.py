@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests_of_shapes import catalog_of
 
-from opatlas.engine.replayed_types import replays_of_bench
+from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import OpAtlasError
 from opatlas.theory.catalog import PATH, CatalogError, built_in_catalog
 

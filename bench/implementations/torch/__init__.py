@@ -4,6 +4,6 @@ A module for each family; `impl.NAME` finds a function in whichever module defin
 function of that name: `impl.abs` is torch.abs, `impl.silu` torch.nn.functional.silu, `impl.copy_` torch.Tensor.copy_.
 """
 
-from opatlas.engine.lazy import functions_of_modules
+from opatlas.engine.registry import functions_of_modules
 
 __getattr__ = functions_of_modules(__name__, __path__, "torch", "torch.nn.functional", "torch.Tensor")
