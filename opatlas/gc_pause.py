@@ -1,4 +1,4 @@
-"""Help for work on hundreds of thousands of objects at once."""
+"""Pauses the cyclic garbage collector: for samples of a duration, and for work on hundreds of thousands of objects."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def without_cycle_collection() -> Iterator[None]:
-    """Keeps the cyclic garbage collector off while many objects without cycles are made.
+def gc_paused() -> Iterator[None]:
+    """Keeps the cyclic garbage collector from starting by itself.
 
-    It would look at all of them again and again as they grow in number, which takes as long as the
-    work itself.
+    A collection in a sample would lengthen it. While many objects without cycles are made, collections examine all of
+    them again and again, which takes as long as the work itself.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -9,7 +9,7 @@ from opatlas.capture.profile_samples import CACHE_UNKNOWN
 from opatlas.combine.provenance import CACHE, INSTRUMENT, MixedDatabase, Origin, Provenance, Stored, Taking, Unlike
 from opatlas.devices.cgroups import available_cores
 from opatlas.errors import OpAtlasError
-from opatlas.instruments.instrument import OFFERED, choose, choose_for_group
+from opatlas.instruments.instrument import INSTRUMENTS, choose_group_instrument, choose_instrument
 from opatlas.model.location import UNNAMED_NPU
 from opatlas.store.write_back import UpdateMode
 from opatlas.text import counted, printable
@@ -116,7 +116,7 @@ def _taking(settings: Settings, *, in_group: bool) -> Taking:
     if settings.prof_path is not None:
         return Taking(settings.origin, CACHE_UNKNOWN, "msprof", None)
     kind, name = settings.devices[0].kind, settings.measure.instrument
-    chosen = (choose_for_group if in_group else choose)(kind, name) if kind in OFFERED else ""
+    chosen = (choose_group_instrument if in_group else choose_instrument)(kind, name) if kind in INSTRUMENTS else ""
     return Taking(settings.origin, settings.measure.cache, chosen, settings.measure.repeat_count)
 
 
@@ -135,7 +135,7 @@ def _other_machine(provenance: Provenance, settings: Settings, rows: Sequence[St
 
 def _same_again(settings: Settings, unlike: Sequence[Unlike]) -> str:
     """Options that measure as stored durations were measured; "" if none do."""
-    offered = OFFERED.get(settings.devices[0].kind, {})
+    offered = INSTRUMENTS.get(settings.devices[0].kind, {})
     is_possible = all(
         each.what in _SAME_AGAIN and (each.what != INSTRUMENT or each.stored in offered) for each in unlike
     )

@@ -10,8 +10,8 @@ import pytest
 
 from opatlas.collectives import options as collectives
 from opatlas.devices.device import DeviceSpec
-from opatlas.devices.discovery import devices_at_hand
-from opatlas.instruments.instrument import OFFERED, MeasureSettings
+from opatlas.devices.discovery import available_devices
+from opatlas.instruments.instrument import INSTRUMENTS, MeasureSettings
 from opatlas.isolation.groups import options as expert_parallel
 from opatlas.isolation.msprof.command import METRICS
 from opatlas.model.schema import Status
@@ -48,7 +48,7 @@ FIRST_CASE_TIMEOUT_S = 900.0
 #: A profile of so many rows is parsed in seconds; starting the next process costs some twenty.
 _MSPROF_ROWS = 200
 #: What each kind of device offers, the best one first.
-_INSTRUMENTS = "; ".join(f"{kind}: {', '.join(offered)}" for kind, offered in OFFERED.items())
+_INSTRUMENTS = "; ".join(f"{kind}: {', '.join(offered)}" for kind, offered in INSTRUMENTS.items())
 
 
 def _shard(text: str) -> Shard:
@@ -280,7 +280,7 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_opatlas_devices(config: pytest.Config) -> list[DeviceSpec]:
     """Trylast: a conftest.py that knows other devices is asked first."""
-    return devices_at_hand(config.option.device)
+    return available_devices(config.option.device)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 from opatlas.capture.cases import captured_time_us
 from opatlas.combine.provenance import StaleRuns
 from opatlas.errors import OpAtlasError, described
-from opatlas.isolation.msprof.pending import journal_left_behind
+from opatlas.isolation.msprof.pending import recover_profiles
 from opatlas.model.quality import valid_duration
 from opatlas.model.schema import (
     BASE,
@@ -60,7 +60,7 @@ def prepare_database(
     Raises:
         OpAtlasError: a database that cannot be written.
     """
-    problems = journal_left_behind(database) if database.profiles_dir.is_dir() else []
+    problems = recover_profiles(database) if database.profiles_dir.is_dir() else []
     recovered: Sequence[Recovered] = ()
     if database.journal_dir.is_dir():
         recovered = recover(database, own_run=run_id)

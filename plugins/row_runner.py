@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from opatlas.devices.device import DeviceDescription
-from opatlas.engine.job import Job, Outcome
+from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.registry import replay_spec
 from opatlas.isolation.executor import BatchExecutor
 from opatlas.model.errors import DeviceGone, ReplayError
@@ -40,7 +40,7 @@ class LookAhead:
         """`size` is the most rows of a batch."""
         self._size = size
         #: By node id.
-        self._ready: dict[str, Outcome] = {}
+        self._ready: dict[str, RowOutcome] = {}
         #: The rows that got their outcomes. A plugin that runs one of these again does not want its batch again.
         self._given: set[str] = set()
         self._places: dict[str, int] = {}
@@ -51,7 +51,7 @@ class LookAhead:
         executor: BatchExecutor,
         job_of: Callable[[pytest.Function], Job],
         stops: Callable[[], bool],
-    ) -> Outcome:
+    ) -> RowOutcome:
         """What became of a row, run now or before. Raises DeviceGone, and what `job_of` raises of the row.
 
         Args:
@@ -64,7 +64,7 @@ class LookAhead:
         self._given.add(item.nodeid)
         return self._ready.pop(item.nodeid)
 
-    def left_over(self) -> dict[str, Outcome]:
+    def left_over(self) -> dict[str, RowOutcome]:
         """Outcomes of rows whose turn never came, by node id."""
         return self._ready
 
@@ -83,7 +83,7 @@ class LookAhead:
                 jobs.append((item, job_of(item)))
         launched = 0
 
-        def enough(outcome: Outcome) -> bool:
+        def enough(outcome: RowOutcome) -> bool:
             nonlocal launched
             launched += 1
             config.hook.pytest_opatlas_launched(launched=launched, of=len(items))
@@ -126,7 +126,7 @@ def will_run(item: pytest.Item) -> bool:
     return all(mark.kwargs.get("run", True) for mark in item.iter_markers("xfail"))
 
 
-_OUTCOME = pytest.StashKey[Outcome | None]()
+_OUTCOME = pytest.StashKey[RowOutcome | None]()
 #: Seconds that the call of a row waited for its device.
 _WAITED = pytest.StashKey[dict[str, float]]()
 #: What is kept of what a row printed: a crash says why at the end, and the first of many errors is the cause.
@@ -196,7 +196,7 @@ class Supervisor:
                 item.user_properties[:] = [each for each in item.user_properties if each[0] not in ours]
                 item.user_properties += properties
         elif row is not None and call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception):
-            record = self._record(row, Outcome(Status.SKIPPED, str(call.excinfo.value)))
+            record = self._record(row, RowOutcome(Status.SKIPPED, str(call.excinfo.value)))
         if row is not None:
             _cut_printed(item, keep=call.when != "call" or call.excinfo is not None or _shows_passed(item.config))
         report = yield
@@ -250,7 +250,7 @@ class Supervisor:
             if capture is not None:
                 capture.suspend_global_capture()
 
-    def _run(self, item: pytest.Function) -> Outcome:
+    def _run(self, item: pytest.Function) -> RowOutcome:
         executor, at_once = self._session.executor(), self._session.settings.rows_at_once
         batches = executor if at_once > 1 and isinstance(executor, BatchExecutor) else None
         try:
@@ -264,7 +264,7 @@ class Supervisor:
             # rows was late; and a row that has not got its device yet is not late.
             if self._session.settings.in_process or batches is not None or self._session.waits.interrupted:
                 raise
-            return Outcome(
+            return RowOutcome(
                 Status.TIMEOUT, f"the wait for it was interrupted, and its process ended: {in_a_line(error)}"
             )
         except ReplayError as error:
@@ -272,7 +272,7 @@ class Supervisor:
             # says it all, but for a debugger, which stops where the error was raised.
             if item.config.option.usepdb:
                 raise
-            return Outcome(error.status, str(error))
+            return RowOutcome(error.status, str(error))
         except DeviceGone as error:
             self._session.end_without_device(str(error), pytest.ExitCode.TESTS_FAILED)
 
@@ -294,7 +294,7 @@ class Supervisor:
             instrument="" if settings.mixed or settings.read_only else row.stored_instrument,
         )
 
-    def _record(self, row: CaseRow, outcome: Outcome) -> Record:
+    def _record(self, row: CaseRow, outcome: RowOutcome) -> Record:
         return Record(
             kernel_type=row.kernel_type,
             signature=row.signature,
@@ -308,7 +308,7 @@ class Supervisor:
         )
 
 
-def _give_verdict(outcome: Outcome, place: str) -> None:
+def _give_verdict(outcome: RowOutcome, place: str) -> None:
     """Passes, skips or fails the case of an outcome, whose row stands at `place` in its file."""
     __tracebackhide__ = True
     if outcome.status is Status.MEASURED:
@@ -338,12 +338,12 @@ def _shows_passed(config: pytest.Config) -> bool:
     )
 
 
-def _outcome_of_exception(call: pytest.CallInfo[None]) -> Outcome:
+def _outcome_of_exception(call: pytest.CallInfo[None]) -> RowOutcome:
     """The outcome of a body that ran in this process and raised."""
     assert call.excinfo is not None
-    from opatlas.engine.device_errors import outcome_of
+    from opatlas.engine.device_errors import outcome_from_error
 
-    return outcome_of(call.excinfo.value)
+    return outcome_from_error(call.excinfo.value)
 
 
 def _properties(record: Record, captured_us: float | None) -> list[tuple[str, object]]:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from opatlas.devices.cgroups import available_cores, usable_cores
-from opatlas.devices.cpu_flush import DEAR_BYTES, plan_flush
+from opatlas.devices.cpu_flush import EXPENSIVE_READ_BYTES, plan_flush
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.machine_state import MachineState, MachineWatch, needed_cores
 from opatlas.devices.nvidia import GpuState, gpu_states
@@ -50,7 +50,7 @@ def flush_notes(settings: Settings) -> list[str]:
     if measure.cache != "cold" or settings.devices[0].kind != "cpu":
         return []
     plan = plan_flush(usable_cores(), measure.threads or available_cores())
-    if plan.by_line or plan.read_bytes <= DEAR_BYTES:
+    if plan.by_line or plan.read_bytes <= EXPENSIVE_READ_BYTES:
         return []
     return [f"the cache flush reads {plan.read_bytes >> 20} MiB before each sample: --cache warm leaves it out"]
 

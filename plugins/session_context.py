@@ -36,13 +36,13 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder, expect_folder
 from opatlas.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess
-from opatlas.isolation.executor import DevicePool, Executor, InProcess, LeftOut, ProfileExecutor
+from opatlas.isolation.executor import DevicePool, ExcludedDevices, Executor, InProcessExecutor, ProfileExecutor
 from opatlas.isolation.fresh_python import forget_imports_from
 from opatlas.isolation.groups.pool import GroupPool, OneAtATime
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.isolation.msprof import executor as msprof
-from opatlas.isolation.msprof.command import can_hold_profiles
+from opatlas.isolation.msprof.command import accepts_profiles
 from opatlas.isolation.process_end import die_with_parent, parent_of
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database, SessionLock
@@ -214,20 +214,20 @@ class BenchSession:
     def executor(self) -> Executor:
         """Where the bodies of replays run; its device is opened when it is first asked for something."""
         if self._executor is None:
-            settings, left_out = self.settings, LeftOut(self._shared.path if self._shared is not None else None)
+            settings, left_out = self.settings, ExcludedDevices(self._shared.path if self._shared is not None else None)
             if settings.prof_path is not None:
                 self._executor = ProfileExecutor(self.samples(), settings.devices[0].name)
             elif settings.messages is not None:
                 self._executor = self._groups(left_out)
             elif settings.in_process:
-                self._executor = InProcess(settings.devices[0], settings.measure, self.waits)
+                self._executor = InProcessExecutor(settings.devices[0], settings.measure, self.waits)
             else:
                 first = self._place % len(settings.devices)
                 single = DevicePool(settings.devices[first:] + settings.devices[:first], self._executor_of, left_out)
                 self._executor = OneAtATime(single, self._groups(left_out))
         return self._executor
 
-    def _groups(self, left_out: LeftOut) -> GroupPool:
+    def _groups(self, left_out: ExcludedDevices) -> GroupPool:
         return GroupPool(self.settings.devices, self.settings.measure, left_out, self._executor_of_group)
 
     def _executor_of_group(self, spec: GroupSpec, devices: Sequence[DeviceSpec], measure: MeasureSettings) -> Executor:
@@ -244,7 +244,7 @@ class BenchSession:
     def _profiles(self) -> Path:
         """The folder for what msprof writes: in the database, where that is written and msprof takes its path."""
         profiles = self.database.profiles_dir if self.settings.writes else self.shared.path / "profiles"
-        if can_hold_profiles(profiles):
+        if accepts_profiles(profiles):
             return profiles / self.run_id / self.worker
         # A profile that is kept, since rows lack their samples in it, outlives the session.
         return Path(tempfile.mkdtemp(prefix="opatlas-profiles-"), "profiles", self.run_id)

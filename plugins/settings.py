@@ -16,11 +16,11 @@ from opatlas.collectives.options import Wanted
 from opatlas.combine.provenance import Origin
 from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import DeviceSpec
-from opatlas.devices.discovery import database_name, devices_at_hand, npus_present
+from opatlas.devices.discovery import available_devices, database_name, npus_present
 from opatlas.engine.job import LEAST_SAMPLES
 from opatlas.files import absolute
 from opatlas.instruments.attribution import MOST_ROWS
-from opatlas.instruments.instrument import MSPROF, OFFERED, MeasureSettings, choose
+from opatlas.instruments.instrument import INSTRUMENTS, MSPROF, MeasureSettings, choose_instrument
 from opatlas.isolation.groups import options as expert_parallel
 from opatlas.model.location import (
     COMMUNICATION_NAMED_BY,
@@ -286,7 +286,7 @@ def _profiled_devices(name: str | None, database: str | None) -> list[DeviceSpec
             expect_npu(name)
         return [DeviceSpec("npu", name=name)]
     if npus_present():
-        return devices_at_hand("npu")
+        return available_devices("npu")
     if not database:
         raise pytest.UsageError(
             f"--prof-path: name the NPU that was profiled with --device ({DEFAULT_NPU_DEVICE}, ...), "
@@ -301,7 +301,7 @@ def _expect_of_devices(config: pytest.Config, devices: Sequence[DeviceSpec]) -> 
     if option.prof_path is not None:
         return False
     kinds = {device.kind for device in devices}
-    instruments = {choose(kind, option.instrument) for kind in kinds & OFFERED.keys()}
+    instruments = {choose_instrument(kind, option.instrument) for kind in kinds & INSTRUMENTS.keys()}
     if "npu" not in kinds:
         refuse(config, OPTIONS, Scope.NPUS, f"rows are replayed on {devices[0]}, which is no NPU")
     if MSPROF in instruments and option.in_process:

@@ -22,7 +22,7 @@ from opatlas.collectives.message import Message
 from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import Device
 from opatlas.engine.check import Checked
-from opatlas.engine.job import Outcome
+from opatlas.engine.job import RowOutcome
 from opatlas.engine.sampling import Sampling
 from opatlas.instruments.instrument import Instrument, MeasureSettings
 from opatlas.isolation.groups.group import (
@@ -45,7 +45,7 @@ class TimedCollective:
     def __init__(
         self, message: Message, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
     ) -> None:
-        self.outcome: Outcome | None = None
+        self.outcome: RowOutcome | None = None
         self._message = message
         self._device = device
         self._group = group
@@ -91,7 +91,7 @@ class TimedCollective:
         outcome = self._sampling.outcome(samples, checked, noted=self._shared_cores())
         self.outcome = self._of_slowest(outcome)
 
-    def _of_slowest(self, outcome: Outcome) -> Outcome:
+    def _of_slowest(self, outcome: RowOutcome) -> RowOutcome:
         """The samples of the rank with the largest median, the same on every rank.
 
         Those that are read from profiles later are compared then (opatlas/isolation/msprof/pending.py).

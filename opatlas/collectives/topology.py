@@ -12,7 +12,7 @@ from math import prod
 
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import ranks_share
-from opatlas.devices.nvidia import islands
+from opatlas.devices.nvidia import find_nvlink_islands
 from opatlas.isolation.groups.pool import RANKS_PER_CORE
 from opatlas.model.communication import TIERS
 from opatlas.model.location import DEFAULT_NPU_DEVICE
@@ -134,7 +134,7 @@ def guess(devices: Sequence[DeviceSpec], per_node: int, nnodes: int) -> Guess:
         if name.startswith(_A2):
             return Guess((128, 8), (everything,), f"that of an {_A2}")
     if device.kind == "cuda":
-        found = islands(devices)
+        found = find_nvlink_islands(devices)
         size = found.size
         if size is not None and 1 < size < per_node:
             return Guess((nnodes, per_node // size, size), (everything,), f"{found.why}, {size} GPUs each")

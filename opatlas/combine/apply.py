@@ -25,7 +25,7 @@ from opatlas.combine.table import (
 )
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import read_own
-from opatlas.gc_pause import without_cycle_collection
+from opatlas.gc_pause import gc_paused
 from opatlas.model.quality import valid_duration
 from opatlas.model.record import RowName
 from opatlas.model.schema import AVERAGE, INPUT_DTYPES, OUTPUT_DTYPES, PROFILING_AVERAGE, RUN_ID
@@ -238,7 +238,7 @@ def combine(
     """
     outcome = CombineResult(kernel_types_of(sources))
     order = RunOrder({manifest.run_id: manifest.started_at for manifest in manifests})
-    with target.lock(), without_cycle_collection():
+    with target.lock(), gc_paused():
         # First, so that no Run ID of a table ever leads nowhere.
         for source in sources:
             outcome.manifests += copy_manifests(target, source.manifests, outcome.problems)

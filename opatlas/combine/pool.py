@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from opatlas.errors import OpAtlasError
-from opatlas.gc_pause import without_cycle_collection
+from opatlas.gc_pause import gc_paused
 from opatlas.model.quality import valid_duration
 from opatlas.model.record import Record, RowName
 from opatlas.model.schema import (
@@ -77,7 +77,7 @@ def pool(database: Database, problems: list[str], on_kernel_type: Callable[[], N
         OpAtlasError: the database cannot be locked.
     """
     pooled: list[PooledRow] = []
-    with database.lock(), without_cycle_collection():
+    with database.lock(), gc_paused():
         manifests = manifests_of(database, problems)
         durations = _durations(database, problems)
         for kernel_type in database.kernel_types():

@@ -16,7 +16,7 @@ from pathlib import Path
 from opatlas.capture.ingest import remake_profiling
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
-from opatlas.gc_pause import without_cycle_collection
+from opatlas.gc_pause import gc_paused
 from opatlas.model.quality import valid_duration
 from opatlas.model.record import Record, RowName
 from opatlas.model.schema import RUN_ID
@@ -59,7 +59,7 @@ def rebuild(database: Database) -> Rebuilt:
         OpAtlasError: the database cannot be locked.
     """
     rebuilt = Rebuilt()
-    with database.lock(), without_cycle_collection():
+    with database.lock(), gc_paused():
         manifests = manifests_of(database, rebuilt.problems)
         order = RunOrder({manifest.run_id: manifest.started_at for manifest in manifests.values()})
         histories = Histories(database)
@@ -103,7 +103,7 @@ class _Table:
                 # One that no history has is all that there is of it.
                 is_known = histories.have(run_id, row)
             else:
-                is_known = not run_id or histories.tell_of(run_id, row)
+                is_known = not run_id or histories.announce(run_id, row)
             if is_known:
                 known.append(position)
         self._merged = TableMerge(kernel_type, without_measurement(kernel_type, frame, known))

@@ -16,7 +16,7 @@ import torch
 from opatlas.devices.cgroups import available_cores, available_memory, cpu_quota, memory_limit, usable_cores
 from opatlas.devices.cpu_flush import CpuFlush, plan_flush
 from opatlas.devices.device import Device, DeviceDescription, DeviceSpec
-from opatlas.devices.device_lock import LockHolder, lock_of
+from opatlas.devices.device_lock import LockHolder, device_lock
 from opatlas.devices.probe import probe
 from opatlas.instruments.instrument import Instrument, MeasureSettings, open_instrument
 from opatlas.model.location import cpu_device_name
@@ -35,7 +35,7 @@ class CpuDevice:
         self._flush = CpuFlush(self._flush_plan)
         self._settings = settings
         # Two rows measured at once would slow each other down.
-        self._lock = lock_of("cpu")
+        self._lock = device_lock("cpu")
 
     def describe(self) -> DeviceDescription:
         plan = self._flush_plan

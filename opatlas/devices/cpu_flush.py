@@ -134,7 +134,7 @@ def _has_instruction() -> bool:
 _ASSUMED_BYTES = 64 << 20
 #: A read of so much takes some ten milliseconds on two cores. Where caches need more, the row's tensors are evicted
 #: line by line, and the read is for what else the row used: workspaces, code, page tables.
-DEAR_BYTES = 128 << 20
+EXPENSIVE_READ_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,8 @@ def plan_flush(cores: Iterable[int], threads: int, root: Path = ROOT) -> FlushPl
         return FlushPlan(None, 1, 2 * _ASSUMED_BYTES, 2 * _ASSUMED_BYTES, by_line=False)
     least = least_flush_bytes(domains, threads)
     whole = max(flush_bytes(domains, threads), least)
-    by_line = whole > max(DEAR_BYTES, least) and evictor() is not None
-    read = max(DEAR_BYTES, least) if by_line else whole
+    by_line = whole > max(EXPENSIVE_READ_BYTES, least) and evictor() is not None
+    read = max(EXPENSIVE_READ_BYTES, least) if by_line else whole
     return FlushPlan(domains[0].size_bytes, len(domains), whole, read, by_line)
 
 

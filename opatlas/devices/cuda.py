@@ -13,13 +13,13 @@ import torch
 from torch.distributed import is_nccl_available
 
 from opatlas.devices.device import DeviceDescription, DeviceSpec
-from opatlas.devices.device_lock import LockHolder, lock_of
+from opatlas.devices.device_lock import LockHolder, device_lock
 from opatlas.devices.nvidia import open_nvml
 from opatlas.devices.probe import probe
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import Instrument, MeasureSettings, open_instrument
-from opatlas.instruments.spoilt_samples import Unthrottled
-from opatlas.model.errors import DeviceSick
+from opatlas.instruments.sample_filters import UnthrottledInstrument
+from opatlas.model.errors import DeviceUnhealthy
 from opatlas.model.location import slug
 from opatlas.text import first_line
 
@@ -38,7 +38,7 @@ class CudaDevice:
 
         Raises:
             OpAtlasError: a torch that can use it, the driver or the device is not there, with the remedy.
-            DeviceSick: it is there, and cannot be opened.
+            DeviceUnhealthy: it is there, and cannot be opened.
         """
         _expect_visible()
         self.torch_device = torch.device("cuda", 0)
@@ -51,10 +51,10 @@ class CudaDevice:
             self._flush_buffer = torch.ones(rows, _FLUSH_WIDTH, device=self.torch_device)
             self._flushed = torch.empty(rows, device=self.torch_device)
         except RuntimeError as error:
-            raise DeviceSick(f"{spec} cannot be opened: {first_line(str(error))}") from error
+            raise DeviceUnhealthy(f"{spec} cannot be opened: {first_line(str(error))}") from error
         self._uuid = f"GPU-{self._properties.uuid}"
         self._nvml = open_nvml(self._uuid)
-        self._lock = lock_of(self._uuid)
+        self._lock = device_lock(self._uuid)
         # A row of FLOAT is one of float32, as matrix products are by default.
         torch.backends.cudnn.allow_tf32 = False
 
@@ -78,7 +78,7 @@ class CudaDevice:
         )
 
     def instrument(self) -> Instrument:
-        return Unthrottled(open_instrument("cuda", self._settings), self._nvml.throttles)
+        return UnthrottledInstrument(open_instrument("cuda", self._settings), self._nvml.throttles)
 
     def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
         return impl

@@ -116,7 +116,7 @@ class Device(Protocol):
         ...
 
     def probe(self) -> None:
-        """Runs a known-good operation. Raises whatever it raises, DeviceSick where its result is wrong."""
+        """Runs a known-good operation. Raises whatever it raises, DeviceUnhealthy where its result is wrong."""
         ...
 
     def synchronize(self) -> None:

@@ -24,7 +24,7 @@ from opatlas.typed_json import DecodeError, decode, json_line
 #: JSON of the session (a `Holder`) that a process and its children belong to; lock files name this session.
 SESSION_VARIABLE = "OPATLAS_SESSION"
 #: When rows have waited this long in all, the user is told for which session.
-TOLD_AFTER_S = 2.0
+ANNOUNCED_AFTER_S = 2.0
 #: A row waits no longer. Rows of an hour are rare; a process that was left behind may hold the lock for days.
 LONGEST_WAIT_S = 3600.0
 #: Where a wait has a limit, the lock is asked for so often.
@@ -110,7 +110,7 @@ class DeviceLock:
         deadline = time.monotonic() + limit_s
         while not self._taken():
             if time.monotonic() > deadline:
-                raise waited_too_long(limit_s, holder)
+                raise lock_timeout(limit_s, holder)
             time.sleep(_ASK_EVERY_S)
 
     def _holder(self) -> LockHolder:
@@ -160,13 +160,13 @@ class DeviceWaits:
         self._going_on.append(wait)
         return wait
 
-    def is_told(self, holder: LockHolder) -> bool:
+    def is_announced(self, holder: LockHolder) -> bool:
         """Whether the user knows of a holder. Nobody is told of the workers of the own session."""
         return holder.own_session or holder in self._told
 
-    def tell_of(self, holder: LockHolder) -> None:
+    def announce(self, holder: LockHolder) -> None:
         """Tells the user of a holder, once."""
-        if not self.is_told(holder):
+        if not self.is_announced(holder):
             self._told.add(holder)
             self.tell(f"waiting for the device, which another session uses: {holder}; at most {LONGEST_WAIT_S:g} s")
 
@@ -199,22 +199,22 @@ class LockWait:
     def left_s(self) -> float:
         """Seconds until `go_on` is to be called."""
         limit_s = LONGEST_WAIT_S
-        if not self._waits.is_told(self.holder):
-            limit_s = min(TOLD_AFTER_S - self._waits.others_s, limit_s)
+        if not self._waits.is_announced(self.holder):
+            limit_s = min(ANNOUNCED_AFTER_S - self._waits.others_s, limit_s)
         return max(limit_s - self.seconds, 0.0)
 
-    def go_on(self) -> None:
+    def check_limit(self) -> None:
         """Tells the user for whom the row waits. Raises DeviceGone when the row has waited too long."""
         if self.seconds >= LONGEST_WAIT_S:
-            raise waited_too_long(LONGEST_WAIT_S, self.holder)
-        self._waits.tell_of(self.holder)
+            raise lock_timeout(LONGEST_WAIT_S, self.holder)
+        self._waits.announce(self.holder)
 
     def end(self) -> None:
         """Ends the wait, whether or not the row got its device."""
         self._waits.end(self)
 
 
-def waited_too_long(limit_s: float, holder: LockHolder) -> DeviceGone:
+def lock_timeout(limit_s: float, holder: LockHolder) -> DeviceGone:
     """The error of a row that did not get its device in time."""
     return DeviceGone(f"waited {limit_s:g} s for the device, which another session has: {holder}; end that session")
 
@@ -234,7 +234,7 @@ def _session_of_this_process(run_id: str, command: str) -> Holder:
     return Holder(run_id, command[:_MOST_COMMAND], os.getpid(), platform.node(), time.time())
 
 
-def lock_of(device: str) -> DeviceLock:
+def device_lock(device: str) -> DeviceLock:
     """The lock of a device of this machine for all sessions of this user, by a name that they all have for it."""
     # By the user's number, because a container's user need not have a name.
     return DeviceLock(Path(gettempdir()) / f"opatlas-{device}-{os.getuid()}.lock")

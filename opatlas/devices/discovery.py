@@ -11,8 +11,8 @@ from pathlib import Path
 from opatlas.devices import npu_smi
 from opatlas.devices import nvidia as nvidia_smi
 from opatlas.devices.device import KINDS, DeviceSpec
-from opatlas.devices.npu_operators import environment_with_operators
-from opatlas.devices.npu_smi import name_of, names_of
+from opatlas.devices.npu_operators import operator_environment
+from opatlas.devices.npu_smi import candidate_names, confirmed_name
 from opatlas.devices.nvidia import Gpu
 from opatlas.errors import OpAtlasError
 from opatlas.model.location import NPU_DEVICES, cpu_device_name, kind_of
@@ -44,19 +44,19 @@ def visible_ids(variable: str, present: int, environment: Mapping[str, str] = os
     return ids
 
 
-def all_hidden(variable: str, environment: Mapping[str, str] = os.environ) -> bool:
+def hides_all(variable: str, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether the caller hides every device of a kind on purpose: the variable is set, but to none."""
     return environment.get(variable, "0").strip() in ("", "-1")
 
 
-def pinned(device: DeviceSpec, variable: str, ids: list[str]) -> list[DeviceSpec]:
+def pin_devices(device: DeviceSpec, variable: str, ids: list[str]) -> list[DeviceSpec]:
     """One spec for each visible device; its process sees that device alone."""
     return [replace(device, index=index, pinned=(variable, name)) for index, name in enumerate(ids)]
 
 
-def environment_of(device: DeviceSpec) -> dict[str, str]:
+def device_environment(device: DeviceSpec) -> dict[str, str]:
     """What a process that is to own a device must have in its environment before it imports torch."""
-    operators = environment_with_operators() if device.kind == "npu" else {}
+    operators = operator_environment() if device.kind == "npu" else {}
     # torch would import torch_npu and the like by itself, and fail where what these stand on is not there:
     # a device imports its own, and says what is wrong.
     shown = [device.pinned] if device.pinned and device.alone else []
@@ -71,7 +71,7 @@ def ranks_share(kind: str) -> bool:
 _DEVICE_FILES = Path("/dev")
 
 
-def devices_at_hand(name: str | None) -> list[DeviceSpec]:
+def available_devices(name: str | None) -> list[DeviceSpec]:
     """The devices to replay on: of the kind that is named, else NPUs, else GPUs, else the CPU, all of it one device.
 
     Args:
@@ -82,9 +82,11 @@ def devices_at_hand(name: str | None) -> list[DeviceSpec]:
         OpAtlasError: a device that is not here, or that replays do not run on.
     """
     kind = name if name in KINDS else kind_of(name) if name else None
-    if kind == "npu" or (kind is None and not all_hidden(VISIBLE["npu"]) and npus_present()):
+    if kind == "npu" or (kind is None and not hides_all(VISIBLE["npu"]) and npus_present()):
         return _npus(None if name == "npu" else name)
-    if kind == "cuda" or (kind is None and not all_hidden(VISIBLE["cuda"]) and cuda_version() and nvidia_smi.gpus()):
+    if kind == "cuda" or (
+        kind is None and not hides_all(VISIBLE["cuda"]) and cuda_version() and nvidia_smi.list_gpus()
+    ):
         return _gpus(None if name == "cuda" else name)
     if name not in (None, "cpu", cpu_device_name()):
         raise OpAtlasError(
@@ -98,9 +100,9 @@ def database_name(devices: Sequence[DeviceSpec]) -> str:
     """The name of the devices' database folder. Raises OpAtlasError where it is not known."""
     device = devices[0]
     if device.kind == "npu" and not device.name:
-        shown = npu_smi.chips()
+        shown = npu_smi.list_chips()
         said = f"npu-smi shows {shown[0].name}" if shown else "npu-smi, which would tell, is not on PATH or fails"
-        names = (names_of(shown[0]) if shown else ()) or NPU_DEVICES
+        names = (candidate_names(shown[0]) if shown else ()) or NPU_DEVICES
         raise OpAtlasError(
             f"the NPU's database cannot be told from its chip ({said}): name it with --device ({' or '.join(names)}), "
             f"or the directory with --database-path"
@@ -116,7 +118,7 @@ def database_name(devices: Sequence[DeviceSpec]) -> str:
 def npus_present() -> int:
     """How many NPUs a process on this machine, or in this container, can open."""
     nodes = sum(bool(re.fullmatch(r"davinci\d+", path.name)) for path in _DEVICE_FILES.glob("davinci*"))
-    return nodes or len(npu_smi.chips())
+    return nodes or len(npu_smi.list_chips())
 
 
 def _npus(name: str | None) -> list[DeviceSpec]:
@@ -132,16 +134,16 @@ def _npus(name: str | None) -> list[DeviceSpec]:
     ids = visible_ids(variable, present)
     if not ids:
         raise OpAtlasError(f"{variable} shows none of the {present} NPUs here: unset it, or list some of them (0,1)")
-    by_logic = {str(chip.logic): chip for chip in npu_smi.chips()}
-    names = {name_of(by_logic.get(visible), name) for visible in ids}
+    by_logic = {str(chip.logic): chip for chip in npu_smi.list_chips()}
+    names = {confirmed_name(by_logic.get(visible), name) for visible in ids}
     # All of one machine are alike; should they not be, their durations do not belong into one folder.
     device = DeviceSpec("npu", name=names.pop() if len(names) == 1 else "")
-    return pinned(device, variable, ids)
+    return pin_devices(device, variable, ids)
 
 
 def _gpus(name: str | None) -> list[DeviceSpec]:
     """One spec for each GPU that the caller made visible, or for each of this name. Raises OpAtlasError."""
-    present = nvidia_smi.gpus()
+    present = nvidia_smi.list_gpus()
     if not present:
         raise OpAtlasError(
             f"--device {name or 'cuda'}: there is no NVIDIA GPU here (nvidia-smi shows none, or is not on PATH): in a "
@@ -169,7 +171,7 @@ def _gpus(name: str | None) -> list[DeviceSpec]:
         raise OpAtlasError(
             f"--device {name} is not among the visible GPUs ({', '.join(sorted(names))}): name one of them"
         )
-    return pinned(DeviceSpec("cuda", name=name or names.pop()), variable, chosen)
+    return pin_devices(DeviceSpec("cuda", name=name or names.pop()), variable, chosen)
 
 
 def _gpu(entry: str, present: Sequence[Gpu]) -> Gpu:

@@ -15,13 +15,13 @@ import torch
 
 from opatlas.devices import npu_operators, npu_smi
 from opatlas.devices.device import DeviceDescription, DeviceSpec
-from opatlas.devices.device_lock import LockHolder, lock_of
+from opatlas.devices.device_lock import LockHolder, device_lock
 from opatlas.devices.npu_smi import Chip
 from opatlas.devices.probe import probe
 from opatlas.devices.torch_npu import import_torch_npu
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import Instrument, MeasureSettings, open_instrument
-from opatlas.model.errors import DeviceSick, Unsupported
+from opatlas.model.errors import DeviceUnhealthy, Unsupported
 from opatlas.model.versions import cann_version
 
 #: Of A2 and A3, whose CANN does not always tell.
@@ -40,7 +40,7 @@ class NpuDevice:
 
         Raises:
             OpAtlasError: torch_npu, CANN, the driver or the device is not there, with the remedy.
-            DeviceSick: it is there, and cannot be opened.
+            DeviceUnhealthy: it is there, and cannot be opened.
         """
         self._torch_npu = import_torch_npu()
         self._npu: Any = torch.get_device_module("npu")
@@ -52,7 +52,7 @@ class NpuDevice:
             self._npu.set_device(self.torch_device)
             self._properties = self._npu.get_device_properties(self.torch_device)
         except RuntimeError as error:
-            raise DeviceSick(f"{spec} cannot be opened: {_essence(error)}") from error
+            raise DeviceUnhealthy(f"{spec} cannot be opened: {_essence(error)}") from error
         self._settings = settings
         self._spec = spec
         self._chip = _chip_of(spec)
@@ -61,10 +61,10 @@ class NpuDevice:
         self._l2_bytes = told if self._l2_is_told else _ASSUMED_L2_BYTES
         self._flush_buffer: torch.Tensor | None = None
         place = self._chip.physical if self._chip else spec.pinned[1] if spec.pinned else spec.index
-        self._lock = lock_of(f"npu{place}")
+        self._lock = device_lock(f"npu{place}")
 
     def describe(self) -> DeviceDescription:
-        said = npu_smi.said_of(self._chip)
+        said = npu_smi.query_chip(self._chip)
         facts: dict[str, str | int | float | None] = {
             "torch": str(torch.__version__),
             "torch_npu": str(self._torch_npu.__version__),
@@ -91,7 +91,7 @@ class NpuDevice:
             name=self._spec.name or str(self._properties.name),
             facts={name: fact for name, fact in facts.items() if fact is not None},
             state=said.state,
-            no_custom_operators=npu_operators.cannot_be_registered(),
+            no_custom_operators=npu_operators.registration_obstacle(),
         )
 
     def instrument(self) -> Instrument:
@@ -100,7 +100,7 @@ class NpuDevice:
     def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
         if npu is None:
             raise Unsupported("the kernel has no call of its own on an NPU")
-        return npu_operators.call_of(npu)
+        return npu_operators.load_npu_call(npu)
 
     def available_bytes(self) -> int:
         """What the device has free, and what this process holds without using it."""
@@ -154,7 +154,7 @@ def _expect_visible(npu: Any) -> None:
 def _chip_of(spec: DeviceSpec) -> Chip | None:
     """What npu-smi calls the device; None where it does not show it."""
     logic = spec.pinned[1] if spec.pinned else str(spec.index)
-    return next((chip for chip in npu_smi.chips() if str(chip.logic) == logic), None)
+    return next((chip for chip in npu_smi.list_chips() if str(chip.logic) == logic), None)
 
 
 def _module_version(npu: Any, module: str) -> str | None:

@@ -20,7 +20,7 @@ from opatlas.text import in_a_line
 OR = " or "
 
 
-def npu_call(name: str) -> Callable[..., Any]:
+def resolve_npu_call(name: str) -> Callable[..., Any]:
     """The function that a replay's `npu` names, such as "torch_npu.npu_rms_norm"; of several the first that is there.
 
     Raises:
@@ -32,7 +32,7 @@ def npu_call(name: str) -> Callable[..., Any]:
     try:
         return _function(first)
     except Unsupported:
-        return npu_call(others)
+        return resolve_npu_call(others)
 
 
 def _function(name: str) -> Callable[..., Any]:
@@ -88,7 +88,7 @@ _NO_ATB = re.compile(
 _ATB_ENVIRONMENT = "/usr/local/Ascend/nnal/atb/set_env.sh"
 
 
-def call_of(name: str) -> Callable[..., Any]:
+def load_npu_call(name: str) -> Callable[..., Any]:
     """The NPU call of that name, or of the first of several that is there; what registers it is run first.
 
     Raises:
@@ -98,10 +98,10 @@ def call_of(name: str) -> Callable[..., Any]:
     names = name.split(OR)
     register = next((each for prefix, each in _REGISTERED_BY.items() if any(n.startswith(prefix) for n in names)), None)
     if register is None:
-        return npu_call(name)
+        return resolve_npu_call(name)
     failure, remedy = register()
     try:
-        call = npu_call(name)
+        call = resolve_npu_call(name)
     except Unsupported as error:
         raise MissingPrecondition(f"{name} is not registered ({failure or error}): {remedy}") from None
     return call
@@ -112,7 +112,7 @@ def missing_kernel(text: str) -> ReplayError | None:
     found = _NO_KERNEL.search(text)
     if found is not None:
         what = f"no kernel {found[1]} in CANN's {found[2]} nor in a custom OPP"
-        return Unsupported(what) if is_set_up() else MissingPrecondition(f"{what}: {remedy()}")
+        return Unsupported(what) if is_environment_set() else MissingPrecondition(f"{what}: {remedy()}")
     if _NO_ATB.search(text):
         if "undefined symbol" in text:
             return MissingPrecondition(
@@ -124,14 +124,14 @@ def missing_kernel(text: str) -> ReplayError | None:
     return None
 
 
-def cannot_be_registered() -> str:
+def registration_obstacle() -> str:
     """Why no custom operator can be registered in this process; "" where they can be, or are."""
     if find_spec("vllm_ascend") is not None or _is_registered("_C_ascend"):
         return ""
     return f"needs custom operators, and vllm-ascend, which brings them, is not installed: {remedy()}"
 
 
-def environment_with_operators(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def operator_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Returns the two variables for a process that is about to start, with what they name already.
 
     The loader reads LD_LIBRARY_PATH when a process starts: no process can set it for itself. OPPs that the user names
@@ -148,7 +148,7 @@ def environment_with_operators(environment: Mapping[str, str] = os.environ) -> d
     }
 
 
-def is_set_up(environment: Mapping[str, str] = os.environ) -> bool:
+def is_environment_set(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether the two variables name an OPP that is there, and its libraries."""
     libraries = _entries(environment, LIBRARY_VARIABLE)
     return any(path.is_dir() and path / _LIBRARIES in libraries for path in _entries(environment, PATH_VARIABLE))
@@ -162,7 +162,7 @@ def libraries(environment: Mapping[str, str] = os.environ) -> list[Path]:
 
 def remedy(environment: Mapping[str, str] = os.environ) -> str:
     """What to do where an operator of an OPP is missing, in one line."""
-    if is_set_up(environment):
+    if is_environment_set(environment):
         return f"{PATH_VARIABLE} and {LIBRARY_VARIABLE} are set; is this vllm-ascend built for this torch and CANN?"
     place = _place_of_vllm_ascend()
     if place is None:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from opatlas.devices import npu_smi
-from opatlas.devices.vendor_tools import printed, whole_number
+from opatlas.devices.vendor_tools import parse_whole, run_tool
 from opatlas.errors import OpAtlasError
 from opatlas.model.location import NPU_DEVICES, slug
 
@@ -41,13 +41,13 @@ class Chip:
     name: str
 
 
-def chips() -> tuple[Chip, ...]:
+def list_chips() -> tuple[Chip, ...]:
     """The chips that npu-smi shows, by their logic number; none where there is no npu-smi, or no answer."""
     return parse_chips(_ask("-m"))
 
 
 @dataclass(frozen=True)
-class Said:
+class NpuSmiInfo:
     """All that npu-smi says of a chip, by the names that it uses, with numbers as numbers.
 
     Attributes:
@@ -59,30 +59,30 @@ class Said:
     state: Mapping[str, str | int | float]
 
 
-def said_of(chip: Chip | None) -> Said:
+def query_chip(chip: Chip | None) -> NpuSmiInfo:
     """Nothing of a chip that npu-smi does not show."""
     if chip is None:
-        return Said({}, {})
+        return NpuSmiInfo({}, {})
     # At once: each question takes it a second or so.
     with ThreadPoolExecutor() as pool:
-        card, die, *state = pool.map(lambda ask: ask(chip), (_card, _die, common, usages))
-    return Said(_as_numbers({**card, **die}), _as_numbers({**state[0], **state[1]}))
+        card, die, *state = pool.map(lambda ask: ask(chip), (_card, _die, query_common, query_usages))
+    return NpuSmiInfo(_as_numbers({**card, **die}), _as_numbers({**state[0], **state[1]}))
 
 
 def driver_version() -> str:
     """The driver's version, such as "24.1.rc2"; "" where npu-smi does not tell."""
-    first = next(iter(chips()), None)
+    first = next(iter(list_chips()), None)
     if first is None:
         return ""
     return _card(first).get("Software Version") or _die(first).get("Software Version", "")
 
 
-def common(chip: Chip) -> dict[str, str]:
+def query_common(chip: Chip) -> dict[str, str]:
     """Number and frequency of the AI cores, temperature, power."""
     return _of_chip(chip, "common")
 
 
-def usages(chip: Chip) -> dict[str, str]:
+def query_usages(chip: Chip) -> dict[str, str]:
     """Capacity of the memory, and how much of memory and cores is in use."""
     return _of_chip(chip, "usages")
 
@@ -105,14 +105,14 @@ def parse_chips(text: str) -> tuple[Chip, ...]:
     found: list[Chip] = []
     for line in lines[header + 1 :]:
         cells = dict(zip(titles, line.split(None, len(titles) - 1), strict=False))
-        npu, name = whole_number(cells.get("NPU ID")), cells.get("Chip Name", "")
+        npu, name = parse_whole(cells.get("NPU ID")), cells.get("Chip Name", "")
         # A number of -1, or none, is that of a chip which cannot be used.
-        logic = whole_number(cells.get("Chip Logic ID", str(len(found))))
+        logic = parse_whole(cells.get("Chip Logic ID", str(len(found))))
         if npu is None or logic is None or not name or name.lower() == _NOT_A_CHIP:
             continue
-        physical = whole_number(cells.get("Chip Phy-ID"))
+        physical = parse_whole(cells.get("Chip Phy-ID"))
         found.append(
-            Chip(npu, whole_number(cells.get("Chip ID")) or 0, logic, logic if physical is None else physical, name)
+            Chip(npu, parse_whole(cells.get("Chip ID")) or 0, logic, logic if physical is None else physical, name)
         )
     return tuple(sorted(found, key=lambda chip: chip.logic))
 
@@ -137,7 +137,7 @@ def _of_chip(chip: Chip, kind: str) -> dict[str, str]:
 
 def _ask(*arguments: str) -> str:
     """What `npu-smi info` prints; "" where it fails, as it does for what it does not know."""
-    return printed("npu-smi", "info", *arguments, timeout_s=_TIMEOUT_S)
+    return run_tool("npu-smi", "info", *arguments, timeout_s=_TIMEOUT_S)
 
 
 def _as_numbers(fields: Mapping[str, str]) -> dict[str, str | int | float]:
@@ -162,20 +162,20 @@ _CORES_OF_560T = 20
 _MB_OF_A2_32G = 32768
 
 
-def names_of(chip: Chip) -> tuple[str, ...]:
+def candidate_names(chip: Chip) -> tuple[str, ...]:
     """The database names that a chip may go by; one of its own where it is of no generation that has names."""
     plain = chip.name.replace(" ", "").removeprefix("Ascend")
     a2 = re.fullmatch(r"910B(\d(?:C|-1)?)", plain, flags=re.IGNORECASE)
     if a2:
         power = _A2_POWER.get(a2[1].upper())
         names = [name for name in _names_of_generation("A2") if power is None or f"_{power}_" in name]
-        megabytes = whole_number(npu_smi.usages(chip).get("HBM Capacity(MB)"))
+        megabytes = parse_whole(npu_smi.query_usages(chip).get("HBM Capacity(MB)"))
         if megabytes is None:
             return tuple(names)
         memory = "32G" if megabytes <= _MB_OF_A2_32G else "64G"
         return tuple(name for name in names if memory in name.split("_"))
     if re.fullmatch(r"910(_93\w\w)?", plain):
-        cores = whole_number(npu_smi.common(chip).get("Aicore Count"))
+        cores = parse_whole(npu_smi.query_common(chip).get("Aicore Count"))
         if cores is None:
             return _names_of_generation("A3")
         power = _A3_POWERS[cores > _CORES_OF_560T]
@@ -183,7 +183,7 @@ def names_of(chip: Chip) -> tuple[str, ...]:
     return (slug(f"Ascend{plain}"),)
 
 
-def name_of(chip: Chip | None, asked: str | None) -> str:
+def confirmed_name(chip: Chip | None, asked: str | None) -> str:
     """The database name of an NPU: the one asked for, or the only one that it may go by; "" where there are several.
 
     Args:
@@ -194,7 +194,7 @@ def name_of(chip: Chip | None, asked: str | None) -> str:
     """
     if chip is None:
         return asked or ""
-    names = names_of(chip)
+    names = candidate_names(chip)
     if asked and asked not in names:
         fitting = f"--device {' or '.join(names)}" if names else "no name that is known"
         raise OpAtlasError(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from opatlas.devices.device import DeviceSpec
-from opatlas.devices.vendor_tools import printed
+from opatlas.devices.vendor_tools import run_tool
 from opatlas.model.location import slug
 from opatlas.text import whole
 
@@ -191,14 +191,14 @@ class Gpu:
     uuid: str
 
 
-def gpus() -> tuple[Gpu, ...]:
+def list_gpus() -> tuple[Gpu, ...]:
     """The GPUs of this machine or container; none where there is no nvidia-smi, or no answer."""
-    return parse_gpus(printed("nvidia-smi", "-L", timeout_s=_TIMEOUT_S))
+    return parse_gpus(run_tool("nvidia-smi", "-L", timeout_s=_TIMEOUT_S))
 
 
 def driver_version() -> str:
     """The driver's version, such as "550.54.15"; "" where there is no nvidia-smi, or no answer."""
-    told = printed("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", timeout_s=_TIMEOUT_S)
+    told = run_tool("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", timeout_s=_TIMEOUT_S)
     return told.partition("\n")[0].strip()
 
 
@@ -208,7 +208,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 
 @dataclass(frozen=True)
-class Islands:
+class NvlinkIslands:
     """
     Attributes:
         size: GPUs that are joined to each other, where these are neighbours and as many everywhere; 1: none are.
@@ -220,37 +220,41 @@ class Islands:
     why: str
 
 
-def islands(devices: Sequence[DeviceSpec]) -> Islands:
+def find_nvlink_islands(devices: Sequence[DeviceSpec]) -> NvlinkIslands:
     """Of GPUs, by how their processes are shown them."""
     try:
         import pynvml
     except ModuleNotFoundError:
-        return Islands(None, "a guess: nvidia-ml-py, which would tell of NVLink, is not installed")
+        return NvlinkIslands(None, "a guess: nvidia-ml-py, which would tell of NVLink, is not installed")
     try:
         pynvml.nvmlInit()
         try:
             handles = [_nvlink_handle(pynvml, device) for device in devices]
-            return islands_of(len(handles), lambda one, other: _joined(pynvml, handles[one], handles[other]))
+            return group_islands(len(handles), lambda one, other: _joined(pynvml, handles[one], handles[other]))
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
-        return Islands(None, f"a guess: NVML does not tell of NVLink ({error})")
+        return NvlinkIslands(None, f"a guess: NVML does not tell of NVLink ({error})")
 
 
-def islands_of(count: int, joined: Callable[[int, int], bool]) -> Islands:
+def group_islands(count: int, joined: Callable[[int, int], bool]) -> NvlinkIslands:
     """The islands of GPUs 0 ... count - 1, by whether two of them are joined."""
     if count < 2:
-        return Islands(None, "one GPU")
+        return NvlinkIslands(None, "one GPU")
     pairs = {(one, other): joined(one, other) for one in range(count) for other in range(one + 1, count)}
     if not any(pairs.values()):
-        return Islands(1, "no NVLink: PCIe")
+        return NvlinkIslands(1, "no NVLink: PCIe")
     if all(pairs.values()):
-        return Islands(count, "NVLink between all GPUs")
+        return NvlinkIslands(count, "NVLink between all GPUs")
     size = 1 + sum(are_joined for (one, _), are_joined in pairs.items() if one == 0)
     even = count % size == 0 and all(
         are_joined == (one // size == other // size) for (one, other), are_joined in pairs.items()
     )
-    return Islands(size, "islands of NVLink") if even else Islands(None, "a guess: NVLink joins some GPUs, unevenly")
+    return (
+        NvlinkIslands(size, "islands of NVLink")
+        if even
+        else NvlinkIslands(None, "a guess: NVLink joins some GPUs, unevenly")
+    )
 
 
 def _nvlink_handle(library: Any, device: DeviceSpec) -> Any:

@@ -25,7 +25,7 @@ _ATB_LIBRARIES = re.compile(r"libatb\w*\.so")
 _OTHER_SYMBOLS = re.compile(r"undefined symbol|version `[^']*' not found|has no attribute '_npu")
 
 
-class NoTorchNpu(OpAtlasError):
+class TorchNpuMissing(OpAtlasError):
     """torch_npu cannot be imported; the message says why and what to do."""
 
 
@@ -33,21 +33,21 @@ def import_torch_npu() -> ModuleType:
     """The module torch_npu; afterwards there is `torch.npu`.
 
     Raises:
-        NoTorchNpu: no package, no CANN, no driver, another torch than it was built for, or a GPU's torch.
+        TorchNpuMissing: no package, no CANN, no driver, another torch than it was built for, or a GPU's torch.
     """
     try:
         return import_module("torch_npu")
     except ModuleNotFoundError as error:
         if error.name == "torch_npu":
-            raise NoTorchNpu(
+            raise TorchNpuMissing(
                 f"torch_npu is not installed in this Python: pip install torch_npu=={_torch() or 'VERSION'}, "
                 f"the version of torch"
             ) from None
-        raise NoTorchNpu(
+        raise TorchNpuMissing(
             f"torch_npu needs the package {error.name}, which is not installed: pip install {_distribution(error.name)}"
         ) from None
     except Exception as error:
-        raise NoTorchNpu(_explained(f"{error}")) from error
+        raise TorchNpuMissing(_explained(f"{error}")) from error
 
 
 def _explained(text: str) -> str:

@@ -10,7 +10,7 @@ from functools import cache
 from opatlas.text import whole
 
 
-def printed(tool: str, *arguments: str, timeout_s: float) -> str:
+def run_tool(tool: str, *arguments: str, timeout_s: float) -> str:
     """What a tool prints, asked once in a process; "" where it is not on PATH, fails, or does not answer in time."""
     executable = shutil.which(tool)
     return "" if executable is None else _run(executable, arguments, timeout_s)
@@ -27,6 +27,6 @@ def _run(executable: str, arguments: Sequence[str], timeout_s: float) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def whole_number(text: str | None) -> int | None:
+def parse_whole(text: str | None) -> int | None:
     """Of what a tool prints; None for other words, or none."""
     return None if text is None else whole(text)

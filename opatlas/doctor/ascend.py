@@ -10,7 +10,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from opatlas.devices.npu_smi import chips
+from opatlas.devices.npu_smi import list_chips
 from opatlas.devices.torch_npu import import_torch_npu, set_env_scripts
 from opatlas.doctor.machine import measured
 from opatlas.doctor.verdict import (
@@ -76,7 +76,7 @@ def npu_smi(target: Target) -> Verdict:
             "the driver does not run: look into `dmesg` and /var/log/npu, or mount /usr/local/Ascend/driver",
             info=said,
         )
-    found = [f"{chip.logic}: {chip.name}" for chip in chips()]
+    found = [f"{chip.logic}: {chip.name}" for chip in list_chips()]
     if not found:
         return failed(
             "`npu-smi info -m` shows no chip", "send us the report (--report): its table is not known", info=said
@@ -137,10 +137,10 @@ def torch_npu(target: Target) -> Verdict:
 
 
 def npu(target: Target) -> Verdict:
-    from opatlas.devices.discovery import devices_at_hand
+    from opatlas.devices.discovery import available_devices
 
     return measured(
-        devices_at_hand(target.device if target.kind == "npu" and target.device else "npu")[0], "npu-events"
+        available_devices(target.device if target.kind == "npu" and target.device else "npu")[0], "npu-events"
     )
 
 

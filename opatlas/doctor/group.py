@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from opatlas.devices.device import KINDS, DeviceDescription, DeviceSpec
-from opatlas.devices.discovery import devices_at_hand
+from opatlas.devices.discovery import available_devices
 from opatlas.doctor.sample_rows import SAMPLES, reason_of
 from opatlas.doctor.verdict import (
     Fact,
@@ -15,10 +15,10 @@ from opatlas.doctor.verdict import (
     passed,
     skipped,
 )
-from opatlas.engine.job import Job, Outcome
+from opatlas.engine.job import Job, RowOutcome
 from opatlas.files import TemporaryFolder
-from opatlas.instruments.instrument import EVENTS, MSPROF, MeasureSettings, choose_for_group
-from opatlas.isolation.executor import Executor, LeftOut
+from opatlas.instruments.instrument import EVENTS, MSPROF, MeasureSettings, choose_group_instrument
+from opatlas.isolation.executor import ExcludedDevices, Executor
 from opatlas.isolation.groups.group import RANK_SPREAD
 from opatlas.isolation.groups.pool import GroupPool
 from opatlas.isolation.groups.process import GroupProcess
@@ -50,7 +50,7 @@ _REMEDIES = {
 
 def group(target: Target) -> Verdict:
     """Whether two ranks meet, and their all_reduce gives the sum: without a profiler, and as a replay measures it."""
-    devices = devices_at_hand(target.device or None)
+    devices = available_devices(target.device or None)
     kind = devices[0].kind
     backend = KINDS[kind].backend
     if not target.backend:
@@ -58,7 +58,7 @@ def group(target: Target) -> Verdict:
     if target.backend != backend:
         return failed(f"--{target.backend}: messages between devices of kind {kind} go by {backend}", f"--{backend}")
     spec = GroupSpec(_RANKS)
-    if too_few := GroupPool(devices, MeasureSettings(), LeftOut(None)).too_few_for(spec):
+    if too_few := GroupPool(devices, MeasureSettings(), ExcludedDevices(None)).too_few_for(spec):
         shown = f" ({devices[0].pinned[0]} shows {len(devices)})" if devices[0].pinned else ""
         return failed(
             f"two ranks: {too_few}{shown}",
@@ -72,7 +72,7 @@ def group(target: Target) -> Verdict:
         outcome, description = _all_reduced(devices, spec, instrument)
         taken = outcome.measurement
         if outcome.status is not Status.MEASURED or taken is None:
-            name = choose_for_group(kind, instrument)
+            name = choose_group_instrument(kind, instrument)
             before = f"{told[0]}; under {name}" if told else f"two ranks over {backend}:"
             without = f"--instrument {EVENTS.get(kind)} measures rows of groups without {name}"
             return failed(
@@ -95,7 +95,7 @@ def group(target: Target) -> Verdict:
 
 def _all_reduced(
     devices: Sequence[DeviceSpec], spec: GroupSpec, instrument: str | None
-) -> tuple[Outcome, DeviceDescription]:
+) -> tuple[RowOutcome, DeviceDescription]:
     """Runs an all_reduce in a new group, as a session of pytest does."""
     cells = {MESSAGE_BYTES: str(_BYTES), NUM_DEVICES: str(_RANKS), DTYPE: "DT_FLOAT", TOPOLOGY_TIER: "1"}
     job = Job(
@@ -109,7 +109,7 @@ def _all_reduced(
                 return msprof_on_group(spec, devices, settings, folder / "profiles")
             return GroupProcess(spec, devices, settings)
 
-        pool = GroupPool(devices, settings, LeftOut(None), executor_of)
+        pool = GroupPool(devices, settings, ExcludedDevices(None), executor_of)
         try:
             return pool.run(job), pool.describe()
         finally:

@@ -22,7 +22,7 @@ from opatlas.doctor.verdict import (
     failed,
 )
 from opatlas.files import TemporaryFolder
-from opatlas.isolation.child import how_it_ended
+from opatlas.isolation.child import describe_exit
 from opatlas.isolation.fresh_python import import_environment, module_command
 
 #: What a process has printed last tells most.
@@ -74,7 +74,7 @@ def run_probe(probe: Probe, target: Target, waiting: Callable[[float, str], None
             while (left_s := started + probe.deadline_s - time.monotonic()) > 0:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(min(left_s, _TELL_EVERY_S))
-                    ended = f"ended: {how_it_ended(process.returncode)}"
+                    ended = f"ended: {describe_exit(process.returncode)}"
                     break
                 waiting(time.monotonic() - started, _last_printed(output))
         finally:

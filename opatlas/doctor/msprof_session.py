@@ -29,10 +29,10 @@ from opatlas.doctor.verdict import (
     failed,
     passed,
 )
-from opatlas.engine.job import Outcome
+from opatlas.engine.job import RowOutcome
 from opatlas.errors import TableError
 from opatlas.files import TemporaryFolder
-from opatlas.instruments.attribution import BEGIN_MARK, END_MARK, MARK_TYPE, Launched, dimensions, row_mark
+from opatlas.instruments.attribution import BEGIN_MARK, END_MARK, MARK_TYPE, PendingSamples, dimensions, row_mark
 from opatlas.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess
 from opatlas.isolation.msprof.executor import MsprofSession
@@ -67,8 +67,8 @@ class _Profile:
         left_out: lines of summaries that cannot be read, which a replay does without.
     """
 
-    outcomes: Mapping[str, Outcome]
-    launched: Mapping[str, Launched]
+    outcomes: Mapping[str, RowOutcome]
+    launched: Mapping[str, PendingSamples]
     rows_s: float
     folders: Sequence[Path]
     summaries: Sequence[Path]
@@ -98,10 +98,10 @@ def measured(spec: DeviceSpec, settings: MeasureSettings, files: Path | None) ->
                 f"run `msprof --output=/tmp/msprof-alone sleep 1`, which tells whether msprof itself works; {_WITHOUT}",
             )
         opened = monotonic()
-        launched: dict[int, Launched] = {}
+        launched: dict[int, PendingSamples] = {}
         ended_rows = opened
 
-        def note(outcome: Outcome) -> bool:
+        def note(outcome: RowOutcome) -> bool:
             nonlocal ended_rows
             ended_rows = monotonic()
             if outcome.launched is not None:
@@ -109,7 +109,7 @@ def measured(spec: DeviceSpec, settings: MeasureSettings, files: Path | None) ->
             seen.append(outcome)
             return False
 
-        seen: list[Outcome] = []
+        seen: list[RowOutcome] = []
         jobs = [job_of(kernel_type) for kernel_type in ROWS]
         outcomes = session.run(jobs, note).outcomes
         exported = monotonic()
@@ -126,7 +126,9 @@ def measured(spec: DeviceSpec, settings: MeasureSettings, files: Path | None) ->
     return verdict
 
 
-def _read(outcomes: Mapping[str, Outcome], launched: Mapping[str, Launched], output: Path, rows_s: float) -> _Profile:
+def _read(
+    outcomes: Mapping[str, RowOutcome], launched: Mapping[str, PendingSamples], output: Path, rows_s: float
+) -> _Profile:
     folders = profile_folders(output) if output.is_dir() else []
     summaries = [path for folder in folders for path in op_summaries(folder)]
     headers: list[tuple[str, ...]] = []
@@ -276,7 +278,7 @@ def _has_shape(launch: Launch) -> bool:
     return any(map(str.isdigit, launch.dimensions))
 
 
-def _marks(launched: Mapping[str, Launched]) -> Counter[str]:
+def _marks(launched: Mapping[str, PendingSamples]) -> Counter[str]:
     """Returns how often each mark was launched, by its dimensions."""
     marks: Counter[str] = Counter()
     for row in launched.values():

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from opatlas.devices import npu_operators
 from opatlas.devices.device import open_device
-from opatlas.devices.discovery import devices_at_hand
+from opatlas.devices.discovery import available_devices
 from opatlas.devices.npu_operators import OR
 from opatlas.devices.torch_npu import import_torch_npu
 from opatlas.doctor.verdict import (
@@ -58,7 +58,7 @@ def custom_ops(target: Target) -> Verdict:
     named = os.environ.get(npu_operators.PATH_VARIABLE)
     if find_spec("vllm_ascend") is None and not named:
         return skipped(f"vllm-ascend is not installed: {rows} are skipped", npu_operators.remedy())
-    if not npu_operators.is_set_up():
+    if not npu_operators.is_environment_set():
         libraries = npu_operators.LIBRARY_VARIABLE
         found = f"{npu_operators.PATH_VARIABLE}={named} is no folder, or {libraries} lacks its libraries"
         why = found if named else "vllm-ascend has no package of kernels"
@@ -113,7 +113,7 @@ def _not_loaded(library: Path) -> str:
 
 def _open(target: Target) -> None:
     """Opens the device, as a replay's process does before it looks for an operator. Raises OpAtlasError."""
-    spec = devices_at_hand(target.device or None)[0]
+    spec = available_devices(target.device or None)[0]
     open_device(spec, MeasureSettings())
 
 
@@ -137,7 +137,7 @@ def _missing(calls: Iterable[str]) -> dict[str, str]:
     missing = {}
     for call in sorted(calls):
         try:
-            npu_operators.call_of(call)
+            npu_operators.load_npu_call(call)
         except ReplayError as error:
             missing[call] = str(error)
     return missing

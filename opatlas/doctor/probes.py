@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from opatlas.devices.discovery import devices_at_hand, environment_of
+from opatlas.devices.discovery import available_devices, device_environment
 from opatlas.doctor import (
     ascend,
     group,
@@ -19,20 +19,22 @@ from opatlas.doctor import (
     storage as surroundings,
 )
 from opatlas.doctor.verdict import Target, Verdict, passed
-from opatlas.isolation.msprof.command import PATIENCE_S
+from opatlas.isolation.msprof.command import PARSE_TIMEOUT_S
 
 #: An import of torch from a disk that is cold and far away.
 _IMPORTS_S = 180.0
 _PRINTS_S = 60.0
 #: A device process starts, and msprof exports; each has deadlines of its own, and tells more at their end.
-_MEASURES_S = 2 * PATIENCE_S
+_MEASURES_S = 2 * PARSE_TIMEOUT_S
 
 
 def device(target: Target) -> Verdict:
     """What `pytest bench/` would replay on."""
-    found = devices_at_hand(target.device or None)
+    found = available_devices(target.device or None)
     names = ", ".join(sorted({spec.name or spec.kind for spec in found}))
-    return passed(f"{len(found)} x {found[0].kind} ({names})", kind=found[0].kind, environment=environment_of(found[0]))
+    return passed(
+        f"{len(found)} x {found[0].kind} ({names})", kind=found[0].kind, environment=device_environment(found[0])
+    )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from time import monotonic
 
 from opatlas.capture.captures import read_launches
 from opatlas.devices.device import DeviceSpec, open_device
-from opatlas.devices.discovery import devices_at_hand
+from opatlas.devices.discovery import available_devices
 from opatlas.doctor import msprof_session
 from opatlas.doctor.sample_rows import (
     ROWS,
@@ -27,7 +27,7 @@ from opatlas.doctor.verdict import (
 )
 from opatlas.files import TemporaryFolder
 from opatlas.instruments.attribution import ProfiledSamples, dimensions
-from opatlas.instruments.instrument import MSPROF, OFFERED, TORCH_NPU_PROFILER, MeasureSettings, choose
+from opatlas.instruments.instrument import INSTRUMENTS, MSPROF, TORCH_NPU_PROFILER, MeasureSettings, choose_instrument
 from opatlas.instruments.stop_rule import StopRule
 from opatlas.isolation.device_process import DeviceProcess
 from opatlas.model.errors import DeviceGone
@@ -35,9 +35,9 @@ from opatlas.model.errors import DeviceGone
 
 def replay(target: Target) -> Verdict:
     """Whether three rows are measured with the device's default instrument, which on an NPU is a session of msprof."""
-    spec = devices_at_hand(target.device or None)[0]
+    spec = available_devices(target.device or None)[0]
     settings = MeasureSettings(repeat_count=SAMPLES)
-    if choose(spec.kind, settings.instrument) == MSPROF:
+    if choose_instrument(spec.kind, settings.instrument) == MSPROF:
         return msprof_session.measured(spec, settings, target.files)
     process = DeviceProcess(spec, settings)
     try:
@@ -51,7 +51,7 @@ def replay(target: Target) -> Verdict:
         remedy = "what the probes above tell of limits may be why; the report (--report) has the tracebacks"
         return failed("; ".join(bad), remedy, tracebacks=tracebacks(outcomes))
     used = ", ".join(sorted({o.measurement.instrument for o in outcomes.values() if o.measurement is not None}))
-    best = next(iter(OFFERED[spec.kind]))
+    best = next(iter(INSTRUMENTS[spec.kind]))
     missing = "" if used == best else f"; {best}, which measures better, is missing: {_why_missing(spec, best)}"
     return passed(f"{name}: {durations(outcomes)} ({used}){missing}", instrument=used)
 
@@ -63,7 +63,7 @@ def npu_profiler(target: Target) -> Verdict:
     from opatlas.instruments.npu_profilers import LEAD_IN, LEAD_IN_KERNELS, sampled
 
     settings = MeasureSettings(instrument=TORCH_NPU_PROFILER)
-    device = open_device(devices_at_hand(target.device or None)[0], settings)
+    device = open_device(available_devices(target.device or None)[0], settings)
     summand = torch.ones(16, 64, device=device.torch_device)
     began = monotonic()
     with TemporaryFolder("doctor-profile") as folder:

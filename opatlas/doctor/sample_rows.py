@@ -50,7 +50,7 @@ def job_of(kernel_type: str) -> Job:
     return Job(function.__module__, "", function.__name__, kernel_type, ROWS[kernel_type], _ROW_S)
 
 
-def not_measured(outcomes: Mapping[str, Outcome]) -> list[str]:
+def not_measured(outcomes: Mapping[str, RowOutcome]) -> list[str]:
     """Returns why rows have no duration, a sentence for each reason; `outcomes` are by kernel type."""
     types: dict[str, list[str]] = defaultdict(list)
     for kernel_type, outcome in outcomes.items():
@@ -59,17 +59,17 @@ def not_measured(outcomes: Mapping[str, Outcome]) -> list[str]:
     return [f"the row{'s' if len(names) > 1 else ''} {', '.join(names)} {fate}" for fate, names in types.items()]
 
 
-def reason_of(outcome: Outcome) -> str:
+def reason_of(outcome: RowOutcome) -> str:
     """Returns the reason of an outcome without the folder of its profile, which a probe removes."""
     return outcome.reason.partition(KEPT)[0]
 
 
-def tracebacks(outcomes: Mapping[str, Outcome]) -> Fact:
+def tracebacks(outcomes: Mapping[str, RowOutcome]) -> Fact:
     """Returns the tracebacks of rows that failed, by kernel type, for the report."""
     return {kernel_type: outcome.detail for kernel_type, outcome in outcomes.items() if outcome.detail}
 
 
-def durations(outcomes: Mapping[str, Outcome]) -> str:
+def durations(outcomes: Mapping[str, RowOutcome]) -> str:
     """Returns `Add 1.9 +- 0.1 us, MatMulV2 (ran as MatMulV3) 3.1 +- 0.2 us`: means and deviations of samples."""
     return ", ".join(
         f"{kernel_type}{f' (ran as {measured.ran_as.kernel_type})' if measured.ran_as else ''} "

@@ -20,7 +20,7 @@ from opatlas.devices.cgroups import (
     usable_cores,
 )
 from opatlas.devices.cpu_flush import CpuFlush, plan_flush
-from opatlas.devices.discovery import database_name, devices_at_hand
+from opatlas.devices.discovery import available_devices, database_name
 from opatlas.devices.machine_state import MachineWatch, machine_state, needed_cores
 from opatlas.devices.nvidia import gpu_states
 from opatlas.doctor.verdict import (
@@ -114,7 +114,7 @@ def database_path(target: Target) -> Path:
     """The folder that was named, or the default of the device. Raises OpAtlasError."""
     if target.database is not None:
         return target.database
-    return layout.default_path(database_name(devices_at_hand(target.device or None)), versions.detect())
+    return layout.default_path(database_name(available_devices(target.device or None)), versions.detect())
 
 
 def _existing(path: Path) -> Path:
@@ -141,7 +141,7 @@ def limits(target: Target) -> Verdict:
 
 def flush(target: Target) -> Verdict:
     """What it costs to flush the caches of the CPU before each cold sample."""
-    if (kind := devices_at_hand(target.device or None)[0].kind) != "cpu":
+    if (kind := available_devices(target.device or None)[0].kind) != "cpu":
         return skipped(f"rows are replayed on {kind}: its L2 cache is flushed whole")
     import torch
 
@@ -168,7 +168,7 @@ def flush(target: Target) -> Verdict:
 def disturbances(target: Target) -> Verdict:
     """What would make durations noisy now."""
     machine = machine_state()
-    devices = devices_at_hand(target.device or None)
+    devices = available_devices(target.device or None)
     gpus = gpu_states(devices, MachineWatch().own_processes(), opened=False)
     found = [*machine.disturbances(needed_cores(devices)), *(phrase for gpu in gpus for phrase in gpu.disturbances())]
     if found:

@@ -20,7 +20,7 @@ _BLOCK_BYTES = 4 << 10
 _HAVE_BYTES = ("cpu", "cuda")
 
 
-def by_place(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[int | str, Any]:
+def index_inputs(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[int | str, Any]:
     """The inputs of a call by their position or name."""
     inputs: dict[int | str, Any] = dict(enumerate(arguments))
     inputs.update(keywords)
@@ -182,7 +182,7 @@ class OperatorCount(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def operators_of(call: Callable[[], object], again: Callable[[], object]) -> list[str]:
+def count_operators(call: Callable[[], object], again: Callable[[], object]) -> list[str]:
     """Calls, and gives the operators that this took; the last one is REST where the others could not be counted.
 
     Args:

@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from opatlas.devices.npu_operators import missing_kernel
-from opatlas.engine.job import Outcome
+from opatlas.engine.job import RowOutcome
 from opatlas.model.errors import MissingPrecondition, ReplayError
 from opatlas.model.schema import Status
 from opatlas.text import in_a_line, message_of, without_middle
 
 
 @dataclass(frozen=True)
-class Poison:
+class FatalError:
     """An error that poisons. `names` are its identifiers, `words` what its library calls it, the best one first."""
 
     library: str
@@ -35,12 +35,12 @@ class Poison:
         return f"{self.library} error {self.code} ({self.words[0]})"
 
 
-def _cuda(code: int, runtime_name: str, driver_name: str, words: str) -> Poison:
-    return Poison("CUDA", code, (f"cudaError{runtime_name}", f"CUDA_ERROR_{driver_name}"), (words,))
+def _cuda(code: int, runtime_name: str, driver_name: str, words: str) -> FatalError:
+    return FatalError("CUDA", code, (f"cudaError{runtime_name}", f"CUDA_ERROR_{driver_name}"), (words,))
 
 
-def _ascend(code: int, name: str, *words: str) -> Poison:
-    return Poison("Ascend", code, (f"ACL_ERROR_RT_{name}",), words)
+def _ascend(code: int, name: str, *words: str) -> FatalError:
+    return FatalError("Ascend", code, (f"ACL_ERROR_RT_{name}",), words)
 
 
 #: Codes and names: CUDA Runtime API and CUDA Driver API, enums cudaError and CUresult. Words: cudaGetErrorString of
@@ -192,7 +192,7 @@ _MEMORY = re.compile(
 )
 
 
-def text_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Type and message of an exception, after those of the exceptions that led to it, the oldest first.
 
     The members of an exception group led to the group.
@@ -215,12 +215,12 @@ def text_of(error: BaseException) -> str:
     return "".join(reversed(texts))
 
 
-def poisoned_by(text: str) -> str | None:
+def fatal_device_error(text: str) -> str | None:
     """Code and meaning of the first error in the text that poisons the context; None if there is none.
 
     Such as "CUDA error 700 (an illegal memory access was encountered)" or "Ascend error 507015 (aicore exception)".
     """
-    return min(_poisons(text), default=(0, None))[1]
+    return min(_fatal_errors(text), default=(0, None))[1]
 
 
 def is_out_of_memory(text: str) -> bool:
@@ -231,10 +231,10 @@ def is_out_of_memory(text: str) -> bool:
     if _QUEUE_ENDED.search(text):
         return False
     memory = min(_memory_failures(text), default=None)
-    return memory is not None and all(memory < poison for poison, _ in _poisons(text))
+    return memory is not None and all(memory < poison for poison, _ in _fatal_errors(text))
 
 
-def _poisons(text: str) -> Iterator[tuple[int, str]]:
+def _fatal_errors(text: str) -> Iterator[tuple[int, str]]:
     """Where errors that poison stand in the text, and their names."""
     for match in _NAME.finditer(text):
         yield match.start(), str(_BY_NAME[match[0]])
@@ -272,28 +272,28 @@ def _codes(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]]:
 _NOT_IMPLEMENTED = re.compile(r"not implemented for '|bool.* not supported|not support bool", re.IGNORECASE)
 
 
-def outcome_of(error: BaseException) -> Outcome:
+def outcome_from_error(error: BaseException) -> RowOutcome:
     """The status that an exception gives its row. Only ends of the process itself are raised again."""
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         raise error
     if isinstance(error, ReplayError):
-        return Outcome(error.status, message_of(error))
+        return RowOutcome(error.status, message_of(error))
     reason = in_a_line(error)
-    text = text_of(error)
+    text = error_text(error)
     if is_out_of_memory(text):
-        return Outcome(Status.OOM, reason)
+        return RowOutcome(Status.OOM, reason)
     detail = "".join(traceback.format_exception(error))
-    if poison := poisoned_by(text):
-        return Outcome(Status.DEVICE_ERROR, f"{poison}: {reason}", detail)
+    if poison := fatal_device_error(text):
+        return RowOutcome(Status.DEVICE_ERROR, f"{poison}: {reason}", detail)
     if lacking := missing_kernel(text):
-        return Outcome(lacking.status, str(lacking), detail)
+        return RowOutcome(lacking.status, str(lacking), detail)
     if isinstance(error, NotImplementedError) or _NOT_IMPLEMENTED.search(reason):
-        return Outcome(Status.UNSUPPORTED, reason, detail)
-    return Outcome(Status.FAILED, reason, detail)
+        return RowOutcome(Status.UNSUPPORTED, reason, detail)
+    return RowOutcome(Status.FAILED, reason, detail)
 
 
 @contextmanager
-def pytest_verdicts() -> Iterator[None]:
+def translated_pytest_exceptions() -> Iterator[None]:
     """Gives the functions of pytest that a body may call their meaning for a row.
 
     Raises:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from opatlas.instruments.attribution import AnotherCase, Launched, NoSamples, ProfiledSamples, own_kernel
+from opatlas.instruments.attribution import AnotherCase, NoSamples, PendingSamples, ProfiledSamples, own_kernel
 from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.model.quality import relative_noise
 from opatlas.model.record import Measurement
@@ -40,7 +40,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RowOutcome:
     """What became of a job.
 
     Attributes:
@@ -58,7 +58,7 @@ class Outcome:
     reason: str = ""
     detail: str = ""
     measurement: Measurement | None = None
-    launched: Launched | None = None
+    launched: PendingSamples | None = None
     changed: tuple[str, ...] = ()
 
     @property
@@ -77,7 +77,7 @@ REST = "..."
 _MOST_NAMES = 4
 
 
-def stand_in(operators: Sequence[str], device_kernels: int | None) -> str:
+def describe_stand_in(operators: Sequence[str], device_kernels: int | None) -> str:
     """What stands in for a kernel: "" if one operator was called, or one device kernel launched.
 
     Args:
@@ -91,17 +91,17 @@ def stand_in(operators: Sequence[str], device_kernels: int | None) -> str:
         names[_MOST_NAMES:] = [REST]
     least = "at least " if operators[-1] == REST else ""
     text = f"composition of {least}{len(operators)} torch operators ({', '.join(names)})"
-    return text if device_kernels is None else with_device_kernels(text, device_kernels)
+    return text if device_kernels is None else add_device_kernels(text, device_kernels)
 
 
-def with_device_kernels(text: str, device_kernels: int) -> str:
+def add_device_kernels(text: str, device_kernels: int) -> str:
     """Completes what `stand_in` gave, once the number of device kernels of the call is known."""
     return f"{text}, {device_kernels} device kernels" if text and device_kernels != 1 else ""
 
 
-def with_samples(
-    outcome: Outcome, kernel_type: str, cells: Mapping[str, str], found: ProfiledSamples | NoSamples
-) -> Outcome:
+def add_profiled_samples(
+    outcome: RowOutcome, kernel_type: str, cells: Mapping[str, str], found: ProfiledSamples | NoSamples
+) -> RowOutcome:
     """Returns the outcome of a row that was launched, now that its profile was read.
 
     Args:
@@ -110,16 +110,16 @@ def with_samples(
     own = found if isinstance(found, NoSamples) else own_kernel(kernel_type, cells, found)
     if isinstance(own, NoSamples):
         reason = f"launched and right, but not measured: {own.reason}"
-        return Outcome(Status.FAILED, reason, changed=outcome.changed)
+        return RowOutcome(Status.FAILED, reason, changed=outcome.changed)
     if isinstance(own, AnotherCase):
-        return Outcome(Status.UNSUPPORTED, own.reason, changed=outcome.changed)
+        return RowOutcome(Status.UNSUPPORTED, own.reason, changed=outcome.changed)
     assert outcome.measurement is not None
     measurement = replace(
         outcome.measurement,
         samples_us=own.durations_us,
         device_kernels=own.device_kernels,
         helper_kernels=own.helper_kernels,
-        stand_in=with_device_kernels(outcome.measurement.stand_in, own.device_kernels),
+        stand_in=add_device_kernels(outcome.measurement.stand_in, own.device_kernels),
         ran_as=own.ran_as,
         counters=own.counters,
         assumptions=(*outcome.measurement.assumptions, *own.assumptions),
@@ -153,20 +153,20 @@ class Attempt:
         return self.noise is not None and self.noise <= limit
 
     def __str__(self) -> str:
-        return f"{percent(self.noise)} in {self.samples} samples, median {self.median_us:.4g} us"
+        return f"{format_noise(self.noise)} in {self.samples} samples, median {self.median_us:.4g} us"
 
 
-def noise_of(samples_us: Sequence[float]) -> float | None:
+def sample_noise(samples_us: Sequence[float]) -> float | None:
     """The relative standard deviation of samples; None for too few."""
     return relative_noise(samples_us) if len(samples_us) >= LEAST_SAMPLES else None
 
 
-def attempt_of(samples_us: Sequence[float]) -> Attempt:
+def make_attempt(samples_us: Sequence[float]) -> Attempt:
     """The attempt of a process that is in no group."""
-    return Attempt(noise_of(samples_us), median(samples_us), len(samples_us))
+    return Attempt(sample_noise(samples_us), median(samples_us), len(samples_us))
 
 
-def limited(outcome: Outcome, limit: float | None, attempts: Sequence[Attempt]) -> Outcome:
+def apply_noise_limit(outcome: RowOutcome, limit: float | None, attempts: Sequence[Attempt]) -> RowOutcome:
     """The outcome of a measured row, NOISY where the last attempt is over the limit.
 
     Args:
@@ -176,15 +176,15 @@ def limited(outcome: Outcome, limit: float | None, attempts: Sequence[Attempt]) 
     if limit is None or outcome.status is not Status.MEASURED or attempts[-1].is_within(limit):
         return outcome
     tried = f"{len(attempts)} attempts" if len(attempts) > 1 else "one attempt"
-    reason = f"noise over --max-noise {percent(limit)} in {tried}: {'; '.join(map(str, attempts))}"
-    return Outcome(Status.NOISY, reason, changed=outcome.changed)
+    reason = f"noise over --max-noise {format_noise(limit)} in {tried}: {'; '.join(map(str, attempts))}"
+    return RowOutcome(Status.NOISY, reason, changed=outcome.changed)
 
 
-def dropped(attempts: Sequence[Attempt]) -> list[str]:
+def describe_discarded(attempts: Sequence[Attempt]) -> list[str]:
     """What a reader of a duration should know of the attempts before the last one."""
     return [f"measured again for its noise, after {'; '.join(map(str, attempts[:-1]))}"] if attempts[1:] else []
 
 
-def percent(share: float | None) -> str:
+def format_noise(share: float | None) -> str:
     """`2.1 %`."""
     return "unknown noise" if share is None else f"{100 * share:.3g} %"

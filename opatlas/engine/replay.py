@@ -11,11 +11,11 @@ import torch
 
 from opatlas.devices.cpu import host_available_bytes
 from opatlas.devices.device import Device
-from opatlas.engine.call_watch import InputWatch, by_place, may_be_compiled, operators_of
+from opatlas.engine.call_watch import InputWatch, count_operators, index_inputs, may_be_compiled
 from opatlas.engine.check import check, is_checked_on_host
 from opatlas.engine.formula import Formula
 from opatlas.engine.inputs.replay_row import ReplayRow
-from opatlas.engine.job import Outcome
+from opatlas.engine.job import RowOutcome
 from opatlas.engine.registry import ReplaySpec
 from opatlas.engine.sampling import Sampling
 from opatlas.instruments.instrument import Instrument, MeasureSettings
@@ -47,7 +47,7 @@ class Replay:
         settings: MeasureSettings,
         group: Group = ALONE,
     ) -> None:
-        self.outcome: Outcome | None = None
+        self.outcome: RowOutcome | None = None
         self._row = row
         self._spec = spec
         self._device = device
@@ -86,7 +86,7 @@ class Replay:
             WrongResult: the check found wrong elements.
         """
         kernel = self._device.kernel(impl, self._spec.npu)
-        inputs = by_place(arguments, keywords)
+        inputs = index_inputs(arguments, keywords)
         pristine = {place: _clone(inputs[place]) for place in mutates}
         watch = InputWatch(inputs, declared={*mutates, *overwrites}, seed=self._row.seed)
 
@@ -99,7 +99,7 @@ class Replay:
             latest = kernel(*arguments, **keywords)
 
         def results() -> tuple[torch.Tensor, ...]:
-            everything = tensors_of(latest, inputs, mutates or overwrites)
+            everything = result_tensors(latest, inputs, mutates or overwrites)
             if isinstance(output_slots, Mapping):
                 return tuple(everything[place] for place in output_slots)
             return everything if output_slots is None else everything[: len(output_slots)]
@@ -122,11 +122,11 @@ class Replay:
         self._group.reached("in its first call")
         operators: list[str] = []
         if kernel is impl and not may_be_compiled(impl):
-            operators = operators_of(call, once_more)
+            operators = count_operators(call, once_more)
         else:
             call()
         name = self._spec.npu if self._spec.npu and kernel is not impl else _name(kernel)
-        if not tensors_of(latest, inputs, mutates or overwrites):
+        if not result_tensors(latest, inputs, mutates or overwrites):
             raise ReplayError(
                 f"{name} returned no tensor, so that nothing could be checked: let it return what it computes, "
                 "or name what it changes in mutates or overwrites"
@@ -219,7 +219,7 @@ def _is_integer(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
 
 
-def tensors_of(
+def result_tensors(
     returned: Any, inputs: Mapping[int | str, Any], mutates: Sequence[int | str]
 ) -> tuple[torch.Tensor, ...]:
     """The results of a call: the tensors that it returned, or those that it changed if it returned none."""

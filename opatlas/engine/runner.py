@@ -14,19 +14,19 @@ from opatlas.collectives.timed import TimedCollective
 from opatlas.devices.cpu import bounded_memory
 from opatlas.devices.device import Device, DeviceDescription, DeviceSpec, open_device
 from opatlas.devices.device_lock import LockHolder
-from opatlas.engine.device_errors import outcome_of, pytest_verdicts
+from opatlas.engine.device_errors import outcome_from_error, translated_pytest_exceptions
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.inputs.row_slots import RowSlots
-from opatlas.engine.job import Job, Outcome
+from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.process_state import ProcessState, changes
 from opatlas.engine.registry import arguments_of, load_function, replay_spec
 from opatlas.engine.replay import Replay
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.instruments.spoilt_samples import count_pauses
+from opatlas.instruments.sample_filters import count_stops
 from opatlas.isolation.groups.group import ALONE, Group, InStep
 from opatlas.model.communication import is_communication
-from opatlas.model.errors import DeviceSick, MissingPrecondition, ReplayError
+from opatlas.model.errors import DeviceUnhealthy, MissingPrecondition, ReplayError
 from opatlas.model.roofline import Peak, bound_us, peak_of, work_of
 from opatlas.model.schema import Status
 
@@ -55,7 +55,7 @@ class Runner:
         self._description = self._device.describe()
         self._peak = peak_of(self._description.name)
         self._group = ALONE
-        count_pauses()
+        count_stops()
         self._state = ProcessState(self.torch_device.type)
         #: What rows have changed in this process so far.
         self._changed: list[str] = []
@@ -77,19 +77,19 @@ class Runner:
         return replace(self._description, kind=self._description.kind or self._kind)
 
     def probe(self) -> None:
-        """Runs a known-good operation on the device. Raises DeviceSick where that fails."""
+        """Runs a known-good operation on the device. Raises DeviceUnhealthy where that fails."""
         try:
             self._device.probe()
-        except DeviceSick:
+        except DeviceUnhealthy:
             raise
         except Exception as error:
-            raise DeviceSick(f"{type(error).__name__}: {error}") from error
+            raise DeviceUnhealthy(f"{type(error).__name__}: {error}") from error
 
-    def is_well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether the device still computes what it should."""
         try:
             self.probe()
-        except DeviceSick:
+        except DeviceUnhealthy:
             return False
         return True
 
@@ -102,18 +102,18 @@ class Runner:
         """Held while a job runs; see `Device.locked`."""
         return self._device.locked(when_waiting, when_taken, limit_s)
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: Job) -> RowOutcome:
         """Runs a job and turns whatever it raises into an outcome."""
         try:
             return self.run_raising(job)
         except BaseException as error:
-            outcome = replace(outcome_of(error), changed=self._told)
+            outcome = replace(outcome_from_error(error), changed=self._told)
         if outcome.status is Status.OOM:
             # Only now do the frames of the exception not hold the row's tensors any more.
             self._device.release_memory()
         return outcome
 
-    def run_raising(self, job: Job) -> Outcome:
+    def run_raising(self, job: Job) -> RowOutcome:
         """Runs a job; what its body raises comes through, for a debugger."""
         earlier, before = [f"an earlier row {change}" for change in self._changed], self._state.read()
         try:
@@ -124,12 +124,12 @@ class Runner:
             self._told = (*earlier, *own)
         return replace(outcome, changed=self._told)
 
-    def refused(self, job: Job) -> Outcome | None:
+    def refused(self, job: Job) -> RowOutcome | None:
         """The outcome of a job that its cells or its instrument rule out, which takes no device; None for others."""
         try:
             self._expect_possible(job)
         except ReplayError as error:
-            return outcome_of(error)
+            return outcome_from_error(error)
         return None
 
     def _expect_possible(self, job: Job) -> None:
@@ -145,7 +145,7 @@ class Runner:
             # Reads the cells of all slots.
             RowSlots(job.kernel_type, job.cells).bytes()
 
-    def _run_body(self, job: Job) -> Outcome:
+    def _run_body(self, job: Job) -> RowOutcome:
         self._expect_possible(job)
         function = load_function(job)
         spec = replay_spec(function)
@@ -162,13 +162,13 @@ class Runner:
         replay.expect_memory()
         is_harmless = isinstance(row, Message) or row.bytes() <= _HARMLESS_BYTES
         bound = nullcontext() if is_harmless else bounded_memory(self._device)
-        with torch.no_grad(), bound, pytest_verdicts():
+        with torch.no_grad(), bound, translated_pytest_exceptions():
             function(**arguments_of(function, row=row, replay=replay, group=self._group))
         if replay.outcome is None:
             raise ReplayError(f"{job.function} returned without having called replay(...)")
         return self._with_bound(job, replay.outcome)
 
-    def _with_bound(self, job: Job, outcome: Outcome) -> Outcome:
+    def _with_bound(self, job: Job, outcome: RowOutcome) -> RowOutcome:
         """The outcome with the least time that the peaks of the device allow."""
         measurement = outcome.measurement
         if measurement is None or self._peak == Peak():

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 
 from opatlas.devices.device import Device
 from opatlas.engine.check import Checked
-from opatlas.engine.job import ATTEMPTS, Attempt, Outcome, dropped, limited, noise_of, stand_in, with_samples
+from opatlas.engine.job import (
+    ATTEMPTS,
+    Attempt,
+    RowOutcome,
+    add_profiled_samples,
+    apply_noise_limit,
+    describe_discarded,
+    describe_stand_in,
+    sample_noise,
+)
 from opatlas.instruments.attribution import OwnKernel, ProfiledSamples, own_kernel
 from opatlas.instruments.instrument import Instrument, MeasureSettings, Samples
 from opatlas.instruments.stop_rule import StopRule
@@ -94,7 +103,7 @@ class Sampling:
 
     def _is_to_be_taken_again(self, samples_us: Sequence[float], limit: float) -> bool:
         """Notes an attempt. Ranks that decide alike make equally many calls."""
-        own = noise_of(samples_us)
+        own = sample_noise(samples_us)
         worst = max(noise for (noise,) in self._group.gather([math.inf if own is None else own]))
         if samples_us:
             noise = None if math.isinf(worst) else worst
@@ -117,7 +126,7 @@ class Sampling:
         assumed: Sequence[str] = (),
         noted: Sequence[str] = (),
         operators: Sequence[str] = (),
-    ) -> Outcome:
+    ) -> RowOutcome:
         """What became of a row that has these samples; failed where they are in a profile, and missing there.
 
         Args:
@@ -126,7 +135,7 @@ class Sampling:
             noted: besides what the instrument notes; the reason tells these.
             operators: of torch, which one call called in place of the kernel.
         """
-        notes = (*samples.notes, *noted, *dropped(self._attempts))
+        notes = (*samples.notes, *noted, *describe_discarded(self._attempts))
         measurement = Measurement(
             samples_us=samples.durations_us,
             instrument=self._instrument.name,
@@ -137,10 +146,10 @@ class Sampling:
             total_elements=checked.total,
             assumptions=tuple(assumed),
             throttled=samples.throttled,
-            stand_in=stand_in(operators, samples.device_kernels),
+            stand_in=describe_stand_in(operators, samples.device_kernels),
         )
         launched = replace(samples.launched, calls=calls) if samples.launched else None
-        outcome = Outcome(Status.MEASURED, "; ".join(notes), measurement=measurement, launched=launched)
+        outcome = RowOutcome(Status.MEASURED, "; ".join(notes), measurement=measurement, launched=launched)
         if samples.profiled is not None:
-            outcome = with_samples(outcome, self._kernel_type, self._cells, samples.profiled)
-        return limited(outcome, self._settings.max_noise, self._attempts) if self._attempts else outcome
+            outcome = add_profiled_samples(outcome, self._kernel_type, self._cells, samples.profiled)
+        return apply_noise_limit(outcome, self._settings.max_noise, self._attempts) if self._attempts else outcome

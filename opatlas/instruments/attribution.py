@@ -46,7 +46,7 @@ def row_mark(number: int) -> tuple[int, int, int]:
     return _ROW, 1 + number // _BASE, 1 + number % _BASE
 
 
-def row_of_mark(dimensions: str) -> int | None:
+def parse_row_mark(dimensions: str) -> int | None:
     """The row that a mark stands for; None where the dimensions are those of something else."""
     sizes = dimensions.split(",")
     if len(sizes) != 3 or sizes[0] != str(_ROW):
@@ -64,7 +64,9 @@ def dimensions(shape: tuple[int, ...]) -> str:
 _CARRIERS = ("AIVKERNEL", "AICPUKERNEL")
 
 
-def counted_once(kernel_type: str, calls: Sequence[Sequence[Launch]]) -> tuple[Sequence[Sequence[Launch]], str]:
+def count_collectives_once(
+    kernel_type: str, calls: Sequence[Sequence[Launch]]
+) -> tuple[Sequence[Sequence[Launch]], str]:
     """Returns the launches of each call that count, and what had to be assumed.
 
     Calls of other kernel types than collectives, and calls that hold no launch of a collective, come back as they are.
@@ -103,7 +105,7 @@ BY_ORDER = "the profile holds no marks: samples are told from warm-up by their o
 
 
 @dataclass(frozen=True)
-class Launched:
+class PendingSamples:
     """What a process knows of a row that it ran under a profiler.
 
     Attributes:
@@ -123,7 +125,7 @@ class ProfiledRow:
 
     kernel_type: str
     cells: Mapping[str, str]
-    launched: Launched
+    launched: PendingSamples
 
 
 @dataclass(frozen=True)
@@ -154,16 +156,16 @@ def attribute(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[P
         launches: of one process, in the order of their start.
         rows: that this process ran, in that order.
     """
-    headless = _headless(launches, rows)
+    headless = _row_without_mark(launches, rows)
     windows = _windows(launches, headless)
     if windows or not launches:
-        return [_checked(row, windows.get(row.launched.number), headless) for row in rows]
+        return [_checked_samples(row, windows.get(row.launched.number), headless) for row in rows]
     return _by_order(launches, rows)
 
 
-def _headless(launches: Iterable[Launch], rows: Sequence[ProfiledRow]) -> int | None:
+def _row_without_mark(launches: Iterable[Launch], rows: Sequence[ProfiledRow]) -> int | None:
     """Returns the number of the only row if its mark is missing: a profiler may lose its first launches."""
-    if len(rows) != 1 or any(row_of_mark(_mark(launch)) is not None for launch in launches):
+    if len(rows) != 1 or any(parse_row_mark(_mark(launch)) is not None for launch in launches):
         return None
     return rows[0].launched.number
 
@@ -194,7 +196,7 @@ def _windows_of_device(launches: Iterable[Launch], headless: int | None) -> dict
     window: list[Launch] | None = None
     for launch in launches:
         mark = _mark(launch)
-        began = row_of_mark(mark) if mark else None
+        began = parse_row_mark(mark) if mark else None
         if began is not None:
             number, window = began, None
             rows[number] = []
@@ -216,7 +218,7 @@ def _windows_of_device(launches: Iterable[Launch], headless: int | None) -> dict
     return rows
 
 
-def _checked(
+def _checked_samples(
     row: ProfiledRow, found: list[list[Launch]] | NoSamples | None, headless: int | None
 ) -> ProfiledSamples | NoSamples:
     """Returns the samples of a row if the profile holds as many as were taken, all of the same kernels."""
@@ -303,7 +305,7 @@ def own_kernel(kernel_type: str, row: Mapping[str, str], found: ProfiledSamples)
     Args:
         kernel_type, row: the row, and its cells by column.
     """
-    calls, assumption = counted_once(kernel_type, found.calls)
+    calls, assumption = count_collectives_once(kernel_type, found.calls)
     assumptions = [text for text in (found.assumption, assumption) if text]
     if not all(calls):
         return NoSamples("the profile holds no kernel of some of the samples")

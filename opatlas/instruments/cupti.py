@@ -205,7 +205,7 @@ def _library() -> Any:
     return ctypes.CDLL(loaded.pop())
 
 
-def of(settings: MeasureSettings) -> KernelRecords:
+def open_cupti(settings: MeasureSettings) -> KernelRecords:
     """On the GPU that this process has opened. Raises InstrumentMissing."""
     recorder = CuptiRecorder(torch.cuda.synchronize)
     with recorder.recording() as records:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Protocol
 
 from opatlas.errors import OpAtlasError
-from opatlas.instruments.attribution import Launched, NoSamples, ProfiledSamples
+from opatlas.instruments.attribution import NoSamples, PendingSamples, ProfiledSamples
 from opatlas.instruments.stop_rule import Rule
 
 
@@ -44,11 +44,11 @@ TORCH_NPU_PROFILER = "torch-npu-profiler"
 EVENTS: Mapping[str, str] = {"cuda": "cuda-events", "npu": "npu-events"}
 #: By kind of device, the best one first: what it is called, and "module:function" of what makes it from
 #: the settings.
-OFFERED: Mapping[str, Mapping[str, str]] = {
+INSTRUMENTS: Mapping[str, Mapping[str, str]] = {
     "cpu": {"wall-clock": "opatlas.instruments.timers:open_wall_clock"},
     "cuda": {
-        "cupti": "opatlas.instruments.cupti:of",
-        "kineto": "opatlas.instruments.kernel_records:of",
+        "cupti": "opatlas.instruments.cupti:open_cupti",
+        "kineto": "opatlas.instruments.kernel_records:open_kineto",
         "cuda-events": "opatlas.instruments.timers:open_cuda_events",
     },
     "npu": {
@@ -75,7 +75,7 @@ class Samples:
     durations_us: tuple[float, ...]
     device_kernels: int | None = None
     calls_per_sample: int = 1
-    launched: Launched | None = None
+    launched: PendingSamples | None = None
     profiled: ProfiledSamples | NoSamples | None = None
     notes: tuple[str, ...] = ()
     throttled: str = ""
@@ -103,19 +103,19 @@ class Instrument(Protocol):
         ...
 
 
-def choose(kind: str, name: str | None) -> str:
+def choose_instrument(kind: str, name: str | None) -> str:
     """The instrument to take on devices of a kind of `OFFERED`: the one asked for, by default the best.
 
     Raises:
         OpAtlasError: these devices do not offer it.
     """
-    offered = OFFERED[kind]
+    offered = INSTRUMENTS[kind]
     if name is not None and name not in offered:
         raise OpAtlasError(f"--instrument {name}: devices of kind {kind} offer {', '.join(offered)}")
     return name or next(iter(offered))
 
 
-def choose_for_group(kind: str, name: str | None) -> str:
+def choose_group_instrument(kind: str, name: str | None) -> str:
     """The same on devices of a group: where nobody asks for msprof, and it is not on PATH, events take its place.
 
     torch_npu's profiler does not: CANN's cannot be started and stopped for each message in processes that communicate.
@@ -123,7 +123,7 @@ def choose_for_group(kind: str, name: str | None) -> str:
     Raises:
         OpAtlasError: these devices do not offer it.
     """
-    chosen = choose(kind, name)
+    chosen = choose_instrument(kind, name)
     return EVENTS[kind] if chosen == MSPROF and name is None and shutil.which(MSPROF) is None else chosen
 
 
@@ -136,10 +136,10 @@ def open_instrument(kind: str, settings: MeasureSettings) -> Instrument:
         OpAtlasError: see `choose`.
         InstrumentMissing: what it needs is not here.
     """
-    names = list(OFFERED[kind]) if settings.instrument is None else [choose(kind, settings.instrument)]
+    names = list(INSTRUMENTS[kind]) if settings.instrument is None else [choose_instrument(kind, settings.instrument)]
     missing: list[str] = []
     for name in names:
-        module, _, maker = OFFERED[kind][name].partition(":")
+        module, _, maker = INSTRUMENTS[kind][name].partition(":")
         try:
             instrument: Instrument = getattr(import_module(module), maker)(settings)
         except InstrumentMissing as error:

@@ -17,8 +17,8 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
+from opatlas.gc_pause import gc_paused
 from opatlas.instruments.instrument import InstrumentMissing, MeasureSettings, Samples
-from opatlas.instruments.spoilt_samples import without_collections
 from opatlas.instruments.stop_rule import Rule
 from opatlas.model.errors import ReplayError
 
@@ -74,7 +74,7 @@ class KernelRecords:
         """
         durations_us: list[float] = []
         kernels: tuple[str, ...] = ()
-        with without_collections():
+        with gc_paused():
             at_once = self._calls_at_once(call, before_each)
             while not rule.enough(durations_us):
                 count = min(at_once, rule.batch(len(durations_us)))
@@ -167,7 +167,7 @@ class KinetoRecorder:
                 session.stop()
 
 
-def of(settings: MeasureSettings) -> KernelRecords:
+def open_kineto(settings: MeasureSettings) -> KernelRecords:
     """On the GPU that this process has opened. Raises InstrumentMissing."""
     if ProfilerActivity.CUDA not in supported_activities():
         raise InstrumentMissing("this torch was built without kineto's CUDA support")

@@ -16,8 +16,8 @@ from opatlas.files import TemporaryFolder
 from opatlas.instruments.attribution import (
     BEGIN_MARK,
     END_MARK,
-    Launched,
     NoSamples,
+    PendingSamples,
     ProfiledRow,
     ProfiledSamples,
     attribute,
@@ -61,7 +61,7 @@ class MarkedLaunches:
         self._rows += 1
         mark()
         taken = 0
-        while not rule.enough_unseen(taken):
+        while not rule.enough_count(taken):
             if before_each:
                 before_each()
             self._begin()
@@ -70,7 +70,7 @@ class MarkedLaunches:
             # A queue of launches would let the time limit pass unseen.
             self._synchronize()
             taken += 1
-        return Samples((), launched=Launched(number, taken))
+        return Samples((), launched=PendingSamples(number, taken))
 
     def lead_in(self) -> None:
         """Launches kernels of no row, and waits: a profiler that has just been started may lose what comes first."""

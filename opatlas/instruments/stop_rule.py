@@ -34,7 +34,7 @@ class Rule(Protocol):
         """Whether no further sample is needed. Each call may add one sample to the last one's."""
         ...
 
-    def enough_unseen(self, count: int) -> bool:
+    def enough_count(self, count: int) -> bool:
         """The same for samples whose durations are not known yet, of which there are `count`."""
         ...
 
@@ -96,7 +96,7 @@ class StopRule:
             return False
         return self._noise[-1] < _QUIET or self._settled()
 
-    def enough_unseen(self, count: int) -> bool:
+    def enough_count(self, count: int) -> bool:
         deadline = self._begin()
         if self._repeat_count is not None:
             return count >= self._repeat_count

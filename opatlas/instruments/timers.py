@@ -6,8 +6,9 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any, Protocol
 
+from opatlas.gc_pause import gc_paused
 from opatlas.instruments.instrument import MeasureSettings, Samples
-from opatlas.instruments.spoilt_samples import WithoutPauses, pauses, without_collections
+from opatlas.instruments.sample_filters import StopFilter, stops
 from opatlas.instruments.stop_rule import Rule
 
 #: Reading the clock takes some 50 ns, so a sample of this length is off by less than 0.1 %.
@@ -26,8 +27,8 @@ class WallClock:
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
         calls = 1 if before_each else _calls_per_sample(call)
         durations_us: list[float] = []
-        sample = WithoutPauses(rule)
-        with without_collections():
+        sample = StopFilter(rule)
+        with gc_paused():
             while not rule.enough(durations_us):
                 if before_each:
                     before_each()
@@ -36,7 +37,7 @@ class WallClock:
                 for _ in range(calls):
                     call()
                 stop = perf_counter_ns()
-                if not sample.spoilt():
+                if not sample.is_spoilt():
                     durations_us.append((stop - start) / calls / 1000)
         return Samples(tuple(durations_us), device_kernels=None, calls_per_sample=calls, notes=sample.notes)
 
@@ -45,12 +46,12 @@ def _calls_per_sample(call: Callable[[], object]) -> int:
     """Calls that together last long enough for the clock."""
     calls = 1
     while True:
-        before = pauses()
+        before = stops()
         start = perf_counter_ns()
         for _ in range(calls):
             call()
         elapsed = perf_counter_ns() - start
-        if pauses() != before:
+        if stops() != before:
             continue
         if elapsed >= _SHORTEST_SAMPLE_NS or calls >= _MOST_CALLS_PER_SAMPLE:
             return calls
@@ -94,10 +95,10 @@ class DeviceEvents:
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
         """As in `Instrument`; kernels that a call launches on other streams than the current one are not seen."""
-        with without_collections():
+        with gc_paused():
             calls = 1 if before_each else self._calls_per_sample(call)
             durations_us: list[float] = []
-            sample = WithoutPauses(rule)
+            sample = StopFilter(rule)
             while not rule.enough(durations_us):
                 if before_each:
                     before_each()
@@ -105,7 +106,7 @@ class DeviceEvents:
                 # A device that waits for a stopped host to launch the call has the pause between its events.
                 sample.begin()
                 duration_us = self._duration_us(call, calls) / calls
-                if not sample.spoilt():
+                if not sample.is_spoilt():
                     durations_us.append(duration_us)
         return Samples(tuple(durations_us), device_kernels=None, calls_per_sample=calls, notes=sample.notes)
 
@@ -122,9 +123,9 @@ class DeviceEvents:
         """Calls that together last long enough."""
         calls = 1
         while True:
-            before = pauses()
+            before = stops()
             elapsed_us = self._duration_us(call, calls)
-            if pauses() != before:
+            if stops() != before:
                 continue
             if elapsed_us >= _SHORTEST_EVENTS_US or calls >= _MOST_CALLS_BETWEEN_EVENTS:
                 return calls

@@ -283,12 +283,12 @@ class NotReady:
 
     Attributes:
         reason: why.
-        sick: the device is there, but fails the known-good operation.
+        unhealthy: the device is there, but fails the known-good operation.
         alone: False where the device is well, and did not meet the others of its group.
     """
 
     reason: str
-    sick: bool
+    unhealthy: bool
     alone: bool = True
 
 
@@ -304,7 +304,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Started:
+class LockTaken:
     """Sent after that, when the body begins; its deadline runs from here."""
 
 

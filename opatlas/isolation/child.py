@@ -56,7 +56,7 @@ def start(
     return process, channel
 
 
-class Uninterrupted:
+class EndIfInterrupted:
     """A context of all that is done with a process: if it is not done to its end, the process is ended.
 
     Otherwise an answer that nobody waits for any more would be taken for that to the next question. It takes a second
@@ -92,12 +92,12 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def tell_on_stderr(text: str) -> None:
+def print_to_stderr(text: str) -> None:
     """Shows the user a line, where no session of pytest does."""
     print(shown(f"opatlas: {text}"), file=sys.stderr, flush=True)
 
 
-def open_end(pid: int) -> int | None:
+def open_pidfd(pid: int) -> int | None:
     """A file that can be read when the process has ended; None where the system has none. To be closed by the caller.
 
     Its end is not always seen on a connection to it: what a kernel has forked, or a launcher, holds that open.
@@ -118,7 +118,7 @@ def memory_kills() -> int:
     return int(found[1]) if found else 0
 
 
-def how_it_ended(exit_code: int) -> str:
+def describe_exit(exit_code: int) -> str:
     """`-11` is "SIGSEGV (signal 11)", `3` is "exit code 3"."""
     if exit_code >= 0:
         return f"exit code {exit_code}"

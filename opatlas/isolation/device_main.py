@@ -14,13 +14,13 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from opatlas.engine.job import Job, Outcome
+from opatlas.engine.job import Job, RowOutcome
 from opatlas.errors import OpAtlasError
 from opatlas.isolation import process_end as std_streams
-from opatlas.isolation.channel import Answer, ChildChannel, NotReady, Ready, Start, Started, Waiting
+from opatlas.isolation.channel import Answer, ChildChannel, LockTaken, NotReady, Ready, Start, Waiting
 from opatlas.isolation.device_process import UNDER_LAUNCHER
-from opatlas.isolation.process_end import die_with_parent, end_at_once
-from opatlas.model.errors import DeviceSick
+from opatlas.isolation.process_end import die_with_parent, exit_without_cleanup
+from opatlas.model.errors import DeviceUnhealthy
 from opatlas.model.schema import Status
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def main(fd: int, *, under_launcher: bool) -> None:
             runner.probe()
             channel.send(Ready(runner.describe(), os.getpid()))
         except (OpAtlasError, ImportError) as error:
-            channel.send(NotReady(f"{type(error).__name__}: {error}", sick=isinstance(error, DeviceSick)))
+            channel.send(NotReady(f"{type(error).__name__}: {error}", unhealthy=isinstance(error, DeviceUnhealthy)))
             return
         gc.freeze()
         gc.enable()
@@ -60,12 +60,12 @@ def main(fd: int, *, under_launcher: bool) -> None:
             except EOFError:
                 return
             outcome = _run(channel, runner, job)
-            if outcome.status is Status.OOM and not runner.is_well():
+            if outcome.status is Status.OOM and not runner.is_healthy():
                 # A poison in disguise; the next row gets a fresh process.
                 return
 
 
-def _run(channel: ChildChannel, runner: Runner, job: Job) -> Outcome:
+def _run(channel: ChildChannel, runner: Runner, job: Job) -> RowOutcome:
     """Runs a job, and says over the channel what becomes of it."""
 
     def answer(content: object) -> None:
@@ -75,9 +75,9 @@ def _run(channel: ChildChannel, runner: Runner, job: Job) -> Outcome:
         # Nobody else's row need end first.
         answer(refused)
         return refused
-    with runner.locked(lambda holder: answer(Waiting(holder)), lambda: answer(Started())), channel.only_here():
+    with runner.locked(lambda holder: answer(Waiting(holder)), lambda: answer(LockTaken())), channel.only_here():
         outcome = runner.run(job)
-    std_streams.write_out()
+    std_streams.flush_streams()
     answer(outcome)
     return outcome
 
@@ -87,4 +87,4 @@ if __name__ == "__main__":
     main(int(sys.argv[1]), under_launcher=launched)
     if not launched:
         # A profiler writes what it has recorded when the libraries that it has hooked are unloaded.
-        end_at_once()
+        exit_without_cleanup()

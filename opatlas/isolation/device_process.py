@@ -18,20 +18,20 @@ from typing import Protocol
 
 from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.devices.device_lock import DeviceWaits, LockWait
-from opatlas.devices.discovery import environment_of
-from opatlas.engine.job import Job, Outcome
+from opatlas.devices.discovery import device_environment
+from opatlas.engine.job import Job, RowOutcome
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.isolation.channel import Answer, Channel, ChannelBroken, NotReady, Ready, Start, Started, Waiting
+from opatlas.isolation.channel import Answer, Channel, ChannelBroken, LockTaken, NotReady, Ready, Start, Waiting
 from opatlas.isolation.child import (
     PAUSES_S,
     TRIES,
-    Uninterrupted,
+    EndIfInterrupted,
+    describe_exit,
     end,
-    how_it_ended,
     memory_kills,
-    open_end,
+    open_pidfd,
+    print_to_stderr,
     start,
-    tell_on_stderr,
 )
 from opatlas.isolation.fresh_python import import_paths, module_command
 from opatlas.model.errors import DeviceGone
@@ -80,15 +80,15 @@ class DeviceProcess:
     ) -> None:
         """`waits` times the waits for the device; None: nobody asks how long they were."""
         self._launcher = launcher
-        self._waits = waits or DeviceWaits(tell_on_stderr)
+        self._waits = waits or DeviceWaits(print_to_stderr)
         self._start_message = Start(spec, settings, import_paths())
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
-        #: See `open_end`.
+        #: See `open_pidfd`.
         self._end: int | None = None
         self._device: DeviceDescription | None = None
         self._memory_kills = 0
-        self._uninterrupted = Uninterrupted(self._kill)
+        self._uninterrupted = EndIfInterrupted(self._kill)
 
     def describe(self) -> DeviceDescription:
         if self._device is None:
@@ -102,7 +102,7 @@ class DeviceProcess:
             with self._uninterrupted:
                 self._open()
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: Job) -> RowOutcome:
         with self._uninterrupted, self._waits:
             for attempt in range(TRIES):
                 channel = self._channel or self._open()
@@ -123,10 +123,10 @@ class DeviceProcess:
                     if isinstance(broken, _LateAnswer) and attempt == 0:
                         # Something that an earlier row has left behind sent it.
                         continue
-                    return Outcome(Status.CRASHED, f"{broken}: the device process was ended")
+                    return RowOutcome(Status.CRASHED, f"{broken}: the device process was ended")
                 except (EOFError, OSError):
                     code = self._kill(_END_TIMEOUT_S)
-                    return Outcome(Status.CRASHED, f"the device process {self._what_became_of_it(code)}")
+                    return RowOutcome(Status.CRASHED, f"the device process {self._what_became_of_it(code)}")
                 if outcome.status is Status.DEVICE_ERROR:
                     # Every later call in that process would fail.
                     channel.close()
@@ -143,7 +143,7 @@ class DeviceProcess:
             self._channel.close()
         self._kill(_END_TIMEOUT_S)
 
-    def _await(self, channel: Channel, job: Job) -> Outcome:
+    def _await(self, channel: Channel, job: Job) -> RowOutcome:
         """
         Raises:
             EOFError: the process died of the job; ConnectionResetError: it died without having taken it.
@@ -154,18 +154,18 @@ class DeviceProcess:
         while True:
             answer = channel.receive(job.timeout_s if waiting is None else waiting.left_s(), self._end)
             if answer is None and waiting is not None:
-                waiting.go_on()
+                waiting.check_limit()
                 continue
             if answer is None:
                 self._kill()
-                return Outcome(Status.TIMEOUT, f"still running after {job.timeout_s:g} s; its process was ended")
+                return RowOutcome(Status.TIMEOUT, f"still running after {job.timeout_s:g} s; its process was ended")
             if isinstance(answer, Answer) and answer.job_id < job.id:
                 raise _LateAnswer("an answer to an earlier row came over the connection")
             if not isinstance(answer, Answer) or answer.job_id != job.id:
                 raise ChannelBroken("an answer that was not asked for came over the connection")
-            if isinstance(answer.content, Outcome):
+            if isinstance(answer.content, RowOutcome):
                 return answer.content
-            if not isinstance(answer.content, (Waiting, Started)):
+            if not isinstance(answer.content, (Waiting, LockTaken)):
                 raise ChannelBroken(f"an answer of the type {type(answer.content).__name__} came over the connection")
             if waiting is not None:
                 waiting.end()
@@ -192,15 +192,15 @@ class DeviceProcess:
                 assert self._channel is not None
                 self._device = answer.device
                 return self._channel
-            failure = answer or NotReady(f"it ended before it was ready, {TRIES} times", sick=False)
+            failure = answer or NotReady(f"it ended before it was ready, {TRIES} times", unhealthy=False)
             how = f" (it {self._what_became_of_it(self._kill(_END_TIMEOUT_S))})" if answer is None else ""
             self._kill()
-            if answer is not None and not answer.sick and self._device is None:
+            if answer is not None and not answer.unhealthy and self._device is None:
                 # It never was there: trying again will not bring it.
                 break
             time.sleep(pause_s)
         spec = self._start_message.spec
-        if failure.sick:
+        if failure.unhealthy:
             raise DeviceGone(f"{spec} failed its probe {TRIES} times, each in a fresh process: {failure.reason}")
         raise DeviceGone(
             f"the {spec} device process did not start: {failure.reason}{how}; --in-process shows what happens there"
@@ -210,23 +210,25 @@ class DeviceProcess:
         """Starts a process; gives its answer, None where it ended without one."""
         self._memory_kills = memory_kills()
         try:
-            self._process, self._channel = start(self._command, environment_of(self._start_message.spec))
+            self._process, self._channel = start(self._command, device_environment(self._start_message.spec))
         except OSError as error:
-            return NotReady(f"no process can be started: {error}", sick=False)
+            return NotReady(f"no process can be started: {error}", unhealthy=False)
         self._watch(self._process.pid)
         try:
             self._channel.send(self._start_message)
             answer = self._channel.receive(_START_TIMEOUT_S, self._end)
         except ChannelBroken as broken:
-            return NotReady(str(broken), sick=False)
+            return NotReady(str(broken), unhealthy=False)
         except (EOFError, OSError):
             return None
         if answer is None:
-            return NotReady(f"it was not ready after {_START_TIMEOUT_S:g} s", sick=False)
+            return NotReady(f"it was not ready after {_START_TIMEOUT_S:g} s", unhealthy=False)
         if self._launcher and isinstance(answer, Ready):
             # A profiler goes on after the end of what it has started.
             self._watch(answer.pid)
-        return answer if isinstance(answer, (Ready, NotReady)) else NotReady("it sent no answer to that", sick=False)
+        return (
+            answer if isinstance(answer, (Ready, NotReady)) else NotReady("it sent no answer to that", unhealthy=False)
+        )
 
     def _command(self, fd: str) -> list[str]:
         words = module_command("opatlas.isolation.device_main", fd)
@@ -236,7 +238,7 @@ class DeviceProcess:
         """From now on this process's end is the end."""
         if self._end is not None:
             os.close(self._end)
-        self._end = open_end(pid)
+        self._end = open_pidfd(pid)
 
     def _kill(self, patience_s: float = 0.0) -> int | None:
         """Ends the process with all that it has started, and waits for that.
@@ -270,4 +272,4 @@ class DeviceProcess:
         if code is None:
             return "closed its connection and was ended"
         for_memory = code == -signal.SIGKILL and memory_kills() > self._memory_kills
-        return f"died: {how_it_ended(code)}" + (", killed by the system for want of memory" if for_memory else "")
+        return f"died: {describe_exit(code)}" + (", killed by the system for want of memory" if for_memory else "")

@@ -11,8 +11,8 @@ from typing import Protocol, TypeVar, runtime_checkable
 from opatlas.capture.profile_samples import SamplesOfRows
 from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.devices.device_lock import LONGEST_WAIT_S, DeviceWaits, LockHolder
-from opatlas.devices.discovery import environment_of
-from opatlas.engine.job import Job, Outcome
+from opatlas.devices.discovery import device_environment
+from opatlas.engine.job import Job, RowOutcome
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.model.errors import DeviceGone
@@ -36,7 +36,7 @@ class Executor(Protocol):
         """Opens the device for the next job, if it is not open: that time is no row's. Raises DeviceGone."""
         ...
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: Job) -> RowOutcome:
         """Runs a job, to its end or to its deadline. Raises DeviceGone."""
         ...
 
@@ -49,7 +49,7 @@ class Executor(Protocol):
 class BatchExecutor(Executor, Protocol):
     """One whose instrument tells durations only of many rows at once."""
 
-    def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> dict[int, Outcome]:
+    def run_all(self, jobs: Sequence[Job], enough: Callable[[RowOutcome], bool]) -> dict[int, RowOutcome]:
         """Runs jobs in their order; gives the outcomes of those that were run, at least one, by the job's id.
 
         Raises DeviceGone.
@@ -61,13 +61,13 @@ class BatchExecutor(Executor, Protocol):
         ...
 
 
-class InProcess:
+class InProcessExecutor:
     """Runs bodies in this process, for debuggers and profilers; failures come through as raised."""
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings, waits: DeviceWaits) -> None:
         """`waits` times the waits for the device. Raises DeviceGone where it cannot be opened."""
         self._waits = waits
-        os.environ.update(environment_of(spec))
+        os.environ.update(device_environment(spec))
         try:
             from opatlas.engine.runner import Runner
 
@@ -85,12 +85,12 @@ class InProcess:
     def prepare(self) -> None:
         """The device is open from the start."""
 
-    def run(self, job: Job) -> Outcome:
-        from opatlas.engine.device_errors import outcome_of
+    def run(self, job: Job) -> RowOutcome:
+        from opatlas.engine.device_errors import outcome_from_error
 
         def begin(holder: LockHolder) -> None:
             # Nothing interrupts the wait: whom it is for is told before.
-            self._waits.tell_of(holder)
+            self._waits.announce(holder)
             self._waits.begin(holder)
 
         def end() -> None:
@@ -98,14 +98,14 @@ class InProcess:
                 self._waits.current.end()
 
         if job.group is not None:
-            return Outcome(Status.SKIPPED, f"needs a {job.group}, and --in-process is one process: leave it out")
+            return RowOutcome(Status.SKIPPED, f"needs a {job.group}, and --in-process is one process: leave it out")
         try:
             with self._waits, self._runner.locked(begin, end, LONGEST_WAIT_S):
                 return self._runner.run_raising(job)
         except DeviceGone:
             raise
         except Exception as error:
-            outcome = outcome_of(error)
+            outcome = outcome_from_error(error)
             if outcome.status in (Status.UNSUPPORTED, Status.SKIPPED):
                 # Nothing to debug: the device is the reason. A row that is refused may be the replay's mistake.
                 return outcome
@@ -118,7 +118,7 @@ class InProcess:
 _T = TypeVar("_T")
 
 
-class LeftOut:
+class ExcludedDevices:
     """The devices that a session does without, and why; known to all its processes through a folder."""
 
     def __init__(self, folder: Path | None) -> None:
@@ -152,7 +152,7 @@ class DevicePool:
     """
 
     def __init__(
-        self, specs: Sequence[DeviceSpec], executor_of: Callable[[DeviceSpec], Executor], left_out: LeftOut
+        self, specs: Sequence[DeviceSpec], executor_of: Callable[[DeviceSpec], Executor], left_out: ExcludedDevices
     ) -> None:
         """
         Args:
@@ -171,11 +171,11 @@ class DevicePool:
     def prepare(self) -> None:
         self._on_a_device(lambda executor: executor.prepare())
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: Job) -> RowOutcome:
         # An executor that raises DeviceGone has not run the job.
         return self._on_a_device(lambda executor: executor.run(job))
 
-    def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> dict[int, Outcome]:
+    def run_all(self, jobs: Sequence[Job], enough: Callable[[RowOutcome], bool]) -> dict[int, RowOutcome]:
         return self._on_a_device(
             lambda executor: (
                 executor.run_all(jobs, enough)
@@ -230,12 +230,12 @@ class ProfileExecutor:
     def prepare(self) -> None:
         """There is no device to open."""
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: Job) -> RowOutcome:
         """The samples of the job's row; skipped where there are none."""
         found = self._samples.of_row(job.kernel_type, job.cells)
         if isinstance(found, str):
-            return Outcome(Status.SKIPPED, found)
-        return Outcome(Status.MEASURED, found.remark, measurement=found.measurement)
+            return RowOutcome(Status.SKIPPED, found)
+        return RowOutcome(Status.MEASURED, found.remark, measurement=found.measurement)
 
     def close(self) -> None:
         """Nothing is held."""

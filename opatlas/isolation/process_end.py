@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NoReturn
 
 
-def end_at_once() -> NoReturn:
+def exit_without_cleanup() -> NoReturn:
     """Ends the process as Python does, but does not take torch apart first: half a second, and the system does it."""
     atexit._run_exitfuncs()
-    write_out()
+    flush_streams()
     os._exit(0)
 
 
@@ -70,7 +70,7 @@ def _prctl(option: int, value: int, name: str) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({name}) failed")
 
 
-def write_out() -> None:
+def flush_streams() -> None:
     """Captured output must be in its file before the report is made.
 
     If the disk of that file is full, or a kernel has closed the stream or put something else in its place, what was

@@ -52,7 +52,7 @@ class OutOfMemory(ReplayError):
     status = Status.OOM
 
 
-class DeviceSick(OpAtlasError):
+class DeviceUnhealthy(OpAtlasError):
     """The device is there, and does not compute what it should."""
 
 

@@ -137,7 +137,7 @@ class Histories:
         """Whether the history of a run tells of rows of a kernel type, measured or not."""
         return kernel_type in self._types_of(run_id)
 
-    def tell_of(self, run_id: str, row: RowName) -> bool:
+    def announce(self, run_id: str, row: RowName) -> bool:
         """Whether the history of a run tells of a row, measured or not."""
         return row.signature in self._types_of(run_id).get(row.kernel_type, ())
 
@@ -260,7 +260,7 @@ class EditedLookup:
         return {
             position: signature
             for position, (run, signature) in enumerate(zip(run_ids, signatures(kernel_type, frame), strict=True))
-            if run in known and not self._histories.tell_of(run, RowName(kernel_type, signature))
+            if run in known and not self._histories.announce(run, RowName(kernel_type, signature))
         }
 
 

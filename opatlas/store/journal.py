@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 
 from opatlas.errors import OpAtlasError
 from opatlas.files import open_own, own_lock, read_own
-from opatlas.gc_pause import without_cycle_collection
+from opatlas.gc_pause import gc_paused
 from opatlas.model.record import Record
 from opatlas.store.csv_files import not_writable, write_text
 from opatlas.store.database import Database
@@ -284,7 +284,7 @@ def parse(content: bytes, path: Path) -> Contents:
     unreadable = [(1, why_not)] if why_not else []
     torn = content.endswith(b"\0")
     seen = {b"", lines[0]} if header else {b""}
-    with without_cycle_collection():
+    with gc_paused():
         for number, text in enumerate(lines, start=1):
             if text in seen:
                 continue

@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from opatlas.errors import OpAtlasError, described
-from opatlas.gc_pause import without_cycle_collection
+from opatlas.gc_pause import gc_paused
 from opatlas.model.quality import valid_duration
 from opatlas.model.record import Record, RowName
 from opatlas.model.schema import RUN_ID, STATUS_REASON
@@ -107,7 +107,7 @@ def merge(
     """
     result = MergeResult()
     histories = Histories(database)
-    with database.lock(), without_cycle_collection():
+    with database.lock(), gc_paused():
         for kernel_type, of_type in by_type(records).items():
             try:
                 _merge_table(database, histories, kernel_type, of_type, mode, prune, keep_newer, result)

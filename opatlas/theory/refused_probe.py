@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 
-from opatlas.devices.discovery import database_name, devices_at_hand
+from opatlas.devices.discovery import available_devices, database_name
 from opatlas.engine.inputs.dispatch_ffn_combine import needed_bytes
 from opatlas.engine.job import Job
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import EVENTS, MeasureSettings
-from opatlas.isolation.executor import Executor, LeftOut
+from opatlas.isolation.executor import ExcludedDevices, Executor
 from opatlas.isolation.groups.hccl_buffer import buffer_mib
 from opatlas.isolation.groups.pool import GroupPool
 from opatlas.isolation.groups.spec import GroupSpec
@@ -93,10 +93,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    devices = devices_at_hand(arguments.device)
+    devices = available_devices(arguments.device)
     path = arguments.database_path or default_path(database_name(devices), detect())
     pool = GroupPool(
-        devices, MeasureSettings(repeat_count=1, cache="warm", instrument=EVENTS.get(devices[0].kind)), LeftOut(None)
+        devices,
+        MeasureSettings(repeat_count=1, cache="warm", instrument=EVENTS.get(devices[0].kind)),
+        ExcludedDevices(None),
     )
     spec = GroupSpec(arguments.ep_size)
     if reason := pool.too_few_for(spec):

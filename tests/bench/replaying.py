@@ -13,7 +13,7 @@ from opatlas.bench.implementations import torch as impl
 
 import opatlas.engine.runner
 from opatlas.devices.device import DeviceSpec
-from opatlas.engine.job import Job, Outcome
+from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.registry import replay_spec
 from opatlas.engine.replay import Replay
 from opatlas.engine.runner import Runner
@@ -88,7 +88,7 @@ def job_of(kernel_type: str, row: str, function: str | None = None) -> Job:
     return Job(module, "", name, kernel_type, cells_of(row), timeout_s=60)
 
 
-def replay_row(kernel_type: str, row: str, function: str | None = None) -> Outcome:
+def replay_row(kernel_type: str, row: str, function: str | None = None) -> RowOutcome:
     return runner().run(job_of(kernel_type, row, function))
 
 

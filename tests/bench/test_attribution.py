@@ -16,14 +16,14 @@ from opatlas.instruments.attribution import (
     END_MARK,
     MARK_TYPE,
     MOST_ROWS,
-    Launched,
     NoSamples,
+    PendingSamples,
     ProfiledRow,
     ProfiledSamples,
     attribute,
     dimensions,
+    parse_row_mark,
     row_mark,
-    row_of_mark,
 )
 from opatlas.model.schema import (
     BASE,
@@ -63,7 +63,7 @@ class Profile:
 
 def asked(number: int, samples: int) -> ProfiledRow:
     cells = {INPUT_SHAPES: str(number), INPUT_DTYPES: "FLOAT", INPUT_FORMATS: "ND"}
-    return ProfiledRow("Add", cells, Launched(number, samples, samples + 1))
+    return ProfiledRow("Add", cells, PendingSamples(number, samples, samples + 1))
 
 
 def durations_of(found: ProfiledSamples) -> list[list[float]]:
@@ -185,7 +185,7 @@ def test_without_marks_rows_of_one_signature_are_told_apart_by_their_order() -> 
     for us in (5.0, 8.0):
         profile.kernel("Add", "4", 999.0)
         profile.kernel("Add", "4", us)
-    rows = [ProfiledRow("Add", asked(4, 1).cells, Launched(number, 1, 2)) for number in (0, 1)]
+    rows = [ProfiledRow("Add", asked(4, 1).cells, PendingSamples(number, 1, 2)) for number in (0, 1)]
     found = attribute(profile.launches, rows)
     assert [durations_of(row) for row in found if isinstance(row, ProfiledSamples)] == [[[5.0]], [[8.0]]]
 
@@ -206,8 +206,8 @@ def test_marks_of_older_stacks_have_another_name() -> None:
 def test_marks_tell_rows_apart() -> None:
     marks = [row_mark(number) for number in range(MOST_ROWS)]
     assert len(set(marks)) == MOST_ROWS
-    assert [row_of_mark(dimensions(mark)) for mark in marks] == list(range(MOST_ROWS))
-    assert {row_of_mark(dimensions(shape)) for shape in (BEGIN_MARK, END_MARK)} == {None}
-    assert [row_of_mark(text) for text in ("", "103", "103,0,1", "103,33,1", "103,1,x", "104,1,1")] == [None] * 6
+    assert [parse_row_mark(dimensions(mark)) for mark in marks] == list(range(MOST_ROWS))
+    assert {parse_row_mark(dimensions(shape)) for shape in (BEGIN_MARK, END_MARK)} == {None}
+    assert [parse_row_mark(text) for text in ("", "103", "103,0,1", "103,33,1", "103,1,x", "104,1,1")] == [None] * 6
     with pytest.raises(ValueError, match=f"rows 0 to {MOST_ROWS - 1}"):
         row_mark(MOST_ROWS)

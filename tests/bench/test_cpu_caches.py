@@ -12,7 +12,7 @@ from replaying import job_of
 
 from opatlas.devices import cpu, cpu_flush
 from opatlas.devices.cpu_flush import (
-    DEAR_BYTES,
+    EXPENSIVE_READ_BYTES,
     CpuFlush,
     FlushPlan,
     cache_domains,
@@ -89,7 +89,7 @@ def test_a_cache_that_evicting_by_line_undercuts_is_not_read_whole(
     assert (plan.cache_bytes, plan.whole_bytes, plan.read_bytes, plan.by_line) == (
         480 * MIB,
         960 * MIB,
-        DEAR_BYTES,
+        EXPENSIVE_READ_BYTES,
         True,
     )
     monkeypatch.setattr(cpu_flush, "evictor", lambda: None)

@@ -11,16 +11,16 @@ import torch
 
 from opatlas.devices import npu_operators
 from opatlas.devices.device import DeviceSpec
-from opatlas.devices.discovery import environment_of
+from opatlas.devices.discovery import device_environment
 from opatlas.devices.npu_operators import (
-    call_of,
-    cannot_be_registered,
-    environment_with_operators,
-    is_set_up,
+    is_environment_set,
+    load_npu_call,
     missing_kernel,
+    operator_environment,
+    registration_obstacle,
     remedy,
 )
-from opatlas.engine.device_errors import outcome_of
+from opatlas.engine.device_errors import outcome_from_error
 from opatlas.isolation.child import start
 from opatlas.model.errors import MissingPrecondition, Unsupported
 from opatlas.model.schema import Status
@@ -115,35 +115,35 @@ def set_up(monkeypatch, opp):
 def test_without_vllm_ascend_nothing_can_register_them(monkeypatch):
     monkeypatch.setattr(npu_operators, "find_spec", lambda name: None)
     _forget()
-    assert "vllm-ascend" in cannot_be_registered()
+    assert "vllm-ascend" in registration_obstacle()
     with pytest.raises(MissingPrecondition, match=r"pip install vllm-ascend.*export ASCEND_CUSTOM_OPP_PATH=<package>/"):
-        call_of(CALL)
+        load_npu_call(CALL)
     _forget()
-    assert environment_with_operators({"PATH": "/usr/bin"}) == {}
+    assert operator_environment({"PATH": "/usr/bin"}) == {}
 
 
 def test_a_process_starts_with_the_operators_of_vllm_ascend(vllm_ascend):
     _, opp = vllm_ascend
-    assert environment_of(DeviceSpec("npu"))["ASCEND_CUSTOM_OPP_PATH"] == str(opp)
-    assert "ASCEND_CUSTOM_OPP_PATH" not in environment_of(DeviceSpec("cpu"))
-    assert environment_with_operators({"LD_LIBRARY_PATH": "/usr/lib"}) == {
+    assert device_environment(DeviceSpec("npu"))["ASCEND_CUSTOM_OPP_PATH"] == str(opp)
+    assert "ASCEND_CUSTOM_OPP_PATH" not in device_environment(DeviceSpec("cpu"))
+    assert operator_environment({"LD_LIBRARY_PATH": "/usr/lib"}) == {
         "ASCEND_CUSTOM_OPP_PATH": str(opp),
         "LD_LIBRARY_PATH": f"{opp}/op_api/lib:/usr/lib",
     }
-    assert is_set_up(environment_with_operators({}))
+    assert is_environment_set(operator_environment({}))
 
 
 def test_operators_that_the_user_names_come_before_those_of_vllm_ascend(vllm_ascend, tmp_path):
     _, opp = vllm_ascend
     own = tmp_path / "own"
     (own / "op_api/lib").mkdir(parents=True)
-    said = environment_with_operators({"ASCEND_CUSTOM_OPP_PATH": f"{own}", "LD_LIBRARY_PATH": "/usr/lib"})
+    said = operator_environment({"ASCEND_CUSTOM_OPP_PATH": f"{own}", "LD_LIBRARY_PATH": "/usr/lib"})
     assert said == {
         "ASCEND_CUSTOM_OPP_PATH": f"{own}:{opp}",
         "LD_LIBRARY_PATH": f"{own}/op_api/lib:{opp}/op_api/lib:/usr/lib",
     }
     # Again, as a process sees it that was started with them.
-    assert environment_with_operators(said) == said
+    assert operator_environment(said) == said
 
 
 def test_a_device_process_is_started_with_the_operators(vllm_ascend, tmp_path):
@@ -151,7 +151,7 @@ def test_a_device_process_is_started_with_the_operators(vllm_ascend, tmp_path):
     _, opp = vllm_ascend
     seen = tmp_path / "seen"
     code = f"import os, pathlib; pathlib.Path({str(seen)!r}).write_text(os.environ['LD_LIBRARY_PATH'])"
-    process, channel = start(lambda fd: [sys.executable, "-c", code], environment_of(DeviceSpec("npu")))
+    process, channel = start(lambda fd: [sys.executable, "-c", code], device_environment(DeviceSpec("npu")))
     channel.close()
     assert process.wait(60) == 0
     assert seen.read_text().split(":")[0] == f"{opp}/op_api/lib"
@@ -159,7 +159,7 @@ def test_a_device_process_is_started_with_the_operators(vllm_ascend, tmp_path):
 
 def test_the_exports_have_the_real_path(vllm_ascend):
     _, opp = vllm_ascend
-    assert cannot_be_registered() == ""
+    assert registration_obstacle() == ""
     assert f"export ASCEND_CUSTOM_OPP_PATH={opp}:$ASCEND_CUSTOM_OPP_PATH; " in remedy()
     assert f"export LD_LIBRARY_PATH={opp}/op_api/lib:$LD_LIBRARY_PATH" in remedy()
 
@@ -167,11 +167,11 @@ def test_the_exports_have_the_real_path(vllm_ascend):
 def test_one_variable_alone_is_not_enough(vllm_ascend, monkeypatch):
     _, opp = vllm_ascend
     monkeypatch.setenv("ASCEND_CUSTOM_OPP_PATH", str(opp))
-    assert not is_set_up()
+    assert not is_environment_set()
     set_up(monkeypatch, opp)
-    assert is_set_up()
+    assert is_environment_set()
     set_up(monkeypatch, opp / "removed")
-    assert not is_set_up()
+    assert not is_environment_set()
 
 
 @pytest.mark.parametrize("has_vllm", [True, False])
@@ -180,7 +180,7 @@ def test_an_operator_is_run_once_it_is_registered_whatever_the_variables_say(vll
     (package / "vllm_ascend_C.py").write_text(EXTENSION)
     # utils.py imports parts of vLLM.
     (package / "utils.py").write_text(UTILS if has_vllm else "import vllm_that_is_not_installed\n")
-    assert "toy_of_the_tests" in str(call_of("torch.ops._C_ascend.toy_of_the_tests"))
+    assert "toy_of_the_tests" in str(load_npu_call("torch.ops._C_ascend.toy_of_the_tests"))
 
 
 @pytest.mark.parametrize(
@@ -194,11 +194,11 @@ def test_the_first_of_several_calls_that_is_there_is_made(vllm_ascend, name):
     package, _ = vllm_ascend
     (package / "utils.py").write_text(UTILS)
     (package / "vllm_ascend_C.py").write_text(EXTENSION)
-    assert "toy_of_the_tests" in str(call_of(name))
+    assert "toy_of_the_tests" in str(load_npu_call(name))
 
 
 def test_another_call_takes_the_place_of_an_operator_that_is_not_registered(place):
-    assert call_of("torch.ops._C_ascend.nobody_registers_it or torch.add") is torch.add
+    assert load_npu_call("torch.ops._C_ascend.nobody_registers_it or torch.add") is torch.add
 
 
 def test_vllm_ascend_itself_enables_its_operators(vllm_ascend):
@@ -209,7 +209,7 @@ def test_vllm_ascend_itself_enables_its_operators(vllm_ascend):
         "def enable_custom_op():\n    import os\n    os.environ['ENABLED_BY_VLLM_ASCEND'] = '1'\n"
     )
     try:
-        assert "toy_of_the_tests" in str(call_of("torch.ops._C_ascend.toy_of_the_tests"))
+        assert "toy_of_the_tests" in str(load_npu_call("torch.ops._C_ascend.toy_of_the_tests"))
     finally:
         os.environ.pop("ENABLED_BY_VLLM_ASCEND", None)
 
@@ -219,22 +219,22 @@ def test_what_fails_in_registering_is_told(vllm_ascend, monkeypatch):
     (package / "utils.py").write_text(UTILS)
     (package / "vllm_ascend_C.py").write_text("raise ImportError('libcust_opapi.so: cannot open shared object file')\n")
     with pytest.raises(MissingPrecondition, match=rf"libcust_opapi\.so: cannot open.*export \w+PATH={opp}"):
-        call_of(CALL)
+        load_npu_call(CALL)
     _forget()
     set_up(monkeypatch, opp)
     with pytest.raises(MissingPrecondition, match="are set; is this vllm-ascend built for this torch and CANN"):
-        call_of(CALL)
+        load_npu_call(CALL)
 
 
 def test_a_vllm_ascend_without_an_operator_package(place):
-    assert environment_with_operators({}) == {}
+    assert operator_environment({}) == {}
     assert "COMPILE_CUSTOM_KERNELS" in remedy()
 
 
 def test_triton_kernels_know_the_number_of_cores(place):
     (place / "ops/triton/triton_utils.py").write_text(TRITON_UTILS)
     (place / "ops/triton/linearnorm/split_qkv_rmsnorm_rope.py").write_text(TRITON_OPERATOR)
-    call = call_of("torch.ops.vllm.qkv_rmsnorm_rope_of_the_tests")
+    call = load_npu_call("torch.ops.vllm.qkv_rmsnorm_rope_of_the_tests")
     assert call(torch.ones(1)) == 48
 
 
@@ -244,18 +244,18 @@ def test_a_triton_that_does_not_tell_the_number_of_cores_is_told(place):
     )
     (place / "ops/triton/linearnorm/split_qkv_rmsnorm_rope.py").write_text(TRITON_OPERATOR.replace("of_the", "of_no"))
     with pytest.raises(MissingPrecondition, match=r"no driver of Triton.*triton-ascend"):
-        call_of("torch.ops.vllm.qkv_rmsnorm_rope_of_no_tests")
+        load_npu_call("torch.ops.vllm.qkv_rmsnorm_rope_of_no_tests")
 
 
 def test_a_triton_operator_that_is_not_there_does_not_need_an_operator_package(place):
     with pytest.raises(MissingPrecondition, match="triton-ascend") as raised:
-        call_of("torch.ops.vllm.npu_rotary_embedding")
+        load_npu_call("torch.ops.vllm.npu_rotary_embedding")
     assert "ASCEND_CUSTOM_OPP_PATH" not in str(raised.value)
 
 
 def test_a_call_of_torch_npu_that_is_not_there_is_another_thing():
     with pytest.raises(Unsupported, match=r"torch_npu\.npu_of_tomorrow is not there"):
-        call_of("torch_npu.npu_of_tomorrow")
+        load_npu_call("torch_npu.npu_of_tomorrow")
 
 
 #: In torch_npu's own words.
@@ -302,7 +302,7 @@ def test_atb_that_cannot_be_loaded_is_told_with_what_to_source(reason, words):
     try:
         _not_loaded(reason)
     except OSError as error:
-        outcome = outcome_of(error)
+        outcome = outcome_from_error(error)
     assert outcome.status is Status.SKIPPED
     assert words in outcome.reason
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opatlas.engine.device_errors import is_out_of_memory, outcome_of, poisoned_by, text_of
+from opatlas.engine.device_errors import error_text, fatal_device_error, is_out_of_memory, outcome_from_error
 from opatlas.model.errors import InvalidRow
 from opatlas.model.schema import Status
 
@@ -183,7 +183,7 @@ code is 161002
     ],
 )
 def test_sticky_cuda_error_as_seen_on_hardware(message, words, name, code):
-    assert poisoned_by(message.format(words=words, name=name, code=code)) == f"CUDA error {code} ({words})"
+    assert fatal_device_error(message.format(words=words, name=name, code=code)) == f"CUDA error {code} ({words})"
 
 
 @pytest.mark.parametrize(
@@ -194,17 +194,17 @@ def test_sticky_cuda_error_as_seen_on_hardware(message, words, name, code):
     ],
 )
 def test_libraries_echo_a_poisoned_context(message):
-    assert "EXECUTION_FAILED" in poisoned_by(message)
+    assert "EXECUTION_FAILED" in fatal_device_error(message)
 
 
 @pytest.mark.parametrize(("message", "code"), CUDA_REPORTED)
 def test_reported_cuda_error(message, code):
-    assert poisoned_by(message).startswith(f"CUDA error {code} (")
+    assert fatal_device_error(message).startswith(f"CUDA error {code} (")
 
 
 @pytest.mark.parametrize(("message", "code"), ASCEND_REPORTED)
 def test_reported_ascend_error(message, code):
-    assert poisoned_by(message).startswith(f"Ascend error {code} (")
+    assert fatal_device_error(message).startswith(f"Ascend error {code} (")
 
 
 @pytest.mark.parametrize(
@@ -231,18 +231,18 @@ def test_every_way_to_write_an_ascend_code(code):
         f"runtime result = {code}[FUNC:ReportCallError]",
         f"ACL error {code}",
     ):
-        assert poisoned_by(written).startswith(f"Ascend error {code} ("), written
+        assert fatal_device_error(written).startswith(f"Ascend error {code} ("), written
 
 
 @pytest.mark.parametrize("message", MEMORY_FULL)
 def test_out_of_memory(message):
     assert is_out_of_memory(message)
-    assert poisoned_by(message) is None
+    assert fatal_device_error(message) is None
 
 
 @pytest.mark.parametrize("message", NEITHER)
 def test_neither(message):
-    assert poisoned_by(message) is None
+    assert fatal_device_error(message) is None
     assert not is_out_of_memory(message)
 
 
@@ -250,21 +250,21 @@ def test_neither(message):
 @pytest.mark.parametrize(("poison", "code"), [(ILLEGAL_ADDRESS, 700), (SYNC_507035, 507035)])
 def test_first_error_is_the_cause(poison, code, echo):
     log = f"Traceback (most recent call last):\nRuntimeError: {poison}\n\nRuntimeError: {echo}\n"
-    assert f" {code} (" in poisoned_by(log)
+    assert f" {code} (" in fatal_device_error(log)
     assert not is_out_of_memory(log)
 
 
 def test_of_two_poisons_the_first_is_named():
-    assert " 719 (" in poisoned_by(f"CUDA error: unspecified launch failure\n{ILLEGAL_ADDRESS}")
-    assert " 507035 (" in poisoned_by(f"{SYNC_507035}\nrtGetMemUceInfo failed, retCode is 507899")
+    assert " 719 (" in fatal_device_error(f"CUDA error: unspecified launch failure\n{ILLEGAL_ADDRESS}")
+    assert " 507035 (" in fatal_device_error(f"{SYNC_507035}\nrtGetMemUceInfo failed, retCode is 507899")
 
 
 def test_memory_that_ran_out_first_is_the_cause_though_the_context_is_lost_too():
     log = f"{HOST_MEMORY_FULL}\nsynchronized memcpy failed, kind = 1, runtime result = 507899[FUNC:ReportCallError]"
     assert is_out_of_memory(log)
-    assert " 507899 (" in poisoned_by(log)
+    assert " 507899 (" in fatal_device_error(log)
     assert is_out_of_memory(f"{CUDA_MEMORY_FULL}\n{ILLEGAL_ADDRESS}")
-    assert poisoned_by(f"{INVALID_ARGUMENT}\n{ILLEGAL_ADDRESS}") is not None
+    assert fatal_device_error(f"{INVALID_ARGUMENT}\n{ILLEGAL_ADDRESS}") is not None
 
 
 @pytest.mark.parametrize("before", ["", "torch.OutOfMemoryError: "])
@@ -272,7 +272,7 @@ def test_memory_that_ran_out_first_is_the_cause_though_the_context_is_lost_too()
 def test_ended_task_queue_poisons_whatever_ended_it(before, after):
     """Later operators return at once without having run: a process in this state would measure nothing."""
     message = f"{before}{QUEUE_ENDED}{after}"
-    assert poisoned_by(message) == "torch_npu's task queue ended (current working operator name is aclnnRmsNorm)"
+    assert fatal_device_error(message) == "torch_npu's task queue ended (current working operator name is aclnnRmsNorm)"
     assert not is_out_of_memory(message)
 
 
@@ -303,20 +303,20 @@ _NUMBERS = st.one_of(_CODES, _CODES.map(hex), _CODES.map(lambda code: f"0x7f{cod
 @given(st.lists(st.one_of(_WORDS, _NUMBERS.map(str))), st.sampled_from([" ", "", "\n", ", "]))
 def test_numbers_that_nothing_calls_an_error_code_mean_nothing(parts, separator):
     text = separator.join(parts)
-    assert poisoned_by(text) is None
+    assert fatal_device_error(text) is None
     assert not is_out_of_memory(text)
 
 
 @given(st.lists(st.integers(min_value=0)), st.lists(st.integers(min_value=0)))
 def test_shapes_of_torch_mean_nothing(left, right):
     text = f"The size of tensor a ({left}) must match the size of tensor b ({right}) at CUDA:0"
-    assert poisoned_by(text) is None
+    assert fatal_device_error(text) is None
     assert not is_out_of_memory(text)
 
 
 @given(st.text())
 def test_any_text_can_be_read(text):
-    poisoned_by(text)
+    fatal_device_error(text)
     is_out_of_memory(text)
 
 
@@ -328,18 +328,18 @@ def raised_after_poison(error, *, dealt_with=False):
 
 
 def test_text_of_tells_what_led_to_an_exception_oldest_first():
-    text = text_of(raised_after_poison(MemoryError()))
+    text = error_text(raised_after_poison(MemoryError()))
     assert text.index("RuntimeError: CUDA error") < text.index("MemoryError")
 
 
 def test_text_of_leaves_out_what_was_dealt_with():
-    assert text_of(raised_after_poison(ValueError("not a number"), dealt_with=True)) == "ValueError: not a number\n"
+    assert error_text(raised_after_poison(ValueError("not a number"), dealt_with=True)) == "ValueError: not a number\n"
 
 
 def test_text_of_ends_where_exceptions_go_in_a_circle():
     first, second = RuntimeError("first"), RuntimeError("second")
     first.__cause__, second.__cause__ = second, first
-    assert text_of(first) == "RuntimeError: second\nRuntimeError: first\n"
+    assert error_text(first) == "RuntimeError: second\nRuntimeError: first\n"
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_text_of_ends_where_exceptions_go_in_a_circle():
     ],
 )
 def test_outcome(error, status, reason):
-    outcome = outcome_of(error)
+    outcome = outcome_from_error(error)
     assert outcome.status is status
     assert outcome.reason.startswith(reason)
     if status is Status.DEVICE_ERROR:

@@ -137,16 +137,16 @@ def test_a_wait_is_told_once_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     waits = DeviceWaits(told.append)
     wait = waits.begin(OTHER)
-    assert 0 < wait.left_s() <= device_lock.TOLD_AFTER_S
-    wait.go_on()
-    wait.go_on()
+    assert 0 < wait.left_s() <= device_lock.ANNOUNCED_AFTER_S
+    wait.check_limit()
+    wait.check_limit()
     assert len(told) == 1
     assert str(OTHER) in told[0]
-    assert wait.left_s() > device_lock.TOLD_AFTER_S
+    assert wait.left_s() > device_lock.ANNOUNCED_AFTER_S
     monkeypatch.setattr(device_lock, "LONGEST_WAIT_S", 0.0)
     assert wait.left_s() == 0
     with pytest.raises(DeviceGone):
-        wait.go_on()
+        wait.check_limit()
 
 
 def test_many_short_waits_are_told_as_a_long_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_many_short_waits_are_told_as_a_long_one_is(monkeypatch: pytest.MonkeyPa
     waits = DeviceWaits(nothing)
     for _ in range(2):
         wait = waits.begin(OTHER)
-        now += 0.6 * device_lock.TOLD_AFTER_S
+        now += 0.6 * device_lock.ANNOUNCED_AFTER_S
         wait.end()
     assert waits.begin(OTHER).left_s() == 0
 
@@ -170,7 +170,7 @@ def test_waits_are_added_up_by_whom_they_are_for(monkeypatch: pytest.MonkeyPatch
         now += 5
         wait.end()
         assert waits.current is None
-        waits.begin(OWN).go_on()
+        waits.begin(OWN).check_limit()
         now += 3
     assert waits.current is None
     assert (waits.others_s, waits.own_s, told) == (5, 3, [])

@@ -148,13 +148,15 @@ def test_a_cpu(tmp_path):
 
 
 def test_rows_that_are_not_measured(monkeypatch):
-    monkeypatch.setattr(replaying, "devices_at_hand", lambda name: [DeviceSpec("cpu", opener="no_such_module:Device")])
+    monkeypatch.setattr(
+        replaying, "available_devices", lambda name: [DeviceSpec("cpu", opener="no_such_module:Device")]
+    )
     verdict = replaying.replay(Target("cpu", "cpu"))
     assert verdict.state is State.FAIL
     assert "no_such_module" in verdict.detail
     unlike = {**ROWS, "Add": {**ROWS["Add"], "Output Shapes": "17,64"}}
     monkeypatch.setattr(sample_rows, "ROWS", unlike)
-    monkeypatch.setattr(replaying, "devices_at_hand", lambda name: [DeviceSpec("cpu")])
+    monkeypatch.setattr(replaying, "available_devices", lambda name: [DeviceSpec("cpu")])
     verdict = replaying.replay(Target("cpu", "cpu"))
     assert verdict.state is State.FAIL
     assert "the row Add ended as invalid" in verdict.detail
@@ -400,7 +402,7 @@ def test_the_doctor_itself_needs_no_torch():
 
 def test_a_database_whose_folder_cannot_be_named(monkeypatch):
     """Its versions are options of a session, which the doctor does not have; the disk is the same wherever it lies."""
-    monkeypatch.setattr(storage, "devices_at_hand", lambda name: [DeviceSpec("npu", name="Ascend910B3")])
+    monkeypatch.setattr(storage, "available_devices", lambda name: [DeviceSpec("npu", name="Ascend910B3")])
     monkeypatch.setattr(storage.versions, "detect", lambda: storage.versions.Versions(torch="2.9.0"))
     verdict = storage.database(Target("npu", "npu"))
     assert verdict.state is State.FAIL

@@ -11,7 +11,7 @@ import stand_in_msprof
 from stand_in_npu import collective_us
 
 from opatlas.devices.device import DeviceSpec
-from opatlas.devices.discovery import VISIBLE, pinned
+from opatlas.devices.discovery import VISIBLE, pin_devices
 from opatlas.doctor import group
 from opatlas.doctor.verdict import State, Target, Verdict
 
@@ -44,8 +44,8 @@ def npus(tmp_path, monkeypatch):
     msprof.write_text(f'#!/bin/sh\nexec {sys.executable} {stand_in_msprof.__file__} "$@"\n')
     msprof.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
-    specs = pinned(DeviceSpec("npu", opener="stand_in_npu:StandInNpu"), VISIBLE["npu"], ["0", "1"])
-    monkeypatch.setattr(group, "devices_at_hand", lambda name: specs)
+    specs = pin_devices(DeviceSpec("npu", opener="stand_in_npu:StandInNpu"), VISIBLE["npu"], ["0", "1"])
+    monkeypatch.setattr(group, "available_devices", lambda name: specs)
     # Events need an NPU.
     monkeypatch.setattr(group, "EVENTS", {})
 
@@ -77,8 +77,8 @@ def test_nobody_asks() -> None:
 
 
 def test_fewer_than_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = pinned(DeviceSpec("npu"), VISIBLE["npu"], ["3"])
-    monkeypatch.setattr(group, "devices_at_hand", lambda name: one)
+    one = pin_devices(DeviceSpec("npu"), VISIBLE["npu"], ["3"])
+    monkeypatch.setattr(group, "available_devices", lambda name: one)
     verdict = group.group(Target("npu", "npu", backend="hccl"))
     assert verdict.state is State.FAIL
     assert "needs 2 devices, 1 is there (ASCEND_RT_VISIBLE_DEVICES shows 1)" in verdict.detail

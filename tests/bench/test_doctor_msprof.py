@@ -15,7 +15,7 @@ import pytest
 import stand_in_msprof
 
 from opatlas.devices.device import DeviceSpec
-from opatlas.devices.discovery import VISIBLE, pinned
+from opatlas.devices.discovery import VISIBLE, pin_devices
 from opatlas.doctor import replaying
 from opatlas.doctor.sample_rows import ROWS
 from opatlas.doctor.verdict import State, Target, Verdict
@@ -31,8 +31,8 @@ def npu(tmp_path, monkeypatch):
     msprof.chmod(0o755)
     files = tmp_path / "files"
     files.mkdir()
-    (spec,) = pinned(DeviceSpec("npu", opener="stand_in_npu:StandInNpu"), VISIBLE["npu"], ["0"])
-    monkeypatch.setattr(replaying, "devices_at_hand", lambda name: [spec])
+    (spec,) = pin_devices(DeviceSpec("npu", opener="stand_in_npu:StandInNpu"), VISIBLE["npu"], ["0"])
+    monkeypatch.setattr(replaying, "available_devices", lambda name: [spec])
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
 
     def run(fault: str = "", **environment: str) -> Verdict:

@@ -28,7 +28,7 @@ from opatlas.doctor import operators
 from opatlas.doctor.verdict import Target
 from opatlas.devices.device import DeviceSpec
 
-operators.devices_at_hand = lambda name: [DeviceSpec("npu", opener="stand_in_npu:StandInNpu")]
+operators.available_devices = lambda name: [DeviceSpec("npu", opener="stand_in_npu:StandInNpu")]
 for name in sys.argv[1:]:
     print("verdict", json.dumps(asdict(getattr(operators, name)(Target("npu", "npu")))))
 """

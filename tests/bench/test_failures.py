@@ -8,8 +8,8 @@ import unittest
 import pytest
 from replaying import job_of, runner
 
-from opatlas.engine.device_errors import is_out_of_memory, outcome_of, poisoned_by, text_of
-from opatlas.engine.job import Outcome
+from opatlas.engine.device_errors import error_text, fatal_device_error, is_out_of_memory, outcome_from_error
+from opatlas.engine.job import RowOutcome
 from opatlas.engine.registry import replays
 from opatlas.model.errors import InvalidRow
 from opatlas.model.schema import Status
@@ -29,7 +29,7 @@ class Mute(Exception):
 )
 @pytest.mark.parametrize("kind", [RuntimeError, InvalidRow])
 def test_a_reason_is_one_printable_line_whatever_an_exception_says(kind: type[Exception], text: str) -> None:
-    outcome = outcome_of(kind(text))
+    outcome = outcome_from_error(kind(text))
     assert outcome.reason.isprintable()
     assert len(outcome.reason) <= MOST_CHARACTERS
     assert len(outcome.detail) <= MOST_CHARACTERS_OF_DETAIL
@@ -37,23 +37,23 @@ def test_a_reason_is_one_printable_line_whatever_an_exception_says(kind: type[Ex
 
 
 def test_what_is_escaped_can_still_be_read() -> None:
-    assert outcome_of(RuntimeError("a\udcffb\x1bc")).reason == r"RuntimeError: a\udcffb\x1bc"
-    assert outcome_of(InvalidRow("Größe in µs 行")).reason == "Größe in µs 行"
+    assert outcome_from_error(RuntimeError("a\udcffb\x1bc")).reason == r"RuntimeError: a\udcffb\x1bc"
+    assert outcome_from_error(InvalidRow("Größe in µs 行")).reason == "Größe in µs 行"
 
 
 def test_a_refusal_of_several_lines_becomes_one() -> None:
-    assert outcome_of(InvalidRow("first\nsecond")).reason == "first second"
+    assert outcome_from_error(InvalidRow("first\nsecond")).reason == "first second"
 
 
 def test_an_exception_without_a_readable_message_fails_its_row() -> None:
-    outcome = outcome_of(Mute())
+    outcome = outcome_from_error(Mute())
     assert outcome.status is Status.FAILED
     assert outcome.reason.startswith("Mute: ")
 
 
 def test_an_outcome_that_was_cleaned_stays_as_it_is() -> None:
-    once = outcome_of(RuntimeError("\x1b" * 200_000))
-    again = Outcome(once.status, once.reason, once.detail)
+    once = outcome_from_error(RuntimeError("\x1b" * 200_000))
+    again = RowOutcome(once.status, once.reason, once.detail)
     assert again == once
 
 
@@ -107,18 +107,18 @@ class TestGroupsOfExceptions:
 
     @pytest.mark.parametrize("depth", [1, 2, 40])
     def test_a_device_error_in_one_counts(self, depth: int) -> None:
-        outcome = outcome_of(self.group(ValueError("something else"), RuntimeError(POISON), depth=depth))
+        outcome = outcome_from_error(self.group(ValueError("something else"), RuntimeError(POISON), depth=depth))
         assert outcome.status is Status.DEVICE_ERROR
 
     def test_the_cause_of_a_member_counts(self) -> None:
         member = ValueError("later")
         member.__cause__ = RuntimeError(POISON)
-        assert poisoned_by(text_of(self.group(member)))
+        assert fatal_device_error(error_text(self.group(member)))
 
     def test_running_out_of_memory_in_one_counts(self) -> None:
-        outcome = outcome_of(self.group(RuntimeError(FULL)))
+        outcome = outcome_from_error(self.group(RuntimeError(FULL)))
         assert outcome.status is Status.OOM
-        assert is_out_of_memory(text_of(self.group(MemoryError(), depth=2)))
+        assert is_out_of_memory(error_text(self.group(MemoryError(), depth=2)))
 
     def test_members_that_are_no_device_errors_fail_the_row(self) -> None:
-        assert outcome_of(self.group(ValueError("a"), TypeError("b"))).status is Status.FAILED
+        assert outcome_from_error(self.group(ValueError("a"), TypeError("b"))).status is Status.FAILED

@@ -9,7 +9,7 @@ import pytest
 from opatlas.devices import discovery as at_hand
 from opatlas.devices import vendor_tools as tools
 from opatlas.devices.device import DeviceSpec
-from opatlas.devices.discovery import database_name, devices_at_hand, environment_of
+from opatlas.devices.discovery import available_devices, database_name, device_environment
 from opatlas.devices.nvidia import Gpu, parse_gpus
 from opatlas.errors import OpAtlasError
 from opatlas.model.location import cpu_device_name
@@ -59,24 +59,24 @@ def test_what_nvidia_smi_prints():
 
 def test_gpus_are_the_device_at_hand_and_each_process_sees_one(machine):
     machine(TWO)
-    specs = devices_at_hand(None)
+    specs = available_devices(None)
     assert [(spec.kind, spec.index, spec.name) for spec in specs] == [("cuda", 0, H200), ("cuda", 1, H200)]
-    assert environment_of(specs[1])[VARIABLE] == "GPU-64f63b99-8a20-1476-0a48-dc80e3dc8688"
+    assert device_environment(specs[1])[VARIABLE] == "GPU-64f63b99-8a20-1476-0a48-dc80e3dc8688"
     assert database_name(specs) == H200
-    assert devices_at_hand("cuda") == devices_at_hand(H200) == specs
+    assert available_devices("cuda") == available_devices(H200) == specs
 
 
 def test_a_torch_without_cuda_replays_on_the_cpu_unless_the_gpu_is_asked_for(machine):
     machine(TWO, cuda=None)
-    assert devices_at_hand(None) == [DeviceSpec("cpu", name=cpu_device_name())]
-    assert len(devices_at_hand("cuda")) == 2
+    assert available_devices(None) == [DeviceSpec("cpu", name=cpu_device_name())]
+    assert len(available_devices("cuda")) == 2
 
 
 def test_an_nvidia_smi_that_fails_shows_none(machine):
     machine("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", code=9)
-    assert [spec.kind for spec in devices_at_hand(None)] == ["cpu"]
+    assert [spec.kind for spec in available_devices(None)] == ["cpu"]
     with pytest.raises(OpAtlasError, match=r"--device cuda: there is no NVIDIA GPU here .*--gpus all"):
-        devices_at_hand("cuda")
+        available_devices("cuda")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_an_nvidia_smi_that_fails_shows_none(machine):
 def test_the_callers_choice_is_kept_as_it_was_made(machine, monkeypatch, visible, pinned):
     machine(TWO)
     monkeypatch.setenv(VARIABLE, visible)
-    assert pins(devices_at_hand(None)) == pinned
+    assert pins(available_devices(None)) == pinned
 
 
 @pytest.mark.parametrize(
@@ -96,22 +96,22 @@ def test_a_choice_of_none_is_refused(machine, monkeypatch, visible, words):
     machine(TWO)
     monkeypatch.setenv(VARIABLE, visible)
     with pytest.raises(OpAtlasError, match=words):
-        devices_at_hand(None)
+        available_devices(None)
 
 
 @pytest.mark.parametrize("hidden", ["", "-1"])
 def test_gpus_that_are_hidden_on_purpose_are_not_at_hand(machine, monkeypatch, hidden):
     machine(TWO)
     monkeypatch.setenv(VARIABLE, hidden)
-    assert [spec.kind for spec in devices_at_hand(None)] == ["cpu"]
+    assert [spec.kind for spec in available_devices(None)] == ["cpu"]
     with pytest.raises(OpAtlasError, match="shows none of the 2 GPUs here"):
-        devices_at_hand("cuda")
+        available_devices("cuda")
 
 
 def test_of_different_gpus_one_kind_is_to_be_named(machine):
     machine(MIXED)
     with pytest.raises(OpAtlasError, match=f"{H100} and {H200}, .*name one with --device"):
-        devices_at_hand(None)
-    assert pins(devices_at_hand(H100)) == ["GPU-11111111-8a20-1476-0a48-dc80e3dc8688"]
+        available_devices(None)
+    assert pins(available_devices(H100)) == ["GPU-11111111-8a20-1476-0a48-dc80e3dc8688"]
     with pytest.raises(OpAtlasError, match=f"--device NVIDIA_A100 is not among the visible GPUs .{H100}, {H200}."):
-        devices_at_hand("NVIDIA_A100")
+        available_devices("NVIDIA_A100")

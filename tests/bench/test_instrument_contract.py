@@ -6,13 +6,13 @@ from time import thread_time_ns
 
 import pytest
 
-from opatlas.instruments.instrument import OFFERED, InstrumentMissing, MeasureSettings, open_instrument
+from opatlas.instruments.instrument import INSTRUMENTS, InstrumentMissing, MeasureSettings, open_instrument
 
 SAMPLES = 3
 CALL_US, FLUSH_US = 2_000, 50_000
 
 
-@pytest.fixture(params=OFFERED["cpu"])
+@pytest.fixture(params=INSTRUMENTS["cpu"])
 def instrument(request):
     try:
         return open_instrument("cpu", MeasureSettings(instrument=request.param))
@@ -27,9 +27,9 @@ class Asked:
         self.times = 0
 
     def enough(self, samples_us):
-        return self.enough_unseen(len(samples_us))
+        return self.enough_count(len(samples_us))
 
-    def enough_unseen(self, count):
+    def enough_count(self, count):
         self.times += 1
         return count >= SAMPLES
 

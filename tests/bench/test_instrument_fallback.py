@@ -21,7 +21,7 @@ def _offered(monkeypatch):
     offered = {"best": "toy_makers:missing", "second": "toy_makers:second"}
     monkeypatch.setattr(
         instrument,
-        "OFFERED",
+        "INSTRUMENTS",
         {"toy": offered, "none": {"best": "toy_makers:missing"}, "broken": {"b": "toy_makers:broken", **offered}},
     )
 

@@ -14,7 +14,7 @@ from opatlas.devices.cpu import CpuDevice
 from opatlas.devices.device import DeviceSpec
 from opatlas.engine.runner import Runner
 from opatlas.errors import OpAtlasError
-from opatlas.instruments.instrument import OFFERED, MeasureSettings, Samples, choose, open_instrument
+from opatlas.instruments.instrument import INSTRUMENTS, MeasureSettings, Samples, choose_instrument, open_instrument
 from opatlas.instruments.timers import WallClock
 
 
@@ -31,17 +31,17 @@ class Sundial:
 @pytest.fixture
 def _sundials(monkeypatch):
     monkeypatch.setitem(sys.modules, "sundials", SimpleNamespace(of=lambda settings: Sundial()))
-    offered = {"cpu": {**OFFERED["cpu"], Sundial.name: "sundials:of"}}
+    offered = {"cpu": {**INSTRUMENTS["cpu"], Sundial.name: "sundials:of"}}
     monkeypatch.setattr(instruments, "OFFERED", offered)
 
 
 def test_the_first_one_is_taken_by_default():
-    assert choose("cpu", None) == "wall-clock"
-    assert all(choose(kind, None) == next(iter(names)) for kind, names in OFFERED.items())
+    assert choose_instrument("cpu", None) == "wall-clock"
+    assert all(choose_instrument(kind, None) == next(iter(names)) for kind, names in INSTRUMENTS.items())
 
 
 def test_one_that_the_device_does_not_offer_is_refused_with_the_list():
-    offered = ", ".join(OFFERED["cpu"])
+    offered = ", ".join(INSTRUMENTS["cpu"])
     with pytest.raises(OpAtlasError, match=rf"--instrument sundial: devices of kind cpu offer {offered}$"):
         open_instrument("cpu", MeasureSettings(instrument="sundial"))
 

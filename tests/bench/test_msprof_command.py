@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.isolation.msprof.command import can_hold_profiles, profiled
+from opatlas.isolation.msprof.command import accepts_profiles, msprof_command
 from opatlas.model.errors import DeviceGone
 
 
 @pytest.mark.parametrize("character", "'\"\\%><|&$;`")
 def test_a_path_that_msprof_refuses_is_refused_before_it_is_started(character: str) -> None:
     folder = Path(f"/data/a{character}b")
-    assert not can_hold_profiles(folder)
+    assert not accepts_profiles(folder)
     with pytest.raises(DeviceGone, match="TMPDIR"):
-        profiled(["python"], folder / "0001", "Memory")
+        msprof_command(["python"], folder / "0001", "Memory")
 
 
 def test_a_long_path_is_refused_and_blanks_are_not() -> None:
-    assert can_hold_profiles(Path("/data/my databases/ATLAS_800_A3_752T_128G_DIE"))
-    assert not can_hold_profiles(Path("/", *["long" * 10] * 24))
+    assert accepts_profiles(Path("/data/my databases/ATLAS_800_A3_752T_128G_DIE"))
+    assert not accepts_profiles(Path("/", *["long" * 10] * 24))

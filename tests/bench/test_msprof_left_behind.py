@@ -11,11 +11,11 @@ import captures
 import pytest
 
 from opatlas.capture.captures import Launch
-from opatlas.engine.job import Job, Outcome, stand_in
-from opatlas.instruments.attribution import Launched, ProfiledRow, ProfiledSamples
+from opatlas.engine.job import Job, RowOutcome, describe_stand_in
+from opatlas.instruments.attribution import PendingSamples, ProfiledRow, ProfiledSamples
 from opatlas.isolation.msprof import pending as launched
 from opatlas.isolation.msprof import pending as read_back
-from opatlas.isolation.msprof.pending import journal_left_behind
+from opatlas.isolation.msprof.pending import recover_profiles
 from opatlas.model.quality import Quality
 from opatlas.model.record import Measurement
 from opatlas.model.schema import Status
@@ -57,7 +57,7 @@ def profiled(monkeypatch: pytest.MonkeyPatch) -> None:
             for row, us in ((row, float(row.launched.number)) for row in rows)
         ]
 
-    monkeypatch.setattr(read_back, "samples_of", samples_of)
+    monkeypatch.setattr(read_back, "read_samples", samples_of)
 
 
 def left(database: Database, *lines: bytes, number: str = "0000") -> Path:
@@ -75,7 +75,7 @@ def sizes(database: Database) -> list[float]:
 def test_a_whole_profile_is_journalled_and_removed(tmp_path: Path) -> None:
     database = Database(tmp_path)
     left(database, line(1) + b"\n", line(2) + b"\n")
-    assert journal_left_behind(database) == []
+    assert recover_profiles(database) == []
     assert sizes(database) == [1.0, 2.0]
     # With the folder of its session, which holds nothing else.
     assert not database.profiles_dir.exists()
@@ -85,7 +85,7 @@ def test_the_folder_of_a_session_stays_while_another_profile_is_in_it(tmp_path: 
     database = Database(tmp_path)
     output, other = left(database, line(1) + b"\n"), database.profiles_dir / RUN / "0001" / "PROF_1"
     other.mkdir(parents=True)
-    assert journal_left_behind(database) == []
+    assert recover_profiles(database) == []
     assert not output.exists()
     assert other.is_dir()
 
@@ -96,16 +96,18 @@ def test_what_a_row_ran_and_what_bounds_it_is_in_its_journal(tmp_path: Path) -> 
     output.mkdir(parents=True)
     for size in (1, 2):
         job = Job("m", "", "f", "Abs", captures.cells(f"{size}", f"{size}"), 1.0)
-        noted = Measurement((), "msprof", "cold", stand_in=stand_in(["mul", "add"], None), bound_us=1.5)
-        launched.note_launched(
-            output, job, Outcome(Status.MEASURED, measurement=noted, launched=Launched(size, samples=2, calls=3))
+        noted = Measurement((), "msprof", "cold", stand_in=describe_stand_in(["mul", "add"], None), bound_us=1.5)
+        launched.record_pending(
+            output,
+            job,
+            RowOutcome(Status.MEASURED, measurement=noted, launched=PendingSamples(size, samples=2, calls=3)),
         )
-    assert journal_left_behind(database) == []
+    assert recover_profiles(database) == []
     (path,) = journal.all_of(database)
     measurements = [record.measurement for record in journal.read(path).records]
     assert [(each.stand_in, each.bound_us) for each in measurements if each] == [
         ("", 1.5),
-        (stand_in(["mul", "add"], 2), 1.5),
+        (describe_stand_in(["mul", "add"], 2), 1.5),
     ]
     assert [each.verdict.quality for each in measurements if each] == [Quality.ABOVE_ROOFLINE, Quality.UNKNOWN]
 
@@ -114,7 +116,7 @@ def test_what_a_row_ran_and_what_bounds_it_is_in_its_journal(tmp_path: Path) -> 
 def test_a_torn_last_line_costs_its_row_also_where_it_ends_in_a_brace(tmp_path: Path, torn: bytes) -> None:
     database = Database(tmp_path)
     output = left(database, line(1) + b"\n", torn)
-    assert journal_left_behind(database) == []
+    assert recover_profiles(database) == []
     assert sizes(database) == [1.0]
     assert not output.exists()
 
@@ -140,13 +142,13 @@ def test_a_line_that_cannot_be_read_is_told_once_and_the_profile_is_kept(tmp_pat
     content = line(1) + b"\n" + damaged + b"\n" + line(3) + b"\n"
     output = left(database, content)
     other = left(database, line(4) + b"\n", number="0001")
-    (problem,) = journal_left_behind(database)
+    (problem,) = recover_profiles(database)
     assert f"{output / 'launched.jsonl'}:2" in problem
     assert sizes(database) == [1.0, 4.0]
     assert (output / "launched.jsonl.unreadable").read_bytes() == content
     assert (output / "PROF_1").is_dir()
     assert not other.exists()
-    assert journal_left_behind(database) == []
+    assert recover_profiles(database) == []
 
 
 def test_an_error_that_nobody_has_foreseen_keeps_no_other_profile_out(
@@ -154,15 +156,15 @@ def test_an_error_that_nobody_has_foreseen_keeps_no_other_profile_out(
 ) -> None:
     database = Database(tmp_path)
     bad, good = left(database, line(1) + b"\n"), left(database, line(2) + b"\n", number="0001")
-    whole = read_back.samples_of
+    whole = read_back.read_samples
 
     def broken(output: Path, rows: Sequence[ProfiledRow]) -> Any:
         if output == bad:
             raise ZeroDivisionError("x")
         return whole(output, rows)
 
-    monkeypatch.setattr(read_back, "samples_of", broken)
-    (problem,) = journal_left_behind(database)
+    monkeypatch.setattr(read_back, "read_samples", broken)
+    (problem,) = recover_profiles(database)
     assert str(bad) in problem
     assert "ZeroDivisionError: x" in problem
     assert sizes(database) == [2.0]

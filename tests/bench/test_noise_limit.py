@@ -12,7 +12,7 @@ from opatlas.devices.cpu import CpuDevice
 from opatlas.devices.device import DeviceSpec
 from opatlas.engine.check import Checked
 from opatlas.engine.formula import pointwise
-from opatlas.engine.job import ATTEMPTS, attempt_of, limited
+from opatlas.engine.job import ATTEMPTS, apply_noise_limit, make_attempt
 from opatlas.engine.registry import replays
 from opatlas.engine.runner import Runner
 from opatlas.engine.sampling import Sampling
@@ -121,14 +121,14 @@ def test_ranks_try_again_where_one_of_them_is_noisy():
 
 
 def test_the_limit_itself_is_within():
-    (noise,) = {attempt_of(NOISY).noise}
-    assert attempt_of(NOISY).is_within(noise)
-    assert not attempt_of(NOISY).is_within(noise * 0.999)
+    (noise,) = {make_attempt(NOISY).noise}
+    assert make_attempt(NOISY).is_within(noise)
+    assert not make_attempt(NOISY).is_within(noise * 0.999)
 
 
 def test_other_outcomes_stay_what_they_are(run):
     failed, _ = run([QUIET], wrong="yes")
-    assert limited(failed, 0.05, [attempt_of(NOISY)]) is failed
+    assert apply_noise_limit(failed, 0.05, [make_attempt(NOISY)]) is failed
 
 
 def test_a_noisy_row_is_no_known_failure():

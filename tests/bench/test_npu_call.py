@@ -6,22 +6,22 @@ import pytest
 import torch
 from opatlas.bench.implementations import torch as impl
 
-from opatlas.devices.npu_operators import npu_call
+from opatlas.devices.npu_operators import resolve_npu_call
 from opatlas.model.errors import Unsupported
 
 MISSING = "torch.ops._C_ascend.an_operator_that_nobody_registers"
 
 
 def test_of_several_the_first_that_is_there_is_called() -> None:
-    assert npu_call(f"{MISSING} or torch.add") is torch.add
-    assert npu_call("torch.mul or torch.add") is torch.mul
-    assert npu_call(f"{MISSING} or {MISSING} or torch.add") is torch.add
+    assert resolve_npu_call(f"{MISSING} or torch.add") is torch.add
+    assert resolve_npu_call("torch.mul or torch.add") is torch.mul
+    assert resolve_npu_call(f"{MISSING} or {MISSING} or torch.add") is torch.add
 
 
 def test_of_several_none_is_there() -> None:
     with pytest.raises(Unsupported, match="a_call_of_tomorrow is not there"):
-        npu_call(f"{MISSING} or torch.a_call_of_tomorrow")
+        resolve_npu_call(f"{MISSING} or torch.a_call_of_tomorrow")
 
 
 def test_what_is_timed_elsewhere_can_be_the_call_of_an_npu() -> None:
-    assert npu_call("opatlas.bench.implementations.torch.transpose_copy") is impl.transpose_copy
+    assert resolve_npu_call("opatlas.bench.implementations.torch.transpose_copy") is impl.transpose_copy

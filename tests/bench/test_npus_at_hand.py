@@ -10,7 +10,7 @@ from fake_npu_smi import A3, a2, fake_npu_smi, fields, table
 from opatlas.devices import discovery as at_hand
 from opatlas.devices import npu_smi
 from opatlas.devices.device import DeviceSpec
-from opatlas.devices.discovery import database_name, devices_at_hand
+from opatlas.devices.discovery import available_devices, database_name
 from opatlas.devices.npu_smi import Chip
 from opatlas.errors import OpAtlasError
 from opatlas.model.location import NPU_DEVICES, cpu_device_name
@@ -39,7 +39,7 @@ def machine(monkeypatch, tmp_path):
 
 def test_each_die_is_a_device_of_its_own(machine):
     machine(A3, nodes=4)
-    assert devices_at_hand(None) == [
+    assert available_devices(None) == [
         DeviceSpec("npu", index, pinned=(VARIABLE, str(index)), name=A3_752T) for index in range(4)
     ]
 
@@ -47,46 +47,48 @@ def test_each_die_is_a_device_of_its_own(machine):
 def test_only_those_that_the_caller_made_visible(machine, monkeypatch):
     machine(A3, nodes=4)
     monkeypatch.setenv(VARIABLE, "1,3")
-    assert [spec.pinned for spec in devices_at_hand(A3_752T)] == [(VARIABLE, "1"), (VARIABLE, "3")]
+    assert [spec.pinned for spec in available_devices(A3_752T)] == [(VARIABLE, "1"), (VARIABLE, "3")]
 
 
 def test_a_container_sees_its_own_device_files(machine):
     machine(A3, nodes=1)
-    assert len(devices_at_hand(None)) == 1
+    assert len(available_devices(None)) == 1
 
 
 def test_without_device_files_npu_smi_decides(machine):
     machine(A3)
-    assert len(devices_at_hand("npu")) == 4
+    assert len(available_devices("npu")) == 4
 
 
 def test_a_machine_without_npus_is_not_asked_twice_and_replays_on_its_cpu(machine):
     machine()
-    assert devices_at_hand(None) == devices_at_hand("cpu") == [DeviceSpec("cpu", name=cpu_device_name())]
+    assert available_devices(None) == available_devices("cpu") == [DeviceSpec("cpu", name=cpu_device_name())]
 
 
 def test_the_cpu_of_a_machine_with_npus_can_be_asked_for(machine):
     machine(A3, nodes=4)
-    assert devices_at_hand("cpu") == devices_at_hand(cpu_device_name()) == [DeviceSpec("cpu", name=cpu_device_name())]
+    assert (
+        available_devices("cpu") == available_devices(cpu_device_name()) == [DeviceSpec("cpu", name=cpu_device_name())]
+    )
 
 
 def test_an_npu_that_is_not_there_is_refused(machine):
     machine()
     with pytest.raises(OpAtlasError, match=f"--device {A3_752T}: there is no NPU here .* in a container, pass"):
-        devices_at_hand(A3_752T)
+        available_devices(A3_752T)
 
 
 def test_npus_that_are_hidden_on_purpose_are_not_at_hand(machine, monkeypatch):
     machine(A3, nodes=4)
     monkeypatch.setenv(VARIABLE, "")
-    assert [spec.kind for spec in devices_at_hand(None)] == ["cpu"]
+    assert [spec.kind for spec in available_devices(None)] == ["cpu"]
 
 
 def test_a_variable_that_shows_none_is_named(machine, monkeypatch):
     machine(A3, nodes=4)
     monkeypatch.setenv(VARIABLE, "4")
     with pytest.raises(OpAtlasError, match=f"{VARIABLE} shows none of the 4 NPUs here: unset it"):
-        devices_at_hand(None)
+        available_devices(None)
 
 
 @pytest.mark.parametrize(
@@ -110,27 +112,27 @@ def test_a_name_must_fit_the_chip(machine, answers, fitting):
     machine(answers, nodes=1)
     for name in (*NPU_DEVICES, *fitting):
         if name in fitting:
-            assert devices_at_hand(name)[0].name == name
+            assert available_devices(name)[0].name == name
         else:
             with pytest.raises(OpAtlasError, match=rf"--device {name}: npu-smi shows \w.*; it fits --device"):
-                devices_at_hand(name)
+                available_devices(name)
     if len(fitting) == 1:
-        assert database_name(devices_at_hand(None)) in fitting
+        assert database_name(available_devices(None)) in fitting
     else:
         with pytest.raises(OpAtlasError, match=r"cannot be told from its chip .npu-smi shows .*name it with --device"):
-            database_name(devices_at_hand(None))
+            database_name(available_devices(None))
 
 
 def test_without_npu_smi_a_name_is_believed_and_none_is_asked_for(machine):
     machine(nodes=2)
-    assert {spec.name for spec in devices_at_hand(A3_752T)} == {A3_752T}
+    assert {spec.name for spec in available_devices(A3_752T)} == {A3_752T}
     with pytest.raises(OpAtlasError, match="npu-smi, which would tell, is not on PATH or fails"):
-        database_name(devices_at_hand(None))
+        database_name(available_devices(None))
 
 
 def test_dies_of_a_card_and_their_places(machine):
     machine(A3)
-    assert npu_smi.chips()[-1] == Chip(npu=1, chip=1, logic=3, physical=3, name="Ascend910")
+    assert npu_smi.list_chips()[-1] == Chip(npu=1, chip=1, logic=3, physical=3, name="Ascend910")
 
 
 def test_a_table_of_an_older_driver_and_one_of_a_newer():
@@ -147,13 +149,13 @@ def test_no_table_is_no_chip(text):
 
 def test_what_a_microcontroller_says_is_not_the_chips(machine):
     machine(a2("910B3"))
-    (chip,) = npu_smi.chips()
-    assert npu_smi.common(chip)["Temperature(C)"] == "46"
+    (chip,) = npu_smi.list_chips()
+    assert npu_smi.query_common(chip)["Temperature(C)"] == "46"
 
 
 def test_fields_without_a_value_are_left_out_and_numbers_are_numbers(machine):
     machine(A3)
-    said = npu_smi.said_of(npu_smi.chips()[3])
+    said = npu_smi.query_chip(npu_smi.list_chips()[3])
     assert "Model" not in said.board
     assert said.board["Firmware Version"] == "7.7.0.6.236"
     assert (said.board["Chip Count"], said.state["NPU Real-time Power(W)"]) == (2, 178.5)
@@ -161,16 +163,16 @@ def test_fields_without_a_value_are_left_out_and_numbers_are_numbers(machine):
 
 
 def test_a_chip_that_npu_smi_does_not_show_says_nothing():
-    assert npu_smi.said_of(None) == npu_smi.Said({}, {})
+    assert npu_smi.query_chip(None) == npu_smi.NpuSmiInfo({}, {})
 
 
 def test_npu_smi_is_asked_once_in_a_process(machine):
     smi = machine(A3)
     for _ in range(3):
-        devices_at_hand(None)
+        available_devices(None)
     assert smi.asked.read_text().count("info -m\n") == 1
 
 
 def test_an_npu_smi_that_fails_shows_nothing(machine):
     machine({"-t health": "OK"}, nodes=1)
-    assert npu_smi.chips() == ()
+    assert npu_smi.list_chips() == ()

@@ -23,7 +23,7 @@ import sys
 
 from opatlas.model.errors import ReplayError
 from opatlas.instruments.timers import DeviceEvents
-from opatlas.instruments.spoilt_samples import count_pauses
+from opatlas.instruments.sample_filters import count_stops
 from opatlas.instruments.timers import WallClock
 from opatlas.instruments.stop_rule import StopRule
 
@@ -43,7 +43,7 @@ class Event:
     elapsed_time = lambda self, end: 1.0
 
 
-count_pauses()
+count_stops()
 instrument = WallClock() if which == "wall-clock" else DeviceEvents("events", Event, lambda: None)
 try:
     taken = instrument.sample(call, lambda: None, StopRule(repeat_count=samples, time_limit_s=600))

@@ -17,7 +17,7 @@ from replaying import (
 )
 from sample_rows import ROWS
 
-from opatlas.engine.device_errors import outcome_of
+from opatlas.engine.device_errors import outcome_from_error
 from opatlas.engine.registry import replays
 from opatlas.model.schema import Status
 
@@ -211,11 +211,11 @@ def test_what_torch_lacks_is_unsupported(kernel_type, row):
 
 @pytest.mark.parametrize("error", [RuntimeError, NotImplementedError])
 def test_missing_dtype_is_unsupported_whatever_torch_raises(error):
-    assert outcome_of(error("\"add_stub\" not implemented for 'UInt16'")).status is Status.UNSUPPORTED
+    assert outcome_from_error(error("\"add_stub\" not implemented for 'UInt16'")).status is Status.UNSUPPORTED
 
 
 def test_other_errors_of_torch_are_failures():
-    assert outcome_of(RuntimeError("shape mismatch")).status is Status.FAILED
+    assert outcome_from_error(RuntimeError("shape mismatch")).status is Status.FAILED
 
 
 @replays("Silent", npu=None)

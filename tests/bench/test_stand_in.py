@@ -13,9 +13,9 @@ from sample_rows import ROWS
 from sample_rows_attention import PAGED
 
 from opatlas.devices.device import DeviceSpec
-from opatlas.engine.call_watch import OperatorCount, operators_of
+from opatlas.engine.call_watch import OperatorCount, count_operators
 from opatlas.engine.formula import pointwise
-from opatlas.engine.job import REST, stand_in
+from opatlas.engine.job import REST, describe_stand_in
 from opatlas.engine.registry import replays
 from opatlas.engine.runner import Runner
 from opatlas.instruments.instrument import MeasureSettings
@@ -80,11 +80,11 @@ def test_a_product_through_float32_says_so(monkeypatch, has_instructions):
 
 
 def test_one_device_kernel_is_no_composition():
-    assert stand_in(["mul", "add"], 1) == ""
-    assert stand_in(["sort"], 21) == ""
-    assert stand_in([], 2) == ""
-    assert stand_in(["mul", "add", "mul"], 3).startswith("composition of 3 torch operators (mul, add)")
-    assert "11 device kernels" in stand_in(["mul", "add"], 11)
+    assert describe_stand_in(["mul", "add"], 1) == ""
+    assert describe_stand_in(["sort"], 21) == ""
+    assert describe_stand_in([], 2) == ""
+    assert describe_stand_in(["mul", "add", "mul"], 3).startswith("composition of 3 torch operators (mul, add)")
+    assert "11 device kernels" in describe_stand_in(["mul", "add"], 11)
 
 
 def test_a_call_that_cannot_be_counted_is_made_all_the_same():
@@ -96,10 +96,10 @@ def test_a_call_that_cannot_be_counted_is_made_all_the_same():
             raise RuntimeError("Creating a new Tensor subclass CausalBias but the raw Tensor object is already taken")
         made[-1].add_(1)
 
-    operators = operators_of(call, call)
+    operators = count_operators(call, call)
     assert operators == ["ones", REST]
     assert len(made) == 2
-    assert stand_in(operators, None).startswith("composition of at least 2 ")
+    assert describe_stand_in(operators, None).startswith("composition of at least 2 ")
 
 
 def test_what_a_kernel_raises_comes_through():
@@ -107,7 +107,7 @@ def test_what_a_kernel_raises_comes_through():
         raise RuntimeError("out of luck")
 
     with pytest.raises(RuntimeError, match="out of luck"):
-        operators_of(call, pytest.fail)
+        count_operators(call, pytest.fail)
 
 
 def test_operators_of_an_earlier_call_are_not_counted_again():

@@ -119,7 +119,7 @@ def test_a_profiler_that_writes_nothing_is_no_measurement(launched, monkeypatch)
 def probe(launched, monkeypatch, tmp_path):
     """The doctor's probe of the profiler, on this stand-in."""
     monkeypatch.setattr(sys.modules["torch_npu"].profiler, "AiCMetrics", SimpleNamespace(PipeUtilization="memory"))
-    monkeypatch.setattr(replaying, "devices_at_hand", lambda name: [DeviceSpec("npu")])
+    monkeypatch.setattr(replaying, "available_devices", lambda name: [DeviceSpec("npu")])
     monkeypatch.setattr(replaying, "open_device", lambda *_: SimpleNamespace(torch_device=torch.device("cpu")))
     monkeypatch.setattr(torch, "add", lambda *_: launched.append(("Add", "16,64;16,64", 3.0)))
     return lambda: replaying.npu_profiler(Target("npu", "npu", files=tmp_path))

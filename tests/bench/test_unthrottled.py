@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from opatlas.instruments.instrument import Samples
-from opatlas.instruments.spoilt_samples import Unthrottled
+from opatlas.instruments.sample_filters import UnthrottledInstrument
 from opatlas.instruments.stop_rule import StopRule
 
 HOT = ("hardware thermal slowdown",)
@@ -28,7 +28,7 @@ class Steady:
 def sample(said, *, rule=None, instrument=None):
     """Samples with a device that says `said`, one after the other, of its clocks; and the pauses made."""
     answers, pauses = iter(said), []
-    watched = Unthrottled(instrument or Steady(), lambda: next(answers), pauses.append)
+    watched = UnthrottledInstrument(instrument or Steady(), lambda: next(answers), pauses.append)
     assert watched.name == "steady"
     return watched.sample(lambda: None, None, rule or StopRule(repeat_count=None, time_limit_s=60)), pauses
 

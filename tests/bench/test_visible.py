@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from opatlas.devices.device import DeviceSpec
-from opatlas.devices.discovery import VISIBLE, pinned, visible_ids
+from opatlas.devices.discovery import VISIBLE, pin_devices, visible_ids
 
 
 @pytest.mark.parametrize("variable", VISIBLE.values())
@@ -29,7 +29,7 @@ def test_the_list_ends_before_what_names_no_device(variable: str, value: str | N
 
 
 def test_each_process_is_shown_its_own_device_alone() -> None:
-    specs = pinned(DeviceSpec("cuda"), "CUDA_VISIBLE_DEVICES", ["2", "GPU-5f1c"])
+    specs = pin_devices(DeviceSpec("cuda"), "CUDA_VISIBLE_DEVICES", ["2", "GPU-5f1c"])
     assert [(spec.index, spec.pinned) for spec in specs] == [
         (0, ("CUDA_VISIBLE_DEVICES", "2")),
         (1, ("CUDA_VISIBLE_DEVICES", "GPU-5f1c")),

@@ -20,7 +20,7 @@ import torch
 
 from opatlas.devices.cgroups import available_cores, usable_cores
 from opatlas.devices.cpu_flush import (
-    DEAR_BYTES,
+    EXPENSIVE_READ_BYTES,
     CpuFlush,
     FlushPlan,
     evictor,
@@ -44,7 +44,7 @@ def main() -> int:
     flushes = {
         "own cache": CpuFlush(replace(plan_flush(usable_cores(), threads), by_line=False)),
         "960 MiB": CpuFlush(FlushPlan(_TOLD_BYTES, 1, 2 * _TOLD_BYTES, 2 * _TOLD_BYTES, by_line=False)),
-        "by line": CpuFlush(FlushPlan(_TOLD_BYTES, 1, 2 * _TOLD_BYTES, DEAR_BYTES, by_line=True)),
+        "by line": CpuFlush(FlushPlan(_TOLD_BYTES, 1, 2 * _TOLD_BYTES, EXPENSIVE_READ_BYTES, by_line=True)),
     }
     least = min(_ratio(size, flushes) for size in _SIZES)
     print(f"least ratio {least:.2f} (expected: at least {LEAST_RATIO})")

@@ -51,7 +51,7 @@ def in_process(instrument: str) -> None:
     """Prints where the time of a row goes, once everything is loaded."""
     from replaying import job_of
 
-    from opatlas.devices.discovery import devices_at_hand
+    from opatlas.devices.discovery import available_devices
     from opatlas.engine import replay
     from opatlas.engine.runner import Runner
     from opatlas.instruments.instrument import MeasureSettings
@@ -81,7 +81,7 @@ def in_process(instrument: str) -> None:
 
         of._records = kept  # type: ignore[method-assign]
 
-    runner = Runner(devices_at_hand("cuda")[0], MeasureSettings(repeat_count=_SAMPLES, instrument=instrument))
+    runner = Runner(available_devices("cuda")[0], MeasureSettings(repeat_count=_SAMPLES, instrument=instrument))
     timed(runner._instrument, "sample", "sampling")
     timed(replay, "check", "check")
     inner = runner._instrument._instrument  # type: ignore[attr-defined]

@@ -42,8 +42,8 @@ class All:
 
         settings = MeasureSettings()
         self.medians: list[dict[str, float]] = []
-        self._cupti = cupti.of(settings)
-        self._kineto = kineto.of(settings)
+        self._cupti = cupti.open_cupti(settings)
+        self._kineto = kineto.open_kineto(settings)
         self._events = device_events.of_cuda(settings)
         self._cupti_us = 1.0
         # Kineto sets CUPTI's clock to one of its own when it is first used, which others read from then on.
@@ -98,11 +98,11 @@ def measure() -> list[tuple[dict[str, float], int]]:
     """Medians by instrument, and the number of device kernels, of each row."""
     from replaying import job_of
 
-    from opatlas.devices.discovery import devices_at_hand
+    from opatlas.devices.discovery import available_devices
     from opatlas.engine.runner import Runner
     from opatlas.instruments.instrument import MeasureSettings
 
-    runner = Runner(devices_at_hand("cuda")[0], MeasureSettings(instrument="cuda-events"))
+    runner = Runner(available_devices("cuda")[0], MeasureSettings(instrument="cuda-events"))
     runner._instrument = everything = All()
     kernels = []
     for kernel_type, row in truth_rows():

@@ -13,7 +13,7 @@ import odd_device
 import pytest
 
 from opatlas.devices.device import DeviceSpec
-from opatlas.engine.job import Job, Outcome
+from opatlas.engine.job import Job, RowOutcome
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess
 from opatlas.model.errors import DeviceGone
@@ -45,7 +45,7 @@ def job(size: int, timeout_s: float = PATIENT_S) -> Job:
     return Job("module", "module.py", "test_it", "Odd", {"Input Shapes": str(size)}, timeout_s)
 
 
-def sample(outcome: Outcome) -> float | None:
+def sample(outcome: RowOutcome) -> float | None:
     return outcome.measurement.samples_us[0] if outcome.measurement else None
 
 

@@ -14,9 +14,9 @@ import pytest
 from sessions import ROOT, Sessions
 
 from opatlas.devices.device import DeviceDescription, DeviceSpec
-from opatlas.engine.job import Job, Outcome
+from opatlas.engine.job import Job, RowOutcome
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.isolation.executor import LeftOut
+from opatlas.isolation.executor import ExcludedDevices
 from opatlas.isolation.groups.pool import GroupPool
 from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.model.errors import DeviceGone, GroupLate
@@ -180,7 +180,7 @@ class Absent:
     def describe(self) -> DeviceDescription:
         return DeviceDescription("of a group", {})
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: Job) -> RowOutcome:
         self.tries.append(self._spec)
         if self._spec.nnodes > 1:
             raise GroupLate("no node 1", nodes=True)
@@ -188,7 +188,7 @@ class Absent:
             raise DeviceGone("rank 1 of 2 died")
         if self._spec.ranks == 4:
             raise GroupLate("rank 1 of 4 did not join within 180 s", nodes=False)
-        return Outcome(Status.FAILED, "ran")
+        return RowOutcome(Status.FAILED, "ran")
 
     def close(self) -> None:
         pass
@@ -196,7 +196,7 @@ class Absent:
 
 def test_a_group_that_does_not_start_costs_its_messages_only(tmp_path: Path) -> None:
     Absent.tries = []
-    pool = GroupPool([DeviceSpec("cpu")], MeasureSettings(), LeftOut(None), Absent)
+    pool = GroupPool([DeviceSpec("cpu")], MeasureSettings(), ExcludedDevices(None), Absent)
     assert pool.describe().name == "cpu"
     specs = [GroupSpec(n, members=tuple(range(n))) for n in (2, 2, 2, 3, 2, 4, 4)]
     outcomes = [pool.run(Job("m", "m.py", "f", "hcom_allReduce_", {}, 1.0, spec)) for spec in specs]
@@ -219,7 +219,7 @@ def test_a_group_that_does_not_start_costs_its_messages_only(tmp_path: Path) -> 
 
 def test_nodes_that_did_not_come_are_not_waited_for_again() -> None:
     Absent.tries = []
-    pool = GroupPool([DeviceSpec("cpu")], MeasureSettings(), LeftOut(None), Absent)
+    pool = GroupPool([DeviceSpec("cpu")], MeasureSettings(), ExcludedDevices(None), Absent)
     groups = [GroupSpec(ranks, nnodes=2) for ranks in (2, 4)] + [GroupSpec(1)]
     outcomes = [pool.run(Job("m", "m.py", "f", "hcom_allReduce_", {}, 1.0, spec)) for spec in groups]
     assert [outcome.reason for outcome in outcomes] == ["no node 1", "not tried again: no node 1", "ran"]

@@ -14,7 +14,7 @@ from opatlas.collectives import options
 from opatlas.collectives import topology as at_hand
 from opatlas.collectives.topology import guess
 from opatlas.devices.device import DeviceSpec
-from opatlas.devices.nvidia import islands_of
+from opatlas.devices.nvidia import group_islands
 from opatlas.isolation.groups.pool import misplaced
 from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.model.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME
@@ -79,7 +79,7 @@ def test_defaults_of_an_a3() -> None:
 
 
 def test_defaults_of_gpus_are_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(at_hand, "islands", lambda devices: islands_of(4, lambda one, other: one // 2 == other // 2))
+    monkeypatch.setattr(at_hand, "islands", lambda devices: group_islands(4, lambda one, other: one // 2 == other // 2))
     assert messages(parsed(), GPUS)[0] == (1024, 4, "DT_BF16", 1)
     assert guess(GPUS, 4, 1).shape == (1, 2, 2)
     # A pair that NVLink joins, and one across.
@@ -101,7 +101,7 @@ def test_defaults_of_gpus_are_all_of_them(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_islands_of_nvlink(count: int, joined, size: int | None) -> None:
-    assert islands_of(count, joined).size == size
+    assert group_islands(count, joined).size == size
 
 
 def test_sizes_are_rounded_up_told_and_not_repeated() -> None:

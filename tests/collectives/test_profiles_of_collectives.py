@@ -12,9 +12,9 @@ from opatlas.instruments.attribution import (
     BEGIN_MARK,
     END_MARK,
     AnotherCase,
-    Launched,
     NoSamples,
     OwnKernel,
+    PendingSamples,
     ProfiledRow,
     attribute,
     dimensions,
@@ -42,7 +42,7 @@ def found(tmp_path: Path, kernel_type: str, *samples: list[Kernel]) -> OwnKernel
     ]
     path = write_capture(tmp_path / "kernel_details.csv", lines)
     (samples_of_row,) = attribute(
-        read_launches(path).launches, [ProfiledRow(kernel_type, {}, Launched(0, len(samples)))]
+        read_launches(path).launches, [ProfiledRow(kernel_type, {}, PendingSamples(0, len(samples)))]
     )
     if isinstance(samples_of_row, NoSamples):
         return samples_of_row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opatlas.devices.discovery import devices_at_hand
+from opatlas.devices.discovery import available_devices
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import InstrumentMissing, MeasureSettings
 from opatlas.model.versions import cuda_version
@@ -24,7 +24,7 @@ def gpu():
     if cuda_version() is None:
         pytest.skip("torch was built without CUDA")
     try:
-        return devices_at_hand("cuda")[0]
+        return available_devices("cuda")[0]
     except OpAtlasError as error:
         pytest.skip(str(error))
 

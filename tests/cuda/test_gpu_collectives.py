@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from sessions import ROOT, Sessions
 
-from opatlas.devices.discovery import devices_at_hand
+from opatlas.devices.discovery import available_devices
 
 
 @pytest.fixture
 def two_gpus(gpu) -> None:
-    if len(devices_at_hand("cuda")) < 2:
+    if len(available_devices("cuda")) < 2:
         pytest.skip("needs two GPUs")
 
 

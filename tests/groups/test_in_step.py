@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from opatlas.engine.job import Outcome, attempt_of
+from opatlas.engine.job import RowOutcome, make_attempt
 from opatlas.instruments.stop_rule import StopRule
 from opatlas.instruments.timers import WallClock
 from opatlas.isolation.groups.group import Group, InStep, spread_us
@@ -62,8 +62,8 @@ class SlowInTurns(Group):
 
 @pytest.mark.parametrize(("limit", "status"), [(None, Status.MEASURED), (0.2, Status.MEASURED), (0.1, Status.NOISY)])
 def test_a_limit_of_noise_is_one_of_what_is_recorded(limit: float | None, status: Status) -> None:
-    own = Outcome(Status.MEASURED, measurement=Measurement((10.0, 10.0, 12.0, 10.0), "wall-clock", "cold"))
-    assert attempt_of((10.0, 10.0, 12.0, 10.0)).is_within(0.1)
+    own = RowOutcome(Status.MEASURED, measurement=Measurement((10.0, 10.0, 12.0, 10.0), "wall-clock", "cold"))
+    assert make_attempt((10.0, 10.0, 12.0, 10.0)).is_within(0.1)
     outcome = slowest("Sum", own, SlowInTurns(0, 2), limit)
     assert outcome.status is status
     if outcome.measurement is not None:

@@ -8,9 +8,9 @@ import pytest
 from replaying import cells_of, replay_of
 from sample_rows_moe import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD
 
-from opatlas.devices.discovery import devices_at_hand
+from opatlas.devices.discovery import available_devices
 from opatlas.engine.job import Job
-from opatlas.instruments.instrument import MSPROF, OFFERED, TORCH_NPU_PROFILER, MeasureSettings
+from opatlas.instruments.instrument import INSTRUMENTS, MSPROF, TORCH_NPU_PROFILER, MeasureSettings
 from opatlas.isolation.executor import Executor
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.groups.spec import GroupSpec
@@ -18,12 +18,14 @@ from opatlas.isolation.msprof.executor import msprof_on_group
 from opatlas.model.errors import DeviceGone
 from opatlas.model.schema import Status
 
-DEVICES = [device for device in devices_at_hand(None) if device.kind != "cpu"]
+DEVICES = [device for device in available_devices(None) if device.kind != "cpu"]
 SPEC = GroupSpec(2)
 pytestmark = pytest.mark.skipif(len(DEVICES) < 2, reason="needs 2 GPUs or NPUs")
 
 
-@pytest.fixture(scope="module", params=[name for kind in {d.kind for d in DEVICES} for name in OFFERED[kind]] or [""])
+@pytest.fixture(
+    scope="module", params=[name for kind in {d.kind for d in DEVICES} for name in INSTRUMENTS[kind]] or [""]
+)
 def group(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Executor]:
     if request.param == TORCH_NPU_PROFILER:
         pytest.skip("starts and stops CANN's profiler for each row, which ends the processes of a group")

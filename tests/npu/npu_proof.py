@@ -21,7 +21,7 @@ import torch
 import torch_npu
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opatlas.devices.npu_operators import npu_call
+from opatlas.devices.npu_operators import resolve_npu_call
 from opatlas.engine.expectations import Comparison
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.registry import ReplaySpec, arguments_of, replay_spec
@@ -104,7 +104,7 @@ class MetaDevice:
         if npu is None:
             return impl
         try:
-            call = npu_call(npu)
+            call = resolve_npu_call(npu)
         except Unsupported as error:
             raise Refused(str(error)) from None
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from opatlas.devices.device import DeviceSpec, open_device
 from opatlas.devices.discovery import VISIBLE
 from opatlas.errors import OpAtlasError
-from opatlas.instruments.instrument import OFFERED, MeasureSettings
+from opatlas.instruments.instrument import INSTRUMENTS, MeasureSettings
 from opatlas.instruments.npu_profilers import profiling
 from opatlas.instruments.stop_rule import StopRule
 from opatlas.isolation.msprof.command import METRICS
@@ -64,7 +64,7 @@ def main() -> None:
         "instrument": events.name,
         "durations_us": samples.durations_us,
         "kernels": {str(call): found(device, call) for call in CALLS},
-        "offered": list(OFFERED["npu"]),
+        "offered": list(INSTRUMENTS["npu"]),
         # The real profiler takes these arguments; it cannot start without CANN.
         "profilers": [type(profiling("unused", metrics)).__name__ for metrics in METRICS],
     }

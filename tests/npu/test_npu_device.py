@@ -16,7 +16,7 @@ import pytest
 from fake_npu_smi import A3, fake_npu_smi
 from npu_environment import REPOSITORY, TORCH_NPU, environment_variables
 
-from opatlas.devices.torch_npu import NoTorchNpu, import_torch_npu
+from opatlas.devices.torch_npu import TorchNpuMissing, import_torch_npu
 from opatlas.isolation.msprof.command import METRICS
 
 HERE = Path(__file__).parent
@@ -119,7 +119,7 @@ def test_without_a_device(npu_python):
 def test_a_device_that_cannot_be_set(npu_python, tmp_path):
     # CANN counts a device, and fails to set it: the driver's own words say why.
     said = opened(npu_python, NPU_STUB_DEVICES="1", NPU_STUB_FAILS="1")
-    assert said["error"] == "DeviceSick"
+    assert said["error"] == "DeviceUnhealthy"
     assert "npu 3 cannot be opened: " in said["message"]
     assert "error code is 507899" in said["message"]
     assert "An internal error occurs in the Driver module" in said["message"]
@@ -139,7 +139,7 @@ def without_cann(npu_python):
 
 def test_without_cann(npu_python, without_cann):
     said = opened(npu_python, without_cann)
-    assert said["error"] == "NoTorchNpu"
+    assert said["error"] == "TorchNpuMissing"
     assert said["message"].startswith("CANN is not there (lib")
     assert "source /usr/local/Ascend/ascend-toolkit/set_env.sh" in said["message"]
 
@@ -153,7 +153,9 @@ def test_cann_that_is_installed_and_not_set_up(npu_python, without_cann, tmp_pat
 @pytest.mark.skipif(find_spec("torch_npu") is not None, reason="torch_npu is installed in this Python")
 def test_without_the_package():
     torch = metadata.version("torch").partition("+")[0]
-    with pytest.raises(NoTorchNpu, match=f"torch_npu is not installed in this Python: pip install torch_npu=={torch},"):
+    with pytest.raises(
+        TorchNpuMissing, match=f"torch_npu is not installed in this Python: pip install torch_npu=={torch},"
+    ):
         import_torch_npu()
 
 
@@ -203,5 +205,5 @@ def test_what_the_words_of_a_failed_import_mean(monkeypatch, tmp_path, raised, v
     (info / "METADATA").write_text(f"Name: torch_npu\nVersion: {version or metadata.version('torch')}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
-    with pytest.raises(NoTorchNpu, match=said):
+    with pytest.raises(TorchNpuMissing, match=said):
         import_torch_npu()

@@ -12,7 +12,7 @@ from opatlas.plugins.settings import devices_of
 from opatlas.devices import discovery as at_hand
 from opatlas.devices import nvidia as nvidia_smi
 from opatlas.devices.device import DeviceSpec
-from opatlas.devices.discovery import database_name, devices_at_hand
+from opatlas.devices.discovery import available_devices, database_name
 from opatlas.errors import OpAtlasError
 from opatlas.model.location import cpu_device_name
 
@@ -22,11 +22,11 @@ VERSIONS = {"vllm_version": "0.18.0", "torch_version": "2.9.0", "cann_version": 
 @pytest.fixture(autouse=True)
 def _no_accelerators(monkeypatch):
     monkeypatch.setattr(at_hand, "npus_present", lambda: 0)
-    monkeypatch.setattr(nvidia_smi, "gpus", lambda: ())
+    monkeypatch.setattr(nvidia_smi, "list_gpus", lambda: ())
     monkeypatch.delenv(simulated.VISIBLE, raising=False)
 
 
-def config(device, hook=devices_at_hand):
+def config(device, hook=available_devices):
     """pytest's, as far as it is looked at: --device, and what the hook answers."""
     option = SimpleNamespace(device=device, prof_path=None, database_path=None, **VERSIONS)
     return SimpleNamespace(

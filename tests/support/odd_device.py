@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from opatlas.devices.device import DeviceDescription
-from opatlas.engine.job import Job, Outcome
+from opatlas.engine.job import Job, RowOutcome
 from opatlas.isolation.channel import Answer, ChildChannel, Ready, _frame
 from opatlas.model.record import Measurement
 from opatlas.model.schema import Status
@@ -23,9 +23,11 @@ from opatlas.model.schema import Status
 ODD = 2.0
 
 
-def outcome_of(job: Job) -> Outcome:
+def outcome_from_error(job: Job) -> RowOutcome:
     size = float(job.cells["Input Shapes"])
-    return Outcome(Status.MEASURED, measurement=Measurement(samples_us=(size,), instrument="none", cache_state="warm"))
+    return RowOutcome(
+        Status.MEASURED, measurement=Measurement(samples_us=(size,), instrument="none", cache_state="warm")
+    )
 
 
 class NotHere:
@@ -34,15 +36,15 @@ class NotHere:
 
 def answers_twice(channel: ChildChannel, job: Job) -> None:
     for _ in range(2):
-        channel.send(Answer(job.id, outcome_of(job)))
+        channel.send(Answer(job.id, outcome_from_error(job)))
 
 
 def answers_for_another(channel: ChildChannel, job: Job) -> None:
-    channel.send(Answer(job.id - 1, outcome_of(job)))
+    channel.send(Answer(job.id - 1, outcome_from_error(job)))
 
 
 def answers_without_a_job(channel: ChildChannel, job: Job) -> None:
-    channel.send(outcome_of(job))
+    channel.send(outcome_from_error(job))
 
 
 def answers_unreadably(channel: ChildChannel, job: Job) -> None:
@@ -50,14 +52,14 @@ def answers_unreadably(channel: ChildChannel, job: Job) -> None:
 
 
 def answers_half(channel: ChildChannel, job: Job) -> None:
-    channel._socket.sendall(_frame(channel._token, Answer(job.id, outcome_of(job)))[:-1])
+    channel._socket.sendall(_frame(channel._token, Answer(job.id, outcome_from_error(job)))[:-1])
     time.sleep(1000)
 
 
 def replays_its_answer_to_the_row_before(channel: ChildChannel, job: Job) -> None:
     before = replace(job, cells={"Input Shapes": str(ODD - 1)})
-    channel.send(Answer(job.id - 1, outcome_of(before)))
-    channel.send(Answer(job.id, outcome_of(job)))
+    channel.send(Answer(job.id - 1, outcome_from_error(before)))
+    channel.send(Answer(job.id, outcome_from_error(job)))
 
 
 def closes_and_goes_on(channel: ChildChannel, job: Job) -> None:
@@ -79,10 +81,10 @@ def main(fd: int, way: str) -> None:
             job = channel.receive()
         except EOFError:
             return
-        if outcome_of(job).measurement.samples_us == (ODD,):
+        if outcome_from_error(job).measurement.samples_us == (ODD,):
             odd(channel, job)
         else:
-            channel.send(Answer(job.id, outcome_of(job)))
+            channel.send(Answer(job.id, outcome_from_error(job)))
 
 
 if __name__ == "__main__":

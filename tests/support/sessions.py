@@ -133,7 +133,7 @@ CONFTEST = """
 import os
 
 import simulated
-from opatlas.devices.discovery import VISIBLE, pinned
+from opatlas.devices.discovery import VISIBLE, pin_devices
 from opatlas.devices.device import DeviceSpec
 from opatlas.isolation import device_process
 
@@ -146,7 +146,7 @@ def pytest_opatlas_devices():
     npus = int(os.environ.get("STAND_IN_NPUS", "0"))
     if npus:
         spec = DeviceSpec("npu", opener="stand_in_npu:StandInNpu")
-        return pinned(spec, VISIBLE["npu"], [str(index) for index in range(npus)])
+        return pin_devices(spec, VISIBLE["npu"], [str(index) for index in range(npus)])
     present = int(os.environ.get("SIMULATED_DEVICES", "0"))
     return simulated.devices(present) if present else None
 """

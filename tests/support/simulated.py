@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from opatlas.devices.device import DeviceSpec
-from opatlas.devices.discovery import pinned, visible_ids
+from opatlas.devices.discovery import pin_devices, visible_ids
 
 VISIBLE = "SIMULATED_VISIBLE_DEVICES"
 POISON = "CUDA error: an illegal memory access was encountered"
@@ -22,7 +22,7 @@ _poisoned: list[bool] = []
 def devices(present: int) -> Sequence[DeviceSpec]:
     """Those that the caller made visible of the devices that are there."""
     spec = DeviceSpec("simulated", opener="simulated_device:SimulatedDevice")
-    return pinned(spec, VISIBLE, visible_ids(VISIBLE, present))
+    return pin_devices(spec, VISIBLE, visible_ids(VISIBLE, present))
 
 
 def own_id() -> str:

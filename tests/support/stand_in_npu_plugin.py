@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from opatlas.devices.device import DeviceSpec
-from opatlas.devices.discovery import VISIBLE, pinned
+from opatlas.devices.discovery import VISIBLE, pin_devices
 
 NAME = "ATLAS_800_A3_752T_128G_DIE"
 
 
 def pytest_opatlas_devices():
-    return pinned(DeviceSpec("npu", opener="stand_in_npu:StandInNpu", name=NAME), VISIBLE["npu"], ["0"])
+    return pin_devices(DeviceSpec("npu", opener="stand_in_npu:StandInNpu", name=NAME), VISIBLE["npu"], ["0"])

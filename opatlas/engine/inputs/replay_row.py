@@ -61,9 +61,9 @@ class ReplayRow(RowSlots):
         """
         if not self.on_npu:
             return impl
-        from opatlas.devices.npu_operators import call_of
+        from opatlas.devices.npu_operators import load_npu_call
 
-        return call_of(npu)
+        return load_npu_call(npu)
 
     def inputs(self, low: float = -1.0, high: float = 1.0) -> list[torch.Tensor]:
         """Random tensors for all input slots that are there; see `tensor`."""

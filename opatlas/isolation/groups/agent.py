@@ -24,7 +24,7 @@ from opatlas.isolation.groups.messages import (
     RanksEnded,
 )
 from opatlas.isolation.groups.spec import GroupSpec
-from opatlas.isolation.process_end import die_with_parent, end_at_once
+from opatlas.isolation.process_end import die_with_parent, exit_without_cleanup
 
 #: How many seconds the launcher lets ranks end by themselves; a keeper that is told to end has no more to do.
 _SHUTDOWN = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}
@@ -40,7 +40,7 @@ def main(fd: int) -> None:
         if launch.spec.hccl_buffer_mib is not None:
             os.environ.setdefault(hccl_buffer.VARIABLE, str(launch.spec.hccl_buffer_mib))
         channel.send(_run(launch, lambda: channel.send(Launching())))
-    end_at_once()
+    exit_without_cleanup()
 
 
 def _run(launch: Launch, when_imported: Callable[[], None]) -> RanksEnded | NotLaunched:

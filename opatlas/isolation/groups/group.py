@@ -155,8 +155,8 @@ class _AgreedRule:
     def enough(self, samples_us: Sequence[float]) -> bool:
         return self._group.agree(self._rule.enough(samples_us))
 
-    def enough_unseen(self, count: int) -> bool:
-        return self._group.agree(self._rule.enough_unseen(count))
+    def enough_count(self, count: int) -> bool:
+        return self._group.agree(self._rule.enough_count(count))
 
     def batch(self, count: int) -> int:
         """One at a time: how many an instrument could queue is another number on each rank."""

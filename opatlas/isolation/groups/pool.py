@@ -10,16 +10,16 @@ from itertools import takewhile
 from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.devices.discovery import ranks_share
-from opatlas.engine.job import Job, Outcome
+from opatlas.engine.job import Job, RowOutcome
 from opatlas.instruments.instrument import (
+    INSTRUMENTS,
     MSPROF,
-    OFFERED,
     TORCH_NPU_PROFILER,
     MeasureSettings,
-    choose,
-    choose_for_group,
+    choose_group_instrument,
+    choose_instrument,
 )
-from opatlas.isolation.executor import BatchExecutor, Executor, LeftOut
+from opatlas.isolation.executor import BatchExecutor, ExcludedDevices, Executor
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.model.errors import DeviceGone, GroupLate
@@ -58,7 +58,7 @@ class GroupPool:
         self,
         devices: Sequence[DeviceSpec],
         settings: MeasureSettings,
-        left_out: LeftOut,
+        left_out: ExcludedDevices,
         executor_of: Callable[[GroupSpec, Sequence[DeviceSpec], MeasureSettings], Executor] = GroupProcess,
     ) -> None:
         """
@@ -90,20 +90,20 @@ class GroupPool:
     def prepare(self) -> None:
         """Which group a job needs, the job says."""
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: Job) -> RowOutcome:
         return self.run_all([job], lambda outcome: True)[job.id]
 
-    def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> dict[int, Outcome]:
+    def run_all(self, jobs: Sequence[Job], enough: Callable[[RowOutcome], bool]) -> dict[int, RowOutcome]:
         """As in BatchExecutor: of the jobs those at the beginning that need one and the same group."""
         first = jobs[0]
         spec = first.group
         assert spec is not None
         if reason := self.too_few_for(spec):
-            return {first.id: Outcome(Status.SKIPPED, reason)}
+            return {first.id: RowOutcome(Status.SKIPPED, reason)}
         if self._settings.instrument == TORCH_NPU_PROFILER:
-            return {first.id: Outcome(Status.SKIPPED, _NO_PROFILER)}
+            return {first.id: RowOutcome(Status.SKIPPED, _NO_PROFILER)}
         if given_up := self._given_up.get(spec) or (spec.nnodes > 1 and self._nodes_absent):
-            return {first.id: Outcome(Status.SKIPPED, f"not tried again: {given_up}")}
+            return {first.id: RowOutcome(Status.SKIPPED, f"not tried again: {given_up}")}
         if self._current is None or not self._current[0].serves(spec):
             self.close()
             devices = self._devices_for(spec)[: spec.local_ranks]
@@ -113,7 +113,7 @@ class GroupPool:
             if isinstance(executor, BatchExecutor):
                 served = takewhile(lambda job: job.group is not None and group.serves(job.group), jobs)
 
-                def described(outcome: Outcome) -> bool:
+                def described(outcome: RowOutcome) -> bool:
                     self._description = executor.describe()
                     return enough(outcome)
 
@@ -128,7 +128,7 @@ class GroupPool:
                 self._given_up[spec] = str(error)
             if isinstance(error, GroupLate) and error.nodes:
                 self._nodes_absent = str(error)
-            return {first.id: Outcome(Status.DEVICE_ERROR, str(error))}
+            return {first.id: RowOutcome(Status.DEVICE_ERROR, str(error))}
         self._failed_starts[spec] = 0
         return {job_id: self._with_instead(outcome) for job_id, outcome in outcomes.items()}
 
@@ -161,13 +161,13 @@ class GroupPool:
         return devices[: spec.nproc_per_node]
 
     def _settings_for(self, kind: str) -> MeasureSettings:
-        if kind not in OFFERED or choose(kind, self._settings.instrument) != MSPROF:
+        if kind not in INSTRUMENTS or choose_instrument(kind, self._settings.instrument) != MSPROF:
             return self._settings
-        chosen = choose_for_group(kind, self._settings.instrument)
+        chosen = choose_group_instrument(kind, self._settings.instrument)
         self._instead = f"msprof is not on PATH: {chosen} in its place" if chosen != MSPROF else ""
         return replace(self._settings, instrument=chosen)
 
-    def _with_instead(self, outcome: Outcome) -> Outcome:
+    def _with_instead(self, outcome: RowOutcome) -> RowOutcome:
         """The outcome, with the word that another instrument than the usual one took its samples."""
         if not self._instead or outcome.measurement is None:
             return outcome
@@ -192,14 +192,14 @@ class OneAtATime:
     def prepare(self) -> None:
         self._current.prepare()
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: Job) -> RowOutcome:
         return self.run_all([job], lambda outcome: True)[job.id]
 
-    def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> dict[int, Outcome]:
+    def run_all(self, jobs: Sequence[Job], enough: Callable[[RowOutcome], bool]) -> dict[int, RowOutcome]:
         """As in BatchExecutor: of the jobs those at the beginning that are all of one device, or all of groups."""
         group = jobs[0].group
         if group is not None and (reason := self._groups.too_few_for(group)):
-            return {jobs[0].id: Outcome(Status.SKIPPED, reason)}
+            return {jobs[0].id: RowOutcome(Status.SKIPPED, reason)}
         executor = self._single if group is None else self._groups
         self._use(executor)
         return executor.run_all(list(takewhile(lambda job: (job.group is None) == (group is None), jobs)), enough)

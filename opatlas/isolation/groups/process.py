@@ -12,14 +12,14 @@ from dataclasses import replace
 
 from opatlas.devices.device import KINDS, DeviceDescription, DeviceSpec
 from opatlas.devices.device_lock import DeviceWaits, LockWait
-from opatlas.engine.job import Job, Outcome
+from opatlas.engine.job import Job, RowOutcome
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.isolation.channel import Answer, ChannelBroken, NotReady, Start, Started, Waiting
+from opatlas.isolation.channel import Answer, ChannelBroken, LockTaken, NotReady, Start, Waiting
 from opatlas.isolation.child import (
     PAUSES_S,
     TRIES,
-    Uninterrupted,
-    tell_on_stderr,
+    EndIfInterrupted,
+    print_to_stderr,
 )
 from opatlas.isolation.device_process import Launcher
 from opatlas.isolation.fresh_python import import_paths
@@ -57,13 +57,13 @@ class GroupProcess:
             raise ValueError(f"{len(devices)} devices for {spec.local_ranks} ranks of a node")
         self.spec = spec
         self._launcher = launcher
-        self._waits = waits or DeviceWaits(tell_on_stderr)
+        self._waits = waits or DeviceWaits(print_to_stderr)
         #: Why ranks see all devices, and not their own alone; "" while they do not.
         self._not_alone = ""
         self._starts = [Start(device, settings, import_paths()) for device in devices]
         self._running: RunningGroup | None = None
         self._device: DeviceDescription | None = None
-        self._uninterrupted = Uninterrupted(self._kill)
+        self._uninterrupted = EndIfInterrupted(self._kill)
 
     def describe(self) -> DeviceDescription:
         if self._device is None:
@@ -77,7 +77,7 @@ class GroupProcess:
             with self._uninterrupted:
                 self._open()
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: Job) -> RowOutcome:
         with self._uninterrupted, self._waits:
             for _ in range(TRIES):
                 running = self._running or self._open()
@@ -110,13 +110,13 @@ class GroupProcess:
             self._running.kill()
             self._running = None
 
-    def _await(self, job: Job, running: RunningGroup) -> Outcome:
+    def _await(self, job: Job, running: RunningGroup) -> RowOutcome:
         """What became of a job that was sent to all ranks; the group is ended where it is not in step any more.
 
         Raises:
             DeviceGone: another session has had a device for too long.
         """
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, RowOutcome] = {}
         reached = dict.fromkeys(range(self.spec.local_ranks), Reached(0, "before its first call"))
         # One rank that waits for its device keeps all of them from beginning.
         waiting: dict[int, LockWait] = {}
@@ -135,7 +135,7 @@ class GroupProcess:
                 return self._not_understood(running, message)
             for lock in waits:
                 if not messages and lock.left_s() == 0:
-                    lock.go_on()
+                    lock.check_limit()
             for local_rank, answer in messages:
                 if not isinstance(answer, Answer) or answer.job_id != job.id or local_rank in outcomes:
                     unexpected = UnexpectedMessage(local_rank, "an answer that was not asked for came")
@@ -143,7 +143,7 @@ class GroupProcess:
                 content = answer.content
                 if isinstance(content, Waiting):
                     waiting[local_rank] = self._waits.begin(content.holder)
-                elif isinstance(content, Started):
+                elif isinstance(content, LockTaken):
                     if local_rank in waiting:
                         waiting.pop(local_rank).end()
                     deadline = time.monotonic() + job.timeout_s
@@ -155,7 +155,7 @@ class GroupProcess:
                         deadline = min(deadline, time.monotonic() + _OTHERS_FAIL_WITHIN_S)
         return self._ended(running, outcomes)
 
-    def _ended(self, running: RunningGroup, outcomes: dict[int, Outcome]) -> Outcome:
+    def _ended(self, running: RunningGroup, outcomes: dict[int, RowOutcome]) -> RowOutcome:
         """The outcome of a row from those of its ranks; not all may have one."""
         statuses = {outcome.status for outcome in outcomes.values()}
         in_step = len(outcomes) == self.spec.local_ranks and len(statuses) == 1 and statuses <= _IN_STEP
@@ -169,7 +169,7 @@ class GroupProcess:
         if statuses == {Status.MEASURED}:
             first = outcomes[0]
             if len({outcome.launched for outcome in outcomes.values()}) > 1:
-                return Outcome(Status.FAILED, "the ranks launched other numbers of samples of one and the same call")
+                return RowOutcome(Status.FAILED, "the ranks launched other numbers of samples of one and the same call")
             assert first.measurement is not None
             of_ranks = {rank: o.measurement for rank, o in sorted(outcomes.items()) if o.measurement is not None}
             throttled = [f"{name(rank)}: {one.throttled}" for rank, one in of_ranks.items() if one.throttled]
@@ -187,22 +187,22 @@ class GroupProcess:
             return replace(outcome, changed=changed)
         return replace(outcome, reason=f"{name(local_rank)}: {outcome.reason}", changed=changed)
 
-    def _died(self, running: RunningGroup, local_ranks: Sequence[int]) -> Outcome:
+    def _died(self, running: RunningGroup, local_ranks: Sequence[int]) -> RowOutcome:
         # A launcher does not tell how the rank has ended that it ran.
         how = (
             running.how_they_ended(local_ranks) if self._launcher is None else f"{self.spec.names_of(local_ranks)} died"
         )
         self._end(running)
-        return Outcome(Status.CRASHED, f"{how}; the group was ended")
+        return RowOutcome(Status.CRASHED, f"{how}; the group was ended")
 
-    def _not_understood(self, running: RunningGroup, message: UnexpectedMessage) -> Outcome:
+    def _not_understood(self, running: RunningGroup, message: UnexpectedMessage) -> RowOutcome:
         self._end(running)
         who = self.spec.name_of(message.local_rank)
-        return Outcome(Status.CRASHED, f"{who}: {message.what}; the group was ended")
+        return RowOutcome(Status.CRASHED, f"{who}: {message.what}; the group was ended")
 
     def _hung(
-        self, job: Job, running: RunningGroup, reached: dict[int, Reached], outcomes: dict[int, Outcome]
-    ) -> Outcome:
+        self, job: Job, running: RunningGroup, reached: dict[int, Reached], outcomes: dict[int, RowOutcome]
+    ) -> RowOutcome:
         left = {rank: step for rank, step in sorted(reached.items()) if rank not in outcomes}
         least = min(step.step for step in left.values())
         late = [rank for rank, step in left.items() if step.step == least]
@@ -211,7 +211,7 @@ class GroupProcess:
         where = " or ".join(dict.fromkeys(left[rank].what for rank in late))
         running.write_stacks(left)
         self._end(running)
-        return Outcome(
+        return RowOutcome(
             Status.TIMEOUT,
             f"still running after {job.timeout_s:g} s, {who} {where}{others}; the group was ended (their stacks are in "
             "the output)",
@@ -225,7 +225,7 @@ class GroupProcess:
                 answer = running.launch()
             except OSError as error:
                 # No more processes, no more files, or no room for them.
-                answer = NotReady(str(error), sick=False)
+                answer = NotReady(str(error), unhealthy=False)
             if not isinstance(answer, NotReady):
                 self._device = self._described(answer)
                 return running
@@ -233,7 +233,7 @@ class GroupProcess:
             self._kill()
             if not answer.alone and not self._not_alone and self._show_all_devices(answer.reason):
                 continue
-            if not answer.sick and self._device is None:
+            if not answer.unhealthy and self._device is None:
                 # It never was there: trying again will not bring it.
                 break
             time.sleep(pause_s)

@@ -19,11 +19,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opatlas.devices.discovery import environment_of, ranks_share
-from opatlas.engine.job import Job, Outcome, attempt_of, limited
+from opatlas.devices.discovery import device_environment, ranks_share
+from opatlas.engine.job import Job, RowOutcome, apply_noise_limit, make_attempt
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation import process_end as std_streams
-from opatlas.isolation.channel import Answer, ChildChannel, NotReady, Start, Started, Waiting
+from opatlas.isolation.channel import Answer, ChildChannel, LockTaken, NotReady, Start, Waiting
 from opatlas.isolation.device_process import UNDER_LAUNCHER
 from opatlas.isolation.groups.group import (
     RANK_SPREAD,
@@ -38,8 +38,8 @@ from opatlas.isolation.groups.messages import (
     Reached,
     connect,
 )
-from opatlas.isolation.process_end import die_with_parent, end_at_once
-from opatlas.model.errors import DeviceSick, ReplayError
+from opatlas.isolation.process_end import die_with_parent, exit_without_cleanup
+from opatlas.model.errors import DeviceUnhealthy, ReplayError
 from opatlas.model.schema import Status
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def main(address: str, *, under_launcher: bool) -> None:
                 NotReady(
                     f"{', '.join(missing)}: not set, which torchrun sets for each rank; agent.py "
                     "starts ranks through it",
-                    sick=False,
+                    unhealthy=False,
                 )
             )
             return
@@ -84,7 +84,7 @@ def main(address: str, *, under_launcher: bool) -> None:
         start: Start = channel.receive()
         sys.path[:] = dict.fromkeys((*sys.path, *start.sys_path))
         # Before torch, or what it loads, looks for devices.
-        os.environ.update(environment_of(start.spec))
+        os.environ.update(device_environment(start.spec))
         try:
             from opatlas.engine.runner import Runner
             from opatlas.isolation.groups.group import join
@@ -93,7 +93,7 @@ def main(address: str, *, under_launcher: bool) -> None:
             runner.probe()
             channel.send(Opened())
         except Exception as error:
-            channel.send(NotReady(f"{type(error).__name__}: {error}", sick=isinstance(error, DeviceSick)))
+            channel.send(NotReady(f"{type(error).__name__}: {error}", unhealthy=isinstance(error, DeviceUnhealthy)))
             return
         try:
             answers = _Answers(channel)
@@ -101,12 +101,12 @@ def main(address: str, *, under_launcher: bool) -> None:
             runner.join(group)
             channel.send(Joined(runner.describe()))
         except Exception as error:
-            channel.send(NotReady(f"{type(error).__name__}: {error}", sick=False, alone=False))
+            channel.send(NotReady(f"{type(error).__name__}: {error}", unhealthy=False, alone=False))
             return
         takes_turn = not ranks_share(start.spec.kind) or _is_first_of_host(group)
         _serve(channel, answers, runner, group, takes_turn=takes_turn, max_noise=start.settings.max_noise)
     if not under_launcher:
-        end_at_once()
+        exit_without_cleanup()
 
 
 class _Answers:
@@ -165,7 +165,7 @@ def _serve(
             if _all_have(job, group):
                 outcome = runner.run(job)
             else:
-                outcome = Outcome(Status.FAILED, "the nodes are not at the same row: run the same command on each")
+                outcome = RowOutcome(Status.FAILED, "the nodes are not at the same row: run the same command on each")
             # Of a collective, the ranks have agreed on its samples already.
             if outcome.launched is not None:
                 outcome = _of_this_node(outcome, group)
@@ -173,11 +173,11 @@ def _serve(
                 outcome = slowest(job.kernel_type, outcome, group, max_noise)
             if outcome.measurement is not None and ranks_of_node() < group.size:
                 outcome = _with_changes_elsewhere(outcome, group)
-        std_streams.write_out()
+        std_streams.flush_streams()
         answers.give(outcome)
 
 
-def _with_changes_elsewhere(outcome: Outcome, group: Group) -> Outcome:
+def _with_changes_elsewhere(outcome: RowOutcome, group: Group) -> RowOutcome:
     """The outcome of this rank, with the word that the group is to be launched anew on every node or on none."""
     changed = any(changed for (changed,) in group.gather([float(bool(outcome.changed))]))
     if not changed or outcome.changed:
@@ -185,7 +185,7 @@ def _with_changes_elsewhere(outcome: Outcome, group: Group) -> Outcome:
     return replace(outcome, changed=("is in a group with a rank that has changed the state of its process",))
 
 
-def _of_this_node(outcome: Outcome, group: Group) -> Outcome:
+def _of_this_node(outcome: RowOutcome, group: Group) -> RowOutcome:
     """The outcome, whose samples a profile holds, with the word that each node reads the profiles of its own ranks."""
     assert outcome.measurement is not None
     if ranks_of_node() == group.size:
@@ -207,13 +207,13 @@ def _turn(answers: _Answers, runner: Runner, group: Group, takes_turn: bool) -> 
     with contextlib.ExitStack() as held:
         for rank in range(group.size):
             if rank == group.rank and takes_turn:
-                lock = runner.locked(lambda holder: answers.give(Waiting(holder)), lambda: answers.give(Started()))
+                lock = runner.locked(lambda holder: answers.give(Waiting(holder)), lambda: answers.give(LockTaken()))
                 held.enter_context(lock)
             group.together()
         yield
 
 
-def slowest(kernel_type: str, outcome: Outcome, group: Group, max_noise: float | None = None) -> Outcome:
+def slowest(kernel_type: str, outcome: RowOutcome, group: Group, max_noise: float | None = None) -> RowOutcome:
     """A row takes as long as its slowest rank: each sample the longest of the ranks', the same on every rank.
 
     Where ranks are slow in turns, these samples scatter more than those of any rank: NOISY where it is over the limit.
@@ -222,14 +222,14 @@ def slowest(kernel_type: str, outcome: Outcome, group: Group, max_noise: float |
     try:
         samples_us = group.samples(outcome.measurement.samples_us)
     except ReplayError as error:
-        return Outcome(error.status, str(error))
+        return RowOutcome(error.status, str(error))
     measurement = replace(
         outcome.measurement,
         samples_us=slowest_us(kernel_type, samples_us)[1],
         counters={**outcome.measurement.counters, RANK_SPREAD: spread_us(samples_us)},
     )
     outcome = replace(outcome, measurement=measurement)
-    return limited(outcome, max_noise, [attempt_of(measurement.samples_us)])
+    return apply_noise_limit(outcome, max_noise, [make_attempt(measurement.samples_us)])
 
 
 def _leave() -> None:

@@ -21,14 +21,14 @@ from typing import Any
 
 from opatlas.devices.device import DeviceDescription
 from opatlas.devices.device_lock import DeviceWaits
-from opatlas.devices.discovery import environment_of
+from opatlas.devices.discovery import device_environment
 from opatlas.engine.job import Job
 from opatlas.files import TemporaryFolder
 from opatlas.isolation.channel import Channel, ChannelBroken, NotReady, Start
 from opatlas.isolation.child import (
+    describe_exit,
     end,
-    how_it_ended,
-    open_end,
+    open_pidfd,
     start,
 )
 from opatlas.isolation.device_process import PROFILED_END_TIMEOUT_S, UNDER_LAUNCHER, Launcher
@@ -113,7 +113,7 @@ class RunningGroup:
         #: By local rank.
         self._ranks: dict[int, Channel] = {}
         self._hellos: dict[int, Hello] = {}
-        #: Of their processes; see `open_end`.
+        #: Of their processes; see `open_pidfd`.
         self._ends: dict[int, int] = {}
         self._steps = dict.fromkeys(range(spec.local_ranks), _Step.NOT_STARTED)
         #: Whether the launcher has come so far that it meets the other nodes.
@@ -130,7 +130,7 @@ class RunningGroup:
         address = self._folder.path / "ranks"
         self._listener = listen(address, self._spec.local_ranks)
         # Each rank is shown its own device by what it is told to own (rank_main.py).
-        environment = environment_of(replace(self._starts[0].spec, pinned=None))
+        environment = device_environment(replace(self._starts[0].spec, pinned=None))
         rank = module_command("opatlas.isolation.groups.rank_main", str(address))
         command = rank if self._launcher is None else self._launcher.command([*rank, UNDER_LAUNCHER])
         self._process, self._agent = start(lambda fd: module_command("opatlas.isolation.groups.agent", fd), environment)
@@ -138,7 +138,7 @@ class RunningGroup:
             join_timeout_s = self._spec.join_limit_s + _LAUNCHER_LATER_S
             self._agent.send(Launch(self._spec, tuple(command), str(self._folder.path), join_timeout_s))
         except OSError:
-            return NotReady("the launcher ended at once", sick=False)
+            return NotReady("the launcher ended at once", unhealthy=False)
         return self._expect_all(time.monotonic())
 
     def expect_idle(self) -> None:
@@ -177,7 +177,7 @@ class RunningGroup:
         with contextlib.suppress(ChannelBroken, EOFError, OSError):
             while self._agent is not None and (message := self._agent.receive(_LAST_WORDS_S)) is not None:
                 codes |= message.exit_codes if isinstance(message, RanksEnded) else {}
-        return ", ".join(f"{self._spec.name_of(rank)} died: {how_it_ended(codes[rank])}" for rank in local_ranks)
+        return ", ".join(f"{self._spec.name_of(rank)} died: {describe_exit(codes[rank])}" for rank in local_ranks)
 
     def write_stacks(self, local_ranks: Iterable[int]) -> None:
         """Lets ranks write the stacks of their threads to their output."""
@@ -288,10 +288,10 @@ class RunningGroup:
                         joined[local_rank] = message.device
                     self._steps[local_rank] = _Step.OPENED if isinstance(message, Opened) else _Step.JOINED
         except ChannelBroken as broken:
-            return NotReady(f"{who}: {broken}", sick=False)
+            return NotReady(f"{who}: {broken}", unhealthy=False)
         except (EOFError, OSError):
             if local_rank is not None:
-                return NotReady(f"{self.how_they_ended([local_rank])} before it had joined", sick=False)
+                return NotReady(f"{self.how_they_ended([local_rank])} before it had joined", unhealthy=False)
             unknown.remove(channel)
         return None
 
@@ -300,7 +300,7 @@ class RunningGroup:
         self._ranks[hello.local_rank] = channel
         self._hellos[hello.local_rank] = hello
         self._steps[hello.local_rank] = _Step.STARTED
-        if (end_of_rank := open_end(hello.pid)) is not None:
+        if (end_of_rank := open_pidfd(hello.pid)) is not None:
             self._ends[end_of_rank] = hello.local_rank
         channel.send(self._starts[hello.local_rank])
 
@@ -310,20 +310,20 @@ class RunningGroup:
         try:
             message: Launching | RanksEnded | NotLaunched | None = self._agent.take()
         except (ChannelBroken, EOFError, OSError):
-            return NotReady("the launcher died", sick=False)
+            return NotReady("the launcher died", unhealthy=False)
         if message is None:
             return None
         if isinstance(message, Launching):
             self._launching = True
             return None
         if isinstance(message, NotLaunched):
-            return NotReady(message.reason, sick=False)
+            return NotReady(message.reason, unhealthy=False)
         # By itself ended the first of them, and whichever was not killed: those that are left the launcher kills.
         first, *others = message.exit_codes or {rank: 0 for rank in self._steps if rank not in joined}
         codes = {rank: message.exit_codes.get(rank, 0) for rank in (first, *others)}
         left = [first, *(rank for rank in others if codes[rank] not in (-signal.SIGKILL, -signal.SIGTERM))]
-        how = ", ".join(f"{self._spec.name_of(rank)} ended: {how_it_ended(codes[rank])}" for rank in left)
-        return NotReady(f"{how} before it had joined", sick=False)
+        how = ", ".join(f"{self._spec.name_of(rank)} ended: {describe_exit(codes[rank])}" for rank in left)
+        return NotReady(f"{how} before it had joined", unhealthy=False)
 
     def _waits_for_nodes(self) -> bool:
         """Whether the launcher has not met the other nodes' yet: it starts no rank before."""

@@ -27,7 +27,7 @@ _LONGEST = 1024
 #: Below a folder for profiles: run, worker and number, and msprof's own PROF_{number}_{time}_{hash}.
 _BELOW = 128
 #: Parsing a profile takes seconds to minutes, by the number of its kernels.
-PATIENCE_S = 600.0
+PARSE_TIMEOUT_S = 600.0
 
 
 def msprof_executable() -> str:
@@ -41,19 +41,19 @@ def msprof_executable() -> str:
     return found
 
 
-def can_hold_profiles(folder: Path) -> bool:
+def accepts_profiles(folder: Path) -> bool:
     """Whether msprof writes below a folder: it refuses paths with some characters, and long ones."""
     text = str(folder.absolute())
     return not _REFUSED & set(text) and len(text) + _BELOW <= _LONGEST
 
 
-def profiled(words: Sequence[str], output: Path, metrics: str) -> list[str]:
+def msprof_command(words: Sequence[str], output: Path, metrics: str) -> list[str]:
     """Returns the command that runs `words` under msprof; what it writes goes below `output`.
 
     Raises:
         DeviceGone: there is no msprof, or it refuses `output`.
     """
-    if not can_hold_profiles(output.parent):
+    if not accepts_profiles(output.parent):
         raise DeviceGone(
             f"msprof refuses {output}: a path of at most {_LONGEST} characters with none of "
             f"{' '.join(sorted(_REFUSED))}; let TMPDIR name another folder"
@@ -80,9 +80,9 @@ def export(profile: Path) -> str:
     """
     command = [msprof_executable(), "--export=on", f"--output={profile}", "--type=text"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PARSE_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        return f"`msprof --export` took more than {PATIENCE_S:g} s"
+        return f"`msprof --export` took more than {PARSE_TIMEOUT_S:g} s"
     if done.returncode:
         return f"`msprof --export` ended with exit code {done.returncode}: {last_line(done.stderr or done.stdout)}"
     return ""

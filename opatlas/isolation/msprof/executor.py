@@ -12,7 +12,7 @@ from pathlib import Path
 
 from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.devices.device_lock import DeviceWaits
-from opatlas.engine.job import Job, Outcome, attempt_of, limited
+from opatlas.engine.job import Job, RowOutcome, apply_noise_limit, make_attempt
 from opatlas.instruments.attribution import ProfiledRow
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess, Launcher
@@ -20,8 +20,8 @@ from opatlas.isolation.executor import Executor
 from opatlas.isolation.groups.messages import RANK_PLACE
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.groups.spec import GroupSpec
-from opatlas.isolation.msprof.command import PATIENCE_S, profiled
-from opatlas.isolation.msprof.pending import folder_of_rank, forget_launched, note_launched, read_back
+from opatlas.isolation.msprof.command import PARSE_TIMEOUT_S, msprof_command
+from opatlas.isolation.msprof.pending import clear_pending, folder_of_rank, read_back, record_pending
 from opatlas.model.errors import DeviceGone
 
 
@@ -34,7 +34,7 @@ class SessionResult:
         missing: those that were launched, but whose samples are in no summary.
     """
 
-    outcomes: dict[int, Outcome]
+    outcomes: dict[int, RowOutcome]
     missing: list[Job]
 
 
@@ -45,7 +45,7 @@ class MsprofSession:
     writes to a folder of its own.
     """
 
-    patience_s = PATIENCE_S
+    patience_s = PARSE_TIMEOUT_S
     _numbers = count(1)
 
     def __init__(
@@ -75,7 +75,7 @@ class MsprofSession:
         """Starts `words` under msprof. Raises DeviceGone where there is no msprof."""
         output = self._folder / f"{next(self._numbers):04d}"
         own = folder_of_rank(output, RANK_PLACE) if self._ranks else output
-        command = profiled(words, own, self._settings.aic_metrics)
+        command = msprof_command(words, own, self._settings.aic_metrics)
         output.mkdir(parents=True)
         for rank in range(self._ranks):
             folder_of_rank(output, rank).mkdir()
@@ -85,13 +85,13 @@ class MsprofSession:
     def describe(self) -> DeviceDescription:
         return self._process.describe()
 
-    def run(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> SessionResult:
+    def run(self, jobs: Sequence[Job], enough: Callable[[RowOutcome], bool]) -> SessionResult:
         """Runs jobs, ends the process, and reads what msprof wrote. Raises DeviceGone where none could be run.
 
         Args:
             enough: told of each outcome; whether no further job is to be run.
         """
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, RowOutcome] = {}
         launched: dict[Path, list[Job]] = defaultdict(list)
         try:
             for job in jobs:
@@ -100,7 +100,7 @@ class MsprofSession:
                     launched[self._outputs[-1]].append(job)
                     # Without room for it a killed session could not be read later; this one can.
                     with contextlib.suppress(OSError):
-                        note_launched(self._outputs[-1], job, outcome)
+                        record_pending(self._outputs[-1], job, outcome)
                 outcomes[job.id] = outcome
                 if enough(outcome):
                     break
@@ -115,11 +115,11 @@ class MsprofSession:
             rows = [_profiled_row(job, outcome) for job, outcome in zip(its_jobs, pending, strict=True)]
             for job, read in zip(its_jobs, read_back(output, rows, pending), strict=True):
                 outcome = read.outcome
-                attempts = [attempt_of(outcome.measurement.samples_us)] if outcome.measurement is not None else []
-                outcomes[job.id] = limited(outcome, self._settings.max_noise, attempts)
+                attempts = [make_attempt(outcome.measurement.samples_us)] if outcome.measurement is not None else []
+                outcomes[job.id] = apply_noise_limit(outcome, self._settings.max_noise, attempts)
                 if read.is_missing:
                     missing.append(job)
-            forget_launched(output)
+            clear_pending(output)
         self._remove_outputs(keep=bool(missing) or self._keep_outputs)
         return SessionResult(outcomes, missing)
 
@@ -139,7 +139,7 @@ class MsprofSession:
                 folder.rmdir()
 
 
-def _profiled_row(job: Job, outcome: Outcome) -> ProfiledRow:
+def _profiled_row(job: Job, outcome: RowOutcome) -> ProfiledRow:
     assert outcome.launched is not None
     return ProfiledRow(job.kernel_type, job.cells, outcome.launched)
 
@@ -213,13 +213,13 @@ class MsprofExecutor:
         # Each later batch has a session of its own, which begins with the batch.
         self.describe()
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: Job) -> RowOutcome:
         return self.run_all([job], lambda outcome: True)[job.id]
 
-    def run_all(self, jobs: Sequence[Job], enough: Callable[[Outcome], bool]) -> dict[int, Outcome]:
+    def run_all(self, jobs: Sequence[Job], enough: Callable[[RowOutcome], bool]) -> dict[int, RowOutcome]:
         session, self._session = self._session or self._new_session(), None
 
-        def described(outcome: Outcome) -> bool:
+        def described(outcome: RowOutcome) -> bool:
             self._description = self._description or session.describe()
             return enough(outcome)
 

@@ -14,12 +14,12 @@ from typing import Annotated
 from msgspec import Meta
 
 from opatlas.capture.captures import Launch, op_summaries, profile_folders, read_launches
-from opatlas.engine.job import Job, Outcome, with_samples
+from opatlas.engine.job import Job, RowOutcome, add_profiled_samples
 from opatlas.errors import OpAtlasError, TableError, described
 from opatlas.files import UnsafePath, own_file, read_own
 from opatlas.instruments.attribution import (
-    Launched,
     NoSamples,
+    PendingSamples,
     ProfiledRow,
     ProfiledSamples,
     attribute,
@@ -46,7 +46,7 @@ KEPT = "; msprof's output is kept in "
 _PROBLEMS_TOLD = 2
 
 
-def samples_of(output: Path, rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:
+def read_samples(output: Path, rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:
     """What msprof wrote of each row of a process.
 
     Args:
@@ -93,7 +93,7 @@ class ReadBack:
         is_missing: whether a profile that should hold samples of the row does not.
     """
 
-    outcome: Outcome
+    outcome: RowOutcome
     is_missing: bool
 
 
@@ -102,7 +102,7 @@ def folder_of_rank(output: Path, local_rank: int | str) -> Path:
     return output / f"{_RANK}{local_rank}"
 
 
-def read_back(output: Path, rows: Sequence[ProfiledRow], outcomes: Sequence[Outcome]) -> list[ReadBack]:
+def read_back(output: Path, rows: Sequence[ProfiledRow], outcomes: Sequence[RowOutcome]) -> list[ReadBack]:
     """Reads what msprof wrote of rows, each of which all ranks of a group ran, or one process.
 
     Args:
@@ -114,16 +114,16 @@ def read_back(output: Path, rows: Sequence[ProfiledRow], outcomes: Sequence[Outc
         DeviceGone: a profile is not parsed yet, and there is no msprof to do so.
     """
     ranks = sorted(output.glob(f"{_RANK}*"), key=lambda folder: int(folder.name.removeprefix(_RANK)))
-    of_ranks = [samples_of(folder, rows) for folder in ranks or [output]]
+    of_ranks = [read_samples(folder, rows) for folder in ranks or [output]]
     read: list[ReadBack] = []
     for row, outcome, *found in zip(rows, outcomes, *of_ranks, strict=True):
-        own = [with_samples(outcome, row.kernel_type, row.cells, each) for each in found]
+        own = [add_profiled_samples(outcome, row.kernel_type, row.cells, each) for each in found]
         is_missing = any(isinstance(each, NoSamples) for each in found)
         read.append(ReadBack(_of_slowest(row.kernel_type, own) if ranks else own[0], is_missing))
     return read
 
 
-def _of_slowest(kernel_type: str, outcomes: Sequence[Outcome]) -> Outcome:
+def _of_slowest(kernel_type: str, outcomes: Sequence[RowOutcome]) -> RowOutcome:
     """The outcome of a row from those of the ranks of a node, in their order."""
     for rank, outcome in enumerate(outcomes):
         if outcome.measurement is None:
@@ -132,7 +132,7 @@ def _of_slowest(kernel_type: str, outcomes: Sequence[Outcome]) -> Outcome:
     of_ranks = [measurement.samples_us for measurement in measured]
     if len(set(map(len, of_ranks))) > 1:
         counts = ", ".join(str(len(samples)) for samples in of_ranks)
-        return Outcome(Status.FAILED, f"the profiles of the ranks hold {counts} samples of one and the same call")
+        return RowOutcome(Status.FAILED, f"the profiles of the ranks hold {counts} samples of one and the same call")
     slowest, samples_us = slowest_us(kernel_type, of_ranks)
     spread = {RANK_SPREAD: spread_us(of_ranks)} if len(of_ranks) > 1 else {}
     counters = {**measured[slowest].counters, **spread}
@@ -146,12 +146,12 @@ _LARGEST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
-class _Noted:
-    """A row that was launched, as `note_launched` writes it."""
+class _PendingRow:
+    """A row that was launched, as `record_pending` writes it."""
 
     kernel_type: str
     cells: Mapping[str, str]
-    launched: Launched
+    launched: PendingSamples
     instrument: str
     cache_state: str
     checked_elements: Count
@@ -161,7 +161,7 @@ class _Noted:
     bound_us: Annotated[float, Meta(gt=0, le=1e15)] | None = None
 
 
-def note_launched(output: Path, job: Job, outcome: Outcome) -> None:
+def record_pending(output: Path, job: Job, outcome: RowOutcome) -> None:
     """Notes a row that was launched; nothing of a later line is needed to read it. Raises OSError."""
     assert outcome.launched is not None
     measurement = outcome.measurement
@@ -182,12 +182,12 @@ def note_launched(output: Path, job: Job, outcome: Outcome) -> None:
         file.write(json_line(values) + "\n")
 
 
-def forget_launched(output: Path) -> None:
+def clear_pending(output: Path) -> None:
     """To be called once the rows have their verdict."""
     (output / _FILE).unlink(missing_ok=True)
 
 
-def journal_left_behind(database: Database) -> list[str]:
+def recover_profiles(database: Database) -> list[str]:
     """Reads the profiles of killed sessions, and leaves what they measured as journals to be recovered.
 
     The caller has the database to itself. A profile that holds the samples of some rows only is done
@@ -205,7 +205,7 @@ def journal_left_behind(database: Database) -> list[str]:
             if not _OUTPUT.fullmatch(of_profiles.as_posix()):
                 raise OpAtlasError("no session gives a folder such a name: move it away")
             _expect_plain(output)
-            rows, unreadable = _read_noted(output / _FILE)
+            rows, unreadable = _read_pending_rows(output / _FILE)
             records = list(_records(output / _FILE, run, rows))
             if records:
                 path = database.journal_dir / f"{'-'.join((run, *rest))}-profile.jsonl"
@@ -240,26 +240,26 @@ def _expect_plain(output: Path) -> None:
                 raise UnsafePath(path, "a link, which msprof does not make")
 
 
-def _read_noted(noted: Path) -> tuple[list[_Noted], str]:
+def _read_pending_rows(noted: Path) -> tuple[list[_PendingRow], str]:
     """What was noted, up to the first line that cannot be read, and why that is so. A torn last line is left out.
 
     Without marks samples are told by the order of the rows, so no row behind one that is missing can be read.
     """
-    rows: list[_Noted] = []
+    rows: list[_PendingRow] = []
     *lines, last = read_own(noted, _LARGEST_BYTES).split(b"\n")
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(decode(line, _Noted, f"{noted}:{number}"))
+            rows.append(decode(line, _PendingRow, f"{noted}:{number}"))
         except DecodeError as error:
             return rows, f"{error}: this row and those behind it are run again"
     with suppress(DecodeError):
-        rows.append(decode(last, _Noted, str(noted)))
+        rows.append(decode(last, _PendingRow, str(noted)))
     return rows, ""
 
 
-def _records(noted: Path, run: str, jobs: Sequence[_Noted]) -> Iterator[Record]:
+def _records(noted: Path, run: str, jobs: Sequence[_PendingRow]) -> Iterator[Record]:
     rows = [ProfiledRow(job.kernel_type, job.cells, job.launched) for job in jobs]
-    pending = [Outcome(Status.MEASURED, measurement=_pending(job)) for job in jobs]
+    pending = [RowOutcome(Status.MEASURED, measurement=_measurement_without_samples(job)) for job in jobs]
     for job, read in zip(jobs, read_back(noted.parent, rows, pending), strict=True):
         measurement = read.outcome.measurement
         if read.is_missing or measurement is None:
@@ -276,7 +276,7 @@ def _records(noted: Path, run: str, jobs: Sequence[_Noted]) -> Iterator[Record]:
         )
 
 
-def _pending(job: _Noted) -> Measurement:
+def _measurement_without_samples(job: _PendingRow) -> Measurement:
     """What was noted of a row, without its samples."""
     return Measurement(
         (),

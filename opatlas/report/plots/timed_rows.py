@@ -10,7 +10,7 @@ from pathlib import Path
 from opatlas.capture.cases import ingests_of
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.files import expect_folder
-from opatlas.gc_pause import without_cycle_collection
+from opatlas.gc_pause import gc_paused
 from opatlas.model.quality import Quality, is_noisy, valid_duration
 from opatlas.model.schema import (
     AVERAGE,
@@ -96,7 +96,7 @@ def read_timed_rows(folder: Path, kernel_types: Collection[str] = ()) -> TimedRo
     devices = {
         run_id: ", ".join(sorted(manifest.device_names)) for run_id, manifest in manifests_of(database, []).items()
     }
-    with without_cycle_collection():
+    with gc_paused():
         for kernel_type in sorted(kernel_types) or there:
             try:
                 rows += _rows_of(database, kernel_type, devices, problems)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
 
@@ -15,45 +13,32 @@ from opatlas.instruments.instrument import Instrument, Samples
 from opatlas.instruments.stop_rule import Rule
 from opatlas.model.errors import ReplayError
 
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """No collection starts by itself meanwhile."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
 #: So many samples of a row may have a pause. More are no accident.
 _MOST_DROPPED = 10
 
 _count = 0
 
 
-def count_pauses() -> None:
+def count_stops() -> None:
     """From now on `pauses` counts. Only the main thread may ask for signals; from another, nothing is counted."""
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGCONT) is _went_on:
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGCONT) is _on_continue:
         return
-    signal.signal(signal.SIGCONT, _went_on)
+    signal.signal(signal.SIGCONT, _on_continue)
     # What a library waits for in C is not interrupted by it.
     signal.siginterrupt(signal.SIGCONT, False)
 
 
-def pauses() -> int:
+def stops() -> int:
     """How often this process went on after a stop."""
     return _count
 
 
-def _went_on(number: int, frame: FrameType | None) -> None:
+def _on_continue(number: int, frame: FrameType | None) -> None:
     global _count
     _count += 1
 
 
-class WithoutPauses:
+class StopFilter:
     """Watches the samples of one row, one after the other."""
 
     def __init__(self, rule: Rule) -> None:
@@ -64,15 +49,15 @@ class WithoutPauses:
 
     def begin(self) -> None:
         """A sample begins."""
-        self._before = pauses()
+        self._before = stops()
 
-    def spoilt(self) -> bool:
+    def is_spoilt(self) -> bool:
         """Whether the sample that ended just now had a pause, and has to be taken again.
 
         Raises:
             ReplayError: too many had one.
         """
-        if not self._rule.any_rank(pauses() != self._before):
+        if not self._rule.any_rank(stops() != self._before):
             return False
         self._dropped += 1
         if self._dropped > _MOST_DROPPED:
@@ -94,7 +79,7 @@ class WithoutPauses:
 _PAUSES_S = (0.1, 0.4)
 
 
-class Unthrottled:
+class UnthrottledInstrument:
     """Another instrument, watched: it does not sample while the device is throttled, as long as that ends."""
 
     def __init__(
@@ -112,14 +97,14 @@ class Unthrottled:
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
         """As in `Instrument`. The notes name dropped samples; `throttled` tells of those that were kept."""
         dropped, reasons = 0, self._throttles()
-        pauses = list(_PAUSES_S)
+        stops = list(_PAUSES_S)
         while True:
-            while reasons and pauses:
-                self._sleep(pauses.pop(0))
+            while reasons and stops:
+                self._sleep(stops.pop(0))
                 reasons = self._throttles()
             samples = self._instrument.sample(call, before_each, rule)
             reasons = self._throttles() or reasons
-            again = rule.again() if reasons and pauses else None
+            again = rule.again() if reasons and stops else None
             if again is None:
                 return replace(samples, notes=(*samples.notes, *_notes(dropped)), throttled=_throttled(reasons))
             dropped += len(samples.durations_us)
