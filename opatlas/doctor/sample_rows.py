@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from opatlas.doctor.verdict import Fact
-from opatlas.engine.job import Job, Outcome
+from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.isolation.msprof.pending import KEPT
 from opatlas.model.schema import (

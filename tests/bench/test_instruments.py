@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 from replaying import job_of
 
-from opatlas import instruments
 from opatlas.devices.cpu import CpuDevice
 from opatlas.devices.device import DeviceSpec
 from opatlas.engine.runner import Runner
 from opatlas.errors import OpAtlasError
+from opatlas.instruments import instrument
 from opatlas.instruments.instrument import INSTRUMENTS, MeasureSettings, Samples, choose_instrument, open_instrument
 from opatlas.instruments.timers import WallClock
 
@@ -32,7 +32,7 @@ class Sundial:
 def _sundials(monkeypatch):
     monkeypatch.setitem(sys.modules, "sundials", SimpleNamespace(of=lambda settings: Sundial()))
     offered = {"cpu": {**INSTRUMENTS["cpu"], Sundial.name: "sundials:of"}}
-    monkeypatch.setattr(instruments, "OFFERED", offered)
+    monkeypatch.setattr(instrument, "INSTRUMENTS", offered)
 
 
 def test_the_first_one_is_taken_by_default():

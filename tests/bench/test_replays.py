@@ -8,7 +8,7 @@ import pytest
 from replaying import replay_functions, replay_row, time_instead
 from sample_rows import ROWS, catalog_rows
 
-from opatlas.devices.npu_operators import npu_call
+from opatlas.devices.npu_operators import resolve_npu_call
 from opatlas.engine.kernel_facts import runs_on_cpu
 from opatlas.engine.registry import replay_spec
 from opatlas.model.schema import Status
@@ -83,6 +83,6 @@ CALLS_ON_CPU = {
 
 @pytest.mark.parametrize("kernel_type", CALLS_ON_CPU)
 def test_npu_call_takes_the_same_arguments_and_means_the_same(monkeypatch, kernel_type):
-    time_instead(monkeypatch, npu_call(CALLS_ON_CPU[kernel_type]))
+    time_instead(monkeypatch, resolve_npu_call(CALLS_ON_CPU[kernel_type]))
     outcome = replay_row(kernel_type, ROWS[kernel_type][0])
     assert outcome.status is Status.MEASURED, f"{outcome.reason}\n{outcome.detail}"
