@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.model.signature import case_id_of
+from opatlas.model.signature import make_case_id
 
 from .collector import Collector
 from .plan import CaseRow, Plan
@@ -72,7 +72,7 @@ class AskedFor:
     def elsewhere(self, plan: Plan) -> int:
         """How many of those are in other shards."""
         return sum(
-            self(name, case_id_of(name, CaseRow(table, position).signature))
+            self(name, make_case_id(name, CaseRow(table, position).signature))
             for name, table in plan.tables.items()
             for position in table.other_shards
         )

@@ -6,7 +6,16 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from opatlas.capture.profile_samples import CACHE_UNKNOWN
-from opatlas.combine.provenance import CACHE, INSTRUMENT, MixedDatabase, Origin, Provenance, Stored, Taking, Unlike
+from opatlas.combine.provenance import (
+    CACHE,
+    INSTRUMENT,
+    MeasurementOrigin,
+    Mismatch,
+    MixedDatabase,
+    PlannedDuration,
+    Provenance,
+    StoredDuration,
+)
 from opatlas.devices.cgroups import available_cores
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import INSTRUMENTS, choose_group_instrument, choose_instrument
@@ -54,8 +63,10 @@ def captured_notes(provenance: Provenance, plan: Plan, settings: Settings) -> li
 def captured_elsewhere(provenance: Provenance, settings: Settings) -> str:
     """Why captured durations do not compare with those of a session; "" where they were captured on such a device."""
     # Captures are of NPUs alone.
-    captured = [Origin(device, kind="npu") for device in provenance.captured_on] or [Origin(UNNAMED_NPU, kind="npu")]
-    others = [origin for origin in captured if not origin.agrees_with(settings.origin)]
+    captured = [MeasurementOrigin(device, kind="npu") for device in provenance.captured_on] or [
+        MeasurementOrigin(UNNAMED_NPU, kind="npu")
+    ]
+    others = [origin for origin in captured if not origin.is_compatible_with(settings.origin)]
     if not others:
         return ""
     names, here = ", ".join(origin.device for origin in others), settings.origin.device or settings.origin.kind
@@ -88,11 +99,11 @@ def replaced(
         selected: ids of cases.
         in_groups: kernel types whose rows need several devices at once.
     """
-    rows: list[tuple[Stored, Taking]] = []
+    rows: list[tuple[StoredDuration, PlannedDuration]] = []
     for kernel_type, table in plan.tables.items():
         taking = _taking(settings, in_group=settings.messages is not None or kernel_type in in_groups)
         rows += [(stored, taking) for stored in table.stored(selected)]
-    unlike = provenance.unlike(rows)
+    unlike = provenance.mismatches(rows)
     unit = settings.unit
     if unlike and not settings.mixed:
         # A row may differ in several ways.
@@ -111,16 +122,16 @@ def replaced(
     return Replaced("", [printable(note) for note in notes])
 
 
-def _taking(settings: Settings, *, in_group: bool) -> Taking:
+def _taking(settings: Settings, *, in_group: bool) -> PlannedDuration:
     """How a session takes the duration of a row."""
     if settings.prof_path is not None:
-        return Taking(settings.origin, CACHE_UNKNOWN, "msprof", None)
+        return PlannedDuration(settings.origin, CACHE_UNKNOWN, "msprof", None)
     kind, name = settings.devices[0].kind, settings.measure.instrument
     chosen = (choose_group_instrument if in_group else choose_instrument)(kind, name) if kind in INSTRUMENTS else ""
-    return Taking(settings.origin, settings.measure.cache, chosen, settings.measure.repeat_count)
+    return PlannedDuration(settings.origin, settings.measure.cache, chosen, settings.measure.repeat_count)
 
 
-def _other_machine(provenance: Provenance, settings: Settings, rows: Sequence[Stored]) -> list[str]:
+def _other_machine(provenance: Provenance, settings: Settings, rows: Sequence[StoredDuration]) -> list[str]:
     """That durations of another machine, which is like this one, are joined or replaced."""
     own = "--database-path names a folder of your own"
     if provenance.shipped:
@@ -133,7 +144,7 @@ def _other_machine(provenance: Provenance, settings: Settings, rows: Sequence[St
     return []
 
 
-def _same_again(settings: Settings, unlike: Sequence[Unlike]) -> str:
+def _same_again(settings: Settings, unlike: Sequence[Mismatch]) -> str:
     """Options that measure as stored durations were measured; "" if none do."""
     offered = INSTRUMENTS.get(settings.devices[0].kind, {})
     is_possible = all(

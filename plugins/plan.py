@@ -10,7 +10,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from opatlas.combine.provenance import Staleness, Stored
+from opatlas.combine.provenance import Staleness, StoredDuration
 from opatlas.model.schema import (
     CACHE_STATE,
     CRASHES_IN_A_ROW,
@@ -22,8 +22,8 @@ from opatlas.model.schema import (
 )
 from opatlas.model.signature import signature
 from opatlas.store.history import EditedRows
-from opatlas.store.op_mapping import Provided
-from opatlas.store.write_back import Recovered
+from opatlas.store.op_mapping import WrittenMapping
+from opatlas.store.write_back import RecoveredJournal
 from opatlas.text import whole
 
 
@@ -168,7 +168,7 @@ class TablePlan:
         cell = self.state[CRASHES_IN_A_ROW][position] if CRASHES_IN_A_ROW in self.state else ""
         return whole(cell) or 0
 
-    def stored(self, selected: Container[str]) -> Iterator[Stored]:
+    def stored(self, selected: Container[str]) -> Iterator[StoredDuration]:
         """The replayed durations that new ones of some cases are to replace."""
         for position, case_id in self.cases.items():
             expected = self.expected_to_fail.get(position)
@@ -177,13 +177,13 @@ class TablePlan:
                     yield self._stored(position)
                 yield from map(self._stored, self.measured_duplicates.get(case_id, ()))
 
-    def _stored(self, position: int) -> Stored:
+    def _stored(self, position: int) -> StoredDuration:
         run_id, cache, instrument, samples = (
             self.state[name][position].strip() if name in self.state else ""
             for name in (RUN_ID, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES)
         )
         place = f"{self.path.name}:{position + 2}"
-        return Stored(place, run_id, cache, instrument, whole(samples))
+        return StoredDuration(place, run_id, cache, instrument, whole(samples))
 
     def rows(self) -> Iterator[tuple[str, CaseRow, Expected | None]]:
         """Each case's id, its row, and why it is expected to fail, if it is."""
@@ -204,10 +204,10 @@ class Prepared:
     """
 
     problems: Sequence[str] = ()
-    recovered: Sequence[Recovered] = ()
+    recovered: Sequence[RecoveredJournal] = ()
     starter_rows: int = 0
     edited: EditedRows = field(default_factory=EditedRows)
-    mapping: Provided | None = None
+    mapping: WrittenMapping | None = None
 
 
 @dataclass

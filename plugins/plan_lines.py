@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 
 from opatlas.capture.cases import without_replay_lines
 from opatlas.devices.discovery import driver_version
-from opatlas.model.signature import case_id_of
+from opatlas.model.signature import make_case_id
 from opatlas.store.write_back import UpdateMode
 from opatlas.text import counted
 
@@ -141,7 +141,7 @@ def _prepared(plan: Plan) -> Iterator[str]:
     edited = plan.prepared.edited
     if edited.example is not None:
         rows = counted(edited.count, "row was", "rows were")
-        example = case_id_of(edited.example.kernel_type, edited.example.signature)
+        example = make_case_id(edited.example.kernel_type, edited.example.signature)
         yield (
             f"{rows} measured with other shapes than the CSV has now ({example}): counted as not measured; the "
             f"durations stay in runs/ (`opatlas history`)"

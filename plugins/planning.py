@@ -27,14 +27,14 @@ from opatlas.model.schema import (
     STATUS,
     STATUS_REASON,
 )
-from opatlas.model.signature import case_id_of, digest, signature, signatures
+from opatlas.model.signature import digest, make_case_id, signature, signatures
 from opatlas.store.cells import duration_columns
 from opatlas.store.csv_files import release_memory
 from opatlas.store.database import Database, Table
-from opatlas.store.header import misspelt
+from opatlas.store.header import misspelt_columns
 from opatlas.store.history import clear_edited, without_measurement
-from opatlas.store.op_mapping import provide_mapping
-from opatlas.store.write_back import Recovered, has_duration, recover
+from opatlas.store.op_mapping import write_default_mapping
+from opatlas.store.write_back import RecoveredJournal, has_duration, recover
 from opatlas.text import closest, printable
 
 from .plan import Expected, Plan, Prepared, TablePlan
@@ -61,14 +61,14 @@ def prepare_database(
         OpAtlasError: a database that cannot be written.
     """
     problems = recover_profiles(database) if database.profiles_dir.is_dir() else []
-    recovered: Sequence[Recovered] = ()
+    recovered: Sequence[RecoveredJournal] = ()
     if database.journal_dir.is_dir():
         recovered = recover(database, own_run=run_id)
         expect_writable(database)
     starter_rows = starter(database) if starter is not None and not database.kernel_types() else 0
     edited = clear_edited(database, run_id)
     with database.lock():
-        mapping = provide_mapping(database.path, is_npu=is_npu)
+        mapping = write_default_mapping(database.path, is_npu=is_npu)
     return Prepared([*problems, *edited.problems], recovered, starter_rows, edited, mapping)
 
 
@@ -163,7 +163,7 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice, stale
     planned.captured_time_us = None if chosen.ops else captured_time_us(frame)
     variables = TableVariables(kernel_type, frame)
     planned.columns_by_slug = frozenset(variables.slugs)
-    planned.misspelt = misspelt(table.path, list(frame.columns), kernel_type)
+    planned.misspelt = misspelt_columns(table.path, list(frame.columns), kernel_type)
     places = None if wanted is None else {row_signature: place for place, row_signature in enumerate(wanted)}
     place_of: dict[int, int] = {}
     seen: set[str] = set()
@@ -176,7 +176,7 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice, stale
         if chosen.shard is not None and not chosen.shard.holds(row_digest):
             planned.other_shards.append(position)
             continue
-        case_id = case_id_of(kernel_type, row_signature, row_digest)
+        case_id = make_case_id(kernel_type, row_signature, row_digest)
         if case_id in seen:
             planned.duplicates.append(position)
             if own_duration in durations and valid_duration(durations[own_duration][position]) is not None:

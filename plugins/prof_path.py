@@ -12,7 +12,7 @@ from opatlas.capture.profile_samples import RowSamples, SamplesOfRows
 from opatlas.isolation.executor import Executor
 from opatlas.model.record import Measurement, Record, RowName
 from opatlas.model.schema import Status
-from opatlas.model.signature import case_id_of, digest
+from opatlas.model.signature import digest, make_case_id
 from opatlas.text import counted, shown
 
 from .asked_for import AskedFor
@@ -87,7 +87,7 @@ class ProfPath:
                 continue
             if settings.shard is not None and not settings.shard.holds(row_digest):
                 continue
-            if not asked_for(kernel_type, case_id_of(kernel_type, sample.signature, row_digest)):
+            if not asked_for(kernel_type, make_case_id(kernel_type, sample.signature, row_digest)):
                 continue
             self._unmatched[kernel_type] += 1
             if settings.mode.adds_rows and not settings.choice.by_cells:

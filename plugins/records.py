@@ -18,7 +18,7 @@ from opatlas.store import journal
 from opatlas.store.csv_files import not_writable
 from opatlas.store.journal import Journal
 from opatlas.store.manifest import Manifest
-from opatlas.store.write_back import MergeResult, merge_run
+from opatlas.store.write_back import WriteBackResult, write_back_run
 
 from .collector import about_row
 from .run_manifest import facts_of, present_code
@@ -136,9 +136,9 @@ class WriteBack:
         self._journaling = journaling
         self._devices: list[Mapping[str, Any]] = []
         self._unsaved: list[Mapping[str, Any]] = []
-        self._of_workers = journal.Ended()
+        self._of_workers = journal.EndedJournals()
         self.reported_only: list[RowName] = []
-        self.merged: MergeResult | None = None
+        self.merged: WriteBackResult | None = None
         self.manifest: Manifest | None = None
         #: By node id.
         self._status_of: dict[str, str] = {}
@@ -196,7 +196,7 @@ class WriteBack:
         self.pytest_opatlas_unsaved(output.get(UNSAVED, ()))
         self.problems += filter(None, [output.get(LOST)])
         try:
-            self._of_workers.hold(journal.of_run(self._session.database, self._session.run_id))
+            self._of_workers.hold(journal.run_journals(self._session.database, self._session.run_id))
         except OSError as error:
             self.problems.append(f"the journal of a worker cannot be read: {error}")
 
@@ -210,7 +210,7 @@ class WriteBack:
             return ()
         self.close_journal()
         removed = self._removed_meanwhile()
-        done = merge_run(session.database, session.journal_header, self._unsaved)
+        done = write_back_run(session.database, session.journal_header, self._unsaved)
         self.merged = done.result
         self.problems += done.problems
         if done.result is not None:

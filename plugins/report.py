@@ -13,7 +13,7 @@ import pytest
 from opatlas.errors import OpAtlasError
 from opatlas.model.record import Record
 from opatlas.model.schema import Status
-from opatlas.model.signature import case_id_in, case_id_of
+from opatlas.model.signature import case_id_in, make_case_id
 from opatlas.report.row_summary import RowSummary, quality_lines
 from opatlas.report.session_files import (
     Cause,
@@ -163,7 +163,7 @@ class Ledger:
         if len(self._accounts) == len(self._collected):
             return
         for record in records:
-            case_id = case_id_of(record.kernel_type, record.signature)
+            case_id = make_case_id(record.kernel_type, record.signature)
             if case_id in self._collected:
                 self._accounts.setdefault(case_id, record.status.value)
 
@@ -245,7 +245,7 @@ class Report:
         database = self._session.database
         # Of the others there may be no file: none of their rows was measured.
         self.gaps, self.problems = find_gaps(database, sorted(merged.updated + merged.added))
-        report = database.free_report(_REPORT, self._session.started_at, suffix=".md")
+        report = database.new_report_path(_REPORT, self._session.started_at, suffix=".md")
         # The two of a session bear the same time and number.
         gaps = report.with_name(f"duration_gap{report.stem.removeprefix(_REPORT)}.csv")
         try:

@@ -19,7 +19,7 @@ from opatlas.engine.registry import replay_spec
 from opatlas.isolation.executor import BatchExecutor
 from opatlas.model.errors import DeviceGone, ReplayError
 from opatlas.model.record import Record
-from opatlas.model.roofline import peak_of
+from opatlas.model.roofline import device_peak
 from opatlas.model.schema import Status
 from opatlas.report.row_summary import summarize_row
 from opatlas.store.cells import helpers_cell, stored_us
@@ -206,7 +206,7 @@ class Supervisor:
                 about["record"] = record.to_json()
                 device = self._session.executor().describe() if call.when == "call" else None
                 if device is not None and record.measurement is not None:
-                    peak = peak_of(device.name)
+                    peak = device_peak(device.name)
                     about["figures"] = summarize_row(record, peak, row.captured_us).to_json()
                 about["not_saved"] = self._journaling.keep(about["record"], device)
                 if device is not None and device != self._device_told:

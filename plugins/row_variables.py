@@ -14,6 +14,7 @@ import pandas as pd
 from opatlas.errors import CellError
 from opatlas.model.quality import valid_duration
 from opatlas.model.roofline import PRODUCTS, operations, tensor_bytes
+from opatlas.model.same_case import base_type
 from opatlas.model.schema import (
     CACHE_STATE,
     INPUT_SLOTS,
@@ -26,10 +27,9 @@ from opatlas.model.schema import (
     STATUS,
     Status,
 )
-from opatlas.model.siblings import plain_type
 from opatlas.model.slots import Slot, parse_slots
 from opatlas.store.cells import duration_columns
-from opatlas.store.manifest import time_in
+from opatlas.store.manifest import run_id_time
 from opatlas.text import real
 
 _DAY_S = 86400.0
@@ -185,7 +185,7 @@ class RowVariables:
     def _product(self) -> tuple[int | None, int | None, int | None]:
         """M, N and K of a matrix product, of each in a batch; None where the row does not tell."""
         inputs, outputs = self._tensors
-        is_product = plain_type(self._kernel_type) in PRODUCTS
+        is_product = base_type(self._kernel_type) in PRODUCTS
         done = operations(self._kernel_type, inputs, outputs) if is_product else None
         if done is None or len(outputs[0].shape) < 2 or outputs[0].format not in ("ND", ""):
             return None, None, None
@@ -228,5 +228,5 @@ class RowVariables:
 
     @property
     def _age_days(self) -> float | None:
-        began = time_in(self._cell(RUN_ID))
+        began = run_id_time(self._cell(RUN_ID))
         return None if began is None else (time.time() - began) / _DAY_S

@@ -28,7 +28,7 @@ from opatlas.capture.profile_samples import (
     SamplesOfRows,
     read_profile,
 )
-from opatlas.combine.provenance import Present, Provenance, StaleRuns
+from opatlas.combine.provenance import PresentSetup, Provenance, StaleRuns
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.device_lock import DeviceWaits, announce_session
 from opatlas.devices.discovery import driver_version
@@ -47,7 +47,7 @@ from opatlas.isolation.process_end import die_with_parent, parent_of
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database, SessionLock
 from opatlas.store.history import find_edited
-from opatlas.store.journal import Header
+from opatlas.store.journal import JournalHeader
 from opatlas.store.write_back import UpdateMode
 from opatlas.text import shown
 
@@ -179,11 +179,11 @@ class BenchSession:
         return Database(self.settings.database)
 
     @property
-    def journal_header(self) -> Header:
+    def journal_header(self) -> JournalHeader:
         """Of each journal of this session."""
         # Messages are asked for by options: those that the database lacks are what is missing, and are added.
         mode = UpdateMode.ALL if self.settings.messages is not None else self.settings.mode
-        return Header(self.run_id, mode.value, self.settings.prune)
+        return JournalHeader(self.run_id, mode.value, self.settings.prune)
 
     @property
     def shared(self) -> SharedFolder:
@@ -374,7 +374,9 @@ class BenchSession:
 
     def _stale_runs(self) -> StaleRuns:
         provenance = self.provenance or Provenance(self.database)
-        present = Present(self.settings.origin, driver_version(self.settings.devices[0].kind) or "", present_code())
+        present = PresentSetup(
+            self.settings.origin, driver_version(self.settings.devices[0].kind) or "", present_code()
+        )
         return StaleRuns(provenance.manifests, present)
 
     def _origin_notes(self) -> list[str]:

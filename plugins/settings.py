@@ -13,7 +13,7 @@ import pytest
 
 from opatlas.collectives import options as collectives
 from opatlas.collectives.options import Wanted
-from opatlas.combine.provenance import Origin
+from opatlas.combine.provenance import MeasurementOrigin
 from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices, database_name, npus_present
@@ -28,10 +28,10 @@ from opatlas.model.location import (
     NAMED_BY,
     communication_path,
     default_path,
+    device_kind,
     expect_npu,
-    expect_present_name,
-    kind_of,
     public_version,
+    refuse_former_name,
 )
 from opatlas.model.versions import (
     CANN,
@@ -108,7 +108,7 @@ class Settings:
     strict: bool = False
     read_only: bool = False
     mixed: bool = False
-    origin: Origin = field(default_factory=Origin)
+    origin: MeasurementOrigin = field(default_factory=MeasurementOrigin)
     of_operators: Mapping[str, object] = field(default_factory=dict)
     messages: Wanted | None = None
     named: bool = False
@@ -280,7 +280,7 @@ def _profiled_devices(name: str | None, database: str | None) -> list[DeviceSpec
         OpAtlasError, pytest.UsageError: nothing names it, or a name that is none.
     """
     if name not in (None, "npu"):
-        if kind_of(name) != "npu":
+        if device_kind(name) != "npu":
             raise pytest.UsageError(f"--prof-path reads profiles of an NPU, and --device {name} is none")
         if not database:
             expect_npu(name)
@@ -337,19 +337,19 @@ def _given_versions(option: argparse.Namespace) -> Mapping[str, str]:
     return {component.name: version for component, version in given.items() if version}
 
 
-def _origin(option: argparse.Namespace, devices: Sequence[DeviceSpec], communicates: bool) -> Origin:
+def _origin(option: argparse.Namespace, devices: Sequence[DeviceSpec], communicates: bool) -> MeasurementOrigin:
     """What the durations of a session are measured on, with the versions of the software that names a database."""
     device = devices[0]
     if option.prof_path is not None:
         # The software that was profiled is not that of this machine; nobody need say which it was.
-        return Origin(device.name, device.kind, _given_versions(option))
+        return MeasurementOrigin(device.name, device.kind, _given_versions(option))
     installed, given_or_installed = detect(), versions_of(option)
     threads = option.threads or available_cores()
     # Devices that a conftest.py opens are torch's too.
     naming = [COMMUNICATION_NAMED_BY.get(device.kind, TORCH)] if communicates else NAMED_BY.get(device.kind, [TORCH])
     # What measures is what is installed, whatever version of the same release the user calls it by.
     named = {each.name: getattr(installed, each.field) or getattr(given_or_installed, each.field) for each in naming}
-    return Origin(
+    return MeasurementOrigin(
         device.name,
         device.kind,
         {name: public_version(version) for name, version in named.items() if version},
@@ -364,7 +364,7 @@ def _communication_database(option: argparse.Namespace, devices: Sequence[Device
     if not option.collectonly:
         _expect_installed(versions)
     folder = communication_path(name, collectives.communication_version(name, versions))
-    expect_present_name(folder)
+    refuse_former_name(folder)
     return folder
 
 

@@ -13,7 +13,7 @@ from opatlas.capture.cases import without_replay_lines
 from opatlas.model.schema import Status
 from opatlas.progress import speed
 from opatlas.report.row_summary import terminal_tables
-from opatlas.store.journal import count_of_run
+from opatlas.store.journal import count_run_records
 from opatlas.text import (
     columns,
     counted,
@@ -218,7 +218,7 @@ class SessionSummary:
             return
         database = self._session.database
         try:
-            kept = counted(count_of_run(database, self._session.run_id), "record stays", "records stay")
+            kept = counted(count_run_records(database, self._session.run_id), "record stays", "records stay")
         except OSError as error:
             kept = f"the records stay ({error.strerror})"
         yield f"stopped at once: {kept} in {database.journal_dir}; the next session on this database merges them"

@@ -16,12 +16,12 @@ from opatlas.devices.discovery import database_name
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute, expect_folder
 from opatlas.isolation.executor import SESSION
-from opatlas.model.location import default_path, expect_npu, kind_of
+from opatlas.model.location import default_path, device_kind, expect_npu
 from opatlas.options import Scope, add_all, at_least, declare, names, positive
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database
-from opatlas.store.manifest import Manifest, code_digest, manifests_of
-from opatlas.store.op_mapping import Provided, provide_mapping
+from opatlas.store.manifest import Manifest, code_digest, read_manifests
+from opatlas.store.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.text import counted, shown, whole
 from opatlas.theory.report import (
     KernelResult,
@@ -145,7 +145,7 @@ class Theory:
         self._problem = ""
         #: Whether there was no such database: a mistyped path is one, too.
         self._is_new = False
-        self._mapping: Provided | None = None
+        self._mapping: WrittenMapping | None = None
         self._is_worker = hasattr(config, "workerinput")
 
     @cached_property
@@ -203,8 +203,8 @@ class Theory:
             if not (option.plan_only or option.collectonly):
                 # One that cannot be written is better told of once than by every kernel type.
                 with self.plan.database.lock():
-                    is_npu = bool(option.device) and kind_of(option.device) == "npu"
-                    self._mapping = provide_mapping(self.plan.database.path, is_npu=is_npu)
+                    is_npu = bool(option.device) and device_kind(option.device) == "npu"
+                    self._mapping = write_default_mapping(self.plan.database.path, is_npu=is_npu)
                 if self._mapping is not None:
                     # A copy may name more kernel types.
                     del self.plan
@@ -306,7 +306,7 @@ class Theory:
 
     def _pace(self) -> Pace:
         # A manifest that cannot be read is told of by the replay.
-        return pace_of(manifests_of(self.plan.database, []).values())
+        return pace_of(read_manifests(self.plan.database, []).values())
 
     @property
     def _coverage_path(self) -> Path:
@@ -320,7 +320,7 @@ class Theory:
         plan_only = self._config.option.plan_only
         for line in summary_lines(self._results, self._pace(), plan_only=plan_only):
             terminalreporter.write_line(shown(line))
-        for warning in self.plan.database.misspelt():
+        for warning in self.plan.database.misspelt_columns():
             terminalreporter.write_line(shown(f"warning: {warning}"))
         made = " (a new one)" if self._is_new and not plan_only else ""
         terminalreporter.write_line(shown(f"database: {self.plan.database.path}{made}"))
@@ -339,9 +339,9 @@ def database_path(config: pytest.Config) -> Path:
         expect_folder(path, "", option="--database-path", may_be_made=True)
         return path
     versions = versions_of(option)
-    if option.device and kind_of(option.device) != "cpu":
+    if option.device and device_kind(option.device) != "cpu":
         # An NPU or a GPU by its name: its database can be filled where it is not.
-        if kind_of(option.device) == "npu":
+        if device_kind(option.device) == "npu":
             expect_npu(option.device)
         return default_path(option.device, versions)
     return default_path(database_name(devices_of(config)), versions)

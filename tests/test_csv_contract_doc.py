@@ -118,6 +118,6 @@ def test_older_columns() -> None:
 def test_journal_and_manifest_name_every_field() -> None:
     text = section("Journal")
     told = words(text) - {"journal/{Run ID}.jsonl", "opatlas combine"}
-    assert told == {field.name for kind in (journal.Header, Record, Measurement) for field in fields(kind)}
+    assert told == {field.name for kind in (journal.JournalHeader, Record, Measurement) for field in fields(kind)}
     assert f"version {journal.VERSION}." in text
     assert words(section("Manifest")) - {"runs/{Run ID}.json"} == {field.name for field in fields(Manifest)}

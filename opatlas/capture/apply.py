@@ -16,7 +16,7 @@ import pandas as pd
 from opatlas.capture.attention import SOURCE_PROFILE, source_cell
 from opatlas.capture.cases import PooledCase, PooledCases
 from opatlas.errors import OpAtlasError
-from opatlas.model.quality import Modes, cell, find_modes, valid_duration
+from opatlas.model.quality import Modes, find_modes, number_cell, valid_duration
 from opatlas.model.schema import (
     ATTENTION_TYPES,
     AVERAGE,
@@ -38,12 +38,12 @@ from opatlas.model.schema import (
     PROFILING_SAMPLES,
     PROFILING_STD,
     RUNTIME,
-    in_contract_order,
-    of_profiling,
+    is_profiling_column,
+    ordered_columns,
     profiling_counter,
 )
 from opatlas.model.signature import signatures
-from opatlas.store.cells import TableEdit, positions_by
+from opatlas.store.cells import TableEdit, positions_by_key
 from opatlas.store.database import Database, Table
 from opatlas.text import add_counts, counted
 
@@ -214,7 +214,7 @@ def find_unexplained(
         rows = _Rows(kernel_type, frame, [str(name) for name in frame.columns])
         if not rows.unexplained(range(len(frame)), known):
             continue
-        profiling = [str(name) for name in frame.columns if of_profiling(str(name))]
+        profiling = [str(name) for name in frame.columns if is_profiling_column(str(name))]
         for signature in wanted:
             for at in rows.unexplained(rows.of_case(signature), known):
                 cells = {column: rows.edit[column][at] for column in BASE}
@@ -252,7 +252,7 @@ def empty_edited(
         edited = rows.edited(cases[kernel_type].signatures if kernel_type in cases else (), known)
         for at in edited:
             found.setdefault(kernel_type, []).append({name: rows.edit[name][at] for name in columns})
-            for name in filter(of_profiling, columns):
+            for name in filter(is_profiling_column, columns):
                 rows.edit[name][at] = ""
         if edited:
             database.write(Table(kernel_type, table.path, rows.edit.frame()))
@@ -283,12 +283,12 @@ class _Rows:
 
     @cached_property
     def _exact(self) -> dict[str, list[int]]:
-        return positions_by(signatures(self._kernel_type, self._frame))
+        return positions_by_key(signatures(self._kernel_type, self._frame))
 
     @cached_property
     def _by_slots(self) -> dict[str, list[int]]:
         slots = [column for column in (*INPUT_SLOTS, *OUTPUT_SLOTS) if column in self._frame.columns]
-        return positions_by(signatures(self._kernel_type, self._frame[slots]))
+        return positions_by_key(signatures(self._kernel_type, self._frame[slots]))
 
     def of_case(self, signature: str) -> list[int]:
         """The rows that the launches of a case belong to.
@@ -346,7 +346,7 @@ def _columns_of_new_table(kernel_type: str) -> list[str]:
         columns += RUNTIME
     if kernel_type in EXPERT_PARALLEL:
         columns.append(EP_SIZE)
-    return in_contract_order(columns)
+    return ordered_columns(columns)
 
 
 def _runtime_cells(case: PooledCase) -> dict[str, str]:
@@ -361,10 +361,10 @@ def _shapes(cells: Mapping[str, str]) -> str:
 def _profiling_cells(case: PooledCase, modes: Modes | None) -> dict[str, str]:
     durations = case.durations
     cells = {
-        PROFILING_AVERAGE: cell(durations.mean_us),
-        PROFILING_MEDIAN: cell(durations.median_us),
+        PROFILING_AVERAGE: number_cell(durations.mean_us),
+        PROFILING_MEDIAN: number_cell(durations.median_us),
         # One launch tells no spread.
-        PROFILING_STD: cell(durations.std_us) if durations.count > 1 else "",
+        PROFILING_STD: number_cell(durations.std_us) if durations.count > 1 else "",
         PROFILING_SAMPLES: str(durations.count),
         PROFILING_POPULATIONS: "" if modes is None else modes.text("launches"),
         PROFILING_RUN_ID: _SEPARATOR.join(case.run_ids),
@@ -375,4 +375,4 @@ def _profiling_cells(case: PooledCase, modes: Modes | None) -> dict[str, str]:
 
 
 #: Counters are the same number over and over (0 for the half of a core that a kernel does not use).
-_counter_cell = lru_cache(maxsize=4096)(cell)
+_counter_cell = lru_cache(maxsize=4096)(number_cell)

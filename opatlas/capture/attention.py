@@ -36,11 +36,11 @@ from opatlas.model.schema import (
     RUNTIME_IN_SIGNATURE,
     RUNTIME_PREFIX,
     STATUS_GROUP,
-    of_microbench,
+    is_microbench_column,
 )
 from opatlas.model.signature import signatures
 from opatlas.model.slots import split_cell
-from opatlas.store.cells import TableEdit, positions_by
+from opatlas.store.cells import TableEdit, positions_by_key
 from opatlas.store.database import Database, Table
 from opatlas.store.pruned import PRUNED_REASON, append_pruned
 from opatlas.text import add_counts, printable, real
@@ -218,7 +218,7 @@ def _fill_table(
     rows = _Rows(kernel_type, TableEdit(table.frame), [str(name) for name in table.frame.columns])
     counts = Outcome(rows=len(table.frame))
     slots = [column for column in (*INPUT_SLOTS, *OUTPUT_SLOTS) if column in table.frame.columns]
-    captured = positions_by(zip(signatures(kernel_type, table.frame[slots]), _keys(rows.edit), strict=True))
+    captured = positions_by_key(zip(signatures(kernel_type, table.frame[slots]), _keys(rows.edit), strict=True))
     for (_, key), positions in captured.items():
         if key is not None and key in matched:
             rows.fill(positions, matched[key], limit, counts)
@@ -249,7 +249,7 @@ class _Rows:
         self.measured: list[int] = []
         self._kernel_type = kernel_type
         self._columns = columns
-        self._measurement = [name for name in columns if of_microbench(name) or name in STATUS_GROUP]
+        self._measurement = [name for name in columns if is_microbench_column(name) or name in STATUS_GROUP]
 
     def fill(self, positions: Sequence[int], chosen: Chosen, limit: int, counts: Outcome) -> None:
         """Brings the rows of one captured case to the records of its key."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, Generic, NamedTuple, TypeVar
 
 from opatlas.files import BROKEN_GZIP, open_stream
-from opatlas.model.quality import cell
+from opatlas.model.quality import number_cell
 from opatlas.model.schema import INPUT_SHAPES, RUNTIME_IN_SIGNATURE, RUNTIME_PREFIX
 from opatlas.model.slots import split_cell
 from opatlas.text import MOST_DIGITS, shortened
@@ -387,7 +387,7 @@ def _average(kv_lengths: Shape | None, *, cumulative: bool) -> str:
     """Keys of a sequence, on average. Without a block table the lengths of TND add up along the sequences."""
     if not kv_lengths:
         return ""
-    return cell((kv_lengths[-1] if cumulative else sum(kv_lengths)) / len(kv_lengths))
+    return number_cell((kv_lengths[-1] if cumulative else sum(kv_lengths)) / len(kv_lengths))
 
 
 def _numbers(record: dict[str, Any], name: str) -> Shape | None:

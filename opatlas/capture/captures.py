@@ -21,7 +21,7 @@ from opatlas.capture.manifest import IngestManifest
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import files_below
 from opatlas.model.schema import BASE, INPUT_SHAPES
-from opatlas.model.slots import unwrapped
+from opatlas.model.slots import strip_quotes
 
 _BLOCK_BYTES = 1 << 20
 
@@ -271,7 +271,7 @@ class Launch:
     @property
     def dimensions(self) -> str:
         """The dimensions of the inputs, without the profiler's quotes."""
-        return unwrapped(self.cells[INPUT_SHAPES])
+        return strip_quotes(self.cells[INPUT_SHAPES])
 
 
 @dataclass(frozen=True)
@@ -324,11 +324,11 @@ def read_launches(path: Path) -> Launches:
                         start_ns=_nanoseconds(cells[place[start]]),
                         duration_us=float(cells[duration]),
                         kernel_type=cells[kernel_type].strip(),
-                        cells={column: unwrapped(cells[index]) for column, index in base},
+                        cells={column: strip_quotes(cells[index]) for column, index in base},
                         counters={
                             name: value for name, index in counters if (value := _number(cells[index])) is not None
                         },
-                        name="" if name is None else unwrapped(cells[name]),
+                        name="" if name is None else strip_quotes(cells[name]),
                     )
                 )
             except ValueError as error:

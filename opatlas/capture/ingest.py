@@ -67,7 +67,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AVERAGE
 from opatlas.store.csv_files import write_rows
 from opatlas.store.database import Database
-from opatlas.store.op_mapping import Provided, provide_mapping
+from opatlas.store.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.text import counted, printable
 
 HEADER = (
@@ -79,7 +79,7 @@ HEADER = (
 
 def write_report(database: Database, changes: Sequence[DurationChange]) -> Path:
     """Writes `reports/ingest_{time}.csv`; gives its path. Raises OpAtlasError."""
-    path = database.free_report("ingest", time.time())
+    path = database.new_report_path("ingest", time.time())
     rows = [
         (
             *(change.kernel_type, *(change.cells[column] for column in NAMED_BY)),
@@ -138,7 +138,7 @@ class Ingested:
     already: Sequence[tuple[Path, str]] = ()
     same_bytes: Sequence[Path] = ()
     completed: Sequence[str] = ()
-    mapping: Provided | None = None
+    mapping: WrittenMapping | None = None
     problems: list[str] = field(default_factory=list)
 
 
@@ -180,7 +180,7 @@ def ingest_captures(database: Database, captures: Sequence[Path], asked: Asked) 
     if done.manifest is not None or done.already:
         with database.lock():
             # Captures are of NPUs alone.
-            done.mapping = provide_mapping(database.path, is_npu=True)
+            done.mapping = write_default_mapping(database.path, is_npu=True)
     return done
 
 

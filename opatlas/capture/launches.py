@@ -30,13 +30,7 @@ from opatlas.model.schema import (
     is_file_name,
 )
 from opatlas.model.signature import normalized_kernel_type, signature
-from opatlas.model.slots import (
-    EMPTY_WORDS,
-    slot_words,
-    split_cell,
-    unknown_dtypes,
-    unwrapped,
-)
+from opatlas.model.slots import EMPTY_WORDS, slot_words, split_cell, strip_quotes, unknown_dtypes
 from opatlas.text import real, whole
 
 #: Characters of a cell that is wrong.
@@ -197,7 +191,7 @@ class CaptureLaunches:
 
     def _variant(self, key: tuple[str, ...], state: str, line: int) -> Variant:
         named = dict(zip(_KEY, key, strict=True))
-        cells = {column: unwrapped(state if column == OP_STATE else named[column]) for column in BASE}
+        cells = {column: strip_quotes(state if column == OP_STATE else named[column]) for column in BASE}
         kernel_type = normalized_kernel_type(named[TYPE])
         reason = _reason_to_leave_out(kernel_type, cells)
         if reason is None and not is_file_name(kernel_type):

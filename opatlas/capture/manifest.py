@@ -25,12 +25,7 @@ from opatlas.model.location import public_version
 from opatlas.model.signature import signature
 from opatlas.store.csv_files import write_atomically, write_text
 from opatlas.store.database import Database
-from opatlas.store.manifest import (
-    INGEST_PREFIX,
-    LARGEST_BYTES,
-    code_digest,
-    installed,
-)
+from opatlas.store.manifest import INGEST_PREFIX, LARGEST_BYTES, code_digest, installed_versions
 from opatlas.typed_json import DecodeError, decode
 
 VERSION = 1
@@ -163,7 +158,7 @@ def new_manifest(
         host=platform.node(),
         system=platform.platform(),
         python=platform.python_version(),
-        packages=installed(_PACKAGES),
+        packages=installed_versions(_PACKAGES),
     )
 
 

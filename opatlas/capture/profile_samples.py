@@ -1,7 +1,7 @@
 """Samples of rows out of profiles that somebody else took: PROF_* folders of msprof.
 
 Launches are grouped by signature, as ingest groups them. A row has the samples of its signature. One
-that has none gets those of a sibling (opatlas/model/siblings.py), or of a product of the MatMul family that differs
+that has none gets those of a sibling (opatlas/model/same_case.py), or of a product of the MatMul family that differs
 in what is transposed alone, if it was never measured itself. What a capture cannot tell (sequence
 lengths, EP Size) has no part in the comparison, as long as there is only one row that may be meant.
 """
@@ -22,9 +22,9 @@ from opatlas.capture.captures import given_files, op_summaries, unparsed_profile
 from opatlas.capture.cases import Aggregate, CasesOfType, ProfiledCase
 from opatlas.capture.launches import Account
 from opatlas.errors import OpAtlasError, TableError
-from opatlas.model.record import Measurement, RanAs
+from opatlas.model.record import LaunchedCase, Measurement
+from opatlas.model.same_case import FAMILY, canonical_form, siblings
 from opatlas.model.schema import BASE, EP_SIZE, EXPERT_PARALLEL
-from opatlas.model.siblings import FAMILY, canonical_form, siblings
 from opatlas.model.signature import signature, signatures
 
 #: Nobody recorded whether the cache was flushed between the launches of a foreign program.
@@ -287,5 +287,5 @@ def _measurement(case: ProfiledCase, ran_as: str = "") -> Measurement:
         cache_state=CACHE_UNKNOWN,
         assumptions=(_FOREIGN,),
         counters={name: mean for name, mean in case.counters.items() if mean is not None},
-        ran_as=RanAs(ran_as, case.cells) if ran_as else None,
+        ran_as=LaunchedCase(ran_as, case.cells) if ran_as else None,
     )

@@ -267,6 +267,6 @@ def write_alone(database: Database, alone: Sequence[Alone], at: float) -> Path |
     """Lists what has no partner in the database's reports/; no file where there is none. Raises OpAtlasError."""
     if not alone:
         return None
-    path = database.free_report("fill_runtime", at)
+    path = database.new_report_path("fill_runtime", at)
     write_rows(path, _HEADER, map(astuple, alone))
     return path

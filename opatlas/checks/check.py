@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from opatlas.capture.cases import PooledCases, ingests_of, pool
-from opatlas.combine.provenance import Origin, folder_origin, origins_of
+from opatlas.combine.provenance import MeasurementOrigin, folder_origin, run_origins
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.model.communication import is_communication
 from opatlas.model.quality import NOISE_LIMIT
@@ -34,12 +34,12 @@ from opatlas.model.schema import (
     TOPOLOGY_TIER,
 )
 from opatlas.model.signature import signatures
-from opatlas.model.slots import unwrapped
-from opatlas.report.plots.timed_rows import device_of
+from opatlas.model.slots import strip_quotes
+from opatlas.report.plots.timed_rows import database_device
 from opatlas.store.cells import duration_columns
 from opatlas.store.csv_files import read_frame
 from opatlas.store.database import Database
-from opatlas.store.manifest import Manifest, manifests_of
+from opatlas.store.manifest import Manifest, read_manifests
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class CheckedTable:
         if is_communication(self.kernel_type):
             size, devices, dtype, tier = (row.get(c, "") for c in (MESSAGE_BYTES, NUM_DEVICES, DTYPE, TOPOLOGY_TIER))
             return f"{size} bytes, {devices} devices, {dtype}, tier {tier}"
-        return unwrapped(str(row.get(INPUT_SHAPES, "")))
+        return strip_quotes(str(row.get(INPUT_SHAPES, "")))
 
     def finding(self, place: int, value: str, reason: str, weight: float = 1.0) -> Finding:
         """Returns a finding of the row at a place, counted from 0."""
@@ -240,7 +240,7 @@ class CheckedDatabase:
     @cached_property
     def _runs(self) -> tuple[Mapping[str, Manifest], list[str]]:
         problems: list[str] = []
-        return manifests_of(self.database, problems), problems
+        return read_manifests(self.database, problems), problems
 
     @property
     def manifests(self) -> Mapping[str, Manifest]:
@@ -275,22 +275,22 @@ class CheckedDatabase:
         return [*self._runs[1], *self._pooled[2]]
 
     @cached_property
-    def _folder(self) -> Origin:
-        return folder_origin(self.database) or Origin()
+    def _folder(self) -> MeasurementOrigin:
+        return folder_origin(self.database) or MeasurementOrigin()
 
     @cached_property
-    def _origins(self) -> Mapping[str, Origin]:
-        origins = {run_id: next(origins_of(manifest), None) for run_id, manifest in self.manifests.items()}
+    def _origins(self) -> Mapping[str, MeasurementOrigin]:
+        origins = {run_id: next(run_origins(manifest), None) for run_id, manifest in self.manifests.items()}
         return {run_id: origin for run_id, origin in origins.items() if origin is not None}
 
-    def origin(self, run_id: str) -> Origin:
+    def origin(self, run_id: str) -> MeasurementOrigin:
         """Returns what a run measured on, or else what the folder is named for."""
         return self._origins.get(run_id.strip(), self._folder)
 
     @cached_property
     def device(self) -> str:
         """The device that the rows were measured on; "" where nothing tells, or several are named."""
-        return self._folder.device or device_of(self.path)
+        return self._folder.device or database_device(self.path)
 
     @cached_property
     def peak(self) -> Peak | None:

@@ -10,7 +10,8 @@ import numpy as np
 from opatlas.checks.check import Check, CheckedDatabase, CheckedTable, Durations, Finding, Floats
 from opatlas.model.communication import is_communication
 from opatlas.model.quality import Quality, is_noisy, judge, relative_noise
-from opatlas.model.roofline import PRODUCTS, bound_us, work_of
+from opatlas.model.roofline import PRODUCTS, bound_us, row_work
+from opatlas.model.same_case import base_type
 from opatlas.model.schema import (
     BASE,
     CACHE_STATE,
@@ -26,7 +27,6 @@ from opatlas.model.schema import (
     RUNTIME_IN_SIGNATURE,
     TOPOLOGY_TIER,
 )
-from opatlas.model.siblings import plain_type
 from opatlas.model.slots import slot_words
 from opatlas.report.row_summary import microseconds_text, share_text
 from opatlas.text import whole
@@ -82,7 +82,7 @@ def _of_messages(table: CheckedTable) -> Iterator[tuple[tuple[object, ...], int 
 
 def _of_tensors(table: CheckedTable) -> Iterator[tuple[tuple[object, ...], int | None]]:
     """The shapes without M: a leading dimension that equals M is M too, but for the right operand of a product."""
-    is_product = plain_type(table.kernel_type) in PRODUCTS
+    is_product = base_type(table.kernel_type) in PRODUCTS
     extra = zip(
         *(table.cells(column) for column in (*RUNTIME_IN_SIGNATURE, *LENGTHS_IN_SIGNATURE, EP_SIZE)), strict=True
     )
@@ -113,7 +113,7 @@ def _too_short(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
     cache = table.cells(CACHE_STATE)
     replayed, captured = table.replayed.us, table.captured.us
     for place in np.flatnonzero(~(np.isnan(replayed) & np.isnan(captured))).tolist():
-        work = work_of(table.kernel_type, {name: cells[place] for name, cells in columns.items()})
+        work = row_work(table.kernel_type, {name: cells[place] for name, cells in columns.items()})
         if work is None:
             continue
         for us, cold in ((replayed[place], cache[place].strip() == _COLD), (captured[place], False)):

@@ -16,7 +16,7 @@ from typing import Any
 from opatlas.checks.check import WHOLE_DATABASE, Check, CheckedDatabase, Finding
 from opatlas.errors import OpAtlasError
 from opatlas.model.communication import BY_KERNEL_TYPE, is_communication
-from opatlas.model.location import communication_reference, is_of_same_release, npu_folder_of
+from opatlas.model.location import communication_reference, is_of_same_release, npu_place
 from opatlas.model.versions import CANN
 from opatlas.store.op_mapping import (
     COMMUNICATION,
@@ -104,7 +104,7 @@ def _not_named(database: CheckedDatabase, mapping: OpMapping) -> Iterator[Findin
 
 
 def _of_reference(path: Path, mapping: OpMapping) -> Iterator[Finding]:
-    place = npu_folder_of(path)
+    place = npu_place(path)
     given = mapping.settings.get(REFERENCE)
     line = mapping.lines.get(REFERENCE)
     finding = Finding(str(path / MAPPING), line, "", REFERENCE, str(given or ""), "")

@@ -115,7 +115,7 @@ def comparable(database: CheckedDatabase, other: CheckedDatabase, kernel_type: s
         twin = theirs.first_places.get(signature)
         if twin is None or np.isnan(ours.replayed.us[place]) or np.isnan(theirs.replayed.us[twin]):
             continue
-        same_origin = database.origin(our_runs[place]).agrees_with(other.origin(their_runs[twin]))
+        same_origin = database.origin(our_runs[place]).is_compatible_with(other.origin(their_runs[twin]))
         if same_origin and ours.replayed.how[place] == theirs.replayed.how[twin]:
             yield place, twin
 

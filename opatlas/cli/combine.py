@@ -12,12 +12,12 @@ from pathlib import Path
 
 from opatlas.combine.apply import COMBINE, combine, kernel_types_of
 from opatlas.combine.pool import pool
-from opatlas.combine.sources import Opened, open_sources, refuse_mixed
+from opatlas.combine.sources import CombineSources, open_sources, refuse_mixed
 from opatlas.combine.summary import summary, write_conflicts
 from opatlas.errors import OpAtlasError, UsageError, looking_at_usage
 from opatlas.files import TemporaryFolder
 from opatlas.progress import Progress
-from opatlas.store.database import Database, SessionLock, copied
+from opatlas.store.database import Database, SessionLock, copy_for_dry_run
 from opatlas.store.history import clear_edited
 from opatlas.store.write_back import recover
 from opatlas.text import print_problems, show
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
             opened = open_sources(Database(target), arguments.sources, scratch, progress.advance)
             if not arguments.mixed:
                 refuse_mixed(target, opened)
-        warnings = [text for path in (target, *arguments.sources) for text in Database(path).misspelt()]
+        warnings = [text for path in (target, *arguments.sources) for text in Database(path).misspelt_columns()]
         if not arguments.dry_run:
             lock = SessionLock(Database(target), run_id="combine", command="opatlas combine")
             lock.acquire(0, show)
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
                 lock.release()
         else:
             # On a copy, so that it tells exactly what would happen.
-            copy = copied(target, scratch / "target")
+            copy = copy_for_dry_run(target, scratch / "target")
             text, problems = _combine(copy, opened, pool_runs=arguments.pool, dry_run=True)
             text = text.replace(str(copy.path), str(target)) + "\n\ndry run: nothing was written"
             problems = [problem.replace(str(copy.path), str(target)) for problem in problems]
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _combine(target: Database, opened: Opened, *, pool_runs: bool, dry_run: bool) -> tuple[str, list[str]]:
+def _combine(target: Database, opened: CombineSources, *, pool_runs: bool, dry_run: bool) -> tuple[str, list[str]]:
     """Joins what was opened; gives the summary, and what is wrong. Raises OpAtlasError."""
     recovered = recover(target, own_run="") if target.journal_dir.is_dir() else []
     edited = clear_edited(target, COMBINE)

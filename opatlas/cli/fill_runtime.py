@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     problems = [*records.problems, *problems]
     print_problems(records.malformed, total=records.malformed_count, what="malformed lines")
     print_problems(problems)
-    print_problems(database.misspelt(), word="warning")
+    print_problems(database.misspelt_columns(), word="warning")
     return 1 if records.malformed or problems else 0
 
 

@@ -12,8 +12,7 @@ from opatlas.capture.summary import ingest_summary
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import looking_at_usage
 from opatlas.files import expect_folder
-from opatlas.model import location as layout
-from opatlas.model import versions
+from opatlas.model import location, versions
 from opatlas.options import version
 from opatlas.store.database import Database
 from opatlas.text import print_problems, printable, show
@@ -45,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         metavar="NAME",
         help="NPU that the capture was taken on, by the name of its database folder "
-        f"(default: {layout.DEFAULT_NPU_DEVICE}; with --database-path: not known)",
+        f"(default: {location.DEFAULT_NPU_DEVICE}; with --database-path: not known)",
     )
     parser.add_argument(
         "--replace",
@@ -79,12 +78,12 @@ def run(arguments: argparse.Namespace) -> int:
         if path is not None:
             expect_folder(path, "", option="--database-path", may_be_made=True)
         else:
-            device = arguments.device or layout.DEFAULT_NPU_DEVICE
+            device = arguments.device or location.DEFAULT_NPU_DEVICE
             # Captures are of NPUs alone, and `npu` may be any of them.
-            layout.expect_npu(device)
+            location.expect_npu(device)
             found = versions.detect(arguments.vllm_version, arguments.torch_version, arguments.cann_version)
             versions_of_capture = CaptureVersions(found.vllm, found.torch, found.cann)
-            path = layout.default_path(device, found)
+            path = location.default_path(device, found)
     options = {name: value for name, value in vars(arguments).items() if name not in _NO_OPTIONS}
     asked = Asked(root, arguments.replace, arguments.mixed, device, versions_of_capture, _as_text(options))
     database = Database(path)
@@ -94,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         show(text)
     done.problems[:0] = not_parsed
     print_problems(done.problems)
-    print_problems(database.misspelt(), word="warning")
+    print_problems(database.misspelt_columns(), word="warning")
     if done.manifest is None and not done.already:
         print_problems([_nothing(done)])
         return 1

@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     if stand_ins := len(of_one) - len(own_kernels):
         show(f"{counted(stand_ins, 'stand-in')} (column {STAND_IN}) left out of {ROOFLINE.name} and {BANDWIDTH.name}")
     print_problems(problems)
-    print_problems(Database(arguments.database).misspelt(), word="warning")
+    print_problems(Database(arguments.database).misspelt_columns(), word="warning")
     return 1 if problems or not any(made.values()) else 0
 
 

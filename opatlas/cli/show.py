@@ -19,11 +19,11 @@ import numpy as np
 
 from opatlas.capture.manifest import read_manifest
 from opatlas.checks.check import CheckedTable
-from opatlas.combine.provenance import origins_of
+from opatlas.combine.provenance import run_origins
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.model.communication import COLLECTIVES
-from opatlas.model.location import ROOT, folder_of, shipped_as
+from opatlas.model.location import ROOT, database_place, shipped_note
 from opatlas.model.quality import NOISE_LIMIT, Quality, is_noisy
 from opatlas.model.schema import (
     CACHE_STATE,
@@ -35,7 +35,7 @@ from opatlas.model.schema import (
 from opatlas.store import journal
 from opatlas.store.csv_files import read_frame, write_text
 from opatlas.store.database import Database
-from opatlas.store.manifest import INGEST_PREFIX, Manifest, manifests_of
+from opatlas.store.manifest import INGEST_PREFIX, Manifest, read_manifests
 from opatlas.text import counted, print_problems, show
 
 _COLUMNS = 80
@@ -121,25 +121,25 @@ def overview_of(database: Database) -> Overview:
             tables.append(_of_table(CheckedTable(kernel_type, path, read_frame(path, kernel_type))))
         except OpAtlasError as error:
             problems.append(str(error))
-    manifests = [each for each in manifests_of(database, problems).values() if _has_measured(each)]
+    manifests = [each for each in read_manifests(database, problems).values() if _has_measured(each)]
     ingested_at = []
     for path in sorted(database.runs_dir.glob(f"{INGEST_PREFIX}*.json")):
         try:
             ingested_at.append(read_manifest(path).started_at)
         except (OpAtlasError, OSError) as error:
             problems.append(str(error))
-    devices = Counter(origin for manifest in manifests for origin in set(map(str, origins_of(manifest))))
-    named = folder_of(database.path)
+    devices = Counter(origin for manifest in manifests for origin in set(map(str, run_origins(manifest))))
+    named = database_place(database.path)
     return Overview(
         str(database.path),
         tables,
         dict(devices.most_common()),
         " ".join([named[0], *(f"{name} {version}" for name, version in named[1].items())]) if named else "",
-        shipped_as(database.path),
+        shipped_note(database.path),
         len(manifests),
         len(ingested_at),
         max([*ingested_at, *(manifest.started_at for manifest in manifests)], default=None),
-        len(journal.all_of(database)),
+        len(journal.journals(database)),
         problems,
     )
 
@@ -185,7 +185,7 @@ def _of_table(table: CheckedTable) -> OfKernelType:
 
 def databases_below(root: Path) -> list[Path]:
     """Returns the folders that are databases by their place (`{device}/{stack}/{versions}`), sorted."""
-    return sorted(path for path in root.glob("*/*/*") if path.is_dir() and folder_of(path) is not None)
+    return sorted(path for path in root.glob("*/*/*") if path.is_dir() and database_place(path) is not None)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from opatlas.isolation.groups.options import NodeOptions
 from opatlas.isolation.groups.pool import devices_of_node, misplaced
 from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.model.communication import BY_NAME, TIERS, Collective
-from opatlas.model.location import COMMUNICATION_NAMED_BY, kind_of
+from opatlas.model.location import COMMUNICATION_NAMED_BY, device_kind
 from opatlas.model.schema import (
     DTYPE,
     MESSAGE_BYTES,
@@ -283,7 +283,7 @@ def _expect_nodes(option: Any) -> None:
 
 def communication_version(name: str, versions: Versions) -> str:
     """Of the library that carries messages between devices of a name. Raises OpAtlasError where it is not detected."""
-    component = COMMUNICATION_NAMED_BY[kind_of(name)]
+    component = COMMUNICATION_NAMED_BY[device_kind(name)]
     version: str | None = getattr(versions, component.field)
     if version is None:
         raise OpAtlasError(

@@ -28,7 +28,7 @@ from opatlas.model.communication import (
     TIERS,
     Collective,
 )
-from opatlas.model.location import device_of_messages
+from opatlas.model.location import message_device
 from opatlas.model.quality import valid_duration
 from opatlas.model.schema import MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER
 from opatlas.options import (
@@ -281,7 +281,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _foreign_links(folder: Path, tiers: Sequence[int], named: Collection[int]) -> str:
     """Returns why rows cannot be compared: they are of a device that is no A3, and --link names no link; "" if not."""
-    device = device_of_messages(folder)
+    device = message_device(folder)
     if not device or device.startswith(_A3_PREFIX) or not (unnamed := [tier for tier in tiers if tier not in named]):
         return ""
     links = " ".join(f"--link {tier}:GBPS:US" for tier in unnamed)

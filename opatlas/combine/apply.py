@@ -17,12 +17,7 @@ import pandas as pd
 from opatlas.capture.cases import ingests_of
 from opatlas.capture.ingest import remake_profiling
 from opatlas.capture.manifest import manifest_path
-from opatlas.combine.table import (
-    Conflict,
-    Tally,
-    combine_tables,
-    settled,
-)
+from opatlas.combine.table import Conflict, RowTally, combine_tables, final_conflicts
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.files import read_own
 from opatlas.gc_pause import gc_paused
@@ -35,9 +30,9 @@ from opatlas.store import history
 from opatlas.store.csv_files import read_frame, write_bytes, write_frame, write_text
 from opatlas.store.database import Database, Table
 from opatlas.store.history import EditedLookup, Histories, without_measurement
-from opatlas.store.journal import Contents
+from opatlas.store.journal import JournalContents
 from opatlas.store.manifest import LARGEST_BYTES, Manifest, RunOrder
-from opatlas.store.op_mapping import Provided, provide_mapping
+from opatlas.store.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.text import add_counts
 
 #: Stands for a run id in the name of the folder that keeps durations which `combine` did not take.
@@ -69,7 +64,7 @@ def copy_manifests(target: Database, manifests: Iterable[Path], problems: list[s
     return copied
 
 
-def copy_histories(target: Database, source: Database, journal: Contents | None, problems: list[str]) -> None:
+def copy_histories(target: Database, source: Database, journal: JournalContents | None, problems: list[str]) -> None:
     """Adds the records of a source to the histories of the target.
 
     Args:
@@ -79,7 +74,7 @@ def copy_histories(target: Database, source: Database, journal: Contents | None,
         with _told(problems):
             contents = history.read(source, run_id)
             history.add(target, contents.header, contents.records)
-            problems += [f"{history.path_of(source, run_id)}:{line}: {why}" for line, why in contents.unreadable]
+            problems += [f"{history.file_path(source, run_id)}:{line}: {why}" for line, why in contents.unreadable]
     for path in history.replaced_tables(source):
         with _told(problems):
             run_id = path.parent.name.removesuffix(history.REPLACED_SUFFIX)
@@ -125,7 +120,7 @@ def keep_durations(target: Database, kernel_type: str, not_taken: Sequence[pd.Da
     lost = [
         position
         for position, signature in enumerate(signatures(kernel_type, rows))
-        if not histories.have(run_ids[position], RowName(kernel_type, signature))
+        if not histories.has_duration(run_ids[position], RowName(kernel_type, signature))
     ]
     if lost:
         history.keep_replaced(target, COMBINE, kernel_type, rows.iloc[lost])
@@ -155,7 +150,7 @@ def duration_counts(frame: pd.DataFrame) -> DurationCounts:
 
 
 @dataclass(frozen=True)
-class Source:
+class CombineSource:
     """What is combined into a database.
 
     Attributes:
@@ -168,7 +163,7 @@ class Source:
     name: str
     database: Database
     manifests: Mapping[Path, Manifest]
-    journal: Contents | None = None
+    journal: JournalContents | None = None
 
 
 @dataclass
@@ -214,17 +209,20 @@ class CombineResult:
     ingests: int = 0
     captures_pooled: int = 0
     clocks_ahead: list[str] = field(default_factory=list)
-    mapping: Provided | None = None
+    mapping: WrittenMapping | None = None
     problems: list[str] = field(default_factory=list)
 
 
-def kernel_types_of(sources: Sequence[Source]) -> list[str]:
+def kernel_types_of(sources: Sequence[CombineSource]) -> list[str]:
     """Kernel types that any of the sources has, sorted."""
     return sorted({kernel_type for source in sources for kernel_type in source.database.kernel_types()})
 
 
 def combine(
-    target: Database, sources: Sequence[Source], manifests: Iterable[Manifest], on_kernel_type: Callable[[], None]
+    target: Database,
+    sources: Sequence[CombineSource],
+    manifests: Iterable[Manifest],
+    on_kernel_type: Callable[[], None],
 ) -> CombineResult:
     """Joins the sources into the target, in their order.
 
@@ -255,7 +253,7 @@ def combine(
         if outcome.ingests:
             _pool_captures(target, outcome)
         _combine_pruned(target, sources, outcome)
-        outcome.mapping = provide_mapping(target.path, sources=[source.database.path for source in sources])
+        outcome.mapping = write_default_mapping(target.path, sources=[source.database.path for source in sources])
     outcome.clocks_ahead = sorted(order.ahead)
     outcome.conflicts.sort(key=lambda conflict: -conflict.distance)
     return outcome
@@ -275,7 +273,7 @@ def _pool_captures(target: Database, outcome: CombineResult) -> None:
 def _combine_tables(
     target: Database,
     kernel_type: str,
-    sources: Sequence[Source],
+    sources: Sequence[CombineSource],
     order: RunOrder,
     histories: Histories,
     edited: Mapping[str, EditedLookup],
@@ -285,7 +283,7 @@ def _combine_tables(
     is_new = not path.exists()
     frame = None if is_new else target.read(kernel_type).frame
     there = 0 if frame is None else len(frame)
-    tallies: list[Tally] = []
+    tallies: list[RowTally] = []
     not_taken: list[pd.DataFrame] = []
     paths = [source.database.csv_path(kernel_type) for source in sources]
     for source, rows in _frames(sources, paths, outcome):
@@ -311,7 +309,7 @@ def _combine_tables(
     _count(tallies, there, outcome)
 
 
-def _count(tallies: Sequence[Tally], there: int, outcome: CombineResult) -> None:
+def _count(tallies: Sequence[RowTally], there: int, outcome: CombineResult) -> None:
     """Adds what became of the first `there` rows of a table, each of which counts once, whatever the sources."""
 
     def rows(of_each: Iterable[Iterable[int]]) -> set[int]:
@@ -324,10 +322,10 @@ def _count(tallies: Sequence[Tally], there: int, outcome: CombineResult) -> None
     outcome.statuses.update(status for position, status in statuses.items() if position < there)
     outcome.profiled += len(rows(tally.profiled for tally in tallies))
     outcome.filled += sum(tally.filled for tally in tallies)
-    outcome.conflicts += settled([conflict for tally in tallies for conflict in tally.conflicts])
+    outcome.conflicts += final_conflicts([conflict for tally in tallies for conflict in tally.conflicts])
 
 
-def _combine_pruned(target: Database, sources: Sequence[Source], outcome: CombineResult) -> None:
+def _combine_pruned(target: Database, sources: Sequence[CombineSource], outcome: CombineResult) -> None:
     """Adds the pruned rows that are not there to the letter."""
     names = sorted({path.name for source in sources for path in source.database.pruned_dir.glob("[!.]*.csv")})
     for name in names:
@@ -349,8 +347,8 @@ def _combine_pruned(target: Database, sources: Sequence[Source], outcome: Combin
 
 
 def _frames(
-    sources: Sequence[Source], paths: Sequence[Path], outcome: CombineResult
-) -> Iterator[tuple[Source, pd.DataFrame]]:
+    sources: Sequence[CombineSource], paths: Sequence[Path], outcome: CombineResult
+) -> Iterator[tuple[CombineSource, pd.DataFrame]]:
     """The tables of those sources that have one; one that cannot be read is a problem."""
     for source, path in zip(sources, paths, strict=True):
         try:

@@ -32,7 +32,7 @@ from opatlas.store import history
 from opatlas.store.cells import TableEdit, microseconds
 from opatlas.store.csv_files import read_frame
 from opatlas.store.database import Database, Table
-from opatlas.store.manifest import Manifest, manifests_of
+from opatlas.store.manifest import Manifest, read_manifests
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def pool(database: Database, problems: list[str], on_kernel_type: Callable[[], N
     """
     pooled: list[PooledRow] = []
     with database.lock(), gc_paused():
-        manifests = manifests_of(database, problems)
+        manifests = read_manifests(database, problems)
         durations = _durations(database, problems)
         for kernel_type in database.kernel_types():
             try:
@@ -99,7 +99,7 @@ def _durations(database: Database, problems: list[str]) -> Durations:
             problems.append(str(error))
             continue
         for asked in records:
-            for record in filter(None, (asked, asked.of_what_ran())):
+            for record in filter(None, (asked, asked.launched_record())):
                 if record.measurement is not None:
                     row = durations.setdefault(RowName(record.kernel_type, record.signature), {})
                     row[record.run_id] = _of_record(record)

@@ -18,11 +18,11 @@ from opatlas.errors import OpAtlasError, TableError
 from opatlas.model.location import (
     NPU_DEVICES,
     UNNAMED_NPU,
-    folder_of,
+    database_place,
+    device_kind,
     is_chip,
-    kind_of,
     public_version,
-    shipped_as,
+    shipped_note,
 )
 from opatlas.model.quality import valid_duration
 from opatlas.model.schema import RUN_ID
@@ -39,7 +39,7 @@ from opatlas.store import journal
 from opatlas.store.cells import duration_columns
 from opatlas.store.csv_files import read_frame
 from opatlas.store.database import Database
-from opatlas.store.manifest import INGEST_PREFIX, Manifest, manifests_of
+from opatlas.store.manifest import INGEST_PREFIX, Manifest, read_manifests
 from opatlas.text import counted
 
 #: Names of software that may name a database's folder, and where a manifest has their version: facts of the device,
@@ -51,13 +51,13 @@ _IN_MANIFEST: Mapping[str, tuple[Sequence[str], str]] = {
     CUDA.name: (("cuda",), ""),
     NCCL.name: (("nccl",), ""),
 }
-#: What durations are unlike in, as `Unlike.what` has it.
+#: What durations are unlike in, as `Mismatch.what` has it.
 ORIGIN, CACHE, INSTRUMENT = "origin", "cache state", "instrument"
 _RUNS_SHOWN = 2
 
 
 @dataclass(frozen=True)
-class Origin:
+class MeasurementOrigin:
     """Device and software of durations. A value that is not known is empty, and agrees with any.
 
     Attributes:
@@ -82,7 +82,7 @@ class Origin:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return f"{device} with {versions}" if versions else device
 
-    def agrees_with(self, other: Origin) -> bool:
+    def is_compatible_with(self, other: MeasurementOrigin) -> bool:
         """Whether nothing that is known of both differs in device, CPU threads or software."""
         if self.threads and other.threads and self.threads != other.threads:
             return False
@@ -92,7 +92,7 @@ class Origin:
             if name in other.versions
         )
 
-    def is_of_same_release(self, other: Origin) -> bool:
+    def is_of_same_release(self, other: MeasurementOrigin) -> bool:
         """Whether nothing that is known of both differs in device, or in the first two numbers of a version."""
         return self.is_of_same_device(other) and all(
             same_release(version, other.versions[name])
@@ -100,11 +100,11 @@ class Origin:
             if name in other.versions
         )
 
-    def only_threads_differ(self, other: Origin) -> bool:
+    def only_threads_differ(self, other: MeasurementOrigin) -> bool:
         """Whether the number of CPU threads is all that is not the same."""
-        return not self.agrees_with(other) and self.agrees_with(replace(other, threads=self.threads))
+        return not self.is_compatible_with(other) and self.is_compatible_with(replace(other, threads=self.threads))
 
-    def is_of_same_device(self, other: Origin) -> bool:
+    def is_of_same_device(self, other: MeasurementOrigin) -> bool:
         """Whether nothing that is known of both says that the devices differ."""
         if self.kind and other.kind and self.kind != other.kind:
             return False
@@ -118,7 +118,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredDuration:
     """A replayed duration that a session is about to replace.
 
     Attributes:
@@ -135,7 +135,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Taking:
+class PlannedDuration:
     """How a session takes the duration of a row.
 
     Attributes:
@@ -144,14 +144,14 @@ class Taking:
         samples: their number; None if the stop rule decides.
     """
 
-    origin: Origin
+    origin: MeasurementOrigin
     cache: str
     instrument: str
     samples: int | None
 
 
 @dataclass
-class Unlike:
+class Mismatch:
     """Stored durations that do not compare with those of a session.
 
     Attributes:
@@ -180,7 +180,7 @@ class MixedDatabase(OpAtlasError):
         evidence: what tells of `theirs`.
     """
 
-    def __init__(self, place: str, theirs: Origin, ours: Origin, evidence: str) -> None:
+    def __init__(self, place: str, theirs: MeasurementOrigin, ours: MeasurementOrigin, evidence: str) -> None:
         self.theirs = theirs
         self.ours = ours
         self.evidence = evidence
@@ -200,10 +200,10 @@ class Provenance:
     def __init__(self, database: Database) -> None:
         self._database = database
         self.problems: list[str] = []
-        self.manifests = manifests_of(database, self.problems)
-        self._runs = {run_id: list(origins_of(manifest)) for run_id, manifest in self.manifests.items()}
+        self.manifests = read_manifests(database, self.problems)
+        self._runs = {run_id: list(run_origins(manifest)) for run_id, manifest in self.manifests.items()}
         self._folder = folder_origin(database)
-        self.shipped = shipped_as(database.path)
+        self.shipped = shipped_note(database.path)
         self.captured_on = self._captured_on()
 
     def _captured_on(self) -> list[str]:
@@ -215,12 +215,12 @@ class Provenance:
                 self.problems.append(str(error))
         return sorted(device for device in devices if device)
 
-    def expect(self, ours: Origin) -> None:
+    def expect(self, ours: MeasurementOrigin) -> None:
         """Raises MixedDatabase if the database holds durations of another device or other software, or is for such."""
         foreign = {
-            run_id: next(origin for origin in origins if not origin.agrees_with(ours))
+            run_id: next(origin for origin in origins if not origin.is_compatible_with(ours))
             for run_id, origins in self._runs.items()
-            if not all(origin.agrees_with(ours) for origin in origins)
+            if not all(origin.is_compatible_with(ours) for origin in origins)
         }
         is_foreign_folder = self._folder is not None and not self._folder.is_of_same_release(ours)
         if not foreign and not is_foreign_folder:
@@ -235,7 +235,7 @@ class Provenance:
             assert self._folder is not None
             raise MixedDatabase(str(self._database.path), self._folder, ours, "its folder is named for that")
 
-    def folder_note(self, ours: Origin) -> str:
+    def folder_note(self, ours: MeasurementOrigin) -> str:
         """What the folder calls versions otherwise than they are in a session; "" where it does not.
 
         A folder is named for a release (`cann8.3`) as well as for a version (`cann8.3.RC1`).
@@ -248,12 +248,12 @@ class Provenance:
         ]
         return f"the folder is named for {'; '.join(other)}" if other else ""
 
-    def unlike(self, rows: Iterable[tuple[Stored, Taking]]) -> list[Unlike]:
+    def mismatches(self, rows: Iterable[tuple[StoredDuration, PlannedDuration]]) -> list[Mismatch]:
         """What durations that a session is about to replace are unlike its own in, the most frequent first."""
-        found: dict[tuple[str, str, str], Unlike] = {}
+        found: dict[tuple[str, str, str], Mismatch] = {}
         for stored, taking in rows:
             for what, theirs, ours in self._differences(stored, taking):
-                unlike = found.setdefault((what, theirs, ours), Unlike(what, theirs, ours, 0, stored.place))
+                unlike = found.setdefault((what, theirs, ours), Mismatch(what, theirs, ours, 0, stored.place))
                 unlike.count += 1
         return sorted(found.values(), key=lambda unlike: -unlike.count)
 
@@ -261,7 +261,7 @@ class Provenance:
         """The machines that some runs were on, as far as that is known."""
         return sorted({origin.host for run_id in run_ids for origin in self._runs.get(run_id, ()) if origin.host})
 
-    def _differences(self, stored: Stored, taking: Taking) -> Iterator[tuple[str, str, str]]:
+    def _differences(self, stored: StoredDuration, taking: PlannedDuration) -> Iterator[tuple[str, str, str]]:
         if stored.run_id not in self._runs and self._folder is None:
             run = f"without a manifest of run {stored.run_id}" if stored.run_id else "without a Run ID"
             yield ORIGIN, f"unknown: {self.shipped or run}", str(taking.origin)
@@ -273,16 +273,16 @@ class Provenance:
                 yield what, theirs, ours
 
 
-def folder_origin(database: Database) -> Origin | None:
+def folder_origin(database: Database) -> MeasurementOrigin | None:
     """What a database is for by the names of its folders; None unless location.py makes such."""
-    named = folder_of(database.path)
+    named = database_place(database.path)
     if named is None:
         return None
     device, versions = named
-    return Origin(device, kind_of(device), versions)
+    return MeasurementOrigin(device, device_kind(device), versions)
 
 
-def origins_of(manifest: Manifest) -> Iterator[Origin]:
+def run_origins(manifest: Manifest) -> Iterator[MeasurementOrigin]:
     """Goes through the devices that a run measured on; none if the run ended before its first row."""
     from_profile = manifest.options.get("prof_path") is not None
     for device in (manifest.device, *manifest.other_devices):
@@ -290,9 +290,9 @@ def origins_of(manifest: Manifest) -> Iterator[Origin]:
             continue
         name, facts = str(device["name"]), device.get("facts")
         facts = facts if isinstance(facts, Mapping) else {}
-        kind = str(device.get("kind") or kind_of(name))
+        kind = str(device.get("kind") or device_kind(name))
         threads = facts.get("threads")
-        yield Origin(
+        yield MeasurementOrigin(
             device=name,
             kind=kind,
             # Of profiles, the software is that of another machine, which nobody wrote down.
@@ -324,7 +324,7 @@ def _runs_with_durations(database: Database) -> set[str]:
                 for run_id, *cells in zip(frame[RUN_ID], *(frame[name] for name in durations), strict=True):
                     if run_id not in runs and any(valid_duration(cell) is not None for cell in cells):
                         runs.add(run_id)
-    for path in journal.all_of(database):
+    for path in journal.journals(database):
         with suppress(OpAtlasError, OSError):
             runs.add(journal.read(path).header.run_id)
     return runs
@@ -352,7 +352,7 @@ class Staleness(str, Enum):
 
 
 @dataclass(frozen=True)
-class Present:
+class PresentSetup:
     """What a session would measure with.
 
     Attributes:
@@ -361,7 +361,7 @@ class Present:
         code: digest of the code (`opatlas.store.manifest.code_digest`).
     """
 
-    origin: Origin
+    origin: MeasurementOrigin
     driver: str
     code: str
 
@@ -369,7 +369,7 @@ class Present:
 class StaleRuns:
     """Judges durations by the manifests of the runs that measured them."""
 
-    def __init__(self, manifests: Mapping[str, Manifest], present: Present) -> None:
+    def __init__(self, manifests: Mapping[str, Manifest], present: PresentSetup) -> None:
         self._manifests = manifests
         self._present = present
         self._judged: dict[str, Staleness] = {}
@@ -382,7 +382,7 @@ class StaleRuns:
         return self._judged[run_id]
 
     def _of(self, manifest: Manifest) -> Staleness:
-        origins, present = list(origins_of(manifest)), self._present
+        origins, present = list(run_origins(manifest)), self._present
         if origins and not any(origin.is_of_same_device(present.origin) for origin in origins):
             return Staleness.OTHER_DEVICE
         if any(_other_versions(origin, present.origin) for origin in origins):
@@ -402,7 +402,7 @@ def drivers_of(manifest: Manifest) -> set[str]:
     return found
 
 
-def _other_versions(theirs: Origin, ours: Origin) -> bool:
+def _other_versions(theirs: MeasurementOrigin, ours: MeasurementOrigin) -> bool:
     return any(
         version_key(version) != version_key(ours.versions[name])
         for name, version in theirs.versions.items()

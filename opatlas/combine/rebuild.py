@@ -24,17 +24,17 @@ from opatlas.model.signature import signatures
 from opatlas.store import history
 from opatlas.store.cells import duration_columns
 from opatlas.store.csv_files import read_frame
-from opatlas.store.database import Database, SessionLock, Table, copied
+from opatlas.store.database import Database, SessionLock, Table, copy_for_dry_run
 from opatlas.store.history import Histories, keep_replaced, without_measurement
-from opatlas.store.manifest import RunOrder, manifests_of
-from opatlas.store.merge_rule import RecordsOfType, TableMerge, by_type
+from opatlas.store.manifest import RunOrder, read_manifests
 from opatlas.store.pruned import pruned_path
+from opatlas.store.row_update import TableUpdate, TypeRecords, records_by_type
 from opatlas.store.write_back import UpdateMode, recover
 from opatlas.text import counted, print_problems, show
 
 
 @dataclass
-class Rebuilt:
+class RebuildResult:
     """What a rebuild did.
 
     Attributes:
@@ -50,7 +50,7 @@ class Rebuilt:
     problems: list[str] = field(default_factory=list)
 
 
-def rebuild(database: Database) -> Rebuilt:
+def rebuild(database: Database) -> RebuildResult:
     """Makes the cells that replays measured again, a file at a time, each replaced in one step.
 
     A duration that is replaced is kept with its row, as a run keeps it (opatlas/store/history.py).
@@ -58,12 +58,12 @@ def rebuild(database: Database) -> Rebuilt:
     Raises:
         OpAtlasError: the database cannot be locked.
     """
-    rebuilt = Rebuilt()
+    rebuilt = RebuildResult()
     with database.lock(), gc_paused():
-        manifests = manifests_of(database, rebuilt.problems)
+        manifests = read_manifests(database, rebuilt.problems)
         order = RunOrder({manifest.run_id: manifest.started_at for manifest in manifests.values()})
         histories = Histories(database)
-        tables: dict[str, _Table | None] = {}
+        tables: dict[str, _RebuiltTable | None] = {}
         for run_id in sorted(history.runs(database), key=order.age):
             try:
                 contents = history.read(database, run_id)
@@ -72,9 +72,9 @@ def rebuild(database: Database) -> Rebuilt:
                 continue
             rebuilt.runs.append(run_id)
             rebuilt.problems += [
-                f"{history.path_of(database, run_id)}:{line}: {problem}" for line, problem in contents.unreadable
+                f"{history.file_path(database, run_id)}:{line}: {problem}" for line, problem in contents.unreadable
             ]
-            for kernel_type, records in by_type(contents.records).items():
+            for kernel_type, records in records_by_type(contents.records).items():
                 if kernel_type not in tables:
                     tables[kernel_type] = _opened(database, histories, kernel_type, rebuilt)
                 table = tables[kernel_type]
@@ -86,7 +86,7 @@ def rebuild(database: Database) -> Rebuilt:
     return rebuilt
 
 
-class _Table:
+class _RebuiltTable:
     def __init__(self, table: Table, histories: Histories, taken_out: frozenset[str]) -> None:
         """`taken_out` are the signatures of rows that do not come back."""
         self._before = table
@@ -101,18 +101,18 @@ class _Table:
             row = RowName(kernel_type, signature)
             if self._has_duration(position):
                 # One that no history has is all that there is of it.
-                is_known = histories.have(run_id, row)
+                is_known = histories.has_duration(run_id, row)
             else:
-                is_known = not run_id or histories.announce(run_id, row)
+                is_known = not run_id or histories.has_row(run_id, row)
             if is_known:
                 known.append(position)
-        self._merged = TableMerge(kernel_type, without_measurement(kernel_type, frame, known))
+        self._merged = TableUpdate(kernel_type, without_measurement(kernel_type, frame, known))
 
     def _has_duration(self, position: int) -> bool:
         return valid_duration(self._durations[position]) is not None
 
-    def apply(self, records: RecordsOfType, mode: UpdateMode, order: RunOrder) -> None:
-        here = RecordsOfType(self._of_rows(records.own), self._of_rows(records.brought))
+    def apply(self, records: TypeRecords, mode: UpdateMode, order: RunOrder) -> None:
+        here = TypeRecords(self._of_rows(records.own), self._of_rows(records.brought))
         changes = self._merged.apply(here, append=True, brought_too=mode.adds_rows, order=order)
         self._added |= changes.appended
 
@@ -120,7 +120,7 @@ class _Table:
         gone = self._taken_out.difference(self._merged.positions)
         return {signature: record for signature, record in records.items() if signature not in gone}
 
-    def write(self, database: Database, rebuilt: Rebuilt) -> None:
+    def write(self, database: Database, rebuilt: RebuildResult) -> None:
         before, kernel_type = self._before.frame, self._before.kernel_type
         after = self._merged.rows.frame()
         there = after.iloc[: len(before)]
@@ -149,10 +149,10 @@ class _Table:
             keep_replaced(database, run_id, kernel_type, self._before.frame.iloc[positions])
 
 
-def _opened(database: Database, histories: Histories, kernel_type: str, rebuilt: Rebuilt) -> _Table | None:
+def _opened(database: Database, histories: Histories, kernel_type: str, rebuilt: RebuildResult) -> _RebuiltTable | None:
     """A table, without rows where the database has none; None for one that cannot be read, which is a problem."""
     try:
-        return _Table(database.read_or_empty(kernel_type), histories, _taken_out(database, kernel_type))
+        return _RebuiltTable(database.read_or_empty(kernel_type), histories, _taken_out(database, kernel_type))
     except OpAtlasError as error:
         rebuilt.problems.append(f"{error} (so it was not rebuilt)")
         return None
@@ -184,7 +184,7 @@ def run(arguments: argparse.Namespace) -> int:
     expect_folder(path, "name one with a database")
     if arguments.dry_run:
         with tempfile.TemporaryDirectory(prefix="opatlas-") as folder:
-            copy = copied(path, Path(folder) / "copy")
+            copy = copy_for_dry_run(path, Path(folder) / "copy")
             lines, problems = ([text.replace(str(copy.path), str(path)) for text in texts] for texts in _rebuild(copy))
         lines.append("dry run: nothing was written")
     else:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from opatlas.combine.apply import Source
-from opatlas.combine.provenance import origins_of
+from opatlas.combine.apply import CombineSource
+from opatlas.combine.provenance import run_origins
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.model.record import Record
@@ -17,13 +17,13 @@ from opatlas.model.schema import BASE
 from opatlas.store import journal
 from opatlas.store.cells import TableEdit
 from opatlas.store.database import Database, Table
-from opatlas.store.manifest import Manifest, run_manifests
-from opatlas.store.write_back import UpdateMode, merge
+from opatlas.store.manifest import Manifest, manifest_paths
+from opatlas.store.write_back import UpdateMode, write_back
 from opatlas.text import counted
 
 
 @dataclass
-class Opened:
+class CombineSources:
     """What the user named, ready to be combined.
 
     Attributes:
@@ -34,7 +34,7 @@ class Opened:
         problems: what could not be read.
     """
 
-    sources: list[Source] = field(default_factory=list)
+    sources: list[CombineSource] = field(default_factory=list)
     target_manifests: Mapping[Path, Manifest] = field(default_factory=dict)
     databases: int = 0
     journals: int = 0
@@ -48,7 +48,9 @@ class Opened:
         return [manifest for manifests in every for manifest in manifests.values()]
 
 
-def open_sources(target: Database, paths: Sequence[Path], scratch: Path, on_journal: Callable[[], None]) -> Opened:
+def open_sources(
+    target: Database, paths: Sequence[Path], scratch: Path, on_journal: Callable[[], None]
+) -> CombineSources:
     """Looks at everything that is to be combined; writes to `scratch` only.
 
     Journals are read now and tables when they are combined, so that what a session writes back in
@@ -64,8 +66,8 @@ def open_sources(target: Database, paths: Sequence[Path], scratch: Path, on_jour
             database nor a journal, or the target itself.
     """
     expect_folder(target.path, "", option="TARGET", may_be_made=True)
-    opened = Opened()
-    opened.target_manifests = _read(run_manifests(target), opened.problems)
+    opened = CombineSources()
+    opened.target_manifests = _read(manifest_paths(target), opened.problems)
     for path in paths:
         try:
             if not path.exists():
@@ -80,14 +82,16 @@ def open_sources(target: Database, paths: Sequence[Path], scratch: Path, on_jour
     return opened
 
 
-def _open_database(target: Database, path: Path, scratch: Path, opened: Opened, on_journal: Callable[[], None]) -> None:
+def _open_database(
+    target: Database, path: Path, scratch: Path, opened: CombineSources, on_journal: Callable[[], None]
+) -> None:
     """Raises OpAtlasError, OSError."""
     if target.path.exists() and path.samefile(target.path):
         raise OpAtlasError(f"{path}: this is TARGET itself; name other databases to combine into it")
     database = Database(path)
     # Before anything is done: a folder of a source may be a link out of it.
     database.folders()
-    journals = journal.all_of(database)
+    journals = journal.journals(database)
     collectives = sorted(path.glob("hcom_*.csv"))
     if collectives and not database.kernel_types() and not journals:
         raise OpAtlasError(
@@ -100,8 +104,8 @@ def _open_database(target: Database, path: Path, scratch: Path, opened: Opened, 
         )
     opened.databases += 1
     opened.left_alone += collectives
-    manifests = _read(run_manifests(database), opened.problems)
-    opened.sources.append(Source(str(path), database, manifests))
+    manifests = _read(manifest_paths(database), opened.problems)
+    opened.sources.append(CombineSource(str(path), database, manifests))
     for left_behind in journals:
         try:
             contents = journal.read(left_behind)
@@ -117,7 +121,7 @@ def _open_database(target: Database, path: Path, scratch: Path, opened: Opened, 
             on_journal()
 
 
-def _open_journal_alone(path: Path, scratch: Path, opened: Opened) -> None:
+def _open_journal_alone(path: Path, scratch: Path, opened: CombineSources) -> None:
     """Raises OpAtlasError, OSError."""
     if path.suffix != ".jsonl":
         raise OpAtlasError(f"{path}: neither a folder nor a journal (.jsonl); name the folder that the CSVs are in")
@@ -132,7 +136,11 @@ def _open_journal_alone(path: Path, scratch: Path, opened: Opened) -> None:
 
 
 def _add_journal(
-    path: Path, contents: journal.Contents, manifests: Mapping[Path, Manifest], scratch: Path, opened: Opened
+    path: Path,
+    contents: journal.JournalContents,
+    manifests: Mapping[Path, Manifest],
+    scratch: Path,
+    opened: CombineSources,
 ) -> None:
     """Makes a database of a journal: the one that its session would have left if it had begun with bare rows."""
     opened.problems += [f"{path}:{line}: {problem}" for line, problem in contents.unreadable]
@@ -150,14 +158,14 @@ def _add_journal(
         for record in records.values():
             rows.append(record.cells)
         database.write(Table(kernel_type, database.csv_path(kernel_type), rows.frame()))
-    merged = merge(database, contents.records, UpdateMode.ALL, prune=False)
+    merged = write_back(database, contents.records, UpdateMode.ALL, prune=False)
     opened.problems += merged.problems
     if merged.unmatched:
         opened.problems.append(f"{path}: not about the rows that they name: {counted(len(merged.unmatched), 'record')}")
-    opened.sources.append(Source(str(path), database, manifests, contents))
+    opened.sources.append(CombineSource(str(path), database, manifests, contents))
 
 
-def refuse_mixed(target: Path, opened: Opened) -> None:
+def refuse_mixed(target: Path, opened: CombineSources) -> None:
     """Sees to it that what is combined was measured on one device, with one number of CPU threads, and one torch.
 
     Raises:
@@ -182,7 +190,7 @@ def refuse_mixed(target: Path, opened: Opened) -> None:
 #: What makes durations comparable, in the words of the error.
 _MEASURED: tuple[tuple[str, Callable[[Manifest], frozenset[str]]], ...] = (
     ("on", lambda manifest: manifest.device_names),
-    ("with CPU threads", lambda manifest: frozenset(str(o.threads) for o in origins_of(manifest) if o.threads)),
+    ("with CPU threads", lambda manifest: frozenset(str(o.threads) for o in run_origins(manifest) if o.threads)),
     ("with torch", lambda manifest: frozenset(filter(None, [manifest.torch]))),
 )
 

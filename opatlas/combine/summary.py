@@ -9,12 +9,12 @@ from statistics import median
 
 from opatlas.combine.apply import CombineResult
 from opatlas.combine.pool import PooledRow
-from opatlas.combine.sources import Opened
+from opatlas.combine.sources import CombineSources
 from opatlas.combine.table import Conflict
 from opatlas.model.schema import AVERAGE, INPUT_SHAPES, PROFILING_AVERAGE
 from opatlas.store.csv_files import write_rows
 from opatlas.store.database import Database
-from opatlas.store.write_back import Recovered
+from opatlas.store.write_back import RecoveredJournal
 from opatlas.text import (
     count_lines,
     counted,
@@ -33,8 +33,8 @@ _HEADER = (
 
 def summary(
     target: Path,
-    recovered: Sequence[Recovered],
-    opened: Opened,
+    recovered: Sequence[RecoveredJournal],
+    opened: CombineSources,
     outcome: CombineResult,
     pooled: Sequence[PooledRow] | None,
     conflict_report: Path | None,
@@ -101,7 +101,7 @@ def write_conflicts(database: Database, conflicts: Sequence[Conflict], at: float
     """
     if not conflicts:
         return None
-    path = database.free_report("combine_conflicts", at)
+    path = database.new_report_path("combine_conflicts", at)
     write_rows(path, _HEADER, map(_cells, conflicts))
     return path
 
@@ -115,7 +115,7 @@ def _cells(conflict: Conflict) -> tuple[str, ...]:
     )
 
 
-def _sources(opened: Opened) -> str:
+def _sources(opened: CombineSources) -> str:
     kinds = (("database", opened.databases), ("journal", opened.journals))
     return ", ".join(counted(count, kind) for kind, count in kinds if count)
 

@@ -41,8 +41,8 @@ from opatlas.model.schema import (
     STATUS_GROUP,
     STATUS_REASON,
     Status,
-    of_microbench,
-    with_columns,
+    insert_columns,
+    is_microbench_column,
 )
 from opatlas.model.signature import signatures
 from opatlas.store.cells import TableEdit
@@ -101,7 +101,7 @@ class Conflict:
         return max(ratio, 1 / ratio)
 
 
-def settled(conflicts: Sequence[Conflict]) -> list[Conflict]:
+def final_conflicts(conflicts: Sequence[Conflict]) -> list[Conflict]:
     """Returns the conflicts of a table with several sources: each with what was kept at last, each dropped value once.
 
     Args:
@@ -118,7 +118,7 @@ def settled(conflicts: Sequence[Conflict]) -> list[Conflict]:
 
 
 @dataclass
-class Tally:
+class RowTally:
     """What became of the rows of a table, by their positions: several sources may be combined into it.
 
     Attributes:
@@ -150,16 +150,16 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Combined:
+class CombinedTable:
     """A table with another one in it."""
 
     frame: pd.DataFrame
-    tally: Tally
+    tally: RowTally
 
 
 def combine_tables(
     kernel_type: str, target: pd.DataFrame, source: pd.DataFrame, order: RunOrder, source_name: str
-) -> Combined:
+) -> CombinedTable:
     """Brings the rows of `source` into those of `target`; neither frame is changed.
 
     Rows of the target keep their places, rows that it lacks follow in the source's order. Rows of
@@ -176,14 +176,14 @@ def combine_tables(
     combination.profiling()
     combination.others()
     frame = combination.rows.frame() if combination.tally.edited else target
-    return Combined(
+    return CombinedTable(
         _with_rows(frame, source.iloc[combination.missing]) if combination.missing else frame, combination.tally
     )
 
 
 def _with_rows(frame: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """`frame` and `rows` below it, with the columns of `rows` that hold something where their group is."""
-    columns = with_columns(list(frame.columns), [name for name in rows.columns if rows[name].any()])
+    columns = insert_columns(list(frame.columns), [name for name in rows.columns if rows[name].any()])
     parts = [part.reindex(columns=columns, fill_value="") for part in (frame, rows)]
     together: pd.DataFrame = pd.concat(parts, ignore_index=True)
     return together
@@ -211,7 +211,7 @@ class _Combination:
     ) -> None:
         self.rows = TableEdit(target)
         self.missing: list[int] = []
-        self.tally = Tally()
+        self.tally = RowTally()
         self._theirs = TableEdit(source)
         self._kernel_type = kernel_type
         self._target, self._source = target, source
@@ -249,7 +249,7 @@ class _Combination:
         # Before anything moves: a failing run may stand in the Run ID that a new duration brings along.
         ours, theirs = _verdicts(self.rows), _verdicts(self._theirs)
         newer = self._newer_durations()
-        self._move([name for name in self._columns if of_microbench(name)], newer)
+        self._move([name for name in self._columns if is_microbench_column(name)], newer)
         self.tally.taken = {at for at, _ in newer}
         self._write_runs((at, ours[at]) for at, _ in newer)
         fresh = [(at, of) for at, of in self._pairs if self._weight(theirs[of]) > self._weight(ours[at])]
@@ -337,7 +337,7 @@ class _Combination:
         """Fills cells of the other columns; tells of those that differ."""
         for name in map(str, self._source.columns):
             if (
-                of_microbench(name)
+                is_microbench_column(name)
                 or name in POOLED
                 or name in STATUS_GROUP
                 or name.startswith(_PROFILING)

@@ -17,11 +17,11 @@ from tempfile import gettempdir
 
 from opatlas.errors import OpAtlasError
 from opatlas.model.errors import DeviceGone
-from opatlas.store.database import Holder
+from opatlas.store.database import SessionHolder
 from opatlas.text import printable
 from opatlas.typed_json import DecodeError, decode, json_line
 
-#: JSON of the session (a `Holder`) that a process and its children belong to; lock files name this session.
+#: JSON of the session (a `SessionHolder`) that a process and its children belong to; lock files name this session.
 SESSION_VARIABLE = "OPATLAS_SESSION"
 #: When rows have waited this long in all, the user is told for which session.
 ANNOUNCED_AFTER_S = 2.0
@@ -115,7 +115,7 @@ class DeviceLock:
 
     def _holder(self) -> LockHolder:
         try:
-            session = decode(os.pread(self._file, _MOST_READ, 0), Holder, str(self._path))
+            session = decode(os.pread(self._file, _MOST_READ, 0), SessionHolder, str(self._path))
         except DecodeError:
             return LockHolder("a process that has not said who it is", str(self._path))
         return LockHolder(printable(str(session)), str(self._path), session.run_id == self._session.run_id)
@@ -224,14 +224,14 @@ def announce_session(run_id: str, command: str) -> None:
     os.environ[SESSION_VARIABLE] = json_line(asdict(_session_of_this_process(run_id, command)))
 
 
-def _own_session() -> Holder:
+def _own_session() -> SessionHolder:
     with suppress(DecodeError):
-        return decode(os.environ.get(SESSION_VARIABLE, ""), Holder, SESSION_VARIABLE)
+        return decode(os.environ.get(SESSION_VARIABLE, ""), SessionHolder, SESSION_VARIABLE)
     return _session_of_this_process(f"of process {os.getpid()}", shlex.join(sys.argv))
 
 
-def _session_of_this_process(run_id: str, command: str) -> Holder:
-    return Holder(run_id, command[:_MOST_COMMAND], os.getpid(), platform.node(), time.time())
+def _session_of_this_process(run_id: str, command: str) -> SessionHolder:
+    return SessionHolder(run_id, command[:_MOST_COMMAND], os.getpid(), platform.node(), time.time())
 
 
 def device_lock(device: str) -> DeviceLock:

@@ -15,7 +15,7 @@ from opatlas.devices.npu_operators import operator_environment
 from opatlas.devices.npu_smi import candidate_names, confirmed_name
 from opatlas.devices.nvidia import Gpu
 from opatlas.errors import OpAtlasError
-from opatlas.model.location import NPU_DEVICES, cpu_device_name, kind_of
+from opatlas.model.location import NPU_DEVICES, cpu_device_name, device_kind
 from opatlas.model.versions import cuda_version
 from opatlas.text import whole
 
@@ -81,7 +81,7 @@ def available_devices(name: str | None) -> list[DeviceSpec]:
     Raises:
         OpAtlasError: a device that is not here, or that replays do not run on.
     """
-    kind = name if name in KINDS else kind_of(name) if name else None
+    kind = name if name in KINDS else device_kind(name) if name else None
     if kind == "npu" or (kind is None and not hides_all(VISIBLE["npu"]) and npus_present()):
         return _npus(None if name == "npu" else name)
     if kind == "cuda" or (

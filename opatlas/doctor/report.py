@@ -16,7 +16,7 @@ from opatlas.files import UnsafePath, read_own
 from opatlas.store import history
 from opatlas.store.csv_files import write_atomically
 from opatlas.store.database import Database
-from opatlas.store.manifest import run_manifests
+from opatlas.store.manifest import manifest_paths
 
 _FOUND = "doctor.json"
 #: Of a file that goes in; what is larger is named as left out.
@@ -89,8 +89,8 @@ def _left_by_probes(files: Path) -> Iterator[tuple[str, Path]]:
 def _of_database(path: Path) -> Iterator[tuple[str, Path]]:
     """Manifest and history of the last run, the last reports, and the profiles of rows that could not be read."""
     database = Database(path)
-    for manifest in run_manifests(database)[-1:]:
-        for path in (manifest, history.path_of(database, manifest.stem)):
+    for manifest in manifest_paths(database)[-1:]:
+        for path in (manifest, history.file_path(database, manifest.stem)):
             if path.is_file():
                 yield f"database/runs/{path.name}", path
     reports = sorted(_files_below(database.reports_dir), key=lambda report: report.stat().st_mtime)

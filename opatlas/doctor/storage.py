@@ -33,8 +33,7 @@ from opatlas.doctor.verdict import (
 )
 from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import expect_folder
-from opatlas.model import location as layout
-from opatlas.model import versions
+from opatlas.model import location, versions
 from opatlas.store import journal
 from opatlas.store.database import Database, SessionLock
 from opatlas.store.header import read_header
@@ -73,7 +72,7 @@ def database(target: Target) -> Verdict:
             read_header(found.csv_path(kernel_type))
         except OpAtlasError as error:
             broken.append(str(error))
-    journals = [str(left) for left in journal.all_of(found)]
+    journals = [str(left) for left in journal.journals(found)]
     facts: dict[str, Fact] = {"path": str(path), "journals": journals}
     if broken:
         more = f" (and {len(broken) - _NAMED} more)" if len(broken) > _NAMED else ""
@@ -86,7 +85,7 @@ def disk(target: Target) -> Verdict:
     try:
         path = database_path(target)
     except OpAtlasError:  # the probe `database` tells it
-        path = layout.ROOT
+        path = location.ROOT
     return _room(_existing(path), "make room, or name another folder with --database-path")
 
 
@@ -114,7 +113,7 @@ def database_path(target: Target) -> Path:
     """The folder that was named, or the default of the device. Raises OpAtlasError."""
     if target.database is not None:
         return target.database
-    return layout.default_path(database_name(available_devices(target.device or None)), versions.detect())
+    return location.default_path(database_name(available_devices(target.device or None)), versions.detect())
 
 
 def _existing(path: Path) -> Path:

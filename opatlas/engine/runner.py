@@ -27,7 +27,7 @@ from opatlas.instruments.sample_filters import count_stops
 from opatlas.isolation.groups.group import ALONE, Group, InStep
 from opatlas.model.communication import is_communication
 from opatlas.model.errors import DeviceUnhealthy, MissingPrecondition, ReplayError
-from opatlas.model.roofline import Peak, bound_us, peak_of, work_of
+from opatlas.model.roofline import Peak, bound_us, device_peak, row_work
 from opatlas.model.schema import Status
 
 #: Asking the system what is left takes a millisecond, and a row of such small tensors takes no gigabytes besides.
@@ -53,7 +53,7 @@ class Runner:
         self._settings = settings
         # Asked once: an NPU's runs its vendor's tools.
         self._description = self._device.describe()
-        self._peak = peak_of(self._description.name)
+        self._peak = device_peak(self._description.name)
         self._group = ALONE
         count_stops()
         self._state = ProcessState(self.torch_device.type)
@@ -173,7 +173,7 @@ class Runner:
         measurement = outcome.measurement
         if measurement is None or self._peak == Peak():
             return outcome
-        work = work_of(job.kernel_type, job.cells)
+        work = row_work(job.kernel_type, job.cells)
         if work is None:
             return outcome
         bound = bound_us(work, self._peak, cold=self._settings.cache == "cold")

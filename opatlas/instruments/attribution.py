@@ -19,10 +19,9 @@ from msgspec import Meta
 
 from opatlas.capture.captures import Launch
 from opatlas.model.communication import is_communication
-from opatlas.model.record import RanAs
-from opatlas.model.same_case import Comparison, compare
+from opatlas.model.record import LaunchedCase
+from opatlas.model.same_case import LaunchComparison, base_type, compare_launch, siblings
 from opatlas.model.schema import BASE, INPUT_SHAPES
-from opatlas.model.siblings import plain_type, siblings
 from opatlas.model.signature import normalized_kernel_type, signature
 from opatlas.model.slots import split_cell
 from opatlas.text import whole
@@ -172,7 +171,7 @@ def _row_without_mark(launches: Iterable[Launch], rows: Sequence[ProfiledRow]) -
 
 def _mark(launch: Launch) -> str:
     """Returns the dimensions of a launch that may be a mark; "" for other kernels."""
-    return launch.dimensions if plain_type(launch.kernel_type) == MARK_TYPE else ""
+    return launch.dimensions if base_type(launch.kernel_type) == MARK_TYPE else ""
 
 
 def _windows(launches: Iterable[Launch], headless: int | None) -> dict[int, list[list[Launch]] | NoSamples]:
@@ -289,7 +288,7 @@ class OwnKernel:
     device_kernels: int
     helper_kernels: Mapping[str, float]
     assumptions: tuple[str, ...]
-    ran_as: RanAs | None = None
+    ran_as: LaunchedCase | None = None
 
 
 @dataclass(frozen=True)
@@ -330,12 +329,12 @@ def own_kernel(kernel_type: str, row: Mapping[str, str], found: ProfiledSamples)
     return AnotherCase(f"the call launches {' + '.join(types)} here, whose duration is not that of {kernel_type}")
 
 
-_Compared = Sequence[tuple[Launch, Comparison]]
+_Compared = Sequence[tuple[Launch, LaunchComparison]]
 
 
 def _of_type(name: str, kernel_type: str, row: Mapping[str, str], call: Sequence[Launch]) -> _Compared:
     return [
-        (launch, compare(kernel_type, row, launch.cells))
+        (launch, compare_launch(kernel_type, row, launch.cells))
         for launch in call
         if normalized_kernel_type(launch.kernel_type) == name
     ]
@@ -374,5 +373,5 @@ def _samples(
         device_kernels=len(calls[0]),
         helper_kernels={helper: sum(values) / len(calls) for helper, values in helpers.items()},
         assumptions=(*assumptions, *comparison.assumptions, *([several] if len(launches[0]) > 1 else [])),
-        ran_as=None if sibling is None else RanAs(sibling, first.cells),
+        ran_as=None if sibling is None else LaunchedCase(sibling, first.cells),
     )

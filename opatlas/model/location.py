@@ -73,7 +73,7 @@ _NPU_NAME = re.compile(r"ATLAS_|Ascend", re.IGNORECASE)
 _DIRECTORY_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
 
 
-def kind_of(device: str) -> Kind:
+def device_kind(device: str) -> Kind:
     """What a device name stands for. Names of no known NPU or GPU maker are CPUs."""
     if device in NPU_DEVICES or _NPU_NAME.match(device):
         return "npu"
@@ -86,7 +86,7 @@ def expect_npu(device: str) -> None:
     Raises:
         OpAtlasError: it is not; a name like it is told.
     """
-    if device in NPU_DEVICES or is_chip(device) or (kind_of(device) == "npu" and (ROOT / device).is_dir()):
+    if device in NPU_DEVICES or is_chip(device) or (device_kind(device) == "npu" and (ROOT / device).is_dir()):
         return
     meant = closest(device, NPU_DEVICES) or f" ({DEFAULT_NPU_DEVICE}, ...)"
     raise OpAtlasError(
@@ -99,13 +99,13 @@ def is_chip(device: str) -> bool:
     return device.lower().startswith("ascend") and device.lower() != "ascend"
 
 
-def device_of_messages(folder: Path) -> str:
+def message_device(folder: Path) -> str:
     """The device whose communication database a folder is by its place; "" where its place does not say."""
     *_, device, library, _version = ("", "", *folder.resolve().parts[-3:])
     return device if library in _COMMUNICATION.values() else ""
 
 
-def folder_of(path: Path) -> Place | None:
+def database_place(path: Path) -> Place | None:
     """The device that a database is for by its place, and the versions there by the name of their software.
 
     None unless the place is like one of `default_path` or `communication_path`, under any root.
@@ -122,9 +122,9 @@ def folder_of(path: Path) -> Place | None:
     return device, {each.name: text for each, text in zip(components, found.groups(), strict=True) if text}
 
 
-def npu_folder_of(path: Path) -> Place | None:
-    """What `folder_of` says of a compute database of an NPU; None for any other folder."""
-    return folder_of(path) if path.resolve().parent.name == _STACK["npu"] else None
+def npu_place(path: Path) -> Place | None:
+    """What `database_place` says of a compute database of an NPU; None for any other folder."""
+    return database_place(path) if path.resolve().parent.name == _STACK["npu"] else None
 
 
 def communication_reference(database: Path, cann: str) -> str:
@@ -134,7 +134,7 @@ def communication_reference(database: Path, cann: str) -> str:
     """
     name = communication_path(DEFAULT_NPU_DEVICE, cann).name
     folder = database.resolve().parents[1] / _COMMUNICATION["npu"]
-    places = [(path, folder_of(path)) for path in folder.glob("*")] if not (folder / name).is_dir() else []
+    places = [(path, database_place(path)) for path in folder.glob("*")] if not (folder / name).is_dir() else []
     versions = {place[1][CANN.name]: path.name for path, place in places if place is not None and path.is_dir()}
     others = [version for version in versions if same_release(version, cann)]
     return f"../../{folder.name}/{versions[max(others, key=version_key)] if others else name}/"
@@ -142,7 +142,7 @@ def communication_reference(database: Path, cann: str) -> str:
 
 def is_of_same_release(one: Path, other: Path) -> bool:
     """Whether two folders are by their places databases of one device, and of one release of what names them."""
-    ours, theirs = folder_of(one), folder_of(other)
+    ours, theirs = database_place(one), database_place(other)
     if ours is None or theirs is None or ours[0] != theirs[0] or ours[1].keys() != theirs[1].keys():
         return False
     return all(same_release(version, theirs[1][name]) for name, version in ours[1].items())
@@ -155,11 +155,11 @@ def default_path(device: str, versions: Versions) -> Path:
         OpAtlasError: a version that names the directory is not known (the message names the option
             that gives it), or a name that cannot be a directory.
     """
-    kind = kind_of(device)
+    kind = device_kind(device)
     return ROOT / _directory_name(device, "device") / _STACK[kind] / version_dir(kind, versions)
 
 
-def shipped_as(database: Path) -> str:
+def shipped_note(database: Path) -> str:
     """What a database that ships with OpAtlas was measured on; "" for any other. Raises OpAtlasError."""
     try:
         text = read_own(database / SHIPPED, _LARGEST_MARKER_BYTES)
@@ -180,12 +180,12 @@ def communication_path(device: str, version: str) -> Path:
     Raises:
         OpAtlasError: a name that cannot be a directory.
     """
-    kind = kind_of(device)
+    kind = device_kind(device)
     name = _prefix(kind) + (_short_cann(version) if kind == "npu" else public_version(version))
     return ROOT / _directory_name(device, "device") / _COMMUNICATION[kind] / _directory_name(name, "version")
 
 
-def expect_present_name(folder: Path) -> None:
+def refuse_former_name(folder: Path) -> None:
     """Refuses a communication database that stands under its former name (`hccl/8.5`), where nobody would find it.
 
     Raises:

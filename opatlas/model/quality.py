@@ -47,7 +47,7 @@ def valid_duration(cell: str) -> float | None:
     return value if value is not None and math.isfinite(value) and value > 0 else None
 
 
-def cell(value: float) -> str:
+def number_cell(value: float) -> str:
     """A number as a cell: six decimals at most (a picosecond, for a duration in microseconds), none without need."""
     text = f"{value:.6f}"
     return text.rstrip("0").rstrip(".")

@@ -35,11 +35,11 @@ _CELL_COUNT = re.compile("[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True, slots=True)
-class RanAs:
+class LaunchedCase:
     """What a profiler saw run for a row, where that is another case than the row.
 
     Attributes:
-        kernel_type: its type (opatlas.model.siblings: a library chooses between siblings).
+        kernel_type: its type (opatlas.model.same_case: a library chooses between siblings).
         cells: its base columns; empty where they are the row's.
     """
 
@@ -83,7 +83,7 @@ class Measurement:
     stand_in: str = ""
     throttled: str = ""
     bound_us: Annotated[float, Meta(gt=0, le=1e15)] | None = None
-    ran_as: RanAs | None = None
+    ran_as: LaunchedCase | None = None
 
     @property
     def verdict(self) -> QualityVerdict:
@@ -136,7 +136,7 @@ class Record:
         if (self.measurement is not None) != (self.status is Status.MEASURED):
             raise ValueError(f"a record with status {self.status} and measurement {self.measurement}")
 
-    def of_what_ran(self) -> Record | None:
+    def launched_record(self) -> Record | None:
         """The same samples as those of the row of what really ran; None where that was this row."""
         if self.measurement is None or self.measurement.ran_as is None:
             return None

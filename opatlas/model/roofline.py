@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opatlas.errors import CellError
+from opatlas.model.same_case import base_type
 from opatlas.model.schema import INPUT_SLOTS, OUTPUT_SLOTS
-from opatlas.model.siblings import plain_type
 from opatlas.model.slots import Slot, known_dtype, parse_slots
 
 
@@ -55,7 +55,7 @@ PEAKS: Mapping[str, Peak] = {
 }
 
 
-def peak_of(device_name: str) -> Peak:
+def device_peak(device_name: str) -> Peak:
     """Returns the peaks of a device by its name in database/data; empty for one whose maker's figures are not known."""
     return PEAKS.get(device_name, Peak())
 
@@ -97,14 +97,14 @@ def tensor_bytes(slots: Sequence[Slot]) -> int | None:
 
 def moved_bytes(kernel_type: str, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> int | None:
     """Bytes that must be moved: each input read once, each output written once. None where the row does not tell."""
-    if plain_type(kernel_type) not in PRODUCTS | ARITHMETIC | _STREAMING or not inputs or not outputs:
+    if base_type(kernel_type) not in PRODUCTS | ARITHMETIC | _STREAMING or not inputs or not outputs:
         return None
     return tensor_bytes((*inputs, *outputs))
 
 
 def operations(kernel_type: str, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> int | None:
     """2 m n k of a matrix product (each of a batch), one for each output element of arithmetic; else None."""
-    kernel_type = plain_type(kernel_type)
+    kernel_type = base_type(kernel_type)
     if kernel_type in ARITHMETIC and len(outputs) == 1:
         return math.prod(outputs[0].shape)
     if kernel_type in PRODUCTS and len(inputs) >= 2 and len(outputs) == 1:
@@ -142,32 +142,32 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Achieved:
+class AchievedRates:
     """What a duration means.
 
     Attributes:
         gbps: 10^9 bytes/s moved.
         tera_ops: 10^12 operations/s; None for kernels whose operations are not counted.
-        of_bandwidth, of_arithmetic: shares of the device's peaks; None where a peak is not known.
+        bandwidth_share, arithmetic_share: shares of the device's peaks; None where a peak is not known.
     """
 
     gbps: float
     tera_ops: float | None
-    of_bandwidth: float | None
-    of_arithmetic: float | None
+    bandwidth_share: float | None
+    arithmetic_share: float | None
 
     @property
     def share(self) -> float | None:
         """The larger share: that of the peak which bounds the row; None where neither is known."""
-        return max((each for each in (self.of_bandwidth, self.of_arithmetic) if each is not None), default=None)
+        return max((each for each in (self.bandwidth_share, self.arithmetic_share) if each is not None), default=None)
 
     @property
     def bound_by_arithmetic(self) -> bool:
         """Whether the arithmetic is no further from its peak than the memory."""
-        return self.of_arithmetic is not None and self.of_arithmetic == self.share
+        return self.arithmetic_share is not None and self.arithmetic_share == self.share
 
 
-def work_of(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
+def row_work(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
     """Returns the work of a row; None where its type or its cells do not tell it (opatlas/model/roofline.py)."""
     try:
         inputs, outputs = _slots(cells, INPUT_SLOTS), _slots(cells, OUTPUT_SLOTS)
@@ -176,7 +176,7 @@ def work_of(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
     moved, read = moved_bytes(kernel_type, inputs, outputs), tensor_bytes(inputs)
     if not moved or not read:
         return None
-    counted = operations(kernel_type, inputs, outputs) if plain_type(kernel_type) in PRODUCTS else None
+    counted = operations(kernel_type, inputs, outputs) if base_type(kernel_type) in PRODUCTS else None
     return Work(read, moved, counted, inputs[0].dtype)
 
 
@@ -200,7 +200,7 @@ def bound_us(work: Work, peak: Peak, *, cold: bool) -> float | None:
     return max(bounds, default=None)
 
 
-def achieved(work: Work, peak: Peak, duration_us: float, *, cold: bool = True) -> Achieved:
+def achieved_rates(work: Work, peak: Peak, duration_us: float, *, cold: bool = True) -> AchievedRates:
     """Returns the rates of a duration in microseconds, above zero, and their shares of the peaks.
 
     Args:
@@ -209,9 +209,9 @@ def achieved(work: Work, peak: Peak, duration_us: float, *, cold: bool = True) -
     gbps = work.moved_bytes / duration_us / 1e3
     tera_ops = work.operations / duration_us / 1e6 if work.operations else None
     of_dtype = peak.tera_ops.get(work.dtype)
-    return Achieved(
+    return AchievedRates(
         gbps=gbps,
         tera_ops=tera_ops,
-        of_bandwidth=gbps / peak.bandwidth_gbps if peak.bandwidth_gbps and cold else None,
-        of_arithmetic=tera_ops / of_dtype if tera_ops and of_dtype else None,
+        bandwidth_share=gbps / peak.bandwidth_gbps if peak.bandwidth_gbps and cold else None,
+        arithmetic_share=tera_ops / of_dtype if tera_ops and of_dtype else None,
     )

@@ -43,7 +43,7 @@ _LONGEST_LIST = 8
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LaunchComparison:
     """How a launch compares with a row.
 
     Attributes:
@@ -55,7 +55,7 @@ class Comparison:
     assumptions: tuple[str, ...] = ()
 
 
-def compare(kernel_type: str, row: Mapping[str, str], launch: Mapping[str, str]) -> Comparison:
+def compare_launch(kernel_type: str, row: Mapping[str, str], launch: Mapping[str, str]) -> LaunchComparison:
     """Compares a launch with a row.
 
     Args:
@@ -65,7 +65,7 @@ def compare(kernel_type: str, row: Mapping[str, str], launch: Mapping[str, str])
     """
     if is_communication(kernel_type):
         # A profiler records no message.
-        return Comparison()
+        return LaunchComparison()
     return _compared(kernel_type, _base(row), _base(launch))
 
 
@@ -74,10 +74,10 @@ def _base(cells: Mapping[str, str]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _compared(kernel_type: str, row: tuple[str, ...], launch: tuple[str, ...]) -> Comparison:
+def _compared(kernel_type: str, row: tuple[str, ...], launch: tuple[str, ...]) -> LaunchComparison:
     wanted, ran = (dict(zip(BASE, cells, strict=True)) for cells in (row, launch))
     if signature(kernel_type, wanted) == signature(kernel_type, ran):
-        return Comparison()
+        return LaunchComparison()
     assumptions: list[str] = []
     for name, columns in (("input", INPUT_SLOTS), ("output", OUTPUT_SLOTS)):
         asked, seen = (slot_words(*(cells[column] for column in columns)) for cells in (wanted, ran))
@@ -98,7 +98,7 @@ def _compared(kernel_type: str, row: tuple[str, ...], launch: tuple[str, ...]) -
                 assumptions.append(f"{name} slots {ran_at} of the launch are slots {wanted_at} of the row")
             found = shorter
         assumptions += found.assumptions
-    return Comparison(assumptions=tuple(assumptions))
+    return LaunchComparison(assumptions=tuple(assumptions))
 
 
 def _present(slots: Sequence[_Words]) -> list[int]:
@@ -106,32 +106,32 @@ def _present(slots: Sequence[_Words]) -> list[int]:
     return [place for place, slot in enumerate(slots) if slot[0]]
 
 
-def _side(name: str, asked: Sequence[_Words], seen: Sequence[_Words]) -> Comparison:
+def _side(name: str, asked: Sequence[_Words], seen: Sequence[_Words]) -> LaunchComparison:
     """All inputs, or all outputs, of both."""
     assumptions: list[str] = []
     for found in _slots(name, asked, seen):
         if found.difference:
             return found
         assumptions += found.assumptions
-    return Comparison(assumptions=tuple(assumptions))
+    return LaunchComparison(assumptions=tuple(assumptions))
 
 
-def _slots(name: str, asked: Sequence[_Words], seen: Sequence[_Words]) -> Iterator[Comparison]:
+def _slots(name: str, asked: Sequence[_Words], seen: Sequence[_Words]) -> Iterator[LaunchComparison]:
     has_dimensions = any(shape for shape, _, _ in asked)
     for number, (wanted, ran) in enumerate(zip_longest(asked, seen, fillvalue=_NOTHING)):
         slot = f"{name} slot {number}"
         if number >= len(asked):
-            yield Comparison(assumptions=(f"the launch has {_text(ran)} in {slot}, which the row does not have",))
+            yield LaunchComparison(assumptions=(f"the launch has {_text(ran)} in {slot}, which the row does not have",))
         elif not (_same_shape(wanted, ran) and _same_format(wanted, ran)):
             both = f"{slot} is {_text(wanted)} in the row, and {_text(ran)} ran"
             # Nothing is broadcast otherwise, or lies otherwise, for a leading axis of size 1.
             alike = _same_format(wanted, ran) and _same_dtype(wanted, ran) and _core(wanted[0]) == _core(ran[0]) != ""
-            yield Comparison(assumptions=(both,)) if alike else Comparison(both)
+            yield LaunchComparison(assumptions=(both,)) if alike else LaunchComparison(both)
         elif not _same_dtype(wanted, ran):
             both = f"{slot} is {_text(wanted)} in the row, and {_text(ran)} ran"
             empty = not (wanted[0] or ran[0]) and (name == "input" or has_dimensions)
             taken = empty or (name == "input" and _are_lists(wanted, ran))
-            yield Comparison(assumptions=(both,)) if taken else Comparison(both)
+            yield LaunchComparison(assumptions=(both,)) if taken else LaunchComparison(both)
 
 
 def _text(words: _Words) -> str:
@@ -193,3 +193,102 @@ def _is_blocked(blocks: Sequence[int], matrix: Sequence[int]) -> bool:
 def _sizes(shape: str) -> list[int] | None:
     sizes = [whole(word) for word in shape.split(",")] if shape else []
     return None if None in sizes else [size for size in sizes if size is not None]
+
+
+FAMILY = ("MatMulV2", "MatMulV3", "MatMulCommon")
+
+_NZ = "FRACTAL_NZ"
+
+
+def canonical_form(row: Mapping[str, str]) -> str | None:
+    """Text that is equal for products (M,K; N,K -> M,N) which differ only in what is transposed.
+
+    A transposed operand is another case with another duration: this finds a row where nothing
+    matches exactly. Dtypes, formats and inputs beyond the two operands (a bias) still count.
+
+    Args:
+        row: cells by column name.
+
+    Returns:
+        None for a row that is no product of two matrices, or that does not say which dimension is K.
+    """
+    inputs = slot_words(*(row.get(column, "") for column in INPUT_SLOTS))
+    outputs = slot_words(*(row.get(column, "") for column in OUTPUT_SLOTS))
+    if len(inputs) < 2 or len(outputs) != 1:
+        return None
+    left, right, product = (_matrix(shape, form) for shape, _, form in (*inputs[:2], *outputs))
+    if left is None or right is None or product is None:
+        return None
+    m, n = product
+    k = left[1] if left[0] == m else left[0] if left[1] == m else None
+    if k is None or sorted(right) != sorted((n, k)):
+        return None
+    dtypes_and_formats = ";".join(f"{dtype},{form}" for _, dtype, form in (*inputs, *outputs))
+    return f"{m},{k},{n}|{dtypes_and_formats}|" + ";".join(shape for shape, _, _ in inputs[2:])
+
+
+def _matrix(shape: str, form: str) -> tuple[int, int] | None:
+    """Rows and columns; those of (a, b, c, d) in FRACTAL_NZ are b*c and a*d."""
+    sizes = [size for word in shape.split(",") if (size := whole(word)) is not None]
+    if len(sizes) != shape.count(",") + 1:
+        return None
+    if form == _NZ and len(sizes) == 4:
+        return sizes[1] * sizes[2], sizes[0] * sizes[3]
+    return (sizes[0], sizes[1]) if len(sizes) == 2 else None
+
+
+#: One API of torch_npu each, behind which the library chooses one of these.
+_FAMILIES = (
+    (*FAMILY, "MatMul"),
+    ("BatchMatMulV2", "BatchMatMulV3", "BatchMatMul"),
+    ("DispatchFFNCombine", "DispatchFFNCombineBF16"),
+    ("GatherV2", "GatherV3"),
+    # The forms with fixed axes are those of older toolkits.
+    ("ReduceMean", "ReduceMeanD"),
+    ("ReduceSum", "ReduceSumD"),
+    ("ScaledMaskedSoftmax", "ScaledMaskedSoftmaxV2"),
+    ("StridedSlice", "StridedSliceD"),
+)
+#: Where a graph is captured (aclgraph), CANN before 8.5 named a kernel after the function of its library that launches
+#: it, whose name mostly is the type with one of these endings. Names of launches tell: `aclnnAdd_AddAiCore_Add`.
+_TWINS = ("AiCore", "Aicore")
+#: The other functions, each with its type.
+_FUNCTIONS = {
+    "ArangeAiCore": "Range",
+    "BatchMatMulNd": "BatchMatMulV2",
+    "DropoutDoMaskAiCore": "DropOutDoMask",
+    "LayerNormV3WithImplMode": "LayerNormV3",
+    "LogSoftmaxAiCore": "LogSoftmaxV2",
+    "MatMulV3Common": "MatMulV3",
+    "NonzeroAiCore": "NonZero",
+    "ReduceSumOpAiCore": "ReduceSum",
+    "SoftmaxAiCore": "SoftmaxV2",
+    "TransDataSpecial": "TransData",
+}
+
+
+def base_type(kernel_type: str) -> str:
+    """Returns the type of a kernel that may be named after its function: `AddAiCore` is `Add`."""
+    named = _FUNCTIONS.get(kernel_type)
+    if named is not None:
+        return named
+    return next((kernel_type.removesuffix(twin) for twin in _TWINS if kernel_type.endswith(twin)), kernel_type)
+
+
+def siblings(kernel_type: str) -> tuple[str, ...]:
+    """Returns the types that a call may launch for a row of `kernel_type`: the same kernel's, then those of its family.
+
+    A sample of a sibling belongs to the sibling's row, and fills the row that was asked for
+    (opatlas.model.record.LaunchedCase).
+    """
+    plain = base_type(kernel_type)
+    family = next((family for family in _FAMILIES if plain in family), (plain,))
+    types = sorted(family, key=lambda name: name != plain)
+    names = [name for plain_name in types for name in _names(plain_name)]
+    return tuple(name for name in names if name != kernel_type)
+
+
+def _names(plain: str) -> tuple[str, ...]:
+    """A type, and what else its kernel is called."""
+    functions = (function for function, kernel_type in _FUNCTIONS.items() if kernel_type == plain)
+    return plain, *(plain + twin for twin in _TWINS), *functions

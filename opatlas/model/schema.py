@@ -90,7 +90,7 @@ CRASHES_IN_A_ROW = "Crashes In A Row"
 RUN_ID = "Run ID"
 
 #: What a reader of a duration should know of its samples.
-OF_THE_SAMPLES = (QUALITY, QUALITY_REASON, ASSUMPTIONS, CHECKED_ELEMENTS, STAND_IN)
+SAMPLE_COLUMNS = (QUALITY, QUALITY_REASON, ASSUMPTIONS, CHECKED_ELEMENTS, STAND_IN)
 
 #: Of all runs that measured the row: what `combine --pool` found.
 POOLED_MEDIAN = "Pooled Median Duration(us)"
@@ -112,7 +112,7 @@ OWN = (
     PROFILING_RUN_ID,
     CACHE_STATE,
     INSTRUMENT,
-    *OF_THE_SAMPLES,
+    *SAMPLE_COLUMNS,
     STATUS,
     STATUS_REASON,
     CRASHES_IN_A_ROW,
@@ -217,12 +217,12 @@ def microbench_counter(counter: str) -> str:
     return f"{_MICROBENCH}{counter}"
 
 
-def of_microbench(column: str) -> bool:
+def is_microbench_column(column: str) -> bool:
     """Whether a column tells of a replay's duration: what it was, how it was taken, in which run."""
-    return column in (AVERAGE, CACHE_STATE, INSTRUMENT, RUN_ID, *OF_THE_SAMPLES) or column.startswith(_MICROBENCH)
+    return column in (AVERAGE, CACHE_STATE, INSTRUMENT, RUN_ID, *SAMPLE_COLUMNS) or column.startswith(_MICROBENCH)
 
 
-def of_profiling(column: str) -> bool:
+def is_profiling_column(column: str) -> bool:
     """Whether a column tells of captured durations: what they were, and which ingests have them."""
     return column.startswith(_PROFILING)
 
@@ -273,7 +273,7 @@ _EXPECTED_TO_FAIL = frozenset(
 )
 
 
-def in_contract_order(columns: Iterable[str]) -> list[str]:
+def ordered_columns(columns: Iterable[str]) -> list[str]:
     """`columns` of a new file, ordered by group; columns of no group come before OpAtlas' own."""
     columns = list(dict.fromkeys(columns))
     rank = {name: i for i, name in enumerate((*BASE, AVERAGE, *MESSAGE, DURATION, BANDWIDTH, BUS_BANDWIDTH))}
@@ -298,10 +298,10 @@ def in_contract_order(columns: Iterable[str]) -> list[str]:
     return [name for group in groups for name in group]
 
 
-def with_columns(existing: Sequence[str], wanted: Iterable[str]) -> list[str]:
+def insert_columns(existing: Sequence[str], wanted: Iterable[str]) -> list[str]:
     """`existing` in its own order, each missing column of `wanted` put where its group is."""
     columns = list(existing)
-    order = in_contract_order([*existing, *wanted])
+    order = ordered_columns([*existing, *wanted])
     for place, name in enumerate(order):
         if name not in columns:
             before = set(order[:place])

@@ -243,7 +243,7 @@ _SEPARATORS = str.maketrans({",": "x", ";": "_"})
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_.x+-]+")
 
 
-def case_id_of(kernel_type: str, signature: str, row_digest: str = "") -> str:
+def make_case_id(kernel_type: str, signature: str, row_digest: str = "") -> str:
     """`MatMulV2-4096x4096_4096x1024-BF16_BF16-4096x1024-1f0c9a72b3de`: readable, then unique.
 
     Of a collective, `hcom_allReduce_-1048576-BF16-16-tier1-0c9a72b3de1f`.
@@ -275,7 +275,7 @@ class RowChoice:
 
     def holds(self, kernel_type: str, signature: str) -> bool:
         """Whether one of the names is that of a row."""
-        case_id = case_id_of(kernel_type, signature)
+        case_id = make_case_id(kernel_type, signature)
         return not self.names or any(_is_name(name, kernel_type, case_id) for name in self.names)
 
     def expect(self, found: int, where: str) -> None:

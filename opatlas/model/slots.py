@@ -45,7 +45,7 @@ class Slot:
         return not self.shape and not self.dtype
 
 
-def unwrapped(cell: str) -> str:
+def strip_quotes(cell: str) -> str:
     """A profiler's cell without the tabs, blanks and quotes that it puts around the text, inside the CSV's own."""
     return cell.strip().strip('"').strip()
 

@@ -17,14 +17,14 @@ from typing import Any
 from opatlas.model.communication import bandwidth_gbps, is_communication
 from opatlas.model.quality import NOISE_LIMIT, Quality, relative_noise
 from opatlas.model.record import Measurement, Record
-from opatlas.model.roofline import PRODUCTS, Peak, achieved, work_of
+from opatlas.model.roofline import PRODUCTS, Peak, achieved_rates, row_work
+from opatlas.model.same_case import base_type
 from opatlas.model.schema import (
     INPUT_DTYPES,
     INPUT_SHAPES,
     MESSAGE_BYTES,
     NUM_DEVICES,
 )
-from opatlas.model.siblings import plain_type
 from opatlas.text import counted, shortened
 
 #: Significant digits of durations and rates.
@@ -166,13 +166,13 @@ def shapes_of(kernel_type: str, cells: Mapping[str, str]) -> str:
 
 def _rates(record: Record, measurement: Measurement, peak: Peak, median_us: float) -> dict[str, Any]:
     # The samples are first of all those of what ran.
-    ran = record.of_what_ran() or record
-    work = work_of(ran.kernel_type, ran.cells)
+    ran = record.launched_record() or record
+    work = row_work(ran.kernel_type, ran.cells)
     if work is None:
         return {}
-    reached = achieved(work, peak, median_us, cold=measurement.cache_state == "cold")
+    reached = achieved_rates(work, peak, median_us, cold=measurement.cache_state == "cold")
     share = None if measurement.stand_in else reached.share
-    is_product = plain_type(ran.kernel_type) in PRODUCTS
+    is_product = base_type(ran.kernel_type) in PRODUCTS
     return {
         "gbps": reached.gbps,
         "tera_ops": reached.tera_ops,

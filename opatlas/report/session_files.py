@@ -31,7 +31,7 @@ from opatlas.report.row_summary import RowSummary, markdown_table, markdown_tabl
 from opatlas.store.csv_files import write_rows
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest
-from opatlas.store.write_back import MergeResult
+from opatlas.store.write_back import WriteBackResult
 from opatlas.text import counted, shown
 
 #: A replay within 20 % of the capture counts as agreeing with it.
@@ -139,7 +139,7 @@ class SessionFacts:
     left_out: Mapping[str, int]
     duplicates: Mapping[str, int]
     not_replayable: Mapping[str, int]
-    merged: MergeResult | None
+    merged: WriteBackResult | None
     seconds: float
     figures: Collection[RowSummary]
     quality: Sequence[str]
@@ -195,7 +195,7 @@ def write_gap_csv(path: Path, gaps: Sequence[Gap]) -> None:
 
 def replay_report(facts: SessionFacts, gaps: Sequence[Gap]) -> str:
     """The report of a session as Markdown."""
-    merged = facts.merged or MergeResult()
+    merged = facts.merged or WriteBackResult()
     lines = [
         f"# Replay report of run {facts.run_id}",
         "",

@@ -42,8 +42,8 @@ from opatlas.model.schema import (
     STATUS_GROUP,
     STATUS_REASON,
     Status,
-    of_microbench,
-    with_columns,
+    insert_columns,
+    is_microbench_column,
 )
 from opatlas.model.slots import EMPTY_SHAPE
 
@@ -71,7 +71,7 @@ def is_measured_column(kernel_type: str, column: str) -> bool:
     of_message = is_communication(kernel_type)
     if of_message and column in (DURATION, BANDWIDTH, BUS_BANDWIDTH):
         return True
-    return column in STATUS_GROUP or (of_microbench(column) and not (of_message and column == AVERAGE))
+    return column in STATUS_GROUP or (is_microbench_column(column) and not (of_message and column == AVERAGE))
 
 
 def measured_cells(record: Record) -> dict[str, str]:
@@ -144,7 +144,7 @@ def _of_message(record: Record, summary: Summary) -> dict[str, str]:
 
 def _remark(record: Record) -> str:
     """What the Status Reason of a measured row says: nothing, where its own call was measured."""
-    what_ran = record.of_what_ran()
+    what_ran = record.launched_record()
     if what_ran is None:
         return record.reason
     ran_as = f"ran as {what_ran.kernel_type}"
@@ -156,7 +156,7 @@ def _remark(record: Record) -> str:
 Key = TypeVar("Key", bound=Hashable)
 
 
-def positions_by(keys: Iterable[Key]) -> dict[Key, list[int]]:
+def positions_by_key(keys: Iterable[Key]) -> dict[Key, list[int]]:
     """The positions of the rows that have a key in common (a signature, say), by that, in the order of the rows."""
     positions: dict[Key, list[int]] = {}
     for position, key in enumerate(keys):
@@ -207,7 +207,7 @@ class TableEdit:
         """The table with its changes: no column lost, none moved, new ones that hold something where their group is."""
         held = [name for name, cells in self._taken.items() if any(cells)]
         appended_names = dict.fromkeys(name for row in self._appended for name in row)
-        columns = with_columns(self._columns, [*held, *appended_names])
+        columns = insert_columns(self._columns, [*held, *appended_names])
         cells = {name: self._taken[name] for name in columns if name in self._taken}
         # Plain objects: a hundred columns of pandas' own strings take ten times as long to make.
         appended: dict[str, Any] = {

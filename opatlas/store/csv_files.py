@@ -31,14 +31,7 @@ from opatlas.files import (
     own_file,
 )
 from opatlas.model.communication import is_communication
-from opatlas.store.header import (
-    RESTORE,
-    Header,
-    expect_columns,
-    modern_names,
-    parse_header,
-    read_header,
-)
+from opatlas.store.header import RESTORE, CsvHeader, current_names, expect_columns, parse_header, read_header
 from opatlas.text import shown
 from opatlas.text_format import SAVE_OR_RESTORE, undecodable_cell
 
@@ -91,7 +84,7 @@ def read_frame(path: Path, kernel_type: str = "") -> pd.DataFrame:
     expect_columns(path, list(frame.columns), kernel_type)
     if is_communication(kernel_type or path.stem):
         return frame
-    names = modern_names(list(frame.columns))
+    names = current_names(list(frame.columns))
     # Most files have no older names, and pandas takes its time.
     modern: pd.DataFrame = frame.rename(columns=names) if names else frame
     return modern
@@ -121,7 +114,7 @@ def read_text_csv(path: Path) -> pd.DataFrame:
 
 
 def _arrow_table(
-    path: Path, header: Header, block_bytes: int, reject: Callable[[pa.csv.InvalidRow], str] | None = None
+    path: Path, header: CsvHeader, block_bytes: int, reject: Callable[[pa.csv.InvalidRow], str] | None = None
 ) -> pa.Table:
     """Raises ArrowInvalid; OSError."""
     return pa.csv.read_csv(
@@ -138,7 +131,7 @@ def _arrow_table(
     )
 
 
-def _what_is_wrong(path: Path, header: Header, block_bytes: int, error: pa.ArrowInvalid) -> TableError:
+def _what_is_wrong(path: Path, header: CsvHeader, block_bytes: int, error: pa.ArrowInvalid) -> TableError:
     """Looks for the line of a file because of which the file cannot be read."""
     with open_own(path) as file:
         for number, line in enumerate(file, start=1):

@@ -27,11 +27,7 @@ from opatlas.files import (
 from opatlas.model.schema import is_file_name
 from opatlas.store.cells import identity_columns
 from opatlas.store.csv_files import TEMPORARY_SUFFIX, is_abandoned, not_writable, read_frame, write_frame, write_text
-from opatlas.store.header import (
-    misspelt,
-    modern_names,
-    read_header,
-)
+from opatlas.store.header import current_names, misspelt_columns, read_header
 from opatlas.typed_json import DecodeError, decode, json_line
 
 
@@ -96,14 +92,14 @@ class Database:
             )
         return self.path / f"{kernel_type}.csv"
 
-    def misspelt(self) -> list[str]:
-        """Columns that may be misspelt, as sentences; a file that cannot be read is left to who reads its rows."""
+    def misspelt_columns(self) -> list[str]:
+        """Columns that may be misspelt, as sentences. A file that cannot be read is skipped."""
         found: list[str] = []
         for path in sorted(self.path.glob("[!.]*.csv")):
             with contextlib.suppress(TableError):
                 names = read_header(path).names
-                modern = modern_names(names)
-                found += misspelt(path, [modern.get(name, name) for name in names])
+                modern = current_names(names)
+                found += misspelt_columns(path, [modern.get(name, name) for name in names])
         return found
 
     def read(self, kernel_type: str) -> Table:
@@ -123,7 +119,7 @@ class Database:
         """Replaces the file of `table` in one step; call it with the lock held."""
         write_frame(table.frame, table.path)
 
-    def free_report(self, name: str, at: float, *, suffix: str = ".csv") -> Path:
+    def new_report_path(self, name: str, at: float, *, suffix: str = ".csv") -> Path:
         """`reports/{name}_{time}.csv`, which is not there yet; those of the same second are numbered.
 
         Args:
@@ -171,7 +167,7 @@ class Database:
 
 
 @dataclass(frozen=True)
-class Holder:
+class SessionHolder:
     """A session that has, or had, a database for itself.
 
     Attributes:
@@ -211,8 +207,8 @@ class SessionLock:
         self._remedy = remedy
         self._lock = own_lock(database.journal_dir / "session.lock")
         self._holder_file = database.journal_dir / "session.json"
-        self._holder = Holder(run_id, command, os.getpid(), platform.node(), time.time())
-        self.stale: Holder | None = None
+        self._holder = SessionHolder(run_id, command, os.getpid(), platform.node(), time.time())
+        self.stale: SessionHolder | None = None
 
     def acquire(self, timeout_s: float, when_waiting: Callable[[str], None]) -> None:
         """Takes the lock.
@@ -259,10 +255,10 @@ class SessionLock:
         return str(holder) if holder else "another session"
 
 
-def _read(path: Path) -> Holder | None:
+def _read(path: Path) -> SessionHolder | None:
     """The holder named in a file; None where there is none, or the file was cut off. Raises UnsafePath."""
     try:
-        return decode(read_own(path, _LARGEST_BYTES), Holder, str(path))
+        return decode(read_own(path, _LARGEST_BYTES), SessionHolder, str(path))
     except (OSError, DecodeError):
         return None
 
@@ -271,7 +267,7 @@ def _read(path: Path) -> Holder | None:
 _NOT_COPIED = shutil.ignore_patterns("reports", "*.lock", ".*")
 
 
-def copied(target: Path, folder: Path) -> Database:
+def copy_for_dry_run(target: Path, folder: Path) -> Database:
     """A copy of a database, empty where there is none. Raises OpAtlasError."""
     try:
         if target.exists():

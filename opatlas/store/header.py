@@ -34,7 +34,7 @@ from opatlas.model.schema import (
     PROFILING_STD,
     REQUIRED,
     RUNTIME,
-    of_microbench,
+    is_microbench_column,
     profiling_counter,
 )
 from opatlas.text import alike
@@ -69,7 +69,7 @@ _ALIKE = 0.85
 
 
 @dataclass(frozen=True)
-class Header:
+class CsvHeader:
     """The header of a CSV file.
 
     Attributes:
@@ -83,7 +83,7 @@ class Header:
     alone: bool
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> CsvHeader:
     """Reads the header of a CSV file, without a BOM.
 
     Raises:
@@ -98,7 +98,7 @@ def read_header(path: Path) -> Header:
         raise TableError(path, f"cannot be read ({error.strerror})", "Check the path and its permissions") from None
 
 
-def parse_header(file: BinaryIO, path: Path) -> Header:
+def parse_header(file: BinaryIO, path: Path) -> CsvHeader:
     """Reads the header at the beginning of a file.
 
     Args:
@@ -139,7 +139,7 @@ def parse_header(file: BinaryIO, path: Path) -> Header:
     if repeated:
         raise TableError(path, f"column {repeated[0]!r} stands twice in the header", "Remove or rename one", line=1)
     lines = len(_LINE_END.findall(b"".join(text)))
-    return Header(names, lines, alone=not file.read(1))
+    return CsvHeader(names, lines, alone=not file.read(1))
 
 
 def _expect_commas(text: Sequence[bytes], path: Path) -> None:
@@ -164,7 +164,7 @@ def _lines(file: BinaryIO, text: list[bytes], path: Path) -> Iterator[str]:
 def _without_blanks(name: str) -> str:
     """A column's name, without blanks around it if OpAtlas knows the column: other names are the user's own."""
     stripped = name.strip()
-    is_known = stripped in _KNOWN or of_microbench(stripped) or LEGACY_COUNTER.fullmatch(stripped)
+    is_known = stripped in _KNOWN or is_microbench_column(stripped) or LEGACY_COUNTER.fullmatch(stripped)
     return stripped if is_known else name
 
 
@@ -196,7 +196,7 @@ def _without_columns(path: Path, names: Sequence[str], missing: Sequence[str], k
     return TableError(path, f"no column {said}{there}", remedy, line=1)
 
 
-def misspelt(path: Path, names: Sequence[str], kernel_type: str = "") -> list[str]:
+def misspelt_columns(path: Path, names: Sequence[str], kernel_type: str = "") -> list[str]:
     """Columns that we do not know and that are like one that a file lacks, as sentences.
 
     Args:
@@ -218,7 +218,7 @@ def _unknown_and_like(names: tuple[str, ...], of_messages: bool) -> tuple[tuple[
     return tuple(
         (name, like)
         for name in names
-        if name not in ours and not of_microbench(name) and (like := _like(name, lacking))
+        if name not in ours and not is_microbench_column(name) and (like := _like(name, lacking))
     )
 
 
@@ -231,7 +231,7 @@ def _no_header(path: Path) -> TableError:
     return TableError(path, "holds values, no header", "Restore the line of the columns' names", line=1)
 
 
-def modern_names(columns: list[str]) -> dict[str, str]:
+def current_names(columns: list[str]) -> dict[str, str]:
     """Today's names for the columns of files that older tools wrote."""
     names = {}
     if LEGACY_PROFILING_MEDIAN in columns and PROFILING_AVERAGE not in columns:

@@ -25,7 +25,7 @@ from opatlas.store import journal
 from opatlas.store.cells import duration_columns, is_measured_column
 from opatlas.store.csv_files import read_frame, write_bytes, write_frame
 from opatlas.store.database import Database, Table
-from opatlas.store.journal import Contents, Header
+from opatlas.store.journal import JournalContents, JournalHeader
 from opatlas.store.manifest import INGEST_PREFIX
 from opatlas.typed_json import decode
 
@@ -39,7 +39,7 @@ _PIECE_BYTES = 1 << 20
 _LEVEL = 4
 
 
-def path_of(database: Database, run_id: str) -> Path:
+def file_path(database: Database, run_id: str) -> Path:
     """The history file of a run, whether or not it exists. Raises OpAtlasError if the run id cannot name a file."""
     return database.runs_dir / f"{_file_stem(run_id)}{_SUFFIX}"
 
@@ -81,7 +81,7 @@ def runs(database: Database) -> list[str]:
     return sorted(stem for stem in stems if not stem.startswith(INGEST_PREFIX))
 
 
-def add(database: Database, header: Header, records: Sequence[Record]) -> None:
+def add(database: Database, header: JournalHeader, records: Sequence[Record]) -> None:
     """Adds records to the histories of their runs; a record that is there already is not added again.
 
     A file is replaced in one step, and equal records give equal bytes.
@@ -96,7 +96,7 @@ def add(database: Database, header: Header, records: Sequence[Record]) -> None:
     for record in records:
         of_run.setdefault(record.run_id, []).append(record)
     for run_id, of_this in of_run.items():
-        path = path_of(database, run_id)
+        path = file_path(database, run_id)
         first = replace(header, run_id=run_id, version=journal.VERSION)
         there = _lines(path) if path.exists() else [journal.line(asdict(first))]
         lines = dict.fromkeys([*there, *(journal.line(record.to_json()) for record in of_this)])
@@ -104,13 +104,13 @@ def add(database: Database, header: Header, records: Sequence[Record]) -> None:
             write_bytes(path, gzip.compress(b"".join(lines), _LEVEL, mtime=0))
 
 
-def read(database: Database, run_id: str) -> Contents:
+def read(database: Database, run_id: str) -> JournalContents:
     """The records of a run, in the order in which they were measured by each process.
 
     Raises:
         OpAtlasError: the file cannot be read, or is not a history.
     """
-    path = path_of(database, run_id)
+    path = file_path(database, run_id)
     return journal.parse(b"".join(_lines(path)), path)
 
 
@@ -126,18 +126,18 @@ class Histories:
         self._measured: dict[str, frozenset[RowName]] = {}
         self._types: dict[str, dict[str, set[str]]] = {}
 
-    def have(self, run_id: str, row: RowName) -> bool:
+    def has_duration(self, run_id: str, row: RowName) -> bool:
         """Whether the history of a run has a duration of a row."""
         if run_id not in self._measured:
             measured = (line for line in self._of_run(run_id) if line.measurement is not None)
             self._measured[run_id] = frozenset(row for line in measured for row in line.rows())
         return row in self._measured[run_id]
 
-    def tell_of_type(self, run_id: str, kernel_type: str) -> bool:
+    def has_type(self, run_id: str, kernel_type: str) -> bool:
         """Whether the history of a run tells of rows of a kernel type, measured or not."""
         return kernel_type in self._types_of(run_id)
 
-    def announce(self, run_id: str, row: RowName) -> bool:
+    def has_row(self, run_id: str, row: RowName) -> bool:
         """Whether the history of a run tells of a row, measured or not."""
         return row.signature in self._types_of(run_id).get(row.kernel_type, ())
 
@@ -151,7 +151,7 @@ class Histories:
     def _of_run(self, run_id: str) -> Sequence[_Line]:
         if run_id not in self._lines:
             try:
-                self._lines[run_id] = list(_lines_of(path_of(self._database, run_id)))
+                self._lines[run_id] = list(_lines_of(file_path(self._database, run_id)))
             except OpAtlasError:
                 self._lines[run_id] = ()
         return self._lines[run_id]
@@ -254,13 +254,13 @@ class EditedLookup:
         if RUN_ID not in frame.columns:
             return {}
         run_ids = frame[RUN_ID].tolist()
-        known = {run for run in self._runs.intersection(run_ids) if self._histories.tell_of_type(run, kernel_type)}
+        known = {run for run in self._runs.intersection(run_ids) if self._histories.has_type(run, kernel_type)}
         if not known:
             return {}
         return {
             position: signature
             for position, (run, signature) in enumerate(zip(run_ids, signatures(kernel_type, frame), strict=True))
-            if run in known and not self._histories.announce(run, RowName(kernel_type, signature))
+            if run in known and not self._histories.has_row(run, RowName(kernel_type, signature))
         }
 
 

@@ -35,7 +35,7 @@ VERSION = 3
 #: Version 1 had no crashes_in_a_row, version 2 no ran_as.
 _READABLE_VERSIONS = (1, 2, VERSION)
 _SUFFIX = ".jsonl"
-#: What `Header.update_mode` may be (opatlas.store.write_back.UpdateMode).
+#: What `JournalHeader.update_mode` may be (opatlas.store.write_back.UpdateMode).
 UPDATE_MODES = ALL, MISSING_ONLY, UNREPLAYED, STALE = "all", "missing-only", "unreplayed", "stale"
 _LARGEST_BYTES = 1 << 30
 #: Between two syncs. What a record costs when the power fails; a killed process loses nothing.
@@ -43,7 +43,7 @@ _SYNC_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True)
-class Header:
+class JournalHeader:
     """How the records of a session are to be merged."""
 
     run_id: str
@@ -53,7 +53,7 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Contents:
+class JournalContents:
     """A journal as read.
 
     Attributes:
@@ -63,7 +63,7 @@ class Contents:
         torn: whether the last line is cut off, as it is when a process is killed while it writes.
     """
 
-    header: Header
+    header: JournalHeader
     records: tuple[Record, ...]
     unreadable: tuple[tuple[int, str], ...]
     torn: bool
@@ -72,7 +72,7 @@ class Contents:
 class Journal:
     """The open journal of a process that runs rows. `append` is for one thread."""
 
-    def __init__(self, database: Database, header: Header, *, part: str = "") -> None:
+    def __init__(self, database: Database, header: JournalHeader, *, part: str = "") -> None:
         """Creates the journal and holds its lock, which tells it from one left behind.
 
         Args:
@@ -166,7 +166,7 @@ class Journal:
                 time.sleep(_SYNC_PAUSE_S)
 
 
-class Ended:
+class EndedJournals:
     """Journals of a session's processes that have ended, held open until they are merged."""
 
     def __init__(self) -> None:
@@ -198,17 +198,17 @@ class Ended:
         return problems
 
 
-def write(path: Path, header: Header, records: Iterable[Mapping[str, Any]]) -> None:
+def write(path: Path, header: JournalHeader, records: Iterable[Mapping[str, Any]]) -> None:
     """Writes a whole journal in one step, for records to be merged later. Raises OpAtlasError."""
-    write_text(path, text_of(header, records))
+    write_text(path, journal_text(header, records))
 
 
-def text_of(header: Header, records: Iterable[Mapping[str, Any]]) -> str:
+def journal_text(header: JournalHeader, records: Iterable[Mapping[str, Any]]) -> str:
     """The text of a journal."""
     return b"".join(map(line, (asdict(header), *records))).decode()
 
 
-def keep_elsewhere(text: str, path: Path) -> str:
+def save_in_temporary_folder(text: str, path: Path) -> str:
     """Keeps a journal that cannot be written to `path`, in the folder for temporary files.
 
     Returns:
@@ -226,23 +226,23 @@ def combine_command(database: Path, path: Path) -> str:
     return shlex.join(["opatlas", "combine", str(database), str(path)])
 
 
-def all_of(database: Database) -> list[Path]:
+def journals(database: Database) -> list[Path]:
     """Every journal of a database, oldest first: of sessions that run, and of those that ended without merging."""
     return sorted(database.journal_dir.glob(f"*{_SUFFIX}"))
 
 
-def of_run(database: Database, run_id: str) -> list[Path]:
+def run_journals(database: Database, run_id: str) -> list[Path]:
     """The journals of a session's processes."""
-    return [path for path in all_of(database) if path.stem == run_id or path.stem.startswith(f"{run_id}-")]
+    return [path for path in journals(database) if path.stem == run_id or path.stem.startswith(f"{run_id}-")]
 
 
-def count_of_run(database: Database, run_id: str) -> int:
+def count_run_records(database: Database, run_id: str) -> int:
     """How many whole records the journals of a session hold. Raises OSError."""
-    return sum(max(read_own(path, _LARGEST_BYTES).count(b"\n") - 1, 0) for path in of_run(database, run_id))
+    return sum(max(read_own(path, _LARGEST_BYTES).count(b"\n") - 1, 0) for path in run_journals(database, run_id))
 
 
 @contextmanager
-def left_behind(path: Path) -> Iterator[bool]:
+def hold_if_abandoned(path: Path) -> Iterator[bool]:
     """Whether a journal's process has ended or closed it; if so, holds it against other sessions.
 
     Raises:
@@ -265,7 +265,7 @@ class NotAJournal(OpAtlasError):
     """A file of which neither a header nor any record can be read."""
 
 
-def read(path: Path) -> Contents:
+def read(path: Path) -> JournalContents:
     """Reads what can be read of a journal, each line by itself. A line that stands twice counts once.
 
     Raises:
@@ -275,7 +275,7 @@ def read(path: Path) -> Contents:
     return parse(read_own(path, _LARGEST_BYTES), path)
 
 
-def parse(content: bytes, path: Path) -> Contents:
+def parse(content: bytes, path: Path) -> JournalContents:
     """Reads what can be read of a journal's content; `path` names it in errors. Raises NotAJournal as `read` does."""
     # A line that the power cut off may lie between zeros.
     lines = [text.strip(b"\0\r\t ") for text in content.split(b"\n")]
@@ -300,8 +300,8 @@ def parse(content: bytes, path: Path) -> Contents:
         raise NotAJournal(f"{path}:1: {why_not}, and no record behind it")
     if header is None:
         unreadable[0] = (1, f"{why_not}: its records add and prune no rows")
-        header = Header(records[0].run_id, MISSING_ONLY, prune=False)
-    return Contents(header, tuple(records), tuple(unreadable), torn)
+        header = JournalHeader(records[0].run_id, MISSING_ONLY, prune=False)
+    return JournalContents(header, tuple(records), tuple(unreadable), torn)
 
 
 def line(values: Mapping[str, Any]) -> bytes:
@@ -309,10 +309,10 @@ def line(values: Mapping[str, Any]) -> bytes:
     return f"{json_line(values)}\n".encode()
 
 
-def _header(text: bytes) -> tuple[Header | None, str]:
+def _header(text: bytes) -> tuple[JournalHeader | None, str]:
     """The header in a line, and why it is none, or not one of this version."""
     try:
-        header = decode(text, Header, "")
+        header = decode(text, JournalHeader, "")
     except DecodeError as error:
         return None, f"no header of a journal: {error.problem}"
     if header.update_mode not in UPDATE_MODES:
@@ -338,7 +338,7 @@ def _put_back(content: bytes, path: Path) -> None:
     try:
         write_text(path, text)
     except OpAtlasError as error:
-        raise OpAtlasError(f"{error}; its records are {keep_elsewhere(text, path)}") from None
+        raise OpAtlasError(f"{error}; its records are {save_in_temporary_folder(text, path)}") from None
 
 
 def _owner_lock(path: Path) -> FileLock:

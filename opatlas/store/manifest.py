@@ -66,7 +66,7 @@ class Manifest:
     host: str = field(default_factory=platform.node)
     system: str = field(default_factory=platform.platform)
     python: str = field(default_factory=platform.python_version)
-    packages: Mapping[str, str] = field(default_factory=lambda: installed(_PACKAGES))
+    packages: Mapping[str, str] = field(default_factory=lambda: installed_versions(_PACKAGES))
     version: int = VERSION
 
     @property
@@ -77,7 +77,7 @@ class Manifest:
 
     @property
     def torch(self) -> str:
-        """Public version of torch ("2.9.0" of "2.9.0+cpu"); "" if torch was not installed."""
+        """Public version of torch ("2.9.0" of "2.9.0+cpu"); "" if torch was not installed_versions."""
         return public_version(self.packages.get("torch", ""))
 
     @classmethod
@@ -134,12 +134,12 @@ class _Stored(Manifest):
     packages: Mapping[str, str] = field(default_factory=dict)
 
 
-def run_manifests(database: Database) -> list[Path]:
+def manifest_paths(database: Database) -> list[Path]:
     """Paths of the manifests of runs, sorted; those of ingests (`ingest-*.json`) have another schema."""
     return sorted(path for path in database.runs_dir.glob("*.json") if not path.name.startswith(INGEST_PREFIX))
 
 
-def manifests_of(database: Database, problems: list[str]) -> dict[str, Manifest]:
+def read_manifests(database: Database, problems: list[str]) -> dict[str, Manifest]:
     """Reads the manifests of a database.
 
     Args:
@@ -149,7 +149,7 @@ def manifests_of(database: Database, problems: list[str]) -> dict[str, Manifest]
         The manifests by run id, in the order of the run ids.
     """
     found = {}
-    for path in run_manifests(database):
+    for path in manifest_paths(database):
         try:
             found[path.stem] = Manifest.read(path)
         except OpAtlasError as error:
@@ -177,8 +177,8 @@ def _deciding(directory: Path) -> Iterator[Path]:
         yield from (Path(name, file) for file in files if file.endswith(_DECIDING))
 
 
-def installed(packages: Iterable[str]) -> dict[str, str]:
-    """Versions of those packages that are installed."""
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Versions of those packages that are installed_versions."""
     versions = {}
     for name in packages:
         try:
@@ -228,7 +228,7 @@ class RunOrder:
     def _age(self, run_id: str) -> Age:
         if not run_id:
             return _NO_RUN, 0.0, ""
-        started_at = self._started_at.get(run_id, time_in(run_id))
+        started_at = self._started_at.get(run_id, run_id_time(run_id))
         if started_at is None:
             return _UNKNOWN_TIME, 0.0, run_id
         if started_at > self._latest:
@@ -237,7 +237,7 @@ class RunOrder:
         return _KNOWN_TIME, started_at, run_id
 
 
-def time_in(run_id: str) -> float | None:
+def run_id_time(run_id: str) -> float | None:
     """Seconds since the epoch at the start of `20261121T163006-1f0c9a`; None for an id of another form."""
     found = _TIME.match(run_id)
     try:

@@ -18,7 +18,7 @@ from typing import Any
 from opatlas.errors import OpAtlasError
 from opatlas.files import read_own
 from opatlas.model.communication import is_communication
-from opatlas.model.location import Place, communication_reference, npu_folder_of
+from opatlas.model.location import Place, communication_reference, npu_place
 from opatlas.model.versions import CANN, TORCH, VLLM
 from opatlas.store.csv_files import write_text
 from opatlas.yaml_file import NotYaml, key_lines, parse_yaml
@@ -162,7 +162,7 @@ _VERSION_KEYS = {"version": VLLM, "cann_version": CANN, "pytorch_version": TORCH
 
 
 @dataclass(frozen=True)
-class Provided:
+class WrittenMapping:
     """An op_mapping.yaml that was written.
 
     Attributes:
@@ -178,7 +178,9 @@ class Provided:
         return f"wrote {self.path.name} ({origin}), by which a simulator finds the rows"
 
 
-def provide_mapping(database: Path, *, is_npu: bool = False, sources: Sequence[Path] = ()) -> Provided | None:
+def write_default_mapping(
+    database: Path, *, is_npu: bool = False, sources: Sequence[Path] = ()
+) -> WrittenMapping | None:
     """Writes the op_mapping.yaml of a database that has none; call it with the lock of the database held.
 
     Args:
@@ -193,7 +195,7 @@ def provide_mapping(database: Path, *, is_npu: bool = False, sources: Sequence[P
         OpAtlasError: the file cannot be written.
     """
     path = database / MAPPING
-    place = npu_folder_of(database)
+    place = npu_place(database)
     candidates = [*(source / MAPPING for source in sources), *(_neighbours(database) if place else ())]
     candidates = [candidate for candidate in candidates if candidate.is_file()]
     has_mapping = path.exists() or path.is_symlink()
@@ -205,14 +207,14 @@ def provide_mapping(database: Path, *, is_npu: bool = False, sources: Sequence[P
         if text is not None:
             told = f"{_COPY}{os.path.relpath(source, database)}: notes and thresholds are of that version.\n"
             write_text(path, told + re.sub(rf"\A{_COPY}.*\n", "", text))
-            return Provided(path, source)
+            return WrittenMapping(path, source)
     write_text(path, _with_settings(_DEFAULT.read_text(encoding="utf-8"), settings))
-    return Provided(path, None)
+    return WrittenMapping(path, None)
 
 
 def _settings(database: Path) -> Mapping[str, str]:
     """What the place of a database says of it, by top-level key; nothing where the place says nothing."""
-    place = npu_folder_of(database)
+    place = npu_place(database)
     if place is None:
         return {}
     device, versions = place
@@ -229,9 +231,9 @@ def _neighbours(database: Path) -> Iterator[Path]:
     stack = here.parent
     found = []
     for path in stack.parent.parent.glob(f"*/{stack.name}/*/{MAPPING}"):
-        place = npu_folder_of(path.parent)
+        place = npu_place(path.parent)
         if place is not None and path.parent != here:
-            found.append((place[0] != stack.parent.name, _distance(npu_folder_of(here), place), path))
+            found.append((place[0] != stack.parent.name, _distance(npu_place(here), place), path))
     for _, _, path in sorted(found):
         yield path
 

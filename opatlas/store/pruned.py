@@ -16,7 +16,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.model.record import RowName
 from opatlas.model.signature import RowChoice, signatures
-from opatlas.store.cells import TableEdit, positions_by
+from opatlas.store.cells import TableEdit, positions_by_key
 from opatlas.store.csv_files import read_frame, write_frame
 from opatlas.store.database import Database, SessionLock, Table
 from opatlas.text import counted, print_problems, show
@@ -38,7 +38,7 @@ def append_pruned(database: Database, kernel_type: str, rows: pd.DataFrame) -> N
 
 
 @dataclass
-class Unpruned:
+class UnpruneResult:
     """What became of the pruned rows that were chosen.
 
     Attributes:
@@ -52,7 +52,7 @@ class Unpruned:
     problems: list[str] = field(default_factory=list)
 
 
-def unprune(database: Database, chosen: RowChoice) -> Unpruned:
+def unprune(database: Database, chosen: RowChoice) -> UnpruneResult:
     """Brings pruned rows back, a file at a time: first into the CSV, then out of `pruned/`.
 
     Of several pruned rows of one signature the last one comes back, and the others stay.
@@ -60,7 +60,7 @@ def unprune(database: Database, chosen: RowChoice) -> Unpruned:
     Raises:
         OpAtlasError: the database cannot be locked.
     """
-    unpruned = Unpruned()
+    unpruned = UnpruneResult()
     with database.lock():
         for path in sorted(database.pruned_dir.glob("[!.]*.csv")):
             try:
@@ -70,14 +70,14 @@ def unprune(database: Database, chosen: RowChoice) -> Unpruned:
     return unpruned
 
 
-def _unprune_table(database: Database, kernel_type: str, chosen: RowChoice, unpruned: Unpruned) -> None:
+def _unprune_table(database: Database, kernel_type: str, chosen: RowChoice, unpruned: UnpruneResult) -> None:
     path = pruned_path(database, kernel_type)
     pruned = read_frame(path, kernel_type)
     table = database.read_or_empty(kernel_type)
     known = set(signatures(kernel_type, table.frame))
     back: dict[int, RowName] = {}
     there = []
-    for signature, positions in positions_by(signatures(kernel_type, pruned)).items():
+    for signature, positions in positions_by_key(signatures(kernel_type, pruned)).items():
         if not chosen.holds(kernel_type, signature):
             continue
         row = RowName(kernel_type, signature)
@@ -135,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if unpruned.problems else 0
 
 
-def _lines(database: Database, unpruned: Unpruned) -> Sequence[str]:
+def _lines(database: Database, unpruned: UnpruneResult) -> Sequence[str]:
     lines = [f"{counted(len(unpruned.back), 'row')} of {database.pruned_dir} brought back into the CSVs"]
     if unpruned.there:
         stay = counted(len(unpruned.there), "row stays", "rows stay")

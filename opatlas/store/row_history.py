@@ -25,12 +25,12 @@ from opatlas.model.schema import (
     STATUS_REASON,
     Status,
 )
-from opatlas.model.signature import RowChoice, case_id_of, signatures
+from opatlas.model.signature import RowChoice, make_case_id, signatures
 from opatlas.store import history
 from opatlas.store.cells import duration_columns, stored_us
 from opatlas.store.csv_files import read_frame, write_text
 from opatlas.store.database import Database
-from opatlas.store.manifest import Manifest, RunOrder, manifests_of, time_in
+from opatlas.store.manifest import Manifest, RunOrder, read_manifests, run_id_time
 from opatlas.text import print_problems, show, table_lines
 
 _VERSIONS = ("torch", "torch_npu", "vllm-ascend")
@@ -51,7 +51,7 @@ _HEADER = (
 
 
 @dataclass(frozen=True)
-class RunOfRow:
+class RowRun:
     """What became of a row in a run.
 
     Attributes:
@@ -85,15 +85,15 @@ class RunOfRow:
     versions: Mapping[str, str] | None = None
 
 
-def row_histories(database: Database, chosen: RowChoice, problems: list[str]) -> dict[RowName, list[RunOfRow]]:
+def row_histories(database: Database, chosen: RowChoice, problems: list[str]) -> dict[RowName, list[RowRun]]:
     """The runs of each chosen row, the oldest first; rows that are in no CSV any more are among them.
 
     Args:
         problems: gets a sentence for each file that cannot be read; the others are read all the same.
     """
-    manifests = manifests_of(database, problems)
+    manifests = read_manifests(database, problems)
     order = RunOrder({manifest.run_id: manifest.started_at for manifest in manifests.values()})
-    runs: dict[RowName, list[RunOfRow]] = {}
+    runs: dict[RowName, list[RowRun]] = {}
     for record in _records(database, problems):
         if chosen.holds(record.kernel_type, record.signature):
             row = RowName(record.kernel_type, record.signature)
@@ -129,7 +129,7 @@ def _records(database: Database, problems: list[str]) -> Iterator[Record]:
             continue
         for record in contents.records:
             yield record
-            what_ran = record.of_what_ran()
+            what_ran = record.launched_record()
             if what_ran is not None:
                 yield what_ran
 
@@ -147,8 +147,8 @@ def _rows(
             yield RowName(kernel_type, signature), {str(name): cell for name, cell in frame.iloc[position].items()}
 
 
-def _of_record(record: Record) -> RunOfRow:
-    run = RunOfRow(record.run_id, "history", record.status.value, record.reason)
+def _of_record(record: Record) -> RowRun:
+    run = RowRun(record.run_id, "history", record.status.value, record.reason)
     measurement = record.measurement
     if measurement is None:
         return run
@@ -170,10 +170,10 @@ def _of_record(record: Record) -> RunOfRow:
     )
 
 
-def _of_cells(kernel_type: str, cells: Mapping[str, str], kept_in: str) -> RunOfRow:
+def _of_cells(kernel_type: str, cells: Mapping[str, str], kept_in: str) -> RowRun:
     count = cells.get(MICROBENCH_SAMPLES, "")
     # The status may be of a later run than the duration; the duration was measured, whoever did.
-    return RunOfRow(
+    return RowRun(
         run_id=cells.get(RUN_ID, ""),
         kept_in=kept_in,
         status=Status.MEASURED.value,
@@ -187,17 +187,17 @@ def _of_cells(kernel_type: str, cells: Mapping[str, str], kept_in: str) -> RunOf
     )
 
 
-def _is_same(run: RunOfRow, other: RunOfRow) -> bool:
+def _is_same(run: RowRun, other: RowRun) -> bool:
     """Whether two tell of one duration; a CSV has it with four decimals."""
     if run.duration_us is None or other.duration_us is None or run.run_id != other.run_id:
         return False
     return abs(run.duration_us - other.duration_us) < 1e-4
 
 
-def _with_manifest(run: RunOfRow, manifests: Mapping[str, Manifest]) -> RunOfRow:
+def _with_manifest(run: RowRun, manifests: Mapping[str, Manifest]) -> RowRun:
     manifest = manifests.get(run.run_id)
     if manifest is None:
-        return replace(run, started_at=time_in(run.run_id))
+        return replace(run, started_at=run_id_time(run.run_id))
     versions = {name: manifest.packages[name] for name in _VERSIONS if name in manifest.packages}
     return replace(run, started_at=manifest.started_at, devices=tuple(sorted(manifest.device_names)), versions=versions)
 
@@ -232,7 +232,7 @@ def run(arguments: argparse.Namespace) -> int:
             {
                 "kernel_type": row.kernel_type,
                 "signature": row.signature,
-                "id": case_id_of(row.kernel_type, row.signature),
+                "id": make_case_id(row.kernel_type, row.signature),
                 "runs": [asdict(run) for run in runs],
             }
             for row, runs in found.items()
@@ -242,15 +242,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def _lines(row: RowName, runs: Sequence[RunOfRow]) -> Iterator[str]:
-    yield case_id_of(row.kernel_type, row.signature)
+def _lines(row: RowName, runs: Sequence[RowRun]) -> Iterator[str]:
+    yield make_case_id(row.kernel_type, row.signature)
     if not runs:
         yield "  never run"
         return
     yield from table_lines([_HEADER, *map(_cells, runs)])
 
 
-def _cells(run: RunOfRow) -> tuple[str, ...]:
+def _cells(run: RowRun) -> tuple[str, ...]:
     began = time.strftime("%Y-%m-%d %H:%M", time.gmtime(run.started_at)) if run.started_at is not None else ""
     numbers = ("" if value is None else f"{value:.4f}" for value in (run.duration_us, run.median_us, run.std_us))
     return (

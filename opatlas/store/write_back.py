@@ -1,7 +1,7 @@
 """Records into CSVs: what an update mode does with each, and nothing lost.
 
 Merging the same records twice gives the same files, so a merge that was cut off is simply done
-again. opatlas/store/merge_rule.py has the rule for the rows of one table.
+again. opatlas/store/row_update.py has the rule for the rows of one table.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from opatlas.store import history, journal
 from opatlas.store.cells import duration_columns
 from opatlas.store.database import Database, Table
 from opatlas.store.history import Histories, keep_replaced
-from opatlas.store.journal import Contents, Header
+from opatlas.store.journal import JournalContents, JournalHeader
 from opatlas.store.manifest import RunOrder
-from opatlas.store.merge_rule import RecordsOfType, TableMerge, by_type
 from opatlas.store.pruned import PRUNED_REASON, append_pruned
+from opatlas.store.row_update import TableUpdate, TypeRecords, records_by_type
 from opatlas.text import counted
 
 
@@ -56,7 +56,7 @@ class UpdateMode(str, Enum):
 
 
 @dataclass
-class MergeResult:
+class WriteBackResult:
     """What became of the rows that records were about.
 
     Attributes:
@@ -89,9 +89,9 @@ def has_duration(kernel_type: str, row: Mapping[str, str]) -> bool:
     return any(valid_duration(row.get(column, "")) is not None for column in duration_columns(kernel_type))
 
 
-def merge(
+def write_back(
     database: Database, records: Iterable[Record], mode: UpdateMode, *, prune: bool, keep_newer: bool = False
-) -> MergeResult:
+) -> WriteBackResult:
     """Merges records into the CSVs of a database, one file at a time, each replaced in one step.
 
     Args:
@@ -105,10 +105,10 @@ def merge(
         OpAtlasError: the database cannot be locked. A file that cannot be read or written, whatever
             the reason, is a problem of the result, and does not keep the records of other kernel types out.
     """
-    result = MergeResult()
+    result = WriteBackResult()
     histories = Histories(database)
     with database.lock(), gc_paused():
-        for kernel_type, of_type in by_type(records).items():
+        for kernel_type, of_type in records_by_type(records).items():
             try:
                 _merge_table(database, histories, kernel_type, of_type, mode, prune, keep_newer, result)
             except Exception as error:
@@ -121,14 +121,14 @@ def _merge_table(
     database: Database,
     histories: Histories,
     kernel_type: str,
-    records: RecordsOfType,
+    records: TypeRecords,
     mode: UpdateMode,
     prune: bool,
     keep_newer: bool,
-    result: MergeResult,
+    result: WriteBackResult,
 ) -> None:
     table = database.read_or_empty(kernel_type)
-    merged = TableMerge(kernel_type, table.frame)
+    merged = TableUpdate(kernel_type, table.frame)
     append = mode.adds_rows
     changes = merged.apply(records, append=append, brought_too=append, order=RunOrder() if keep_newer else None)
     pruned = merged.to_prune(records.own.values()) if prune else []
@@ -162,7 +162,7 @@ def _keep_replaced(database: Database, histories: Histories, table: Table, updat
         is_new = position >= len(frame)
         if is_new or valid_duration(durations[position]) is None or run_ids[position] == record.run_id:
             continue
-        if not histories.have(run_ids[position], RowName(kernel_type, record.signature)):
+        if not histories.has_duration(run_ids[position], RowName(kernel_type, record.signature)):
             lost.setdefault(record.run_id, []).append(position)
     for run_id, positions in lost.items():
         keep_replaced(database, run_id, kernel_type, frame.iloc[sorted(positions)])
@@ -184,7 +184,7 @@ _REMEDY = "make it readable and writable"
 
 
 @dataclass(frozen=True)
-class Recovered:
+class RecoveredJournal:
     """What was found of an earlier session.
 
     Attributes:
@@ -214,7 +214,7 @@ class Recovered:
 
 
 @dataclass(frozen=True)
-class Merged:
+class RunWriteBack:
     """What became of a session's own journals.
 
     Attributes:
@@ -224,59 +224,59 @@ class Merged:
             where they are kept.
     """
 
-    result: MergeResult | None
+    result: WriteBackResult | None
     records: Sequence[Record]
     problems: Sequence[str]
 
 
-def recover(database: Database, *, own_run: str) -> list[Recovered]:
+def recover(database: Database, *, own_run: str) -> list[RecoveredJournal]:
     """Merges the journals of sessions that ended without doing so, oldest first.
 
     A journal moves to the history of its run once all its records are in the CSVs. One with lines that cannot be read
     is kept beside, under another name; one that cannot be merged at all stays and is reported, and keeps
     no other journal out. Rows that a later session has measured meanwhile keep what it measured.
     """
-    own = set(journal.of_run(database, own_run))
+    own = set(journal.run_journals(database, own_run))
     found = []
-    for path in journal.all_of(database):
+    for path in journal.journals(database):
         if path in own:
             continue
         try:
-            with journal.left_behind(path) as abandoned:
+            with journal.hold_if_abandoned(path) as abandoned:
                 if abandoned:
                     found.append(_recovered(database, path))
         except Exception as error:
             remedy = _REMEDY if isinstance(error, OSError) else "not merged; report this error with the file"
             problem = described(error, path, remedy)
-            found.append(Recovered(path.stem, problems=(problem,), incomplete=True))
+            found.append(RecoveredJournal(path.stem, problems=(problem,), incomplete=True))
     return found
 
 
-def _recovered(database: Database, path: Path) -> Recovered:
+def _recovered(database: Database, path: Path) -> RecoveredJournal:
     """Raises OpAtlasError, OSError, and what nobody has foreseen."""
     try:
         contents = journal.read(path)
     except journal.NotAJournal as error:
         told = (str(error), f"it is kept as {_set_aside(path)}")
-        return Recovered(path.stem, problems=told, incomplete=True)
+        return RecoveredJournal(path.stem, problems=told, incomplete=True)
     header = contents.header
-    result = merge(database, contents.records, UpdateMode(header.update_mode), prune=header.prune, keep_newer=True)
+    result = write_back(database, contents.records, UpdateMode(header.update_mode), prune=header.prune, keep_newer=True)
     if result.problems:
         problems = [*result.problems, f"its records stay in {path} until that is mended"]
-        return Recovered(header.run_id, problems=tuple(problems), incomplete=True)
+        return RecoveredJournal(header.run_id, problems=tuple(problems), incomplete=True)
     # By journal: a killed session may have left several.
     kept = _keep_unmatched(database, replace(header, run_id=path.stem), contents.records, result)
     try:
         history.add(database, header, contents.records)
     except OpAtlasError as error:
         problems = [*kept, f"{error}; {path} stays until that is mended, though its records are merged"]
-        return Recovered(header.run_id, problems=tuple(problems), incomplete=True)
+        return RecoveredJournal(header.run_id, problems=tuple(problems), incomplete=True)
     problems = [*kept, *_put_away(path, contents)]
     stayed, unmatched = set(result.stayed), set(result.unmatched)
     # Of several records about one row the last one counts.
     records = {RowName(record.kernel_type, record.signature): record for record in contents.records}
     merged = [record for name, record in records.items() if name not in stayed and name not in unmatched]
-    return Recovered(
+    return RecoveredJournal(
         header.run_id,
         Counter(record.status.value for record in merged),
         len(stayed.intersection(records)),
@@ -285,7 +285,9 @@ def _recovered(database: Database, path: Path) -> Recovered:
     )
 
 
-def merge_run(database: Database, header: Header, unsaved: Iterable[Mapping[str, Any]] = ()) -> Merged:
+def write_back_run(
+    database: Database, header: JournalHeader, unsaved: Iterable[Mapping[str, Any]] = ()
+) -> RunWriteBack:
     """Merges what a session measured, and moves its journals to the history of the run.
 
     Args:
@@ -295,21 +297,21 @@ def merge_run(database: Database, header: Header, unsaved: Iterable[Mapping[str,
     A journal whose records are not in the CSVs and in the history stays, for the next session to merge.
     """
     problems: list[str] = []
-    read: list[tuple[Path, Contents]] = []
-    for path in journal.of_run(database, header.run_id):
+    read: list[tuple[Path, JournalContents]] = []
+    for path in journal.run_journals(database, header.run_id):
         try:
-            with journal.left_behind(path) as closed:
+            with journal.hold_if_abandoned(path) as closed:
                 if not closed:
                     raise OpAtlasError(f"{path} is still being written: the next session merges it")
                 read.append((path, journal.read(path)))
         except Exception as error:
             problems.append(described(error, path, f"{_REMEDY}; the next session merges it"))
     unsaved = list(unsaved)
-    homeless = list(_decoded(unsaved, problems))
-    records = [record for _, contents in read for record in contents.records] + homeless
+    unsaved_records = list(_decoded(unsaved, problems))
+    records = [record for _, contents in read for record in contents.records] + unsaved_records
     result = None
     try:
-        result = merge(database, records, UpdateMode(header.update_mode), prune=header.prune)
+        result = write_back(database, records, UpdateMode(header.update_mode), prune=header.prune)
         problems += result.problems or _keep_unmatched(database, header, records, result)
         all_kept = not result.problems
         if all_kept and records:
@@ -325,9 +327,9 @@ def merge_run(database: Database, header: Header, unsaved: Iterable[Mapping[str,
                 problems.append(f"{path}: {error.strerror}: its records are merged, remove it")
         else:
             problems.append(f"{counted(len(contents.records), 'record')} stay in {path}: the next session merges them")
-    if unsaved and not (all_kept and len(homeless) == len(unsaved)):
+    if unsaved and not (all_kept and len(unsaved_records) == len(unsaved)):
         problems.append(_rescue(database, header, unsaved))
-    return Merged(result, records, problems)
+    return RunWriteBack(result, records, problems)
 
 
 def _decoded(unsaved: Sequence[Mapping[str, Any]], problems: list[str]) -> Iterator[Record]:
@@ -338,7 +340,7 @@ def _decoded(unsaved: Sequence[Mapping[str, Any]], problems: list[str]) -> Itera
             problems.append(str(error))
 
 
-def _put_away(path: Path, contents: Contents) -> list[str]:
+def _put_away(path: Path, contents: JournalContents) -> list[str]:
     """Removes a journal whose records are in the CSVs and in the history; what could not be read of it stays.
 
     Raises OSError.
@@ -363,7 +365,9 @@ def _set_aside(path: Path) -> Path:
     return kept
 
 
-def _keep_unmatched(database: Database, header: Header, records: Iterable[Record], result: MergeResult) -> list[str]:
+def _keep_unmatched(
+    database: Database, header: JournalHeader, records: Iterable[Record], result: WriteBackResult
+) -> list[str]:
     """Keeps measurements whose rows have gone from the CSVs, where the update mode does not append them.
 
     Raises:
@@ -380,11 +384,11 @@ def _keep_unmatched(database: Database, header: Header, records: Iterable[Record
     return [f"{are} not in the CSVs any more: {where}"]
 
 
-def _rescue(database: Database, header: Header, records: Sequence[Mapping[str, Any]]) -> str:
+def _rescue(database: Database, header: JournalHeader, records: Sequence[Mapping[str, Any]]) -> str:
     """Keeps records that no journal holds where there is room for them; tells where."""
     path = database.journal_dir / f"{header.run_id}-rescued.jsonl"
     what = f"no room in the journal for {counted(len(records), 'record')}"
     with suppress(OpAtlasError):
         journal.write(path, header, records)
         return f"{what}, kept in {path}: the next session merges them"
-    return f"{what}, {journal.keep_elsewhere(journal.text_of(header, records), path)}"
+    return f"{what}, {journal.save_in_temporary_folder(journal.journal_text(header, records), path)}"

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import pandas as pd
 
-from opatlas.model.schema import AVERAGE, BASE, EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, with_columns
+from opatlas.model.schema import AVERAGE, BASE, EP_SIZE, INPUT_DTYPES, INPUT_SHAPES, insert_columns
 from opatlas.model.signature import signatures
 from opatlas.model.slots import split_cell
 from opatlas.store.database import Database, Table
@@ -253,7 +253,7 @@ def add_theory_rows(
 
 def _joined(frame: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
     """Both, no column moved, and new ones where their group is."""
-    columns = with_columns([str(name) for name in frame.columns], [str(name) for name in new.columns])
+    columns = insert_columns([str(name) for name in frame.columns], [str(name) for name in new.columns])
     if frame.empty:
         frame = new.iloc[:0]
     parts = [part.reindex(columns=columns, fill_value="") for part in (frame, new)]

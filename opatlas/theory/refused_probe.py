@@ -2,7 +2,7 @@
 
 Each case runs in a group of ranks, as a row does: one that crashes or hangs costs its group, and is an
 answer. From a case that is taken, sizes (m, h, n, experts and top_k of a rank) are varied one at a time, then
-together. Theory rows keep to what is found (opatlas/store/refused_shapes.py). Ctrl-C keeps what was tried.
+together. Theory rows keep to what is found (opatlas/theory/refused_shapes.py). Ctrl-C keeps what was tried.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from importlib import import_module
 from pathlib import Path
 
 from opatlas.engine.kernel_facts import replays_of_bench
+from opatlas.model.same_case import base_type
 from opatlas.model.schema import BASE, INPUT_SLOTS, OUTPUT_SLOTS
-from opatlas.model.siblings import plain_type
 
 #: So many rows of each form of a pattern are taken from the catalog, where a kernel type has none here.
 CATALOG_ROWS = 3
@@ -335,7 +335,7 @@ def _text(cells: dict[str, str]) -> str:
 
 def _derived(kernel_type: str) -> tuple[str, ...]:
     """Returns the first row of the type that this one is another name of, or else rows of the catalog."""
-    return ROWS[other][:1] if (other := plain_type(kernel_type)) in ROWS else catalog_rows(kernel_type)
+    return ROWS[other][:1] if (other := base_type(kernel_type)) in ROWS else catalog_rows(kernel_type)
 
 
 ROWS |= {name: _derived(name) for name in replays_of_bench() if name not in ROWS}

@@ -40,7 +40,7 @@ def test_the_last_run_of_a_database_goes_in(files: Path, tmp_path: Path) -> None
     for run in ("20261121T163006-1f0c9a", "20261122T163006-1f0c9b"):
         (database.runs_dir).mkdir(parents=True, exist_ok=True)
         Manifest.path(database, run).write_text(json.dumps({"run_id": run}))
-        history.path_of(database, run).write_bytes(b"measured")
+        history.file_path(database, run).write_bytes(b"measured")
     database.reports_dir.mkdir()
     for age, name in enumerate(("5.md", "4.md", "3.md", "2.md", "1.md")):
         (database.reports_dir / name).write_text(name)

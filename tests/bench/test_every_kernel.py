@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from opatlas.engine.kernel_facts import WITHOUT_REPLAY, replays_of_bench
-from opatlas.model.siblings import plain_type, siblings
+from opatlas.model.same_case import base_type, siblings
 
 #: What a user may expect: the kernels of LLM inference on NPUs, those of the tools that came before,
 #: and those of real captures of training and inference.
@@ -43,7 +43,7 @@ def test_no_kernel_type_has_both_a_replay_and_a_reason_for_none():
 def test_a_kernel_named_after_its_function_is_the_sibling_of_one_with_the_same_replay():
     """An NPU launches the kernel under its own name: else the row of the function's name would never be measured."""
     replays = replays_of_bench()
-    named = [name for name in replays if plain_type(name) != name]
+    named = [name for name in replays if base_type(name) != name]
     assert named
-    assert [name for name in named if replays.get(plain_type(name)) is not replays[name]] == []
-    assert all(plain_type(name) in siblings(name) and name in siblings(plain_type(name)) for name in named)
+    assert [name for name in named if replays.get(base_type(name)) is not replays[name]] == []
+    assert all(base_type(name) in siblings(name) and name in siblings(base_type(name)) for name in named)

@@ -68,7 +68,7 @@ def left(database: Database, *lines: bytes, number: str = "0000") -> Path:
 
 
 def sizes(database: Database) -> list[float]:
-    records = [record for path in journal.all_of(database) for record in journal.read(path).records]
+    records = [record for path in journal.journals(database) for record in journal.read(path).records]
     return [record.measurement.samples_us[0] for record in records if record.measurement is not None]
 
 
@@ -103,7 +103,7 @@ def test_what_a_row_ran_and_what_bounds_it_is_in_its_journal(tmp_path: Path) -> 
             RowOutcome(Status.MEASURED, measurement=noted, launched=PendingSamples(size, samples=2, calls=3)),
         )
     assert recover_profiles(database) == []
-    (path,) = journal.all_of(database)
+    (path,) = journal.journals(database)
     measurements = [record.measurement for record in journal.read(path).records]
     assert [(each.stand_in, each.bound_us) for each in measurements if each] == [
         ("", 1.5),

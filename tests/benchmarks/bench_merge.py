@@ -18,7 +18,7 @@ from opatlas.model.record import Measurement, Record
 from opatlas.model.schema import BASE, Status
 from opatlas.model.signature import signatures
 from opatlas.store.database import Database
-from opatlas.store.journal import Header, Journal
+from opatlas.store.journal import Journal, JournalHeader
 from tests.benchmarks.children import measure
 from tests.benchmarks.databases import write_adds
 
@@ -74,7 +74,7 @@ def main() -> int:
 def journal_all(database: Database) -> None:
     """A journal with a record of three samples for every row, as a killed session leaves it."""
     frame = database.read("Add").frame
-    journal = Journal(database, Header("run", "all", prune=False))
+    journal = Journal(database, JournalHeader("run", "all", prune=False))
     rows = zip(signatures("Add", frame), frame[list(BASE)].to_dict("records"), strict=True)
     for number, (signature, cells) in enumerate(rows):
         measurement = Measurement((3.0 + number * 1e-6, 3.5, 4.0), "wall-clock", "cold")

@@ -107,7 +107,7 @@ def waiting(sessions: Sessions, kernel_types: Iterable[str], *options: str, devi
     running = sessions.start(*options, SIMULATED_DEVICES=devices)
     running.wait_for_body(40)
     running.wait_for_records(3 * len(names))
-    return running, in_journals(journal.all_of(Database(sessions.database)))
+    return running, in_journals(journal.journals(Database(sessions.database)))
 
 
 def go(sessions: Sessions, running: Running) -> Finished:
@@ -324,7 +324,7 @@ def test_journals_of_all_kinds_at_the_start(sessions: Sessions) -> None:
     running.wait_for_records(2)
     running.send(signal.SIGKILL)
     running.wait()
-    (first,) = journal.all_of(Database(sessions.database))
+    (first,) = journal.journals(Database(sessions.database))
     header, one, two = first.read_text().splitlines(keepends=True)
     # A later session that was killed while it wrote its second record.
     later = first.with_name(f"{first.stem[:-6]}ffffff.jsonl")
@@ -341,5 +341,5 @@ def test_journals_of_all_kinds_at_the_start(sessions: Sessions) -> None:
     assert f"opatlas: {strange}:1: journal version 99, this OpAtlas reads" in done
     assert [r["Run ID"] for r in sessions.read("Moody")][:2] == [first.stem, later.stem]
     assert sessions.statuses("Moody") == dict.fromkeys((1, 2, 40, 3), "measured")
-    assert journal.all_of(Database(sessions.database)) == []
+    assert journal.journals(Database(sessions.database)) == []
     assert strange.with_name(f"{strange.name}.unreadable").read_bytes() == of_strange

@@ -12,7 +12,7 @@ from opatlas.checks.check import CheckedDatabase
 from opatlas.checks.op_mapping_checks import OP_MAPPING
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.model.location import DEFAULT_NPU_DEVICE
-from opatlas.store.op_mapping import MAPPING, provide_mapping
+from opatlas.store.op_mapping import MAPPING, write_default_mapping
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def found(folder: Path, *operators: str, settings: str = "") -> list[tuple[int |
 
 
 def test_the_mapping_that_opatlas_writes_is_right(folder: Path) -> None:
-    assert provide_mapping(folder) is not None
+    assert write_default_mapping(folder) is not None
     assert not findings("op-mapping", checked(folder))
 
 
@@ -98,7 +98,7 @@ def test_messages_of_another_version_of_the_same_release_are_those_of_the_place(
     assert not found(folder, settings="communication_data_ref: ../../hccl/v8.5.RC1/")
     other.mkdir(parents=True)
     (folder / MAPPING).unlink()
-    provide_mapping(folder)
+    write_default_mapping(folder)
     assert "hccl/v8.5.RC1/" in (folder / MAPPING).read_text()
     assert not findings("op-mapping", checked(folder))
     other.with_name("v8.5").mkdir()

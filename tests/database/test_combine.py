@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from test_merge import cells, read, record, write
 
-from opatlas.combine.apply import CombineResult, Source, combine
-from opatlas.combine.table import Combined, combine_tables
+from opatlas.combine.apply import CombineResult, CombineSource, combine
+from opatlas.combine.table import CombinedTable, combine_tables
 from opatlas.model.quality import valid_duration
 from opatlas.model.schema import Status
 from opatlas.model.signature import signature
@@ -21,9 +21,9 @@ from opatlas.store import csv_files as store
 from opatlas.store import history
 from opatlas.store.csv_files import read_frame
 from opatlas.store.database import Database
-from opatlas.store.journal import Header
-from opatlas.store.manifest import RunOrder, manifests_of
-from opatlas.store.write_back import UpdateMode, merge
+from opatlas.store.journal import JournalHeader
+from opatlas.store.manifest import RunOrder, read_manifests
+from opatlas.store.write_back import UpdateMode, write_back
 
 AVERAGE, RUN = "Average Duration(us)", "Run ID"
 PROFILED = "Profiling Average Duration(us)"
@@ -48,15 +48,15 @@ def frame(rows: Sequence[Mapping[str, str]]) -> pd.DataFrame:
 
 def combined(
     target: Sequence[Mapping[str, str]], source: Sequence[Mapping[str, str]], kernel_type: str = "Abs"
-) -> Combined:
+) -> CombinedTable:
     return combine_tables(kernel_type, frame(target), frame(source), RunOrder(), "elsewhere")
 
 
-def rows_of(result: Combined) -> list[dict[str, str]]:
+def rows_of(result: CombinedTable) -> list[dict[str, str]]:
     return result.frame.to_dict("records")
 
 
-def only_row(result: Combined) -> dict[str, str]:
+def only_row(result: CombinedTable) -> dict[str, str]:
     (row,) = rows_of(result)
     return row
 
@@ -163,7 +163,7 @@ def test_reasons_are_as_the_merge_of_a_session_writes_them(tmp_path: Path) -> No
     for database, records in ((together, earlier), (together, later), (first, earlier), (second, later)):
         if not database.path.exists():
             write(database, [cells(1), cells(2)])
-        merge(database, records, UpdateMode.ALL, prune=False)
+        write_back(database, records, UpdateMode.ALL, prune=False)
     apply(first, second)
     assert read(first) == read(together)
 
@@ -247,13 +247,13 @@ def manifest(
 
 def apply(target: Database, *sources: Database) -> CombineResult:
     problems: list[str] = []
-    every = [one for each in (target, *sources) for one in manifests_of(each, problems).values()]
+    every = [one for each in (target, *sources) for one in read_manifests(each, problems).values()]
     assert not problems
     named = [
-        Source(
+        CombineSource(
             str(each.path),
             each,
-            {each.runs_dir / f"{run_id}.json": one for run_id, one in manifests_of(each, problems).items()},
+            {each.runs_dir / f"{run_id}.json": one for run_id, one in read_manifests(each, problems).items()},
         )
         for each in sources
     ]
@@ -310,8 +310,8 @@ def test_a_duration_that_is_not_in_the_table_stays_in_the_history(target: Databa
 def test_histories_come_along_and_their_durations_are_kept_there_only(target: Database, source: Database) -> None:
     write(target, [measured(1, 5.0, NEW)])
     write(source, [cells(1)])
-    header = Header(OLD, "all", prune=False)
-    merge(source, [record(1, 6.0, run=OLD)], UpdateMode.ALL, prune=False)
+    header = JournalHeader(OLD, "all", prune=False)
+    write_back(source, [record(1, 6.0, run=OLD)], UpdateMode.ALL, prune=False)
     history.add(source, header, [record(1, 6.0, run=OLD)])
     apply(target, source)
     assert history.read(target, OLD).records == history.read(source, OLD).records
@@ -323,7 +323,7 @@ def test_each_table_of_a_source_is_read_once(
     target: Database, source: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(source, [measured(1, 6.0, OLD)])
-    history.add(source, Header(OLD, "all", prune=False), [record(1, 6.0, run=OLD)])
+    history.add(source, JournalHeader(OLD, "all", prune=False), [record(1, 6.0, run=OLD)])
     reads: list[Path] = []
     read_text_csv = store.read_text_csv
 

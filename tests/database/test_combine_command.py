@@ -18,7 +18,7 @@ from opatlas.cli.main import main
 from opatlas.model.record import Record
 from opatlas.store import history
 from opatlas.store.database import Database, SessionLock
-from opatlas.store.journal import Header
+from opatlas.store.journal import JournalHeader
 from opatlas.store.manifest import Manifest
 
 Merge = Callable[..., tuple[int, str, str]]
@@ -38,7 +38,7 @@ def merge(capsys: pytest.CaptureFixture[str]) -> Merge:
 def write_journal(path: Path, *records: Record, run: str = NEW, mode: str = "all") -> Path:
     """A journal as a session leaves it that was killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [asdict(Header(run, mode, prune=False)), *(record.to_json() for record in records)]
+    lines = [asdict(JournalHeader(run, mode, prune=False)), *(record.to_json() for record in records)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 

@@ -24,7 +24,7 @@ from opatlas.model.schema import Status
 from opatlas.model.signature import signature, signatures
 from opatlas.store.csv_files import read_frame
 from opatlas.store.database import Database
-from opatlas.store.write_back import MergeResult, UpdateMode, merge
+from opatlas.store.write_back import UpdateMode, WriteBackResult, write_back
 
 MESSAGE = {"message_bytes": "1048576", "num_devices": "16", "dtype": "DT_BF16", "topology_tier": "1"}
 RUN = "20260101T000000-aaaaaa"
@@ -48,8 +48,8 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def merged(path: Path, *records: Record, mode: UpdateMode = UpdateMode.ALL, prune: bool = False) -> MergeResult:
-    return merge(Database(path), records, mode, prune=prune)
+def merged(path: Path, *records: Record, mode: UpdateMode = UpdateMode.ALL, prune: bool = False) -> WriteBackResult:
+    return write_back(Database(path), records, mode, prune=prune)
 
 
 def test_bus_bandwidths_are_those_of_nccl_tests() -> None:
@@ -133,7 +133,7 @@ def test_prune_takes_rows_without_any_duration(tmp_path: Path) -> None:
 
 def test_one_file_may_have_another_name(tmp_path: Path) -> None:
     database = Database(tmp_path, {"hcom_allReduce_": "mine.csv"})
-    merge(database, [record(), record(message_bytes="2097152")], UpdateMode.ALL, prune=False)
+    write_back(database, [record(), record(message_bytes="2097152")], UpdateMode.ALL, prune=False)
     assert signatures("hcom_allReduce_", database.read("hcom_allReduce_").frame) == [
         "1048576|16|BF16|1",
         "2097152|16|BF16|1",

@@ -17,8 +17,8 @@ from opatlas.model.record import Record
 from opatlas.model.schema import Status
 from opatlas.store import journal
 from opatlas.store.database import Database
-from opatlas.store.journal import Header, NotAJournal
-from opatlas.store.write_back import UpdateMode, merge, merge_run, recover
+from opatlas.store.journal import JournalHeader, NotAJournal
+from opatlas.store.write_back import UpdateMode, recover, write_back, write_back_run
 from opatlas.typed_json import DecodeError
 
 AVERAGE = "Average Duration(us)"
@@ -208,7 +208,7 @@ def test_a_journal_that_only_looks_damaged_is_read_whole_and_each_record_counts_
 
 def test_records_that_a_later_run_overtook_are_not_counted_as_merged(database: Database) -> None:
     later = record(1, 99.0, run="run-2")
-    merge(database, [later], UpdateMode.ALL, prune=False)
+    write_back(database, [later], UpdateMode.ALL, prune=False)
     abandoned(database, record(1, 10.0), record(2, 20.0))
     (found,) = recover(database, own_run="")
     assert (found.statuses, found.stayed) == ({"measured": 1}, 1)
@@ -241,7 +241,7 @@ def test_an_error_that_nobody_has_foreseen_costs_one_table_and_one_journal(
     assert (found.incomplete, path.exists()) == (True, True)
     assert "Abs.csv" in found.problems[0]
     assert "RecursionError: deep" in found.problems[0]
-    merged = merge_run(database, Header("run-1", "all", prune=False))
+    merged = write_back_run(database, JournalHeader("run-1", "all", prune=False))
     assert "RecursionError: deep" in merged.problems[0]
     assert path.exists()
     monkeypatch.undo()
@@ -256,7 +256,7 @@ def test_an_error_that_nobody_has_foreseen_in_one_journal_keeps_no_other_out(
     abandoned(database, record(2, 20.0), run="run-2")
     whole = journal.read
 
-    def broken(path: Path) -> journal.Contents:
+    def broken(path: Path) -> journal.JournalContents:
         if path == bad:
             raise KeyError("x")
         return whole(path)
@@ -282,7 +282,7 @@ def test_a_lone_surrogate_is_spelt_out_where_it_is_written_and_where_it_was_writ
 
 def test_a_record_in_memory_that_is_none_is_told_and_keeps_no_other_out(database: Database) -> None:
     good, bad = record(1, 10.0).to_json(), {**record(2, 20.0).to_json(), "cells": None}
-    merged = merge_run(database, Header("run-1", "all", prune=False), [good, bad])
+    merged = write_back_run(database, JournalHeader("run-1", "all", prune=False), [good, bad])
     assert merged.problems
     assert averages(database) == ["10.0000", "", ""]
 

@@ -17,9 +17,9 @@ from opatlas.model.signature import RowChoice, signature
 from opatlas.store import history
 from opatlas.store.database import Database
 from opatlas.store.history import clear_edited, find_edited
-from opatlas.store.journal import Header
+from opatlas.store.journal import JournalHeader
 from opatlas.store.row_history import row_histories
-from opatlas.store.write_back import merge_run, recover
+from opatlas.store.write_back import recover, write_back_run
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_cleared_duration_is_no_part_of_the_history_of_the_new_shape(database:
 
 def test_a_run_without_history_vouches_for_its_rows(database: Database) -> None:
     edit(database, 0, **cells(5))
-    history.path_of(database, "run-1").unlink()
+    history.file_path(database, "run-1").unlink()
     assert find_edited(database).count == 0
 
 
@@ -94,7 +94,7 @@ def test_signatures_of_an_older_version_are_computed_anew(tmp_path: Path) -> Non
     database = Database(tmp_path / "database")
     write(database, [{**cells(1), "Average Duration(us)": "1.0", "Run ID": "run-1"}])
     older = dataclasses.replace(record(1, 1.0), signature="as it was then")
-    history.add(database, Header("run-1", "all", prune=False), [older])
+    history.add(database, JournalHeader("run-1", "all", prune=False), [older])
     assert find_edited(database).count == 0
 
 
@@ -107,7 +107,7 @@ def test_of_two_rows_that_were_one_case_in_an_older_version_the_measured_one_kee
     write(database, [measured, alike], "Index")
     named = {name: measured[name] for name in BASE if name in measured}
     older = dataclasses.replace(record(1, 1.0), kernel_type="Index", signature="64,32|BF16|ND|8|BF16", cells=named)
-    history.add(database, Header("run-1", "all", prune=False), [older])
+    history.add(database, JournalHeader("run-1", "all", prune=False), [older])
     assert find_edited(database).positions == {"Index": [1]}
 
 
@@ -115,7 +115,7 @@ def test_rows_of_siblings_are_told_of(tmp_path: Path) -> None:
     database = Database(tmp_path / "database")
     asked = matmul_record()
     write(database, [dict(asked.cells)], asked.kernel_type)
-    merge_run(database, Header(asked.run_id, "all", prune=False), [asked.to_json()])
+    write_back_run(database, JournalHeader(asked.run_id, "all", prune=False), [asked.to_json()])
     assert len(list(database.path.glob("*.csv"))) == 2
     assert find_edited(database).count == 0
 
@@ -128,7 +128,7 @@ def test_messages(tmp_path: Path) -> None:
         *(kernel_type, signature(kernel_type, message), message, Status.MEASURED, "", "run-1", 0.0),
         Measurement((5.0, 6.0), "wall-clock", "warm"),
     )
-    merge_run(database, Header("run-1", "all", prune=False), [measured.to_json()])
+    write_back_run(database, JournalHeader("run-1", "all", prune=False), [measured.to_json()])
     assert find_edited(database).count == 0
     (row,) = read(database, kernel_type)
     write(database, [{**row, "message_bytes": "2048"}], kernel_type)

@@ -19,7 +19,7 @@ from opatlas.model.schema import (
 )
 from opatlas.store.csv_files import read_frame
 from opatlas.store.database import Database
-from opatlas.store.header import misspelt
+from opatlas.store.header import misspelt_columns
 
 CELLS = ("dynamic", "AI_CORE", "4,8", "BF16", "ND", "4,8", "BF16", "ND")
 
@@ -45,7 +45,7 @@ def write(path: Path, header: tuple[str, ...]) -> Path:
 )
 def test_a_column_that_is_like_one_that_the_file_lacks(wrong: str, right: str) -> None:
     names = [name for name in (*BASE, AVERAGE) if name != right]
-    (warning,) = misspelt(Path("Abs.csv"), [*names, wrong])
+    (warning,) = misspelt_columns(Path("Abs.csv"), [*names, wrong])
     assert warning == (
         f"Abs.csv:1: column {wrong!r} is not known (did you mean {right!r}?): it is kept as it is, and not used"
     )
@@ -56,15 +56,15 @@ def test_columns_of_others_are_nobodys_misspelling() -> None:
         name for counter in PIPE_UTILIZATION for name in (microbench_counter(counter), profiling_counter(counter))
     ]
     theirs = ["Note", "Model", "Layer", "avg_seq_len", "Average aic_mac_ratio", "MicroBench Max Duration(us)"]
-    assert not misspelt(Path("Abs.csv"), [*BASE, AVERAGE, *OWN, EP_SIZE, *counters])
-    assert not misspelt(Path("Abs.csv"), [*BASE, *counters, *theirs])
-    assert not misspelt(Path("Abs.csv"), [*BASE, AVERAGE, "Average Duration"]), "the right one is there"
+    assert not misspelt_columns(Path("Abs.csv"), [*BASE, AVERAGE, *OWN, EP_SIZE, *counters])
+    assert not misspelt_columns(Path("Abs.csv"), [*BASE, *counters, *theirs])
+    assert not misspelt_columns(Path("Abs.csv"), [*BASE, AVERAGE, "Average Duration"]), "the right one is there"
 
 
 def test_columns_of_messages_have_names_of_their_own() -> None:
-    (warning,) = misspelt(Path("hcom_allReduce_.csv"), ["message_bytes", "num_device", "dtype"])
+    (warning,) = misspelt_columns(Path("hcom_allReduce_.csv"), ["message_bytes", "num_device", "dtype"])
     assert "'num_device' is not known (did you mean 'num_devices'?)" in warning
-    assert not misspelt(Path("mine.csv"), ["message_bytes", "num_devices", "dtype"], "hcom_allReduce_")
+    assert not misspelt_columns(Path("mine.csv"), ["message_bytes", "num_devices", "dtype"], "hcom_allReduce_")
 
 
 def test_a_column_that_is_missing_is_looked_for_among_those_that_are_there(tmp_path: Path) -> None:
@@ -101,9 +101,9 @@ def test_commands_warn_of_each_column_once(tmp_path: Path, capsys: pytest.Captur
         f"warning: {wrong}:1: column 'Out Formats' is not known (did you mean 'Output Formats'?): "
         f"it is kept as it is, and not used\n"
     )
-    assert not Database(right.parent).misspelt(), "the right one is there, too"
+    assert not Database(right.parent).misspelt_columns(), "the right one is there, too"
 
 
 def test_a_file_that_cannot_be_read_is_left_to_who_reads_it(tmp_path: Path) -> None:
     (tmp_path / "Abs.csv").write_text("")
-    assert not Database(tmp_path).misspelt()
+    assert not Database(tmp_path).misspelt_columns()

@@ -11,11 +11,11 @@ import pytest
 from test_merge import cells, read, record, write
 
 from opatlas.errors import OpAtlasError
-from opatlas.model.record import RanAs, Record
+from opatlas.model.record import LaunchedCase, Record
 from opatlas.store import history, journal
 from opatlas.store.database import Database
-from opatlas.store.journal import Header
-from opatlas.store.write_back import UpdateMode, merge, merge_run, recover
+from opatlas.store.journal import JournalHeader
+from opatlas.store.write_back import UpdateMode, recover, write_back, write_back_run
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def database(tmp_path: Path) -> Database:
 def abandoned(database: Database, *records: Record, run: str = "run-1", part: str = "", mode: str = "all") -> Path:
     """A journal whose session ended without merging it."""
     path = database.journal_dir / f"{run}{part}.jsonl"
-    journal.write(path, Header(run, mode, prune=False), [entry.to_json() for entry in records])
+    journal.write(path, JournalHeader(run, mode, prune=False), [entry.to_json() for entry in records])
     return path
 
 
@@ -40,7 +40,7 @@ def replaced(database: Database, run: str, kernel_type: str = "Abs", kind: str =
 def whole_record() -> Record:
     """A record that holds something in each field."""
     more = {"assumptions": ("lengths",), "checked_elements": 3, "total_elements": 7, "counters": {"aic_mac_ratio": 0.5}}
-    return record(1, 1.0, 2.5, ran_as=RanAs("Exp", cells(1)), **more)
+    return record(1, 1.0, 2.5, ran_as=LaunchedCase("Exp", cells(1)), **more)
 
 
 class TestRecords:
@@ -51,24 +51,24 @@ class TestRecords:
         assert not path.exists()
         kept = history.read(database, "run-1")
         assert kept.records == records
-        assert kept.header == Header("run-1", "all", prune=False)
+        assert kept.header == JournalHeader("run-1", "all", prune=False)
 
     def test_the_journals_of_a_runs_workers_become_one_history(self, database: Database) -> None:
-        header = Header("run-1", "all", prune=False)
+        header = JournalHeader("run-1", "all", prune=False)
         for part, entry in (("-gw0", record(1, 1.0)), ("-gw1", record(2, 2.0))):
             abandoned(database, entry, part=part)
-        merged = merge_run(database, header, [record(3, 3.0).to_json()])
+        merged = write_back_run(database, header, [record(3, 3.0).to_json()])
         assert merged.problems == []
         assert history.read(database, "run-1").records == (record(1, 1.0), record(2, 2.0), record(3, 3.0))
         assert history.runs(database) == ["run-1"]
-        assert journal.all_of(database) == []
+        assert journal.journals(database) == []
 
     def test_equal_records_make_equal_bytes(self, database: Database, tmp_path: Path) -> None:
         other = Database(tmp_path / "other")
         for each in (database, other):
             abandoned(each, record(1, 1.0))
             recover(each, own_run="")
-        assert history.path_of(database, "run-1").read_bytes() == history.path_of(other, "run-1").read_bytes()
+        assert history.file_path(database, "run-1").read_bytes() == history.file_path(other, "run-1").read_bytes()
 
     def test_a_part_that_is_recovered_later_is_added(self, database: Database) -> None:
         for entry in (record(1, 1.0), record(2, 2.0)):
@@ -113,7 +113,7 @@ class TestRecords:
         assert history.read(database, "run-1").records == (record(1, 1.0),)
 
     def test_a_damaged_history_is_left_as_it_is_and_the_journal_with_it(self, database: Database) -> None:
-        damaged = history.path_of(database, "run-1")
+        damaged = history.file_path(database, "run-1")
         damaged.parent.mkdir()
         damaged.write_bytes(b"something else")
         path = abandoned(database, record(1, 1.0))
@@ -125,10 +125,10 @@ class TestRecords:
     @pytest.mark.parametrize("run", ["../run-1", "a/b", "", ".hidden", "-x\n"])
     def test_a_run_id_that_names_no_file_of_the_folder_is_refused(self, database: Database, run: str) -> None:
         with pytest.raises(OpAtlasError):
-            history.path_of(database, run)
+            history.file_path(database, run)
 
     def test_older_journals_are_kept_as_records_of_today(self, database: Database) -> None:
-        header = {**asdict(Header("run-1", "all", prune=False)), "version": 1}
+        header = {**asdict(JournalHeader("run-1", "all", prune=False)), "version": 1}
         path = database.journal_dir / "run-1.jsonl"
         database.journal_dir.mkdir()
         path.write_bytes(journal.line(header) + journal.line(record(1, 1.0).to_json()))
@@ -137,7 +137,7 @@ class TestRecords:
 
     def test_an_endless_history_is_refused(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(history, "_MOST_BYTES", 1000)
-        path = history.path_of(database, "run-1")
+        path = history.file_path(database, "run-1")
         path.parent.mkdir()
         path.write_bytes(gzip.compress(bytes(10_000)))
         with pytest.raises(OpAtlasError):
@@ -148,14 +148,14 @@ class TestReplacedRows:
     def test_a_duration_that_no_history_has_is_kept_with_its_whole_row(self, database: Database) -> None:
         foreign = {**cells(1), "Average Duration(us)": "7.5", "Note": "by hand"}
         write(database, [foreign, {**cells(2), "Average Duration(us)": "", "Note": ""}])
-        merge(database, [record(1, 1.0), record(2, 2.0)], UpdateMode.ALL, prune=False)
+        write_back(database, [record(1, 1.0), record(2, 2.0)], UpdateMode.ALL, prune=False)
         assert replaced(database, "run-1") == [foreign]
         assert read(database)[0]["Average Duration(us)"] == "1.0000"
 
     def test_a_duration_of_a_run_without_history_is_kept(self, database: Database) -> None:
-        merge(database, [record(1, 1.0)], UpdateMode.ALL, prune=False)
+        write_back(database, [record(1, 1.0)], UpdateMode.ALL, prune=False)
         before = read(database)[0]
-        merge(database, [record(1, 2.0, run="run-2")], UpdateMode.ALL, prune=False)
+        write_back(database, [record(1, 2.0, run="run-2")], UpdateMode.ALL, prune=False)
         assert replaced(database, "run-2") == [before]
 
     def test_one_that_is_in_a_history_is_not_kept_twice(self, database: Database) -> None:
@@ -173,12 +173,12 @@ class TestReplacedRows:
 
         with monkeypatch.context() as patched:
             patched.setattr(Database, "write", full)
-            assert merge(database, [record(1, 1.0)], UpdateMode.ALL, prune=False).problems
+            assert write_back(database, [record(1, 1.0)], UpdateMode.ALL, prune=False).problems
         for _ in range(2):
-            assert not merge(database, [record(1, 1.0)], UpdateMode.ALL, prune=False).problems
+            assert not write_back(database, [record(1, 1.0)], UpdateMode.ALL, prune=False).problems
         assert len(replaced(database, "run-1")) == 1
 
     def test_a_status_replaces_no_duration(self, database: Database) -> None:
         write(database, [{**cells(1), "Average Duration(us)": "7.5"}])
-        merge(database, [record(1)], UpdateMode.ALL, prune=False)
+        write_back(database, [record(1)], UpdateMode.ALL, prune=False)
         assert not (database.runs_dir / "run-1.replaced").exists()

@@ -21,8 +21,8 @@ from opatlas.errors import OpAtlasError
 from opatlas.model.record import Record
 from opatlas.store import journal
 from opatlas.store.database import Database
-from opatlas.store.journal import Header, Journal
-from opatlas.store.write_back import UpdateMode, merge, merge_run, recover
+from opatlas.store.journal import Journal, JournalHeader
+from opatlas.store.write_back import UpdateMode, recover, write_back, write_back_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,7 +36,7 @@ def database(tmp_path: Path) -> Database:
 
 def abandoned(database: Database, *records: Record, run: str = "run-1", mode: str = "all") -> Path:
     """A journal whose session ended without merging it."""
-    kept = Journal(database, Header(run, mode, prune=False))
+    kept = Journal(database, JournalHeader(run, mode, prune=False))
     for entry in records:
         kept.append(entry.to_json())
     kept.close()
@@ -47,7 +47,7 @@ def test_what_is_written_is_read(database: Database) -> None:
     records = [record(1, 2.0, 3.0), record(2)]
     contents = journal.read(abandoned(database, *records, mode="missing-only"))
     assert list(contents.records) == records
-    assert contents.header == Header("run-1", "missing-only", prune=False)
+    assert contents.header == JournalHeader("run-1", "missing-only", prune=False)
     assert not contents.unreadable
 
 
@@ -59,7 +59,7 @@ def test_a_record_with_the_signature_of_an_older_version_finds_its_row(database:
 
 
 def test_each_record_is_in_the_file_before_the_next_one_comes(database: Database) -> None:
-    kept = Journal(database, Header("run-1", "all", prune=False))
+    kept = Journal(database, JournalHeader("run-1", "all", prune=False))
     for count in range(1, 4):
         kept.append(record(count, 1.0).to_json())
         assert len(journal.read(kept.path).records) == count
@@ -86,7 +86,7 @@ def test_journals_left_behind_are_merged_oldest_first_and_removed(database: Data
 
 
 def test_what_a_later_session_measured_stays(database: Database) -> None:
-    merge(database, [record(1, 20.0, run="run-2"), record(2, 20.0, run="run-0")], UpdateMode.ALL, prune=False)
+    write_back(database, [record(1, 20.0, run="run-2"), record(2, 20.0, run="run-0")], UpdateMode.ALL, prune=False)
     abandoned(database, record(1, 10.0), record(2, 10.0), record(3), run="run-1")
     recover(database, own_run="")
     assert [row["Average Duration(us)"] for row in read(database)] == ["20.0000", "10.0000", ""]
@@ -95,11 +95,11 @@ def test_what_a_later_session_measured_stays(database: Database) -> None:
 
 def test_a_journal_is_merged_by_one_session_only(database: Database) -> None:
     path = abandoned(database, record(1, 10.0))
-    with journal.left_behind(path) as first:
+    with journal.hold_if_abandoned(path) as first:
         assert first
         assert recover(database, own_run="") == []
         path.unlink()
-    with journal.left_behind(path) as again:
+    with journal.hold_if_abandoned(path) as again:
         assert not again
     assert not path.with_suffix(".lock").exists()
 
@@ -113,8 +113,10 @@ def test_a_journal_that_cannot_be_read_is_reported(database: Database) -> None:
 def test_a_journal_in_use_and_ones_own_are_left_alone(database: Database) -> None:
     own = abandoned(database, record(1, 10.0), run="own")
     code = (
-        "import sys, time; from opatlas.store.database import Database; from opatlas.store.journal import Header, Journal; "  # noqa: E501
-        "Journal(Database(sys.argv[1]), Header('other', 'all', False)); print('open', flush=True); time.sleep(60)"
+        "import sys, time; from opatlas.store.database import Database; "
+        "from opatlas.store.journal import JournalHeader, Journal; "
+        "Journal(Database(sys.argv[1]), JournalHeader('other', 'all', False)); "
+        "print('open', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(database.path)], cwd=ROOT, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
@@ -149,7 +151,7 @@ def test_a_table_that_cannot_be_read_keeps_its_journal(database: Database) -> No
 
 def test_what_two_journals_of_one_session_hold_of_removed_rows_is_all_kept(database: Database) -> None:
     for size in (8, 9):
-        journal_of_worker = Journal(database, Header("run-1", "missing-only", prune=False), part=f"gw{size}")
+        journal_of_worker = Journal(database, JournalHeader("run-1", "missing-only", prune=False), part=f"gw{size}")
         journal_of_worker.append(record(size, 10.0).to_json())
         journal_of_worker.close()
     found = recover(database, own_run="")
@@ -161,7 +163,7 @@ def test_what_two_journals_of_one_session_hold_of_removed_rows_is_all_kept(datab
 
 def test_a_disk_that_loses_what_it_took_is_told_of(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system tells once, to whoever syncs: the thread of the journal."""
-    kept = Journal(database, Header("run-1", "all", prune=False))
+    kept = Journal(database, JournalHeader("run-1", "all", prune=False))
     told = threading.Event()
     descriptor = kept._file.fileno()
 
@@ -185,7 +187,7 @@ def test_a_disk_that_loses_what_it_took_is_told_of(database: Database, monkeypat
 def test_each_record_reaches_the_disk_without_being_waited_for(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = Journal(database, Header("run-1", "all", prune=False))
+    kept = Journal(database, JournalHeader("run-1", "all", prune=False))
     synced = threading.Semaphore(0)
     monkeypatch.setattr("os.fsync", lambda handle: synced.release())
     for count in (1, 2, 3):
@@ -196,8 +198,9 @@ def test_each_record_reaches_the_disk_without_being_waited_for(
 
 def test_a_process_that_ends_without_closing_its_journal_ends(database: Database) -> None:
     code = (
-        "import sys; from opatlas.store.database import Database; from opatlas.store.journal import Header, Journal; "
-        "Journal(Database(sys.argv[1]), Header('run-1', 'all', False))"
+        "import sys; from opatlas.store.database import Database; "
+        "from opatlas.store.journal import JournalHeader, Journal; "
+        "Journal(Database(sys.argv[1]), JournalHeader('run-1', 'all', False))"
     )
     done = subprocess.run([sys.executable, "-c", code, str(database.path)], cwd=ROOT, timeout=300, check=False)
     assert done.returncode == 0
@@ -221,7 +224,7 @@ class Narrow:
 
 
 def test_a_record_that_there_is_no_room_for_leaves_the_others_readable(database: Database) -> None:
-    kept = Journal(database, Header("run-1", "all", prune=False))
+    kept = Journal(database, JournalHeader("run-1", "all", prune=False))
     kept.append(record(1, 10.0).to_json())
     kept.append(record(2, 20.0).to_json())
     wide = kept._file
@@ -237,24 +240,24 @@ def test_a_record_that_there_is_no_room_for_leaves_the_others_readable(database:
 
 
 def test_a_journal_that_was_removed_meanwhile_is_there_again_when_it_is_closed(database: Database) -> None:
-    kept = Journal(database, Header("run-1", "all", prune=True))
+    kept = Journal(database, JournalHeader("run-1", "all", prune=True))
     kept.append(record(1, 10.0).to_json())
     kept.path.unlink()
     kept.path.with_suffix(".lock").unlink()
     kept.close()
     kept.close()
     contents = journal.read(kept.path)
-    assert (contents.header, contents.records) == (Header("run-1", "all", prune=True), (record(1, 10.0),))
+    assert (contents.header, contents.records) == (JournalHeader("run-1", "all", prune=True), (record(1, 10.0),))
 
 
 def test_the_processes_of_a_session_have_journals_of_their_own(tmp_path: Path) -> None:
     database = Database(tmp_path / "not" / "there")
-    parts = [Journal(database, Header("run-1", "all", prune=False), part=part) for part in ("", "gw0", "gw1")]
-    parts.append(Journal(database, Header("run-10", "all", prune=False)))
+    parts = [Journal(database, JournalHeader("run-1", "all", prune=False), part=part) for part in ("", "gw0", "gw1")]
+    parts.append(Journal(database, JournalHeader("run-10", "all", prune=False)))
     names = [part.path.name for part in parts]
     assert names == ["run-1.jsonl", "run-1-gw0.jsonl", "run-1-gw1.jsonl", "run-10.jsonl"]
-    assert sorted(path.name for path in journal.of_run(database, "run-1")) == sorted(names[:3])
-    assert journal.all_of(database) == sorted(part.path for part in parts)
+    assert sorted(path.name for path in journal.run_journals(database, "run-1")) == sorted(names[:3])
+    assert journal.journals(database) == sorted(part.path for part in parts)
     for part in parts:
         part.close()
 
@@ -264,7 +267,7 @@ def test_a_journal_that_cannot_be_made_says_why_and_holds_nothing(
 ) -> None:
     file = database.path / "Abs.csv"
     with pytest.raises(OpAtlasError, match=f"^{re.escape(str(file))} cannot be written .*: name another place"):
-        Journal(Database(file), Header("run-1", "all", prune=False))
+        Journal(Database(file), JournalHeader("run-1", "all", prune=False))
 
     def full(*arguments: object) -> None:
         raise OpAtlasError("the disk is full")
@@ -272,21 +275,21 @@ def test_a_journal_that_cannot_be_made_says_why_and_holds_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(journal, "write", full)
         with pytest.raises(OpAtlasError, match=r"^the disk is full$"):
-            Journal(database, Header("run-1", "all", prune=False))
+            Journal(database, JournalHeader("run-1", "all", prune=False))
     assert list(database.journal_dir.iterdir()) == []
-    kept = Journal(database, Header("run-1", "all", prune=False))
+    kept = Journal(database, JournalHeader("run-1", "all", prune=False))
     with pytest.raises(OpAtlasError, match="cannot be written"):
-        Journal(database, Header("run-1", "all", prune=False))
+        Journal(database, JournalHeader("run-1", "all", prune=False))
     kept.close()
 
 
 def test_a_line_is_short_and_holds_nothing_that_is_no_json(database: Database) -> None:
     path = database.journal_dir / "run-1.jsonl"
-    journal.write(path, Header("run-1", "all", prune=False, version=3), [{"a": [1, 2.5], "b": "\u00e9"}])
+    journal.write(path, JournalHeader("run-1", "all", prune=False, version=3), [{"a": [1, 2.5], "b": "\u00e9"}])
     header = b'{"run_id":"run-1","update_mode":"all","prune":false,"version":3}\n'
     assert path.read_bytes() == header + b'{"a":[1,2.5],"b":"\\u00e9"}\n'
     with pytest.raises(ValueError, match="JSON compliant"):
-        journal.write(path, Header("run-1", "all", prune=False), [{"a": float("nan")}])
+        journal.write(path, JournalHeader("run-1", "all", prune=False), [{"a": float("nan")}])
     assert path.read_bytes().startswith(header)
 
 
@@ -312,10 +315,10 @@ def test_what_an_open_journal_holds_is_kept_elsewhere_if_its_folder_is_gone(
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    kept = Journal(database, Header("run-1", "all", prune=True))
+    kept = Journal(database, JournalHeader("run-1", "all", prune=True))
     kept.append(record(1, 10.0).to_json())
     if of_worker:
-        ended = journal.Ended()
+        ended = journal.EndedJournals()
         ended.hold([kept.path])
         kept.close()
         take_away(database)
@@ -330,14 +333,14 @@ def test_what_an_open_journal_holds_is_kept_elsewhere_if_its_folder_is_gone(
     (elsewhere,) = temporary.iterdir()
     assert journal.combine_command(database.path, elsewhere) in problem
     contents = journal.read(elsewhere)
-    assert (contents.header, contents.records) == (Header("run-1", "all", prune=True), (record(1, 10.0),))
-    merged = merge_run(database, contents.header)
+    assert (contents.header, contents.records) == (JournalHeader("run-1", "all", prune=True), (record(1, 10.0),))
+    merged = write_back_run(database, contents.header)
     assert merged.problems
 
 
 def test_one_journal_that_is_lost_keeps_no_other_from_its_place(database: Database, tmp_path: Path) -> None:
     paths = [abandoned(database, record(n, 10.0), run=f"run-{n}") for n in (1, 2, 3)]
-    ended = journal.Ended()
+    ended = journal.EndedJournals()
     ended.hold(paths)
     for path in paths:
         path.unlink()
@@ -349,7 +352,7 @@ def test_one_journal_that_is_lost_keeps_no_other_from_its_place(database: Databa
 
 def test_no_room_anywhere_gives_the_text_of_the_journal(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(database.path / "not" / "a" / "folder"))
-    kept = Journal(database, Header("run-1", "all", prune=True))
+    kept = Journal(database, JournalHeader("run-1", "all", prune=True))
     kept.append(record(1, 10.0).to_json())
     file_in_place_of_the_folder(database)
     with pytest.raises(OpAtlasError) as raised:

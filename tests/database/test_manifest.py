@@ -10,7 +10,7 @@ import pytest
 
 from opatlas.errors import OpAtlasError
 from opatlas.store.database import Database
-from opatlas.store.manifest import Manifest, code_digest, manifests_of
+from opatlas.store.manifest import Manifest, code_digest, read_manifests
 
 RUN = "20261121T163006-1f0c9a"
 WRITTEN = Manifest(
@@ -73,7 +73,7 @@ def test_a_damaged_manifest_costs_itself_only(tmp_path: Path, text: bytes) -> No
         Manifest.read(damaged)
     assert str(damaged) in str(raised.value)
     problems: list[str] = []
-    assert set(manifests_of(database, problems)) == {RUN}
+    assert set(read_manifests(database, problems)) == {RUN}
     assert problems == [str(raised.value)]
 
 
@@ -81,13 +81,13 @@ def test_what_is_no_file_is_a_problem(tmp_path: Path) -> None:
     database = Database(tmp_path)
     (database.runs_dir / "folder.json").mkdir(parents=True)
     problems: list[str] = []
-    assert manifests_of(database, problems) == {}
+    assert read_manifests(database, problems) == {}
     assert len(problems) == 1
 
 
 def test_a_database_without_runs_has_no_manifests(tmp_path: Path) -> None:
     problems: list[str] = []
-    assert manifests_of(Database(tmp_path), problems) == {}
+    assert read_manifests(Database(tmp_path), problems) == {}
     assert problems == []
 
 
@@ -96,7 +96,7 @@ def test_the_manifest_of_an_ingest_is_not_one_of_a_run(tmp_path: Path) -> None:
     WRITTEN.write(database)
     (database.runs_dir / "ingest-20261122T144345Z-1a2b3c.json").write_text('{"kind": "ingest", "device": null}')
     problems: list[str] = []
-    assert (list(manifests_of(database, problems)), problems) == ([RUN], [])
+    assert (list(read_manifests(database, problems)), problems) == ([RUN], [])
 
 
 @pytest.mark.parametrize("name", ["norm.py", "catalog.yaml", "kernels/gpu_calls.json"])

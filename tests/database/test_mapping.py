@@ -16,7 +16,7 @@ from opatlas.errors import OpAtlasError
 from opatlas.model.communication import BY_KERNEL_TYPE
 from opatlas.model.location import NPU_DEVICES
 from opatlas.store.database import Database
-from opatlas.store.op_mapping import MAPPING, provide_mapping, read_mapping
+from opatlas.store.op_mapping import MAPPING, read_mapping, write_default_mapping
 from opatlas.theory.catalog import built_in_catalog, kernels_of
 
 A2, A3 = NPU_DEVICES[0], NPU_DEVICES[-1]
@@ -58,7 +58,7 @@ def test_the_nearest_version_of_the_device_is_copied_and_refers_to_its_own_messa
     place("vllm0.11.0_torch2.7.1_cann8.3", "Far")
     near = place("vllm0.17.0_torch2.9.0_cann8.5", "Near")
     folder = place("vllm0.18.0_torch2.9.0_cann8.5")
-    provided = provide_mapping(folder)
+    provided = write_default_mapping(folder)
     assert provided is not None
     assert provided.source == near / MAPPING
     assert kernel_types(folder) == {"Near"}
@@ -73,14 +73,14 @@ def test_the_nearest_version_of_the_device_is_copied_and_refers_to_its_own_messa
     assert text.startswith("# A copy of ../vllm0.17.0_torch2.9.0_cann8.5/op_mapping.yaml")
     # A copy of the copy says whose copy that is, and no more.
     later = place("vllm0.19.0_torch2.9.0_cann8.5")
-    assert provide_mapping(later) is not None
+    assert write_default_mapping(later) is not None
     assert (later / MAPPING).read_text().count("# A copy of") == 1
 
 
 def test_another_device_is_nearer_than_none(place) -> None:
     place("vllm0.11.0_torch2.7.1_cann8.3", "OtherDevice", device=A2)
     folder = place("vllm0.18.0_torch2.9.0_cann8.5")
-    assert provide_mapping(folder) is not None
+    assert write_default_mapping(folder) is not None
     assert kernel_types(folder) == {"OtherDevice"}
 
 
@@ -88,7 +88,7 @@ def test_another_device_is_nearer_than_none(place) -> None:
 def test_a_file_that_is_no_mapping_is_not_copied(place, text: str) -> None:
     (place("vllm0.17.0_torch2.9.0_cann8.5") / MAPPING).write_text(text, encoding="latin-1")
     folder = place("vllm0.18.0_torch2.9.0_cann8.5")
-    provided = provide_mapping(folder)
+    provided = write_default_mapping(folder)
     assert provided is not None
     assert provided.source is None
     assert "RmsNorm" in kernel_types(folder)
@@ -97,7 +97,7 @@ def test_a_file_that_is_no_mapping_is_not_copied(place, text: str) -> None:
 def test_a_link_out_of_its_folder_is_not_followed(place, tmp_path: Path) -> None:
     (tmp_path / "secret.yaml").write_text("operator_mappings: {}\n")
     (place("vllm0.17.0_torch2.9.0_cann8.5") / MAPPING).symlink_to(tmp_path / "secret.yaml")
-    provided = provide_mapping(place("vllm0.18.0_torch2.9.0_cann8.5"))
+    provided = write_default_mapping(place("vllm0.18.0_torch2.9.0_cann8.5"))
     assert provided is not None
     assert provided.source is None
 
@@ -106,30 +106,30 @@ def test_a_mapping_that_is_there_stays_to_the_letter(place) -> None:
     place("vllm0.17.0_torch2.9.0_cann8.5", "Near")
     folder = place("vllm0.18.0_torch2.9.0_cann8.5")
     (folder / MAPPING).write_text("not: yaml: at all")
-    assert provide_mapping(folder, is_npu=True) is None
+    assert write_default_mapping(folder, is_npu=True) is None
     assert (folder / MAPPING).read_text() == "not: yaml: at all"
 
 
 def test_a_database_of_another_device_gets_none(tmp_path: Path) -> None:
     folder = tmp_path / "NVIDIA_H200" / "torch" / "torch2.11.0_cuda13.0"
     folder.mkdir(parents=True)
-    assert provide_mapping(folder) is None
+    assert write_default_mapping(folder) is None
     assert list(folder.iterdir()) == []
 
 
 def test_where_the_place_says_nothing_messages_lie_beside_the_rows(tmp_path: Path) -> None:
-    assert provide_mapping(tmp_path, is_npu=True) is not None
+    assert write_default_mapping(tmp_path, is_npu=True) is not None
     assert "communication_data_ref" not in yaml.safe_load((tmp_path / MAPPING).read_text())
 
 
 def test_the_table_of_opatlas_names_kernels_that_have_a_replay(tmp_path: Path) -> None:
-    provide_mapping(tmp_path, is_npu=True)
+    write_default_mapping(tmp_path, is_npu=True)
     assert kernel_types(tmp_path) <= {*replays_of_bench(), *BY_KERNEL_TYPE}
 
 
 def test_the_table_of_opatlas_makes_no_more_theory_rows(tmp_path: Path) -> None:
     catalog = built_in_catalog()
-    provide_mapping(tmp_path, is_npu=True)
+    write_default_mapping(tmp_path, is_npu=True)
     assert set(kernels_of(Database(tmp_path), catalog)) == set(catalog.kernels)
 
 

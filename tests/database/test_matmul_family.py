@@ -13,19 +13,14 @@ from test_merge import read
 from test_merge import write as write_rows
 
 from opatlas.cli.main import main as database_command
-from opatlas.model.record import (
-    Measurement,
-    RanAs,
-    Record,
-    RowName,
-)
+from opatlas.model.record import LaunchedCase, Measurement, Record, RowName
+from opatlas.model.same_case import FAMILY, canonical_form
 from opatlas.model.schema import Status
-from opatlas.model.siblings import FAMILY, canonical_form
 from opatlas.model.signature import signature
 from opatlas.store import journal
 from opatlas.store.database import Database
-from opatlas.store.journal import Header
-from opatlas.store.write_back import UpdateMode, merge, merge_run, recover
+from opatlas.store.journal import JournalHeader
+from opatlas.store.write_back import UpdateMode, recover, write_back, write_back_run
 
 COLUMNS = ("Input Shapes", "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats")
 V2, V3 = "MatMulV2", "MatMulV3"
@@ -42,7 +37,7 @@ def record(
     asked: str = V2, ran_as: str = V3, us: float = 5.0, ran_cells: dict[str, str] | None = None, run: str = "run-1"
 ) -> Record:
     """Samples of a call that a row of `asked` was replayed with."""
-    ran = None if ran_as == asked else RanAs(ran_as, ran_cells or {})
+    ran = None if ran_as == asked else LaunchedCase(ran_as, ran_cells or {})
     measurement = Measurement((us, us + 2), "msprof", "cold", counters={"aic_mac_ratio": 0.5}, ran_as=ran)
     return Record(asked, signature(asked, cells()), cells(), Status.MEASURED, "", run, 0.0, measurement)
 
@@ -67,7 +62,7 @@ def database(tmp_path: Path) -> Database:
 def test_a_sample_is_appended_to_the_type_that_ran_and_fills_the_row_that_was_asked_for(database: Database) -> None:
     write(database, V2, cells())
     write(database, V3, cells("8,8;8,8", "8,8"))
-    result = merge(database, [record()], UpdateMode.ALL, prune=False)
+    result = write_back(database, [record()], UpdateMode.ALL, prune=False)
     (asked,), (_, own) = read(database, V2), read(database, V3)
     for row in (asked, own):
         assert (row["Average Duration(us)"], row["MicroBench Samples"], row["Status"]) == ("6.0000", "2", "measured")
@@ -79,7 +74,7 @@ def test_a_sample_is_appended_to_the_type_that_ran_and_fills_the_row_that_was_as
 
 def test_a_record_that_brought_nothing_keeps_no_other_from_bringing(database: Database) -> None:
     write(database, V2, cells())
-    result = merge(database, [failure("MatMulCommon"), record()], UpdateMode.ALL, prune=False)
+    result = write_back(database, [failure("MatMulCommon"), record()], UpdateMode.ALL, prune=False)
     assert result.added[V3] == 1
     assert [row["Average Duration(us)"] for row in read(database, V3)] == ["6.0000"]
 
@@ -88,16 +83,16 @@ def test_merging_twice_gives_the_same_files(database: Database) -> None:
     for mode in UpdateMode:
         write(database, V2, cells())
         write(database, V3, cells("8,8;8,8", "8,8"))
-        merge(database, [record()], mode, prune=False)
+        write_back(database, [record()], mode, prune=False)
         once = files(database)
-        again = merge(database, [record()], mode, prune=False)
+        again = write_back(database, [record()], mode, prune=False)
         assert files(database) == once
         assert (again.updated.total(), again.added.total(), again.marked.total()) == (0, 0, 0)
 
 
 def test_a_row_of_a_sibling_that_has_gone_is_never_appended(database: Database) -> None:
     write(database, V2, cells("8,8;8,8", "8,8"))
-    result = merge(database, [record()], UpdateMode.ALL, prune=False)
+    result = write_back(database, [record()], UpdateMode.ALL, prune=False)
     assert len(read(database, V2)) == 1
     assert [row["Average Duration(us)"] for row in read(database, V3)] == ["6.0000"]
     assert result.unmatched == []
@@ -107,13 +102,13 @@ def test_missing_only_reports_what_it_would_append_and_fills_only_rows_without_a
     write(database, V2, cells())
     write(database, V3, {**cells(), "Average Duration(us)": "", "Profiling Average Duration(us)": "9"})
     write(database, "MatMulCommon", {**cells(), "Average Duration(us)": ""})
-    merge(database, [record()], UpdateMode.MISSING_ONLY, prune=False)
+    write_back(database, [record()], UpdateMode.MISSING_ONLY, prune=False)
     assert read(database, V2)[0]["Average Duration(us)"] == "6.0000"
     assert read(database, V3)[0]["Average Duration(us)"] == ""
-    merge(database, [record(ran_as="MatMulCommon")], UpdateMode.MISSING_ONLY, prune=False)
+    write_back(database, [record(ran_as="MatMulCommon")], UpdateMode.MISSING_ONLY, prune=False)
     assert read(database, "MatMulCommon")[0]["Average Duration(us)"] == "6.0000"
     (database.path / "MatMulV3.csv").unlink()
-    result = merge(database, [record()], UpdateMode.MISSING_ONLY, prune=False)
+    result = write_back(database, [record()], UpdateMode.MISSING_ONLY, prune=False)
     assert result.of_siblings == [RowName(V3, signature(V3, cells()))]
     assert result.unmatched == [], "the sample filled the row that was asked for"
     assert not (database.path / "MatMulV3.csv").exists()
@@ -123,14 +118,14 @@ def test_what_a_row_was_measured_itself_counts_before_what_a_sibling_brought(dat
     for order in itertools.permutations([record(V2, V3, 5.0), record(V3, V3, 100.0)]):
         write(database, V2, cells())
         write(database, V3, cells())
-        merge(database, order, UpdateMode.ALL, prune=False)
+        write_back(database, order, UpdateMode.ALL, prune=False)
         assert [read(database, name)[0]["Average Duration(us)"] for name in (V2, V3)] == ["6.0000", "101.0000"]
     write(database, V2, cells())
     write(database, V3, cells())
-    merge(database, [failure(V3), record(V2, V3)], UpdateMode.ALL, prune=False)
+    write_back(database, [failure(V3), record(V2, V3)], UpdateMode.ALL, prune=False)
     assert read(database, V3)[0]["Status"] == "failed", "it was run itself, and failed"
     # Each ran as the other: both rows get the samples of their own type.
-    merge(database, [record(V2, V3, 5.0), record(V3, V2, 100.0)], UpdateMode.ALL, prune=False)
+    write_back(database, [record(V2, V3, 5.0), record(V3, V2, 100.0)], UpdateMode.ALL, prune=False)
     assert [read(database, name)[0]["Average Duration(us)"] for name in (V2, V3)] == ["101.0000", "6.0000"]
     assert read(database, V2)[0]["Status Reason"] == ""
 
@@ -138,29 +133,31 @@ def test_what_a_row_was_measured_itself_counts_before_what_a_sibling_brought(dat
 def test_what_ran_on_other_shapes_goes_to_the_row_of_those(database: Database) -> None:
     other = cells("16,32;32,64")
     write(database, V2, cells())
-    merge(database, [record(ran_cells=other)], UpdateMode.ALL, prune=False)
+    write_back(database, [record(ran_cells=other)], UpdateMode.ALL, prune=False)
     assert read(database, V2)[0]["Status Reason"] == "ran as MatMulV3 on 16,32;32,64"
     assert read(database, V3)[0]["Input Shapes"] == "16,32;32,64"
 
 
 def test_a_journal_brings_them_back_and_an_older_one_is_read(database: Database) -> None:
     write(database, V2, cells())
-    journal.write(database.journal_dir / "run-0.jsonl", Header("run-0", "all", False), [record(run="run-0").to_json()])
+    journal.write(
+        database.journal_dir / "run-0.jsonl", JournalHeader("run-0", "all", False), [record(run="run-0").to_json()]
+    )
     assert recover(database, own_run="run-1")[0].statuses == {"measured": 1}
     assert [read(database, name)[0]["Run ID"] for name in (V2, V3)] == ["run-0", "run-0"]
     plain = record(V2, V2, run="run-1").to_json()
     assert "ran_as" not in plain["measurement"]
-    journal.write(database.journal_dir / "run-1.jsonl", Header("run-1", "all", False, version=2), [plain])
-    assert merge_run(database, Header("run-1", "all", False)).problems == []
+    journal.write(database.journal_dir / "run-1.jsonl", JournalHeader("run-1", "all", False, version=2), [plain])
+    assert write_back_run(database, JournalHeader("run-1", "all", False)).problems == []
     assert read(database, V2)[0]["Status Reason"] == ""
 
 
 def test_a_sample_that_has_no_row_any_more_is_kept(database: Database) -> None:
     """In the mode that appends nothing, neither the asked row nor the sibling's is there."""
     database.path.mkdir()
-    header = Header("run-1", "missing-only", False)
+    header = JournalHeader("run-1", "missing-only", False)
     journal.write(database.journal_dir / "run-1.jsonl", header, [record().to_json()])
-    (problem,) = merge_run(database, header).problems
+    (problem,) = write_back_run(database, header).problems
     assert "1 measured row is not in the CSVs any more" in problem
     kept = database.reports_dir / "unmatched_run-1.jsonl"
     assert journal.read(kept).records == (record(),)
@@ -169,7 +166,7 @@ def test_a_sample_that_has_no_row_any_more_is_kept(database: Database) -> None:
 def test_a_journal_joins_as_its_session_would_have_merged_it(database: Database, tmp_path: Path) -> None:
     write(database, V2, cells())
     path = tmp_path / "run-1.jsonl"
-    journal.write(path, Header("run-1", "all", False), [record().to_json()])
+    journal.write(path, JournalHeader("run-1", "all", False), [record().to_json()])
     for _ in range(2):
         assert database_command(["combine", str(database.path), str(path)]) == 0
         assert [read(database, name)[0]["Average Duration(us)"] for name in (V2, V3)] == ["6.0000", "6.0000"]

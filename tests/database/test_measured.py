@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from opatlas.model import schema
-from opatlas.model.record import Measurement, RanAs, Record
+from opatlas.model.record import LaunchedCase, Measurement, Record
 from opatlas.model.schema import Status
 from opatlas.model.signature import signature
 from opatlas.store.cells import measured_cells
 from opatlas.store.database import Database
-from opatlas.store.write_back import UpdateMode, merge
+from opatlas.store.write_back import UpdateMode, write_back
 
 PRODUCT = {
     "Input Shapes": "2,3;4,3",
@@ -30,7 +30,7 @@ MESSAGE = {"message_bytes": "1024", "num_devices": "2", "dtype": "DT_BF16", "top
 OF_INGEST = {schema.PROFILING_SAMPLES, schema.PROFILING_POPULATIONS, schema.PROFILING_RUN_ID}
 
 
-def full(kernel_type: str, cells: Mapping[str, str], ran_as: RanAs | None) -> Record:
+def full(kernel_type: str, cells: Mapping[str, str], ran_as: LaunchedCase | None) -> Record:
     """A record that has something to say of everything; `crashes_in_a_row` is what no measured row has in earnest."""
     measurement = Measurement(
         (1.0, 2.0, 4.0),
@@ -51,7 +51,7 @@ def full(kernel_type: str, cells: Mapping[str, str], ran_as: RanAs | None) -> Re
 @pytest.mark.parametrize(
     ("record", "elsewhere"),
     [
-        (full("MatMulV2", PRODUCT, RanAs("MatMulV3")), set()),
+        (full("MatMulV2", PRODUCT, LaunchedCase("MatMulV3")), set()),
         # Its Duration(us) is the median.
         (full("hcom_allReduce_", MESSAGE, None), {schema.MICROBENCH_MEDIAN}),
     ],
@@ -62,7 +62,7 @@ def test_a_full_record_fills_every_column_of_ours(record: Record, elsewhere: set
     path = tmp_path / f"{record.kernel_type}.csv"
     with open(path, "w", newline="") as file:
         csv.writer(file).writerows([record.cells.keys(), record.cells.values()])
-    done = merge(database, [record], UpdateMode.ALL, prune=False)
+    done = write_back(database, [record], UpdateMode.ALL, prune=False)
     assert (done.updated[record.kernel_type], done.problems) == (1, [])
     with open(path, newline="") as file:
         (row,) = csv.DictReader(file)
@@ -99,5 +99,5 @@ def test_what_a_reader_of_the_duration_should_know_has_columns_of_its_own() -> N
 def test_a_remark_tells_what_ran_and_what_else_is_to_be_known() -> None:
     other = {**PRODUCT, "Input Shapes": "2,8;4,8"}
     assert measured_cells(full("MatMulV2", PRODUCT, None))[schema.STATUS_REASON] == "one dtype assumed"
-    remark = measured_cells(full("MatMulV2", PRODUCT, RanAs("MatMulV3", other)))[schema.STATUS_REASON]
+    remark = measured_cells(full("MatMulV2", PRODUCT, LaunchedCase("MatMulV3", other)))[schema.STATUS_REASON]
     assert remark == "ran as MatMulV3 on 2,8;4,8; one dtype assumed"

@@ -16,12 +16,7 @@ from opatlas.model.record import Measurement, Record, RowName
 from opatlas.model.schema import Status
 from opatlas.model.signature import signature
 from opatlas.store.database import Database, Table
-from opatlas.store.write_back import (
-    MergeResult,
-    UpdateMode,
-    has_duration,
-    merge,
-)
+from opatlas.store.write_back import UpdateMode, WriteBackResult, has_duration, write_back
 
 COLUMNS = ("Input Shapes", "Input Data Types", "Input Formats", "Output Shapes", "Output Data Types", "Output Formats")
 UNMEASURED = [status for status in Status if status is not Status.MEASURED]
@@ -56,7 +51,9 @@ def database(tmp_path: Path) -> Database:
 
 def test_a_measured_row_gets_statistics_and_where_they_came_from(database: Database) -> None:
     write(database, [cells(1), cells(2)])
-    result = merge(database, [record(2, 1.0, 2.0, 6.0, counters={"aic_mac_ratio": 0.5})], UpdateMode.ALL, prune=False)
+    result = write_back(
+        database, [record(2, 1.0, 2.0, 6.0, counters={"aic_mac_ratio": 0.5})], UpdateMode.ALL, prune=False
+    )
     untouched, measured = read(database)
     assert set(untouched.values()) <= {*cells(1).values(), ""}
     assert measured["Average Duration(us)"] == "3.0000"
@@ -73,9 +70,9 @@ def test_a_measured_row_gets_statistics_and_where_they_came_from(database: Datab
 @pytest.mark.parametrize("status", RUN)
 def test_a_failure_keeps_durations_and_the_run_that_took_them(database: Database, status: Status) -> None:
     write(database, [cells(1), cells(2)])
-    merge(database, [record(1, 5.0, run="run-1")], UpdateMode.ALL, prune=False)
+    write_back(database, [record(1, 5.0, run="run-1")], UpdateMode.ALL, prune=False)
     (before, _) = read(database)
-    result = merge(database, [record(n, status=status, run="run-2") for n in (1, 2)], UpdateMode.ALL, prune=False)
+    result = write_back(database, [record(n, status=status, run="run-2") for n in (1, 2)], UpdateMode.ALL, prune=False)
     after, never = read(database)
     assert after == {**before, "Status": status.value, "Status Reason": "because of 1 [run run-2]"}
     assert (never["Status"], never["Status Reason"], never["Run ID"]) == (status.value, "because of 2", "run-2")
@@ -85,33 +82,33 @@ def test_a_failure_keeps_durations_and_the_run_that_took_them(database: Database
 def test_a_row_that_was_not_run_keeps_what_earlier_runs_found_out(database: Database) -> None:
     write(database, [cells(n) for n in (1, 2, 3)])
     crashed = dataclasses.replace(record(2, status=Status.CRASHED), crashes_in_a_row=2)
-    merge(database, [record(1, 5.0), crashed], UpdateMode.ALL, prune=False)
+    write_back(database, [record(1, 5.0), crashed], UpdateMode.ALL, prune=False)
     measured, failed, _ = read(database)
     skipped = [dataclasses.replace(record(n, status=Status.SKIPPED), reason="no device") for n in (1, 2, 3)]
-    result = merge(database, skipped, UpdateMode.ALL, prune=False)
+    result = write_back(database, skipped, UpdateMode.ALL, prune=False)
     assert read(database)[:2] == [measured, failed]
     assert (failed["Status"], failed["Crashes In A Row"]) == ("crashed", "2")
     assert (read(database)[2]["Status"], read(database)[2]["Status Reason"]) == ("skipped", "no device")
     assert (result.marked.total(), result.unchanged.total()) == (1, 2)
-    merge(database, [dataclasses.replace(skipped[2], reason="no samples")], UpdateMode.ALL, prune=False)
+    write_back(database, [dataclasses.replace(skipped[2], reason="no samples")], UpdateMode.ALL, prune=False)
     assert read(database)[2]["Status Reason"] == "no samples"
 
 
 def test_modes_differ_in_what_becomes_of_a_sample_without_a_row(database: Database) -> None:
     write(database, [cells(1)])
-    reported = merge(database, [record(7, 5.0)], UpdateMode.MISSING_ONLY, prune=False)
+    reported = write_back(database, [record(7, 5.0)], UpdateMode.MISSING_ONLY, prune=False)
     assert [name.signature for name in reported.unmatched] == [signature("Abs", cells(7))]
     assert len(read(database)) == 1
-    merge(database, [record(8)], UpdateMode.ALL, prune=False)
+    write_back(database, [record(8)], UpdateMode.ALL, prune=False)
     assert len(read(database)) == 1, "a failure makes no row"
-    added = merge(database, [record(9, 5.0), record(7, 6.0)], UpdateMode.ALL, prune=False)
+    added = write_back(database, [record(9, 5.0), record(7, 6.0)], UpdateMode.ALL, prune=False)
     assert added.added == {"Abs": 2}
     assert [row["Input Shapes"] for row in read(database)] == ["1,4", "9,4", "7,4"]
 
 
 def test_a_table_that_is_gone_is_made_again_of_what_was_measured(database: Database) -> None:
     database.path.mkdir()
-    merge(database, [record(1, 5.0)], UpdateMode.ALL, prune=False)
+    write_back(database, [record(1, 5.0)], UpdateMode.ALL, prune=False)
     (row,) = read(database)
     assert row["Input Shapes"] == "1,4"
     assert row["Average Duration(us)"] == "5.0000"
@@ -121,27 +118,27 @@ def test_a_file_that_cannot_be_read_keeps_only_its_own_records_out(database: Dat
     write(database, [cells(1)])
     write(database, [cells(1)], "Neg").write_text("nonsense")
     other = dataclasses.replace(record(1, 5.0), kernel_type="Neg")
-    result = merge(database, [other, record(1, 5.0)], UpdateMode.ALL, prune=False)
+    result = write_back(database, [other, record(1, 5.0)], UpdateMode.ALL, prune=False)
     assert "Neg.csv" in result.problems[0]
     assert read(database)[0]["Average Duration(us)"] == "5.0000"
 
 
 def test_one_sample_has_no_spread(database: Database) -> None:
     write(database, [cells(1)])
-    merge(database, [record(1, 5.0)], UpdateMode.ALL, prune=False)
+    write_back(database, [record(1, 5.0)], UpdateMode.ALL, prune=False)
     assert not read(database)[0].get("MicroBench Std Duration(us)")
 
 
 def test_pruning_takes_only_rows_of_this_session_without_any_duration(database: Database) -> None:
     profiled = {"Profiling Average Duration(us)": "3"}
     write(database, [{**cells(n), "Profiling Average Duration(us)": ""} for n in (1, 2)] + [{**cells(3), **profiled}])
-    result = merge(database, [record(2), record(3)], UpdateMode.ALL, prune=True)
+    result = write_back(database, [record(2), record(3)], UpdateMode.ALL, prune=True)
     assert [row["Input Shapes"] for row in read(database)] == ["1,4", "3,4"]
     assert len(result.pruned) == 1
     pruned = database.pruned_dir / "Abs.csv"
     assert "because of 2" in pruned.read_text()
     write(database, [{**cells(n), "Profiling Average Duration(us)": ""} for n in (1, 2)])
-    merge(database, [record(1), record(2)], UpdateMode.ALL, prune=True)
+    write_back(database, [record(1), record(2)], UpdateMode.ALL, prune=True)
     assert pruned.read_text().count("\n") == 4, "what was pruned before is still there"
 
 
@@ -161,7 +158,7 @@ def test_no_row_is_lost_order_is_kept_and_twice_is_once(tmp_path_factory, sizes,
     database = Database(tmp_path_factory.mktemp("database") / "d")
     rows = [{"Mine": f"{i}", **cells(size)} for i, size in enumerate(sizes)]
     write(database, rows)
-    result = merge(database, records, mode, prune=prune)
+    result = write_back(database, records, mode, prune=prune)
     after = read(database)
     pruned = database.pruned_dir / "Abs.csv"
     gone = list(csv.DictReader(pruned.open())) if pruned.exists() else []
@@ -172,7 +169,7 @@ def test_no_row_is_lost_order_is_kept_and_twice_is_once(tmp_path_factory, sizes,
     assert list(after[0])[:7] == ["Mine", *COLUMNS] if after else True
     assert len(after) == len(kept) + result.added.total()
     text = (database.path / "Abs.csv").read_bytes()
-    again = merge(database, records, UpdateMode.MISSING_ONLY if prune else mode, prune=prune)
+    again = write_back(database, records, UpdateMode.MISSING_ONLY if prune else mode, prune=prune)
     assert (database.path / "Abs.csv").read_bytes() == text
     assert (again.updated.total(), again.added.total(), again.marked.total()) == (0, 0, 0)
 
@@ -196,15 +193,15 @@ def test_what_could_not_be_written_counts_for_nothing(database: Database, monkey
         raise OpAtlasError(f"{table.path} was not written")
 
     monkeypatch.setattr(database, "write", full)
-    result = merge(database, [record(1, 1.0), record(2), record(3, 1.0)], UpdateMode.ALL, prune=True)
-    assert result == MergeResult(problems=[f"{database.path / 'Abs.csv'} was not written"])
+    result = write_back(database, [record(1, 1.0), record(2), record(3, 1.0)], UpdateMode.ALL, prune=True)
+    assert result == WriteBackResult(problems=[f"{database.path / 'Abs.csv'} was not written"])
 
 
 def test_pruned_rows_keep_their_columns_beside_those_of_rows_that_were_pruned_before(database: Database) -> None:
     write(database, [{**cells(1), "Mine": "a"}])
-    merge(database, [record(1)], UpdateMode.ALL, prune=True)
+    write_back(database, [record(1)], UpdateMode.ALL, prune=True)
     write(database, [{**cells(2), "Yours": "b"}])
-    merge(database, [record(2)], UpdateMode.ALL, prune=True)
+    write_back(database, [record(2)], UpdateMode.ALL, prune=True)
     first, second = read(Database(database.pruned_dir))
     assert (first["Mine"], first["Yours"], first["Pruned Reason"]) == ("a", "", "because of 1")
     assert (second["Mine"], second["Yours"], second["Pruned Reason"]) == ("", "b", "because of 2")
@@ -230,7 +227,7 @@ def test_a_row_has_a_duration_where_any_of_its_columns_holds_one(
 def test_what_became_of_the_rows_is_counted(database: Database) -> None:
     write(database, [cells(1), cells(2), cells(3), cells(3), cells(4)])
     records = [record(1, 5.0), record(2, 6.0), record(3, 7.0), record(4), record(5, 8.0), record(6)]
-    first = merge(database, records, UpdateMode.ALL, prune=False)
+    first = write_back(database, records, UpdateMode.ALL, prune=False)
     assert (first.updated, first.added, first.marked, first.unchanged) == (
         {"Abs": 4},
         {"Abs": 1},
@@ -239,7 +236,7 @@ def test_what_became_of_the_rows_is_counted(database: Database) -> None:
     )
     assert first.unmatched == [RowName("Abs", signature("Abs", cells(6)))]
     assert first.repeated == 1
-    again = merge(database, records, UpdateMode.ALL, prune=False)
+    again = write_back(database, records, UpdateMode.ALL, prune=False)
     assert again.repeated == 0
     assert (again.updated, again.added, again.marked, again.unchanged) == (
         {"Abs": 0},
@@ -251,20 +248,20 @@ def test_what_became_of_the_rows_is_counted(database: Database) -> None:
 
 def test_rows_of_several_types_are_named_and_counted(database: Database) -> None:
     other = dataclasses.replace(record(9, 5.0), kernel_type="Neg", signature=signature("Neg", cells(9)))
-    result = merge(database, [record(8, 5.0), other], UpdateMode.MISSING_ONLY, prune=False)
+    result = write_back(database, [record(8, 5.0), other], UpdateMode.MISSING_ONLY, prune=False)
     assert {name.kernel_type for name in result.unmatched} == {"Abs", "Neg"}
     assert not list(database.path.glob("*.csv")), "of a type without a table and without a row to append"
     for size, kernel_type in ((1, "Abs"), (2, "Neg")):
         write(database, [cells(size)], kernel_type)
     failed = dataclasses.replace(record(2), kernel_type="Neg", signature=signature("Neg", cells(2)))
-    pruned = merge(database, [record(1), failed], UpdateMode.ALL, prune=True)
+    pruned = write_back(database, [record(1), failed], UpdateMode.ALL, prune=True)
     assert {name.kernel_type for name in pruned.pruned} == {"Abs", "Neg"}
 
 
 def test_counters_are_those_of_their_row(database: Database) -> None:
     write(database, [cells(1), cells(2), cells(3)])
     taken = [record(1, 5.0, counters={"a": 0.1}), record(2, 6.0), record(3, 7.0, counters={"a": 3.0, "b": 1e-9})]
-    merge(database, taken, UpdateMode.ALL, prune=False)
+    write_back(database, taken, UpdateMode.ALL, prune=False)
     assert [(row["MicroBench a"], row["MicroBench b"]) for row in read(database)] == [
         ("0.1", ""),
         ("", ""),
@@ -276,15 +273,15 @@ def test_what_a_later_run_found_out_is_kept_where_it_is_asked_for(database: Data
     runs = (1, "run-1"), (2, "run-2"), (3, "run-3")
     write(database, [{**cells(n), "Average Duration(us)": "4.0", "Run ID": run} for n, run in runs])
     older = [record(n, 5.0, run="run-2") for n in (1, 2, 3)]
-    result = merge(database, older, UpdateMode.ALL, prune=False, keep_newer=True)
+    result = write_back(database, older, UpdateMode.ALL, prune=False, keep_newer=True)
     assert result.updated == {"Abs": 2}
     assert [row["Average Duration(us)"] for row in read(database)] == ["5.0000", "5.0000", "4.0"]
 
 
 def test_a_later_failure_stays_beside_an_older_duration(database: Database) -> None:
     write(database, [cells(1)])
-    merge(database, [record(1, status=Status.CRASHED, run="run-2")], UpdateMode.ALL, prune=False)
-    merge(database, [record(1, 5.0, run="run-1")], UpdateMode.ALL, prune=False, keep_newer=True)
+    write_back(database, [record(1, status=Status.CRASHED, run="run-2")], UpdateMode.ALL, prune=False)
+    write_back(database, [record(1, 5.0, run="run-1")], UpdateMode.ALL, prune=False, keep_newer=True)
     (row,) = read(database)
     assert (row["Average Duration(us)"], row["Run ID"]) == ("5.0000", "run-1")
     assert (row["Status"], row["Status Reason"]) == ("crashed", "because of 1 [run run-2]")
@@ -312,7 +309,7 @@ def test_runs_that_are_merged_late_leave_what_they_would_have_left_in_time(tmp_p
     for each, order in ((in_time, records), (late, data.draw(st.permutations(records)))):
         write(each, [cells(1)])
         for entry in order:
-            merge(each, [entry], UpdateMode.ALL, prune=False, keep_newer=True)
+            write_back(each, [entry], UpdateMode.ALL, prune=False, keep_newer=True)
     # A column may be missing from one of the two, and hold nothing in the other.
     late_cells, cells_in_time = (
         {name: cell for name, cell in read(each)[0].items() if cell} for each in (late, in_time)
@@ -323,7 +320,7 @@ def test_runs_that_are_merged_late_leave_what_they_would_have_left_in_time(tmp_p
 @pytest.mark.parametrize("status", [Status.SKIPPED, Status.UNSUPPORTED])
 def test_a_row_that_this_device_did_not_run_is_not_pruned(database: Database, status: Status) -> None:
     write(database, [cells(1), cells(2)])
-    result = merge(database, [record(1, status=status), record(2)], UpdateMode.ALL, prune=True)
+    result = write_back(database, [record(1, status=status), record(2)], UpdateMode.ALL, prune=True)
     assert [name.signature for name in result.pruned] == [signature("Abs", cells(2))]
     assert [row["Input Shapes"] for row in read(database)] == ["1,4"]
 
@@ -331,13 +328,13 @@ def test_a_row_that_this_device_did_not_run_is_not_pruned(database: Database, st
 def test_a_run_of_a_clock_that_was_ahead_does_not_keep_records_out(database: Database) -> None:
     write(database, [{**cells(1), "Average Duration(us)": "1.0", "Run ID": "20990101T000000-aaaaaa"}])
     recovered = [record(1, 5.0, run="20251121T120000-aaaaaa")]
-    assert merge(database, recovered, UpdateMode.ALL, prune=False, keep_newer=True).updated == {"Abs": 1}
+    assert write_back(database, recovered, UpdateMode.ALL, prune=False, keep_newer=True).updated == {"Abs": 1}
     assert read(database)[0]["Average Duration(us)"] == "5.0000"
 
 
 def test_a_record_counts_whatever_run_the_row_was_measured_in_before(database: Database) -> None:
     write(database, [{**cells(1), "Average Duration(us)": "1.0", "Run ID": "run-2"}])
-    merge(database, [record(1, 5.0, run="run-1")], UpdateMode.ALL, prune=False)
+    write_back(database, [record(1, 5.0, run="run-1")], UpdateMode.ALL, prune=False)
     assert read(database)[0]["Average Duration(us)"] == "5.0000"
 
 
@@ -345,7 +342,7 @@ def test_pruned_rows_of_all_kernel_types_are_named(database: Database) -> None:
     write(database, [cells(1)])
     write(database, [cells(2)], "Neg")
     of_neg = dataclasses.replace(record(2), kernel_type="Neg", signature=signature("Neg", cells(2)))
-    result = merge(database, [record(1), of_neg], UpdateMode.ALL, prune=True)
+    result = write_back(database, [record(1), of_neg], UpdateMode.ALL, prune=True)
     assert result.pruned == [
         RowName("Abs", signature("Abs", cells(1))),
         RowName("Neg", signature("Neg", cells(2))),

@@ -42,12 +42,7 @@ from opatlas.report.plots.roofline import (
     roofline_points,
     unit_of,
 )
-from opatlas.report.plots.timed_rows import (
-    TimedRow,
-    device_of,
-    on_device,
-    read_timed_rows,
-)
+from opatlas.report.plots.timed_rows import TimedRow, database_device, on_device, read_timed_rows
 
 HEADER = ",".join((*INPUT_SLOTS, *OUTPUT_SLOTS, AVERAGE, PROFILING_AVERAGE, CACHE_STATE, INSTRUMENT))
 ADD = '"{n},1024;{n},1024",DT_BF16;DT_BF16,ND;ND,"{n},1024",DT_BF16,ND,{replayed},{captured},{how}'
@@ -100,12 +95,12 @@ def test_rows_with_a_duration_and_how_they_were_timed(folder: Path) -> None:
 
 
 def test_the_device_is_the_folder_under_data_or_what_all_manifests_say(folder: Path, tmp_path: Path) -> None:
-    assert device_of(tmp_path / "data" / "AMD_EPYC" / "torch" / "torch2.13.0_cpu") == "AMD_EPYC"
+    assert database_device(tmp_path / "data" / "AMD_EPYC" / "torch" / "torch2.13.0_cpu") == "AMD_EPYC"
     (folder / "runs" / "torn.json").write_text("{")
-    assert device_of(folder) == "NVIDIA_H200"
+    assert database_device(folder) == "NVIDIA_H200"
     other = {"device": {"name": "NVIDIA_H100"}, "packages": {}, "started_at": 1.0}
     (folder / "runs" / "two.json").write_text(json.dumps(other))
-    assert device_of(folder) == ""
+    assert database_device(folder) == ""
 
 
 def test_durations_are_by_type_size_and_source() -> None:
@@ -398,10 +393,10 @@ def test_without_matplotlib_the_extra_is_named(
 
 
 def test_known_peaks_are_of_devices_that_have_a_folder() -> None:
-    from opatlas.model.location import NPU_DEVICES, kind_of
+    from opatlas.model.location import NPU_DEVICES, device_kind
 
     assert set(NPU_DEVICES) <= set(PEAKS)
-    assert {kind_of(device) for device in PEAKS} == {"npu", "cuda"}
+    assert {device_kind(device) for device in PEAKS} == {"npu", "cuda"}
 
 
 @pytest.mark.parametrize(("size", "text"), [(1, "1 B"), (512, "512 B"), (1 << 16, "64 KiB"), (3 << 40, "3 TiB")])

@@ -18,8 +18,8 @@ from opatlas.model.schema import (
 )
 from opatlas.store import history
 from opatlas.store.database import Database
-from opatlas.store.journal import Header
-from opatlas.store.write_back import UpdateMode, merge
+from opatlas.store.journal import JournalHeader
+from opatlas.store.write_back import UpdateMode, write_back
 
 RUNS = tuple(f"2025112{day}T120000-aaaaaa" for day in range(1, 6))
 
@@ -34,8 +34,8 @@ def database(tmp_path: Path) -> Database:
 def run(database: Database, run_id: str, duration_us: float, machine: str, *, torch: str = "2.9.0") -> None:
     """A session that measured row 1 on a machine."""
     records = [record(1, duration_us, run=run_id)]
-    merge(database, records, UpdateMode.ALL, prune=False)
-    history.add(database, Header(run_id, "all", prune=False), records)
+    write_back(database, records, UpdateMode.ALL, prune=False)
+    history.add(database, JournalHeader(run_id, "all", prune=False), records)
     device = {"name": "H200", "facts": {"uuid": machine}}
     manifest = {"started_at": 1.7e9, "host": "vm", "device": device, "packages": {"torch": torch}}
     (database.runs_dir / f"{run_id}.json").write_text(json.dumps(manifest))
@@ -100,10 +100,10 @@ def test_a_row_without_a_duration_is_not_pooled_any_more(database: Database) -> 
 def test_a_damaged_history_costs_itself_only(database: Database) -> None:
     run(database, RUNS[0], 10.0, "GPU-1")
     run(database, RUNS[1], 20.0, "GPU-2")
-    history.path_of(database, RUNS[0]).write_bytes(b"damaged")
+    history.file_path(database, RUNS[0]).write_bytes(b"damaged")
     problems: list[str] = []
     pool(database, problems, lambda: None)
-    assert [str(history.path_of(database, RUNS[0])) in problem for problem in problems] == [True]
+    assert [str(history.file_path(database, RUNS[0])) in problem for problem in problems] == [True]
     assert pooled_cells(database)[0] == ("20.0000", "1", "1", "")
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from opatlas.combine import provenance
-from opatlas.combine.provenance import MixedDatabase, Origin, Provenance, Stored, Taking
+from opatlas.combine.provenance import MeasurementOrigin, MixedDatabase, PlannedDuration, Provenance, StoredDuration
 from opatlas.model.location import DEFAULT_NPU_DEVICE
 from opatlas.store.database import Database
 
 RUN, OTHER = "20261121T163006-1f0c9a", "20261122T163006-2f0c9a"
 TORCH = {"torch": "2.13.0"}
-CPU = Origin("AMD_EPYC", "cpu", TORCH, threads=2)
-H200 = Origin("NVIDIA_H200", "cuda", {"torch": "2.11.0", "CUDA (of torch)": "13.0"})
-NPU = Origin(DEFAULT_NPU_DEVICE, "npu", {"vllm-ascend": "0.18.0", "torch": "2.9.0", "CANN": "8.5.0"})
+CPU = MeasurementOrigin("AMD_EPYC", "cpu", TORCH, threads=2)
+H200 = MeasurementOrigin("NVIDIA_H200", "cuda", {"torch": "2.11.0", "CUDA (of torch)": "13.0"})
+NPU = MeasurementOrigin(DEFAULT_NPU_DEVICE, "npu", {"vllm-ascend": "0.18.0", "torch": "2.9.0", "CANN": "8.5.0"})
 OF_H200 = {"name": "NVIDIA_H200", "kind": "cuda", "facts": {"torch": "2.11.0+cu130", "cuda": "13.0"}}
 OF_CPU = {"name": "AMD_EPYC", "kind": "cpu", "facts": {"torch": "2.13.0+cpu", "threads": 2}}
 
@@ -51,7 +51,7 @@ def row(database: Database, run_id: str, duration: str = "1.5", kernel_type: str
         writer.writerow(cells)
 
 
-def refused(database: Database, ours: Origin) -> Origin | None:
+def refused(database: Database, ours: MeasurementOrigin) -> MeasurementOrigin | None:
     """What a database is of, if durations of `ours` are refused."""
     try:
         Provenance(database).expect(ours)
@@ -68,7 +68,7 @@ def test_another_device_is_refused_and_both_are_named(database: Database) -> Non
     manifest(database, RUN, OF_H200)
     with pytest.raises(MixedDatabase) as raised:
         Provenance(database).expect(CPU)
-    assert raised.value.theirs == Origin("NVIDIA_H200", "cuda", H200.versions, host="one")
+    assert raised.value.theirs == MeasurementOrigin("NVIDIA_H200", "cuda", H200.versions, host="one")
     assert raised.value.ours == CPU
     assert RUN in raised.value.evidence
     assert refused(database, H200) is None
@@ -77,20 +77,20 @@ def test_another_device_is_refused_and_both_are_named(database: Database) -> Non
 @pytest.mark.parametrize(
     ("ours", "is_refused"),
     [
-        (Origin("AMD_EPYC", "cpu", {"torch": "2.13.0+cpu"}), False),
-        (Origin("AMD_EPYC", "cpu", {"torch": "2.13"}), False),
-        (Origin("AMD_EPYC", "cpu", {"torch": "2.12.0"}), True),
-        (Origin("AMD_EPYC", "cpu", {"torch": "2.13.0.dev20260101"}), True),
-        (Origin("Intel_Xeon_Processor", "cpu", TORCH), True),
-        (Origin("", "cpu", TORCH), False),
-        (Origin("", "simulated", TORCH), True),
-        (Origin("AMD_EPYC", "cpu", {}), False),
+        (MeasurementOrigin("AMD_EPYC", "cpu", {"torch": "2.13.0+cpu"}), False),
+        (MeasurementOrigin("AMD_EPYC", "cpu", {"torch": "2.13"}), False),
+        (MeasurementOrigin("AMD_EPYC", "cpu", {"torch": "2.12.0"}), True),
+        (MeasurementOrigin("AMD_EPYC", "cpu", {"torch": "2.13.0.dev20260101"}), True),
+        (MeasurementOrigin("Intel_Xeon_Processor", "cpu", TORCH), True),
+        (MeasurementOrigin("", "cpu", TORCH), False),
+        (MeasurementOrigin("", "simulated", TORCH), True),
+        (MeasurementOrigin("AMD_EPYC", "cpu", {}), False),
         # A cloud calls all of its machines the same.
-        (Origin("AMD_EPYC", "cpu", TORCH, threads=2), False),
-        (Origin("AMD_EPYC", "cpu", TORCH, threads=16), True),
+        (MeasurementOrigin("AMD_EPYC", "cpu", TORCH, threads=2), False),
+        (MeasurementOrigin("AMD_EPYC", "cpu", TORCH, threads=16), True),
     ],
 )
-def test_what_is_known_of_both_has_to_agree(database: Database, ours: Origin, is_refused: bool) -> None:
+def test_what_is_known_of_both_has_to_agree(database: Database, ours: MeasurementOrigin, is_refused: bool) -> None:
     row(database, RUN)
     manifest(database, RUN, OF_CPU)
     assert (refused(database, ours) is not None) == is_refused
@@ -100,12 +100,12 @@ def test_threads_are_named_where_they_are_all_that_differs(database: Database) -
     row(database, RUN)
     manifest(database, RUN, OF_CPU)
     with pytest.raises(MixedDatabase) as raised:
-        Provenance(database).expect(Origin("AMD_EPYC", "cpu", TORCH, threads=16))
+        Provenance(database).expect(MeasurementOrigin("AMD_EPYC", "cpu", TORCH, threads=16))
     error = raised.value
     assert (error.theirs.threads, error.ours.threads) == (2, 16)
     assert error.theirs.only_threads_differ(error.ours)
     assert "AMD_EPYC (2 threads)" in str(error)
-    assert not error.theirs.only_threads_differ(Origin("Other", "cpu", TORCH, threads=16))
+    assert not error.theirs.only_threads_differ(MeasurementOrigin("Other", "cpu", TORCH, threads=16))
 
 
 def test_each_version_that_names_an_npus_folder_counts(database: Database) -> None:
@@ -114,9 +114,9 @@ def test_each_version_that_names_an_npus_folder_counts(database: Database) -> No
     manifest(database, RUN, {"name": DEFAULT_NPU_DEVICE, "kind": "npu", "facts": facts})
     assert refused(database, NPU) is None
     for name in NPU.versions:
-        assert refused(database, Origin(NPU.device, "npu", {**NPU.versions, name: "7.7"})) is not None
+        assert refused(database, MeasurementOrigin(NPU.device, "npu", {**NPU.versions, name: "7.7"})) is not None
     # The chip in it.
-    assert refused(database, Origin("Ascend910_9392", "npu")) is None
+    assert refused(database, MeasurementOrigin("Ascend910_9392", "npu")) is None
 
 
 def test_only_runs_whose_durations_are_there_count(database: Database) -> None:
@@ -145,8 +145,8 @@ def test_messages_have_runs_too(database: Database) -> None:
         f"message_bytes,num_devices,dtype,topology_tier,Duration(us),Run ID\n1024,2,DT_BF16,1,5.4,{RUN}\n"
     )
     manifest(database, RUN, {**OF_H200, "facts": {"torch": "2.11.0", "nccl": "2.28.9", "ranks": 2}})
-    assert refused(database, Origin("NVIDIA_H200", "cuda", {"NCCL": "2.28.9"})) is None
-    assert refused(database, Origin("NVIDIA_H200", "cuda", {"NCCL": "2.27.0"})) is not None
+    assert refused(database, MeasurementOrigin("NVIDIA_H200", "cuda", {"NCCL": "2.28.9"})) is None
+    assert refused(database, MeasurementOrigin("NVIDIA_H200", "cuda", {"NCCL": "2.27.0"})) is not None
 
 
 def test_every_device_of_a_run_counts(database: Database) -> None:
@@ -186,7 +186,7 @@ def test_a_folder_tells_what_it_is_for(tmp_path: Path, folder: str, device: str,
     origin = provenance.folder_origin(database)
     assert origin is not None
     assert (origin.device, origin.versions) == (device, versions)
-    assert refused(database, Origin("Another", origin.kind)) == origin
+    assert refused(database, MeasurementOrigin("Another", origin.kind)) == origin
     assert refused(database, origin) is None
 
 
@@ -198,12 +198,12 @@ def test_a_folder_that_is_named_for_the_release_is_told_and_not_refused(
 ) -> None:
     database = Database(tmp_path / f"{DEFAULT_NPU_DEVICE}/vllm_ascend/vllm0.18.0_torch2.9.0_cann{named}")
     database.path.mkdir(parents=True)
-    ours = Origin(NPU.device, "npu", {**NPU.versions, "CANN": installed})
+    ours = MeasurementOrigin(NPU.device, "npu", {**NPU.versions, "CANN": installed})
     assert refused(database, ours) is None
     note = Provenance(database).folder_note(ours)
     assert f"CANN {named}" in note
     assert installed in note
-    assert refused(database, Origin(NPU.device, "npu", {**NPU.versions, "CANN": "8.4"})) is not None
+    assert refused(database, MeasurementOrigin(NPU.device, "npu", {**NPU.versions, "CANN": "8.4"})) is not None
 
 
 def test_a_folder_of_the_same_versions_needs_no_note(tmp_path: Path) -> None:
@@ -216,8 +216,8 @@ def test_runs_of_two_candidates_of_one_release_do_not_compare(database: Database
     row(database, RUN)
     facts = {"torch": "2.9.0", "cann_toolkit": "8.3.RC1", "vllm_ascend": "0.18.0"}
     manifest(database, RUN, {"name": DEFAULT_NPU_DEVICE, "kind": "npu", "facts": facts})
-    assert refused(database, Origin(NPU.device, "npu", {**NPU.versions, "CANN": "8.3.RC1"})) is None
-    assert refused(database, Origin(NPU.device, "npu", {**NPU.versions, "CANN": "8.3.RC2"})) is not None
+    assert refused(database, MeasurementOrigin(NPU.device, "npu", {**NPU.versions, "CANN": "8.3.RC1"})) is None
+    assert refused(database, MeasurementOrigin(NPU.device, "npu", {**NPU.versions, "CANN": "8.3.RC2"})) is not None
 
 
 @pytest.mark.parametrize("folder", ["mine", "device/torch/mine", "device/other/torch2.9.0_cpu", "nccl/mine"])
@@ -235,29 +235,34 @@ def test_manifests_count_for_more_than_the_folder(tmp_path: Path) -> None:
 # The durations that are to be replaced
 
 
-def unlike(database: Database, stored: Stored, taking: Taking) -> dict[str, tuple[str, str]]:
-    return {each.what: (each.stored, each.taken) for each in Provenance(database).unlike([(stored, taking)])}
+def unlike(database: Database, stored: StoredDuration, taking: PlannedDuration) -> dict[str, tuple[str, str]]:
+    return {each.what: (each.stored, each.taken) for each in Provenance(database).mismatches([(stored, taking)])}
 
 
 def test_cache_state_and_instrument_are_compared(database: Database) -> None:
     manifest(database, RUN, OF_CPU)
-    stored = Stored("Abs.csv:2", RUN, "cold", "wall-clock", 50)
-    assert unlike(database, stored, Taking(CPU, "cold", "wall-clock", 3)) == {}
-    assert unlike(database, stored, Taking(CPU, "warm", "wall-clock", 3)) == {provenance.CACHE: ("cold", "warm")}
-    assert unlike(database, stored, Taking(CPU, "cold", "events", 3)) == {
+    stored = StoredDuration("Abs.csv:2", RUN, "cold", "wall-clock", 50)
+    assert unlike(database, stored, PlannedDuration(CPU, "cold", "wall-clock", 3)) == {}
+    assert unlike(database, stored, PlannedDuration(CPU, "warm", "wall-clock", 3)) == {
+        provenance.CACHE: ("cold", "warm")
+    }
+    assert unlike(database, stored, PlannedDuration(CPU, "cold", "events", 3)) == {
         provenance.INSTRUMENT: ("wall-clock", "events")
     }
-    assert unlike(database, stored, Taking(CPU, "cold", "", 3)) == {}, "not known before the device is opened"
+    assert unlike(database, stored, PlannedDuration(CPU, "cold", "", 3)) == {}, "not known before the device is opened"
 
 
 def test_durations_without_a_manifest_are_of_unknown_origin(database: Database, tmp_path: Path) -> None:
     for run_id in ("", RUN):
         assert unlike(
-            database, Stored("Abs.csv:2", run_id, "", "", None), Taking(CPU, "cold", "wall-clock", 3)
+            database, StoredDuration("Abs.csv:2", run_id, "", "", None), PlannedDuration(CPU, "cold", "wall-clock", 3)
         ).keys() == {provenance.ORIGIN}
     # Unless the folder says what they are of.
     named = Database(tmp_path / "AMD_EPYC/torch/torch2.13.0_cpu")
-    assert unlike(named, Stored("Abs.csv:2", "", "", "", None), Taking(CPU, "cold", "wall-clock", 3)) == {}
+    assert (
+        unlike(named, StoredDuration("Abs.csv:2", "", "", "", None), PlannedDuration(CPU, "cold", "wall-clock", 3))
+        == {}
+    )
 
 
 def test_a_damaged_manifest_tells_nothing_and_is_a_problem(database: Database) -> None:
@@ -265,16 +270,18 @@ def test_a_damaged_manifest_tells_nothing_and_is_a_problem(database: Database) -
     path.write_text("{")
     found = Provenance(database)
     assert [str(path) in problem for problem in found.problems] == [True]
-    (one,) = found.unlike([(Stored("Abs.csv:2", RUN, "", "", None), Taking(CPU, "cold", "wall-clock", 3))])
+    (one,) = found.mismatches(
+        [(StoredDuration("Abs.csv:2", RUN, "", "", None), PlannedDuration(CPU, "cold", "wall-clock", 3))]
+    )
     assert one.what == provenance.ORIGIN
 
 
 def test_rows_alike_are_counted_together(database: Database) -> None:
     manifest(database, RUN, OF_CPU)
-    taking = Taking(CPU, "warm", "wall-clock", None)
-    rows = [(Stored(f"Abs.csv:{line}", RUN, "cold", "wall-clock", 10), taking) for line in (2, 3, 4)]
-    rows.append((Stored("Abs.csv:5", RUN, "warm", "wall-clock", 10), taking))
-    (one,) = Provenance(database).unlike(rows)
+    taking = PlannedDuration(CPU, "warm", "wall-clock", None)
+    rows = [(StoredDuration(f"Abs.csv:{line}", RUN, "cold", "wall-clock", 10), taking) for line in (2, 3, 4)]
+    rows.append((StoredDuration("Abs.csv:5", RUN, "warm", "wall-clock", 10), taking))
+    (one,) = Provenance(database).mismatches(rows)
     assert (one.what, one.count, one.example) == (provenance.CACHE, 3, "Abs.csv:2")
 
 

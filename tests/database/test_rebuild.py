@@ -14,8 +14,8 @@ from test_merge import RUN, cells, read, record, write
 from opatlas.cli.main import main
 from opatlas.combine.rebuild import rebuild
 from opatlas.store.database import Database, SessionLock
-from opatlas.store.journal import Header
-from opatlas.store.write_back import merge_run, recover
+from opatlas.store.journal import JournalHeader
+from opatlas.store.write_back import recover, write_back_run
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_samples_of_a_sibling_fill_both_rows_again(tmp_path: Path) -> None:
     database = Database(tmp_path / "database")
     asked = matmul_record()
     write(database, [dict(asked.cells)], asked.kernel_type)
-    merge_run(database, Header(asked.run_id, "all", prune=False), [asked.to_json()])
+    write_back_run(database, JournalHeader(asked.run_id, "all", prune=False), [asked.to_json()])
     before = contents(database)
     assert len(before) == 2
     for kernel_type in (path.stem for path in database.path.glob("*.csv")):
@@ -128,7 +128,7 @@ def test_any_life_of_a_database_is_made_again_to_the_letter(tmp_path_factory, se
         ]
         path = abandoned(database, *records, run=run, mode=session["mode"])
         if not session["killed"]:
-            merge_run(database, Header(run, session["mode"], prune=False))
+            write_back_run(database, JournalHeader(run, session["mode"], prune=False))
             assert not path.exists()
     recover(database, own_run="")
     before = contents(database)

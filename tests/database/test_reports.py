@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from opatlas.report.session_files import Gap, SessionFacts, replay_report
-from opatlas.store.write_back import MergeResult
+from opatlas.store.write_back import WriteBackResult
 
 FACTS = SessionFacts(
     run_id="run",
@@ -23,7 +23,7 @@ FACTS = SessionFacts(
     left_out={},
     duplicates={},
     not_replayable={},
-    merged=MergeResult(),
+    merged=WriteBackResult(),
     seconds=1.0,
     figures=(),
     quality=(),

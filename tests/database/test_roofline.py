@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opatlas.model.roofline import PEAKS, Peak, achieved, bound_us, peak_of, work_of
+from opatlas.model.roofline import PEAKS, Peak, achieved_rates, bound_us, device_peak, row_work
 
 #: (64, 1024) x (2048, 1024): 0.125 MiB + 4 MiB in, 0.25 MiB out, 2 * 64 * 2048 * 1024 operations.
 PRODUCT = {
@@ -19,14 +19,14 @@ PEAK = Peak(1000.0, {"BF16": 100.0})
 
 
 def test_the_work_of_a_product() -> None:
-    work = work_of("MatMulV2", PRODUCT)
+    work = row_work("MatMulV2", PRODUCT)
     assert work is not None
     assert (work.read_bytes, work.moved_bytes) == (4_325_376, 4_587_520)
     assert (work.operations, work.dtype) == (268_435_456, "BF16")
 
 
 def test_memory_bounds_a_cold_row_and_arithmetic_a_warm_one() -> None:
-    work = work_of("MatMulV2", PRODUCT)
+    work = row_work("MatMulV2", PRODUCT)
     assert work is not None
     assert bound_us(work, PEAK, cold=True) == pytest.approx(4.325376)
     assert bound_us(work, PEAK, cold=False) == pytest.approx(2.68435456)
@@ -34,20 +34,20 @@ def test_memory_bounds_a_cold_row_and_arithmetic_a_warm_one() -> None:
 
 
 def test_shares_of_the_peaks() -> None:
-    work = work_of("MatMulV2", PRODUCT)
+    work = row_work("MatMulV2", PRODUCT)
     assert work is not None
-    rates = achieved(work, PEAK, 10.0)
+    rates = achieved_rates(work, PEAK, 10.0)
     assert (rates.gbps, rates.tera_ops) == (pytest.approx(458.752), pytest.approx(26.8435456))
-    assert (rates.of_bandwidth, rates.of_arithmetic) == (pytest.approx(0.458752), pytest.approx(0.268435456))
-    assert (rates.share, rates.bound_by_arithmetic) == (rates.of_bandwidth, False)
-    assert achieved(work, Peak(), 10.0).share is None
+    assert (rates.bandwidth_share, rates.arithmetic_share) == (pytest.approx(0.458752), pytest.approx(0.268435456))
+    assert (rates.share, rates.bound_by_arithmetic) == (rates.bandwidth_share, False)
+    assert achieved_rates(work, Peak(), 10.0).share is None
 
 
 def test_rows_whose_work_is_not_told_have_none() -> None:
-    assert work_of("FusedInferAttentionScore", PRODUCT) is None
-    assert work_of("MatMulV2", {**PRODUCT, "Input Shapes": "64,x;2048,1024"}) is None
+    assert row_work("FusedInferAttentionScore", PRODUCT) is None
+    assert row_work("MatMulV2", {**PRODUCT, "Input Shapes": "64,x;2048,1024"}) is None
 
 
 def test_a_device_without_known_peaks_bounds_nothing() -> None:
-    assert peak_of("NVIDIA_H200") is PEAKS["NVIDIA_H200"]
-    assert peak_of("AMD_EPYC") == Peak()
+    assert device_peak("NVIDIA_H200") is PEAKS["NVIDIA_H200"]
+    assert device_peak("AMD_EPYC") == Peak()

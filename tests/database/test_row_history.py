@@ -13,9 +13,9 @@ from test_merge import cells, read, record, write
 
 from opatlas.cli.main import main
 from opatlas.store.database import Database
-from opatlas.store.journal import Header
+from opatlas.store.journal import JournalHeader
 from opatlas.store.manifest import Manifest
-from opatlas.store.write_back import merge_run, recover
+from opatlas.store.write_back import recover, write_back_run
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_call_that_ran_as_a_sibling_is_told_of_both_rows(tmp_path: Path) -> No
     database = Database(tmp_path / "database")
     asked = matmul_record()
     write(database, [dict(asked.cells)], asked.kernel_type)
-    merge_run(database, Header(asked.run_id, "all", prune=False), [asked.to_json()])
+    write_back_run(database, JournalHeader(asked.run_id, "all", prune=False), [asked.to_json()])
     rows = told(database, "MatMul")
     assert [(row["kernel_type"], row["runs"][0]["reason"]) for row in rows] == [
         ("MatMulV2", "ran as MatMulV3"),

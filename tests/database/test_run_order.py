@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from opatlas.store.manifest import RunOrder, time_in
+from opatlas.store.manifest import RunOrder, run_id_time
 
 NOW = 1_800_000_000.0
 EARLIER, LATER = "20261121T120000-aaaaaa", "20261121T120001-000000"
@@ -30,9 +30,9 @@ def _time_zone(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_time_zone")
 def test_the_time_in_a_run_id_is_utc_in_every_time_zone() -> None:
-    assert time_in("19700102T000001-1f0c9a") == 86_401
+    assert run_id_time("19700102T000001-1f0c9a") == 86_401
     # The first run has a manifest, whose time needs no time zone.
-    order = RunOrder({"other": time_in(EARLIER) or 0.0}, now=NOW)
+    order = RunOrder({"other": run_id_time(EARLIER) or 0.0}, now=NOW)
     assert order.age("other") < order.age(LATER)
 
 
@@ -58,4 +58,4 @@ def test_different_runs_of_the_same_second_have_an_order() -> None:
     "run_id", ["99999999T999999-x", "x", "\uff12\uff10\uff12\uff161121T120000-x", "20261121T1200001"]
 )
 def test_an_id_without_a_time_has_none(run_id: str) -> None:
-    assert time_in(run_id) is None
+    assert run_id_time(run_id) is None

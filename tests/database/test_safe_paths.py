@@ -19,11 +19,11 @@ from opatlas.files import (
     own_folder,
     read_own,
 )
-from opatlas.model.location import shipped_as
+from opatlas.model.location import shipped_note
 from opatlas.store import journal
 from opatlas.store.csv_files import read_frame, write_text
 from opatlas.store.database import Database, SessionLock
-from opatlas.store.journal import Header, Journal
+from opatlas.store.journal import Journal, JournalHeader
 from opatlas.store.manifest import Manifest
 from opatlas.store.pruned import append_pruned
 from opatlas.store.write_back import UpdateMode, recover
@@ -86,9 +86,9 @@ def test_what_is_written_into_a_linked_folder_is_refused(database, canary):
     manifest = Manifest("20261121T163006-1f0c9a", 1.0, {}, "")
     for write in (
         lambda: manifest.write(database),
-        lambda: Journal(database, Header("run", UpdateMode.ALL.value, False)),
+        lambda: Journal(database, JournalHeader("run", UpdateMode.ALL.value, False)),
         lambda: append_pruned(database, "Add", read_frame(database.path / "Add.csv")),
-        lambda: database.free_report("gaps", 0.0),
+        lambda: database.new_report_path("gaps", 0.0),
         lambda: SessionLock(database, run_id="run", command="pytest").acquire(0, print),
         lambda: save_constraints(database.path, MoeKernel(1, "INT8"), []),
     ):
@@ -137,7 +137,7 @@ def test_a_pipe_in_place_of_a_file_makes_nobody_wait(database, name):
     with pytest.raises(OpAtlasError):
         {
             "Mul.csv": lambda: database.read("Mul"),
-            "SHIPPED.txt": lambda: shipped_as(database.path),
+            "SHIPPED.txt": lambda: shipped_note(database.path),
             "runs/r.json": lambda: Manifest.read(path),
             "journal/r.jsonl": lambda: journal.read(path),
             "journal/session.json": lambda: SessionLock(database, run_id="r", command="").acquire(0, print),
@@ -170,7 +170,7 @@ def test_filelock_itself_opens_no_link(database, canary):
 def test_a_journal_that_is_a_link_stays_where_it_leads(database, canary):
     linked(database, "journal/20261121T163006-1f0c9a.jsonl", canary / "secret.txt")
     linked(database, "journal/20261121T163006-1f0c9b.lock", canary / "secret.txt")
-    header = Header("20261121T163006-1f0c9b", UpdateMode.ALL.value, False)
+    header = JournalHeader("20261121T163006-1f0c9b", UpdateMode.ALL.value, False)
     (database.journal_dir / "20261121T163006-1f0c9b.jsonl").write_text(json.dumps(asdict(header)) + "\n")
     found = recover(database, own_run="")
     assert len(found) == 2
@@ -187,18 +187,18 @@ def test_a_constraints_table_behind_a_link_is_not_read(database, canary):
 def test_what_a_shipped_database_tells_is_one_short_line_of_a_file_of_its_own(database, canary):
     marker = linked(database, "SHIPPED.txt", canary / "secret.txt")
     with pytest.raises(UnsafePath):
-        shipped_as(database.path)
+        shipped_note(database.path)
     marker.unlink()
     marker.write_text("a machine\n" + SECRET)
-    assert shipped_as(database.path) == "a machine"
+    assert shipped_note(database.path) == "a machine"
     marker.write_text("x" * 10_000)
-    assert len(shipped_as(database.path)) <= 300
+    assert len(shipped_note(database.path)) <= 300
     marker.unlink()
-    assert shipped_as(database.path) == ""
+    assert shipped_note(database.path) == ""
     with open(marker, "wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(UnsafePath):
-        shipped_as(database.path)
+        shipped_note(database.path)
 
 
 @pytest.mark.parametrize("content", ["", HEADER])
@@ -224,7 +224,7 @@ def test_a_folder_in_place_of_a_file_is_an_error_for_the_user(database, name):
     with pytest.raises((OpAtlasError, IsADirectoryError)):
         {
             "Mul.csv": lambda: database.read("Mul"),
-            "SHIPPED.txt": lambda: shipped_as(database.path),
+            "SHIPPED.txt": lambda: shipped_note(database.path),
             "runs/r.json": lambda: Manifest.read(path),
             "journal/r.jsonl": lambda: journal.read(path),
         }[name]()
@@ -260,7 +260,7 @@ def test_a_dry_run_copies_no_file_that_a_link_of_the_database_leads_to(database,
 @pytest.mark.parametrize("run_id", ["../../home/evil", "20261121T163006-1f0c9a"])
 def test_names_in_a_journal_lead_nowhere(database, canary, tmp_path, kernel_type, run_id):
     values = {**record(1, 2.0).to_json(), "kernel_type": kernel_type, "run_id": run_id}
-    header = Header(run_id, UpdateMode.ALL.value, True)
+    header = JournalHeader(run_id, UpdateMode.ALL.value, True)
     database.journal_dir.mkdir()
     journal.write(database.journal_dir / "20261121T163006-1f0c9a.jsonl", header, [values])
     outside = {path for path in tmp_path.rglob("*") if database.path not in path.parents}

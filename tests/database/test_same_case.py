@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from captures import cells
 
-from opatlas.model.same_case import compare
+from opatlas.model.same_case import compare_launch
 from opatlas.model.schema import BASE, INPUT_SHAPES
 from opatlas.model.signature import normalized_kernel_type
 from opatlas.model.slots import EMPTY_WORDS
@@ -45,8 +45,8 @@ SAME = {
 
 @pytest.mark.parametrize(("wanted", "ran"), SAME.values(), ids=SAME)
 def test_the_same_case_however_it_is_written(wanted: str, ran: str) -> None:
-    assert compare("Add", row(wanted), row(ran)).difference == ""
-    assert compare("Add", row(wanted), row(ran)).assumptions == ()
+    assert compare_launch("Add", row(wanted), row(ran)).difference == ""
+    assert compare_launch("Add", row(wanted), row(ran)).assumptions == ()
 
 
 OTHER = {
@@ -66,7 +66,7 @@ OTHER = {
 
 @pytest.mark.parametrize(("wanted", "ran", "slot"), OTHER.values(), ids=OTHER)
 def test_another_case_names_its_slot_and_both_forms(wanted: str, ran: str, slot: str) -> None:
-    difference = compare("Add", row(wanted), row(ran)).difference
+    difference = compare_launch("Add", row(wanted), row(ran)).difference
     number = int(slot[-1])
     assert slot in difference
     for text in (wanted, ran):
@@ -77,30 +77,30 @@ def test_another_case_names_its_slot_and_both_forms(wanted: str, ran: str, slot:
 def test_outputs_count() -> None:
     wanted = row("8,4 FLOAT ND", "8,4 FLOAT ND")
     for outputs in ("8,1 FLOAT ND", "8,4 FLOAT16 ND", "1,1,16,16 FLOAT FRACTAL_NZ"):
-        assert "output slot 0" in compare("Cast", wanted, row("8,4 FLOAT ND", outputs)).difference
+        assert "output slot 0" in compare_launch("Cast", wanted, row("8,4 FLOAT ND", outputs)).difference
 
 
 def test_the_dtype_of_a_scalar_result_counts() -> None:
     """Of a sum of two numbers every tensor is without dimensions."""
     wanted, ran = (row(f"- {dtype} ND; - {dtype} ND", f"- {dtype} ND") for dtype in ("INT32", "INT64"))
-    assert "output slot 0" in compare("Add", wanted, ran).difference
+    assert "output slot 0" in compare_launch("Add", wanted, ran).difference
 
 
 def test_inputs_that_only_describe_the_call_do_not_count() -> None:
     wanted = row("8,4 FLOAT ND; 2 INT64 ND; 2 INT64 ND; 2 INT64 ND", "2,4 FLOAT ND")
     ran = row("8,4 FLOAT ND; 2 INT32 ND; 2 INT32 ND", "2,4 FLOAT ND")
-    assert compare("Slice", wanted, ran).difference == ""
-    assert compare("Slice", wanted, row("9,4 FLOAT ND; 2 INT32 ND", "2,4 FLOAT ND")).difference
+    assert compare_launch("Slice", wanted, ran).difference == ""
+    assert compare_launch("Slice", wanted, row("9,4 FLOAT ND; 2 INT32 ND", "2,4 FLOAT ND")).difference
 
 
 def test_axes_of_size_1_are_not_transposed() -> None:
     """CANN's contiguous copy leaves them out (ops-math, contiguous.cpp)."""
     wanted = row("8192,1,6,6 FLOAT NCHW; 4 INT64 ND", "1,6,6,8192 FLOAT ND")
-    assert not compare("Transpose", wanted, row("8192,6,6 FLOAT ND; 3 INT64 ND", "6,6,8192 FLOAT ND")).difference
-    assert compare("Transpose", wanted, row("8192,6,6 FLOAT ND; 3 INT64 ND", "6,8192,6 FLOAT ND")).difference
-    assert compare("Transpose", wanted, row("8192,36 FLOAT ND; 2 INT64 ND", "36,8192 FLOAT ND")).difference
-    assert compare("Transpose", wanted, row("8192,6,6 FLOAT16 ND; 3 INT64 ND", "6,6,8192 FLOAT16 ND")).difference
-    assert compare("Add", row("8,1,4 FLOAT ND"), row("8,4 FLOAT ND")).difference
+    assert not compare_launch("Transpose", wanted, row("8192,6,6 FLOAT ND; 3 INT64 ND", "6,6,8192 FLOAT ND")).difference
+    assert compare_launch("Transpose", wanted, row("8192,6,6 FLOAT ND; 3 INT64 ND", "6,8192,6 FLOAT ND")).difference
+    assert compare_launch("Transpose", wanted, row("8192,36 FLOAT ND; 2 INT64 ND", "36,8192 FLOAT ND")).difference
+    assert compare_launch("Transpose", wanted, row("8192,6,6 FLOAT16 ND; 3 INT64 ND", "6,6,8192 FLOAT16 ND")).difference
+    assert compare_launch("Add", row("8,1,4 FLOAT ND"), row("8,4 FLOAT ND")).difference
 
 
 TAKEN = {
@@ -116,13 +116,13 @@ TAKEN = {
 
 @pytest.mark.parametrize(("wanted", "ran"), TAKEN.values(), ids=TAKEN)
 def test_what_is_not_told_is_taken_and_said(wanted: str, ran: dict[str, str]) -> None:
-    found = compare("QuantBatchMatmulV3", row(wanted), ran)
+    found = compare_launch("QuantBatchMatmulV3", row(wanted), ran)
     assert found.difference == ""
     assert found.assumptions
 
 
 def test_a_message_has_no_tensors() -> None:
-    assert compare("hcom_allReduce_", {"message_bytes": "8"}, NOTHING) == compare("Add", cells(), cells())
+    assert compare_launch("hcom_allReduce_", {"message_bytes": "8"}, NOTHING) == compare_launch("Add", cells(), cells())
 
 
 CAPTURES = sorted((DATA / "ascend_profiler").glob("*_level[12]_rank0/kernel_details.csv"))
@@ -138,8 +138,8 @@ def test_each_launch_of_a_real_capture_is_its_own_case_and_no_other_shapes(path:
     ]
     assert recorded
     for kernel_type, launch in recorded:
-        assert compare(kernel_type, launch, launch) == compare("Add", cells(), cells())
+        assert compare_launch(kernel_type, launch, launch) == compare_launch("Add", cells(), cells())
         first, *_ = launch[INPUT_SHAPES].strip('"').split(";")
         if first:
             other = {**launch, INPUT_SHAPES: launch[INPUT_SHAPES].replace(first, f"3,{first}", 1)}
-            assert compare(kernel_type, launch, other).difference
+            assert compare_launch(kernel_type, launch, other).difference

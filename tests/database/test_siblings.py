@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from opatlas.model.siblings import plain_type, siblings
+from opatlas.model.same_case import base_type, siblings
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_each_is_the_others_sibling(one: str, other: str) -> None:
 
 def test_a_twin_does_what_the_plain_type_does() -> None:
     names = ("Add", "AddAiCore", "AscendQuantV2Aicore")
-    assert [plain_type(name) for name in names] == ["Add", "Add", "AscendQuantV2"]
+    assert [base_type(name) for name in names] == ["Add", "Add", "AscendQuantV2"]
 
 
 def test_others_are_no_siblings() -> None:
-    assert {plain_type(name) for name in siblings("TransposeBatchMatMul")} == {"TransposeBatchMatMul"}
-    assert {plain_type(name) for name in siblings("MatMulV3")} == {"MatMul", "MatMulV2", "MatMulV3", "MatMulCommon"}
+    assert {base_type(name) for name in siblings("TransposeBatchMatMul")} == {"TransposeBatchMatMul"}
+    assert {base_type(name) for name in siblings("MatMulV3")} == {"MatMul", "MatMulV2", "MatMulV3", "MatMulCommon"}

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from opatlas.combine.provenance import Origin, Present, Staleness, StaleRuns
+from opatlas.combine.provenance import MeasurementOrigin, PresentSetup, Staleness, StaleRuns
 from opatlas.store.manifest import Manifest
 
 DEVICE = {"name": "NVIDIA_H200", "kind": "cuda", "facts": {"driver": "550.54.15", "torch": "2.9.0", "cuda": "13.0"}}
 RUN = Manifest("run-1", 0.0, {}, "abc", device=DEVICE, packages={})
-PRESENT = Present(Origin("NVIDIA_H200", "cuda", {"torch": "2.9.0", "CUDA (of torch)": "13.0"}), "550.54.15", "abc")
+PRESENT = PresentSetup(
+    MeasurementOrigin("NVIDIA_H200", "cuda", {"torch": "2.9.0", "CUDA (of torch)": "13.0"}), "550.54.15", "abc"
+)
 
 
 def device(**facts: str) -> dict[str, object]:
@@ -33,7 +35,7 @@ def device(**facts: str) -> dict[str, object]:
     ],
 )
 def test_the_first_reason_counts_and_what_is_not_known_does_not(
-    manifest: Manifest, present: Present, staleness: Staleness
+    manifest: Manifest, present: PresentSetup, staleness: Staleness
 ) -> None:
     assert StaleRuns({"run-1": manifest}, present).of("run-1") is staleness
 

@@ -189,15 +189,14 @@ def test_file_and_folder_are_on_disk_before_a_write_is_done(path, monkeypatch):
 
 
 def test_where_things_of_a_database_are(tmp_path):
-    database = Database(str(tmp_path), {"Add": "mine.csv"})
+    database = Database(str(tmp_path))
     folders = (database.journal_dir, database.runs_dir, database.reports_dir, database.pruned_dir)
     names = [folder.name for folder in (*folders, database.profiles_dir)]
     assert names == ["journal", "runs", "reports", "pruned", "profiles"]
     assert {folder.parent for folder in folders} == {database.path} == {tmp_path}
-    assert (database.csv_path("Add").name, database.csv_path("Sub").name) == ("mine.csv", "Sub.csv")
-    write(tmp_path / "mine.csv", HEADER + ROW)
+    write(tmp_path / "Add.csv", HEADER + ROW)
     table = database.read("Add")
-    assert (table.kernel_type, table.path, len(table.frame)) == ("Add", tmp_path / "mine.csv", 1)
+    assert (table.kernel_type, table.path, len(table.frame)) == ("Add", tmp_path / "Add.csv", 1)
 
 
 def test_no_such_file(path):
@@ -324,20 +323,20 @@ def test_write_and_read_through_the_database(tmp_path):
 
 def test_reports_of_one_second_are_numbered(tmp_path):
     database = Database(tmp_path)
-    first = database.free_report("gaps", 0.0, suffix=".md")
+    first = database.new_report_path("gaps", 0.0, suffix=".md")
     assert first.parent == tmp_path / "reports"
     first.parent.mkdir()
     first.touch()
-    second = database.free_report("gaps", 0.0, suffix=".md")
+    second = database.new_report_path("gaps", 0.0, suffix=".md")
     second.touch()
-    names = [path.name for path in (first, second, database.free_report("gaps", 0.0, suffix=".md"))]
+    names = [path.name for path in (first, second, database.new_report_path("gaps", 0.0, suffix=".md"))]
     assert names == [first.name, f"{first.stem}_2.md", f"{first.stem}_3.md"]
-    assert database.free_report("gaps", 0.0) == first.with_suffix(".csv")
+    assert database.new_report_path("gaps", 0.0) == first.with_suffix(".csv")
 
 
 def test_a_report_is_named_for_its_local_time(tmp_path):
     at = 1_000_000_000.0
-    assert Database(tmp_path).free_report("gaps", at).name == f"gaps_{datetime.fromtimestamp(at):%Y%m%d_%H%M%S}.csv"
+    assert Database(tmp_path).new_report_path("gaps", at).name == f"gaps_{datetime.fromtimestamp(at):%Y%m%d_%H%M%S}.csv"
 
 
 @pytest.mark.parametrize(

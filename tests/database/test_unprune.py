@@ -12,7 +12,7 @@ from test_merge import cells, read, record, write
 from opatlas.cli.main import main
 from opatlas.model.signature import digest, signature
 from opatlas.store.database import Database, SessionLock
-from opatlas.store.write_back import UpdateMode, merge
+from opatlas.store.write_back import UpdateMode, write_back
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def database(tmp_path: Path) -> Database:
     write(database, [{"Note": f"of {n}", **cells(n)} for n in (1, 2, 3)])
     write(database, [cells(4)], "Neg")
     of_neg = dataclasses.replace(record(4), kernel_type="Neg", signature=signature("Neg", cells(4)))
-    merge(database, [record(1, 1.0), record(2), record(3), of_neg], UpdateMode.ALL, prune=True)
+    write_back(database, [record(1, 1.0), record(2), record(3), of_neg], UpdateMode.ALL, prune=True)
     return database
 
 
@@ -65,7 +65,7 @@ def test_a_kernel_type(database: Database) -> None:
 
 
 def test_a_row_that_is_there_again_stays_in_pruned(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
-    merge(database, [record(2, 5.0)], UpdateMode.ALL, prune=False)
+    write_back(database, [record(2, 5.0)], UpdateMode.ALL, prune=False)
     assert main(["unprune", str(database.path)]) == 0
     assert (shapes(database), pruned(database)) == (["1,4", "2,4", "3,4"], ["2,4"])
     assert read(database)[1]["Average Duration(us)"] == "5.0000"
@@ -74,7 +74,7 @@ def test_a_row_that_is_there_again_stays_in_pruned(database: Database, capsys: p
 
 def test_a_row_that_was_pruned_twice_comes_back_once(database: Database) -> None:
     write(database, [cells(2)])
-    merge(database, [record(2, run="run-2")], UpdateMode.ALL, prune=True)
+    write_back(database, [record(2, run="run-2")], UpdateMode.ALL, prune=True)
     assert main(["unprune", str(database.path)]) == 0
     assert [row["Run ID"] for row in read(database) if row["Input Shapes"] == "2,4"] == ["run-2"]
     assert pruned(database) == ["2,4"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import captures
 
-from opatlas.model.record import Measurement, RanAs, Record
+from opatlas.model.record import LaunchedCase, Measurement, Record
 from opatlas.model.schema import Status
 from opatlas.model.signature import signature
 from opatlas.store import history, journal
@@ -41,7 +41,9 @@ def _record(
 
 
 def _journal(mode: str, *records: dict[str, Any], prune: bool = False) -> bytes:
-    return b"".join(json.dumps(line).encode() + b"\n" for line in (asdict(journal.Header(_RUN, mode, prune)), *records))
+    return b"".join(
+        json.dumps(line).encode() + b"\n" for line in (asdict(journal.JournalHeader(_RUN, mode, prune)), *records)
+    )
 
 
 def _seeds() -> Iterator[bytes]:
@@ -56,7 +58,7 @@ def _seeds() -> Iterator[bytes]:
         assumptions=("lengths: 3",),
         counters={"a": 1.5},
     )
-    sibling = Measurement((2.0,), "msprof", "warm", ran_as=RanAs("MatMulV2", _MEASURED))
+    sibling = Measurement((2.0,), "msprof", "warm", ran_as=LaunchedCase("MatMulV2", _MEASURED))
     yield _journal("all", _record(Status.MEASURED, measurement), _record(Status.FAILED, reason="ValueError: no"))
     message = _record(Status.MEASURED, measurement, kernel_type="hcom_allReduce_", cells=_MESSAGE)
     yield _journal("all", message)
@@ -73,7 +75,7 @@ def _read(data: bytes, folder: Path) -> None:
 
 def _history(data: bytes, folder: Path) -> None:
     database = Database(folder)
-    path = history.path_of(database, _RUN)
+    path = history.file_path(database, _RUN)
     path.parent.mkdir()
     path.write_bytes(data)
     with refusing(path):

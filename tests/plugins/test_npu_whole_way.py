@@ -16,7 +16,7 @@ from stand_in_npu_plugin import NAME
 from stand_in_npus import StandInNpus, is_mean_us
 
 from opatlas.store.database import Database
-from opatlas.store.manifest import run_manifests
+from opatlas.store.manifest import manifest_paths
 
 SAMPLES = 3
 LAUNCHES = (
@@ -84,7 +84,7 @@ def test_a_capture_is_measured_on_the_npu(database: Path, npus: StandInNpus, tmp
     assert is_mean_us(float(of_add["Average Duration(us)"]), 40, SAMPLES), "as the capture has it: without the Cast"
     assert of_add["MicroBench Helper Kernels"] == "Cast 7.5000"
     assert "ran as MatMulV3" in rows(database, "MatMulV2")[0]["Status Reason"]
-    (manifest,) = run_manifests(Database(database))
+    (manifest,) = manifest_paths(Database(database))
     options = json.loads(manifest.read_text())["options"]
     assert (options["aic_metrics"], options["msprof_rows"]) == ("PipeUtilization", 200)
     assert junit.read_text().count('name="instrument" value="msprof"') == 4

@@ -18,7 +18,7 @@ from opatlas.plugins.settings import Settings
 
 from opatlas.devices.device import DeviceSpec
 from opatlas.instruments.instrument import MeasureSettings
-from opatlas.store.write_back import Recovered, UpdateMode
+from opatlas.store.write_back import RecoveredJournal, UpdateMode
 
 SETTINGS = Settings(
     database=Path("/data"),
@@ -45,7 +45,7 @@ def test_what_was_done_first_is_told_first_and_one_is_no_plural() -> None:
     config: Any = SimpleNamespace(
         option=SimpleNamespace(keyword=""), args=[], invocation_params=SimpleNamespace(dir=ROOT)
     )
-    recovered = Recovered("run-1", Counter({"measured": 1}))
+    recovered = RecoveredJournal("run-1", Counter({"measured": 1}))
     plan = Plan({"Mul": table}, prepared=Prepared(recovered=[recovered], starter_rows=1), taken_over="session run-1")
     assert plan_lines(plan, SETTINGS, {"Mul"}, 1, AskedFor(config, everything)) == [
         "opatlas: session run-1 was killed; took the database over from it",

@@ -31,7 +31,7 @@ from opatlas.model.schema import Status
 from opatlas.model.signature import signature
 from opatlas.store import journal
 from opatlas.store.database import Database
-from opatlas.store.journal import Header
+from opatlas.store.journal import JournalHeader
 from opatlas.store.write_back import UpdateMode
 from opatlas.typed_json import (
     Count,
@@ -209,7 +209,7 @@ def recover_profiles(database: Database) -> list[str]:
             records = list(_records(output / _FILE, run, rows))
             if records:
                 path = database.journal_dir / f"{'-'.join((run, *rest))}-profile.jsonl"
-                journal.write(path, Header(run, UpdateMode.ALL.value, False), [r.to_json() for r in records])
+                journal.write(path, JournalHeader(run, UpdateMode.ALL.value, False), [r.to_json() for r in records])
             if unreadable:
                 # Told once: no later session can read more.
                 kept = (output / _FILE).replace(output / f"{_FILE}.unreadable")

@@ -28,16 +28,8 @@ from opatlas.model.schema import (
     microbench_counter,
 )
 from opatlas.options import Listed, items_of, one_of
-from opatlas.report.plots.figure import (
-    Plot,
-    PlotKind,
-    new_figure,
-    plain,
-    plot_file,
-    save,
-    size_axis,
-)
-from opatlas.report.plots.timed_rows import device_of, expect_tables
+from opatlas.report.plots.figure import Plot, PlotKind, escape_formulas, new_figure, plot_file, save, use_byte_axis
+from opatlas.report.plots.timed_rows import database_device, expect_tables
 from opatlas.store.cells import duration_columns
 from opatlas.store.database import Database
 from opatlas.text import counted, print_problems, show
@@ -104,7 +96,7 @@ def communication_title(folders: Sequence[Path]) -> str:
     for folder in folders:
         *_, library, version = folder.resolve().parts
         software = f"{_LIBRARIES[library]} {version}" if library in _LIBRARIES else ""
-        names.append(", ".join(word for word in (device_of(folder), software) if word))
+        names.append(", ".join(word for word in (database_device(folder), software) if word))
     names = list(dict.fromkeys(filter(None, names)))
     return "Bus bandwidth of collectives" + (f": {'; '.join(names)}" if names else "")
 
@@ -122,7 +114,7 @@ def communication_plots(folders: Sequence[Path], collectives: Sequence[Collectiv
     for axis, (collective, lines) in zip(axes, measured.items(), strict=True):
         _panel(axis, collective, lines, folders)
     axes[0].set_ylabel("bus bandwidth (10⁹ bytes/s)")
-    figure.suptitle(plain(communication_title(folders)))
+    figure.suptitle(escape_formulas(communication_title(folders)))
     count = sum(len(points) for lines in measured.values() for points in lines.values())
     names = [collective.name for collective in measured]
     what = names[0] if len(names) == 1 else f"{len(names)} collectives"
@@ -150,7 +142,7 @@ def run(arguments: argparse.Namespace) -> int:
         for folder in arguments.folders:
             expect_tables(folder, of_collectives=True)
     for folder in arguments.folders:
-        print_problems(Database(folder).misspelt(), word="warning")
+        print_problems(Database(folder).misspelt_columns(), word="warning")
     wanted = [each for each in COLLECTIVES if arguments.comm_ops is None or each.name in arguments.comm_ops]
     made = communication_plots(arguments.folders, wanted)
     if not made:
@@ -168,7 +160,7 @@ def _panel(
     for (folder, name), points in lines.items():
         sizes = [point.message_bytes for point in points]
         speeds = [point.bus_gbps for point in points]
-        (drawn,) = axis.plot(sizes, speeds, marker=".", label=plain(_label(folder, name, folders)))
+        (drawn,) = axis.plot(sizes, speeds, marker=".", label=escape_formulas(_label(folder, name, folders)))
         axis.fill_between(
             sizes,
             speeds,
@@ -177,7 +169,7 @@ def _panel(
             alpha=0.2,
             linewidth=0,
         )
-    size_axis(axis)
+    use_byte_axis(axis)
     axis.set_yscale("log")
     axis.grid(alpha=0.3)
     axis.set_title(collective.name)

@@ -26,16 +26,16 @@ from opatlas.model.slots import parse_slots
 from opatlas.report.plots.figure import (
     Plot,
     PlotKind,
-    colors_of,
-    decades,
+    color_map,
+    escape_formulas,
     new_figure,
-    plain,
     plot_file,
     save,
-    size_axis,
+    use_byte_axis,
+    use_decades,
     whole_decades,
 )
-from opatlas.report.plots.timed_rows import TimedRow, device_of, expect_tables
+from opatlas.report.plots.timed_rows import TimedRow, database_device, expect_tables
 from opatlas.report.session_files import HIGHEST_RATIO, LOWEST_RATIO
 from opatlas.store.database import Database
 from opatlas.text import counted, print_problems, show, whole
@@ -52,7 +52,7 @@ _LEGEND_INCHES = 1.6
 _FEWEST_INCHES = 7.8
 #: Each has its colour in every plot, so that those of two databases compare.
 _DTYPES = ("BF16", "FLOAT", "INT8", "FLOAT16", "INT32", "INT64", "BOOL")
-_DTYPE_COLOR = colors_of(_DTYPES)
+_DTYPE_COLOR = color_map(_DTYPES)
 _OTHER_DTYPES = "others"
 REPLAYED, NOISY, CAPTURED = "replayed", "replayed, noisy", "captured"
 _MARKERS = {REPLAYED: ".", NOISY: "o", CAPTURED: "+"}
@@ -129,10 +129,10 @@ def _durations_page(points: dict[str, list[DurationPoint]], title: str, peak: Pe
         if peak.bandwidth_gbps:
             ends = [min(point.tensor_bytes for point in everything), max(point.tensor_bytes for point in everything)]
             axis.plot(ends, [end / peak.bandwidth_gbps / 1e3 for end in ends], color="0.5", linewidth=0.8, zorder=0)
-        size_axis(axis)
+        use_byte_axis(axis)
         axis.set_yscale("log")
         axis.grid(alpha=0.3)
-        axis.set_title(plain(kernel_type), fontsize="small")
+        axis.set_title(escape_formulas(kernel_type), fontsize="small")
         axis.set_xlabel("bytes of inputs and outputs", fontsize="small")
         axis.minorticks_off()
         axis.label_outer()
@@ -143,7 +143,7 @@ def _durations_page(points: dict[str, list[DurationPoint]], title: str, peak: Pe
     axes[0].set_ylim(*whole_decades(min(durations_us) * 0.9, max(durations_us) * 1.1))
     for axis in axes[len(points) :]:
         axis.set_visible(False)
-    figure.suptitle(plain(title))
+    figure.suptitle(escape_formulas(title))
     figure.supylabel("duration (us)", fontsize="medium")
     figure.legend(
         handles=_dtype_legend(everything, peak), loc="outside lower center", ncols=int(width / _LEGEND_INCHES)
@@ -219,11 +219,11 @@ def comparison_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[P
     found = agreement(rows)
     numbers = Counter(row.kernel_type for row in rows)
     types = [name for name, _ in numbers.most_common()]
-    color = colors_of(types[:_TYPES_SHOWN])
+    color = color_map(types[:_TYPES_SHOWN])
     figure, (axis,) = new_figure(*_COMPARISON_INCHES)
     for place, name in enumerate(types):
         shown = [row for row in rows if row.kernel_type == name]
-        label = f"{plain(name)} ({numbers[name]:,})" if place < _TYPES_SHOWN else ""
+        label = f"{escape_formulas(name)} ({numbers[name]:,})" if place < _TYPES_SHOWN else ""
         if place == _TYPES_SHOWN:
             label = f"{len(types) - _TYPES_SHOWN} others"
         axis.scatter(
@@ -258,8 +258,8 @@ def comparison_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[P
             axis.plot(ends, [ratio * end for end in ends], color="red", linewidth=1, linestyle=style, label=label)
     axis.set_xlim(*ends)
     axis.set_ylim(*ends)
-    decades(axis)
-    figure.suptitle(plain(title))
+    use_decades(axis)
+    figure.suptitle(escape_formulas(title))
     axis.set_xlabel("captured: Profiling Average Duration (us)")
     axis.set_ylabel("replayed: Average Duration (us)")
     figure.legend(loc="outside right center", fontsize="small", markerscale=1.5)
@@ -344,7 +344,7 @@ def run(arguments: argparse.Namespace) -> int:
         for folder in arguments.folders:
             expect_tables(folder)
     for folder in arguments.folders:
-        print_problems(Database(folder).misspelt(), word="warning")
+        print_problems(Database(folder).misspelt_columns(), word="warning")
     lines = {
         (folder, name): points
         for folder in arguments.folders
@@ -357,7 +357,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{', '.join(map(str, arguments.folders))}: {arguments.kernel_type} holds no duration of a weight "
             f"{wanted}; name one whose shape stands second among its Input Shapes"
         )
-    devices = {folder: device_of(folder) or folder.name for folder in arguments.folders}
+    devices = {folder: database_device(folder) or folder.name for folder in arguments.folders}
     figure = products_figure(lines, arguments.kernel_type, devices)
     save(figure, arguments.output)
     show(f"{arguments.output}: {counted(sum(map(len, lines.values())), 'product')} in {counted(len(lines), 'line')}")
@@ -375,7 +375,7 @@ def products_figure(
     figure, (axis,) = new_figure(*_PRODUCTS_INCHES)
     one_device = len(set(devices.values())) == 1
     # A weight has one colour, whatever its cache state and database; these have the kind of the line.
-    color = colors_of(list(dict.fromkeys(f"{line.weight} {line.dtype}" for _, line in lines)))
+    color = color_map(list(dict.fromkeys(f"{line.weight} {line.dtype}" for _, line in lines)))
     ways = list(dict.fromkeys((devices[folder], line.cache) for folder, line in lines))
     for (folder, line), points in lines.items():
         rows = [point.m for point in points]
@@ -385,7 +385,7 @@ def products_figure(
             marker=".",
             color=color(f"{line.weight} {line.dtype}"),
             linestyle=_LINE_STYLES[ways.index((devices[folder], line.cache)) % len(_LINE_STYLES)],
-            label=plain(f"{line}" if one_device else f"{line}, {devices[folder]}"),
+            label=escape_formulas(f"{line}" if one_device else f"{line}, {devices[folder]}"),
         )
         axis.fill_between(
             rows,
@@ -399,7 +399,7 @@ def products_figure(
     axis.set_yscale("log")
     axis.xaxis.set_major_formatter(lambda m, _: f"{m:g}")
     axis.grid(alpha=0.3)
-    axis.set_title(plain(f"{kernel_type} on {', '.join(dict.fromkeys(devices.values()))}"))
+    axis.set_title(escape_formulas(f"{kernel_type} on {', '.join(dict.fromkeys(devices.values()))}"))
     axis.set_xlabel("rows M of the left operand")
     axis.set_ylabel("duration (us)")
     axis.legend(fontsize="small", title="weight N x K")

@@ -83,18 +83,18 @@ def _format_of(path: Path) -> str:
     return path.suffix.removeprefix(".").lower()
 
 
-def plain(name: str) -> str:
+def escape_formulas(name: str) -> str:
     """A name as text of a figure, in which matplotlib sees no formula: `$x^$` would end the plot."""
     return name.replace("$", r"\$")
 
 
-def colors_of(names: Sequence[str]) -> Callable[[str], str]:
+def color_map(names: Sequence[str]) -> Callable[[str], str]:
     """A colour for each of some names, in their order; grey for those that come too late, and for others."""
     colors = dict(zip(names, _PALETTE, strict=False))
     return lambda name: colors.get(name, _OTHER_COLOR)
 
 
-def decades(axis: Any) -> None:
+def use_decades(axis: Any) -> None:
     """Makes both axes logarithmic, with a grid, whole powers of ten at their ends, and plain numbers: `0.1`, `10`."""
     axis.set_xscale("log")
     axis.set_yscale("log")
@@ -111,7 +111,7 @@ def whole_decades(least: float, most: float) -> tuple[float, float]:
     return 10.0 ** math.floor(math.log10(least)), 10.0 ** math.ceil(math.log10(most))
 
 
-def size_axis(axis: Any) -> None:
+def use_byte_axis(axis: Any) -> None:
     """A logarithmic axis of bytes: `64 KiB`."""
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter(lambda size, _: bytes_text(size))

@@ -22,15 +22,15 @@ from opatlas.model.roofline import (
     moved_bytes,
     operations,
 )
-from opatlas.model.siblings import plain_type
+from opatlas.model.same_case import base_type
 from opatlas.report.plots.figure import (
     Plot,
     PlotKind,
     bytes_text,
-    colors_of,
-    decades,
+    color_map,
+    escape_formulas,
     new_figure,
-    plain,
+    use_decades,
     whole_decades,
 )
 from opatlas.report.plots.timed_rows import TimedRow
@@ -73,9 +73,9 @@ def roofline_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plo
         return []
     numbers = Counter(point.kernel_type for point in points)
     types = [name for name, _ in numbers.most_common()]
-    color = colors_of(types)
+    color = color_map(types)
     figure, (axis,) = new_figure(*_ROOFLINE_INCHES)
-    products = [name for name in types if plain_type(name) not in ARITHMETIC]
+    products = [name for name in types if base_type(name) not in ARITHMETIC]
     markers = dict(zip(products, itertools.cycle(_PRODUCT_MARKERS), strict=False))
     for name in types:
         shown = [point for point in points if point.kernel_type == name]
@@ -84,15 +84,17 @@ def roofline_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Plo
             [point.tera_ops for point in shown],
             color=color(name),
             alpha=0.7,
-            label=f"{plain(name)} ({numbers[name]:,})",
+            label=f"{escape_formulas(name)} ({numbers[name]:,})",
             **({**_OF_PRODUCTS, "marker": markers[name]} if name in markers else _OF_ARITHMETIC),
         )
     axis.set_xscale("log")
     axis.set_yscale("log")
-    decades(axis)
+    use_decades(axis)
     _roofs(axis, points, peak)
     known = peak.bandwidth_gbps or peak.tera_ops
-    figure.suptitle(plain(title if known else f"{title}\nwithout a roof: the peaks of the device are not known"))
+    figure.suptitle(
+        escape_formulas(title if known else f"{title}\nwithout a roof: the peaks of the device are not known")
+    )
     axis.set_xlabel("operations per byte (each input read once, each output written once)")
     axis.set_ylabel(unit_of({point.dtype for point in points}))
     figure.legend(loc="outside right center", fontsize="small", markerscale=2, title="kernel type (rows)")
@@ -110,7 +112,7 @@ def _roofs(axis: Any, points: Sequence[RooflinePoint], peak: Peak) -> None:
     """The memory's slope, and a level for each dtype of products whose peak is known; equal ones share a label."""
     left, right = axis.get_xlim()
     bottom, top = axis.get_ylim()
-    dtypes = sorted({point.dtype for point in points if plain_type(point.kernel_type) in PRODUCTS} & set(peak.tera_ops))
+    dtypes = sorted({point.dtype for point in points if base_type(point.kernel_type) in PRODUCTS} & set(peak.tera_ops))
     levels = sorted({peak.tera_ops[dtype] for dtype in dtypes})
     slope = peak.bandwidth_gbps / 1e3 if peak.bandwidth_gbps else None
     if slope:
@@ -153,7 +155,7 @@ def bandwidth_points(rows: Sequence[TimedRow]) -> dict[str, list[BandwidthPoint]
     points: dict[str, list[BandwidthPoint]] = defaultdict(list)
     for row in rows:
         size = moved_bytes(row.kernel_type, row.inputs, row.outputs)
-        if size and plain_type(row.kernel_type) not in PRODUCTS:
+        if size and base_type(row.kernel_type) not in PRODUCTS:
             points[row.kernel_type].append(BandwidthPoint(size, size / row.duration_us / 1e3))
     return dict(points)
 
@@ -190,10 +192,12 @@ def bandwidth_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[Pl
     if peak.bandwidth_gbps:
         axis.axvline(peak.bandwidth_gbps, color="black", linewidth=1, label=f"memory: {peak.bandwidth_gbps:,.0f} GB/s")
     axis.set_xscale("log")
-    axis.set_yticks(range(len(types)), [f"{plain(name)} ({len(points[name]):,})" for name in types], fontsize="small")
+    axis.set_yticks(
+        range(len(types)), [f"{escape_formulas(name)} ({len(points[name]):,})" for name in types], fontsize="small"
+    )
     axis.set_ylim(-0.6, len(types) - 0.4)
     axis.grid(alpha=0.3)
-    figure.suptitle(plain(title))
+    figure.suptitle(escape_formulas(title))
     axis.set_xlabel("10⁹ bytes/s (each input read once, each output written once)")
     axis.set_ylabel("kernel type (rows), sorted by its fastest row")
     figure.legend(loc="outside lower left", ncols=3, fontsize="small")

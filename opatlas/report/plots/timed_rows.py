@@ -27,7 +27,7 @@ from opatlas.model.schema import (
 from opatlas.model.slots import Slot, parse_slots
 from opatlas.store.database import Database
 from opatlas.store.header import expect_columns, read_header
-from opatlas.store.manifest import manifests_of
+from opatlas.store.manifest import read_manifests
 from opatlas.text import counted
 
 #: From a database up to the folder of all: version, software, device.
@@ -94,7 +94,7 @@ def read_timed_rows(folder: Path, kernel_types: Collection[str] = ()) -> TimedRo
     problems: list[str] = []
     # What cannot be read of them is nothing to a plot: combine and the runs themselves report it.
     devices = {
-        run_id: ", ".join(sorted(manifest.device_names)) for run_id, manifest in manifests_of(database, []).items()
+        run_id: ", ".join(sorted(manifest.device_names)) for run_id, manifest in read_manifests(database, []).items()
     }
     with gc_paused():
         for kernel_type in sorted(kernel_types) or there:
@@ -102,7 +102,7 @@ def read_timed_rows(folder: Path, kernel_types: Collection[str] = ()) -> TimedRo
                 rows += _rows_of(database, kernel_type, devices, problems)
             except OpAtlasError as error:
                 problems.append(str(error))
-    return TimedRows(folder, device_of(folder), rows, problems, _captured_on(database))
+    return TimedRows(folder, database_device(folder), rows, problems, _captured_on(database))
 
 
 def on_device(row: TimedRow, device: str) -> TimedRow | None:
@@ -140,13 +140,13 @@ def expect_tables(folder: Path, *, of_collectives: bool = False) -> None:
     raise OpAtlasError(f"{folder}: no database, for none of its CSVs is one of kernels or collectives: {problems[0]}")
 
 
-def device_of(folder: Path) -> str:
+def database_device(folder: Path) -> str:
     """`NVIDIA_H200` of data/NVIDIA_H200/torch/torch2.11.0_cuda13.0; elsewhere what the manifests say; "" where none."""
     parts = folder.resolve().parts
     if parts[-4:-3] == ("data",):
         return parts[-3]
     # A manifest that cannot be read is nothing to a plot: merge and the runs themselves report it.
-    manifests = manifests_of(Database(folder), problems=[])
+    manifests = read_manifests(Database(folder), problems=[])
     names = {name for manifest in manifests.values() for name in manifest.device_names}
     return names.pop() if len(names) == 1 else ""
 

@@ -1,6 +1,6 @@
 """The merge rule: what records do to the rows of one table.
 
-Samples of a sibling (opatlas.model.siblings) are those of the row of the type that really ran: its
+Samples of a sibling (opatlas.model.same_case) are those of the row of the type that really ran: its
 CSV is where they are updated or appended. They fill the row that was asked for too, which says so in
 its Status Reason, and are never appended there.
 """
@@ -25,7 +25,7 @@ from opatlas.model.schema import (
     microbench_counter,
 )
 from opatlas.model.signature import signatures
-from opatlas.store.cells import TableEdit, crashes_cell, duration_columns, measured_cells, positions_by
+from opatlas.store.cells import TableEdit, crashes_cell, duration_columns, measured_cells, positions_by_key
 from opatlas.store.manifest import RunOrder
 
 #: At the end of the Status Reason of a row whose duration is of another run than its status.
@@ -33,7 +33,7 @@ _STATUS_RUN = re.compile(r" \[run ([^\]]+)\]$")
 
 
 @dataclass
-class RecordsOfType:
+class TypeRecords:
     """The records that count for the rows of a kernel type, by signature.
 
     Attributes:
@@ -48,16 +48,16 @@ class RecordsOfType:
         return {**self.own, **self.brought}
 
 
-def by_type(records: Iterable[Record]) -> dict[str, RecordsOfType]:
+def records_by_type(records: Iterable[Record]) -> dict[str, TypeRecords]:
     """The records that count for each kernel type. Of several about one row, the last counts."""
-    found: dict[str, RecordsOfType] = {}
+    found: dict[str, TypeRecords] = {}
     for record in records:
-        found.setdefault(record.kernel_type, RecordsOfType()).own[record.signature] = record
+        found.setdefault(record.kernel_type, TypeRecords()).own[record.signature] = record
     for asked in [record for of_type in found.values() for record in of_type.own.values()]:
-        brought = asked.of_what_ran()
+        brought = asked.launched_record()
         if brought is None:
             continue
-        of_type = found.setdefault(brought.kernel_type, RecordsOfType())
+        of_type = found.setdefault(brought.kernel_type, TypeRecords())
         own = of_type.own.get(brought.signature)
         if own is not None and own.measurement is not None and own.measurement.ran_as is not None:
             # It was filled by a sibling itself, and here are samples of its very own.
@@ -69,7 +69,7 @@ def by_type(records: Iterable[Record]) -> dict[str, RecordsOfType]:
 
 
 @dataclass
-class Changes:
+class RowChanges:
     """What records did to the rows of a table.
 
     Attributes:
@@ -89,7 +89,7 @@ class Changes:
     missing: list[Record] = field(default_factory=list)
 
 
-class TableMerge:
+class TableUpdate:
     """The rows of a table while records are merged into them, in memory.
 
     Attributes:
@@ -100,11 +100,11 @@ class TableMerge:
     def __init__(self, kernel_type: str, frame: pd.DataFrame) -> None:
         self.kernel_type = kernel_type
         self.rows = TableEdit(frame)
-        self.positions = positions_by(signatures(kernel_type, frame))
+        self.positions = positions_by_key(signatures(kernel_type, frame))
 
     def apply(
-        self, records: RecordsOfType, *, append: bool, brought_too: bool, order: RunOrder | None = None
-    ) -> Changes:
+        self, records: TypeRecords, *, append: bool, brought_too: bool, order: RunOrder | None = None
+    ) -> RowChanges:
         """Brings rows up to date with records.
 
         Args:
@@ -113,7 +113,7 @@ class TableMerge:
                 not, such samples fill only rows without a duration.
             order: leave what later runs than a record's found out; None: the records are the latest.
         """
-        changes = Changes()
+        changes = RowChanges()
         for signature, record in records.all().items():
             if signature in self.positions:
                 continue
@@ -147,7 +147,7 @@ class TableMerge:
         )
 
     def _matched(
-        self, records: RecordsOfType, brought_too: bool, order: RunOrder | None, stayed: list[Record]
+        self, records: TypeRecords, brought_too: bool, order: RunOrder | None, stayed: list[Record]
     ) -> tuple[list[tuple[int, Record, bool]], list[tuple[int, Record]]]:
         """The rows that records measured, each with whether its status is of a later run; and those only marked.
 

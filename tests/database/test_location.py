@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from opatlas.errors import OpAtlasError
-from opatlas.model import location as layout
+from opatlas.model import location
 from opatlas.model.versions import Versions
 
 REPOSITORY = Path(__file__).parents[2]
@@ -15,71 +15,71 @@ NPU = Versions(vllm="0.18.0", torch="2.9.0", cann="8.5")
 
 
 def relative(path):
-    return path.relative_to(layout.ROOT).as_posix()
+    return path.relative_to(location.ROOT).as_posix()
 
 
 def test_npu_database_is_named_after_its_software():
-    path = layout.default_path("ATLAS_800_A2_376T_64G", NPU)
+    path = location.default_path("ATLAS_800_A2_376T_64G", NPU)
     assert relative(path) == "ATLAS_800_A2_376T_64G/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5"
 
 
 def test_cuda_and_cpu_databases():
     versions = Versions(torch="2.9.0", cuda="12.8")
-    assert relative(layout.default_path("NVIDIA_H100", versions)) == "NVIDIA_H100/torch/torch2.9.0_cuda12.8"
-    assert relative(layout.default_path("AMD_EPYC_9454", versions)) == "AMD_EPYC_9454/torch/torch2.9.0_cpu"
+    assert relative(location.default_path("NVIDIA_H100", versions)) == "NVIDIA_H100/torch/torch2.9.0_cuda12.8"
+    assert relative(location.default_path("AMD_EPYC_9454", versions)) == "AMD_EPYC_9454/torch/torch2.9.0_cpu"
 
 
 def test_torch_loses_its_local_suffix():
-    assert layout.version_dir("cpu", Versions(torch="2.13.0+cpu")) == "torch2.13.0_cpu"
+    assert location.version_dir("cpu", Versions(torch="2.13.0+cpu")) == "torch2.13.0_cpu"
 
 
 @pytest.mark.parametrize(
     ("given", "named"), [("8.5", "8.5"), ("8.5.0", "8.5"), ("8.5.1", "8.5.1"), ("10.0", "10.0"), ("8.3.RC1", "8.3.RC1")]
 )
 def test_cann_as_the_toolkit_and_as_users_write_it(given, named):
-    assert layout.version_dir("npu", Versions("0.18.0", "2.9.0", given)).endswith(f"_cann{named}")
+    assert location.version_dir("npu", Versions("0.18.0", "2.9.0", given)).endswith(f"_cann{named}")
 
 
 def test_communication_databases():
-    assert relative(layout.communication_path(layout.DEFAULT_NPU_DEVICE, "8.5.0")).endswith("/hccl/v8.5")
-    assert relative(layout.communication_path("NVIDIA_H200", "2.27.5")) == "NVIDIA_H200/nccl/2.27.5"
-    assert relative(layout.communication_path("AMD_EPYC", "2.13.0+cpu")) == "AMD_EPYC/gloo/2.13.0"
+    assert relative(location.communication_path(location.DEFAULT_NPU_DEVICE, "8.5.0")).endswith("/hccl/v8.5")
+    assert relative(location.communication_path("NVIDIA_H200", "2.27.5")) == "NVIDIA_H200/nccl/2.27.5"
+    assert relative(location.communication_path("AMD_EPYC", "2.13.0+cpu")) == "AMD_EPYC/gloo/2.13.0"
 
 
 def test_a_communication_database_under_its_former_name_is_to_be_renamed(tmp_path):
     folder = tmp_path / "hccl" / "v8.5"
-    layout.expect_present_name(folder)
+    location.refuse_former_name(folder)
     (tmp_path / "hccl" / "8.5").mkdir(parents=True)
     with pytest.raises(OpAtlasError, match="rename it"):
-        layout.expect_present_name(folder)
+        location.refuse_former_name(folder)
     folder.mkdir()
     with pytest.raises(OpAtlasError, match="both are there"):
-        layout.expect_present_name(folder)
+        location.refuse_former_name(folder)
     (tmp_path / "hccl" / "8.5").rmdir()
-    layout.expect_present_name(folder)
-    layout.expect_present_name(tmp_path / "nccl" / "2.28.9")
+    location.refuse_former_name(folder)
+    location.refuse_former_name(tmp_path / "nccl" / "2.28.9")
 
 
 def test_an_undetected_version_is_named_with_its_option():
     with pytest.raises(OpAtlasError, match=r"vllm-ascend, CANN .*--vllm-version, --cann-version"):
-        layout.default_path(layout.DEFAULT_NPU_DEVICE, Versions(torch="2.9.0"))
+        location.default_path(location.DEFAULT_NPU_DEVICE, Versions(torch="2.9.0"))
 
 
 @pytest.mark.parametrize("device", ["../elsewhere", "", "a/b", ".hidden"])
 def test_a_device_that_cannot_name_a_directory(device):
     with pytest.raises(OpAtlasError, match="device"):
-        layout.default_path(device, NPU)
+        location.default_path(device, NPU)
 
 
 def test_a_version_that_cannot_name_a_directory():
     with pytest.raises(OpAtlasError, match="version"):
-        layout.default_path(layout.DEFAULT_NPU_DEVICE, Versions("../../x", "2.9.0", "8.5"))
+        location.default_path(location.DEFAULT_NPU_DEVICE, Versions("../../x", "2.9.0", "8.5"))
 
 
 def test_every_device_of_the_contract_is_an_npu():
-    assert len(layout.NPU_DEVICES) == 7
-    assert {layout.kind_of(device) for device in layout.NPU_DEVICES} == {"npu"}
-    assert layout.DEFAULT_NPU_DEVICE in layout.NPU_DEVICES
+    assert len(location.NPU_DEVICES) == 7
+    assert {location.device_kind(device) for device in location.NPU_DEVICES} == {"npu"}
+    assert location.DEFAULT_NPU_DEVICE in location.NPU_DEVICES
 
 
 @pytest.mark.parametrize(
@@ -94,23 +94,23 @@ def test_every_device_of_the_contract_is_an_npu():
     ],
 )
 def test_kind_of_what_a_device_calls_itself(name, kind):
-    assert layout.kind_of(layout.slug(name)) == kind
+    assert location.device_kind(location.slug(name)) == kind
 
 
 def test_slugs():
-    assert layout.slug("NVIDIA H100 80GB HBM3") == "NVIDIA_H100_80GB_HBM3"
-    assert layout.slug("Intel(R) Xeon(R) Platinum 8480+") == "Intel_Xeon_Platinum_8480"
+    assert location.slug("NVIDIA H100 80GB HBM3") == "NVIDIA_H100_80GB_HBM3"
+    assert location.slug("Intel(R) Xeon(R) Platinum 8480+") == "Intel_Xeon_Platinum_8480"
 
 
 def test_a_cpu_without_a_name_is_its_architecture(monkeypatch):
-    monkeypatch.setattr(layout, "_cpu_model", lambda: "")
+    monkeypatch.setattr(location, "_cpu_model", lambda: "")
     monkeypatch.setattr(platform, "processor", lambda: "")
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert layout.cpu_device_name() == "aarch64"
+    assert location.cpu_device_name() == "aarch64"
 
 
 def test_this_cpu_can_have_a_database():
-    assert layout.default_path(layout.cpu_device_name(), Versions(torch="2.9.0")).name == "torch2.9.0_cpu"
+    assert location.default_path(location.cpu_device_name(), Versions(torch="2.9.0")).name == "torch2.9.0_cpu"
 
 
 def test_what_ships_says_what_it_was_measured_on(tmp_path):
@@ -118,5 +118,5 @@ def test_what_ships_says_what_it_was_measured_on(tmp_path):
     folders = {Path(line).parent for line in tracked.stdout.splitlines() if line.endswith(".csv")}
     if not folders:
         pytest.skip("not a checkout of git, or without the databases")
-    assert [folder for folder in sorted(folders) if not layout.shipped_as(REPOSITORY / folder)] == []
-    assert layout.shipped_as(tmp_path) == ""
+    assert [folder for folder in sorted(folders) if not location.shipped_note(REPOSITORY / folder)] == []
+    assert location.shipped_note(tmp_path) == ""
