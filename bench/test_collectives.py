@@ -7,8 +7,7 @@ what is measured. The body runs on every rank of the group.
 
 from __future__ import annotations
 
-from opatlas.collectives.options import group_of
-from opatlas.engine.registry import replays
+from opatlas.collectives.rows import collective
 from opatlas.model.communication import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -18,7 +17,7 @@ from opatlas.model.communication import (
 )
 
 
-@replays(ALL_REDUCE.kernel_type, npu=None, group=group_of)
+@collective(ALL_REDUCE)
 def test_all_reduce(row, replay):
     """Every rank gives a message, and gets the sum of all in its place."""
     from torch import distributed
@@ -34,7 +33,7 @@ def test_all_reduce(row, replay):
     )
 
 
-@replays(ALL_GATHER.kernel_type, npu=None, group=group_of)
+@collective(ALL_GATHER)
 def test_all_gather(row, replay):
     """Every rank gives a message, and gets those of all."""
     from torch import distributed
@@ -43,7 +42,7 @@ def test_all_gather(row, replay):
     replay(lambda: distributed.all_gather_into_tensor(result, given), result, row.gathered)
 
 
-@replays(REDUCE_SCATTER.kernel_type, npu=None, group=group_of)
+@collective(REDUCE_SCATTER)
 def test_reduce_scatter(row, replay):
     """Every rank gives a message for each, and gets the sum of those that are for it."""
     from torch import distributed
@@ -52,7 +51,7 @@ def test_reduce_scatter(row, replay):
     replay(lambda: distributed.reduce_scatter_tensor(result, given), result, row.scattered)
 
 
-@replays(ALL_TO_ALL.kernel_type, npu=None, group=group_of)
+@collective(ALL_TO_ALL)
 def test_all_to_all(row, replay):
     """Every rank gives a message, a part of it to each, and gets a part from each."""
     from torch import distributed
@@ -63,7 +62,7 @@ def test_all_to_all(row, replay):
     replay(lambda: distributed.all_to_all_single(result, given, parts, parts), result, row.exchanged)
 
 
-@replays(BROADCAST.kernel_type, npu=None, group=group_of)
+@collective(BROADCAST)
 def test_broadcast(row, replay):
     """The first rank gives a message, and all others get it."""
     from torch import distributed

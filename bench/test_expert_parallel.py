@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
+from opatlas.engine.expert_parallel import RankValues, ep_size, expect_hccl_buffer
 from opatlas.engine.inputs import operands as resolve
 from opatlas.engine.inputs.dispatch_ffn_combine import Experts, LayerSlots, group_of_layer, needed_bytes
 from opatlas.engine.inputs.moe_distribute import (
@@ -15,8 +16,6 @@ from opatlas.engine.inputs.moe_distribute import (
 )
 from opatlas.engine.inputs.operands import LARGEST, scale_range
 from opatlas.engine.registry import replays
-from opatlas.isolation.groups.hccl_buffer import expect_buffer
-from opatlas.isolation.groups.options import OfRanks, ep_size
 from opatlas.model.errors import Unsupported
 from opatlas.model.schema import (
     EP_SIZE,
@@ -78,7 +77,7 @@ def test_dispatch_ffn_combine(row, replay, group, custom_opp):
     if ep_size(row.cells) not in (None, group.size):
         raise Unsupported(f"{row.kernel_type} of this row runs on {row.cells[EP_SIZE]} devices at once")
     if row.device.type == "npu":
-        expect_buffer(needed_bytes(row.cells))
+        expect_hccl_buffer(needed_bytes(row.cells))
     if slots.has_mask:
         row.expect_shape(slots.probabilities + 1, x[:1], what="a mask")
         row.assume("all tokens are active")
@@ -194,7 +193,7 @@ def _dispatch(row, replay, group, kernel):
             chosen=[_tokens_of(row, found, rank)[1] for rank in range(group.size)],
             first=group.rank * found.experts,
             experts=found.experts,
-            tokens=OfRanks(lambda rank: _tokens_of(row, found, rank)[0], group.size),
+            tokens=RankValues(lambda rank: _tokens_of(row, found, rank)[0], group.size),
         ),
     )
 
@@ -249,7 +248,7 @@ def _expect_group(row, group, found):
     if found.ranks != group.size or ep_size(row.cells) not in (None, group.size):
         raise Unsupported(f"{row.kernel_type} of this row runs on {found.ranks} devices at once")
     if row.device.type == "npu":
-        expect_buffer(found.needed_bytes)
+        expect_hccl_buffer(found.needed_bytes)
     row.assume("as many tokens and experts on each rank, all experts chosen equally often, none shared")
 
 

@@ -11,8 +11,9 @@ import pytest
 from opatlas.collectives import options as collectives
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices
+from opatlas.engine import expert_parallel
+from opatlas.engine.group_spec import NODE_OPTIONS, add_node_options
 from opatlas.instruments.instrument import INSTRUMENTS, MeasureSettings
-from opatlas.isolation.groups import options as expert_parallel
 from opatlas.isolation.msprof.command import METRICS
 from opatlas.model.schema import Status
 from opatlas.model.versions import CANN, TORCH, VLLM
@@ -270,7 +271,7 @@ MEASURING = (
     ),
 )
 #: All that a session of replays may know, those that belong to one operator included.
-OPTIONS = (*DATABASE, *ROWS, *MEASURING, *expert_parallel.OPTIONS, *collectives.OPTIONS)
+OPTIONS = (*DATABASE, *ROWS, *MEASURING, *NODE_OPTIONS, *expert_parallel.OPTIONS, *collectives.OPTIONS)
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -287,6 +288,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add_all(parser.getgroup("opatlas", "OpAtlas: the database, and the device"), DATABASE)
     add_all(parser.getgroup("opatlas-rows", "OpAtlas: which rows are run, and what becomes of them"), ROWS)
     add_all(parser.getgroup("opatlas-measuring", "OpAtlas: how a row is measured"), MEASURING)
+    add_node_options(parser)
     expert_parallel.add_options(parser)
     collectives.add_options(parser)
 

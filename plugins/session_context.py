@@ -32,15 +32,15 @@ from opatlas.combine.provenance import PresentSetup, Provenance, StaleRuns
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.device_lock import DeviceWaits, announce_session
 from opatlas.devices.discovery import driver_version
+from opatlas.engine.group_spec import GroupSpec
 from opatlas.errors import OpAtlasError
 from opatlas.files import TemporaryFolder, expect_folder
 from opatlas.instruments.instrument import MSPROF, MeasureSettings
 from opatlas.isolation.device_process import DeviceProcess
 from opatlas.isolation.executor import DevicePool, ExcludedDevices, Executor, InProcessExecutor, ProfileExecutor
 from opatlas.isolation.fresh_python import forget_imports_from
-from opatlas.isolation.groups.pool import GroupPool, OneAtATime
+from opatlas.isolation.groups.pool import ExclusiveExecutor, GroupPool
 from opatlas.isolation.groups.process import GroupProcess
-from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.isolation.msprof import executor as msprof
 from opatlas.isolation.msprof.command import accepts_profiles
 from opatlas.isolation.process_end import die_with_parent, parent_of
@@ -224,7 +224,7 @@ class BenchSession:
             else:
                 first = self._place % len(settings.devices)
                 single = DevicePool(settings.devices[first:] + settings.devices[:first], self._executor_of, left_out)
-                self._executor = OneAtATime(single, self._groups(left_out))
+                self._executor = ExclusiveExecutor(single, self._groups(left_out))
         return self._executor
 
     def _groups(self, left_out: ExcludedDevices) -> GroupPool:

@@ -12,16 +12,17 @@ from pathlib import Path
 import pytest
 
 from opatlas.collectives import options as collectives
-from opatlas.collectives.options import Wanted
+from opatlas.collectives.options import CollectivePlan
 from opatlas.combine.provenance import MeasurementOrigin
 from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices, database_name, npus_present
+from opatlas.engine import expert_parallel
+from opatlas.engine.group_spec import NODE_OPTIONS
 from opatlas.engine.job import LEAST_SAMPLES
 from opatlas.files import absolute
 from opatlas.instruments.attribution import MOST_ROWS
 from opatlas.instruments.instrument import INSTRUMENTS, MSPROF, MeasureSettings, choose_instrument
-from opatlas.isolation.groups import options as expert_parallel
 from opatlas.model.location import (
     COMMUNICATION_NAMED_BY,
     DEFAULT_NPU_DEVICE,
@@ -110,7 +111,7 @@ class Settings:
     mixed: bool = False
     origin: MeasurementOrigin = field(default_factory=MeasurementOrigin)
     of_operators: Mapping[str, object] = field(default_factory=dict)
-    messages: Wanted | None = None
+    messages: CollectivePlan | None = None
     named: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
@@ -154,12 +155,12 @@ def settings_of(config: pytest.Config) -> Settings:
             that cannot be detected.
         pytest.UsageError: options that contradict each other.
     """
-    option, communicates = config.option, collectives.are_asked_for(config)
+    option, communicates = config.option, collectives.are_named(config)
     _expect_consistent(config, communicates)
     devices = devices_of(config)
     has_msprof = _expect_of_devices(config, devices)
     database, note = _place_of(option, devices, communicates)
-    messages = collectives.wanted_of(option, devices) if communicates else None
+    messages = collectives.collective_plan(option, devices) if communicates else None
     return Settings(
         database=absolute(database),
         devices=tuple(devices),
@@ -167,9 +168,9 @@ def settings_of(config: pytest.Config) -> Settings:
         prune=option.prune_empty_duration_rows,
         ops=frozenset(messages.rows if messages is not None and option.ops else option.ops),
         shard=option.shard,
-        # What crashed on a device costs nothing to look up, and nodes must run the same messages, whatever each of
-        # them remembers.
-        retry_failed=option.retry_failed or option.prof_path is not None or (communicates and option.nnodes > 1),
+        # What crashed on a device costs nothing to look up, and all nodes must run the same rows, whatever statuses
+        # each of them has stored.
+        retry_failed=option.retry_failed or option.prof_path is not None or option.nnodes > 1,
         prof_path=absolute(option.prof_path) if option.prof_path is not None else None,
         measure=_measure_settings(option, devices, communicates),
         case_timeout_s=option.case_timeout,
@@ -185,7 +186,7 @@ def settings_of(config: pytest.Config) -> Settings:
         read_only=option.read_only,
         mixed=option.mixed,
         origin=_origin(option, devices, communicates),
-        of_operators=changed(option, expert_parallel.OPTIONS),
+        of_operators=changed(option, (*NODE_OPTIONS, *expert_parallel.OPTIONS)),
         messages=messages,
         named=bool(option.database_path) and not communicates,
         versions=_given_versions(option),

@@ -77,7 +77,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         or option.prof_path
         or not replays_are_asked_for(config)
         # One process has the group of all devices.
-        or collectives.are_asked_for(config)
+        or collectives.are_named(config)
     ):
         return
     try:

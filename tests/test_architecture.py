@@ -28,7 +28,7 @@ MODEL_LOADER = "opatlas.theory.architectures"
 WITH_TORCH = ("opatlas.engine", "opatlas.isolation", "opatlas.devices", "opatlas.instruments", "opatlas.collectives")
 WITH_TORCH_IN_FUNCTIONS = ("opatlas.doctor", "opatlas.capture.attention_recorder", MODEL_LOADER)
 #: They add options to pytest, or run it.
-WITH_PYTEST = ("opatlas.collectives.options", "opatlas.isolation.groups.options", "opatlas.cli.sessions")
+WITH_PYTEST = ("opatlas.collectives.options", "opatlas.engine.expert_parallel", "opatlas.cli.sessions")
 #: Class names that stand for several things still; to become 0.
 KNOWN_TWICE = 22
 #: A name that is imported when it is needed ("opatlas.devices.cpu:CpuDevice").

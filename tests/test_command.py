@@ -60,7 +60,7 @@ def test_no_command_asks_for_the_help() -> None:
 @pytest.mark.parametrize(
     ("name", "there", "elsewhere"),
     [
-        ("bench", {"--update-mode", "--cache", "--dispatch-ffn-combine-ep-size"}, {"--rows", "--bytes-grid"}),
+        ("bench", {"--update-mode", "--cache", "--ep-size"}, {"--rows", "--bytes-grid"}),
         ("collectives", {"--database-path", "--bytes-grid", "--cache"}, {"--rows"}),
         ("shapes", {"--rows", "--target-models", "--database-path"}, {"--update-mode", "--cache", "--bytes-grid"}),
     ],

@@ -18,7 +18,8 @@ from opatlas.plugins import options, theory
 from opatlas.cli.main import parser as bench_parser
 from opatlas.cli.main import parser as database_parser
 from opatlas.collectives import options as collectives
-from opatlas.isolation.groups import options as expert_parallel
+from opatlas.engine import expert_parallel
+from opatlas.engine.group_spec import NODE_OPTIONS
 from opatlas.options import Option, Scope, given
 
 #: Options that are another thing for another command, and what tells.
@@ -117,6 +118,7 @@ def test_what_is_refused_where_it_does_nothing_is_known_by_its_default() -> None
         (options.DATABASE, Scope.FINDS_DATABASE, {"--database-path", "--device", "--mixed", "--read-only"}),
         (options.ROWS, Scope.REPLAYS, {"--ops", "--fail-fast"}),
         (options.MEASURING, Scope.RUNNING, {"--prof-path"}),
+        (NODE_OPTIONS, Scope.RUNNING, set()),
         (expert_parallel.OPTIONS, Scope.RUNNING, {"--ep-size"}),
         (expert_parallel.OPTIONS, Scope.KERNELS, set()),
         (collectives.OPTIONS, Scope.COLLECTIVES, set()),

@@ -10,7 +10,7 @@ from opatlas.plugins.records import options_of
 from opatlas.plugins.selection import Shard
 from opatlas.plugins.settings import Settings
 
-from opatlas.collectives.options import Wanted
+from opatlas.collectives.options import CollectivePlan
 from opatlas.devices.device import DeviceSpec
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.store.write_back import UpdateMode
@@ -61,7 +61,7 @@ def test_every_setting_is_in_the_manifest_or_known_not_to_be() -> None:
 
 
 def test_the_manifest_has_values_that_another_program_reads() -> None:
-    wanted = Wanted({}, Namespace(), ["grid 2"])
+    wanted = CollectivePlan({}, Namespace(), ["grid 2"])
     told = options_of(settings(messages=wanted, of_operators={"ep_size": 8}))
     assert told == {
         "update_mode": "missing-only",

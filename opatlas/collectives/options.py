@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opatlas.collectives.rows import message_group
 from opatlas.collectives.topology import Grid, NoGroup, guess
 from opatlas.devices.device import DeviceSpec
+from opatlas.engine.group_spec import node_options_problem
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
-from opatlas.isolation.groups.options import NodeOptions
 from opatlas.isolation.groups.pool import devices_of_node, misplaced
-from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.model.communication import BY_NAME, TIERS, Collective
 from opatlas.model.location import COMMUNICATION_NAMED_BY, device_kind
 from opatlas.model.schema import (
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     import pytest
 
 MODULE = "test_collectives.py"
-_NODES = NodeOptions("--")
 #: As torch names them, and as HCCL's CSVs do.
 DTYPES: Mapping[str, str] = {
     "bfloat16": "DT_BF16",
@@ -110,7 +109,6 @@ OPTIONS = (
         help="sizes of the messages, rounded up to whole elements, as many for each device (default: powers of two "
         "from 1 KiB to 512 MiB, on a CPU to 16 MiB)",
     ),
-    *_NODES.declared(Scope.COLLECTIVES),
 )
 #: Options that have left, with their successors.
 MOVED = (
@@ -123,7 +121,7 @@ MOVED = (
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CollectivePlan:
     """What a session is to measure.
 
     Attributes:
@@ -145,7 +143,7 @@ def add_options(parser: pytest.Parser) -> None:
     add_all(group, (*OPTIONS, *MOVED))
 
 
-def are_asked_for(config: pytest.Config) -> bool:
+def are_named(config: pytest.Config) -> bool:
     """Whether the session is to measure collectives, which are named on the command line or not collected.
 
     Raises:
@@ -191,13 +189,7 @@ def _names_of(collective: Collective) -> Sequence[tuple[str, Collective]]:
     return [(collective.name, collective), (collective.kernel_type, collective)]
 
 
-def group_of(cells: Mapping[str, str], option: Any) -> GroupSpec:
-    """The group that a message is measured in, on the grid of `Wanted.options`."""
-    size = int(cells[NUM_DEVICES])
-    return _NODES.spec(option, size, members=Grid(tuple(option.grid_shape)).group(size, int(cells[TOPOLOGY_TIER])))
-
-
-def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
+def collective_plan(option: Any, devices: Sequence[DeviceSpec]) -> CollectivePlan:
     """What the options ask for.
 
     Raises:
@@ -227,7 +219,7 @@ def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
             no_group.append(f"--num-devices {size}: {error}")
             continue
         tier = grid.tier_of(members)
-        spec = group_of({NUM_DEVICES: str(size), TOPOLOGY_TIER: str(tier)}, options)
+        spec = message_group({NUM_DEVICES: str(size), TOPOLOGY_TIER: str(tier)}, options)
         reason = misplaced(spec, devices)
         if reason and option.strict:
             raise _usage_error(f"--strict: --num-devices {size} {reason}")
@@ -242,7 +234,7 @@ def wanted_of(option: Any, devices: Sequence[DeviceSpec]) -> Wanted:
                 ]
     if no_group and (option.strict or len(no_group) == len(sizes)):
         raise _usage_error(f"{'; '.join(no_group)}; change it, --topology-tier or --grid-shape")
-    return Wanted(rows, options, [*about, *(f"left out: {reason}" for reason in no_group)])
+    return CollectivePlan(rows, options, [*about, *(f"left out: {reason}" for reason in no_group)])
 
 
 def _tier(option: Any) -> int | None:
@@ -272,7 +264,7 @@ def _rounded(sent: Mapping[int, int]) -> Sequence[str]:
 
 
 def _expect_nodes(option: Any) -> None:
-    if problem := _NODES.contradiction(option):
+    if problem := node_options_problem(option):
         raise _usage_error(problem)
     if option.nnodes > 1 and option.update_mode != UpdateMode.ALL.value:
         raise _usage_error(

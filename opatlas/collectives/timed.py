@@ -1,6 +1,6 @@
 """The `replay` that a collective calls: checks what every rank holds, and then takes the time of all of them.
 
-How ranks are kept in step: before each sample they line up (opatlas/isolation/groups/group.py). On a CPU that is a
+How ranks are kept in step: before each sample they line up (opatlas/engine/group.py). On a CPU that is a
 barrier,
 which they leave some microseconds apart; the clock of each runs from there to the return of its call. So the slowest
 rank's time is from the first moment when it could begin to the last moment when it is done, and holds what the
@@ -12,7 +12,7 @@ other, whatever their hosts do, and the time is that of the kernels of the colle
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from time import monotonic
 
@@ -22,16 +22,16 @@ from opatlas.collectives.message import Message
 from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import Device
 from opatlas.engine.check import Checked
-from opatlas.engine.job import RowOutcome
-from opatlas.engine.sampling import Sampling
-from opatlas.instruments.instrument import Instrument, MeasureSettings
-from opatlas.isolation.groups.group import (
+from opatlas.engine.group import (
     RANK_SPREAD,
     Group,
     ranks_of_node,
     slowest_us,
     spread_us,
 )
+from opatlas.engine.job import RowOutcome
+from opatlas.engine.sampling import Sampling
+from opatlas.instruments.instrument import Instrument, MeasureSettings
 from opatlas.model.errors import ReplayError
 
 #: The first call sets up connections, of which a library may make more with each of the next ones.
@@ -60,6 +60,10 @@ class TimedCollective:
             needed *= ranks_of_node()
         self._sampling.expect_memory(needed)
 
+    def bounded_memory(self) -> AbstractContextManager[None]:
+        """Returns a context without a bound: `expect_memory` knows all that a message needs."""
+        return nullcontext()
+
     def __call__(
         self,
         call: Callable[[], object],
@@ -79,7 +83,7 @@ class TimedCollective:
             WrongResult: an element is another one, before or after the samples were taken.
             ReplayError: a rank has no samples, or another number of them.
         """
-        self._group.reached("in its first call")
+        self._group.report_step("in its first call")
         call()
         self._device.synchronize()
         compared = self._message.check(result, expected)
@@ -101,9 +105,9 @@ class TimedCollective:
         if outcome.measurement is None:
             # The others are told.
             with suppress(ReplayError):
-                self._group.samples(())
+                self._group.gather_samples(())
             return outcome
-        of_ranks = self._group.samples(outcome.measurement.samples_us)
+        of_ranks = self._group.gather_samples(outcome.measurement.samples_us)
         measurement = replace(
             outcome.measurement,
             samples_us=slowest_us(self._message.kernel_type, of_ranks)[1],

@@ -15,14 +15,14 @@ from opatlas.doctor.verdict import (
     passed,
     skipped,
 )
+from opatlas.engine.group import RANK_SPREAD
+from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.files import TemporaryFolder
 from opatlas.instruments.instrument import EVENTS, MSPROF, MeasureSettings, choose_group_instrument
 from opatlas.isolation.executor import ExcludedDevices, Executor
-from opatlas.isolation.groups.group import RANK_SPREAD
 from opatlas.isolation.groups.pool import GroupPool
 from opatlas.isolation.groups.process import GroupProcess
-from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.isolation.msprof.executor import msprof_on_group
 from opatlas.model.communication import ALL_REDUCE, bandwidth_gbps
 from opatlas.model.schema import (

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from opatlas.engine.group_spec import GroupSpec
 from opatlas.instruments.attribution import AnotherCase, NoSamples, PendingSamples, ProfiledSamples, own_kernel
-from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.model.quality import relative_noise
 from opatlas.model.record import Measurement
 from opatlas.model.schema import Status

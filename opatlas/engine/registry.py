@@ -9,20 +9,43 @@ import operator
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from opatlas.engine.job import Job
-from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.engine.group_spec import GroupSpec
+from opatlas.engine.job import Job, RowOutcome
+
+if TYPE_CHECKING:
+    from opatlas.devices.device import Device
+    from opatlas.engine.group import Group
+    from opatlas.instruments.instrument import Instrument, MeasureSettings
 
 _ATTRIBUTE = "opatlas_replays"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 #: Gives the group that a row needs, from its cells and pytest's options. Raises ReplayError.
 GroupOf = Callable[[Mapping[str, str], Any], GroupSpec]
+
+
+class RowReplay(Protocol):
+    """The `replay` of one row: the body of a replay function calls it, and it leaves an outcome."""
+
+    outcome: RowOutcome | None
+
+    def expect_memory(self) -> None:
+        """Raises OutOfMemory if the device cannot hold the row, before anything is allocated."""
+
+    def bounded_memory(self) -> AbstractContextManager[None]:
+        """Returns a context in which the row can take no more memory than is available."""
+
+
+#: Makes `row` and `replay` of a job on an open device: called with the job, its spec, the device, the instrument, the
+#: settings and the group. Raises InvalidRow.
+Binding = Callable[["Job", "ReplaySpec", "Device", "Instrument", "MeasureSettings", "Group"], tuple[Any, RowReplay]]
 
 
 @dataclass(frozen=True)
@@ -37,7 +60,8 @@ class ReplaySpec:
             elsewhere, too.
             None: the kernel has no call of its own there.
         group: what tells the group of devices that a row needs at once; its body runs on each rank of
-            the group, and may ask for `group` (opatlas/isolation/groups/group.py). None: rows need one device.
+            the group, and may ask for `group` (opatlas/engine/group.py). None: rows need one device.
+        binding: what makes `row` and `replay` of the function. None: rows are calls of a kernel (ReplayRow, Replay).
 
     The tests in tests/npu make each call with the real torch_npu, with the rows' tensors on device
     "meta". These have no values, so a replay cannot read any: a number that the call takes comes from
@@ -48,15 +72,18 @@ class ReplaySpec:
     kernel_types: tuple[str, ...]
     npu: str | None
     group: GroupOf | None = None
+    binding: Binding | None = None
 
 
-def replays(*kernel_types: str, npu: str | None, group: GroupOf | None = None) -> Callable[[Function], Function]:
+def replays(
+    *kernel_types: str, npu: str | None, group: GroupOf | None = None, binding: Binding | None = None
+) -> Callable[[Function], Function]:
     """Marks a test function as the replay of the rows of `kernel_types`."""
     if not kernel_types or not all(isinstance(name, str) for name in kernel_types):
         raise TypeError(f"@replays takes the kernel types as strings, got {kernel_types!r}")
 
     def mark(function: Function) -> Function:
-        setattr(function, _ATTRIBUTE, ReplaySpec(kernel_types, npu, group))
+        setattr(function, _ATTRIBUTE, ReplaySpec(kernel_types, npu, group, binding))
         return function
 
     return mark

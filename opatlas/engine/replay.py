@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 from typing import Any
 
 import torch
 
-from opatlas.devices.cpu import host_available_bytes
+from opatlas.devices.cpu import bounded_memory, host_available_bytes
 from opatlas.devices.device import Device
 from opatlas.engine.call_watch import InputWatch, count_operators, index_inputs, may_be_compiled
 from opatlas.engine.check import check, is_checked_on_host
 from opatlas.engine.formula import Formula
+from opatlas.engine.group import ALONE, Group
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.job import RowOutcome
 from opatlas.engine.registry import ReplaySpec
 from opatlas.engine.sampling import Sampling
 from opatlas.instruments.instrument import Instrument, MeasureSettings
-from opatlas.isolation.groups.group import ALONE, Group
 from opatlas.model.errors import ChangedInput, InvalidRow, OutOfMemory, ReplayError
 from opatlas.model.schema import OUTPUT_DTYPES, OUTPUT_SHAPES
 
@@ -27,6 +28,8 @@ from opatlas.model.schema import OUTPUT_DTYPES, OUTPUT_SHAPES
 _MEMORY_FACTOR = 2.0
 #: Asking the system what is left takes longer than a small row.
 _ALWAYS_THERE_BYTES = 64 << 20
+#: Asking the system what is left takes a millisecond, and a row of such small tensors takes no gigabytes besides.
+_HARMLESS_BYTES = 1 << 20
 #: Before the first sample the kernel is called so often, or for so long: the first call allocates
 #: and loads code, and a kernel of seconds needs no second one.
 _WARM_UP_CALLS = 3
@@ -119,7 +122,7 @@ class Replay:
             call()
 
         warm_until = monotonic() + _WARM_UP_S
-        self._group.reached("in its first call")
+        self._group.report_step("in its first call")
         operators: list[str] = []
         if kernel is impl and not may_be_compiled(impl):
             operators = count_operators(call, once_more)
@@ -163,6 +166,10 @@ class Replay:
         if is_checked_on_host(self._device.torch_device) and tensors > (available := host_available_bytes()):
             needs, left = (f"{size / 2**30:.1f} GiB" for size in (tensors, available))
             raise OutOfMemory(f"its check needs about {needs} of the host's memory, {left} are available")
+
+    def bounded_memory(self) -> AbstractContextManager[None]:
+        """Returns a context in which the row can take no more memory than the device has left."""
+        return nullcontext() if self._row.bytes() <= _HARMLESS_BYTES else bounded_memory(self._device)
 
     def _expect_unchanged(self, watch: InputWatch, kernel: str) -> None:
         """Raises ChangedInput on every rank where the kernel, of that name, has changed an input on any."""

@@ -4,38 +4,41 @@ with `--in-process`, in pytest itself."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
 
-from opatlas.collectives.message import Message
-from opatlas.collectives.timed import TimedCollective
-from opatlas.devices.cpu import bounded_memory
 from opatlas.devices.device import Device, DeviceDescription, DeviceSpec, open_device
 from opatlas.devices.device_lock import LockHolder
 from opatlas.engine.device_errors import outcome_from_error, translated_pytest_exceptions
+from opatlas.engine.group import ALONE, Group, SynchronizedInstrument
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.inputs.row_slots import RowSlots
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.process_state import ProcessState, changes
-from opatlas.engine.registry import arguments_of, load_function, replay_spec
+from opatlas.engine.registry import Binding, ReplaySpec, arguments_of, load_function, replay_spec
 from opatlas.engine.replay import Replay
 from opatlas.errors import OpAtlasError
-from opatlas.instruments.instrument import MeasureSettings
+from opatlas.instruments.instrument import Instrument, MeasureSettings
 from opatlas.instruments.sample_filters import count_stops
-from opatlas.isolation.groups.group import ALONE, Group, InStep
-from opatlas.model.communication import is_communication
 from opatlas.model.errors import DeviceUnhealthy, MissingPrecondition, ReplayError
 from opatlas.model.roofline import Peak, bound_us, device_peak, row_work
 from opatlas.model.schema import Status
 
-#: Asking the system what is left takes a millisecond, and a row of such small tensors takes no gigabytes besides.
-_HARMLESS_BYTES = 1 << 20
-
 
 def _nothing() -> None:
     pass
+
+
+def _bind_kernel(
+    job: Job, spec: ReplaySpec, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
+) -> tuple[ReplayRow, Replay]:
+    """Makes `row` and `replay` of a row that is the call of a kernel. Raises InvalidRow."""
+    row = ReplayRow(job.kernel_type, job.cells, device.torch_device)
+    # Reads the cells of all slots.
+    row.bytes()
+    return row, Replay(row, spec, device, instrument, settings, group)
 
 
 class Runner:
@@ -70,7 +73,7 @@ class Runner:
     def join(self, group: Group) -> None:
         """From now on this process is a rank of a group, which runs each job together with the others."""
         self._group = group
-        self._instrument = InStep(self._instrument, group)
+        self._instrument = SynchronizedInstrument(self._instrument, group)
 
     def describe(self) -> DeviceDescription:
         """What the device said of itself when it was opened."""
@@ -127,13 +130,15 @@ class Runner:
     def refused(self, job: Job) -> RowOutcome | None:
         """The outcome of a job that its cells or its instrument rule out, which takes no device; None for others."""
         try:
-            self._expect_possible(job)
+            self._expect_instrument(job)
+            # Reads the cells of all slots.
+            RowSlots(job.kernel_type, job.cells).bytes()
         except ReplayError as error:
             return outcome_from_error(error)
         return None
 
-    def _expect_possible(self, job: Job) -> None:
-        """Raises MissingPrecondition, InvalidRow."""
+    def _expect_instrument(self, job: Job) -> None:
+        """Raises MissingPrecondition if the stored duration was taken with another instrument."""
         if job.instrument not in ("", self._instrument.name):
             # Which instrument a device has is known only now: the best one may be missing on this machine.
             raise MissingPrecondition(
@@ -141,28 +146,17 @@ class Runner:
                 f"{self._instrument.name}: such durations do not compare; set {job.instrument} up (`opatlas doctor` "
                 f"tells what it lacks), or let them be mixed (--mixed)"
             )
-        if not is_communication(job.kernel_type):
-            # Reads the cells of all slots.
-            RowSlots(job.kernel_type, job.cells).bytes()
 
     def _run_body(self, job: Job) -> RowOutcome:
-        self._expect_possible(job)
+        self._expect_instrument(job)
         function = load_function(job)
         spec = replay_spec(function)
         if spec is None:
             raise TypeError(f"{job.module}.{job.function} is not marked with @replays")
-        row: Message | ReplayRow
-        replay: TimedCollective | Replay
-        if is_communication(job.kernel_type):
-            row = Message(job.kernel_type, job.cells, self.torch_device, self._group.rank, self._group.size)
-            replay = TimedCollective(row, self._device, self._instrument, self._settings, self._group)
-        else:
-            row = ReplayRow(job.kernel_type, job.cells, self.torch_device)
-            replay = Replay(row, spec, self._device, self._instrument, self._settings, self._group)
+        bind: Binding = spec.binding or _bind_kernel
+        row, replay = bind(job, spec, self._device, self._instrument, self._settings, self._group)
         replay.expect_memory()
-        is_harmless = isinstance(row, Message) or row.bytes() <= _HARMLESS_BYTES
-        bound = nullcontext() if is_harmless else bounded_memory(self._device)
-        with torch.no_grad(), bound, translated_pytest_exceptions():
+        with torch.no_grad(), replay.bounded_memory(), translated_pytest_exceptions():
             function(**arguments_of(function, row=row, replay=replay, group=self._group))
         if replay.outcome is None:
             raise ReplayError(f"{job.function} returned without having called replay(...)")

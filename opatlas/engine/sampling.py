@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from opatlas.devices.device import Device
 from opatlas.engine.check import Checked
+from opatlas.engine.group import Group
 from opatlas.engine.job import (
     ATTEMPTS,
     Attempt,
@@ -24,7 +25,6 @@ from opatlas.engine.job import (
 from opatlas.instruments.attribution import OwnKernel, ProfiledSamples, own_kernel
 from opatlas.instruments.instrument import Instrument, MeasureSettings, Samples
 from opatlas.instruments.stop_rule import StopRule
-from opatlas.isolation.groups.group import Group
 from opatlas.model.errors import OutOfMemory
 from opatlas.model.record import Measurement
 from opatlas.model.schema import Status
@@ -66,7 +66,7 @@ class Sampling:
     def warm_up(self, call: Callable[[], object], *, most_calls: int, until: float) -> None:
         """Calls so often, or, before that, until a time of `time.monotonic`, in seconds."""
         for _ in range(most_calls):
-            if self._group.agree(monotonic() < until):
+            if self._group.first_rank_decides(monotonic() < until):
                 call()
 
     def take(

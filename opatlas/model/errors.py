@@ -60,7 +60,7 @@ class DeviceGone(OpAtlasError):
     """The device is not there, or not there any more: no row can run on it."""
 
 
-class GroupLate(DeviceGone):
+class GroupTimeout(DeviceGone):
     """A group did not come together in time: to wait for it again would take as long.
 
     Attributes:

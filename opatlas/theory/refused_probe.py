@@ -17,14 +17,14 @@ from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 
 from opatlas.devices.discovery import available_devices, database_name
+from opatlas.engine.expert_parallel import hccl_buffer_mib as buffer_mib
+from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.inputs.dispatch_ffn_combine import needed_bytes
 from opatlas.engine.job import Job
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import EVENTS, MeasureSettings
 from opatlas.isolation.executor import ExcludedDevices, Executor
-from opatlas.isolation.groups.hccl_buffer import buffer_mib
 from opatlas.isolation.groups.pool import GroupPool
-from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.model.errors import DeviceGone
 from opatlas.model.location import default_path
 from opatlas.model.schema import EP_SIZE, Status

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opatlas.devices.device import DeviceSpec
+from opatlas.engine.group_spec import GroupSpec
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.groups.process import GroupProcess
-from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.model.schema import Status
 from opatlas.theory.refused_probe import Probe, Search, SearchRange
 from opatlas.theory.refused_shapes import (

@@ -14,6 +14,8 @@ from opatlas.bench.implementations import torch as impl
 from replaying import OUTPUT, SHAPES, assert_mistake_is_caught, assert_refused, cells_of, replay_row
 from sample_rows_moe import BACK, LAYER, LAYER_BITS, ROWS, TOLD
 
+from opatlas.engine.expert_parallel import add_options, expect_hccl_buffer
+from opatlas.engine.group_spec import GroupSpec, add_node_options
 from opatlas.engine.inputs.dispatch_ffn_combine import Experts, group_of_layer
 from opatlas.engine.inputs.moe_distribute import (
     Exchange,
@@ -22,9 +24,6 @@ from opatlas.engine.inputs.moe_distribute import (
     group_of_dispatch,
 )
 from opatlas.engine.inputs.row_slots import RowSlots
-from opatlas.isolation.groups.hccl_buffer import expect_buffer
-from opatlas.isolation.groups.options import add_options
-from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.model.errors import InvalidRow, MissingPrecondition
 from opatlas.model.schema import Status
 
@@ -79,10 +78,11 @@ CONTRADICTIONS = [
 ]
 
 
-def options(*arguments: str, prefix: str = "ep"):
+def options(*arguments: str):
     parser = pytest.Parser(_ispytest=True)
+    add_node_options(parser)
     add_options(parser)
-    return parser.parse_known_args([f"--{prefix}-{argument}" for argument in arguments])
+    return parser.parse_known_args([f"--{argument}" for argument in arguments])
 
 
 def slots_of(cells: dict[str, str]):
@@ -94,8 +94,8 @@ def slots_of(cells: dict[str, str]):
     ("cell", "arguments", "spec"),
     [
         ("", (), GroupSpec(16)),
-        ("", ("size=8",), GroupSpec(8)),
-        ("4", ("size=8",), GroupSpec(4)),
+        ("", ("ep-size=8",), GroupSpec(8)),
+        ("4", ("ep-size=8",), GroupSpec(4)),
         (" 4 ", ("nproc-per-node=2",), GroupSpec(4, nproc_per_node=2)),
         (
             "32",
@@ -116,7 +116,7 @@ def test_a_cell_that_tells_no_size_is_refused(cell: str) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(("nnodes=2",), "name a port of node 0"), (("nnodes=2", "node-rank=2"), "there are 2 nodes, from 0 on")],
+    [(("nnodes=2",), "name a port of node 0"), (("nnodes=2", "node-rank=2"), "there are 2 nodes")],
 )
 def test_options_that_lack_something_say_what(arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises(MissingPrecondition, match=words):
@@ -126,7 +126,7 @@ def test_options_that_lack_something_say_what(arguments: tuple[str, ...], words:
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ("size=0", "from 1 on"),
+        ("ep-size=0", "from 1 on"),
         ("nnodes=x", "from 1 on"),
         ("master-port=0", "from 1 to"),
         ("master-port=99999", "65535"),
@@ -256,7 +256,7 @@ def exchange(tokens: int, width: int, top_k: int, ranks: int, experts: int, most
 )
 def test_shapes_of_a_dispatch_tell_its_group(row: str, found: Exchange, global_bs: int) -> None:
     cells = cells_of(row)
-    spec = group_of_dispatch(cells, options("size=2"))
+    spec = group_of_dispatch(cells, options("ep-size=2"))
     assert dispatched(*slots_of(cells), cells) == found
     assert found.global_bs == global_bs
     assert spec.ranks == found.ranks
@@ -267,10 +267,10 @@ def test_shapes_of_a_dispatch_tell_its_group(row: str, found: Exchange, global_b
     [
         # Its shapes tell: 512 = 4 x 16 x 8, of 256 experts.
         (f"512,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16", (), 16),
-        (f"512,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16", ("size=32",), 16),
+        (f"512,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16", ("ep-size=32",), 16),
         # 1024 = 4 x 256: 32, 64, 128 or 256 ranks, each with no more experts than a token has.
-        (f"1024,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16", ("size=64",), 64),
-        (f"1024,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16 @ EP Size = 128", ("size=64",), 128),
+        (f"1024,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16", ("ep-size=64",), 64),
+        (f"1024,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16 @ EP Size = 128", ("ep-size=64",), 128),
         # With room for up to 8 tokens of a rank.
         (f"1024,7168;4,8;32;256;4,8 | DT_BF16;{BACK} -> 4,7168 | DT_BF16 @ EP Size = 32", (), 32),
     ],
@@ -382,9 +382,9 @@ def test_a_group_serves_rows_that_need_no_larger_buffer() -> None:
 
 def test_a_buffer_that_the_user_made_too_small_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HCCL_BUFFSIZE", "200")
-    expect_buffer(200 << 20)
+    expect_hccl_buffer(200 << 20)
     with pytest.raises(MissingPrecondition, match="HCCL_BUFFSIZE=256"):
-        expect_buffer((200 << 20) + 1)
+        expect_hccl_buffer((200 << 20) + 1)
 
 
 def test_a_session_runs_rows_that_its_devices_are_enough_for(tmp_path: Path) -> None:
@@ -394,7 +394,7 @@ def test_a_session_runs_rows_that_its_devices_are_enough_for(tmp_path: Path) -> 
         lines = csv.DictWriter(file, [*row, "EP Size"], lineterminator="\n")
         lines.writeheader()
         lines.writerows({**row, "EP Size": ep} for ep in ("2", "", "16", "two"))
-    arguments = [f"--database-path={tmp_path}", "--repeat-count=2", "--dispatch-ffn-combine-ep-size=1", "--device=cpu"]
+    arguments = [f"--database-path={tmp_path}", "--repeat-count=2", "--ep-size=1", "--device=cpu"]
     done = subprocess.run(
         [
             sys.executable,

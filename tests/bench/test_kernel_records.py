@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from opatlas.engine.group import SharedRule
 from opatlas.instruments.kernel_records import (
     MARK,
     KernelRecord,
@@ -13,7 +14,6 @@ from opatlas.instruments.kernel_records import (
     between_marks,
 )
 from opatlas.instruments.stop_rule import StopRule
-from opatlas.isolation.groups.group import _AgreedRule
 from opatlas.model.errors import ReplayError
 
 
@@ -79,11 +79,11 @@ def test_without_a_count_samples_come_in_batches_until_the_rule_has_enough():
 
 def test_ranks_of_a_group_take_one_sample_at_a_time():
     class Alone:
-        def agree(self, decision):
+        def first_rank_decides(self, decision):
             return decision
 
     device = Device()
-    rule = _AgreedRule(StopRule(repeat_count=3, time_limit_s=60), Alone())
+    rule = SharedRule(StopRule(repeat_count=3, time_limit_s=60), Alone())
     assert len(sample(device, lambda: device.launch("add"), rule=rule).durations_us) == 3
     assert device.sessions == 3
 

@@ -1,4 +1,4 @@
-"""Options of nodes under any prefix; numbers of a probe that mean nothing."""
+"""Options of nodes; numbers of a probe that mean nothing."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from argparse import ArgumentParser, Namespace
 
 import pytest
 
-from opatlas.isolation.groups.options import NodeOptions
-from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.engine.group_spec import GroupSpec, group_on_nodes, node_options_problem
 from opatlas.theory.refused_probe import add_arguments
 
 
@@ -20,14 +19,16 @@ def test_the_probe_refuses_numbers_that_mean_nothing(arguments: list[str], capsy
     assert f"argument {arguments[0]}: '{arguments[1]}': give a " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("prefix", "names"), [("--", ""), ("--my-kernel-", "my_kernel_")])
-def test_nodes_are_read_under_their_prefix(prefix: str, names: str) -> None:
+def test_the_options_name_the_nodes_of_a_group() -> None:
     values = {"nnodes": 2, "node_rank": 1, "master_addr": "10.0.0.1", "master_port": 29500}
-    options = Namespace(**{f"{names}{name}": value for name, value in values.items()}, **{f"{names}join_timeout": 9.0})
-    spec = GroupSpec(4, **values, nproc_per_node=2, join_timeout_s=9.0)
-    assert NodeOptions(prefix).spec(options, 4, nproc_per_node=2) == spec
-    assert NodeOptions(prefix).contradiction(options) == ""
-    setattr(options, f"{names}master_port", None)
-    assert NodeOptions(prefix).contradiction(options) == (
-        f"{prefix}nnodes 2: name a port of node 0 with {prefix}master-port"
-    )
+    options = Namespace(**values, join_timeout=9.0)
+    assert group_on_nodes(options, 4, nproc_per_node=2) == GroupSpec(4, **values, nproc_per_node=2, join_timeout_s=9.0)
+    assert node_options_problem(options) == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"), [({"master_port": None}, "--master-port"), ({"node_rank": 2}, "--node-rank")]
+)
+def test_contradictions_name_the_option(changed: dict[str, int | None], named: str) -> None:
+    options = Namespace(**{"nnodes": 2, "node_rank": 1, "master_port": 29500, **changed})
+    assert named in node_options_problem(options)

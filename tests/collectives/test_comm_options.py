@@ -12,11 +12,12 @@ from _pytest.config.argparsing import Parser
 
 from opatlas.collectives import options
 from opatlas.collectives import topology as at_hand
+from opatlas.collectives.rows import message_group
 from opatlas.collectives.topology import guess
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.nvidia import group_islands
+from opatlas.engine.group_spec import GroupSpec, add_node_options
 from opatlas.isolation.groups.pool import misplaced
-from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.model.communication import ALL_REDUCE, ALL_TO_ALL, BY_NAME
 
 CPU = [DeviceSpec("cpu", name="AMD_EPYC")]
@@ -34,6 +35,7 @@ def _a_machine_of_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def parsed(*arguments: str, ops: tuple[str, ...] = (), database: str | None = None) -> Namespace:
     parser = Parser(_ispytest=True)
+    add_node_options(parser)
     options.add_options(parser)
     found = parser.parse(list(arguments))
     found.update_mode, found.database_path, found.ops, found.strict = "all", database, ops, False
@@ -41,45 +43,47 @@ def parsed(*arguments: str, ops: tuple[str, ...] = (), database: str | None = No
 
 
 def messages(option: Namespace, devices: list[DeviceSpec], kernel_type: str = "hcom_allReduce_") -> list[tuple]:
-    rows = options.wanted_of(option, devices).rows[kernel_type]
+    rows = options.collective_plan(option, devices).rows[kernel_type]
     return [(int(r["message_bytes"]), int(r["num_devices"]), r["dtype"], int(r["topology_tier"])) for r in rows]
 
 
 def of_group(option: Namespace, devices: list[DeviceSpec], size: str, tier: str) -> GroupSpec:
     before = vars(option).copy()
-    wanted = options.wanted_of(option, devices)
+    wanted = options.collective_plan(option, devices)
     # What pytest parsed stays as it is.
     assert vars(option) == before
-    return options.group_of({"num_devices": size, "topology_tier": tier}, wanted.options)
+    return message_group({"num_devices": size, "topology_tier": tier}, wanted.options)
 
 
 def test_groups_that_cannot_have_the_tier_are_left_out_and_the_others_run() -> None:
     option = parsed("--num-devices", "2,4,16", "--topology-tier", "2", "--bytes-grid", "1024")
     assert {(size, tier) for _, size, _, tier in messages(option, NPUS)} == {(2, 2)}
-    left_out = [line for line in options.wanted_of(option, NPUS).about if "left out" in line]
+    left_out = [line for line in options.collective_plan(option, NPUS).about if "left out" in line]
     assert len(left_out) == 2
     assert "--num-devices 4" in left_out[0]
     assert "--num-devices 16" in left_out[1]
     option.strict = True
     with pytest.raises(pytest.UsageError, match="--num-devices 4"):
-        options.wanted_of(option, NPUS)
+        options.collective_plan(option, NPUS)
 
 
 def test_defaults_of_a_cpu() -> None:
     found = messages(parsed(), CPU)
     assert found[0] == (1024, 2, "DT_BF16", 1)
     assert [size for size, *_ in found] == [1 << power for power in range(10, 25)]
-    assert len(options.wanted_of(parsed(), CPU).rows) == 5
+    assert len(options.collective_plan(parsed(), CPU).rows) == 5
 
 
 def test_defaults_of_an_a3() -> None:
     found = messages(parsed(), NPUS)
     assert (found[0], found[-1]) == ((1024, 16, "DT_BF16", 1), (512 << 20, 16, "DT_BF16", 1))
-    assert options.wanted_of(parsed(), NPUS).about == ["grid 48 x 8 x 2: that of an ATLAS_800_A3"]
+    assert options.collective_plan(parsed(), NPUS).about == ["grid 48 x 8 x 2: that of an ATLAS_800_A3"]
 
 
 def test_defaults_of_gpus_are_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(at_hand, "islands", lambda devices: group_islands(4, lambda one, other: one // 2 == other // 2))
+    monkeypatch.setattr(
+        at_hand, "find_nvlink_islands", lambda devices: group_islands(4, lambda one, other: one // 2 == other // 2)
+    )
     assert messages(parsed(), GPUS)[0] == (1024, 4, "DT_BF16", 1)
     assert guess(GPUS, 4, 1).shape == (1, 2, 2)
     # A pair that NVLink joins, and one across.
@@ -106,7 +110,7 @@ def test_islands_of_nvlink(count: int, joined, size: int | None) -> None:
 
 def test_sizes_are_rounded_up_told_and_not_repeated() -> None:
     option = parsed("--num-devices", "3", "--bytes-grid", "1", "5", "7", "--comm-dtype", "float32", "int8")
-    wanted = options.wanted_of(option, CPU)
+    wanted = options.collective_plan(option, CPU)
     found = [(int(r["message_bytes"]), r["dtype"]) for r in wanted.rows[ALL_TO_ALL.kernel_type]]
     assert found == [(12, "DT_FLOAT"), (3, "DT_INT8"), (6, "DT_INT8"), (9, "DT_INT8")]
     assert "all_to_all of 3 float32: bytes rounded up: 1 -> 12, 5 -> 12, 7 -> 12" in wanted.about
@@ -125,14 +129,14 @@ def test_a_group_that_is_too_large_is_a_case_unless_refused() -> None:
     option = parsed("--num-devices", "2", "16")
     assert {devices for _, devices, *_ in messages(option, CPU)} == {2, 16}
     # The grid that is told is that of the machine, and not one that would hold the group.
-    about = options.wanted_of(parsed("--num-devices", "2", "16"), CPU).about
+    about = options.collective_plan(parsed("--num-devices", "2", "16"), CPU).about
     assert about == ["grid 1 x 8: one node, at most 4 ranks on each of 2 cores"]
     spec = of_group(option, CPU, "16", "1")
     assert spec.misplaced(8) == "needs 16 devices, 8 are there"
     assert misplaced(spec, CPU) == "needs 16 ranks; 2 cores hold 8 (4 a core)"
     option.strict = True
     with pytest.raises(pytest.UsageError, match="--strict: --num-devices 16 needs 16 ranks; 2 cores hold 8"):
-        options.wanted_of(option, CPU)
+        options.collective_plan(option, CPU)
 
 
 def test_groups_of_several_nodes_take_as_many_devices_of_each() -> None:
@@ -158,17 +162,17 @@ def test_groups_of_several_nodes_take_as_many_devices_of_each() -> None:
 )
 def test_what_contradicts_itself_is_refused(arguments: list[str], words: str) -> None:
     with pytest.raises(pytest.UsageError, match=words):
-        options.wanted_of(parsed(*arguments), CPU)
+        options.collective_plan(parsed(*arguments), CPU)
 
 
 def test_ops_names_collectives_as_torch_or_as_hccl_does() -> None:
     assert options.collectives_of(()) == list(BY_NAME.values())
     assert options.collectives_of(("all_to_all", "hcom_allReduce_", "all_reduce")) == [ALL_TO_ALL, ALL_REDUCE]
-    assert list(options.wanted_of(parsed(ops=("all_reduce",)), CPU).rows) == [ALL_REDUCE.kernel_type]
+    assert list(options.collective_plan(parsed(ops=("all_reduce",)), CPU).rows) == [ALL_REDUCE.kernel_type]
     with pytest.raises(pytest.UsageError, match=r"--ops allreduce: no such collective \(did you mean all_reduce"):
-        options.wanted_of(parsed(ops=("allreduce",)), CPU)
+        options.collective_plan(parsed(ops=("allreduce",)), CPU)
     with pytest.raises(pytest.UsageError, match="--ops Add: no such collective"):
-        options.wanted_of(parsed(ops=("all_reduce", "Add")), CPU)
+        options.collective_plan(parsed(ops=("all_reduce", "Add")), CPU)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +206,7 @@ def test_variables_of_the_libraries_are_told(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("NCCL_VERSION", "2.28.3-1")
-    assert "environment: GLOO_SOCKET_IFNAME=lo NCCL_NVLS_ENABLE=0" in options.wanted_of(parsed(), CPU).about
+    assert "environment: GLOO_SOCKET_IFNAME=lo NCCL_NVLS_ENABLE=0" in options.collective_plan(parsed(), CPU).about
 
 
 def test_where_results_go(tmp_path: Path) -> None:
@@ -217,7 +221,7 @@ def test_where_results_go(tmp_path: Path) -> None:
 
 def test_collectives_are_named_alone() -> None:
     def asked(*arguments: str) -> bool:
-        return options.are_asked_for(SimpleNamespace(args=list(arguments)))  # type: ignore[arg-type]
+        return options.are_named(SimpleNamespace(args=list(arguments)))  # type: ignore[arg-type]
 
     assert not asked("bench/")
     assert asked("bench/test_collectives.py")

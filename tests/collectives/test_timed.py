@@ -11,10 +11,10 @@ from opatlas.collectives.message import Message
 from opatlas.collectives.timed import TimedCollective
 from opatlas.devices.cpu import CpuDevice
 from opatlas.devices.device import DeviceSpec
+from opatlas.engine.group import RANK_SPREAD, Group, SynchronizedInstrument
 from opatlas.instruments.attribution import NoSamples
 from opatlas.instruments.instrument import MeasureSettings, Samples
 from opatlas.instruments.timers import WallClock
-from opatlas.isolation.groups.group import RANK_SPREAD, Group, InStep
 from opatlas.model.errors import OutOfMemory, ReplayError, WrongResult
 from opatlas.model.schema import Status
 
@@ -29,10 +29,10 @@ class Three(Group):
         self.others = others
         self.lined_up = 0
 
-    def agree(self, value: bool) -> bool:
+    def first_rank_decides(self, value: bool) -> bool:
         return value
 
-    def line_up(self) -> None:
+    def device_barrier(self) -> None:
         self.lined_up += 1
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
@@ -62,7 +62,7 @@ def timed(group: Group, instrument: object = None, cache: str = "warm") -> Timed
     settings = MeasureSettings(repeat_count=3, cache=cache, threads=1)
     device = CpuDevice(DeviceSpec("cpu"), settings)
     message = Message("hcom_allReduce_", CELLS, torch.device("cpu"), 0, 3)
-    return TimedCollective(message, device, instrument or InStep(WallClock(), group), settings, group)
+    return TimedCollective(message, device, instrument or SynchronizedInstrument(WallClock(), group), settings, group)
 
 
 def summing(replay: TimedCollective, broken_after: int = 1000):
@@ -115,7 +115,7 @@ def test_what_is_wrong_before_or_after_the_samples_fails(broken_after: int) -> N
 def test_ranks_with_other_numbers_of_samples_are_not_compared() -> None:
     replay = timed(Three([(1.0, 2.0), (1.0, 2.0, 3.0)]), Fixed(Samples((1.0, 2.0, 3.0))))
     call, result, restore = summing(replay)
-    with pytest.raises(ReplayError, match="the ranks have 3, 2, 3 samples of one and the same call"):
+    with pytest.raises(ReplayError, match="different numbers of samples"):
         replay(call, result, replay._message.summed, restore)
 
 

@@ -28,16 +28,16 @@ from sessions import wait_for
 
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.device_lock import DeviceWaits
+from opatlas.engine.group import RANK_SPREAD
+from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.job import Job
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.channel import Channel, ChildChannel, NotReady
 from opatlas.isolation.groups import running as module
-from opatlas.isolation.groups.group import RANK_SPREAD
 from opatlas.isolation.groups.messages import Launching, RanksEnded
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.groups.running import RunningGroup
-from opatlas.isolation.groups.spec import GroupSpec
-from opatlas.model.errors import DeviceGone, GroupLate
+from opatlas.model.errors import DeviceGone, GroupTimeout
 from opatlas.model.quality import Quality
 from opatlas.model.schema import Status
 
@@ -282,7 +282,7 @@ def test_a_rank_that_cannot_join_is_named(monkeypatch: pytest.MonkeyPatch, opene
     with pytest.raises(DeviceGone, match=words) as gone:
         group_of(TWO, opener).describe()
     # It can be tried again: nobody waited for it.
-    assert not isinstance(gone.value, GroupLate)
+    assert not isinstance(gone.value, GroupTimeout)
     assert wait_for(lambda: not marked(f"{MARK}=joining"), seconds=300)
 
 
@@ -387,7 +387,7 @@ def test_whom_a_group_waits_for_is_told_and_not_for_ever(
     monkeypatch.setenv(MARK, "waiting")
     spec = GroupSpec(2, nnodes=nodes, master_port=port if nodes > 1 else None)
     devices = [DeviceSpec("cpu", opener=opener)] * spec.local_ranks
-    with pytest.raises(GroupLate, match=f"did not start: {re.escape(late.format(port=port))}") as gone:
+    with pytest.raises(GroupTimeout, match=f"did not start: {re.escape(late.format(port=port))}") as gone:
         GroupProcess(spec, devices, SETTINGS, DeviceWaits(clock.tell)).describe()
     assert gone.value.nodes is (nodes > 1)
     assert re.fullmatch(r".*, \d+ s left", clock.told[-1]), clock.told

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from opatlas.engine.group import Group, SynchronizedInstrument, spread_us
 from opatlas.engine.job import RowOutcome, make_attempt
 from opatlas.instruments.stop_rule import StopRule
 from opatlas.instruments.timers import WallClock
-from opatlas.isolation.groups.group import Group, InStep, spread_us
 from opatlas.isolation.groups.rank_main import slowest
 from opatlas.model.record import Measurement
 from opatlas.model.schema import Status
@@ -25,10 +25,10 @@ class Recorded(Group):
         self.of_the_other: list[float] = []
         super().__init__(0, 2, _report=lambda step, what: self.done.append(f"{step} {what}"))
 
-    def agree(self, value: bool) -> bool:
+    def first_rank_decides(self, value: bool) -> bool:
         return self.decisions.pop(0)
 
-    def together(self) -> None:
+    def barrier(self) -> None:
         self.done.append("together")
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
@@ -39,7 +39,7 @@ class Recorded(Group):
 def test_the_group_decides_and_a_sample_is_one_call(before_each: Callable[[], None] | None) -> None:
     group = Recorded([False, False, False, True])
     rule = StopRule(repeat_count=1, time_limit_s=60)
-    samples = InStep(WallClock(), group).sample(lambda: group.done.append("call"), before_each, rule)
+    samples = SynchronizedInstrument(WallClock(), group).sample(lambda: group.done.append("call"), before_each, rule)
     assert (len(samples.durations_us), samples.calls_per_sample) == (3, 1)
     assert [what.split()[-1] for what in group.done[1:]] == ["call", "together", "call"] * 3
 
@@ -47,7 +47,9 @@ def test_the_group_decides_and_a_sample_is_one_call(before_each: Callable[[], No
 def test_a_sample_in_which_any_rank_had_a_pause_is_taken_again_by_all() -> None:
     group = Recorded([False, False, False, True])
     group.of_the_other = [1.0, 0.0]
-    samples = InStep(WallClock(), group).sample(lambda: None, None, StopRule(repeat_count=1, time_limit_s=60))
+    samples = SynchronizedInstrument(WallClock(), group).sample(
+        lambda: None, None, StopRule(repeat_count=1, time_limit_s=60)
+    )
     assert len(samples.durations_us) == 2
     assert len(samples.notes) == 1
 

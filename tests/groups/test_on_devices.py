@@ -9,11 +9,11 @@ from replaying import cells_of, replay_of
 from sample_rows_moe import BACK, LAYER, LAYER_BITS, LAYER_INT8, TOLD
 
 from opatlas.devices.discovery import available_devices
+from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.job import Job
 from opatlas.instruments.instrument import INSTRUMENTS, MSPROF, TORCH_NPU_PROFILER, MeasureSettings
 from opatlas.isolation.executor import Executor
 from opatlas.isolation.groups.process import GroupProcess
-from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.isolation.msprof.executor import msprof_on_group
 from opatlas.model.errors import DeviceGone
 from opatlas.model.schema import Status

@@ -23,11 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opatlas.devices.npu_operators import resolve_npu_call
 from opatlas.engine.expectations import Comparison
+from opatlas.engine.group import Group
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.registry import ReplaySpec, arguments_of, replay_spec
 from opatlas.engine.replay import Replay
 from opatlas.instruments.instrument import MeasureSettings, Samples
-from opatlas.isolation.groups.group import Group
 from opatlas.model.errors import InvalidRow, Unsupported
 from opatlas.model.schema import EP_SIZE
 

@@ -15,10 +15,10 @@ from opatlas.shapes.models import (
 from opatlas.shapes.strategies import theory_rows
 from replaying import replay_functions, replay_of, runner
 
+from opatlas.engine.group import Group
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.job import Job
 from opatlas.engine.registry import arguments_of
-from opatlas.isolation.groups.group import Group
 from opatlas.model.schema import EP_SIZE, Status
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.rows import TheoryRow

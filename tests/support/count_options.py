@@ -13,7 +13,7 @@ from opatlas.plugins import options, theory
 
 from opatlas.cli.main import parser as command_parser
 from opatlas.collectives import options as collectives
-from opatlas.isolation.groups import options as expert_parallel
+from opatlas.engine import expert_parallel
 
 
 class _PytestOptions:

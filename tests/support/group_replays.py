@@ -16,8 +16,8 @@ from pathlib import Path
 
 from opatlas.bench import formulas
 
+from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.registry import replays
-from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.model.errors import InvalidRow
 
 GOOD, KILLED, HANGS, RAISES, REFUSED, EXITS, FORKS, OTHER_GOOD, WRITES, RETURNS_TWICE, HOT = range(10, 21)

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opatlas.isolation.groups.hccl_buffer import buffer_mib, dispatch_ffn_combine_bytes
-from opatlas.isolation.groups.options import DEFAULT_EP_SIZE, ep_size, group_of
-from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.engine.expert_parallel import DEFAULT_EP_SIZE, dispatch_ffn_combine_bytes, ep_group, ep_size
+from opatlas.engine.group_spec import GroupSpec
 from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES
 from opatlas.model.slots import slot_words
 
@@ -72,7 +71,7 @@ class LayerSlots:
 def group_of_layer(cells: Mapping[str, str], options: Any) -> GroupSpec:
     """Returns the group that a row needs. Raises InvalidRow, MissingPrecondition."""
     ranks = ep_size(cells) or options.ep_size or DEFAULT_EP_SIZE
-    return group_of(options, ranks, buffer_mib(needed_bytes(cells)))
+    return ep_group(options, ranks, needed_bytes(cells))
 
 
 def needed_bytes(cells: Mapping[str, str]) -> int:

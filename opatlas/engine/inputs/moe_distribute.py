@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from opatlas.engine.expert_parallel import DEFAULT_EP_SIZE, ep_group, ep_size, moe_distribute_bytes
+from opatlas.engine.group_spec import GroupSpec
 from opatlas.errors import CellError
-from opatlas.isolation.groups.hccl_buffer import buffer_mib, moe_distribute_bytes
-from opatlas.isolation.groups.options import DEFAULT_EP_SIZE, ep_size, group_of
-from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.model.errors import InvalidRow, MissingPrecondition
 from opatlas.model.schema import (
     EP_SIZE,
@@ -75,13 +74,13 @@ class Exchange:
 def group_of_dispatch(cells: Mapping[str, str], options: Any) -> GroupSpec:
     """Returns the group that a row of a dispatch needs. Raises InvalidRow, MissingPrecondition."""
     found = dispatched(*_slots(cells), cells)
-    return group_of(options, found.ranks, buffer_mib(found.needed_bytes))
+    return ep_group(options, found.ranks, found.needed_bytes)
 
 
 def group_of_combine(cells: Mapping[str, str], options: Any) -> GroupSpec:
     """Returns the group that a row of a combine needs. Raises InvalidRow, MissingPrecondition."""
     found = _chosen(combined(_slots(cells)[0], cells), ep_size(cells), options.ep_size)
-    return group_of(options, found.ranks, buffer_mib(found.needed_bytes))
+    return ep_group(options, found.ranks, found.needed_bytes)
 
 
 def dispatched(inputs: Sequence[Slot], outputs: Sequence[Slot], cells: Mapping[str, str]) -> Exchange:

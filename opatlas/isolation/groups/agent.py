@@ -14,16 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from opatlas.engine.expert_parallel import HCCL_BUFFER_VARIABLE
+from opatlas.engine.group_spec import GroupSpec
 from opatlas.isolation.channel import ChildChannel
 from opatlas.isolation.fresh_python import module_command
-from opatlas.isolation.groups import hccl_buffer
 from opatlas.isolation.groups.messages import (
     Launch,
     Launching,
     NotLaunched,
     RanksEnded,
 )
-from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.isolation.process_end import die_with_parent, exit_without_cleanup
 
 #: How many seconds the launcher lets ranks end by themselves; a keeper that is told to end has no more to do.
@@ -38,7 +38,7 @@ def main(fd: int) -> None:
     with ChildChannel(socket.socket(fileno=fd)) as channel:
         launch: Launch = channel.receive()
         if launch.spec.hccl_buffer_mib is not None:
-            os.environ.setdefault(hccl_buffer.VARIABLE, str(launch.spec.hccl_buffer_mib))
+            os.environ.setdefault(HCCL_BUFFER_VARIABLE, str(launch.spec.hccl_buffer_mib))
         channel.send(_run(launch, lambda: channel.send(Launching())))
     exit_without_cleanup()
 

@@ -123,7 +123,7 @@ class Group:
 ALONE = Group(0, 1)
 
 
-class InStep:
+class SynchronizedInstrument:
     """An Instrument that lets ranks begin each sample together, and take equally many."""
 
     def __init__(self, instrument: Instrument, group: Group) -> None:
@@ -142,10 +142,10 @@ class InStep:
 
         self._group.reached("between calls")
         # Never without `before_each`, which would let each rank find out by itself how many calls a sample takes.
-        return self._instrument.sample(call, together, _AgreedRule(rule, self._group))
+        return self._instrument.sample(call, together, SharedRule(rule, self._group))
 
 
-class _AgreedRule:
+class SharedRule:
     """Rank 0's stop rule, for all."""
 
     def __init__(self, rule: Rule, group: Group) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opatlas.devices.device import DeviceDescription
-from opatlas.isolation.groups.spec import GroupSpec
+from opatlas.engine.group_spec import GroupSpec
 
 #: In a word of a rank's command: torchrun's launcher puts the rank's number on its node there.
 RANK_PLACE = "${local_rank}"

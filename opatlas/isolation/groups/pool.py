@@ -10,6 +10,7 @@ from itertools import takewhile
 from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.devices.discovery import ranks_share
+from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.instruments.instrument import (
     INSTRUMENTS,
@@ -21,8 +22,7 @@ from opatlas.instruments.instrument import (
 )
 from opatlas.isolation.executor import BatchExecutor, ExcludedDevices, Executor
 from opatlas.isolation.groups.process import GroupProcess
-from opatlas.isolation.groups.spec import GroupSpec
-from opatlas.model.errors import DeviceGone, GroupLate
+from opatlas.model.errors import DeviceGone, GroupTimeout
 from opatlas.model.schema import Status
 
 #: Ranks that share a CPU, where nothing else is said: enough to try a kernel that communicates.
@@ -124,9 +124,9 @@ class GroupPool:
         except DeviceGone as error:
             self.close()
             self._failed_starts[spec] += 1
-            if isinstance(error, GroupLate) or self._failed_starts[spec] >= _STARTS_THAT_FAIL:
+            if isinstance(error, GroupTimeout) or self._failed_starts[spec] >= _STARTS_THAT_FAIL:
                 self._given_up[spec] = str(error)
-            if isinstance(error, GroupLate) and error.nodes:
+            if isinstance(error, GroupTimeout) and error.nodes:
                 self._nodes_absent = str(error)
             return {first.id: RowOutcome(Status.DEVICE_ERROR, str(error))}
         self._failed_starts[spec] = 0
@@ -175,7 +175,7 @@ class GroupPool:
         return replace(outcome, measurement=replace(outcome.measurement, assumptions=assumptions))
 
 
-class OneAtATime:
+class ExclusiveExecutor:
     """A BatchExecutor of jobs of both kinds, which closes the one before it opens the other.
 
     Jobs come in an order in which that happens once (plugins/xdist.py); any order is right.

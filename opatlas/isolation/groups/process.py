@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from opatlas.devices.device import KINDS, DeviceDescription, DeviceSpec
 from opatlas.devices.device_lock import DeviceWaits, LockWait
+from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.channel import Answer, ChannelBroken, LockTaken, NotReady, Start, Waiting
@@ -25,7 +26,6 @@ from opatlas.isolation.device_process import Launcher
 from opatlas.isolation.fresh_python import import_paths
 from opatlas.isolation.groups.messages import Reached
 from opatlas.isolation.groups.running import RanksDied, RunningGroup, UnexpectedMessage
-from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.model.errors import DeviceGone
 from opatlas.model.schema import Status
 
@@ -162,7 +162,7 @@ class GroupProcess:
         if self.spec.nnodes > 1 and statuses != {Status.MEASURED}:
             # Another node may have lost its ranks, and wait for these to come together anew.
             in_step = False
-        name = self.spec.name_of
+        name = self.spec.rank_name
         changed = tuple(f"{name(rank)} {what}" for rank in sorted(outcomes) for what in outcomes[rank].changed)
         if not in_step or changed:
             self._end(running)
@@ -190,14 +190,16 @@ class GroupProcess:
     def _died(self, running: RunningGroup, local_ranks: Sequence[int]) -> RowOutcome:
         # A launcher does not tell how the rank has ended that it ran.
         how = (
-            running.how_they_ended(local_ranks) if self._launcher is None else f"{self.spec.names_of(local_ranks)} died"
+            running.how_they_ended(local_ranks)
+            if self._launcher is None
+            else f"{self.spec.rank_names(local_ranks)} died"
         )
         self._end(running)
         return RowOutcome(Status.CRASHED, f"{how}; the group was ended")
 
     def _not_understood(self, running: RunningGroup, message: UnexpectedMessage) -> RowOutcome:
         self._end(running)
-        who = self.spec.name_of(message.local_rank)
+        who = self.spec.rank_name(message.local_rank)
         return RowOutcome(Status.CRASHED, f"{who}: {message.what}; the group was ended")
 
     def _hung(
@@ -206,7 +208,7 @@ class GroupProcess:
         left = {rank: step for rank, step in sorted(reached.items()) if rank not in outcomes}
         least = min(step.step for step in left.values())
         late = [rank for rank, step in left.items() if step.step == least]
-        who = f"all {len(late)} ranks" if len(late) == self.spec.ranks > 1 else self.spec.names_of(late)
+        who = f"all {len(late)} ranks" if len(late) == self.spec.ranks > 1 else self.spec.rank_names(late)
         others = "; the others wait" if len(late) < self.spec.local_ranks else ""
         where = " or ".join(dict.fromkeys(left[rank].what for rank in late))
         running.write_stacks(left)

@@ -14,23 +14,19 @@ import platform
 import signal
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from opatlas.devices.device import KINDS
 from opatlas.devices.discovery import device_environment, ranks_share
+from opatlas.engine.group import RANK_SPREAD, ranks_of_node, slowest_us, spread_us
 from opatlas.engine.job import Job, RowOutcome, apply_noise_limit, make_attempt
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation import process_end as std_streams
 from opatlas.isolation.channel import Answer, ChildChannel, LockTaken, NotReady, Start, Waiting
 from opatlas.isolation.device_process import UNDER_LAUNCHER
-from opatlas.isolation.groups.group import (
-    RANK_SPREAD,
-    ranks_of_node,
-    slowest_us,
-    spread_us,
-)
 from opatlas.isolation.groups.messages import (
     Hello,
     Joined,
@@ -43,8 +39,10 @@ from opatlas.model.errors import DeviceUnhealthy, ReplayError
 from opatlas.model.schema import Status
 
 if TYPE_CHECKING:
+    import torch
+
+    from opatlas.engine.group import Group
     from opatlas.engine.runner import Runner
-    from opatlas.isolation.groups.group import Group
 
 #: What torchrun tells a rank. It sets more, which nobody here reads.
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -87,7 +85,6 @@ def main(address: str, *, under_launcher: bool) -> None:
         os.environ.update(device_environment(start.spec))
         try:
             from opatlas.engine.runner import Runner
-            from opatlas.isolation.groups.group import join
 
             runner = Runner(start.spec, _shared(start.settings) if ranks_share(start.spec.kind) else start.settings)
             runner.probe()
@@ -97,7 +94,7 @@ def main(address: str, *, under_launcher: bool) -> None:
             return
         try:
             answers = _Answers(channel)
-            group = join(rank, size, runner.torch_device, lambda step, what: answers.give(Reached(step, what)))
+            group = _join_group(rank, size, runner.torch_device, lambda step, what: answers.give(Reached(step, what)))
             runner.join(group)
             channel.send(Joined(runner.describe()))
         except Exception as error:
@@ -107,6 +104,48 @@ def main(address: str, *, under_launcher: bool) -> None:
         _serve(channel, answers, runner, group, takes_turn=takes_turn, max_noise=start.settings.max_noise)
     if not under_launcher:
         exit_without_cleanup()
+
+
+def _join_group(rank: int, size: int, device: torch.device, report: Callable[[int, str], None]) -> Group:
+    """Joins the group that the launcher's variables describe, with the device that this process has opened.
+
+    Raises:
+        RuntimeError and others, as torch.distributed does: the group did not come together.
+    """
+    import datetime
+
+    import torch
+    from torch import distributed
+
+    from opatlas.engine.group import BARRIER_ELEMENTS, Group
+
+    # One backend for each type of device; the ranks agree over that of the host.
+    backends = {type_: KINDS[type_].backend for type_ in ("cpu", device.type) if type_ in KINDS}
+    distributed.init_process_group(
+        ",".join(f"{type_}:{backend}" for type_, backend in backends.items()),
+        # Rows have deadlines of their own, which name the rank that is late.
+        timeout=datetime.timedelta(days=1),
+    )
+    world = distributed.group.WORLD
+    assert world is not None
+
+    def find_name() -> str:
+        if device.type != "npu":
+            return str(world.group_name)
+        # Kernels that communicate need a communicator that nobody else uses, not even torch's collectives
+        # (op-plugin's pages of npu_moe_distribute_dispatch); vllm-ascend makes one for them too.
+        own: Any = distributed.new_group(backend=KINDS["npu"].backend)
+        # The name that HCCL gives its communicator; torch has none for it.
+        return str(own._get_backend(torch.device("npu")).get_hccl_comm_name(rank))
+
+    tensor = None if device.type == "cpu" else torch.zeros(BARRIER_ELEMENTS, device=device)
+    group = Group(rank, size, find_name, report, _barrier_tensor=tensor)
+    group.barrier()
+    group.device_barrier()
+    if tensor is not None:
+        # Waits for the barrier: the devices have met, too.
+        tensor[0].item()
+    return group
 
 
 class _Answers:
@@ -209,7 +248,7 @@ def _turn(answers: _Answers, runner: Runner, group: Group, takes_turn: bool) -> 
             if rank == group.rank and takes_turn:
                 lock = runner.locked(lambda holder: answers.give(Waiting(holder)), lambda: answers.give(LockTaken()))
                 held.enter_context(lock)
-            group.together()
+            group.barrier()
         yield
 
 
@@ -220,7 +259,7 @@ def slowest(kernel_type: str, outcome: RowOutcome, group: Group, max_noise: floa
     """
     assert outcome.measurement is not None
     try:
-        samples_us = group.samples(outcome.measurement.samples_us)
+        samples_us = group.gather_samples(outcome.measurement.samples_us)
     except ReplayError as error:
         return RowOutcome(error.status, str(error))
     measurement = replace(

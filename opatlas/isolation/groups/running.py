@@ -22,6 +22,7 @@ from typing import Any
 from opatlas.devices.device import DeviceDescription
 from opatlas.devices.device_lock import DeviceWaits
 from opatlas.devices.discovery import device_environment
+from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.job import Job
 from opatlas.files import TemporaryFolder
 from opatlas.isolation.channel import Channel, ChannelBroken, NotReady, Start
@@ -44,8 +45,7 @@ from opatlas.isolation.groups.messages import (
     listen,
 )
 from opatlas.isolation.groups.rank_keeper import end_of_group
-from opatlas.isolation.groups.spec import GroupSpec
-from opatlas.model.errors import GroupLate
+from opatlas.model.errors import GroupTimeout
 
 #: Before the user is told for whom a group waits; most have come together by then.
 _TOLD_AFTER_S = 10.0
@@ -123,7 +123,7 @@ class RunningGroup:
         """Starts the ranks, and waits until they have joined: the device of the first, or why they have not.
 
         Raises:
-            GroupLate: they have not joined in time.
+            GroupTimeout: they have not joined in time.
             OSError: no more processes, no more files, or no room for them.
         """
         self._folder = TemporaryFolder("group")
@@ -177,7 +177,7 @@ class RunningGroup:
         with contextlib.suppress(ChannelBroken, EOFError, OSError):
             while self._agent is not None and (message := self._agent.receive(_LAST_WORDS_S)) is not None:
                 codes |= message.exit_codes if isinstance(message, RanksEnded) else {}
-        return ", ".join(f"{self._spec.name_of(rank)} died: {describe_exit(codes[rank])}" for rank in local_ranks)
+        return ", ".join(f"{self._spec.rank_name(rank)} died: {describe_exit(codes[rank])}" for rank in local_ranks)
 
     def write_stacks(self, local_ranks: Iterable[int]) -> None:
         """Lets ranks write the stacks of their threads to their output."""
@@ -238,7 +238,7 @@ class RunningGroup:
                 os.close(rank_end)
 
     def _expect_all(self, began: float) -> DeviceDescription | NotReady:
-        """Waits for every rank of this node to join. Raises GroupLate where that takes too long."""
+        """Waits for every rank of this node to join. Raises GroupTimeout where that takes too long."""
         listener, agent = self._listener, self._agent
         assert listener is not None
         assert agent is not None
@@ -251,7 +251,7 @@ class RunningGroup:
             now = time.monotonic()
             ready = wait(waited, max(min(tell_at, deadline) - now, 0))
             if not ready and time.monotonic() >= deadline:
-                raise GroupLate(f"the {self._spec} did not start: {self._late()}", nodes=self._waits_for_nodes())
+                raise GroupTimeout(f"the {self._spec} did not start: {self._late()}", nodes=self._waits_for_nodes())
             if not ready:
                 self._waits.tell(f"waiting for {self._missing()}, {deadline - time.monotonic():.0f} s left")
                 tell_at = time.monotonic() + _TOLD_EVERY_S
@@ -274,7 +274,7 @@ class RunningGroup:
             joined: the devices of those that have joined, by local rank.
         """
         local_rank = next((rank for rank, own in self._ranks.items() if own is channel), None)
-        who = "a rank" if local_rank is None else self._spec.name_of(local_rank)
+        who = "a rank" if local_rank is None else self._spec.rank_name(local_rank)
         try:
             while (message := channel.take()) is not None:
                 if isinstance(message, Hello):
@@ -322,7 +322,7 @@ class RunningGroup:
         first, *others = message.exit_codes or {rank: 0 for rank in self._steps if rank not in joined}
         codes = {rank: message.exit_codes.get(rank, 0) for rank in (first, *others)}
         left = [first, *(rank for rank in others if codes[rank] not in (-signal.SIGKILL, -signal.SIGTERM))]
-        how = ", ".join(f"{self._spec.name_of(rank)} ended: {describe_exit(codes[rank])}" for rank in left)
+        how = ", ".join(f"{self._spec.rank_name(rank)} ended: {describe_exit(codes[rank])}" for rank in left)
         return NotReady(f"{how} before it had joined", unhealthy=False)
 
     def _waits_for_nodes(self) -> bool:
@@ -341,7 +341,7 @@ class RunningGroup:
         if self._waits_for_nodes():
             return self._spec.other_nodes
         least, ranks = self._last()
-        return f"{self._spec.names_of(ranks)} to {_DOES[least]}"
+        return f"{self._spec.rank_names(ranks)} to {_DOES[least]}"
 
     def _late(self) -> str:
         """Why the group is given up."""
@@ -351,4 +351,4 @@ class RunningGroup:
         if self._waits_for_nodes():
             return f"no {self._spec.other_nodes} {limit}: run the same command there, with its --node-rank"
         least, ranks = self._last()
-        return f"{self._spec.names_of(ranks)} did not join {limit}: still to {_DOES[least]}"
+        return f"{self._spec.rank_names(ranks)} did not join {limit}: still to {_DOES[least]}"

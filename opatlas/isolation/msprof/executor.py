@@ -12,6 +12,7 @@ from pathlib import Path
 
 from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.devices.device_lock import DeviceWaits
+from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.job import Job, RowOutcome, apply_noise_limit, make_attempt
 from opatlas.instruments.attribution import ProfiledRow
 from opatlas.instruments.instrument import MeasureSettings
@@ -19,7 +20,6 @@ from opatlas.isolation.device_process import DeviceProcess, Launcher
 from opatlas.isolation.executor import Executor
 from opatlas.isolation.groups.messages import RANK_PLACE
 from opatlas.isolation.groups.process import GroupProcess
-from opatlas.isolation.groups.spec import GroupSpec
 from opatlas.isolation.msprof.command import PARSE_TIMEOUT_S, msprof_command
 from opatlas.isolation.msprof.pending import clear_pending, folder_of_rank, read_back, record_pending
 from opatlas.model.errors import DeviceGone

@@ -14,6 +14,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from opatlas.capture.captures import Launch, op_summaries, profile_folders, read_launches
+from opatlas.engine.group import RANK_SPREAD, slowest_us, spread_us
 from opatlas.engine.job import Job, RowOutcome, add_profiled_samples
 from opatlas.errors import OpAtlasError, TableError, described
 from opatlas.files import UnsafePath, own_file, read_own
@@ -24,7 +25,6 @@ from opatlas.instruments.attribution import (
     ProfiledSamples,
     attribute,
 )
-from opatlas.isolation.groups.group import RANK_SPREAD, slowest_us, spread_us
 from opatlas.isolation.msprof.command import export
 from opatlas.model.record import Measurement, Record
 from opatlas.model.schema import Status

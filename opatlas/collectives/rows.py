@@ -1,0 +1,43 @@
+"""Rows of collectives: each row is a message of a group of devices. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from opatlas.collectives.topology import Grid
+from opatlas.engine.group_spec import GroupSpec, group_on_nodes
+from opatlas.engine.job import Job
+from opatlas.engine.registry import Function, ReplaySpec, replays
+from opatlas.model.communication import Collective
+from opatlas.model.schema import NUM_DEVICES, TOPOLOGY_TIER
+
+if TYPE_CHECKING:
+    from opatlas.collectives.message import Message
+    from opatlas.collectives.timed import TimedCollective
+    from opatlas.devices.device import Device
+    from opatlas.engine.group import Group
+    from opatlas.instruments.instrument import Instrument, MeasureSettings
+
+
+def collective(measured: Collective) -> Callable[[Function], Function]:
+    """Marks a function as the replay of a collective: `row` is a Message, `replay` a TimedCollective."""
+    return replays(measured.kernel_type, npu=None, group=message_group, binding=_bind_message)
+
+
+def message_group(cells: Mapping[str, str], options: Any) -> GroupSpec:
+    """Returns the group that a message needs, on the grid of `CollectivePlan.options`."""
+    size = int(cells[NUM_DEVICES])
+    members = Grid(tuple(options.grid_shape)).group(size, int(cells[TOPOLOGY_TIER]))
+    return group_on_nodes(options, size, members=members)
+
+
+def _bind_message(
+    job: Job, spec: ReplaySpec, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
+) -> tuple[Message, TimedCollective]:
+    """Makes `row` and `replay` of a message. Raises InvalidRow."""
+    from opatlas.collectives.message import Message
+    from opatlas.collectives.timed import TimedCollective
+
+    row = Message(job.kernel_type, job.cells, device.torch_device, group.rank, group.size)
+    return row, TimedCollective(row, device, instrument, settings, group)

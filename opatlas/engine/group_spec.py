@@ -1,0 +1,188 @@
+"""Which group of processes a row needs, and on which nodes: GroupSpec and the options that name the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from opatlas.options import Scope, add_all, at_least, between, declare, positive
+
+if TYPE_CHECKING:
+    import pytest
+
+LOOPBACK = "127.0.0.1"
+#: Ranks import torch (and torch_npu) from a disk that may be cold. HCCL itself gives up after 120 s, and names ranks.
+JOIN_TIMEOUT_S = 180.0
+#: People start the same command on one node after the other.
+NODES_JOIN_TIMEOUT_S = 300.0
+#: A message names at most so many ranks.
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """A group of ranks, one rank for each device. With several nodes the same session runs on each node.
+
+    Attributes:
+        ranks: number of ranks on all nodes together.
+        nnodes: number of nodes; each has the same number of ranks.
+        node_rank: number of this node, from 0.
+        master_addr: address of node 0.
+        master_port: port of node 0; None on a single node: a free port.
+        nproc_per_node: the most ranks on a node; None: one for each device of the node, and two on a CPU.
+        members: the devices of the ranks, in order of the ranks, counted from 0 through all nodes; None: the first
+            devices of each node.
+        join_timeout_s: seconds that the group may take to start; None: JOIN_TIMEOUT_S or NODES_JOIN_TIMEOUT_S.
+        hccl_buffer_mib: HCCL_BUFFSIZE of the ranks, unless the user has set that variable; None: HCCL's default.
+    """
+
+    ranks: int
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = LOOPBACK
+    master_port: int | None = None
+    nproc_per_node: int | None = None
+    members: tuple[int, ...] | None = None
+    join_timeout_s: float | None = None
+    hccl_buffer_mib: int | None = None
+
+    def __str__(self) -> str:
+        nodes = f" on {self.nnodes} nodes" if self.nnodes > 1 else ""
+        chosen = self.members is not None and self.members != tuple(range(self.ranks))
+        devices = f" (devices {', '.join(map(str, self.members or ()))})" if chosen else ""
+        return f"group of {self.ranks} rank{'s' * (self.ranks != 1)}{nodes}{devices}"
+
+    @property
+    def sort_key(self) -> tuple[object, ...]:
+        """Rows in this order change the group least often: a larger buffer comes first, and serves smaller rows too."""
+        return self.ranks, self.members or (), -(self.hccl_buffer_mib or 0)
+
+    def serves(self, needed: GroupSpec) -> bool:
+        """Returns whether a row that needs another group can run in this one: equal, or equal with a larger buffer."""
+        own, other = self.hccl_buffer_mib, needed.hccl_buffer_mib
+        return replace(self, hccl_buffer_mib=other) == needed and (own or 0) >= (other or 0)
+
+    @property
+    def local_ranks(self) -> int:
+        """Number of ranks on this node."""
+        return self.ranks // self.nnodes
+
+    @property
+    def join_limit_s(self) -> float:
+        """Seconds that the group may take to start."""
+        return self.join_timeout_s or (JOIN_TIMEOUT_S if self.nnodes == 1 else NODES_JOIN_TIMEOUT_S)
+
+    @property
+    def other_nodes(self) -> str:
+        """The other nodes and the address where they meet: "node 1 at 10.0.0.1:29500"."""
+        others = [str(node) for node in range(self.nnodes) if node != self.node_rank]
+        return f"node{'s' * (len(others) > 1)} {', '.join(others)} at {self.master_addr}:{self.master_port}"
+
+    def rank_of(self, local_rank: int) -> int:
+        """Returns the number in the whole group of a rank of this node."""
+        return self.node_rank * self.local_ranks + local_rank
+
+    def rank_name(self, local_rank: int) -> str:
+        """Returns the name of a rank of this node: "rank 1 of 2"."""
+        return f"rank {self.rank_of(local_rank)} of {self.ranks}"
+
+    def rank_names(self, local_ranks: Sequence[int]) -> str:
+        """Returns the names of ranks of this node: "rank 0 of 2 and rank 1 of 2"; of many the number."""
+        if len(local_ranks) > _MOST_NAMED:
+            return f"{len(local_ranks)} of {self.ranks} ranks, {self.rank_name(local_ranks[0])} among them,"
+        return " and ".join(map(self.rank_name, local_ranks))
+
+    def local_members(self, per_node: int) -> tuple[int, ...]:
+        """Returns the devices of this node that its ranks own, if each node has `per_node` devices."""
+        return tuple(member % per_node for member in self.members or () if member // per_node == self.node_rank)
+
+    def misplaced(self, per_node: int, shared_cores: int | None = None) -> str:
+        """Returns why the members cannot be ranks of nodes with `per_node` devices each; "" if they can.
+
+        Args:
+            per_node: devices of a node, or ranks that its cores may hold.
+            shared_cores: cores of a node whose ranks share them; None if each rank has a device of its own.
+        """
+        members = self.members or ()
+        there = per_node * self.nnodes
+        if max(members) >= there and shared_cores is not None:
+            nodes = f" of {self.nnodes} nodes" if self.nnodes > 1 else ""
+            cores = f"{shared_cores * self.nnodes} core{'s' * (there > per_node or shared_cores > 1)}{nodes}"
+            hold = "holds" if cores == "1 core" else "hold"
+            return f"needs {max(members) + 1} ranks; {cores} {hold} {there} ({per_node // shared_cores} a core)"
+        if max(members) >= there:
+            which = "" if max(members) < self.ranks else f" (its ranks own {', '.join(map(str, members))}, from 0)"
+            return f"needs {max(members) + 1} devices{which}, {there} {'is' if there == 1 else 'are'} there"
+        shares = [sum(member // per_node == node for member in members) for node in range(self.nnodes)]
+        if len(set(shares)) > 1:
+            return (
+                f"takes {' + '.join(map(str, shares))} devices of the {self.nnodes} nodes, but a group of several "
+                "nodes takes equally many of each: measure it without --nnodes, or name another --num-devices"
+            )
+        return ""
+
+
+_SCOPE = Scope.RUNNING
+#: On which nodes groups run, for collectives and for kernels of expert parallelism.
+NODE_OPTIONS = (
+    declare(
+        "--nnodes",
+        _SCOPE,
+        type=at_least(1),
+        default=1,
+        metavar="N",
+        help="number of nodes of each group; run the same command on each node (default: %(default)s)",
+    ),
+    declare(
+        "--node-rank",
+        _SCOPE,
+        type=at_least(0),
+        default=0,
+        metavar="I",
+        help="number of this node, from 0 (default: %(default)s)",
+    ),
+    declare("--master-addr", _SCOPE, default=LOOPBACK, metavar="HOST", help="address of node 0 (default: %(default)s)"),
+    declare(
+        "--master-port",
+        _SCOPE,
+        type=between(1, 65535),
+        metavar="PORT",
+        help="port of node 0, needed with several nodes (default: a free port)",
+    ),
+    declare(
+        "--join-timeout",
+        _SCOPE,
+        type=positive,
+        metavar="SECONDS",
+        help="how long a group may take to start: its ranks start, and its nodes meet "
+        f"(default: {JOIN_TIMEOUT_S:g}, and {NODES_JOIN_TIMEOUT_S:g} with several nodes)",
+    ),
+)
+
+
+def add_node_options(parser: pytest.Parser) -> None:
+    """Adds NODE_OPTIONS to the help of pytest."""
+    add_all(parser.getgroup("nodes", "Nodes: where the groups of several devices run"), NODE_OPTIONS)
+
+
+def group_on_nodes(options: Any, ranks: int, **more: Any) -> GroupSpec:
+    """Returns the group of `ranks` ranks on the nodes that the options name; `more` are fields of GroupSpec."""
+    return GroupSpec(
+        ranks,
+        nnodes=options.nnodes,
+        node_rank=options.node_rank,
+        master_addr=options.master_addr,
+        master_port=options.master_port,
+        join_timeout_s=options.join_timeout,
+        **more,
+    )
+
+
+def node_options_problem(options: Any) -> str:
+    """Returns why the node options contradict each other, and what to do; "" if they do not."""
+    if options.node_rank >= options.nnodes:
+        return f"--node-rank {options.node_rank}: there are {options.nnodes} nodes, numbered from 0"
+    if options.nnodes > 1 and options.master_port is None:
+        return f"--nnodes {options.nnodes}: name a port of node 0 with --master-port"
+    return ""
