@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator
 
-from opatlas.capture.cases import without_replay_lines
+from opatlas.capture.cases import missing_replay_lines
 from opatlas.devices.discovery import driver_version
 from opatlas.model.signature import make_case_id
 from opatlas.store.write_back import UpdateMode
@@ -173,7 +173,7 @@ def _to_run(
     yield from left_out_lines(asked_for, plan, settings)
     if settings.collect_only and settings.prof_path is None:
         # A session that runs rows tells of them at its end.
-        missing = without_replay_lines(asked_for.without_replay(plan), plan.captured_time_us(), replayable)
+        missing = missing_replay_lines(asked_for.without_replay(plan), plan.captured_time_us(), replayable)
         yield from (" ".join(line.split()) for line in missing)
     if settings.shard is not None:
         yield f"{counted(plan.other_shards(), unit)} in other shards (--shard={settings.shard})"

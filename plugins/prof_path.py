@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from opatlas.capture.profile_samples import RowSamples, SamplesOfRows
+from opatlas.capture.profile_samples import ProfileMatcher, RowSamples
 from opatlas.isolation.executor import Executor
 from opatlas.model.record import Measurement, Record, RowName
 from opatlas.model.schema import Status
@@ -62,7 +62,7 @@ class ProfPath:
                 terminalreporter.write_line(shown(line))
 
     def _take_rows_without_replay(
-        self, config: pytest.Config, plan: Plan, samples: SamplesOfRows, executor: Executor
+        self, config: pytest.Config, plan: Plan, samples: ProfileMatcher, executor: Executor
     ) -> None:
         known = self._collector.known_replays()
         asked_for = AskedFor(config, self._collector)
@@ -75,7 +75,7 @@ class ProfPath:
                     self._without_replay[kernel_type] += 1
                     self._add(kernel_type, row.signature, row.cells, found.measurement, found.remark, executor)
 
-    def _take_unmatched(self, config: pytest.Config, plan: Plan, samples: SamplesOfRows, executor: Executor) -> None:
+    def _take_unmatched(self, config: pytest.Config, plan: Plan, samples: ProfileMatcher, executor: Executor) -> None:
         settings, database = self._session.settings, self._session.database
         asked_for = AskedFor(config, self._collector)
         for sample in samples.unmatched():

@@ -23,9 +23,9 @@ from typing import Any, NoReturn
 import pytest
 
 from opatlas.capture.profile_samples import (
-    KnownRows,
+    DatabaseRows,
     Profile,
-    SamplesOfRows,
+    ProfileMatcher,
     read_profile,
 )
 from opatlas.combine.provenance import PresentSetup, Provenance, StaleRuns
@@ -151,7 +151,7 @@ class BenchSession:
         self._lock: SessionLock | None = None
         self._executor: Executor | None = None
         self._profile: Profile | None = None
-        self._samples: SamplesOfRows | None = None
+        self._samples: ProfileMatcher | None = None
         #: What the durations of the database were measured on, as far as the plan needed to know.
         self.provenance: Provenance | None = None
         self._stop_reason = ""
@@ -203,12 +203,12 @@ class BenchSession:
         """The plan, unless this process has not needed one: no replay was collected."""
         return self._plan
 
-    def samples(self) -> SamplesOfRows:
+    def samples(self) -> ProfileMatcher:
         """What the profiles of --prof-path have for the rows of the plan."""
         if self._samples is None:
-            rows = {name: KnownRows(t.columns, frozenset(t.measured)) for name, t in self.plan().tables.items()}
+            rows = {name: DatabaseRows(t.columns, frozenset(t.measured)) for name, t in self.plan().tables.items()}
             assert self._profile is not None
-            self._samples = SamplesOfRows(self._profile, rows, self.settings.ep_size)
+            self._samples = ProfileMatcher(self._profile, rows, self.settings.ep_size)
         return self._samples
 
     def executor(self) -> Executor:

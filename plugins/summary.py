@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from opatlas.capture.cases import without_replay_lines
+from opatlas.capture.cases import missing_replay_lines
 from opatlas.model.schema import Status
 from opatlas.progress import speed
 from opatlas.report.row_summary import terminal_tables
@@ -280,4 +280,4 @@ class SessionSummary:
     def _without_replay(self, missing: Counter[str]) -> Iterator[str]:
         plan = self._session.plan_if_made
         assert plan is not None
-        yield from without_replay_lines(missing, plan.captured_time_us(), self._collector.known_replays())
+        yield from missing_replay_lines(missing, plan.captured_time_us(), self._collector.known_replays())

@@ -27,7 +27,6 @@ from opatlas.theory.report import (
     KernelResult,
     Pace,
     coverage_page,
-    pace_of,
     summary_lines,
 )
 
@@ -38,7 +37,7 @@ from .settings import devices_of, refuse_useless_versions, versions_of
 from .xdist import replays_are_asked_for
 
 if TYPE_CHECKING:
-    from opatlas.theory.catalog import Kernel
+    from opatlas.theory.catalog import CatalogKernel
     from opatlas.theory.plan import Request
 
 _SHAPES = Path(__file__).parents[1] / "shapes"
@@ -131,7 +130,7 @@ class TheoryPlan:
 
     database: Database
     request: Request
-    kernels: dict[str, Kernel]
+    kernels: dict[str, CatalogKernel]
 
 
 class Theory:
@@ -153,9 +152,9 @@ class Theory:
         """Raises OpAtlasError, pytest.UsageError."""
         from opatlas.shapes.strategies import sample_rows
 
-        from opatlas.theory.catalog import built_in_catalog, kernels_of
+        from opatlas.theory.catalog import built_in_catalog, database_kernels
         from opatlas.theory.plan import Request
-        from opatlas.theory.sources import targets_of
+        from opatlas.theory.sources import resolve_targets
         from opatlas.theory.space import FLUSH_BUFFER_BYTES, GB
 
         option = self._config.option
@@ -166,9 +165,9 @@ class Theory:
                 f"--max-hbm-gb {option.max_hbm_gb:g}: no row fits, since {FLUSH_BUFFER_BYTES / GB:g} GB are needed to "
                 f"flush the cache between samples: give more"
             )
-        targets = targets_of(option.target_models, option.tp_sizes, option.ep_sizes)
+        targets = resolve_targets(option.target_models, option.tp_sizes, option.ep_sizes)
         database = Database(database_path(self._config))
-        kernels = kernels_of(database, catalog)
+        kernels = database_kernels(database, catalog)
         for name in option.ops:
             if name not in kernels:
                 catalog.kernel(name)
@@ -214,12 +213,12 @@ class Theory:
     def _check_files(self) -> None:
         """Raises OpAtlasError for a row of the database that cannot be read."""
         from opatlas.theory.known_rows import read_rows
-        from opatlas.theory.plan import table_of
+        from opatlas.theory.plan import read_table
 
         selected = keyword_filter(self._config.option.keyword)
         for name in self.plan.kernels:
             if selected(f"shapes/test_theory_rows.py test_theory_rows[{name}]"):
-                for _ in read_rows(table_of(self.plan.database, name)):
+                for _ in read_rows(read_table(self.plan.database, name)):
                     pass
 
     def _is_asked_for(self) -> bool:
@@ -239,15 +238,15 @@ class Theory:
 
     def add(self, kernel_type: str) -> KernelResult:
         """Adds the theory rows of a kernel type, or finds out what would be added. Raises OpAtlasError."""
-        from opatlas.theory.known_rows import coverage_of
-        from opatlas.theory.plan import add_theory_rows, plan_kernel, table_of
+        from opatlas.theory.known_rows import model_coverage
+        from opatlas.theory.plan import add_theory_rows, plan_kernel, read_table
 
         plan, kernel = self.plan, self.plan.kernels[kernel_type]
         if self._config.option.plan_only:
-            done = plan_kernel(kernel, table_of(plan.database, kernel_type), plan.request)
+            done = plan_kernel(kernel, read_table(plan.database, kernel_type), plan.request)
         else:
             done = add_theory_rows(plan.database, kernel, plan.request)
-        coverage = coverage_of(kernel, table_of(plan.database, kernel_type), plan.request.targets)
+        coverage = model_coverage(kernel, read_table(plan.database, kernel_type), plan.request.targets)
         return replace(done.result, coverage=tuple(coverage))
 
     @pytest.hookimpl(tryfirst=True)
@@ -306,7 +305,7 @@ class Theory:
 
     def _pace(self) -> Pace:
         # A manifest that cannot be read is told of by the replay.
-        return pace_of(read_manifests(self.plan.database, []).values())
+        return replay_pace(read_manifests(self.plan.database, []).values())
 
     @property
     def _coverage_path(self) -> Path:

@@ -15,7 +15,7 @@ from typing import Any
 
 from opatlas.model.slots import dtype_name, format_name, known_dtype
 from opatlas.text import closest, real
-from opatlas.theory.patterns import ExpressionError, tree_of
+from opatlas.theory.patterns import ExpressionError, parse_tree
 
 from .row_variables import VARIABLES, VariableKind
 
@@ -77,7 +77,7 @@ def parse_where(text: str) -> Where:
     """Reads an expression of the command line. Raises argparse.ArgumentTypeError."""
     names: dict[str, int] = {}
     try:
-        value = _walk(tree_of(text, _LONGEST), names)
+        value = _walk(parse_tree(text, _LONGEST), names)
     except ExpressionError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
     except RecursionError:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from opatlas.theory.models import (
-    Experts,
     Indexer,
     Latent,
     ModelFacts,
+    RoutedExperts,
     Weight,
     lm_head,
 )
@@ -71,7 +71,7 @@ def _latent_experts(
     heads: int,
     vocab: int,
     latent: Latent,
-    experts: Experts,
+    experts: RoutedExperts,
     indexer: Indexer | None = None,
 ) -> ModelFacts:
     of_indexer = (
@@ -114,7 +114,7 @@ DEEPSEEK_V3 = _latent_experts(
     heads=128,
     vocab=129280,
     latent=Latent(q_lora=1536, kv_lora=512, nope=128, rope=64, value=128),
-    experts=Experts(256, 2048, 8, shared=2048),
+    experts=RoutedExperts(256, 2048, 8, shared=2048),
 )
 QWEN3_32B = _dense(
     "Qwen/Qwen3-32B",
@@ -145,7 +145,7 @@ def _glm_5(name: str) -> ModelFacts:
         heads=64,
         vocab=154880,
         latent=Latent(q_lora=2048, kv_lora=512, nope=192, rope=64, value=256),
-        experts=Experts(256, 2048, 8, shared=2048),
+        experts=RoutedExperts(256, 2048, 8, shared=2048),
         indexer=Indexer(heads=32, head_dim=128, top_k=2048),
     )
 

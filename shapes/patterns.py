@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from opatlas.model.schema import EP_SIZE, RUNTIME_PREFIX
-from opatlas.theory.patterns import Expression, Lengths, parse
+from opatlas.theory.patterns import Expression, Lengths, parse_expression
 
 #: Tokens of a page of the cache, as vLLM-Ascend has it.
 BLOCK_SIZE = 128
@@ -45,12 +45,12 @@ def _runtime(**values: str | Expression | Lengths) -> dict[str, str | Expression
 def _causal(queries: str, keys: Lengths) -> dict[str, str | Expression | Lengths]:
     """Queries (tokens, heads, D), each of which sees the keys up to its own; `queries` of every sequence."""
     return _runtime(
-        actual_seq_lengths_shape=parse("s"),
-        actual_seq_lengths_values=Lengths(parse("s"), parse(queries), sums=True),
-        actual_seq_lengths_kv_shape=parse("s"),
+        actual_seq_lengths_shape=parse_expression("s"),
+        actual_seq_lengths_values=Lengths(parse_expression("s"), parse_expression(queries), sums=True),
+        actual_seq_lengths_kv_shape=parse_expression("s"),
         actual_seq_lengths_kv_values=keys,
-        avg_seq_len=parse("k"),
-        num_key_value_heads=parse("kv"),
+        avg_seq_len=parse_expression("k"),
+        num_key_value_heads=parse_expression("kv"),
         sparse_mode="3",
         input_layout="TND",
     )
@@ -69,7 +69,10 @@ def _fused(
         "inputs": [slots.get(slot) for slot in range(_FIA_SLOTS)],
         "outputs": [output],
         "forms": [f"{';'.join(dtypes)} -> BF16"],
-        "cells": {**cells, **_runtime(num_heads=parse("q"), source_profile="theory", metadata_completeness="complete")},
+        "cells": {
+            **cells,
+            **_runtime(num_heads=parse_expression("q"), source_profile="theory", metadata_completeness="complete"),
+        },
     }
 
 
@@ -85,7 +88,10 @@ PAGED = _fused(
         _TABLE: ["s", "pages"],
     },
     ["s * t", "q", "d"],
-    {**_causal(queries="t", keys=Lengths(parse("s"), parse("k"))), **_runtime(block_size=str(BLOCK_SIZE))},
+    {
+        **_causal(queries="t", keys=Lengths(parse_expression("s"), parse_expression("k"))),
+        **_runtime(block_size=str(BLOCK_SIZE)),
+    },
     axes={"s": _SEQUENCES, "t": _QUERIES, "k": _KEYS, "heads": _GROUPED_HEADS},
     let=_PAGES,
     where=_BOUNDS,
@@ -102,7 +108,7 @@ PACKED = _fused(
         _KV_LENGTHS: ["s"],
     },
     ["s * k", "q", "d"],
-    _causal(queries="k", keys=Lengths(parse("s"), parse("k"), sums=True)),
+    _causal(queries="k", keys=Lengths(parse_expression("s"), parse_expression("k"), sums=True)),
     axes={"s": _SEQUENCES, "k": _KEYS, "heads": _GROUPED_HEADS},
     where=["s * k <= 32768", "s * k * k <= 8192 * 65536"],
 )
@@ -121,9 +127,9 @@ LATENT = _fused(
     },
     ["q", "s", "t", "lora"],
     _runtime(
-        actual_seq_lengths_kv_shape=parse("s"),
-        actual_seq_lengths_kv_values=Lengths(parse("s"), parse("k")),
-        avg_seq_len=parse("k"),
+        actual_seq_lengths_kv_shape=parse_expression("s"),
+        actual_seq_lengths_kv_values=Lengths(parse_expression("s"), parse_expression("k")),
+        avg_seq_len=parse_expression("k"),
         num_key_value_heads="1",
         sparse_mode="0",
         input_layout="BNSD_NBSD",
@@ -165,7 +171,7 @@ LIGHTNING_INDEXER = {
     "inputs": [["s * t", "q", "d"], ["blocks", BLOCK_SIZE, 1, "d"], ["s * t", "q"], ["s"], ["s"], ["s", "pages"]],
     "outputs": [["s * t", 1, "top"]],
     "forms": ["BF16;BF16;BF16;INT32;INT32;INT32 -> INT32"],
-    "cells": _runtime(avg_seq_len=parse("k")),
+    "cells": _runtime(avg_seq_len=parse_expression("k")),
 }
 
 #: Latent attention to the keys that were chosen: queries, the cache twice, indices, block table, lengths, rope parts.
@@ -191,7 +197,7 @@ SPARSE = {
     ],
     "outputs": [["s * t", "q", "lora"]],
     "forms": ["BF16;BF16;BF16;INT32;INT32;INT32;INT32;BF16;BF16 -> BF16"],
-    "cells": _runtime(avg_seq_len=parse("k")),
+    "cells": _runtime(avg_seq_len=parse_expression("k")),
 }
 
 
@@ -249,7 +255,7 @@ def _dispatch(*, quantized: bool) -> dict[str, Any]:
         ],
         "outputs": [["m", "h"], ["e"]],
         "forms": [form],
-        "cells": {EP_SIZE: parse("ep")},
+        "cells": {EP_SIZE: parse_expression("ep")},
     }
 
 

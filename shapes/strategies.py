@@ -62,16 +62,16 @@ def theory_rows(
     spaces = [Space(kernel_type, pattern, pattern.forms, targets, budget_bytes) for pattern in kernel.patterns]
     if not any(map(len, spaces)):
         raise OpAtlasError(f"no row of {kernel_type} fits {budget_bytes / GB:g} GB: raise --max-hbm-gb")
-    return rows_of(spaces)
+    return space_rows(spaces)
 
 
-def rows_of(spaces: Sequence[Space]) -> SearchStrategy[TheoryRow]:
+def space_rows(spaces: Sequence[Space]) -> SearchStrategy[TheoryRow]:
     """Rows of several spaces, each of these as likely as another; nothing where all are empty."""
     numbered = _Numbered(spaces)
     return whole_number(0, numbered.size - 1).map(numbered.row) if numbered.size else st.nothing()
 
 
-def samples_of(spaces: Sequence[Space]) -> SearchStrategy[list[TheoryRow]]:
+def batches_of_rows(spaces: Sequence[Space]) -> SearchStrategy[list[TheoryRow]]:
     """A few rows at a time, for large samples: hypothesis takes most of a millisecond for whatever it draws.
 
     What is drawn is the number of a sample, from which those of its rows follow. So these do not shrink.
@@ -108,7 +108,7 @@ def sample_rows(
     spaces: Sequence[Space], count: int, *, seed: int, apart_from: Container[str] = ()
 ) -> dict[str, TheoryRow]:
     """Returns up to `count` distinct rows of some spaces by signature; see `draw_rows`."""
-    return draw_rows(samples_of(spaces), count, seed=seed, apart_from=apart_from)
+    return draw_rows(batches_of_rows(spaces), count, seed=seed, apart_from=apart_from)
 
 
 def draw_rows(

@@ -88,13 +88,13 @@ class TwoPopulations:
 
 
 #: What a report tells of a row, before and after.
-TOLD = (PROFILING_AVERAGE, PROFILING_MEDIAN, PROFILING_SAMPLES, PROFILING_RUN_ID)
+REPORTED_COLUMNS = (PROFILING_AVERAGE, PROFILING_MEDIAN, PROFILING_SAMPLES, PROFILING_RUN_ID)
 #: What it names a row by.
-NAMED_BY = (INPUT_SHAPES, INPUT_DTYPES, OUTPUT_SHAPES)
+IDENTIFYING_COLUMNS = (INPUT_SHAPES, INPUT_DTYPES, OUTPUT_SHAPES)
 
 
 @dataclass
-class Outcome:
+class CsvChanges:
     """What became of the cases: `new`, `updated` and `unchanged` count signatures.
 
     Attributes:
@@ -110,7 +110,7 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
 
 
-def apply_cases(database: Database, cases: Mapping[str, PooledCases], known: Collection[str]) -> Outcome:
+def apply_cases(database: Database, cases: Mapping[str, PooledCases], known: Collection[str]) -> CsvChanges:
     """Brings the cases into the CSVs, one file after the other, each in one step; call it with the lock held.
 
     A file that cannot be read or written is a problem of the outcome: it stays as it was, and the others go in. So
@@ -120,7 +120,7 @@ def apply_cases(database: Database, cases: Mapping[str, PooledCases], known: Col
         cases: by kernel type.
         known: ids of the ingests whose samples are there.
     """
-    outcome = Outcome()
+    outcome = CsvChanges()
     for kernel_type, of_type in cases.items():
         try:
             _apply_to_table(database, kernel_type, of_type, known, outcome)
@@ -130,15 +130,15 @@ def apply_cases(database: Database, cases: Mapping[str, PooledCases], known: Col
 
 
 def _apply_to_table(
-    database: Database, kernel_type: str, cases: PooledCases, known: Collection[str], outcome: Outcome
+    database: Database, kernel_type: str, cases: PooledCases, known: Collection[str], outcome: CsvChanges
 ) -> None:
     path = database.csv_path(kernel_type)
     if path.exists():
         frame = database.read(kernel_type).frame
-        rows = _Rows(kernel_type, frame, [str(name) for name in frame.columns])
+        rows = _CapturedRows(kernel_type, frame, [str(name) for name in frame.columns])
     else:
-        rows = _Rows(kernel_type, pd.DataFrame(), _columns_of_new_table(kernel_type))
-    counts = Outcome()
+        rows = _CapturedRows(kernel_type, pd.DataFrame(), _columns_of_new_table(kernel_type))
+    counts = CsvChanges()
     for case in cases:
         modes = find_modes(case.durations_us)
         profiling, runtime = _profiling_cells(case, modes), _runtime_cells(case)
@@ -154,7 +154,7 @@ def _apply_to_table(
             rows.edit.append({**base, **profiling, **runtime})
             counts.new += 1
             continue
-        before = {column: rows.edit[column][positions[0]] for column in TOLD}
+        before = {column: rows.edit[column][positions[0]] for column in REPORTED_COLUMNS}
         changed = [rows.update(position, profiling, runtime) for position in positions]
         if any(changed):
             counts.updated += 1
@@ -166,9 +166,9 @@ def _apply_to_table(
             counts.changes.append(
                 DurationChange(
                     kernel_type,
-                    {column: case.cells.get(column, "") for column in NAMED_BY},
+                    {column: case.cells.get(column, "") for column in IDENTIFYING_COLUMNS},
                     before,
-                    {column: profiling[column] for column in TOLD},
+                    {column: profiling[column] for column in REPORTED_COLUMNS},
                 )
             )
     if counts.new or counts.updated:
@@ -178,7 +178,7 @@ def _apply_to_table(
 
 
 @dataclass(frozen=True)
-class Unexplained:
+class UnexplainedRow:
     """A row with captured durations that no samples explain: an older OpAtlas or another tool wrote them.
 
     Attributes:
@@ -195,7 +195,7 @@ class Unexplained:
 
 def find_unexplained(
     database: Database, cases: Mapping[str, Collection[str]], known: Collection[str]
-) -> list[Unexplained]:
+) -> list[UnexplainedRow]:
     """The rows of some cases whose captured durations no samples explain. Leaves out files that cannot be read.
 
     Args:
@@ -211,7 +211,7 @@ def find_unexplained(
         except OpAtlasError:
             # apply_cases tells what is wrong with the file, and changes nothing in it.
             continue
-        rows = _Rows(kernel_type, frame, [str(name) for name in frame.columns])
+        rows = _CapturedRows(kernel_type, frame, [str(name) for name in frame.columns])
         if not rows.unexplained(range(len(frame)), known):
             continue
         profiling = [str(name) for name in frame.columns if is_profiling_column(str(name))]
@@ -219,11 +219,11 @@ def find_unexplained(
             for at in rows.unexplained(rows.of_case(signature), known):
                 cells = {column: rows.edit[column][at] for column in BASE}
                 held = {column: rows.edit[column][at] for column in profiling if rows.edit[column][at]}
-                found.append(Unexplained(kernel_type, signature, cells, held))
+                found.append(UnexplainedRow(kernel_type, signature, cells, held))
     return found
 
 
-def empty_edited(
+def clear_edited_rows(
     database: Database, cases: Mapping[str, PooledCases], known: Collection[str]
 ) -> dict[str, list[Mapping[str, str]]]:
     """Empties the Profiling cells of rows that name ingests which have no samples of what the row says now.
@@ -248,7 +248,7 @@ def empty_edited(
         except OpAtlasError:
             continue
         columns = [str(name) for name in table.frame.columns]
-        rows = _Rows(kernel_type, table.frame, columns)
+        rows = _CapturedRows(kernel_type, table.frame, columns)
         edited = rows.edited(cases[kernel_type].signatures if kernel_type in cases else (), known)
         for at in edited:
             found.setdefault(kernel_type, []).append({name: rows.edit[name][at] for name in columns})
@@ -259,7 +259,7 @@ def empty_edited(
     return found
 
 
-def _not_touched(database: Database, kernel_type: str, rows: _Rows, at: int) -> str:
+def _not_touched(database: Database, kernel_type: str, rows: _CapturedRows, at: int) -> str:
     return (
         f"{database.csv_path(kernel_type)}: the row {rows.edit[INPUT_SHAPES][at]} -> {rows.edit[OUTPUT_SHAPES][at]} "
         f"has a captured duration of {rows.edit[PROFILING_AVERAGE][at]} us, whose samples are not in "
@@ -267,7 +267,7 @@ def _not_touched(database: Database, kernel_type: str, rows: _Rows, at: int) -> 
     )
 
 
-class _Rows:
+class _CapturedRows:
     """The rows of a kernel type, and which of them a case's launches belong to."""
 
     def __init__(self, kernel_type: str, frame: pd.DataFrame, columns: Sequence[str]) -> None:

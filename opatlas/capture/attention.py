@@ -17,13 +17,13 @@ from opatlas.capture.attention_records import (
     AVG_SEQ_LEN,
     KV_VALUES,
     SHAPES,
-    Chosen,
+    CallValues,
+    DistinctRecords,
     JoinKey,
-    Values,
     is_complete,
-    key_of_row,
+    row_key,
 )
-from opatlas.capture.cases import CasesOfType, ProfiledCase
+from opatlas.capture.cases import CaptureCase, CaptureCases
 from opatlas.errors import OpAtlasError
 from opatlas.model.quality import valid_duration
 from opatlas.model.schema import (
@@ -80,7 +80,7 @@ class Bundle:
         return " + ".join([printable(place.as_posix()), *beside])
 
 
-def runtime_cells(case: ProfiledCase, root: Path) -> dict[str, str]:
+def runtime_cells(case: CaptureCase, root: Path) -> dict[str, str]:
     """The Runtime columns that a capture can fill; none for kernels other than attention.
 
     Args:
@@ -92,7 +92,7 @@ def runtime_cells(case: ProfiledCase, root: Path) -> dict[str, str]:
     return {SOURCE_PROFILE: source_cell(source_names(case, root)), **shape_cells(case)}
 
 
-def shape_cells(case: ProfiledCase) -> dict[str, str]:
+def shape_cells(case: CaptureCase) -> dict[str, str]:
     """The Runtime columns that the shapes of an attention kernel tell; none for other kernels."""
     if case.kernel_type not in ATTENTION_TYPES:
         return {}
@@ -101,12 +101,12 @@ def shape_cells(case: ProfiledCase) -> dict[str, str]:
     return {**cells, COMPLETENESS: "shapes-only" if any(cells.values()) else "none"}
 
 
-def source_names(case: ProfiledCase, root: Path) -> list[str]:
+def source_names(case: CaptureCase, root: Path) -> list[str]:
     """The captures of an attention kernel with what lies beside them, named from `root` on; none for other kernels."""
     return [Bundle.of(source).name(root) for source in case.sources] if case.kernel_type in ATTENTION_TYPES else []
 
 
-def bundles(cases: Mapping[str, CasesOfType]) -> list[Bundle]:
+def bundles(cases: Mapping[str, CaptureCases]) -> list[Bundle]:
     """The captures that attention rows came from, in the order read."""
     captures = dict.fromkeys(
         source for kernel_type in ATTENTION_TYPES for case in cases.get(kernel_type, ()) for source in case.sources
@@ -140,7 +140,7 @@ class UnfilledRow:
 
 
 @dataclass
-class Outcome:
+class FillResult:
     """What became of the rows.
 
     Attributes:
@@ -164,8 +164,8 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
 
 
-def keys_of_rows(database: Database) -> Iterator[tuple[JoinKey, str]]:
-    """The keys of all attention rows, each with its `file:line`. A file that cannot be read is left to `fill`."""
+def row_keys(database: Database) -> Iterator[tuple[JoinKey, str]]:
+    """The keys of all attention rows, each with its `file:line`. A file that cannot be read is left to `fill_rows`."""
     for kernel_type in _tables(database):
         try:
             edit = TableEdit(database.read(kernel_type).frame)
@@ -176,7 +176,7 @@ def keys_of_rows(database: Database) -> Iterator[tuple[JoinKey, str]]:
                 yield key, _place(kernel_type, position)
 
 
-def fill(database: Database, matched: Mapping[JoinKey, Chosen], limit: int) -> Outcome:
+def fill_rows(database: Database, matched: Mapping[JoinKey, DistinctRecords], limit: int) -> FillResult:
     """Fills the rows of all attention kernels, a file at a time, each replaced in one step.
 
     Args:
@@ -187,7 +187,7 @@ def fill(database: Database, matched: Mapping[JoinKey, Chosen], limit: int) -> O
         OpAtlasError: the database cannot be locked. A file that cannot be read or written is a
             problem of the outcome.
     """
-    outcome = Outcome()
+    outcome = FillResult()
     with database.lock():
         for kernel_type in _tables(database):
             try:
@@ -208,15 +208,15 @@ def _place(kernel_type: str, position: int) -> str:
 def _keys(edit: TableEdit) -> list[JoinKey | None]:
     names = (INPUT_SLOTS[0], RUNTIME_PREFIX + "operator_input_shapes_raw", *SHAPES)
     rows = zip(*(edit[name] for name in names), strict=True)
-    return [key_of_row(dict(zip(names, cells, strict=True))) for cells in rows]
+    return [row_key(dict(zip(names, cells, strict=True))) for cells in rows]
 
 
 def _fill_table(
-    database: Database, kernel_type: str, matched: Mapping[JoinKey, Chosen], limit: int, outcome: Outcome
+    database: Database, kernel_type: str, matched: Mapping[JoinKey, DistinctRecords], limit: int, outcome: FillResult
 ) -> None:
     table = database.read(kernel_type)
-    rows = _Rows(kernel_type, TableEdit(table.frame), [str(name) for name in table.frame.columns])
-    counts = Outcome(rows=len(table.frame))
+    rows = _AttentionRows(kernel_type, TableEdit(table.frame), [str(name) for name in table.frame.columns])
+    counts = FillResult(rows=len(table.frame))
     slots = [column for column in (*INPUT_SLOTS, *OUTPUT_SLOTS) if column in table.frame.columns]
     captured = positions_by_key(zip(signatures(kernel_type, table.frame[slots]), _keys(rows.edit), strict=True))
     for (_, key), positions in captured.items():
@@ -237,7 +237,7 @@ def _fill_table(
     add_counts(outcome, counts)
 
 
-class _Rows:
+class _AttentionRows:
     """A table being filled.
 
     Attributes:
@@ -251,7 +251,7 @@ class _Rows:
         self._columns = columns
         self._measurement = [name for name in columns if is_microbench_column(name) or name in STATUS_GROUP]
 
-    def fill(self, positions: Sequence[int], chosen: Chosen, limit: int, counts: Outcome) -> None:
+    def fill(self, positions: Sequence[int], chosen: DistinctRecords, limit: int, counts: FillResult) -> None:
         """Brings the rows of one captured case to the records of its key."""
         cases: dict[_Call, list[int]] = {}
         for position in positions:
@@ -260,7 +260,7 @@ class _Rows:
         base = {name: self.edit[name][positions[0]] for name in self._columns}
         base |= dict.fromkeys((*self._measurement, *_OF_ANOTHER_CALL), "")
         open_cases = dict(cases)
-        left: list[Values] = []
+        left: list[CallValues] = []
         for values in chosen.values():
             at = open_cases.pop(_Call(values.case, ""), None)
             if at is None:
@@ -292,7 +292,7 @@ class _Rows:
         average = self.edit[AVG_SEQ_LEN][position] or self.edit[LEGACY_AVG_SEQ_LEN][position]
         return _Call(case, "" if has_lengths else _whole(average))
 
-    def _set(self, position: int, values: Values) -> bool:
+    def _set(self, position: int, values: CallValues) -> bool:
         """Fills the empty cells of a row; whether there were any."""
         before = self._case(position)
         changed = False
@@ -328,7 +328,7 @@ class _Call:
     case: tuple[str, ...]
     average: str
 
-    def may_be(self, values: Values) -> bool:
+    def may_be(self, values: CallValues) -> bool:
         """Whether the row says nothing that a record contradicts."""
         return (not self.average or self.average == _whole(values.average)) and all(
             not cell or cell == text for cell, text in zip(self.case, values.case, strict=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import combinations
 from pathlib import Path
-from typing import IO, Any, Generic, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple
 
 from opatlas.files import BROKEN_GZIP, open_stream
 from opatlas.model.quality import number_cell
@@ -63,7 +63,7 @@ _WORDS = {
 }
 
 
-def key_of_row(cells: Mapping[str, str]) -> JoinKey | None:
+def row_key(cells: Mapping[str, str]) -> JoinKey | None:
     """The key of an attention row; None where a shape of it is not one."""
     slots = split_cell(cells.get(_RAW) or cells.get(INPUT_SHAPES, ""))
     try:
@@ -95,20 +95,17 @@ def _text(part: Shape | int | None) -> str:
     return str(part) if isinstance(part, int) else ",".join(map(str, part))
 
 
-Place = TypeVar("Place")
-
-
-class Nearest(Generic[Place]):
+class NearestKeys:
     """Finds the key that differs from another in the fewest components; of several, the first."""
 
-    def __init__(self, keys: Iterable[tuple[JoinKey, Place]]) -> None:
+    def __init__(self, keys: Iterable[tuple[JoinKey, str]]) -> None:
         """Each key with where it stands."""
         self._keys = list(keys)
         # By the components that agree, the most first: a look-up each, however many keys there are.
         self._agreeing = [kept for count in range(5, 0, -1) for kept in combinations(range(6), count)]
         self._tables: dict[tuple[int, ...], dict[tuple[object, ...], int]] = {}
 
-    def to(self, key: JoinKey) -> tuple[JoinKey, Place] | None:
+    def to(self, key: JoinKey) -> tuple[JoinKey, str] | None:
         """None where no key agrees in any component that is there."""
         for kept in self._agreeing:
             wanted = tuple([key[at] for at in kept])
@@ -150,7 +147,7 @@ _LAYOUT_NAME = re.compile(r"[A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
-class Values:
+class CallValues:
     """What a record tells beside its key, as cells.
 
     Attributes:
@@ -174,7 +171,7 @@ class Values:
         }
 
 
-class Chosen:
+class DistinctRecords:
     """The distinct records of a key; of too many, those with the smallest digests.
 
     So a choice is fair, takes bounded memory, and is the same again for the same records in any order.
@@ -188,12 +185,12 @@ class Chosen:
         """
         self.first = first
         self._limit = limit
-        self._by_digest: dict[int, Values] = {}
+        self._by_digest: dict[int, CallValues] = {}
         self._largest: list[int] = []
         self.records = 0
         self.left_out = 0
 
-    def add(self, values: Values) -> None:
+    def add(self, values: CallValues) -> None:
         self.records += 1
         digest = int.from_bytes(blake2b("|".join(values.case).encode(), digest_size=8).digest(), "big")
         if digest in self._by_digest:
@@ -209,7 +206,7 @@ class Chosen:
                 del self._by_digest[-heapq.heapreplace(self._largest, -digest)]
                 self._by_digest[digest] = values
 
-    def values(self) -> list[Values]:
+    def values(self) -> list[CallValues]:
         """In the order in which they came."""
         return list(self._by_digest.values())
 
@@ -226,7 +223,7 @@ def _no_records(begin: bytes) -> str:
 
 
 @dataclass
-class Unmatched:
+class UnmatchedKey:
     """Records of a key that no row has: how many, and `file:line` of the first."""
 
     first: str
@@ -247,8 +244,8 @@ class Records:
     """
 
     count: int = 0
-    matched: dict[JoinKey, Chosen] = field(default_factory=dict)
-    unmatched: dict[JoinKey, Unmatched] = field(default_factory=dict)
+    matched: dict[JoinKey, DistinctRecords] = field(default_factory=dict)
+    unmatched: dict[JoinKey, UnmatchedKey] = field(default_factory=dict)
     malformed: list[str] = field(default_factory=list)
     malformed_count: int = 0
     problems: list[str] = field(default_factory=list)
@@ -316,12 +313,12 @@ class Records:
             self.problems.append(f"{path}: cannot be read after line {number} ({error.strerror or error})")
 
     def _adder(
-        self, key: JoinKey, values: Values, wanted: Container[JoinKey], limit: int, place: str
+        self, key: JoinKey, values: CallValues, wanted: Container[JoinKey], limit: int, place: str
     ) -> Callable[[], None]:
         if key in wanted:
-            chosen = self.matched.setdefault(key, Chosen(limit, place))
+            chosen = self.matched.setdefault(key, DistinctRecords(limit, place))
             return lambda: chosen.add(values)
-        unmatched = self.unmatched.setdefault(key, Unmatched(place))
+        unmatched = self.unmatched.setdefault(key, UnmatchedKey(place))
 
         def count() -> None:
             unmatched.count += 1
@@ -334,7 +331,7 @@ class Records:
             self.malformed.append(problem)
 
 
-def parse_record(line: bytes) -> tuple[JoinKey, Values]:
+def parse_record(line: bytes) -> tuple[JoinKey, CallValues]:
     """Key and values of a line. Raises ValueError, which says what is wrong."""
     try:
         # Bytes would be taken for UTF-16 where they look like it, and halves of surrogate pairs for letters.
@@ -373,7 +370,7 @@ def parse_record(line: bytes) -> tuple[JoinKey, Values]:
     sequences = None if kv_lengths is None else len(kv_lengths)
     shapes = ("" if q_lengths is None else str(len(q_lengths)), _cell(sequences), _cell(table))
     average = _average(kv_lengths, cumulative=layout == "TND" and table is None)
-    return JoinKey(query, key, value, sequences, mask, table), Values(case, average, valid_blocks, shapes)
+    return JoinKey(query, key, value, sequences, mask, table), CallValues(case, average, valid_blocks, shapes)
 
 
 def is_complete(cells: dict[str, str]) -> bool:

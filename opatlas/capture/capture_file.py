@@ -71,7 +71,7 @@ LEVEL_0_REMEDY = (
 
 
 @dataclass(frozen=True)
-class Header:
+class CaptureHeader:
     """Which columns of a capture hold what.
 
     Attributes:
@@ -92,7 +92,7 @@ class Header:
         return self.duration == _SYNONYMS[DURATION]
 
 
-def read_capture_header(path: Path) -> Header:
+def read_capture_header(path: Path) -> CaptureHeader:
     """Which columns the capture has.
 
     Raises:
@@ -122,7 +122,7 @@ def read_capture_header(path: Path) -> Header:
     # The profiler writes the counters last, whatever their metric group.
     tail = names[names.index(CONTEXT_ID) + 1 :] if CONTEXT_ID in names else names
     counters = tuple(name for name in tail if name not in _DESCRIPTIVE and name)
-    return Header(tuple(names), text, duration, counters)
+    return CaptureHeader(tuple(names), text, duration, counters)
 
 
 def _known_names(names: Sequence[str]) -> list[str]:
@@ -221,14 +221,14 @@ class Chunk:
         return line
 
 
-class NotNumeric(Exception):
+class NotNumericError(Exception):
     """A column of numbers holds a word: read the file again with `numbers_as_text`."""
 
 
 class Capture:
     """A capture being read."""
 
-    def __init__(self, path: Path, header: Header, *, numbers_as_text: bool = False) -> None:
+    def __init__(self, path: Path, header: CaptureHeader, *, numbers_as_text: bool = False) -> None:
         """
         Args:
             numbers_as_text: read durations and counters word by word, so that one which is no
@@ -245,7 +245,7 @@ class Capture:
         """The rows, block by block, in their order; the next blocks are parsed meanwhile.
 
         Raises:
-            NotNumeric: see `numbers_as_text`.
+            NotNumericError: see `numbers_as_text`.
             TableError: the file is not UTF-8 CSV.
         """
         # The parser works without Python's global lock: a thread parses a block while others are grouped.
@@ -340,7 +340,7 @@ class Capture:
             ).combine_chunks()
         except pa.ArrowInvalid as error:
             if "conversion error to double" in str(error):
-                raise NotNumeric from None
+                raise NotNumericError from None
             raise TableError(self.path, f"not readable as UTF-8 CSV ({error})", _AGAIN, line=first_line) from None
 
 

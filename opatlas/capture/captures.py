@@ -30,7 +30,7 @@ def find_captures(path: Path) -> list[Path]:
     """The capture files at `path`: the file itself, or those below the folder, sorted.
 
     These are every `*kernel_details*.csv`; if there is none, the op_summary files, the last export of each. What else
-    is named like a capture, `passed_over` tells.
+    is named like a capture, `skipped_files` tells.
 
     Raises:
         OpAtlasError: there is no such path, or no permission to look there or anywhere below it (a
@@ -48,8 +48,8 @@ def find_captures(path: Path) -> list[Path]:
         found = sorted(files_below(path, _is_capture_name)) or op_summaries(path)
         if not found:
             problems = [
-                *unparsed(path, ()),
-                *(f"{what}: {other}" for what, others in passed_over(path, ()) for other in others),
+                *unparsed_beside(path, ()),
+                *(f"{what}: {other}" for what, others in skipped_files(path, ()) for other in others),
             ]
             nothing = f"{path}: no CSV file named *kernel_details* or *op_summary* in this folder or below it"
             raise OpAtlasError(
@@ -61,7 +61,7 @@ def find_captures(path: Path) -> list[Path]:
     return [path]
 
 
-def passed_over(path: Path, captures: Sequence[Path]) -> list[tuple[str, list[Path]]]:
+def skipped_files(path: Path, captures: Sequence[Path]) -> list[tuple[str, list[Path]]]:
     """The files below a folder that are named like captures and are not among those found: why, and which.
 
     Raises:
@@ -78,7 +78,7 @@ def passed_over(path: Path, captures: Sequence[Path]) -> list[tuple[str, list[Pa
     return [(why, files) for why, files in found if files]
 
 
-def unparsed(path: Path, captures: Sequence[Path]) -> list[str]:
+def unparsed_beside(path: Path, captures: Sequence[Path]) -> list[str]:
     """Returns a sentence for each profile of msprof below a folder that has no op_summary file.
 
     None where the captures are kernel_details: torch_npu.profiler keeps the profile beside what it made of it.
@@ -103,7 +103,7 @@ def _is_capture_name(name: str) -> bool:
 
 
 @dataclass
-class Given:
+class CaptureInput:
     """A capture as it is before it is read.
 
     Attributes:
@@ -119,13 +119,13 @@ class Given:
     same_bytes: list[Path] = field(default_factory=list)
 
 
-def given_files(paths: Iterable[Path], problems: list[str]) -> list[Given]:
+def distinct_captures(paths: Iterable[Path], problems: list[str]) -> list[CaptureInput]:
     """The files with different bytes, in their order.
 
     Args:
         problems: gets a sentence for each file that cannot be read.
     """
-    found: dict[str, Given] = {}
+    found: dict[str, CaptureInput] = {}
     for path in paths:
         try:
             # Before the bytes are read, so that one written meanwhile is noticed.
@@ -142,11 +142,11 @@ def given_files(paths: Iterable[Path], problems: list[str]) -> list[Given]:
         if sha256 in found:
             found[sha256].same_bytes.append(path)
         else:
-            found[sha256] = Given(path, state.st_size, state.st_mtime_ns, sha256)
+            found[sha256] = CaptureInput(path, state.st_size, state.st_mtime_ns, sha256)
     return list(found.values())
 
 
-def expect_unchanged(given: Given) -> None:
+def check_unchanged(given: CaptureInput) -> None:
     """Sees to it that a file that was read is the one that was given. Raises OpAtlasError."""
     try:
         state = given.path.stat()
@@ -159,8 +159,8 @@ def expect_unchanged(given: Given) -> None:
         )
 
 
-def already_ingested(
-    files: Sequence[Given], earlier: Sequence[IngestManifest], *, replace: bool
+def earlier_ingests(
+    files: Sequence[CaptureInput], earlier: Sequence[IngestManifest], *, replace: bool
 ) -> Mapping[str, IngestManifest]:
     """The files that would change nothing, by their sha256: the ingest that has each.
 

@@ -18,16 +18,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from opatlas.capture.capture_file import Capture, NotNumeric, read_capture_header
-from opatlas.capture.launches import Account, CaptureLaunches
+from opatlas.capture.capture_file import Capture, NotNumericError, read_capture_header
+from opatlas.capture.launches import CaptureLaunches, LaunchCounts
 from opatlas.capture.manifest import (
     SAMPLES_SUFFIX,
     IngestManifest,
-    Kept,
+    SampleLine,
     manifest_path,
-    read_begun,
     read_manifest,
     read_samples,
+    read_samples_manifest,
     samples_path,
 )
 from opatlas.errors import TableError
@@ -43,7 +43,7 @@ _LaunchGroup = tuple[CaptureLaunches, int]
 
 
 @dataclass(frozen=True)
-class ProfiledCase:
+class CaptureCase:
     """The launches of one signature.
 
     Attributes:
@@ -81,8 +81,8 @@ class Aggregate:
     """
 
     def __init__(self) -> None:
-        self.files: dict[Path, Account] = {}
-        self.account = Account()
+        self.files: dict[Path, LaunchCounts] = {}
+        self.account = LaunchCounts()
         self.problems: list[str] = []
         #: By kernel type and signature.
         self._cases: dict[str, dict[str, list[_LaunchGroup]]] = {}
@@ -114,7 +114,7 @@ class Aggregate:
         header = read_capture_header(path)
         try:
             launches = CaptureLaunches(Capture(path, header), on_block)
-        except NotNumeric:
+        except NotNumericError:
             launches = CaptureLaunches(Capture(path, header, numbers_as_text=True), on_block)
         if not launches.account.rows:
             raise TableError(path, "a header and no rows", "Take the capture again, or leave the file out")
@@ -125,12 +125,12 @@ class Aggregate:
             of_type = self._cases.setdefault(variant.kernel_type, {})
             of_type.setdefault(variant.signature, []).append((launches, number))
 
-    def cases(self) -> dict[str, CasesOfType]:
+    def cases(self) -> dict[str, CaptureCases]:
         """All cases by kernel type, both in the order in which they were first seen."""
-        return {kernel_type: CasesOfType(kernel_type, parts) for kernel_type, parts in self._cases.items()}
+        return {kernel_type: CaptureCases(kernel_type, parts) for kernel_type, parts in self._cases.items()}
 
 
-class CasesOfType:
+class CaptureCases:
     """The cases of a kernel type. Each is made as it is looked at, so that a million need not be there at once."""
 
     def __init__(self, kernel_type: str, parts: Mapping[str, list[_LaunchGroup]]) -> None:
@@ -140,18 +140,18 @@ class CasesOfType:
     def __len__(self) -> int:
         return len(self._parts)
 
-    def __iter__(self) -> Iterator[ProfiledCase]:
+    def __iter__(self) -> Iterator[CaptureCase]:
         return map(self.__getitem__, self._parts)
 
     def __contains__(self, text: object) -> bool:
         return text in self._parts
 
-    def __getitem__(self, text: str) -> ProfiledCase:
+    def __getitem__(self, text: str) -> CaptureCase:
         """The case of a signature. Raises KeyError."""
         parts = self._parts[text]
         durations_us = np.concatenate([launches.durations_of(number) for launches, number in parts])
         first, number = parts[0]
-        return ProfiledCase(
+        return CaptureCase(
             kernel_type=self._kernel_type,
             signature=text,
             cells=first.cells_of(number),
@@ -202,7 +202,7 @@ def captured_time_us(frame: pd.DataFrame) -> float | None:
     return total
 
 
-def without_replay_lines(
+def missing_replay_lines(
     rows: Mapping[str, int], time_us: Mapping[str, float | None], replayed: Collection[str], indent: int = 0
 ) -> list[str]:
     """Returns the kernel types without a replay, the ones that take the most device time first, and what to do.
@@ -238,7 +238,7 @@ def without_replay_lines(
 
 
 #: Kernel type and signature.
-Key = tuple[str, str]
+CaseKey = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ class Ingest:
     samples: Path | None
 
 
-def ingests_of(database: Database) -> list[Ingest]:
+def read_ingests(database: Database) -> list[Ingest]:
     """All ingests of a database, in the order in which they began.
 
     Raises:
@@ -260,7 +260,7 @@ def ingests_of(database: Database) -> list[Ingest]:
         run_id = path.name.removesuffix(SAMPLES_SUFFIX)
         if not manifest_path(database, run_id).exists():
             # Killed before it wrote its manifest.
-            found[run_id] = Ingest(read_begun(path), path)
+            found[run_id] = Ingest(read_samples_manifest(path), path)
     for path in database.runs_dir.glob(f"{INGEST_PREFIX}*.json"):
         samples = samples_path(database, path.stem)
         found[path.stem] = Ingest(read_manifest(path), samples if samples.exists() else None)
@@ -303,7 +303,7 @@ class PooledCase:
 class _IngestPart:
     """What one ingest has of a signature, in arrays: in Python's own objects it takes five times the memory."""
 
-    def __init__(self, run_id: str, line: Kept) -> None:
+    def __init__(self, run_id: str, line: SampleLine) -> None:
         self.run_id = run_id
         self.cells = line.cells
         self.sources = line.sources
@@ -326,7 +326,7 @@ def _same(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @dataclass
-class _Parts:
+class _CaseParts:
     """What the ingests have of a signature, from the newest to the oldest.
 
     Attributes:
@@ -363,7 +363,7 @@ class PooledCases:
 
     def __init__(self, kernel_type: str) -> None:
         self._kernel_type = kernel_type
-        self._parts: dict[str, _Parts] = {}
+        self._parts: dict[str, _CaseParts] = {}
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -382,12 +382,12 @@ class PooledCases:
         """The ingests that have samples of one of the cases."""
         return {part.run_id for parts in self._parts.values() for part in parts.parts}
 
-    def put(self, signature: str, parts: _Parts) -> None:
+    def put(self, signature: str, parts: _CaseParts) -> None:
         """Adds a case."""
         self._parts[signature] = parts
 
 
-def pool(ingests: Sequence[Ingest], keys: Collection[Key] | None = None) -> dict[str, PooledCases]:
+def pool_cases(ingests: Sequence[Ingest], keys: Collection[CaseKey] | None = None) -> dict[str, PooledCases]:
     """The cases of the ingests by kernel type, in the order in which they were first seen.
 
     Args:
@@ -397,7 +397,7 @@ def pool(ingests: Sequence[Ingest], keys: Collection[Key] | None = None) -> dict
     Raises:
         OpAtlasError: a file of samples cannot be read.
     """
-    found: dict[Key, _Parts] = {}
+    found: dict[CaseKey, _CaseParts] = {}
     open_keys = None if keys is None else set(keys)
     for number in reversed(range(len(ingests))):
         if open_keys is not None and not open_keys:
@@ -405,7 +405,7 @@ def pool(ingests: Sequence[Ingest], keys: Collection[Key] | None = None) -> dict
         seen = set()
         for place, line, key in _lines(ingests[number], keys):
             seen.add(key)
-            parts = found.setdefault(key, _Parts())
+            parts = found.setdefault(key, _CaseParts())
             if parts.closed:
                 continue
             if line.replaced:
@@ -425,12 +425,12 @@ def pool(ingests: Sequence[Ingest], keys: Collection[Key] | None = None) -> dict
     return dict(sorted(pooled.items()))
 
 
-def keys_of(ingest: Ingest) -> set[Key]:
+def case_keys(ingest: Ingest) -> set[CaseKey]:
     """The cases that an ingest has samples of. Raises OpAtlasError."""
     return {key for _, _, key in _lines(ingest, None)}
 
 
-def _lines(ingest: Ingest, keys: Collection[Key] | None) -> Iterator[tuple[int, Kept, Key]]:
+def _lines(ingest: Ingest, keys: Collection[CaseKey] | None) -> Iterator[tuple[int, SampleLine, CaseKey]]:
     if ingest.samples is None:
         return
     for place, line in enumerate(read_samples(ingest.samples)):

@@ -1,15 +1,15 @@
-"""An ingest from its captures to the CSVs, such that it may be killed at any moment.
+"""Ingests captures into a database, in steps that may be interrupted at any moment.
 
-1. The captures are read and grouped; nothing is written.
-2. The samples go to `runs/`, in one step. From here on the ingest has happened: a file of samples that no finished
-   manifest stands for is brought into the CSVs by the next ingest, or by `remake_profiling`.
-3. The manifest goes beside the samples.
-4. The CSVs get the statistics, pooled over all ingests that count, one file at a time.
-5. The report, and the manifest again, with the time at which all of that was done.
-6. An op_mapping.yaml, where there is none.
+1. Read and group the captures; write nothing.
+2. Write the samples to `runs/`, in one step. From here on the ingest counts: if it is killed, the next ingest or
+   `rebuild_profiling` brings its samples into the CSVs.
+3. Write the manifest beside the samples.
+4. Write the statistics, pooled over all ingests that count, into the CSVs, one file at a time.
+5. Write the report, and the manifest again with the time at which all of this was done.
+6. Add an op_mapping.yaml if the database has none.
 
-`remake_profiling(database: Database) -> Remade` makes the Profiling cells of all rows anew from the files of the
-ingests. Call it with the lock of the database held.
+`rebuild_profiling` computes the Profiling cells of all rows again from the files of the ingests. The caller holds
+the lock of the database.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from opatlas.capture.apply import (
-    NAMED_BY,
-    TOLD,
+    IDENTIFYING_COLUMNS,
+    REPORTED_COLUMNS,
+    CsvChanges,
     DurationChange,
-    Outcome,
-    Unexplained,
+    UnexplainedRow,
     apply_cases,
-    empty_edited,
+    clear_edited_rows,
     find_unexplained,
 )
 from opatlas.capture.attention import (
@@ -37,28 +37,28 @@ from opatlas.capture.attention import (
     source_names,
 )
 from opatlas.capture.captures import (
-    Given,
-    already_ingested,
-    expect_unchanged,
-    given_files,
+    CaptureInput,
+    check_unchanged,
+    distinct_captures,
+    earlier_ingests,
 )
 from opatlas.capture.cases import (
     Aggregate,
-    CasesOfType,
+    CaptureCases,
+    CaseKey,
     Ingest,
-    Key,
-    ingests_of,
-    keys_of,
-    pool,
+    case_keys,
+    pool_cases,
+    read_ingests,
 )
-from opatlas.capture.launches import Account
+from opatlas.capture.launches import LaunchCounts
 from opatlas.capture.manifest import (
     CaptureFile,
     CaptureVersions,
     IngestManifest,
-    Kept,
-    Signatures,
-    expect_alike,
+    SampleLine,
+    SignatureCounts,
+    check_same_software,
     new_manifest,
     samples_path,
     write_samples,
@@ -71,8 +71,8 @@ from opatlas.store.op_mapping import WrittenMapping, write_default_mapping
 from opatlas.text import counted, printable
 
 HEADER = (
-    *("Kernel Type", *NAMED_BY),
-    *(f"{when} {column}" for column in TOLD for when in ("Old", "New")),
+    *("Kernel Type", *IDENTIFYING_COLUMNS),
+    *(f"{when} {column}" for column in REPORTED_COLUMNS for when in ("Old", "New")),
     "Ratio (new/old)",
 )
 
@@ -82,8 +82,8 @@ def write_report(database: Database, changes: Sequence[DurationChange]) -> Path:
     path = database.new_report_path("ingest", time.time())
     rows = [
         (
-            *(change.kernel_type, *(change.cells[column] for column in NAMED_BY)),
-            *(cells[column] for column in TOLD for cells in (change.before, change.after)),
+            *(change.kernel_type, *(change.cells[column] for column in IDENTIFYING_COLUMNS)),
+            *(cells[column] for column in REPORTED_COLUMNS for cells in (change.before, change.after)),
             f"{change.after_us / change.before_us:.4f}",
         )
         for change in sorted(changes, key=lambda change: change.distance, reverse=True)
@@ -93,7 +93,7 @@ def write_report(database: Database, changes: Sequence[DurationChange]) -> Path:
 
 
 @dataclass(frozen=True)
-class Asked:
+class IngestRequest:
     """What an ingest is to do.
 
     Attributes:
@@ -113,7 +113,7 @@ class Asked:
 
 
 @dataclass
-class Ingested:
+class IngestResult:
     """What an ingest did.
 
     Attributes:
@@ -131,8 +131,8 @@ class Ingested:
 
     manifest: IngestManifest | None = None
     report: Path | None = None
-    outcome: Outcome = field(default_factory=Outcome)
-    account: Account = field(default_factory=Account)
+    outcome: CsvChanges = field(default_factory=CsvChanges)
+    account: LaunchCounts = field(default_factory=LaunchCounts)
     files: Sequence[Path] = ()
     attention: Sequence[Bundle] = ()
     already: Sequence[tuple[Path, str]] = ()
@@ -142,7 +142,7 @@ class Ingested:
     problems: list[str] = field(default_factory=list)
 
 
-def ingest_captures(database: Database, captures: Sequence[Path], asked: Asked) -> Ingested:
+def ingest_captures(database: Database, captures: Sequence[Path], asked: IngestRequest) -> IngestResult:
     """Brings captures into a database.
 
     Raises:
@@ -150,13 +150,13 @@ def ingest_captures(database: Database, captures: Sequence[Path], asked: Asked) 
             while it was read, earlier captures are of another device or other versions, or rows have captured
             durations that the samples can neither join nor replace unasked.
     """
-    done = Ingested()
-    files = given_files(captures, done.problems)
+    done = IngestResult()
+    files = distinct_captures(captures, done.problems)
     done.same_bytes = [path for file in files for path in file.same_bytes]
     if database.runs_dir.exists():
         with database.lock():
             done.completed = _complete(database, done)
-            known = already_ingested(files, _manifests(database), replace=asked.replace)
+            known = earlier_ingests(files, _manifests(database), replace=asked.replace)
     else:
         known = {}
     done.already = [(file.path, known[file.sha256].run_id) for file in files if file.sha256 in known]
@@ -167,7 +167,7 @@ def ingest_captures(database: Database, captures: Sequence[Path], asked: Asked) 
     done.account, done.files = aggregate.account, list(aggregate.files)
     read = [file for file in files if file.path in aggregate.files]
     for file in read:
-        expect_unchanged(file)
+        check_unchanged(file)
     if aggregate.account.ingested:
         done.attention = bundles(aggregate.cases())
         with database.lock():
@@ -185,19 +185,19 @@ def ingest_captures(database: Database, captures: Sequence[Path], asked: Asked) 
 
 
 def _keep(
-    database: Database, files: Sequence[Given], aggregate: Aggregate, asked: Asked
-) -> tuple[list[Ingest], set[Key]]:
+    database: Database, files: Sequence[CaptureInput], aggregate: Aggregate, asked: IngestRequest
+) -> tuple[list[Ingest], set[CaseKey]]:
     """Steps 2 and 3; all ingests, this one last, and the cases that it has. Raises OpAtlasError."""
     cases = aggregate.cases()
-    earlier = ingests_of(database)
+    earlier = read_ingests(database)
     manifests = [ingest.manifest for ingest in earlier]
-    meanwhile = already_ingested(files, manifests, replace=asked.replace)
+    meanwhile = earlier_ingests(files, manifests, replace=asked.replace)
     for file in files:
         if file.sha256 in meanwhile:
             run_id = meanwhile[file.sha256].run_id
             raise OpAtlasError(f"{file.path}: ingested by another process meanwhile ({run_id}): run again")
     if not asked.mixed:
-        expect_alike(manifests, asked.device, asked.versions)
+        check_same_software(manifests, asked.device, asked.versions)
     signatures = {kernel_type: [text for text, _, _ in of_type.cells] for kernel_type, of_type in cases.items()}
     unexplained = find_unexplained(database, signatures, _known(earlier))
     if unexplained and not asked.replace:
@@ -218,14 +218,14 @@ def _keep(
 
 
 def _bring_in(
-    database: Database, ingests: Sequence[Ingest], manifest: IngestManifest, keys: set[Key]
-) -> tuple[Outcome, Path | None]:
+    database: Database, ingests: Sequence[Ingest], manifest: IngestManifest, keys: set[CaseKey]
+) -> tuple[CsvChanges, Path | None]:
     """Steps 4 and 5 for the cases of one ingest; the report, if durations changed. Raises OpAtlasError."""
-    cases = pool(ingests, keys)
+    cases = pool_cases(ingests, keys)
     outcome = apply_cases(database, cases, _known(ingests))
     report = write_report(database, outcome.changes) if outcome.changes else None
     manifest.kernel_types = len(cases)
-    manifest.signatures = Signatures(outcome.new, outcome.updated, outcome.unchanged)
+    manifest.signatures = SignatureCounts(outcome.new, outcome.updated, outcome.unchanged)
     others = {run_id for of_type in cases.values() for run_id in of_type.run_ids}
     manifest.added_to = tuple(sorted(others - {manifest.run_id}))
     # What has problems is tried again by the next ingest, when they may be mended.
@@ -234,13 +234,13 @@ def _bring_in(
     return outcome, report
 
 
-def _complete(database: Database, done: Ingested) -> list[str]:
+def _complete(database: Database, done: IngestResult) -> list[str]:
     """Brings in what ingests that were cut off have left; their ids. Raises OpAtlasError."""
     completed = []
-    ingests = ingests_of(database)
+    ingests = read_ingests(database)
     for ingest in ingests:
         if ingest.manifest.finished_at is None and ingest.samples is not None:
-            outcome, _ = _bring_in(database, ingests, ingest.manifest, keys_of(ingest))
+            outcome, _ = _bring_in(database, ingests, ingest.manifest, case_keys(ingest))
             done.problems += outcome.problems
             if not outcome.problems:
                 completed.append(ingest.manifest.run_id)
@@ -248,7 +248,7 @@ def _complete(database: Database, done: Ingested) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Remade:
+class RebuildResult:
     """What a remake of the Profiling cells did.
 
     Attributes:
@@ -258,12 +258,12 @@ class Remade:
         without_samples: ingests whose samples are not there, so that their rows cannot be remade.
     """
 
-    outcome: Outcome
+    outcome: CsvChanges
     edited: Mapping[str, Sequence[Mapping[str, str]]]
     without_samples: tuple[str, ...]
 
 
-def remake_profiling(database: Database) -> Remade:
+def rebuild_profiling(database: Database) -> RebuildResult:
     """Makes the Profiling cells of all rows anew from the files of the ingests; call it with the lock held.
 
     Rows that are gone come back. The Profiling cells of a row that somebody has edited since are emptied, for they are
@@ -272,27 +272,27 @@ def remake_profiling(database: Database) -> Remade:
     Raises:
         OpAtlasError: a file of an ingest cannot be read, or a manifest cannot be written.
     """
-    ingests = ingests_of(database)
-    cases, known = pool(ingests), _known(ingests)
+    ingests = read_ingests(database)
+    cases, known = pool_cases(ingests), _known(ingests)
     outcome = apply_cases(database, cases, known)
-    edited = empty_edited(database, cases, known)
+    edited = clear_edited_rows(database, cases, known)
     for ingest in ingests:
         if ingest.manifest.finished_at is None and ingest.samples is not None and not outcome.problems:
             ingest.manifest.finished_at = time.time()
             ingest.manifest.write(database)
     missing = [ingest.manifest.run_id for ingest in ingests if ingest.samples is None]
-    return Remade(outcome, edited, tuple(missing))
+    return RebuildResult(outcome, edited, tuple(missing))
 
 
 def _manifests(database: Database) -> list[IngestManifest]:
-    return [ingest.manifest for ingest in ingests_of(database)]
+    return [ingest.manifest for ingest in read_ingests(database)]
 
 
 def _known(ingests: Sequence[Ingest]) -> set[str]:
     return {ingest.manifest.run_id for ingest in ingests if ingest.samples is not None}
 
 
-def _capture_file(file: Given, account: Account) -> CaptureFile:
+def _capture_file(file: CaptureInput, account: LaunchCounts) -> CaptureFile:
     return CaptureFile(
         path=printable(str(file.path)),
         name=printable(file.path.name),
@@ -305,11 +305,13 @@ def _capture_file(file: Given, account: Account) -> CaptureFile:
     )
 
 
-def _lines(cases: Mapping[str, CasesOfType], unexplained: Sequence[Unexplained], root: Path) -> Iterator[Kept]:
+def _lines(
+    cases: Mapping[str, CaptureCases], unexplained: Sequence[UnexplainedRow], root: Path
+) -> Iterator[SampleLine]:
     for of_type in cases.values():
         for case in of_type:
             cells = {**case.cells, **shape_cells(case)}
-            yield Kept(
+            yield SampleLine(
                 kernel_type=case.kernel_type,
                 cells={column: text for column, text in cells.items() if text},
                 durations_us=list(case.durations_us),
@@ -317,10 +319,10 @@ def _lines(cases: Mapping[str, CasesOfType], unexplained: Sequence[Unexplained],
                 sources=source_names(case, root),
             )
     for row in unexplained:
-        yield Kept(row.kernel_type, row.cells, replaced=row.profiling)
+        yield SampleLine(row.kernel_type, row.cells, replaced=row.profiling)
 
 
-def _refusal(database: Database, rows: Sequence[Unexplained]) -> str:
+def _refusal(database: Database, rows: Sequence[UnexplainedRow]) -> str:
     first = rows[0]
     types = list(dict.fromkeys(row.kernel_type for row in rows))
     shown = ", ".join(types[:3]) + (", ..." if len(types) > 3 else "")

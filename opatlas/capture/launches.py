@@ -45,7 +45,7 @@ _ONE_COMMA = re.compile("[0-9]+,[0-9]+")
 _COLLECTIVE_CORES = frozenset({"HCCL", "COMMUNICATION"})
 
 
-class LeftOut(Enum):
+class SkipReason(Enum):
     """Why a launch is not in the database."""
 
     COLLECTIVE = "collectives (hcom_*), measured by the communication bench"
@@ -59,7 +59,7 @@ class LeftOut(Enum):
 
 
 @dataclass
-class Account:
+class LaunchCounts:
     """Where the rows of captures went: `rows` is `ingested` plus all of `left_out`.
 
     Attributes:
@@ -68,7 +68,7 @@ class Account:
 
     rows: int = 0
     ingested: int = 0
-    left_out: Counter[LeftOut] = field(default_factory=Counter)
+    left_out: Counter[SkipReason] = field(default_factory=Counter)
     unknown_dtypes: Counter[str] = field(default_factory=Counter)
     invalid_durations: list[str] = field(default_factory=list)
 
@@ -80,7 +80,7 @@ class Variant:
     kernel_type: str
     signature: str
     cells: Mapping[str, str]
-    left_out: LeftOut | None
+    left_out: SkipReason | None
     unknown_dtypes: tuple[str, ...]
 
 
@@ -89,7 +89,7 @@ class CaptureLaunches:
 
     def __init__(self, capture: Capture, on_block: Callable[[int], None]) -> None:
         self.path = capture.path
-        self.account = Account()
+        self.account = LaunchCounts()
         self._capture = capture
         self._header = capture.header
         self._problems: list[tuple[int, str]] = []
@@ -152,7 +152,7 @@ class CaptureLaunches:
     def _add_invalid(self, chunk: Chunk, invalid: np.ndarray) -> None:
         """Counts the rows whose duration is not valid; names those that hold another one, and the first without one."""
         rows = np.flatnonzero(invalid)
-        self.account.left_out[LeftOut.INVALID_DURATION] += len(rows)
+        self.account.left_out[SkipReason.INVALID_DURATION] += len(rows)
         for row in rows.tolist():
             text = chunk.duration_text(row)
             if text.upper() not in EMPTY_WORDS and real(text) != 0:
@@ -164,7 +164,7 @@ class CaptureLaunches:
 
     def _variants_of(
         self, chunk: Chunk, groups: np.ndarray, first: np.ndarray
-    ) -> tuple[np.ndarray, list[LeftOut | None]]:
+    ) -> tuple[np.ndarray, list[SkipReason | None]]:
         """Number of each group's variant in this file, and why it is left out; counts those left out."""
         sizes = np.bincount(groups, minlength=len(first)).tolist()
         columns = [_words_at(chunk.text.get(column), first) for column in _KEY]
@@ -195,13 +195,13 @@ class CaptureLaunches:
         kernel_type = normalized_kernel_type(named[TYPE])
         reason = _reason_to_leave_out(kernel_type, cells)
         if reason is None and not is_file_name(kernel_type):
-            reason = LeftOut.BAD_KERNEL_TYPE
+            reason = SkipReason.BAD_KERNEL_TYPE
             self._report(line, f"kernel type {kernel_type!r} cannot name a file")
         if reason is None:
             try:
                 _check_dimensions(cells)
             except CellError as error:
-                reason = LeftOut.BAD_DIMENSION
+                reason = SkipReason.BAD_DIMENSION
                 self._report(line, str(error))
         if reason is not None:
             return Variant(kernel_type, "", cells, reason, ())
@@ -230,23 +230,23 @@ class CaptureLaunches:
             fields = f"{bad.fields} fields where the header has {columns} columns{swallowed}"
             self._report(bad.line, "not UTF-8" if bad.fields is None else fields)
             self.account.rows += bad.lines
-            self.account.left_out[LeftOut.MALFORMED] += bad.lines
+            self.account.left_out[SkipReason.MALFORMED] += bad.lines
 
     def _report(self, line: int, problem: str, remedy: str = "") -> None:
         self._problems.append((line, f"{self.path}:{line}: {problem}: left out{remedy and f'; {remedy}'}"))
 
 
-def _reason_to_leave_out(kernel_type: str, cells: Mapping[str, str]) -> LeftOut | None:
+def _reason_to_leave_out(kernel_type: str, cells: Mapping[str, str]) -> SkipReason | None:
     """Why a capture's row is no case, in the order that names the most telling reason."""
     if kernel_type.startswith("hcom_") or cells[ACCELERATOR_CORE].upper() in _COLLECTIVE_CORES:
-        return LeftOut.COLLECTIVE if kernel_type in BY_KERNEL_TYPE else LeftOut.OTHER_COLLECTIVE
+        return SkipReason.COLLECTIVE if kernel_type in BY_KERNEL_TYPE else SkipReason.OTHER_COLLECTIVE
     # The profiler writes 0 where it lost the name of a kernel.
     if kernel_type.upper() in EMPTY_WORDS or kernel_type.isdigit():
-        return LeftOut.NO_KERNEL_TYPE
+        return SkipReason.NO_KERNEL_TYPE
     shapes = cells[INPUT_SHAPES]
     # An empty cell beside a dtype is a 0-dim tensor (Abs of a scalar); N/A means not recorded, dtype or not.
     if (shapes and shapes.upper() in EMPTY_WORDS) or not slot_words(*(cells[column] for column in INPUT_SLOTS)):
-        return LeftOut.NO_INPUT_SHAPES
+        return SkipReason.NO_INPUT_SHAPES
     return None
 
 

@@ -67,7 +67,7 @@ class CaptureVersions:
 
 
 @dataclass(frozen=True)
-class Signatures:
+class SignatureCounts:
     """The signatures of an ingest by what became of their rows."""
 
     new: int = 0
@@ -109,7 +109,7 @@ class IngestManifest:
     python: str
     packages: Mapping[str, str]
     kernel_types: int = 0
-    signatures: Signatures = field(default_factory=Signatures)
+    signatures: SignatureCounts = field(default_factory=SignatureCounts)
     added_to: tuple[str, ...] = ()
     version: int = VERSION
 
@@ -162,7 +162,7 @@ def new_manifest(
     )
 
 
-def expect_alike(earlier: Sequence[IngestManifest], device: str | None, versions: CaptureVersions) -> None:
+def check_same_software(earlier: Sequence[IngestManifest], device: str | None, versions: CaptureVersions) -> None:
     """Sees to it that captures are of the device and the versions that earlier ones are of, as far as these are known.
 
     Raises:
@@ -218,7 +218,7 @@ _Count = Annotated[int, Meta(ge=0)]
 
 
 @dataclass(frozen=True)
-class Kept:
+class SampleLine:
     """A line of the file.
 
     Attributes:
@@ -242,7 +242,7 @@ class Kept:
         return self.kernel_type, signature(self.kernel_type, self.cells)
 
 
-def write_samples(path: Path, manifest: IngestManifest, lines: Iterable[Kept]) -> None:
+def write_samples(path: Path, manifest: IngestManifest, lines: Iterable[SampleLine]) -> None:
     """Writes the file in one step. Raises OpAtlasError."""
 
     def write(temporary: str) -> None:
@@ -255,18 +255,18 @@ def write_samples(path: Path, manifest: IngestManifest, lines: Iterable[Kept]) -
     write_atomically(path, write)
 
 
-def read_begun(path: Path) -> IngestManifest:
+def read_samples_manifest(path: Path) -> IngestManifest:
     """The manifest that the file begins with. Raises OpAtlasError."""
     return decode_manifest(next(_lines(path), b""), path)
 
 
-def read_samples(path: Path) -> Iterator[Kept]:
+def read_samples(path: Path) -> Iterator[SampleLine]:
     """The lines after the first. Raises OpAtlasError: the file cannot be read, or is damaged."""
     for number, text in enumerate(_lines(path), 1):
         if number == 1:
             continue
         try:
-            line = decode(text, Kept, f"{path}:{number}")
+            line = decode(text, SampleLine, f"{path}:{number}")
         except DecodeError as error:
             raise OpAtlasError(f"{error}: {_RESTORE}") from None
         if not line.durations_us and not line.replaced:

@@ -18,9 +18,9 @@ import pandas as pd
 
 from opatlas.capture.attention import runtime_cells
 from opatlas.capture.capture_file import read_capture_header
-from opatlas.capture.captures import given_files, op_summaries, unparsed_profiles
-from opatlas.capture.cases import Aggregate, CasesOfType, ProfiledCase
-from opatlas.capture.launches import Account
+from opatlas.capture.captures import distinct_captures, op_summaries, unparsed_profiles
+from opatlas.capture.cases import Aggregate, CaptureCase, CaptureCases
+from opatlas.capture.launches import LaunchCounts
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.model.record import LaunchedCase, Measurement
 from opatlas.model.same_case import FAMILY, canonical_form, siblings
@@ -50,8 +50,8 @@ class Profile:
     root: Path
     files: tuple[Path, ...]
     same_bytes: tuple[Path, ...]
-    cases: Mapping[str, CasesOfType]
-    account: Account
+    cases: Mapping[str, CaptureCases]
+    account: LaunchCounts
     problems: tuple[str, ...]
 
 
@@ -63,7 +63,7 @@ def read_profile(path: Path) -> Profile:
     """
     files, problems = _summaries(path)
     aggregate = Aggregate()
-    given = given_files([file for file in files if _is_summary(file, problems)], problems)
+    given = distinct_captures([file for file in files if _is_summary(file, problems)], problems)
     problems += aggregate.add_files([file.path for file in given])
     if not aggregate.files:
         raise OpAtlasError("\n".join(problems))
@@ -109,7 +109,7 @@ def _is_summary(file: Path, problems: list[str]) -> bool:
 
 
 @dataclass(frozen=True)
-class KnownRows:
+class DatabaseRows:
     """The rows that a database has of a kernel type.
 
     Attributes:
@@ -148,7 +148,7 @@ class UnmatchedSamples:
 
 
 @dataclass(frozen=True)
-class _Table:
+class _SignatureIndex:
     """Rows of a kernel type, by signature.
 
     Attributes:
@@ -164,7 +164,7 @@ class _Table:
     ep_sizes: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, kernel_type: str, rows: KnownRows) -> _Table:
+    def of(cls, kernel_type: str, rows: DatabaseRows) -> _SignatureIndex:
         frame = pd.DataFrame(dict(rows.cells), dtype=str)
         exact = signatures(kernel_type, frame)
         tensors = signatures(kernel_type, frame[[column for column in BASE if column in frame.columns]])
@@ -180,10 +180,10 @@ class _Table:
         )
 
 
-class SamplesOfRows:
+class ProfileMatcher:
     """Finds the samples of rows in a profile."""
 
-    def __init__(self, profile: Profile, rows: Mapping[str, KnownRows], ep_size: int | None = None) -> None:
+    def __init__(self, profile: Profile, rows: Mapping[str, DatabaseRows], ep_size: int | None = None) -> None:
         """
         Args:
             rows: of the database, by kernel type.
@@ -191,12 +191,12 @@ class SamplesOfRows:
         """
         self.profile = profile
         self._ep_size = "" if ep_size is None else str(ep_size)
-        self._tables = {kernel_type: _Table.of(kernel_type, known) for kernel_type, known in rows.items()}
+        self._tables = {kernel_type: _SignatureIndex.of(kernel_type, known) for kernel_type, known in rows.items()}
 
     def of_row(self, kernel_type: str, cells: Mapping[str, str]) -> RowSamples | str:
         """Returns the samples of a row, or the reason why it has none."""
         row_signature = signature(kernel_type, cells)
-        table = self._tables.get(kernel_type, _Table())
+        table = self._tables.get(kernel_type, _SignatureIndex())
         own = self.profile.cases.get(kernel_type, _NONE)
         tensors = signature(kernel_type, {column: cells.get(column, "") for column in BASE})
         if kernel_type in EXPERT_PARALLEL and tensors in own and (self._ep_size or cells.get(EP_SIZE)):
@@ -217,7 +217,7 @@ class SamplesOfRows:
             return f"no sample of {kernel_type} in {self.profile.root.name}; it was measured before"
         return borrowed
 
-    def _of_ep_size(self, cells: Mapping[str, str], case: ProfiledCase, known: frozenset[str]) -> RowSamples | str:
+    def _of_ep_size(self, cells: Mapping[str, str], case: CaptureCase, known: frozenset[str]) -> RowSamples | str:
         """The samples with a row's tensors, where the profiled run had its EP Size; else why the row has none.
 
         Args:
@@ -236,7 +236,7 @@ class SamplesOfRows:
     def unmatched(self) -> Iterator[UnmatchedSamples]:
         """Yields the samples of cases that no row of the database has."""
         for kernel_type, cases in self.profile.cases.items():
-            table = self._tables.get(kernel_type, _Table())
+            table = self._tables.get(kernel_type, _SignatureIndex())
             for text, _, _ in cases.cells:
                 ep_size = self._ep_size if kernel_type in EXPERT_PARALLEL else ""
                 known = table.ep_sizes.get(text, {""}) if text in table.by_tensors else ()
@@ -276,10 +276,10 @@ class SamplesOfRows:
         return found
 
 
-_NONE = CasesOfType("", {})
+_NONE = CaptureCases("", {})
 
 
-def _measurement(case: ProfiledCase, ran_as: str = "") -> Measurement:
+def _measurement(case: CaptureCase, ran_as: str = "") -> Measurement:
     """`ran_as`: the case's kernel type, where the row it is for is another case."""
     return Measurement(
         samples_us=case.durations_us,

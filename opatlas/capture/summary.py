@@ -10,11 +10,11 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from opatlas.capture.apply import DurationChange, TwoPopulations
-from opatlas.capture.attention import Bundle, Outcome
-from opatlas.capture.attention_records import JoinKey, Nearest, Records
-from opatlas.capture.cases import captured_time_us, without_replay_lines
-from opatlas.capture.ingest import Ingested
-from opatlas.capture.launches import Account, LeftOut
+from opatlas.capture.attention import Bundle, FillResult
+from opatlas.capture.attention_records import JoinKey, NearestKeys, Records
+from opatlas.capture.cases import captured_time_us, missing_replay_lines
+from opatlas.capture.ingest import IngestResult
+from opatlas.capture.launches import LaunchCounts, SkipReason
 from opatlas.capture.manifest import manifest_path
 from opatlas.errors import OpAtlasError
 from opatlas.model.schema import PROFILING_POPULATIONS, RUNTIME_PREFIX
@@ -29,7 +29,7 @@ _LENGTHS = f"{RUNTIME_PREFIX}actual_seq_lengths_values and {RUNTIME_PREFIX}actua
 
 def ingest_summary(
     database: Database,
-    done: Ingested,
+    done: IngestResult,
     not_read: Sequence[tuple[str, Sequence[Path]]],
     replayed_types: Collection[str] | None = None,
 ) -> str:
@@ -77,11 +77,11 @@ def _replayable(database: Database, replayed_types: Collection[str]) -> list[str
     without = {name: count for name, count in rows.items() if name not in replayed_types}
     return [
         f"  rows with a replay: {rows.total() - sum(without.values()):,} of {rows.total():,}",
-        *without_replay_lines(without, time_us, replayed_types, indent=2),
+        *missing_replay_lines(without, time_us, replayed_types, indent=2),
     ]
 
 
-def _counts(done: Ingested) -> list[str]:
+def _counts(done: IngestResult) -> list[str]:
     account, outcome = done.account, done.outcome
     signatures = outcome.new + outcome.updated + outcome.unchanged
     fates = f"{outcome.new:,} new, {outcome.updated:,} updated, {outcome.unchanged:,} unchanged"
@@ -95,14 +95,14 @@ def _counts(done: Ingested) -> list[str]:
     )
 
 
-def _left_out(account: Account) -> list[str]:
+def _left_out(account: LaunchCounts) -> list[str]:
     if not account.left_out.total():
         return []
     lines = ["", "left out:"]
     for reason, count in account.left_out.most_common():
         if count:
             lines.append(f"{count:>10,}   {reason.value}")
-            if reason is LeftOut.INVALID_DURATION and account.invalid_durations:
+            if reason is SkipReason.INVALID_DURATION and account.invalid_durations:
                 lines.append(f"             the first: {account.invalid_durations[0]}")
     return lines
 
@@ -170,7 +170,7 @@ SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Alone:
+class UnmatchedEntry:
     """A record or row without a partner: the columns of the CSV.
 
     Attributes:
@@ -193,22 +193,26 @@ class Alone:
 _HEADER = ("What", "Count", "Place", "Key", "Nearest", "Reason")
 
 
-def without_partner(records: Records, outcome: Outcome, keys_of_rows: Sequence[tuple[JoinKey, str]]) -> list[Alone]:
+def find_unmatched(
+    records: Records, outcome: FillResult, keys_of_rows: Sequence[tuple[JoinKey, str]]
+) -> list[UnmatchedEntry]:
     """Unmatched records, those of the most frequent key first, then rows without values, in their order."""
     unmatched = sorted(records.unmatched.items(), key=lambda item: -item[1].count)
-    rows = Nearest(keys_of_rows)
+    rows = NearestKeys(keys_of_rows)
     places = [(key, at.first) for key, at in unmatched]
-    calls = Nearest([*places, *((key, at.first) for key, at in records.matched.items())])
-    found = [Alone("record", at.count, at.first, str(key), *_why(key, rows, "row")) for key, at in unmatched]
+    calls = NearestKeys([*places, *((key, at.first) for key, at in records.matched.items())])
+    found = [UnmatchedEntry("record", at.count, at.first, str(key), *_why(key, rows, "row")) for key, at in unmatched]
     for row in outcome.unfilled:
         if row.key is None:
-            found.append(Alone("row", 1, row.place, "", "", "its shapes are not lists of whole numbers: correct them"))
+            found.append(
+                UnmatchedEntry("row", 1, row.place, "", "", "its shapes are not lists of whole numbers: correct them")
+            )
         else:
-            found.append(Alone("row", 1, row.place, str(row.key), *_why(row.key, calls, "record")))
+            found.append(UnmatchedEntry("row", 1, row.place, str(row.key), *_why(row.key, calls, "record")))
     return found
 
 
-def _why(key: JoinKey, others: Nearest[str], other: str) -> tuple[str, str]:
+def _why(key: JoinKey, others: NearestKeys, other: str) -> tuple[str, str]:
     absent = [name for name, shape in (("query", key.query), ("key", key.key), ("value", key.value)) if shape is None]
     if absent:
         return "", f"it has no shape of {', '.join(absent)}"
@@ -217,7 +221,7 @@ def _why(key: JoinKey, others: Nearest[str], other: str) -> tuple[str, str]:
 
 
 def fill_summary(
-    database: Path, files: int, records: Records, outcome: Outcome, alone: Sequence[Alone], limit: int
+    database: Path, files: int, records: Records, outcome: FillResult, alone: Sequence[UnmatchedEntry], limit: int
 ) -> str:
     """The text for the user, but for the path of the report."""
     unmatched = sum(at.count for at in records.unmatched.values())
@@ -252,7 +256,7 @@ def fill_summary(
     return "\n".join([*lines, "", "database:", f"  {database}"])
 
 
-def _shown(alone: Sequence[Alone], title: str) -> Iterator[str]:
+def _shown(alone: Sequence[UnmatchedEntry], title: str) -> Iterator[str]:
     if alone:
         yield f"\n{title}:"
     for one in alone[:SHOWN]:
@@ -263,7 +267,7 @@ def _shown(alone: Sequence[Alone], title: str) -> Iterator[str]:
         yield f"  and {len(alone) - SHOWN:,} more"
 
 
-def write_alone(database: Database, alone: Sequence[Alone], at: float) -> Path | None:
+def write_unmatched(database: Database, alone: Sequence[UnmatchedEntry], at: float) -> Path | None:
     """Lists what has no partner in the database's reports/; no file where there is none. Raises OpAtlasError."""
     if not alone:
         return None

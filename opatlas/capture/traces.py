@@ -30,12 +30,12 @@ _OF_NUMBERS = bytes.maketrans(b"0123456789.eE+-", b"0" * 15)
 _LONG_NUMBER = re.compile(b"0{%d,}" % MOST_DIGITS)
 
 
-class UnbearableError(Exception):
+class LongTokenError(Exception):
     """What comes next is too long for the parser; the message says what it is."""
 
 
-class Guard:
-    """A file for ijson to read: gives what may be parsed, then raises UnbearableError."""
+class TokenLengthGuard:
+    """A file for ijson to read: gives what may be parsed, then raises LongTokenError."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -49,9 +49,9 @@ class Guard:
         self._problem = ""
 
     def read(self, size: int = -1) -> bytes:
-        """As a file does. Raises UnbearableError where a number or string is too long."""
+        """As a file does. Raises LongTokenError where a number or string is too long."""
         if self._problem:
-            raise UnbearableError(self._problem)
+            raise LongTokenError(self._problem)
         block = self._file.read(size)
         start = self._long_number(block)
         if start is not None:
@@ -64,7 +64,7 @@ class Guard:
                 block = b""
         if self._problem and not block:
             # No bytes would be the end of the file.
-            raise UnbearableError(self._problem)
+            raise LongTokenError(self._problem)
         self._tail = block[-MOST_DIGITS:]
         return block
 
@@ -103,11 +103,11 @@ _BOM = b"\xef\xbb\xbf"
 _LEADING_BYTES = 4096
 
 
-class TraceCut(OpAtlasError):
+class TruncatedTraceError(OpAtlasError):
     """A trace that ends, or cannot be read any further, after some of its events."""
 
 
-def events(path: Path, file: IO[bytes]) -> Iterator[Any]:
+def read_events(path: Path, file: IO[bytes]) -> Iterator[Any]:
     """The events of a trace: of an array, or of the array `traceEvents` of an object.
 
     Numbers with a fraction are Decimals, so that they can be written as they stand there: time stamps
@@ -118,7 +118,7 @@ def events(path: Path, file: IO[bytes]) -> Iterator[Any]:
         file: its bytes, unpacked.
 
     Raises:
-        TraceCut: after the last event that can be read.
+        TruncatedTraceError: after the last event that can be read.
         OpAtlasError: not a trace.
     """
     prefix = {b"[": "item", b"{": "traceEvents.item"}.get(_first_byte(file))
@@ -129,28 +129,34 @@ def events(path: Path, file: IO[bytes]) -> Iterator[Any]:
         )
     found = 0
     try:
-        for event in ijson.items(Guard(file), prefix):
+        for event in ijson.items(TokenLengthGuard(file), prefix):
             found += 1
             yield event
-    except UnbearableError as error:
-        raise TraceCut(f"{path}: has {error} behind {found:,} events: these are kept") from None
+    except LongTokenError as error:
+        raise TruncatedTraceError(f"{path}: has {error} behind {found:,} events: these are kept") from None
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
-        raise TraceCut(f"{path}: is not UTF-8 (byte {byte:#04x}) behind {found:,} events: these are kept") from None
+        raise TruncatedTraceError(
+            f"{path}: is not UTF-8 (byte {byte:#04x}) behind {found:,} events: these are kept"
+        ) from None
     except ArithmeticError:
-        raise TraceCut(f"{path}: has a number out of range behind {found:,} events: these are kept") from None
+        raise TruncatedTraceError(
+            f"{path}: has a number out of range behind {found:,} events: these are kept"
+        ) from None
     except ijson.JSONError as error:
         # The parser draws a picture of the place in further lines.
         what = str(error).removeprefix("b'").partition("\n")[0].strip()
         ends = "premature EOF" in what or "Incomplete" in what
         why = "ends in the middle of an event" if ends else f"is not JSON from there on ({what})"
-        raise TraceCut(f"{path}: {why}, after {found:,} events: these are kept") from None
+        raise TruncatedTraceError(f"{path}: {why}, after {found:,} events: these are kept") from None
     except BROKEN_GZIP as error:
-        raise TraceCut(
+        raise TruncatedTraceError(
             f"{path}: the packed file ends early ({error}), after {found:,} events: these are kept"
         ) from None
     except OSError as error:
-        raise TraceCut(f"{path}: cannot be read after {found:,} events ({error.strerror}): these are kept") from None
+        raise TruncatedTraceError(
+            f"{path}: cannot be read after {found:,} events ({error.strerror}): these are kept"
+        ) from None
     if not found:
         raise OpAtlasError(f"{path}: not a Chrome trace: it has no events (a list, or one called traceEvents)")
 
@@ -183,7 +189,7 @@ _ERRORS = "backslashreplace"
 
 
 @dataclass
-class Account:
+class TraceCounts:
     """What became of the events.
 
     Attributes:
@@ -210,7 +216,7 @@ class TableWriter:
 
     def __init__(self, scratch: IO[bytes]) -> None:
         """`scratch`: an empty file to write and read."""
-        self.account = Account()
+        self.account = TraceCounts()
         self._scratch = scratch
         self._text = io.TextIOWrapper(scratch, encoding="utf-8", errors=_ERRORS, newline="")
         self._writer = csv.writer(self._text, lineterminator="\n")

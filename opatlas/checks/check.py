@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from opatlas.capture.cases import PooledCases, ingests_of, pool
+from opatlas.capture.cases import PooledCases, pool_cases, read_ingests
 from opatlas.combine.provenance import MeasurementOrigin, folder_origin, run_origins
 from opatlas.errors import OpAtlasError, TableError
 from opatlas.model.communication import is_communication
@@ -250,12 +250,12 @@ class CheckedDatabase:
     @cached_property
     def _pooled(self) -> tuple[Mapping[str, PooledCases], frozenset[str], list[str]]:
         try:
-            ingests = ingests_of(self.database)
+            ingests = read_ingests(self.database)
             run_ids = frozenset(ingest.manifest.run_id for ingest in ingests)
         except OpAtlasError as error:
             return {}, frozenset(), [str(error)]
         try:
-            return pool(ingests), run_ids, []
+            return pool_cases(ingests), run_ids, []
         except OpAtlasError as error:
             return {}, run_ids, [str(error)]
 

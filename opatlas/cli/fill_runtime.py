@@ -11,9 +11,9 @@ import time
 from collections.abc import Container, Sequence
 from pathlib import Path
 
-from opatlas.capture.attention import fill, keys_of_rows
+from opatlas.capture.attention import fill_rows, row_keys
 from opatlas.capture.attention_records import JoinKey, Records
-from opatlas.capture.summary import fill_summary, without_partner, write_alone
+from opatlas.capture.summary import fill_summary, find_unmatched, write_unmatched
 from opatlas.errors import OpAtlasError, looking_at_usage
 from opatlas.files import expect_folder, size_mb
 from opatlas.options import at_least
@@ -64,14 +64,14 @@ def run(arguments: argparse.Namespace) -> int:
     lock.acquire(0, show)
     try:
         recovered = recover(database, own_run="") if database.journal_dir.is_dir() else []
-        keys = list(keys_of_rows(database))
+        keys = list(row_keys(database))
         records = _read(files, total_mb, {key for key, _ in keys}, limit)
-        outcome = fill(database, records.matched, limit)
-        alone = without_partner(records, outcome, keys)
+        outcome = fill_rows(database, records.matched, limit)
+        alone = find_unmatched(records, outcome, keys)
         problems = [*(problem for found in recovered for problem in found.problems), *outcome.problems]
         report = None
         try:
-            report = write_alone(database, alone, time.time())
+            report = write_unmatched(database, alone, time.time())
         except OpAtlasError as error:
             problems.append(str(error))
     finally:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from opatlas.capture.captures import find_captures, passed_over, unparsed
-from opatlas.capture.ingest import Asked, Ingested, ingest_captures
+from opatlas.capture.captures import find_captures, skipped_files, unparsed_beside
+from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
 from opatlas.capture.manifest import CaptureVersions
 from opatlas.capture.summary import ingest_summary
 from opatlas.engine.kernel_facts import replays_of_bench
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     device, versions_of_capture = arguments.device, _given_versions(arguments)
     with looking_at_usage():
         captures = find_captures(root)
-        not_read, not_parsed = passed_over(root, captures), unparsed(root, captures)
+        not_read, not_parsed = skipped_files(root, captures), unparsed_beside(root, captures)
         path: Path | None = arguments.database_path
         if path is not None:
             expect_folder(path, "", option="--database-path", may_be_made=True)
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
             versions_of_capture = CaptureVersions(found.vllm, found.torch, found.cann)
             path = location.default_path(device, found)
     options = {name: value for name, value in vars(arguments).items() if name not in _NO_OPTIONS}
-    asked = Asked(root, arguments.replace, arguments.mixed, device, versions_of_capture, _as_text(options))
+    asked = IngestRequest(root, arguments.replace, arguments.mixed, device, versions_of_capture, _as_text(options))
     database = Database(path)
     done = ingest_captures(database, captures, asked)
     # Only who knows of replays tells which rows have one.
@@ -108,7 +108,7 @@ def _as_text(options: dict[str, object]) -> dict[str, object]:
     return {name: printable(str(value)) if isinstance(value, str | Path) else value for name, value in options.items()}
 
 
-def _nothing(done: Ingested) -> str:
+def _nothing(done: IngestResult) -> str:
     if not done.files:
         return "nothing was ingested: none of the captures can be read"
     rows = "the only row was" if done.account.rows == 1 else f"all {done.account.rows:,} rows were"

@@ -9,7 +9,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from opatlas.capture.traces import Account, TableWriter, TraceCut, events
+from opatlas.capture.traces import TableWriter, TraceCounts, TruncatedTraceError, read_events
 from opatlas.errors import OpAtlasError, looking_at_usage
 from opatlas.files import open_stream, size_mb
 from opatlas.progress import Progress
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not output.parent.is_dir():
             raise OpAtlasError(f"{output}: there is no folder {output.parent}: make it")
     problems: list[str] = []
-    account = Account()
+    account = TraceCounts()
 
     def write(temporary: str) -> None:
         nonlocal account
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
             account = writer.account
             try:
                 _read(trace, total_mb, writer)
-            except TraceCut as error:
+            except TruncatedTraceError as error:
                 problems.append(str(error))
             writer.finish(target)
 
@@ -77,10 +77,10 @@ def _read(trace: Path, total_mb: float, writer: TableWriter) -> None:
             progress.advance(size / 1e6, f"{writer.account.rows:,} events")
 
         with open_stream(trace, on_bytes) as file:
-            writer.add(events(trace, file))
+            writer.add(read_events(trace, file))
 
 
-def _summary(output: Path, account: Account) -> str:
+def _summary(output: Path, account: TraceCounts) -> str:
     phases = ", ".join(f"{count:,} {phase}" for phase, count in account.other.most_common(6))
     counts = [
         ("rows", account.rows, "complete events (ph X)"),

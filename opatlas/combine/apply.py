@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from opatlas.capture.cases import ingests_of
-from opatlas.capture.ingest import remake_profiling
+from opatlas.capture.cases import read_ingests
+from opatlas.capture.ingest import rebuild_profiling
 from opatlas.capture.manifest import manifest_path
 from opatlas.combine.table import Conflict, RowTally, combine_tables, final_conflicts
 from opatlas.errors import OpAtlasError, TableError
@@ -90,8 +90,10 @@ def copy_ingests(target: Database, source: Database, problems: list[str]) -> int
     """
     copied = 0
     with _told(problems):
-        known = {file.sha256: ingest.manifest.run_id for ingest in ingests_of(target) for file in ingest.manifest.files}
-        ingests = [ingest for ingest in ingests_of(source) if ingest.manifest.finished_at is not None]
+        known = {
+            file.sha256: ingest.manifest.run_id for ingest in read_ingests(target) for file in ingest.manifest.files
+        }
+        ingests = [ingest for ingest in read_ingests(source) if ingest.manifest.finished_at is not None]
         for ingest in ingests:
             run_id, files = ingest.manifest.run_id, ingest.manifest.files
             there = [file for file in files if file.sha256 in known]
@@ -262,7 +264,7 @@ def combine(
 def _pool_captures(target: Database, outcome: CombineResult) -> None:
     """Makes the Profiling columns from the samples of all ingests that the target has now."""
     try:
-        remade = remake_profiling(target).outcome
+        remade = rebuild_profiling(target).outcome
     except OpAtlasError as error:
         outcome.problems.append(str(error))
         return

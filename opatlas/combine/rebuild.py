@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from opatlas.capture.ingest import remake_profiling
+from opatlas.capture.ingest import rebuild_profiling
 from opatlas.errors import OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.gc_pause import gc_paused
@@ -205,7 +205,7 @@ def _rebuild(database: Database) -> tuple[list[str], list[str]]:
     lines = [str(each) for each in recovered if each.statuses]
     problems = [problem for each in recovered for problem in each.problems]
     with database.lock():
-        captured = remake_profiling(database)
+        captured = rebuild_profiling(database)
     problems += captured.outcome.problems
     problems += [
         f"ingest {run_id} has no samples any more: the cells of its captures are left as they are"

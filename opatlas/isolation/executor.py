@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
-from opatlas.capture.profile_samples import SamplesOfRows
+from opatlas.capture.profile_samples import ProfileMatcher
 from opatlas.devices.device import DeviceDescription, DeviceSpec
 from opatlas.devices.device_lock import LONGEST_WAIT_S, DeviceWaits, LockHolder
 from opatlas.devices.discovery import device_environment
@@ -212,7 +212,7 @@ class DevicePool:
 class ProfileExecutor:
     """An Executor that looks rows up instead of running them."""
 
-    def __init__(self, samples: SamplesOfRows, device: str) -> None:
+    def __init__(self, samples: ProfileMatcher, device: str) -> None:
         """`device`: name of the one that was profiled; "" where nobody said."""
         self._samples = samples
         profile = samples.profile

@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 from opatlas.errors import OpAtlasError
 from opatlas.theory.models import (
-    Experts,
     Indexer,
     Latent,
     ModelFacts,
+    RoutedExperts,
     Weight,
     lm_head,
 )
@@ -95,12 +95,12 @@ def architectures() -> frozenset[str]:
     return frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def model_of_architecture(name: str) -> ModelFacts:
+def load_architecture(name: str) -> ModelFacts:
     """An architecture with the sizes that transformers gives it where nobody says other ones. Raises OpAtlasError."""
     return _model(name, {"model_type": name})
 
 
-def model_of_config_file(path: Path) -> ModelFacts:
+def load_config_file(path: Path) -> ModelFacts:
     """The model that a config.json describes.
 
     Raises:
@@ -158,7 +158,7 @@ def _model(name: str, content: Mapping[str, Any]) -> ModelFacts:
         with torch.device("meta"):
             build: Any = AutoModelForCausalLM.from_config
             model = build(config)
-        return facts_of(name, config, model)
+        return model_facts(name, config, model)
     except Exception as error:
         # Whatever an architecture of others raises, it is this model that cannot be had.
         problem = " ".join(str(error).split())[:300]
@@ -168,7 +168,7 @@ def _model(name: str, content: Mapping[str, Any]) -> ModelFacts:
         ) from error
 
 
-def facts_of(name: str, config: Any, model: Any) -> ModelFacts:
+def model_facts(name: str, config: Any, model: Any) -> ModelFacts:
     """What a model's modules and its configuration say.
 
     Args:
@@ -261,7 +261,7 @@ def _indexer(config: Any) -> Indexer | None:
     return Indexer(config.index_n_heads, config.index_head_dim, config.index_topk)
 
 
-def _experts(config: Any, model: Any) -> Experts | None:
+def _experts(config: Any, model: Any) -> RoutedExperts | None:
     """Their width is that of their matrices, (E, hidden, 2 width) or the other way round."""
     count = next((value for name in _EXPERT_COUNTS if (value := getattr(config, name, None))), None)
     top_k = getattr(config, "num_experts_per_tok", None) or getattr(config, "moe_topk", None)
@@ -276,4 +276,4 @@ def _experts(config: Any, model: Any) -> Experts | None:
             width = shape[1]
         elif re.search(r"shared_experts?\.down_proj\.weight$", path):
             shared = shape[1]
-    return Experts(int(count), int(width), int(top_k), int(shared)) if width else None
+    return RoutedExperts(int(count), int(width), int(top_k), int(shared)) if width else None

@@ -16,7 +16,16 @@ from opatlas.model.slots import known_dtype
 from opatlas.store.database import Database
 from opatlas.store.op_mapping import read_mapping
 from opatlas.text import closest
-from opatlas.theory.patterns import Axis, Expression, ExpressionError, Form, Lengths, Pattern, Template, parse
+from opatlas.theory.patterns import (
+    Axis,
+    Expression,
+    ExpressionError,
+    Form,
+    Lengths,
+    Pattern,
+    Template,
+    parse_expression,
+)
 from opatlas.theory.sources import SOURCES
 from opatlas.yaml_file import NotYaml, parse_yaml
 
@@ -33,7 +42,7 @@ class CatalogError(OpAtlasError):
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CatalogKernel:
     """A kernel type and the patterns of its calls, each with the forms that the kernel has them in."""
 
     kernel_type: str
@@ -44,9 +53,9 @@ class Kernel:
 class Catalog:
     """All kernel types that theory rows are made of, in the catalog's order."""
 
-    kernels: Mapping[str, Kernel]
+    kernels: Mapping[str, CatalogKernel]
 
-    def kernel(self, kernel_type: str) -> Kernel:
+    def kernel(self, kernel_type: str) -> CatalogKernel:
         """Raises OpAtlasError where there is none, with the closest names."""
         if kernel_type not in self.kernels:
             raise OpAtlasError(
@@ -74,14 +83,14 @@ def read_catalog(path: Path) -> Catalog:
         raise CatalogError(f"{path} cannot be read ({error.strerror}): check the path and its permissions") from None
     except NotYaml as error:
         raise CatalogError(f"{path} is not YAML: {error}") from None
-    reader = _Reader(path)
+    reader = _CatalogReader(path)
     catalog = reader.catalog(content)
     if reader.problems:
         raise CatalogError("\n".join(reader.problems))
     return catalog
 
 
-class _Reader:
+class _CatalogReader:
     """Reads the parts; what is wrong is noted, so that all mistakes are told at once."""
 
     def __init__(self, path: Path) -> None:
@@ -114,19 +123,19 @@ class _Reader:
 
     def kernel(
         self, name: str, spec: Any, patterns: Mapping[str, Pattern], named: Mapping[str, Pattern | None]
-    ) -> Kernel:
+    ) -> CatalogKernel:
         place = f"kernel {name!r}"
         if not is_file_name(name):
             self.problem(place, "this cannot name a CSV file; give the profiler's kernel type")
         spec = {"pattern": spec} if isinstance(spec, (str, list)) else spec
         if not isinstance(spec, dict):
             self.problem(place, "it must be the name of a pattern, or a mapping with one")
-            return Kernel(name, ())
+            return CatalogKernel(name, ())
         self.keys(place, spec, _KERNEL_KEYS)
         wanted = _patterns_of(spec)
         if not wanted:
             self.problem(f"{place}, key 'pattern'", "it must name a pattern, or several")
-            return Kernel(name, ())
+            return CatalogKernel(name, ())
         core = spec.get("core", "")
         if not isinstance(core, str):
             self.problem(f"{place}, key 'core'", f"{core!r} is not a name")
@@ -149,7 +158,7 @@ class _Reader:
             own = self.forms(f"{place}, key 'forms'", forms[pattern_name]) if pattern_name in forms else pattern.forms
             self.fit(f"{place}, pattern {pattern_name!r}", pattern, own)
             found.append(replace(pattern, forms=tuple(replace(form, core=str(core)) for form in own)))
-        return Kernel(name, tuple(found))
+        return CatalogKernel(name, tuple(found))
 
     def pattern(self, name: str, spec: Any) -> Pattern | None:
         place = f"pattern {name!r}"
@@ -235,10 +244,10 @@ class _Reader:
         try:
             if not isinstance(text, (str, int)) or isinstance(text, bool):
                 raise ExpressionError("it is neither text nor a whole number")
-            expression = parse(text)
+            expression = parse_expression(text)
         except ExpressionError as error:
             self.problem(f"{place}, expression {text!r}", str(error))
-            return parse(1)
+            return parse_expression(1)
         self.known(place, expression, known)
         return expression
 
@@ -317,7 +326,7 @@ _TWIN = "aicore"
 _ELEMENTWISE = "Add"
 
 
-def kernels_of(database: Database, catalog: Catalog) -> dict[str, Kernel]:
+def database_kernels(database: Database, catalog: Catalog) -> dict[str, CatalogKernel]:
     """The catalog's, twins that the database has rows of, and alternates that its mapping names.
 
     Raises:
@@ -327,10 +336,10 @@ def kernels_of(database: Database, catalog: Catalog) -> dict[str, Kernel]:
     for name in database.kernel_types():
         base = name[: -len(_TWIN)]
         if name.lower().endswith(_TWIN) and base in catalog.kernels:
-            found.setdefault(name, Kernel(name, catalog.kernels[base].patterns))
+            found.setdefault(name, CatalogKernel(name, catalog.kernels[base].patterns))
     for name, base in _mapped(database.path):
         if name not in found and base in catalog.kernels:
-            found[name] = Kernel(name, catalog.kernels[base].patterns)
+            found[name] = CatalogKernel(name, catalog.kernels[base].patterns)
     return found
 
 

@@ -14,11 +14,11 @@ from opatlas.model.schema import BASE, INPUT_SHAPES, OUTPUT_SHAPES, PROFILING_AV
 from opatlas.model.slots import known_dtype, slot_words
 from opatlas.store.database import Table
 from opatlas.text import whole
-from opatlas.theory.catalog import Kernel
+from opatlas.theory.catalog import CatalogKernel
 from opatlas.theory.models import built_in_models
 from opatlas.theory.patterns import NZ, Axis, Form, Pattern, Template
-from opatlas.theory.report import ModelCoverage, SizesOfAxis
-from opatlas.theory.sources import SOURCES, Shape, Targets, shapes_of
+from opatlas.theory.report import AxisCoverage, ModelCoverage
+from opatlas.theory.sources import SOURCES, Shape, Targets, model_shapes
 
 Dims = tuple[int, ...]
 #: Dimensions, dtype and format of a slot.
@@ -75,7 +75,7 @@ class Matcher:
         sizes: dict[str, int] = {}
         computed: dict[str, int] = {}
         for templates, words in ((self.pattern.inputs, row.inputs), (self.pattern.outputs, row.outputs)):
-            for template, (shape, dtype, name) in paired(templates, words):
+            for template, (shape, dtype, name) in slot_pairs(templates, words):
                 if template is None:
                     if shape:
                         return None
@@ -109,7 +109,7 @@ class Matcher:
         )
 
 
-def paired(templates: Sequence[Template], words: Sequence[Word]) -> Iterator[tuple[Template, Word]]:
+def slot_pairs(templates: Sequence[Template], words: Sequence[Word]) -> Iterator[tuple[Template, Word]]:
     """Slots of a pattern beside those of a row; what one of them does not have is absent."""
     for i in range(max(len(templates), len(words))):
         yield templates[i] if i < len(templates) else None, words[i] if i < len(words) else _ABSENT
@@ -175,7 +175,7 @@ def _dimension(text: str) -> int:
 class KnownRows:
     """The rows of a kernel type that are there, and whose shapes they have."""
 
-    def __init__(self, kernel: Kernel, table: Table, targets: Targets) -> None:
+    def __init__(self, kernel: CatalogKernel, table: Table, targets: Targets) -> None:
         """
         Args:
             targets: whose shapes are known besides those of the built-in models.
@@ -188,7 +188,7 @@ class KnownRows:
         #: For each pattern the rows that have its slots and axes, captured ones and others.
         self._captured: dict[str, list[KnownRow]] = {pattern.name: [] for pattern in kernel.patterns}
         self._others: dict[str, list[KnownRow]] = {pattern.name: [] for pattern in kernel.patterns}
-        matchers = [Matcher(pattern, shapes_of(pattern, everybody)) for pattern in kernel.patterns]
+        matchers = [Matcher(pattern, model_shapes(pattern, everybody)) for pattern in kernel.patterns]
         for row in self.rows:
             matches = {matcher.pattern.name: match for matcher in matchers if (match := matcher.match(row)) is not None}
             # Where patterns are alike, a row belongs to those one of whose shapes it has.
@@ -214,7 +214,7 @@ class KnownRows:
         if {_bare(form) for form in others} - {_bare(form) for form in pattern.forms}:
             return others
         op_state, core = _most((row.op_state, row.core) for row in self.rows if row.captured)
-        return tuple(replace(form, op_state=op_state, core=core or form.core) for form in in_order(pattern.forms))
+        return tuple(replace(form, op_state=op_state, core=core or form.core) for form in sorted_forms(pattern.forms))
 
     def unknown_dtypes(self) -> list[str]:
         """Dtypes of rows that nothing is taken from, because their size is not known."""
@@ -229,10 +229,10 @@ class KnownRows:
             if form is not None:
                 found.setdefault(form, []).append((row.op_state, row.core))
         usual = {form: _most(pairs) for form, pairs in found.items()}
-        return tuple(replace(form, op_state=usual[form][0], core=usual[form][1]) for form in in_order(found))
+        return tuple(replace(form, op_state=usual[form][0], core=usual[form][1]) for form in sorted_forms(found))
 
 
-def in_order(forms: Iterable[Form]) -> list[Form]:
+def sorted_forms(forms: Iterable[Form]) -> list[Form]:
     """Wherever forms come from, their order is the same, and so is what a seed draws."""
     return sorted(forms, key=lambda form: (str(form), form.input_formats, form.output_formats))
 
@@ -270,7 +270,7 @@ def _form(pattern: Pattern, row: KnownRow, kinds: Sequence[Sequence[set[str]]]) 
     halves: list[tuple[str, ...]] = []
     for number, (templates, words) in enumerate(((pattern.inputs, row.inputs), (pattern.outputs, row.outputs))):
         dtypes, formats = [], []
-        for i, (template, word) in enumerate(paired(templates, words)):
+        for i, (template, word) in enumerate(slot_pairs(templates, words)):
             shape, dtype, _ = word
             if template is None:
                 if shape:
@@ -297,7 +297,7 @@ def _form(pattern: Pattern, row: KnownRow, kinds: Sequence[Sequence[set[str]]]) 
 SizedAxis = tuple[str, tuple[int, ...]]
 
 
-def coverage_of(kernel: Kernel, table: Table, targets: Targets) -> list[ModelCoverage]:
+def model_coverage(kernel: CatalogKernel, table: Table, targets: Targets) -> list[ModelCoverage]:
     """For each model what its shapes have of a table's rows; nothing for a kernel that no model bears on.
 
     Raises:
@@ -309,7 +309,7 @@ def coverage_of(kernel: Kernel, table: Table, targets: Targets) -> list[ModelCov
     for pattern in kernel.patterns:
         if not any(axis.source for axis in pattern.axes):
             continue
-        shapes = shapes_of(pattern, targets)
+        shapes = model_shapes(pattern, targets)
         dims = [dim.variable for template in (*pattern.inputs, *pattern.outputs) for dim in template or ()]
         axes = [(axis.name, axis.grid) for axis in pattern.axes if not axis.source and axis.name in dims]
         by_shape = _sizes_by_shape(pattern, axes, shapes, rows)
@@ -350,7 +350,7 @@ def _sizes_by_shape(
     return found
 
 
-def _sizes_of(axis: SizedAxis, of_shapes: Sequence[tuple[str, set[int]]]) -> SizesOfAxis:
+def _sizes_of(axis: SizedAxis, of_shapes: Sequence[tuple[str, set[int]]]) -> AxisCoverage:
     name, grid = axis
     first, last = grid[0], grid[-1]
     wanted = set(map(int.bit_length, grid))
@@ -359,7 +359,7 @@ def _sizes_of(axis: SizedAxis, of_shapes: Sequence[tuple[str, set[int]]]) -> Siz
     pairs = [pair for _, sizes in with_rows for pair in pairwise(sorted({first, *sizes, last}))]
     gap = max(pairs, key=lambda pair: pair[1] / max(pair[0], 1), default=(first, last))
     alone = [f"{shape}: {name} {min(sizes)}" for shape, sizes in with_rows if len(sizes) == 1 < len(wanted)]
-    return SizesOfAxis(name, len(wanted), len(found), min(filter(None, found), default=0), sum(found), *gap, alone)
+    return AxisCoverage(name, len(wanted), len(found), min(filter(None, found), default=0), sum(found), *gap, alone)
 
 
 def _name(shape: Shape, model: str) -> str:

@@ -82,7 +82,7 @@ class Indexer:
 
 
 @dataclass(frozen=True)
-class Experts:
+class RoutedExperts:
     """Routed experts of `width` each, `top_k` of which see a token; `shared` is the width of those that all see."""
 
     count: int
@@ -118,7 +118,7 @@ class ModelFacts:
     head_norms: bool = False
     latent: Latent | None = None
     indexer: Indexer | None = None
-    experts: Experts | None = None
+    experts: RoutedExperts | None = None
 
     def tp_sizes(self, wanted: Sequence[int] = TP_SIZES) -> tuple[int, ...]:
         """Those of the wanted sizes that the heads, and all weights, can be divided by."""

@@ -97,7 +97,7 @@ class Expression:
         return self.text if self.text in self.names else ""
 
 
-def parse(text: str | int) -> Expression:
+def parse_expression(text: str | int) -> Expression:
     """Reads an expression.
 
     Raises:
@@ -105,11 +105,11 @@ def parse(text: str | int) -> Expression:
     """
     text = str(text).strip()
     names: set[str] = set()
-    value = _walk(tree_of(text, _LONGEST), names)
+    value = _walk(parse_tree(text, _LONGEST), names)
     return Expression(text, frozenset(names), value)
 
 
-def tree_of(text: str, longest: int) -> ast.expr:
+def parse_tree(text: str, longest: int) -> ast.expr:
     """Reads an expression of Python, and evaluates nothing.
 
     Raises:

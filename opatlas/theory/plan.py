@@ -15,8 +15,8 @@ from opatlas.model.schema import AVERAGE, BASE, EP_SIZE, INPUT_DTYPES, INPUT_SHA
 from opatlas.model.signature import signatures
 from opatlas.model.slots import split_cell
 from opatlas.store.database import Database, Table
-from opatlas.theory.catalog import Kernel
-from opatlas.theory.known_rows import KnownRows, in_order
+from opatlas.theory.catalog import CatalogKernel
+from opatlas.theory.known_rows import KnownRows, sorted_forms
 from opatlas.theory.refused_shapes import MoeShape, load_constraints
 from opatlas.theory.report import KernelResult
 from opatlas.theory.rows import Batch, TheoryRow
@@ -27,7 +27,7 @@ from opatlas.theory.space import Space, row_bytes
 Accepts = Callable[[pd.DataFrame], np.ndarray]
 
 
-def accepted_by(database: Path, kernel_type: str) -> Accepts:
+def acceptance_filter(database: Path, kernel_type: str) -> Accepts:
     """What the kernel of a database's device takes, as far as it was tried. Raises OpAtlasError."""
     constraints = load_constraints(database) if kernel_type == "DispatchFFNCombine" else None
     if constraints is None or not constraints.trials:
@@ -107,13 +107,13 @@ class KernelPlan:
         )
 
 
-def spaces_of(kernel: Kernel, request: Request, known: KnownRows | None) -> list[Space]:
+def pattern_spaces(kernel: CatalogKernel, request: Request, known: KnownRows | None) -> list[Space]:
     """For each pattern of a kernel type what it spans."""
     return [
         Space(
             kernel.kernel_type,
             pattern,
-            known.forms(pattern) if known is not None else in_order(pattern.forms),
+            known.forms(pattern) if known is not None else sorted_forms(pattern.forms),
             request.targets,
             request.budget_bytes,
         )
@@ -121,7 +121,7 @@ def spaces_of(kernel: Kernel, request: Request, known: KnownRows | None) -> list
     ]
 
 
-def plan_kernel(kernel: Kernel, table: Table, request: Request, *, forms_of_database: bool = True) -> KernelPlan:
+def plan_kernel(kernel: CatalogKernel, table: Table, request: Request, *, forms_of_database: bool = True) -> KernelPlan:
     """The rows of a run that a table does not have yet; see `add_theory_rows`.
 
     A row that was captured is not missing, and does not count against `request.rows`. One that an earlier
@@ -131,11 +131,11 @@ def plan_kernel(kernel: Kernel, table: Table, request: Request, *, forms_of_data
         TableError: a row of the table cannot be read.
     """
     known = KnownRows(kernel, table, request.targets) if len(table.frame) else None
-    spaces = spaces_of(kernel, request, known if forms_of_database else None)
+    spaces = pattern_spaces(kernel, request, known if forms_of_database else None)
     there = signatures(kernel.kernel_type, table.frame)
     captured = {s for s, row in zip(there, known.rows, strict=True) if row.captured} if known is not None else set()
     wanted = _sample(spaces, captured, request) if request.rows else map(_of_batch, _all_batches(spaces))
-    accepts = accepted_by(table.path.parent, kernel.kernel_type)
+    accepts = acceptance_filter(table.path.parent, kernel.kernel_type)
     before, seen = set(there), set(there)
     kept, found, repeated, refused = [], [], 0, 0
     for part in wanted:
@@ -148,7 +148,7 @@ def plan_kernel(kernel: Kernel, table: Table, request: Request, *, forms_of_data
                 fresh[i] = True
                 found.append(signature)
         repeated += len(before.intersection(part.signatures))
-        kept.append(_Part(part.frame[fresh], part.bytes[fresh], []))
+        kept.append(_PlannedRows(part.frame[fresh], part.bytes[fresh], []))
     sizes = np.concatenate([part.bytes for part in kept]) if kept else np.zeros(0, dtype=np.int64)
     result = KernelResult(
         kernel.kernel_type,
@@ -164,7 +164,7 @@ def plan_kernel(kernel: Kernel, table: Table, request: Request, *, forms_of_data
 
 
 @dataclass
-class _Part:
+class _PlannedRows:
     """Rows of a run, with the bytes and the signature of each."""
 
     frame: pd.DataFrame
@@ -177,32 +177,32 @@ def _all_batches(spaces: Sequence[Space]) -> Iterator[Batch]:
         yield from space.batches()
 
 
-def _of_batch(batch: Batch) -> _Part:
+def _of_batch(batch: Batch) -> _PlannedRows:
     frame = batch.frame()
-    return _Part(frame, batch.row_bytes(), signatures(batch.kernel_type, frame))
+    return _PlannedRows(frame, batch.row_bytes(), signatures(batch.kernel_type, frame))
 
 
-def _sample(spaces: Sequence[Space], captured: set[str], request: Request) -> Iterator[_Part]:
+def _sample(spaces: Sequence[Space], captured: set[str], request: Request) -> Iterator[_PlannedRows]:
     """Required rows, of all patterns in turn, then drawn ones, `request.rows` in all."""
     queues = [_required(space) for space in spaces if len(space)]
-    chosen: dict[str, tuple[_Part, int]] = {}
+    chosen: dict[str, tuple[_PlannedRows, int]] = {}
     for in_turn in zip_longest(*queues):
         for entry in in_turn:
             if entry is not None and entry[0] not in captured and len(chosen) < request.rows:
                 chosen.setdefault(entry[0], entry[1:])
     for part in {id(part): part for part, _ in chosen.values()}.values():
         places = [i for s, (other, i) in chosen.items() if other is part]
-        yield _Part(part.frame.iloc[places], part.bytes[places], [part.signatures[i] for i in places])
+        yield _PlannedRows(part.frame.iloc[places], part.bytes[places], [part.signatures[i] for i in places])
     missing = request.rows - len(chosen)
     if missing <= 0 or not queues:
         return
     drawn = request.draw(spaces, missing, seed=request.seed, apart_from=captured | chosen.keys())
     if drawn:
         frame = pd.DataFrame([row.cells() for row in drawn.values()], dtype=object)
-        yield _Part(frame, np.array([row_bytes(row) for row in drawn.values()], dtype=np.int64), list(drawn))
+        yield _PlannedRows(frame, np.array([row_bytes(row) for row in drawn.values()], dtype=np.int64), list(drawn))
 
 
-def _required(space: Space) -> Iterator[tuple[str, _Part, int]]:
+def _required(space: Space) -> Iterator[tuple[str, _PlannedRows, int]]:
     """Signature, part and place of the rows that no sample leaves out, the most important ones first."""
     positions = np.array(space.required(), dtype=np.int64)
     # Batches have rows in the order of the grid.
@@ -213,7 +213,7 @@ def _required(space: Space) -> Iterator[tuple[str, _Part, int]]:
     return (by_position[int(position)] for position in positions)
 
 
-def table_of(database: Database, kernel_type: str) -> Table:
+def read_table(database: Database, kernel_type: str) -> Table:
     """The rows of a kernel type; none where there is no file. Raises OpAtlasError."""
     path = database.csv_path(kernel_type)
     if path.exists():
@@ -222,7 +222,7 @@ def table_of(database: Database, kernel_type: str) -> Table:
 
 
 def add_theory_rows(
-    database: Database, kernel: Kernel, request: Request, *, forms_of_database: bool = True
+    database: Database, kernel: CatalogKernel, request: Request, *, forms_of_database: bool = True
 ) -> KernelPlan:
     """Appends what a run asks for and the database does not have; gives what was appended.
 
@@ -237,13 +237,13 @@ def add_theory_rows(
     path = database.csv_path(kernel.kernel_type)
     # Before it is read: whatever changes later must be seen.
     stamp = _stamp(path)
-    table = table_of(database, kernel.kernel_type)
+    table = read_table(database, kernel.kernel_type)
     plan = plan_kernel(kernel, table, request, forms_of_database=forms_of_database)
     if not plan.signatures:
         return plan
     with database.lock():
         if _stamp(path) != stamp:
-            table = table_of(database, kernel.kernel_type)
+            table = read_table(database, kernel.kernel_type)
             known = set(signatures(kernel.kernel_type, table.frame))
             plan = plan.without(known)
         if plan.signatures:

@@ -34,7 +34,7 @@ from opatlas.progress import Progress
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest
 from opatlas.text import show, whole
-from opatlas.theory.refused_shapes import AXES, Kernel, MoeShape, Trial, load_constraints, save_constraints
+from opatlas.theory.refused_shapes import AXES, MoeKernel, MoeShape, Trial, load_constraints, save_constraints
 
 _KERNEL_TYPE = "DispatchFFNCombine"
 _REPLAY = ("opatlas.bench.test_expert_parallel", "test_dispatch_ffn_combine")
@@ -103,14 +103,14 @@ def run(arguments: argparse.Namespace) -> int:
     spec = GroupSpec(arguments.ep_size)
     if reason := pool.too_few_for(spec):
         raise OpAtlasError(f"--ep-size {arguments.ep_size} {reason}")
-    probe = Probe(pool, spec, arguments.weights, arguments.format, arguments.case_timeout)
+    probe = ShapeProbe(pool, spec, arguments.weights, arguments.format, arguments.case_timeout)
     try:
         written = probe.run(path, arguments.start, arguments.most, arguments.time_budget)
     except DeviceGone as error:
         raise OpAtlasError(str(error)) from None
     finally:
         pool.close()
-    kernel = Kernel(arguments.ep_size, arguments.weights)
+    kernel = MoeKernel(arguments.ep_size, arguments.weights)
     limits = load_constraints(path).limits(kernel)
     for axis, limit in limits.items():
         show(f"{axis:8} {limit}")
@@ -123,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-class Probe:
+class ShapeProbe:
     """Tries cases on a group, and keeps what became of them.
 
     Attributes:
@@ -142,7 +142,7 @@ class Probe:
         """`replay` is the module and the function that replays a case."""
         self.trials: list[Trial] = []
         self._executor = executor
-        self._kernel = Kernel(spec.ranks, weights)
+        self._kernel = MoeKernel(spec.ranks, weights)
         self._spec = spec
         self._format = weight_format
         self._case_timeout_s = case_timeout_s
@@ -164,7 +164,7 @@ class Probe:
         """
         path.mkdir(parents=True, exist_ok=True)
         began, end = time.time(), clock() + budget_s
-        search = Search(self._try, self._axes(start, most), lambda: clock() >= end)
+        search = ShapeSearch(self._try, self._axes(start, most), lambda: clock() >= end)
         with Progress(0, "cases", label=f"probe, at most {budget_s:g} s") as self._progress:
             try:
                 search.run(start, _TOGETHER)
@@ -260,11 +260,11 @@ class SearchRange:
     unit: int = 1
 
 
-class OutOfTime(Exception):
+class OutOfTimeError(Exception):
     """The time for trying is up; what was tried counts."""
 
 
-class Search:
+class ShapeSearch:
     """Tries cases, remembers the answers, and stops when it is told to."""
 
     def __init__(self, taken: Try, axes: Mapping[str, SearchRange], enough: Callable[[], bool]) -> None:
@@ -291,7 +291,7 @@ class Search:
             ranges = {axis: self._along(base, axis) for axis in AXES}
             for shape in self._corners(ranges, together):
                 self._try(shape)
-        except OutOfTime:
+        except OutOfTimeError:
             return
 
     def _along(self, base: MoeShape, name: str) -> range:
@@ -341,6 +341,6 @@ class Search:
     def _try(self, shape: MoeShape) -> bool:
         if shape not in self._known:
             if self._enough():
-                raise OutOfTime
+                raise OutOfTimeError
             self._known[shape] = self._taken(shape)
         return self._known[shape]

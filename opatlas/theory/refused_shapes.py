@@ -43,7 +43,7 @@ AXES = tuple(field.name for field in fields(MoeShape))
 
 
 @dataclass(frozen=True)
-class Kernel:
+class MoeKernel:
     """One kernel of the installed version: those for other weights, and in larger groups, have limits of their own."""
 
     ep_size: int
@@ -61,7 +61,7 @@ class Trial:
         run_id: the run, whose manifest tells device and versions.
     """
 
-    kernel: Kernel
+    kernel: MoeKernel
     shape: MoeShape
     is_base: bool
     status: Status
@@ -115,7 +115,7 @@ class Constraints:
         Args:
             weights: their dtype in the CSV ("DT_BF16", "INT8").
         """
-        kernel = Kernel(ep_size, weights)
+        kernel = MoeKernel(ep_size, weights)
         limits = self.limits(kernel)
         if not all(limit.accept(getattr(shape, axis)) for axis, limit in limits.items()):
             return False
@@ -124,16 +124,16 @@ class Constraints:
             for refused in self._together.get(kernel, ())
         )
 
-    def limits(self, kernel: Kernel) -> dict[str, Limits]:
+    def limits(self, kernel: MoeKernel) -> dict[str, Limits]:
         """By size; empty for a kernel that was not tried, or took no case."""
         return self._limits.get(kernel, {})
 
     @cached_property
-    def _limits(self) -> dict[Kernel, dict[str, Limits]]:
+    def _limits(self) -> dict[MoeKernel, dict[str, Limits]]:
         bases = {trial.kernel: trial.shape for trial in self.trials if trial.is_base and trial.accepted}
         return {kernel: {axis: self._limits_of(kernel, base, axis) for axis in AXES} for kernel, base in bases.items()}
 
-    def _limits_of(self, kernel: Kernel, base: MoeShape, axis: str) -> Limits:
+    def _limits_of(self, kernel: MoeKernel, base: MoeShape, axis: str) -> Limits:
         along = {
             getattr(trial.shape, axis): trial.accepted
             for trial in self.trials
@@ -152,9 +152,9 @@ class Constraints:
         return Limits(middle, step, low, high)
 
     @cached_property
-    def _together(self) -> dict[Kernel, list[MoeShape]]:
+    def _together(self) -> dict[MoeKernel, list[MoeShape]]:
         """Refused though each of its sizes alone is taken."""
-        found: dict[Kernel, list[MoeShape]] = {}
+        found: dict[MoeKernel, list[MoeShape]] = {}
         for trial in self.trials:
             limits = self.limits(trial.kernel)
             if not trial.accepted and all(limit.accept(getattr(trial.shape, axis)) for axis, limit in limits.items()):
@@ -181,7 +181,7 @@ def load_constraints(database: Path) -> Constraints:
     )
 
 
-def save_constraints(database: Path, kernel: Kernel, trials: Sequence[Trial]) -> Path:
+def save_constraints(database: Path, kernel: MoeKernel, trials: Sequence[Trial]) -> Path:
     """Writes what was tried of a kernel in the place of what was known of it. Raises OpAtlasError."""
     path = constraints_file(database)
     others = [trial for trial in load_constraints(database).trials if trial.kernel != kernel]
@@ -197,7 +197,7 @@ def _cells(trial: Trial) -> tuple[object, ...]:
 def _trial(line: dict[str, str], path: Path, number: int) -> Trial:
     try:
         return Trial(
-            Kernel(int(line["EP Size"]), line["Weights"]),
+            MoeKernel(int(line["EP Size"]), line["Weights"]),
             MoeShape(*(int(line[axis]) for axis in AXES)),
             line["Base"] == "yes",
             Status(line["Status"]),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from opatlas.progress import duration as words_of
+from opatlas.progress import duration as duration_words
 from opatlas.store.manifest import Manifest
 from opatlas.text import counted
 
@@ -30,10 +30,10 @@ class Pace:
     def time_of(self, rows: int) -> str:
         """Returns how long rows take, and why: `16 min 40 s, at 0.5 s a row (as in run X)`."""
         where = f"as in run {self.run_id}" if self.run_id else "assumed: this database has no replay yet"
-        return f"{words_of(rows * self.seconds_a_row)}, at {self.seconds_a_row:.3g} s a row ({where})"
+        return f"{duration_words(rows * self.seconds_a_row)}, at {self.seconds_a_row:.3g} s a row ({where})"
 
 
-def pace_of(manifests: Iterable[Manifest]) -> Pace:
+def replay_pace(manifests: Iterable[Manifest]) -> Pace:
     """The pace of the newest run that has replayed rows to its end."""
     for manifest in sorted(manifests, key=lambda each: each.run_id, reverse=True):
         rows = sum(count for status, count in manifest.statuses.items() if status not in ("added", "not run"))
@@ -115,7 +115,7 @@ def coverage_page(results: Sequence[KernelResult], title: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _sizes(sizes: SizesOfAxis) -> str:
+def _sizes(sizes: AxisCoverage) -> str:
     gap = f"{sizes.gap_from:,} to {sizes.gap_to:,}" if sizes.gap_from < sizes.gap_to and sizes.found else ""
     found = f"{sizes.found:,} of {sizes.wanted * sizes.shapes:,}"
     fewest = f"{sizes.fewest} of {sizes.wanted}"
@@ -130,7 +130,7 @@ def _size(count: int) -> str:
 
 
 @dataclass(frozen=True)
-class SizesOfAxis:
+class AxisCoverage:
     """How many of the sizes that an axis should have are in rows, counted in octaves (1, 2 to 3, 4 to 7, ...).
 
     Attributes:
@@ -168,7 +168,7 @@ class ModelCoverage:
     model: str
     shapes: int = 0
     missing: dict[str, list[str]] = field(default_factory=dict)
-    sizes: list[SizesOfAxis] = field(default_factory=list)
+    sizes: list[AxisCoverage] = field(default_factory=list)
 
     @property
     def present(self) -> int:
@@ -211,7 +211,7 @@ class KernelResult:
     def read(cls, values: Mapping[str, Any]) -> KernelResult:
         """What `dataclasses.asdict` made of one."""
         coverage = [
-            ModelCoverage(**{**model, "sizes": [SizesOfAxis(**sizes) for sizes in model["sizes"]]})
+            ModelCoverage(**{**model, "sizes": [AxisCoverage(**sizes) for sizes in model["sizes"]]})
             for model in values["coverage"]
         ]
         return cls(**{**values, "coverage": tuple(coverage)})

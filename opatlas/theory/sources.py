@@ -13,7 +13,7 @@ from opatlas.theory.models import EP_SIZES, TP_SIZES, ModelFacts, built_in_model
 from opatlas.theory.patterns import Axis, Pattern
 
 #: A label for the coverage report ("gate_up, tp 8"), and the values.
-Given = tuple[str, tuple[int, ...]]
+LabelledSizes = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Targets:
 
 
 @dataclass(frozen=True)
-class Source:
+class ShapeSource:
     """Values that come together, of variables of these names: what a model gives of them."""
 
     names: tuple[str, ...]
-    given: Callable[[ModelFacts, Targets], Iterable[Given]]
+    given: Callable[[ModelFacts, Targets], Iterable[LabelledSizes]]
 
 
 @dataclass(frozen=True)
-class Origin:
+class ShapeOrigin:
     """Where values come from: the model's name, and what of it."""
 
     model: str
@@ -58,10 +58,10 @@ class Shape:
     """
 
     values: Mapping[str, int]
-    origins: tuple[Origin, ...]
+    origins: tuple[ShapeOrigin, ...]
 
 
-def shapes_of(pattern: Pattern, targets: Targets) -> list[Shape]:
+def model_shapes(pattern: Pattern, targets: Targets) -> list[Shape]:
     """What the axes of a pattern get from models; a single empty one where they need nothing from them.
 
     Shapes of models come before those of no model in particular.
@@ -70,7 +70,7 @@ def shapes_of(pattern: Pattern, targets: Targets) -> list[Shape]:
     return sorted((_joined(parts) for parts in product(*given)), key=lambda shape: not shape.origins)
 
 
-def in_turn_by_model(shapes: Sequence[Shape]) -> list[int]:
+def interleave_models(shapes: Sequence[Shape]) -> list[int]:
     """Numbers of the shapes: one of each model, then the next of each; at the end those of no model in particular.
 
     A shape of several models is the turn of the first one that comes to it.
@@ -98,10 +98,10 @@ def missing_source(pattern: Pattern, targets: Targets) -> str:
 
 def _given(axis: Axis, targets: Targets) -> list[Shape]:
     names = SOURCES[axis.source].names
-    found: dict[tuple[int, ...], list[Origin]] = {}
+    found: dict[tuple[int, ...], list[ShapeOrigin]] = {}
     for model in targets.models:
         for what, values in SOURCES[axis.source].given(model, targets):
-            found.setdefault(values, []).append(Origin(model.name, what))
+            found.setdefault(values, []).append(ShapeOrigin(model.name, what))
     if targets.generic and axis.generic:
         for values in product(*(axis.generic[name] for name in names)):
             found.setdefault(values, [])
@@ -117,10 +117,12 @@ def _joined(parts: Sequence[Shape]) -> Shape:
     return Shape(values, tuple(dict.fromkeys(origins)))
 
 
-def _per_tp(given: Callable[[ModelFacts, int], Iterable[Given]]) -> Callable[[ModelFacts, Targets], Iterable[Given]]:
+def _per_tp(
+    given: Callable[[ModelFacts, int], Iterable[LabelledSizes]],
+) -> Callable[[ModelFacts, Targets], Iterable[LabelledSizes]]:
     """For each size of tensor parallelism what is on one device."""
 
-    def of_all(model: ModelFacts, targets: Targets) -> Iterator[Given]:
+    def of_all(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
         for tp in model.tp_sizes(targets.tp_sizes):
             for what, values in given(model, tp):
                 yield f"{what}, tp {tp}", values
@@ -128,23 +130,23 @@ def _per_tp(given: Callable[[ModelFacts, int], Iterable[Given]]) -> Callable[[Mo
     return of_all
 
 
-def _linears(model: ModelFacts, tp: int) -> Iterator[Given]:
+def _linears(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
     for linear in model.linears(tp):
         yield linear.name, (linear.n, linear.k)
 
 
-def _quantized(model: ModelFacts, tp: int) -> Iterator[Given]:
+def _quantized(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
     """Engines leave the router, the indexer and the LM head in their own precision."""
     for linear in model.linears(tp):
         if linear.name not in ("lm_head", "router", "indexer_weights", "indexer_k"):
             yield linear.name, (linear.n, linear.k)
 
 
-def _hidden(model: ModelFacts, targets: Targets) -> Iterator[Given]:
+def _hidden(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
     yield "hidden", (model.hidden,)
 
 
-def _widths(model: ModelFacts, tp: int) -> Iterator[Given]:
+def _widths(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
     """Of what layers hand on."""
     yield "hidden", (model.hidden,)
     yield from _gated(model, tp)
@@ -154,19 +156,19 @@ def _widths(model: ModelFacts, tp: int) -> Iterator[Given]:
         yield "kv_lora", (model.latent.kv_lora,)
 
 
-def _norms(model: ModelFacts, targets: Targets) -> Iterator[Given]:
+def _norms(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
     yield "hidden", (model.hidden,)
     if model.latent is not None and model.latent.q_lora:
         yield "q_lora", (model.latent.q_lora,)
 
 
-def _head_norms(model: ModelFacts, tp: int) -> Iterator[Given]:
+def _head_norms(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
     if model.head_norms:
         yield "query heads", (model.heads // tp, model.head_dim)
         yield "key heads", (model.kv_heads_on_device(tp), model.head_dim)
 
 
-def _gated(model: ModelFacts, tp: int) -> Iterator[Given]:
+def _gated(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
     """Widths of feed-forward networks behind their gate."""
     if model.intermediate:
         yield "feed-forward", (model.intermediate // tp,)
@@ -176,91 +178,91 @@ def _gated(model: ModelFacts, tp: int) -> Iterator[Given]:
         yield "expert", (model.experts.width,)
 
 
-def _attention(model: ModelFacts, tp: int) -> Iterator[Given]:
+def _attention(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
     """Query heads, key heads and a head's size; of latent attention only the heads that are not compressed."""
     if model.latent is None:
         yield "attention", (model.heads // tp, model.kv_heads_on_device(tp), model.head_dim)
 
 
-def _latent(model: ModelFacts, tp: int) -> Iterator[Given]:
+def _latent(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
     if model.latent is not None:
         latent = model.latent
         yield "attention", (model.heads // tp, latent.kv_lora, latent.nope, latent.rope, latent.value)
 
 
-def _latent_cache(model: ModelFacts, targets: Targets) -> Iterator[Given]:
+def _latent_cache(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
     if model.latent is not None:
         yield "cache", (model.latent.kv_lora, model.latent.rope)
 
 
-def _angles(model: ModelFacts, targets: Targets) -> Iterator[Given]:
+def _angles(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
     """Features that a rotary embedding turns."""
     yield "rotary embedding", (model.latent.rope if model.latent is not None else model.head_dim,)
 
 
-def _sparse(model: ModelFacts, tp: int) -> Iterator[Given]:
+def _sparse(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
     if model.latent is not None and model.indexer is not None:
         heads = model.heads // tp
         yield "attention", (heads, model.latent.kv_lora, model.latent.rope, model.indexer.top_k)
 
 
-def _indexer(model: ModelFacts, targets: Targets) -> Iterator[Given]:
+def _indexer(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
     if model.indexer is not None:
         yield "indexer", (model.indexer.heads, model.indexer.head_dim, model.indexer.top_k)
 
 
-def _vocab(model: ModelFacts, targets: Targets) -> Iterator[Given]:
+def _vocab(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
     yield "logits", (model.vocab,)
 
 
-def _embedding(model: ModelFacts, tp: int) -> Iterator[Given]:
+def _embedding(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
     yield "embedding", (-(-model.vocab // tp), model.hidden)
 
 
-def _router(model: ModelFacts, targets: Targets) -> Iterator[Given]:
+def _router(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
     if model.experts is not None:
         yield "router", (model.experts.count, model.experts.top_k, model.hidden)
 
 
-def _experts(model: ModelFacts, targets: Targets) -> Iterator[Given]:
+def _experts(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
     """Those on a device by their number and width, the model's width, how many see a token, and the ep size."""
     for count, width, ep in model.expert_shares(targets.tp_sizes, targets.ep_sizes):
         assert model.experts is not None
         yield f"experts, ep {ep}", (count, width, model.hidden, model.experts.top_k, ep)
 
 
-SOURCES: dict[str, Source] = {
-    "linears": Source(("n", "k"), _per_tp(_linears)),
-    "quantized_linears": Source(("n", "k"), _per_tp(_quantized)),
-    "hidden": Source(("h",), _hidden),
-    "widths": Source(("h",), _per_tp(_widths)),
-    "norms": Source(("h",), _norms),
-    "head_norms": Source(("g", "d"), _per_tp(_head_norms)),
-    "gated": Source(("w",), _per_tp(_gated)),
-    "attention": Source(("q", "kv", "d"), _per_tp(_attention)),
-    "latent": Source(("q", "lora", "nope", "rope", "v"), _per_tp(_latent)),
-    "latent_cache": Source(("lora", "rope"), _latent_cache),
-    "angles": Source(("d",), _angles),
-    "sparse": Source(("q", "lora", "rope", "top"), _per_tp(_sparse)),
-    "indexer": Source(("q", "d", "top"), _indexer),
-    "vocab": Source(("vocab",), _vocab),
-    "embedding": Source(("vocab", "h"), _per_tp(_embedding)),
-    "router": Source(("e", "top", "h"), _router),
-    "experts": Source(("e", "w", "h", "top", "ep"), _experts),
+SOURCES: dict[str, ShapeSource] = {
+    "linears": ShapeSource(("n", "k"), _per_tp(_linears)),
+    "quantized_linears": ShapeSource(("n", "k"), _per_tp(_quantized)),
+    "hidden": ShapeSource(("h",), _hidden),
+    "widths": ShapeSource(("h",), _per_tp(_widths)),
+    "norms": ShapeSource(("h",), _norms),
+    "head_norms": ShapeSource(("g", "d"), _per_tp(_head_norms)),
+    "gated": ShapeSource(("w",), _per_tp(_gated)),
+    "attention": ShapeSource(("q", "kv", "d"), _per_tp(_attention)),
+    "latent": ShapeSource(("q", "lora", "nope", "rope", "v"), _per_tp(_latent)),
+    "latent_cache": ShapeSource(("lora", "rope"), _latent_cache),
+    "angles": ShapeSource(("d",), _angles),
+    "sparse": ShapeSource(("q", "lora", "rope", "top"), _per_tp(_sparse)),
+    "indexer": ShapeSource(("q", "d", "top"), _indexer),
+    "vocab": ShapeSource(("vocab",), _vocab),
+    "embedding": ShapeSource(("vocab", "h"), _per_tp(_embedding)),
+    "router": ShapeSource(("e", "top", "h"), _router),
+    "experts": ShapeSource(("e", "w", "h", "top", "ep"), _experts),
 }
 
 
-def targets_of(names: Sequence[str], tp_sizes: Sequence[int] = (), ep_sizes: Sequence[int] = ()) -> Targets:
+def resolve_targets(names: Sequence[str], tp_sizes: Sequence[int] = (), ep_sizes: Sequence[int] = ()) -> Targets:
     """The models of these names, divided in these ways.
 
     Args:
-        names: see `model_of`; none: the built-in models, and shapes of no model in particular.
+        names: see `resolve_model`; none: the built-in models, and shapes of no model in particular.
         tp_sizes, ep_sizes: sizes of tensor and expert parallelism; none: the usual ones that fit a model.
 
     Raises:
         OpAtlasError: a model that is not known, or cannot be divided in any of these ways.
     """
-    models = [model_of(name) for name in names] or list(built_in_models())
+    models = [resolve_model(name) for name in names] or list(built_in_models())
     targets = Targets(models, tuple(tp_sizes) or TP_SIZES, tuple(ep_sizes) or EP_SIZES, generic=not names)
     for model in models:
         if not model.tp_sizes(targets.tp_sizes):
@@ -276,7 +278,7 @@ def targets_of(names: Sequence[str], tp_sizes: Sequence[int] = (), ep_sizes: Seq
     return targets
 
 
-def model_of(name: str) -> ModelFacts:
+def resolve_model(name: str) -> ModelFacts:
     """A built-in model by its name or short name; a config.json, or a folder with one; an architecture of transformers.
 
     Raises:
@@ -289,15 +291,15 @@ def model_of(name: str) -> ModelFacts:
     if path.is_dir() and (path / "config.json").is_file():
         path = path / "config.json"
     if path.is_file():
-        from opatlas.theory.architectures import model_of_config_file
+        from opatlas.theory.architectures import load_config_file
 
-        return model_of_config_file(path)
+        return load_config_file(path)
     if path.suffix == ".json":
         raise OpAtlasError(f"--target-models {name}: no such file; give the path of a model's config.json")
-    from opatlas.theory.architectures import architectures, model_of_architecture
+    from opatlas.theory.architectures import architectures, load_architecture
 
     if name.lower() in architectures():
-        return model_of_architecture(name.lower())
+        return load_architecture(name.lower())
     others = [*models_by_name(), *architectures()]
     remedy = (
         "give a model's config.json, or a name of --target-models in docs/theory-rows.md"

@@ -31,9 +31,9 @@ from opatlas.theory.rows import Batch, TheoryRow
 from opatlas.theory.sources import (
     SOURCES,
     Targets,
-    in_turn_by_model,
+    interleave_models,
     missing_source,
-    shapes_of,
+    model_shapes,
 )
 
 GB = 10**9
@@ -102,7 +102,7 @@ class Space:
         self._budget_bytes = budget_bytes - FLUSH_BUFFER_BYTES
         of_models = [axis for axis in pattern.axes if axis.source]
         self.missing_source = missing_source(pattern, targets)
-        self.shapes = shapes_of(pattern, targets)
+        self.shapes = model_shapes(pattern, targets)
         self._grids = [axis for axis in pattern.axes if not axis.source]
         names = [name for axis in of_models for name in SOURCES[axis.source].names]
         self._of_shape: dict[str, Array] = {
@@ -145,7 +145,7 @@ class Space:
         # Of each form (a line) and shape: how many positions, which follow each other, and the first of them.
         counts = np.array([np.bincount(legal // self._points, minlength=len(self.shapes)) for legal in self._legal])
         starts = counts.cumsum().reshape(counts.shape) - counts
-        in_turn = in_turn_by_model(self.shapes)
+        in_turn = interleave_models(self.shapes)
         once = []
         for shape in in_turn:
             of_forms = counts[:, shape]

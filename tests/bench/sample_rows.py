@@ -315,13 +315,13 @@ def catalog_rows(kernel_type: str) -> tuple[str, ...]:
     """Returns the smallest rows that a kernel type's line in shapes/catalog.yaml spans, some for each form."""
     # Here, because these modules import pandas.
     from opatlas.theory.catalog import built_in_catalog
-    from opatlas.theory.sources import targets_of
+    from opatlas.theory.sources import resolve_targets
     from opatlas.theory.space import GB, Space
 
     kernel = built_in_catalog().kernels.get(kernel_type)
     found: list[str] = []
     for pattern in kernel.patterns if kernel is not None else ():
-        for batch in Space(kernel_type, pattern, pattern.forms, targets_of([]), GB).batches():
+        for batch in Space(kernel_type, pattern, pattern.forms, resolve_targets([]), GB).batches():
             smallest = batch.frame().iloc[batch.row_bytes().argsort(kind="stable")[:CATALOG_ROWS]]
             found += map(_text, smallest.to_dict("records"))
     return tuple(found)

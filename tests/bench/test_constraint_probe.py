@@ -15,11 +15,11 @@ from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.model.schema import Status
-from opatlas.theory.refused_probe import Probe, Search, SearchRange
+from opatlas.theory.refused_probe import SearchRange, ShapeProbe, ShapeSearch
 from opatlas.theory.refused_shapes import (
     AXES,
     Constraints,
-    Kernel,
+    MoeKernel,
     MoeShape,
     Trial,
     constraints_file,
@@ -27,7 +27,7 @@ from opatlas.theory.refused_shapes import (
     save_constraints,
 )
 
-KERNEL = Kernel(2, "DT_BF16")
+KERNEL = MoeKernel(2, "DT_BF16")
 START = MoeShape(m=8, h=64, n=32, experts=4, top_k=3)
 UNITS = {"n": 2}
 
@@ -41,7 +41,7 @@ def searched(takes, most: MoeShape, start: MoeShape = START, tries: int = 10_000
         return trials[-1].accepted
 
     axes = {axis: SearchRange(UNITS.get(axis, 1), getattr(most, axis), UNITS.get(axis, 1)) for axis in AXES}
-    Search(taken, axes, lambda: len(trials) >= tries).run(start, together)
+    ShapeSearch(taken, axes, lambda: len(trials) >= tries).run(start, together)
     return trials
 
 
@@ -93,7 +93,7 @@ def test_time_that_is_up_leaves_what_was_tried() -> None:
 def test_tables_of_several_kernels_are_one_file(tmp_path) -> None:
     trials = searched(lambda shape: shape.m <= 40 and shape.h % 16 == 0, MoeShape(64, 512, 64, 4, 3))
     save_constraints(tmp_path, KERNEL, trials)
-    other = Kernel(16, "INT8")
+    other = MoeKernel(16, "INT8")
     save_constraints(tmp_path, other, [replace(trial, kernel=other, reason='a "reason", and why') for trial in trials])
     save_constraints(tmp_path, KERNEL, trials[:3])
     loaded = load_constraints(tmp_path).trials
@@ -118,7 +118,7 @@ def test_a_kernel_that_refuses_and_dies_is_probed(tmp_path, capsys) -> None:
     """On a group of two ranks over gloo: what its ranks say, and die of, is what the table says."""
     spec = GroupSpec(2)
     group = GroupProcess(spec, [DeviceSpec("cpu")] * 2, MeasureSettings(repeat_count=1, cache="warm", threads=1))
-    probe = Probe(group, spec, "DT_BF16", "ND", 30, ("choosy_replay", "dispatch_ffn_combine"))
+    probe = ShapeProbe(group, spec, "DT_BF16", "ND", 30, ("choosy_replay", "dispatch_ffn_combine"))
     most = MoeShape(64, 128, 136, 5, 8)
     try:
         path = probe.run(tmp_path, replace(START, h=96, n=120), most, budget_s=200)

@@ -34,19 +34,19 @@ import json, resource, sys, time
 from pathlib import Path
 from opatlas.store.database import Database
 from opatlas.shapes.strategies import sample_rows
-from opatlas.theory.catalog import built_in_catalog, kernels_of
-from opatlas.theory.plan import Request, add_theory_rows, plan_kernel, table_of
-from opatlas.theory.sources import targets_of
+from opatlas.theory.catalog import built_in_catalog, database_kernels
+from opatlas.theory.plan import Request, add_theory_rows, plan_kernel, read_table
+from opatlas.theory.sources import resolve_targets
 database, rows, names, tp_sizes, write = Database(sys.argv[1]), int(sys.argv[2]), *map(json.loads, sys.argv[3:6])
-kernels = kernels_of(database, built_in_catalog())
+kernels = database_kernels(database, built_in_catalog())
 start = time.perf_counter()
-request = Request(targets_of(names, tp_sizes), rows, 0, 32 * 10**9, sample_rows)
+request = Request(resolve_targets(names, tp_sizes), rows, 0, 32 * 10**9, sample_rows)
 count = 0
 for kernel in kernels.values():
     if write:
         count += len(add_theory_rows(database, kernel, request).signatures)
     else:
-        count += len(plan_kernel(kernel, table_of(database, kernel.kernel_type), request).signatures)
+        count += len(plan_kernel(kernel, read_table(database, kernel.kernel_type), request).signatures)
 seconds = time.perf_counter() - start
 print(json.dumps([count, seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000]))
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from opatlas.capture.cases import captured_time_us, without_replay_lines
+from opatlas.capture.cases import captured_time_us, missing_replay_lines
 
 
 def frame(*rows: tuple[str, str]) -> pd.DataFrame:
@@ -13,7 +13,7 @@ def frame(*rows: tuple[str, str]) -> pd.DataFrame:
 
 
 def lines(rows: dict[str, int], time_us: dict[str, float | None]) -> str:
-    return " ".join(" ".join(without_replay_lines(rows, time_us, ["MatMulV2", "Add"])).split())
+    return " ".join(" ".join(missing_replay_lines(rows, time_us, ["MatMulV2", "Add"])).split())
 
 
 def test_time_is_the_launches_times_their_average() -> None:
@@ -49,4 +49,4 @@ def test_the_name_of_a_replay_that_may_be_the_same_kernel_is_told() -> None:
 
 
 def test_nothing_is_told_where_all_have_one() -> None:
-    assert without_replay_lines({}, {"Add": 1.0}, ["Add"]) == []
+    assert missing_replay_lines({}, {"Add": 1.0}, ["Add"]) == []

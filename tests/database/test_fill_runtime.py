@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from test_ingest_attention import ATTENTION, attention
 
 from opatlas.capture.attention import SOURCE_PROFILE
-from opatlas.capture.attention_records import Chosen, JoinKey, Nearest, Values, key_of_row, parse_record
+from opatlas.capture.attention_records import CallValues, DistinctRecords, JoinKey, NearestKeys, parse_record, row_key
 from opatlas.cli.main import main
 from opatlas.model.schema import INPUT_SHAPES, RUNTIME_PREFIX
 from opatlas.model.signature import signatures
@@ -398,9 +398,9 @@ def test_a_database_without_attention(fill, database):
 
 def test_the_shapes_that_the_operator_saw_count():
     cells = {INPUT_SHAPES: "1,1;1,1;1,1", RUNTIME_PREFIX + "operator_input_shapes_raw": f'"{DECODE}"'}
-    key = key_of_row(cells)
+    key = row_key(cells)
     assert key == JoinKey((3, 4, 128), (99, 128, 128), (99, 128, 128), 3, (2048, 2048), (3, 16))
-    assert key_of_row({INPUT_SHAPES: "a,b;1;1"}) is None
+    assert row_key({INPUT_SHAPES: "a,b;1;1"}) is None
 
 
 KEYS = st.builds(JoinKey, *[st.none() | st.tuples(st.integers(1, 3))] * 3, *[st.none() | st.integers(1, 3)] * 3)
@@ -411,7 +411,7 @@ def test_the_nearest_agrees_in_the_most_components(keys, wanted):
     def agreeing(key):
         return sum(a == b for a, b in zip(key, wanted, strict=True) if (a, b) != (None, None))
 
-    found = Nearest(enumerate_keys := [(key, at) for at, key in enumerate(keys)]).to(wanted)
+    found = NearestKeys(enumerate_keys := [(key, at) for at, key in enumerate(keys)]).to(wanted)
     if all(key == wanted for key in keys):
         return
     if found is None:
@@ -423,9 +423,9 @@ def test_the_nearest_agrees_in_the_most_components(keys, wanted):
 @given(st.lists(st.integers(0, 40), max_size=80), st.integers(1, 10))
 def test_a_choice_does_not_depend_on_the_order(numbers, limit):
     def chosen(order):
-        choice = Chosen(limit, "")
+        choice = DistinctRecords(limit, "")
         for number in order:
-            choice.add(Values((str(number),), "", "", ()))
+            choice.add(CallValues((str(number),), "", "", ()))
         return {values.case for values in choice.values()}
 
     assert chosen(numbers) == chosen(sorted(numbers))

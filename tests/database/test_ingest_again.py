@@ -13,10 +13,10 @@ from captures import COLLECTIVE, COUNTERS, launch, table, write_capture, write_s
 
 from opatlas.capture.cases import Aggregate
 from opatlas.capture.ingest import (
-    Asked,
-    Ingested,
+    IngestRequest,
+    IngestResult,
     ingest_captures,
-    remake_profiling,
+    rebuild_profiling,
 )
 from opatlas.capture.manifest import CaptureVersions, read_manifest, read_samples
 from opatlas.cli.main import main
@@ -38,13 +38,13 @@ def capture(folder: Path, *durations: float, **more: str) -> Path:
     return write_capture(folder / "kernel_details.csv", [launch(duration=str(us), **more) for us in durations])
 
 
-def ingest(database: Database, *paths: Path, replace: bool = False) -> Ingested:
-    done = ingest_captures(database, paths, Asked(paths[0], replace))
+def ingest(database: Database, *paths: Path, replace: bool = False) -> IngestResult:
+    done = ingest_captures(database, paths, IngestRequest(paths[0], replace))
     assert not done.problems
     return done
 
 
-def run_id(done: Ingested) -> str:
+def run_id(done: IngestResult) -> str:
     assert done.manifest is not None
     return done.manifest.run_id
 
@@ -139,7 +139,7 @@ class TestOfAnotherMachine:
     @pytest.fixture
     def captured(self, tmp_path: Path, database: Database) -> Database:
         path = capture(tmp_path / "a", 10)
-        ingest_captures(database, [path], Asked(path, device=self.ATLAS, versions=self.CANN))
+        ingest_captures(database, [path], IngestRequest(path, device=self.ATLAS, versions=self.CANN))
         return database
 
     @pytest.mark.parametrize(
@@ -152,12 +152,12 @@ class TestOfAnotherMachine:
         path, before = capture(tmp_path / "b", 30), everything(captured)
         for replace in (False, True):
             with pytest.raises(OpAtlasError, match="--mixed"):
-                ingest_captures(captured, [path], Asked(path, replace, device=device, versions=versions))
+                ingest_captures(captured, [path], IngestRequest(path, replace, device=device, versions=versions))
         assert everything(captured) == before
-        ingest_captures(captured, [path], Asked(path, mixed=True, device=device, versions=versions))
+        ingest_captures(captured, [path], IngestRequest(path, mixed=True, device=device, versions=versions))
         assert row(captured)[AVERAGE] == "20"
         third = capture(tmp_path / "c", 50)
-        ingest_captures(captured, [third], Asked(third, device=device, versions=versions))
+        ingest_captures(captured, [third], IngestRequest(third, device=device, versions=versions))
         assert row(captured)[AVERAGE] == "30"
 
     @pytest.mark.parametrize("versions", [CaptureVersions(), CaptureVersions(torch="2.9.0"), CANN])
@@ -165,7 +165,7 @@ class TestOfAnotherMachine:
         self, tmp_path: Path, captured: Database, versions: CaptureVersions
     ) -> None:
         path = capture(tmp_path / "b", 30)
-        ingest_captures(captured, [path], Asked(path, versions=versions))
+        ingest_captures(captured, [path], IngestRequest(path, versions=versions))
         assert row(captured)[AVERAGE] == "20"
 
 
@@ -267,7 +267,9 @@ class TestWhatIsKept:
             tmp_path / "c/kernel_details.csv",
             [launch(), launch(), launch(duration="abc"), launch(type="Add"), COLLECTIVE],
         )
-        asked = Asked(path, device="ATLAS_800_A3_752T_128G_DIE", versions=CaptureVersions(cann="8.5"), options={"x": 1})
+        asked = IngestRequest(
+            path, device="ATLAS_800_A3_752T_128G_DIE", versions=CaptureVersions(cann="8.5"), options={"x": 1}
+        )
         done = ingest_captures(database, [path], asked)
         manifest = read_manifest(database.runs_dir / f"{run_id(done)}.json")
         assert manifest == done.manifest
@@ -333,7 +335,7 @@ class TestRemaking:
     def test_changes_nothing_if_nothing_is_wrong(self, captured: Database) -> None:
         before = everything(captured)
         with captured.lock():
-            remade = remake_profiling(captured)
+            remade = rebuild_profiling(captured)
         assert (remade.outcome.new, remade.outcome.updated, remade.outcome.unchanged) == (0, 0, 2)
         assert everything(captured) == before
 
@@ -345,7 +347,7 @@ class TestRemaking:
         captured.write(stored)
         captured.csv_path("Mul").unlink()
         with captured.lock():
-            remade = remake_profiling(captured)
+            remade = rebuild_profiling(captured)
         assert (remade.outcome.new, remade.outcome.updated) == (1, 1)
         assert everything(captured) == before
 
@@ -355,7 +357,7 @@ class TestRemaking:
         ingest(database, capture(tmp_path / "b", 30), replace=True)
         before = everything(database)
         with database.lock():
-            assert not remake_profiling(database).outcome.problems
+            assert not rebuild_profiling(database).outcome.problems
         assert everything(database) == before
 
     def test_an_edited_row_does_not_keep_what_was_captured_of_its_old_shape(self, captured: Database) -> None:
@@ -365,7 +367,7 @@ class TestRemaking:
         stored.frame["Status"] = "measured"
         captured.write(stored)
         with captured.lock():
-            remade = remake_profiling(captured)
+            remade = rebuild_profiling(captured)
         edited, again = rows(captured)
         assert (edited["Input Shapes"], edited["Status"]) == ("32,32;64,32", "measured")
         assert not any(cell for name, cell in edited.items() if name.startswith("Profiling "))
@@ -377,14 +379,14 @@ class TestRemaking:
         stored.frame["Runtime num_heads"] = "8"
         captured.write(stored)
         with captured.lock():
-            assert not remake_profiling(captured).edited
+            assert not rebuild_profiling(captured).edited
         assert row(captured, "Mul")[AVERAGE] == "8"
 
     def test_names_ingests_without_samples(self, captured: Database) -> None:
         oldest = min(captured.runs_dir.glob("*.gz"))
         oldest.unlink()
         with captured.lock():
-            assert remake_profiling(captured).without_samples == (oldest.name.removesuffix(".jsonl.gz"),)
+            assert rebuild_profiling(captured).without_samples == (oldest.name.removesuffix(".jsonl.gz"),)
 
 
 def test_a_capture_that_is_written_while_it_is_read(

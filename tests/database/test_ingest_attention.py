@@ -5,7 +5,7 @@ from captures import KERNEL_DETAILS, launch, table, write_capture
 
 from opatlas.capture.attention import bundles, runtime_cells
 from opatlas.capture.cases import Aggregate
-from opatlas.capture.ingest import Asked, ingest_captures
+from opatlas.capture.ingest import IngestRequest, ingest_captures
 from opatlas.model.schema import RUNTIME
 from opatlas.store.database import Database
 
@@ -34,7 +34,7 @@ def ingest(tmp_path, folder):
 
     def run(*launches, place="rank_0"):
         capture = write_capture(folder / place / "kernel_details.csv", launches, KERNEL_DETAILS)
-        assert not ingest_captures(database, [capture], Asked(folder)).problems
+        assert not ingest_captures(database, [capture], IngestRequest(folder)).problems
         return table(database.csv_path(ATTENTION))
 
     return run

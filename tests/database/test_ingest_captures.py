@@ -18,9 +18,9 @@ from captures import (
 )
 
 from opatlas.capture import capture_file as capture_module
-from opatlas.capture.captures import find_captures, given_files
+from opatlas.capture.captures import distinct_captures, find_captures
 from opatlas.capture.cases import Aggregate
-from opatlas.capture.launches import LeftOut
+from opatlas.capture.launches import SkipReason
 from opatlas.errors import OpAtlasError, TableError
 
 
@@ -130,7 +130,7 @@ def test_an_unknown_text_column_is_no_counter(path):
 def test_durations_that_are_none(path, duration):
     rows = [launch(duration="10.0"), launch({"aicore_time(us)": "99"}, duration=duration)]
     counts, problems = left_out(write_capture(path, rows))
-    assert counts == {LeftOut.INVALID_DURATION: 1}
+    assert counts == {SkipReason.INVALID_DURATION: 1}
     # Profilers leave durations out; another word or number is an error.
     if duration in ("nan", "N/A", "", "0"):
         assert not problems
@@ -151,7 +151,7 @@ def test_a_duration_with_separators_of_thousands(path, text, us):
 
 def test_wrong_durations_are_named_up_to_a_limit(path):
     aggregate = aggregate_of(write_capture(path, [launch(duration=text) for text in ["10", *["abc"] * 250]]))
-    assert aggregate.account.left_out == {LeftOut.INVALID_DURATION: 250}
+    assert aggregate.account.left_out == {SkipReason.INVALID_DURATION: 250}
     assert [problem.partition(":")[2][:3] for problem in aggregate.problems[:2]] == ["3: ", "4: "]
     assert len(aggregate.problems) == 101
     assert "150 more" in aggregate.problems[-1]
@@ -159,7 +159,7 @@ def test_wrong_durations_are_named_up_to_a_limit(path):
 
 def test_collectives_are_counted(path):
     older = {**COLLECTIVE, "Type": "allReduce", "Accelerator Core": "HCCL"}
-    counts = {LeftOut.COLLECTIVE: 2, LeftOut.OTHER_COLLECTIVE: 1}
+    counts = {SkipReason.COLLECTIVE: 2, SkipReason.OTHER_COLLECTIVE: 1}
     assert left_out(write_capture(path, [launch(), COLLECTIVE, older, COLLECTIVE])) == (counts, [])
 
 
@@ -168,7 +168,7 @@ def test_rows_without_input_shapes_are_counted(path):
     undefined = launch(type="MemSet", shapes="", dtypes="UNDEFINED", formats="NULL")
     unknown = launch(shapes="N/A", dtypes="FLOAT")
     rows = [no_shapes, undefined, unknown, launch()]
-    assert left_out(write_capture(path, rows)) == ({LeftOut.NO_INPUT_SHAPES: 3}, [])
+    assert left_out(write_capture(path, rows)) == ({SkipReason.NO_INPUT_SHAPES: 3}, [])
 
 
 def test_an_in_place_kernel_has_no_outputs_and_stays(path):
@@ -185,7 +185,7 @@ def test_a_scalar_input_is_an_input(path):
 
 @pytest.mark.parametrize("kernel_type", ["0", "N/A", "", "4294967295"])
 def test_a_kernel_whose_type_was_lost(path, kernel_type):
-    assert left_out(write_capture(path, [launch(type=kernel_type)])) == ({LeftOut.NO_KERNEL_TYPE: 1}, [])
+    assert left_out(write_capture(path, [launch(type=kernel_type)])) == ({SkipReason.NO_KERNEL_TYPE: 1}, [])
 
 
 def test_a_malformed_row_is_told_by_its_line_and_the_rest_goes_in(path):
@@ -196,7 +196,7 @@ def test_a_malformed_row_is_told_by_its_line_and_the_rest_goes_in(path):
     path.write_text("\n".join(lines))
     columns = len(KERNEL_DETAILS)
     reasons, problems = left_out(path)
-    assert reasons == {LeftOut.MALFORMED: 2}
+    assert reasons == {SkipReason.MALFORMED: 2}
     assert problems == [
         f"{path}:18: {columns - 1} fields where the header has {columns} columns: left out",
         f"{path}:26: {columns + 2} fields where the header has {columns} columns: left out",
@@ -229,7 +229,7 @@ def test_an_open_quote_swallows_no_more_than_it_must(path):
     lines[3] = lines[3].replace('"""16,64"""', '"16,64')
     path.write_text("\n".join(lines) + "\n")
     reasons, problems = left_out(path)
-    assert reasons == {LeftOut.MALFORMED: 2}
+    assert reasons == {SkipReason.MALFORMED: 2}
     assert "swallowed 1 more line(s)" in problems[0]
     assert problems[0].startswith(f"{path}:4:")
 
@@ -237,14 +237,14 @@ def test_an_open_quote_swallows_no_more_than_it_must(path):
 @pytest.mark.parametrize("shape", ["16,-32;64,32", "16,x;64,32", "16,3.5;64,32"])
 def test_a_dimension_that_is_none(path, shape):
     reasons, problems = left_out(write_capture(path, [launch(), launch(shapes=shape), launch(shapes=shape)]))
-    assert reasons == {LeftOut.BAD_DIMENSION: 2}
+    assert reasons == {SkipReason.BAD_DIMENSION: 2}
     assert len(problems) == 1
     assert problems[0].startswith(f"{path}:3: column 'Input Shapes'")
 
 
 def test_a_kernel_type_that_would_leave_the_folder(path):
     reasons, problems = left_out(write_capture(path, [launch(), launch(type="../../etc/passwd")]))
-    assert reasons == {LeftOut.BAD_KERNEL_TYPE: 1}
+    assert reasons == {SkipReason.BAD_KERNEL_TYPE: 1}
     assert problems == [f"{path}:3: kernel type '../../etc/passwd' cannot name a file: left out"]
 
 
@@ -313,7 +313,7 @@ def test_a_line_that_is_not_utf8_costs_itself(path, monkeypatch, block_bytes):
     aggregate = Aggregate()
     aggregate.add_file(path)
     account = aggregate.account
-    assert (account.rows, account.ingested, account.left_out[LeftOut.MALFORMED]) == (9, 3, 6)
+    assert (account.rows, account.ingested, account.left_out[SkipReason.MALFORMED]) == (9, 3, 6)
     assert [int(problem.split(":")[1]) for problem in aggregate.problems] == [3, 4, 5, 7, 8, 9]
     assert [" UTF-8" in problem for problem in aggregate.problems] == [True, True, False, True, False, False]
 
@@ -389,7 +389,7 @@ def test_a_pipe_is_a_problem_and_keeps_nothing_waiting(tmp_path: Path) -> None:
     pipe = tmp_path / "kernel_details.csv"
     os.mkfifo(pipe)
     problems: list[str] = []
-    assert given_files([pipe], problems) == []
+    assert distinct_captures([pipe], problems) == []
     (problem,) = problems
     assert str(pipe) in problem
 

@@ -3,7 +3,7 @@
 import pytest
 from captures import COUNTERS, KERNEL_DETAILS, launch, table, write_capture
 
-from opatlas.capture.ingest import Asked, ingest_captures
+from opatlas.capture.ingest import IngestRequest, ingest_captures
 from opatlas.errors import OpAtlasError
 from opatlas.model.schema import BASE, OWN, PIPE_UTILIZATION
 from opatlas.store.database import Database
@@ -22,7 +22,7 @@ def ingest(tmp_path, database):
 
     def run(*launches, columns=KERNEL_DETAILS, replace=False):
         capture = write_capture(tmp_path / "kernel_details.csv", launches, columns)
-        return ingest_captures(database, [capture], Asked(capture, replace)).outcome
+        return ingest_captures(database, [capture], IngestRequest(capture, replace)).outcome
 
     return run
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from captures import launch, write_capture
 
-from opatlas.capture.cases import ingests_of
-from opatlas.capture.ingest import Asked, ingest_captures, remake_profiling
-from opatlas.capture.manifest import Kept, read_manifest, read_samples
+from opatlas.capture.cases import read_ingests
+from opatlas.capture.ingest import IngestRequest, ingest_captures, rebuild_profiling
+from opatlas.capture.manifest import SampleLine, read_manifest, read_samples
 from opatlas.errors import OpAtlasError
 from opatlas.store import csv_files as store
 from opatlas.store.database import Database
@@ -59,7 +59,7 @@ def second(tmp_path: Path) -> Path:
 
 
 def ingest(database: Database, path: Path, *, replace: bool = False) -> list[str]:
-    return ingest_captures(database, [path], Asked(path, replace)).problems
+    return ingest_captures(database, [path], IngestRequest(path, replace)).problems
 
 
 def copy_of(database: Database, name: str) -> Database:
@@ -67,9 +67,9 @@ def copy_of(database: Database, name: str) -> Database:
     return Database(database.path.with_name(name))
 
 
-def contents(database: Database) -> tuple[dict[str, str], list[list[Kept]]]:
+def contents(database: Database) -> tuple[dict[str, str], list[list[SampleLine]]]:
     """The CSVs, runs named by the order in which they count, and the samples of all ingests."""
-    ingests = ingests_of(database)
+    ingests = read_ingests(database)
     run_ids = [found.manifest.run_id for found in ingests]
 
     def named(text: str) -> str:
@@ -144,7 +144,7 @@ class TestCutOff:
         for path in (tmp_path / "a/kernel_details.csv", second):
             ingest(whole, path)
         with cut_off.lock():
-            remake_profiling(cut_off)
+            rebuild_profiling(cut_off)
         assert contents(cut_off) == contents(whole)
         assert all(read_manifest(path).finished_at for path in cut_off.runs_dir.glob("ingest-*.json"))
 

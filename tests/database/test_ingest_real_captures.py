@@ -7,7 +7,7 @@ from captures import table
 
 from opatlas.capture.captures import find_captures
 from opatlas.capture.cases import Aggregate
-from opatlas.capture.launches import LeftOut
+from opatlas.capture.launches import SkipReason
 from opatlas.cli.main import main
 from opatlas.model.quality import find_modes
 from opatlas.model.slots import parse_slots
@@ -31,7 +31,7 @@ def test_an_llm_training_step():
     cases = aggregate.cases()
     assert aggregate.problems == []
     assert (aggregate.account.rows, aggregate.account.ingested) == (2463, 2422)
-    left_out = {LeftOut.NO_INPUT_SHAPES: 26, LeftOut.COLLECTIVE: 12, LeftOut.OTHER_COLLECTIVE: 3}
+    left_out = {SkipReason.NO_INPUT_SHAPES: 26, SkipReason.COLLECTIVE: 12, SkipReason.OTHER_COLLECTIVE: 3}
     assert dict(+aggregate.account.left_out) == left_out
     assert sum(case.durations.count for case in cases["MatMulV3"]) == 280
     two_kinds = {
@@ -76,7 +76,7 @@ def test_another_metric_group_with_a_malformed_row():
     assert [problem.rpartition("/")[2] for problem in aggregate.problems] == [
         "kernel_details_test_rank_0.csv:17: 31 fields where the header has 32 columns: left out"
     ]
-    assert aggregate.account.left_out[LeftOut.NO_KERNEL_TYPE] == 2
+    assert aggregate.account.left_out[SkipReason.NO_KERNEL_TYPE] == 2
     assert "aic_l0a_read_bw(GB/s)" in next(iter(aggregate.cases()["Cast"])).counters
 
 

@@ -17,7 +17,7 @@ from opatlas.model.communication import BY_KERNEL_TYPE
 from opatlas.model.location import NPU_DEVICES
 from opatlas.store.database import Database
 from opatlas.store.op_mapping import MAPPING, read_mapping, write_default_mapping
-from opatlas.theory.catalog import built_in_catalog, kernels_of
+from opatlas.theory.catalog import built_in_catalog, database_kernels
 
 A2, A3 = NPU_DEVICES[0], NPU_DEVICES[-1]
 REFERENCE = "../../hccl/v8.5/"
@@ -130,7 +130,7 @@ def test_the_table_of_opatlas_names_kernels_that_have_a_replay(tmp_path: Path) -
 def test_the_table_of_opatlas_makes_no_more_theory_rows(tmp_path: Path) -> None:
     catalog = built_in_catalog()
     write_default_mapping(tmp_path, is_npu=True)
-    assert set(kernels_of(Database(tmp_path), catalog)) == set(catalog.kernels)
+    assert set(database_kernels(Database(tmp_path), catalog)) == set(catalog.kernels)
 
 
 def test_an_older_database_gets_its_mapping_when_its_capture_is_ingested_again(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from opatlas.store.journal import Journal, JournalHeader
 from opatlas.store.manifest import Manifest
 from opatlas.store.pruned import append_pruned
 from opatlas.store.write_back import UpdateMode, recover
-from opatlas.theory.refused_shapes import Kernel as MoeKernel
+from opatlas.theory.refused_shapes import MoeKernel as MoeKernel
 from opatlas.theory.refused_shapes import load_constraints, save_constraints
 
 HEADER = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats\n"

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from captures import COLLECTIVE, cells, launch, launched, summary_text, write_capture, write_summary
 
-from opatlas.capture.launches import LeftOut
+from opatlas.capture.launches import SkipReason
 from opatlas.capture.profile_samples import (
-    KnownRows,
+    DatabaseRows,
+    ProfileMatcher,
     RowSamples,
-    SamplesOfRows,
     read_profile,
 )
 from opatlas.errors import OpAtlasError
@@ -21,17 +21,17 @@ OUTPUT = f"{PROFILE}/mindstudio_profiler_output"
 V2, V3 = "MatMulV2", "MatMulV3"
 
 
-def samples(tmp_path: Path, launches: list[dict[str, str]], **rows: list[dict[str, str]]) -> SamplesOfRows:
+def samples(tmp_path: Path, launches: list[dict[str, str]], **rows: list[dict[str, str]]) -> ProfileMatcher:
     """Of a profile with those launches, for a database with those rows by kernel type; `measured` is a row's flag."""
     profile = read_profile(write_summary(tmp_path / "op_summary_1.csv", launches))
     known = {}
     for kernel_type, of_type in rows.items():
         columns = dict.fromkeys(column for row in of_type for column in row if column != "measured")
-        known[kernel_type] = KnownRows(
+        known[kernel_type] = DatabaseRows(
             {column: [row.get(column, "") for row in of_type] for column in columns},
             frozenset(position for position, row in enumerate(of_type) if "measured" in row),
         )
-    return SamplesOfRows(profile, known)
+    return ProfileMatcher(profile, known)
 
 
 def durations(found: RowSamples | str) -> tuple[float, ...]:
@@ -75,7 +75,7 @@ def test_cells_as_profilers_write_them(tmp_path: Path) -> None:
     (case,) = profile.cases[V3]
     assert case.durations_us == (1.0, 2.0, 3.0, 4.0)
     assert case.counters == {"aicore_time(us)": 8.0, "aic_mac_ratio": 0.5}
-    assert +profile.account.left_out == {LeftOut.COLLECTIVE: 1, LeftOut.NO_INPUT_SHAPES: 1}
+    assert +profile.account.left_out == {SkipReason.COLLECTIVE: 1, SkipReason.NO_INPUT_SHAPES: 1}
 
 
 def test_a_summary_that_was_cut_short_gives_what_it_holds(tmp_path: Path) -> None:
@@ -221,10 +221,10 @@ def test_samples_of_a_run_whose_ep_size_the_user_names_are_of_its_rows(tmp_path:
     launches = [launched(kernel_type, 1.0)]
     of_8, of_16, unknown = (cells() | {"EP Size": size} for size in ("8", "16", ""))
 
-    def found(size: int, *rows: dict[str, str]) -> SamplesOfRows:
+    def found(size: int, *rows: dict[str, str]) -> ProfileMatcher:
         plain = samples(tmp_path, launches)
         columns = {column: [row[column] for row in rows] for column in (rows[0] if rows else {})}
-        return SamplesOfRows(plain.profile, {kernel_type: KnownRows(columns)} if rows else {}, ep_size=size)
+        return ProfileMatcher(plain.profile, {kernel_type: DatabaseRows(columns)} if rows else {}, ep_size=size)
 
     both = found(16, of_8, of_16)
     assert durations(both.of_row(kernel_type, of_16)) == (1.0,)
@@ -242,7 +242,7 @@ def test_samples_of_a_run_whose_ep_size_the_user_names_are_of_its_rows(tmp_path:
 
 def test_an_ep_size_is_none_of_other_kernels(tmp_path: Path) -> None:
     plain = samples(tmp_path, [launched(V3, 1.0)])
-    found = SamplesOfRows(plain.profile, {}, ep_size=16)
+    found = ProfileMatcher(plain.profile, {}, ep_size=16)
     assert list(found.unmatched()) == list(plain.unmatched())
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from opatlas.store.database import Database
 from opatlas.store.op_mapping import MAPPING
-from opatlas.theory.architectures import model_of_config_file
-from opatlas.theory.catalog import Catalog, built_in_catalog, kernels_of, read_catalog
+from opatlas.theory.architectures import load_config_file
+from opatlas.theory.catalog import Catalog, built_in_catalog, database_kernels, read_catalog
 from opatlas.theory.patterns import Expression, Lengths, Pattern
 
 from .target import Target, expect, refusing
@@ -86,7 +86,7 @@ def _mapping(data: bytes, folder: Path) -> None:
     path = folder / MAPPING
     path.write_bytes(data)
     with refusing(path):
-        found = kernels_of(Database(folder), built_in_catalog())
+        found = database_kernels(Database(folder), built_in_catalog())
         expect(all(isinstance(name, str) for name in found), "a kernel type that is no text")
 
 
@@ -103,7 +103,7 @@ def _model(data: bytes, folder: Path) -> None:
     path = folder / "config.json"
     path.write_bytes(data)
     with refusing("--target-models"):
-        facts = model_of_config_file(path)
+        facts = load_config_file(path)
         expect(facts.hidden > 0 and facts.weights, f"a model without sizes: {facts}")
 
 

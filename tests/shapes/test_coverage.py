@@ -10,9 +10,9 @@ from tests_of_shapes import request
 
 from opatlas.errors import OpAtlasError
 from opatlas.store.database import Database
-from opatlas.theory.catalog import built_in_catalog, kernels_of
-from opatlas.theory.known_rows import coverage_of
-from opatlas.theory.plan import add_theory_rows, table_of
+from opatlas.theory.catalog import built_in_catalog, database_kernels
+from opatlas.theory.known_rows import model_coverage
+from opatlas.theory.plan import add_theory_rows, read_table
 from opatlas.theory.sources import Targets
 
 HEADER = "Input Shapes,Input Data Types,Input Formats,Output Shapes,Output Data Types,Output Formats\n"
@@ -31,7 +31,7 @@ def matmuls(database: Database, *calls: tuple[int, int, int]) -> None:
 
 def test_shapes_that_are_there_and_shapes_that_are_not(database: Database) -> None:
     matmuls(database, (1, 4096, 1024), (16, 4096, 1024), (24, 4096, 1024), (7, 1024, 3072), (5, 123, 456))
-    (found,) = coverage_of(built_in_catalog().kernel("MatMulV2"), database.read("MatMulV2"), TARGETS)
+    (found,) = model_coverage(built_in_catalog().kernel("MatMulV2"), database.read("MatMulV2"), TARGETS)
     assert (found.model, found.shapes, found.present) == ("Qwen/Qwen3-0.6B", 5, 2)
     assert found.missing == {
         "o_proj, tp 1: n 1024, k 2048": ["BF16;BF16 -> BF16"],
@@ -47,7 +47,7 @@ def test_shapes_that_are_there_and_shapes_that_are_not(database: Database) -> No
 
 def test_a_single_token_is_one_size_of_many(database: Database) -> None:
     matmuls(database, (1, 4096, 1024))
-    (found,) = coverage_of(built_in_catalog().kernel("MatMulV2"), database.read("MatMulV2"), TARGETS)
+    (found,) = model_coverage(built_in_catalog().kernel("MatMulV2"), database.read("MatMulV2"), TARGETS)
     (sizes,) = found.sizes
     assert (sizes.found, sizes.wanted, sizes.gap_from, sizes.gap_to) == (1, 16, 1, 32768)
     assert sizes.at_one_size == ["qkv, tp 1: n 4096, k 1024: m 1"]
@@ -55,7 +55,7 @@ def test_a_single_token_is_one_size_of_many(database: Database) -> None:
 
 def test_a_shape_that_is_missing_in_several_dtypes_is_named_once(database: Database) -> None:
     kernel = built_in_catalog().kernel("QuantBatchMatmulV3")
-    (found,) = coverage_of(kernel, table_of(database, "QuantBatchMatmulV3"), TARGETS)
+    (found,) = model_coverage(kernel, read_table(database, "QuantBatchMatmulV3"), TARGETS)
     assert (found.shapes, found.present, len(found.missing)) == (12, 0, 4)
     assert {len(dtypes) for dtypes in found.missing.values()} == {3}
 
@@ -64,19 +64,19 @@ def test_a_small_sample_is_shared_among_the_models(database: Database) -> None:
     wanted = request(DEEPSEEK_V3, QWEN3_0_6B, rows=8)
     kernel = built_in_catalog().kernel("MatMulV2")
     add_theory_rows(database, kernel, wanted)
-    found = coverage_of(kernel, table_of(database, "MatMulV2"), wanted.targets)
+    found = model_coverage(kernel, read_table(database, "MatMulV2"), wanted.targets)
     assert sorted(each.present for each in found) == [4, 4]
 
 
 def test_blocked_weights_count(database: Database) -> None:
     line = '"7,1024;64,256,16,16",DT_BF16;DT_BF16,ND;FRACTAL_NZ,"7,4096",DT_BF16,ND\n'
     database.csv_path("MatMulV2").write_text(HEADER + line)
-    (found,) = coverage_of(built_in_catalog().kernel("MatMulV2"), database.read("MatMulV2"), TARGETS)
+    (found,) = model_coverage(built_in_catalog().kernel("MatMulV2"), database.read("MatMulV2"), TARGETS)
     assert found.present == 1
 
 
 def test_without_a_file_everything_is_missing(database: Database) -> None:
-    (found,) = coverage_of(built_in_catalog().kernel("MatMulV2"), table_of(database, "MatMulV2"), TARGETS)
+    (found,) = model_coverage(built_in_catalog().kernel("MatMulV2"), read_table(database, "MatMulV2"), TARGETS)
     assert (found.shapes, found.present) == (5, 0)
     assert [(sizes.found, sizes.wanted, sizes.shapes) for sizes in found.sizes] == [(0, 16, 5)]
 
@@ -86,7 +86,7 @@ def test_a_run_covers_every_shape(database: Database, kernel_type: str) -> None:
     wanted = request(DEEPSEEK_V3, QWEN3_0_6B, rows=150)
     kernel = built_in_catalog().kernel(kernel_type)
     add_theory_rows(database, kernel, wanted)
-    for found in coverage_of(kernel, table_of(database, kernel_type), wanted.targets):
+    for found in model_coverage(kernel, read_table(database, kernel_type), wanted.targets):
         assert not found.missing
 
 
@@ -94,7 +94,7 @@ def test_twins_of_kernel_types_get_rows_where_there_are_some(database: Database)
     database.csv_path("AddAiCore").write_text(HEADER)
     database.csv_path("AscendQuantV2Aicore").write_text(HEADER)
     database.csv_path("SomethingAiCore").write_text(HEADER)
-    found = kernels_of(database, built_in_catalog())
+    found = database_kernels(database, built_in_catalog())
     assert set(found) - set(built_in_catalog().kernels) == {"AddAiCore", "AscendQuantV2Aicore"}
     assert found["AddAiCore"].patterns == built_in_catalog().kernel("Add").patterns
 
@@ -113,7 +113,7 @@ operator_mappings:
   aten.unknown: {kernel_type: Unknown, alternate_kernel_types: [Unknown2]}
 """
     )
-    found = kernels_of(database, built_in_catalog())
+    found = database_kernels(database, built_in_catalog())
     assert set(found) - set(built_in_catalog().kernels) == {"BatchMatMulNd", "OtherRope", "OwnAdd"}
     assert found["OwnAdd"].patterns == built_in_catalog().kernel("Add").patterns
 
@@ -122,4 +122,4 @@ operator_mappings:
 def test_a_mapping_that_cannot_be_read_is_named(database: Database, text: str) -> None:
     (database.path / "op_mapping.yaml").write_text(text)
     with pytest.raises(OpAtlasError, match=r"op_mapping\.yaml .*repair it, or move it out"):
-        kernels_of(database, built_in_catalog())
+        database_kernels(database, built_in_catalog())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import strategies as st
 from opatlas.shapes.models import QWEN3_0_6B
-from opatlas.shapes.strategies import draw_rows, samples_of
+from opatlas.shapes.strategies import batches_of_rows, draw_rows
 
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.rows import TheoryRow, tensor
@@ -18,7 +18,7 @@ from opatlas.theory.space import GB, Space
 
 REPOSITORY = Path(__file__).parents[2]
 PATTERN = built_in_catalog().kernel("Add").patterns[0]
-ADDS = samples_of([Space("Add", PATTERN, PATTERN.forms, Targets((QWEN3_0_6B,)), 32 * GB)])
+ADDS = batches_of_rows([Space("Add", PATTERN, PATTERN.forms, Targets((QWEN3_0_6B,)), 32 * GB)])
 
 
 def toy(size: int) -> TheoryRow:
@@ -40,15 +40,15 @@ def test_another_seed_gives_other_rows() -> None:
 def test_another_process_gives_the_same_rows() -> None:
     """Whatever modules it has loaded: hypothesis mixes constants of loaded modules into some draws."""
     script = (
-        "from opatlas.theory.plan import Request, plan_kernel, table_of; "
-        "from opatlas.theory.sources import targets_of; from opatlas.shapes.strategies import sample_rows; "
+        "from opatlas.theory.plan import Request, plan_kernel, read_table; "
+        "from opatlas.theory.sources import resolve_targets; from opatlas.shapes.strategies import sample_rows; "
         "from opatlas.theory.catalog import built_in_catalog; from opatlas.store.database import Database; import hashlib; "  # noqa: E501
         "kernels = [built_in_catalog().kernel(name) for name in ('MatMulV2', 'FusedInferAttentionScore')]; "
-        "run = Request(targets_of([]), 700, 3, 32 * 10**9, sample_rows); "
-        "plans = [plan_kernel(k, table_of(Database('none'), k.kernel_type), run).signatures for k in kernels]; "
+        "run = Request(resolve_targets([]), 700, 3, 32 * 10**9, sample_rows); "
+        "plans = [plan_kernel(k, read_table(Database('none'), k.kernel_type), run).signatures for k in kernels]; "
         "print(hashlib.sha256(repr(plans).encode()).hexdigest())"
     )
-    more = "import opatlas.engine.stop_rule, opatlas.store.journal, opatlas.cli.ingest; " + script
+    more = "import opatlas.store.journal, opatlas.cli.ingest; " + script
     digests = {
         subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
         for code in (script, more)

@@ -21,7 +21,7 @@ from opatlas.shapes.models import (
 import opatlas.theory.architectures
 from opatlas.errors import OpAtlasError
 from opatlas.theory.models import TP_SIZES, ModelFacts
-from opatlas.theory.sources import model_of, targets_of
+from opatlas.theory.sources import resolve_model, resolve_targets
 
 #: The numbers of each config.json that differ from what transformers takes without one.
 CONFIGS: dict[str, tuple[ModelFacts, dict[str, Any]]] = {
@@ -126,7 +126,7 @@ def test_weights_are_those_of_the_sharded_modules(architecture: str, tp: int) ->
 def test_what_modules_and_configuration_say_is_what_is_built_in(architecture: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="pip install 'opatlas[models]'")
     facts, numbers = CONFIGS[architecture]
-    read = model_of(str(config_file(tmp_path, architecture, **numbers)))
+    read = resolve_model(str(config_file(tmp_path, architecture, **numbers)))
     assert set(read.weights) == set(facts.weights)
     for name in ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab", "head_norms"):
         assert getattr(read, name) == getattr(facts, name), name
@@ -173,7 +173,7 @@ def test_sizes_that_do_not_divide_a_model_are_left_out() -> None:
 @pytest.mark.parametrize("architecture", ["mixtral", "phi3", "gpt_oss", "qwen3_moe", "gpt2"])
 def test_any_architecture_of_transformers(architecture: str) -> None:
     pytest.importorskip("transformers", reason="pip install 'opatlas[models]'")
-    model = model_of(architecture)
+    model = resolve_model(architecture)
     of_layers = {weight.role: weight for weight in model.weights}
     assert of_layers["lm_head"].k == model.hidden
     assert len(of_layers) > 3
@@ -190,7 +190,7 @@ def test_any_architecture_of_transformers(architecture: str) -> None:
     ("name", "model"), [*BY_NAME.items(), *((model.name, model) for model in (*BUILT_IN, QWEN3_0_6B))]
 )
 def test_names_of_built_in_models(name: str, model: ModelFacts) -> None:
-    assert model_of(name.upper()) is model
+    assert resolve_model(name.upper()) is model
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_names_of_built_in_models(name: str, model: ModelFacts) -> None:
 )
 def test_an_unknown_model_is_told_with_those_like_it(name: str, words: str) -> None:
     with pytest.raises(OpAtlasError, match=words):
-        targets_of([name])
+        resolve_targets([name])
 
 
 def test_without_transformers_built_in_models_serve_and_others_say_what_to_install(
@@ -213,11 +213,11 @@ def test_without_transformers_built_in_models_serve_and_others_say_what_to_insta
     monkeypatch.setattr(opatlas.theory.architectures, "find_spec", lambda name: None)
     opatlas.theory.architectures.architectures.cache_clear()
     try:
-        assert model_of("dsv3") is DEEPSEEK_V3
+        assert resolve_model("dsv3") is DEEPSEEK_V3
         with pytest.raises(OpAtlasError, match=r"there is no such model.*pip install 'opatlas\[models\]'"):
-            model_of("mixtral")
+            resolve_model("mixtral")
         with pytest.raises(OpAtlasError, match=r"takes transformers, which is not installed: pip install"):
-            model_of(str(config_file(tmp_path, "llama")))
+            resolve_model(str(config_file(tmp_path, "llama")))
     finally:
         opatlas.theory.architectures.architectures.cache_clear()
 
@@ -239,7 +239,7 @@ def test_files_that_are_no_models_are_named(tmp_path: Path, text: str, words: st
     pytest.importorskip("transformers", reason="pip install 'opatlas[models]'")
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(OpAtlasError, match=words):
-        model_of(str(tmp_path))
+        resolve_model(str(tmp_path))
 
 
 #: What published files have, at any depth; transformers needs packages for it that theory does not, or downloads it.
@@ -266,7 +266,7 @@ def test_how_a_model_is_computed_has_no_bearing_on_its_shapes(
         text = {"model_type": "gemma3_text", **sizes, **further}
         content = {"model_type": "gemma3", "text_config": text, **further} if nested else text
         (tmp_path / "config.json").write_text(json.dumps(content))
-        return model_of(str(tmp_path))
+        return resolve_model(str(tmp_path))
 
     def connect(*arguments: object) -> None:
         raise AssertionError(f"the network was asked for: {arguments}")
@@ -274,13 +274,13 @@ def test_how_a_model_is_computed_has_no_bearing_on_its_shapes(
     monkeypatch.setattr("socket.socket.connect", connect)
     monkeypatch.setattr("socket.getaddrinfo", connect)
     assert built(NOT_OF_SHAPES).weights == built({}).weights
-    assert model_of(str(tmp_path)).hidden == 256
+    assert resolve_model(str(tmp_path)).hidden == 256
 
 
 def test_parallel_sizes_that_fit_no_model_are_an_error() -> None:
     with pytest.raises(
         OpAtlasError, match=r"--tp-sizes 3,5: Qwen/Qwen3-32B can be divided by none .* by 1, 2, 4, 8, 16"
     ):
-        targets_of(["qwen3-32b"], tp_sizes=(3, 5))
+        resolve_targets(["qwen3-32b"], tp_sizes=(3, 5))
     with pytest.raises(OpAtlasError, match=r"--ep-sizes 3: none of these divides the 256 experts of deepseek-ai"):
-        targets_of(["dsv3"], ep_sizes=(3,))
+        resolve_targets(["dsv3"], ep_sizes=(3,))

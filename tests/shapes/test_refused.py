@@ -11,14 +11,14 @@ from tests_of_shapes import request
 from opatlas.model.schema import INPUT_SHAPES, Status
 from opatlas.store.database import Database
 from opatlas.theory.catalog import built_in_catalog
-from opatlas.theory.plan import KernelPlan, plan_kernel, table_of
-from opatlas.theory.refused_shapes import Kernel, MoeShape, Trial, save_constraints
+from opatlas.theory.plan import KernelPlan, plan_kernel, read_table
+from opatlas.theory.refused_shapes import MoeKernel, MoeShape, Trial, save_constraints
 
 KERNEL_TYPE = "DispatchFFNCombine"
 
 
 def planned(database: Path, rows: int = 0) -> KernelPlan:
-    table = table_of(Database(database), KERNEL_TYPE)
+    table = read_table(Database(database), KERNEL_TYPE)
     return plan_kernel(built_in_catalog().kernel(KERNEL_TYPE), table, request(DEEPSEEK_V3, rows=rows, gb=200))
 
 
@@ -33,7 +33,7 @@ def test_sizes_beyond_what_the_kernel_takes_are_left_out(tmp_path: Path) -> None
     base = MoeShape(m=64, h=7168, n=4096, experts=256, top_k=8)
     for weights in ("DT_BF16", "INT8"):
         # One after the other was tried: 63 and 64 tokens are taken, 65 are not.
-        kernel = Kernel(1, weights)
+        kernel = MoeKernel(1, weights)
         tried = {63: Status.MEASURED, 64: Status.MEASURED, 65: Status.FAILED}
         trials = [Trial(kernel, replace(base, m=m), m == base.m, status, "", "run") for m, status in tried.items()]
         save_constraints(tmp_path, kernel, trials)

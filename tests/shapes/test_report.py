@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from opatlas.store.manifest import Manifest
 from opatlas.theory.report import (
+    AxisCoverage,
     KernelResult,
     ModelCoverage,
     Pace,
-    SizesOfAxis,
     coverage_page,
-    pace_of,
+    replay_pace,
     summary_lines,
 )
 
@@ -28,7 +28,7 @@ def test_one_of_everything() -> None:
 
 
 def test_several_of_everything() -> None:
-    sizes = SizesOfAxis("m", 16, 3, 1, 5, 1, 2048, ["n 8: m 1"])
+    sizes = AxisCoverage("m", 16, 3, 1, 5, 1, 2048, ["n 8: m 1"])
     coverage = ModelCoverage("Mul", "Qwen", 3, missing={"n 7": ["BF16"]}, sizes=[sizes])
     results = [KernelResult("Mul", 2000, 2, refused=2, coverage=(coverage,)), KernelResult("Add")]
     lines = list(summary_lines(results, Pace(0.5, "last"), plan_only=True))
@@ -39,7 +39,7 @@ def test_several_of_everything() -> None:
 
 
 def test_the_page_names_each_missing_shape_once_with_its_dtypes() -> None:
-    sizes = SizesOfAxis("m", 16, 3, 1, 5, 1, 2048, ["n 8: m 1"])
+    sizes = AxisCoverage("m", 16, 3, 1, 5, 1, 2048, ["n 8: m 1"])
     coverage = ModelCoverage("Mul", "Qwen", 3, missing={"n 7": ["BF16", "INT8"]}, sizes=[sizes])
     page = coverage_page([KernelResult("Mul", coverage=(coverage,))], "run 1").splitlines()
     assert "| Mul | Qwen | 1 of 3 | m | 5 of 48 | 1 of 16 | 1 | 1 to 2,048 |" in page
@@ -51,5 +51,5 @@ def test_the_newest_replay_sets_the_pace() -> None:
     ended = manifest("2", 30, measured=9, failed=1)
     others = [manifest("1", 500, measured=1), manifest("3", 7, added=1000), manifest("4", 7)]
     killed = Manifest("5", 100.0, {}, "", statuses={"measured": 3})
-    assert pace_of([*others, ended, killed]) == Pace(3.0, "2")
-    assert not pace_of(others[1:]).run_id
+    assert replay_pace([*others, ended, killed]) == Pace(3.0, "2")
+    assert not replay_pace(others[1:]).run_id

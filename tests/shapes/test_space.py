@@ -17,7 +17,7 @@ from tests_of_shapes import catalog_of
 from opatlas.model.schema import INPUT_FORMATS, INPUT_SHAPES, OUTPUT_SHAPES
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.rows import TheoryRow
-from opatlas.theory.sources import Targets, shapes_of
+from opatlas.theory.sources import Targets, model_shapes
 from opatlas.theory.space import FLUSH_BUFFER_BYTES, GB, Space, row_bytes
 
 TARGETS = Targets((DEEPSEEK_V3, QWEN3_32B, GLM_5_1), tp_sizes=(16,), ep_sizes=(64,))
@@ -156,7 +156,7 @@ def test_shapes_of_several_sources_are_those_of_a_model_first(tmp_path: Path) ->
         """,
     )
     (pattern,) = catalog.kernel("Two").patterns
-    origins = [bool(shape.origins) for shape in shapes_of(pattern, Targets((DEEPSEEK_V3, QWEN3_32B), generic=True))]
+    origins = [bool(shape.origins) for shape in model_shapes(pattern, Targets((DEEPSEEK_V3, QWEN3_32B), generic=True))]
     assert origins == sorted(origins, reverse=True)
     assert origins.count(True) == 2
 

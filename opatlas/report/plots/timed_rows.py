@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from opatlas.capture.cases import ingests_of
+from opatlas.capture.cases import read_ingests
 from opatlas.errors import CellError, OpAtlasError
 from opatlas.files import expect_folder
 from opatlas.gc_pause import gc_paused
@@ -153,7 +153,7 @@ def database_device(folder: Path) -> str:
 
 def _captured_on(database: Database) -> Collection[str]:
     try:
-        return {ingest.manifest.device for ingest in ingests_of(database) if ingest.manifest.device}
+        return {ingest.manifest.device for ingest in read_ingests(database) if ingest.manifest.device}
     except OpAtlasError:
         return set()
 
