@@ -27,6 +27,7 @@ from opatlas.theory.report import (
     KernelResult,
     Pace,
     coverage_page,
+    replay_pace,
     summary_lines,
 )
 
