@@ -1,6 +1,6 @@
-"""What the control groups of this process allow: CPU time and memory, in containers and under systemd.
+"""Reads how much CPU time and memory the control groups of this process allow, in containers and under systemd.
 
-Both versions of cgroups are read, and every group above the process's own, since each of them limits it.
+Versions 1 and 2 of cgroups are supported. All ancestors of the process's group are read, because each may set a limit.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from opatlas.devices.system import read_text
 from opatlas.text import whole
 
 ROOT = Path("/")
-#: Page cache and kernel caches that the kernel gives up before it ends a process; version 1 adds up those of the
-#: groups below under names that begin with "total_".
+#: Page cache and kernel caches that the kernel reclaims before it kills a process. Version 1 has sums over child
+#: groups under names that begin with "total_".
 _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
 
 
 @dataclass(frozen=True)
 class Periods:
-    """Periods of a CPU quota since the group was made.
+    """Numbers of periods of a CPU quota since the group was created.
 
     Attributes:
-        all: those in which the group ran.
-        throttled: those of them in which the group used up the quota, and waited for the next.
+        all: periods in which the group ran.
+        throttled: periods in which the group used up its quota and had to wait for the next period.
     """
 
     all: int
@@ -33,13 +34,13 @@ class Periods:
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """Returns how many cores the quota allows on average; None where there is no quota."""
+    """Returns the average number of cores that the quota allows; None if there is no quota."""
     quotas = (_quota(group) for group in _groups("cpu", root))
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def cpu_periods(root: Path = ROOT) -> Periods | None:
-    """Returns the periods of the group that was throttled most often; None where no group has a quota."""
+    """Returns the periods of the most throttled group; None if no group has a quota."""
     found = []
     for group in _groups("cpu", root):
         if _quota(group) is not None:
@@ -49,13 +50,13 @@ def cpu_periods(root: Path = ROOT) -> Periods | None:
 
 
 def memory_limit(root: Path = ROOT) -> int | None:
-    """Returns the bytes that the process and all others of its groups may have; None where there is no limit."""
+    """Returns the memory limit of the process's groups in bytes; None if there is no limit."""
     limits = (_memory_limit(group) for group in _groups("memory", root))
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def available_memory(root: Path = ROOT) -> int | None:
-    """Returns the bytes that are left below the limits, reclaimable caches included; None where there is no limit."""
+    """Returns the bytes left below the limits, including reclaimable caches; None if there is no limit."""
     left = []
     for group in _groups("memory", root):
         limit = _memory_limit(group)
@@ -68,28 +69,29 @@ def available_memory(root: Path = ROOT) -> int | None:
 
 
 def _quota(group: Path) -> float | None:
-    words = _read(group / "cpu.max").split()
+    words = read_text(group / "cpu.max").split()
     if len(words) == 2:
         quota, period = whole(words[0]), whole(words[1])
     else:
         quota, period = _first_number(group, "cpu.cfs_quota_us"), _first_number(group, "cpu.cfs_period_us")
-    # "max" and -1 say that there is none.
+    # "max" and -1 mean that there is no quota.
     return quota / period if quota and period and quota > 0 else None
 
 
 def _memory_limit(group: Path) -> int | None:
-    # "max", and version 1's largest multiple of a page below 2^63, are no numbers for `whole`: there is no limit.
+    # `whole` returns None for "max" and for version 1's largest multiple of a page below 2^63: there is no limit.
     limits = [_first_number(group, name) for name in ("memory.max", "memory.high", "memory.limit_in_bytes")]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
-    """The folders of the groups that a controller has the process in, from its own upwards."""
+    """Yields the folders of the process's groups for a controller, from the process's own group upwards."""
     for version, controllers, path in _memberships(root):
         if version == 1 and controller not in controllers:
             continue
         for mount in _mounts(version, controller, root):
-            # A container without a cgroup namespace has its own group mounted as the top, and sees the host's path.
+            # In a container without a cgroup namespace the container's group is mounted as the root, but
+            # /proc/self/cgroup has the host's path.
             try:
                 below = PurePosixPath(path).relative_to(mount.top)
             except ValueError:
@@ -103,8 +105,8 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
 
 
 def _memberships(root: Path) -> Iterator[tuple[int, list[str], str]]:
-    """Version, controllers and path of each line of /proc/self/cgroup."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    """Yields version, controllers and path of each line of /proc/self/cgroup."""
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if path:
@@ -113,14 +115,14 @@ def _memberships(root: Path) -> Iterator[tuple[int, list[str], str]]:
 
 @dataclass(frozen=True)
 class _Mount:
-    """Where a hierarchy is mounted, and which of its groups is seen there as the top."""
+    """A mounted hierarchy: its mount point, and the group that is its root there."""
 
     point: str
     top: str
 
 
 def _mounts(version: int, controller: str, root: Path) -> Iterator[_Mount]:
-    for line in _read(root / "proc/self/mountinfo").splitlines():
+    for line in read_text(root / "proc/self/mountinfo").splitlines():
         mount, _, filesystem = line.partition(" - ")
         fields, about = mount.split(), filesystem.split()
         if len(fields) < 5 or len(about) < 3:
@@ -131,14 +133,14 @@ def _mounts(version: int, controller: str, root: Path) -> Iterator[_Mount]:
 
 
 def _first_number(group: Path, *names: str) -> int | None:
-    """The number in the first of these files that has one."""
-    numbers = (whole(_read(group / name).strip()) for name in names)
+    """Returns the number in the first of the files that holds a number."""
+    numbers = (whole(read_text(group / name).strip()) for name in names)
     return next((number for number in numbers if number is not None), None)
 
 
 def _counts(path: Path) -> dict[str, int]:
     counts = {}
-    for line in _read(path).splitlines():
+    for line in read_text(path).splitlines():
         name, _, text = line.partition(" ")
         number = whole(text.strip())
         if number is not None:
@@ -146,29 +148,20 @@ def _counts(path: Path) -> dict[str, int]:
     return counts
 
 
-def _read(path: Path) -> str:
-    """The file's text; "" where the system has no such file, or does not let this process read it."""
-    try:
-        # Mounts may have names in any encoding.
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def available_cores(root: Path = ROOT) -> int:
-    """Returns how many threads can run at once: the cores of the affinity mask, or fewer under a CPU quota."""
+    """Returns how many threads can run at once: the number of cores in the affinity mask, or less with a CPU quota."""
     quota = cpu_quota(root)
-    # A thread more than whole cores uses what is left of the quota.
+    # Rounded up: one more thread uses the fraction of a core.
     return affinity_cores() if quota is None else max(min(affinity_cores(), math.ceil(quota)), 1)
 
 
 def affinity_cores() -> int:
-    """Returns how many cores the affinity mask has."""
+    """Returns the number of cores in the affinity mask."""
     return len(usable_cores())
 
 
 def usable_cores() -> set[int]:
-    """Returns the numbers of the cores of the affinity mask."""
+    """Returns the cores in the affinity mask."""
     try:
         return os.sched_getaffinity(0)
     except AttributeError:

@@ -1,4 +1,4 @@
-"""The CPU as a device."""
+"""Implements the CPU as a device."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ import torch
 
 from opatlas.devices.cgroups import available_cores, available_memory, cpu_quota, memory_limit, usable_cores
 from opatlas.devices.cpu_flush import CpuFlush, plan_flush
-from opatlas.devices.device import Device, DeviceDescription, DeviceSpec
+from opatlas.devices.device import Device, DeviceDescription, DeviceSpec, probe
 from opatlas.devices.device_lock import LockHolder, device_lock
-from opatlas.devices.probe import probe
+from opatlas.devices.system import read_text
 from opatlas.instruments.instrument import Instrument, MeasureSettings, open_instrument
 from opatlas.model.location import cpu_device_name
 
 
 class CpuDevice:
-    """All threads of the process, as one device. Rows of concurrent sessions take turns."""
+    """All CPU threads of this process as one device. Rows of concurrent sessions run one at a time."""
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
         self._threads = settings.threads or available_cores()
         torch.set_num_threads(self._threads)
-        # Starts them: within the bound of a row (`bounded_memory`) there may be no memory for their stacks.
+        # Starts the threads now: under `bounded_memory` there may be no memory left for their stacks.
         torch.ones(1 << 17)
         self.torch_device = torch.device("cpu")
         self._flush_plan = plan_flush(usable_cores(), self._threads)
         self._flush = CpuFlush(self._flush_plan)
         self._settings = settings
-        # Two rows measured at once would slow each other down.
+        # Rows that are measured at the same time slow each other down.
         self._lock = device_lock("cpu")
 
     def describe(self) -> DeviceDescription:
@@ -74,7 +74,7 @@ class CpuDevice:
         probe(self.torch_device)
 
     def synchronize(self) -> None:
-        """Nothing to wait for: calls return when they are done."""
+        """Does nothing: calls on a CPU return when they have ended."""
 
     def flush_cache(self, touched: Sequence[torch.Tensor] | None = None) -> None:
         self._flush(touched)
@@ -86,22 +86,22 @@ class CpuDevice:
 
 
 def host_available_bytes() -> int:
-    """Returns what the system can give without swapping, within the limits of the process's control groups."""
+    """Returns the bytes that can be allocated without swapping, within the limits of the process's control groups."""
     left = available_memory()
     return _system_bytes() if left is None else min(_system_bytes(), left)
 
 
 @contextmanager
 def bounded_memory(device: Device) -> Iterator[None]:
-    """Lets this process take what a device has left: an allocation beyond fails, and the system need not kill anything.
+    """Limits this process's memory to what a CPU has available, so that an allocation fails before the system kills.
 
-    A kernel or its reference may take far more than the tensors of the row, such as the scores of a long attention.
-    Devices with memory of their own, and systems other than Linux, have no such bound.
+    A kernel or its reference may need far more memory than the row's tensors, for instance for the scores of a long
+    attention. Does nothing for devices with memory of their own, and on systems other than Linux.
     """
     if device.torch_device.type != "cpu":
         yield
         return
-    used = re.search(r"^VmData:\s*(\d+) kB", _text_of(Path("/proc/self/status")), flags=re.MULTILINE)
+    used = re.search(r"^VmData:\s*(\d+) kB", read_text(Path("/proc/self/status")), flags=re.MULTILINE)
     if used is None:
         yield
         return
@@ -116,17 +116,9 @@ def bounded_memory(device: Device) -> Iterator[None]:
 
 
 def _system_bytes() -> int:
-    """What the system can give; where it does not say, all of it, and the allocation decides."""
-    available = re.search(r"^MemAvailable:\s*(\d+) kB", _text_of(Path("/proc/meminfo")), flags=re.MULTILINE)
+    """Returns the available memory of the system in bytes; all memory if the system does not say."""
+    available = re.search(r"^MemAvailable:\s*(\d+) kB", read_text(Path("/proc/meminfo")), flags=re.MULTILINE)
     return int(available[1]) * 1024 if available else _memory_bytes()
-
-
-def _text_of(path: Path) -> str:
-    """The text of a file that Linux has; "" on other systems."""
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def _memory_bytes() -> int:

@@ -1,4 +1,4 @@
-"""Leaves nothing of a row in any cache of the CPU that its threads may use. No torch is imported here."""
+"""Flushes the caches of the CPU that the threads of a row may use. Imports torch on first use only."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opatlas.devices.cgroups import ROOT
+from opatlas.devices.system import read_text
 from opatlas.text import whole
 
 if TYPE_CHECKING:
     import torch
 
-#: A cache of the first level is never the last one: where no other is told, the system does not tell.
+#: The last-level cache has at least this level. A system that lists only first-level caches does not tell.
 _LEAST_LEVEL = 2
-#: One pass over a cache's size leaves part of what was there where the policy is not quite least-recently-used.
+#: A buffer of this many times the cache's size is read: with a policy other than least-recently-used one pass over the
+#: size leaves old lines in the cache.
 _PASSES = 2
 
 
@@ -28,9 +30,9 @@ class CacheDomain:
     """A last-level cache.
 
     Attributes:
-        cores: those of the process that share it.
-        size_bytes: its size.
-        private_bytes: the size of the largest cache that a core has for itself, below it.
+        cores: the cores of this process that share the cache.
+        size_bytes: size of the cache.
+        private_bytes: size of the largest cache below, which each core has for itself.
     """
 
     cores: frozenset[int]
@@ -39,14 +41,14 @@ class CacheDomain:
 
 
 def cache_domains(cores: Iterable[int], root: Path = ROOT) -> list[CacheDomain]:
-    """Returns the last-level caches of some cores, the largest first; [] where the system does not tell."""
+    """Returns the last-level caches of some cores, the largest first; [] if the system does not tell."""
     domains: dict[tuple[str, int, int], set[int]] = {}
     for core in cores:
         sizes: dict[int, tuple[int, str]] = {}
         for folder in (root / f"sys/devices/system/cpu/cpu{core}/cache").glob("index*"):
-            level, size = whole(_text(folder / "level")), _bytes(_text(folder / "size"))
-            if level is not None and size is not None and _text(folder / "type") != "Instruction":
-                sizes[level] = size, _text(folder / "shared_cpu_list")
+            level, size = whole(_word(folder / "level")), _bytes(_word(folder / "size"))
+            if level is not None and size is not None and _word(folder / "type") != "Instruction":
+                sizes[level] = size, _word(folder / "shared_cpu_list")
         if max(sizes, default=0) >= _LEAST_LEVEL:
             size, shared = sizes.pop(max(sizes))
             private = max((below for below, _ in sizes.values()), default=0)
@@ -56,10 +58,10 @@ def cache_domains(cores: Iterable[int], root: Path = ROOT) -> list[CacheDomain]:
 
 
 def flush_bytes(domains: Iterable[CacheDomain], threads: int) -> int:
-    """Returns how much these threads have to read, each an equal share, to evict every cache that they may use.
+    """Returns how many bytes a number of threads must read, in equal shares, to evict all caches that they may use.
 
-    Twice a cache's size is read by the threads that share it. They are taken to spread over all domains: with more
-    domains than threads each thread reads for a domain of its own.
+    The threads that share a cache read `_PASSES` times its size. Threads are assumed to spread over all domains; with
+    more domains than threads each thread evicts one domain.
     """
     domains = list(domains)
     share = 0
@@ -70,7 +72,7 @@ def flush_bytes(domains: Iterable[CacheDomain], threads: int) -> int:
 
 
 def least_flush_bytes(domains: Iterable[CacheDomain], threads: int) -> int:
-    """Returns how much these threads have to read to evict the caches that each core has for itself."""
+    """Returns how many bytes a number of threads must read to evict the private caches of their cores."""
     return _PASSES * threads * max((domain.private_bytes for domain in domains), default=0)
 
 
@@ -80,17 +82,13 @@ def _bytes(text: str) -> int | None:
     return size * unit if unit and size is not None else None
 
 
-def _text(path: Path) -> str:
-    """The text of a file; "" where the system has no such file."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
+def _word(path: Path) -> str:
+    return read_text(path).strip()
 
 
-#: Steps by which lines are dropped; those of x86 are so long.
+#: Length of a cache line on x86.
 _LINE_BYTES = 64
-#: void evict(char *start, char *end), in the calling convention of Linux.
+#: Machine code of void evict(char *start, char *end), in the calling convention of Linux.
 _CODE = bytes.fromhex(
     "660fae3f"  # next: clflushopt [rdi]
     "4883c740"  # add rdi, 64
@@ -103,17 +101,17 @@ _CODE = bytes.fromhex(
 
 @cache
 def evictor() -> Callable[[int, int], None] | None:
-    """Returns what evicts `size` bytes from an address on; None where the machine or its system has no way."""
+    """Returns a function that evicts `size` bytes at an address from all caches; None if the machine has none."""
     if platform.machine() != "x86_64" or platform.system() != "Linux" or not _has_instruction():
         return None
     try:
         page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    except OSError:  # a system that lets no process write code
+    except OSError:  # the system forbids writable code
         return None
     page.write(_CODE)
     code = ctypes.c_char.from_buffer(page)
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(ctypes.addressof(code))
-    # It keeps the page, which would be given back otherwise.
+    # Keeps the page alive.
     function.code = code  # type: ignore[attr-defined]
 
     def evict(address: int, size: int) -> None:
@@ -124,29 +122,26 @@ def evictor() -> Callable[[int, int], None] | None:
 
 
 def _has_instruction() -> bool:
-    try:
-        return "clflushopt" in Path("/proc/cpuinfo").read_text().split("\n\n")[0].split()
-    except OSError:
-        return False
+    return "clflushopt" in read_text(Path("/proc/cpuinfo")).split("\n\n")[0].split()
 
 
-#: Where the system does not tell the size of the last-level cache; larger than most.
+#: Assumed size of the last-level cache if the system does not tell; larger than most.
 _ASSUMED_BYTES = 64 << 20
-#: A read of so much takes some ten milliseconds on two cores. Where caches need more, the row's tensors are evicted
-#: line by line, and the read is for what else the row used: workspaces, code, page tables.
+#: Reading this many bytes takes some ten milliseconds on two cores. If the caches need more, the row's tensors are
+#: evicted line by line, and the read evicts what else the row used: workspaces, code, page tables.
 EXPENSIVE_READ_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
 class FlushPlan:
-    """How caches are flushed.
+    """How the caches are flushed.
 
     Attributes:
-        cache_bytes: size of the largest last-level cache; None where the system does not tell.
-        caches: how many last-level caches the process may use.
-        whole_bytes: a read of so much evicts all of them.
-        read_bytes: what is read before a sample whose tensors are known.
-        by_line: whether these tensors are evicted line by line besides.
+        cache_bytes: size of the largest last-level cache; None if the system does not tell.
+        caches: number of last-level caches that the process may use.
+        whole_bytes: bytes to read to evict all caches.
+        read_bytes: bytes to read before a sample whose tensors are known.
+        by_line: whether the known tensors are evicted line by line as well.
     """
 
     cache_bytes: int | None
@@ -157,7 +152,7 @@ class FlushPlan:
 
 
 def plan_flush(cores: Iterable[int], threads: int, root: Path = ROOT) -> FlushPlan:
-    """Returns how the caches of some cores are flushed by so many threads."""
+    """Plans how a number of threads flush the caches of some cores."""
     domains = cache_domains(cores, root)
     if not domains:
         return FlushPlan(None, 1, 2 * _ASSUMED_BYTES, 2 * _ASSUMED_BYTES, by_line=False)
@@ -169,17 +164,21 @@ def plan_flush(cores: Iterable[int], threads: int, root: Path = ROOT) -> FlushPl
 
 
 class CpuFlush:
-    """Carries a plan out, with all of torch's threads."""
+    """Flushes the caches as planned, with all threads of torch."""
 
     def __init__(self, plan: FlushPlan) -> None:
         self._plan = plan
         self._buffer: torch.Tensor | None = None
 
     def __call__(self, touched: Sequence[torch.Tensor] | None) -> None:
-        """Flushes; `touched` are the tensors that the row reads and writes, None where nobody knows them."""
+        """Flushes the caches.
+
+        Args:
+            touched: all tensors that the row reads and writes; None if they are not known.
+        """
         plan, evict = self._plan, evictor() if self._plan.by_line else None
         places = _places(touched) if evict is not None and touched is not None else None
-        # More takes longer to evict line by line than all caches take to be read over.
+        # Evicting larger tensors line by line takes longer than one read that evicts everything.
         if evict is None or places is None or sum(places.values()) > plan.whole_bytes:
             self._read(plan.whole_bytes)
             return
@@ -188,7 +187,7 @@ class CpuFlush:
             evict(address, size)
 
     def _read(self, size: int) -> None:
-        # Read, not written: dirty lines would be written back during the sample that follows.
+        # The buffer is read, because written lines would be written back during the next sample.
         if self._buffer is None or self._buffer.nbytes < size:
             import torch
 
@@ -197,7 +196,7 @@ class CpuFlush:
 
 
 def _places(tensors: Sequence[torch.Tensor]) -> dict[int, int] | None:
-    """Sizes of the tensors' memory by its address; None where one has none, such as a sparse one."""
+    """Returns the sizes of the tensors' memory by address; None if a tensor has no memory, like a sparse tensor."""
     try:
         storages = [tensor.untyped_storage() for tensor in tensors]
         places = {storage.data_ptr(): storage.nbytes() for storage in storages}

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch.distributed import is_nccl_available
 
-from opatlas.devices.device import DeviceDescription, DeviceSpec
+from opatlas.devices.device import DeviceDescription, DeviceSpec, probe
 from opatlas.devices.device_lock import LockHolder, device_lock
 from opatlas.devices.nvidia import open_nvml
-from opatlas.devices.probe import probe
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import Instrument, MeasureSettings, open_instrument
 from opatlas.instruments.sample_filters import UnthrottledInstrument

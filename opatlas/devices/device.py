@@ -1,32 +1,36 @@
-"""What a device is: its kind, its specification, what a process that owns it can do with it."""
+"""Defines what a device is: its kind, its specification, its description, and the operations of an opened device.
+
+torch is imported only when a device is opened.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from opatlas.instruments.instrument import MeasureSettings
+from opatlas.instruments.instrument import Instrument, MeasureSettings
+from opatlas.model.errors import DeviceUnhealthy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
     import torch
 
     from opatlas.devices.device_lock import LockHolder
-    from opatlas.instruments.instrument import Instrument
+
+#: Length of the sides of the matrices that `probe` multiplies.
+_PROBE_SIZE = 64
 
 
 @dataclass(frozen=True)
 class Kind:
-    """
+    """A kind of device.
+
     Attributes:
-        opener: "module:class" of what opens a device of it, as in a spec.
-        backend: what carries its tensors from rank to rank, as torch.distributed calls it.
-        ranks_share: the ranks of a node share its one device, instead of having one each.
+        opener: "module:class" of the class that opens a device of this kind.
+        backend: name of the torch.distributed backend that transfers tensors between its ranks.
+        ranks_share: whether all ranks of a node share one device; otherwise each rank has a device of its own.
     """
 
     opener: str
@@ -34,7 +38,7 @@ class Kind:
     ranks_share: bool = False
 
 
-#: By name, which is what torch calls that type of device, too.
+#: The kinds of devices, by the name of torch's device type.
 KINDS: Mapping[str, Kind] = {
     "npu": Kind("opatlas.devices.npu:NpuDevice", backend="hccl"),
     "cuda": Kind("opatlas.devices.cuda:CudaDevice", backend="nccl"),
@@ -44,17 +48,17 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """Which device a process is to own.
+    """The device that a process is to open.
 
     Attributes:
-        kind: "cpu", or what `opener` opens.
-        index: its place among those that the user made visible, from 0.
-        pinned: the environment variable that shows the process this device alone, and its value there;
-            None where there is nothing to choose from.
-        opener: "module:name" of what opens it, called with the spec and the settings; "" for the kinds
-            that OpAtlas knows.
-        name: of the device's database folder; "" where it is not known.
-        alone: whether the process is to see this device alone; if not, it sees all, and takes the one at `index`.
+        kind: a name in `KINDS`, or any name if `opener` is given.
+        index: the device's number among the visible devices, from 0.
+        pinned: the environment variable that makes this device alone visible to a process, and its value;
+            None if there is no choice of devices.
+        opener: "module:name" of a callable that takes the spec and the settings and returns the opened device;
+            "" for the kinds in `KINDS`.
+        name: name of the device's database folder; "" if it is not known.
+        alone: whether the process sees this device only. Otherwise it sees all devices and opens number `index`.
     """
 
     kind: str
@@ -70,14 +74,14 @@ class DeviceSpec:
 
 @dataclass(frozen=True)
 class DeviceDescription:
-    """What a device says of itself, for the run manifest.
+    """Facts about an opened device, for the run manifest.
 
     Attributes:
-        name: what the device calls itself.
-        facts: memory, cache sizes, threads, versions: whatever bears on a duration.
-        kind: as in its spec, which need not be repeated: where it is empty, whoever opened the device puts that in.
-        state: what changes by itself (temperature, power, use), as it was when the device was opened.
-        no_custom_operators: why the operators that vllm-ascend brings cannot be there; "" where they can.
+        name: the device's own name.
+        facts: everything constant that may affect a duration: memory, cache sizes, threads, versions.
+        kind: the kind of its spec; "" is replaced by the code that opens the device.
+        state: values that change (temperature, power, use), read when the device was opened.
+        no_custom_operators: why vllm-ascend's operators cannot be registered; "" if they can.
     """
 
     name: str
@@ -88,71 +92,93 @@ class DeviceDescription:
 
 
 class Device(Protocol):
-    """One device, owned by this process."""
+    """An opened device, which this process owns."""
 
     @property
     def torch_device(self) -> torch.device:
-        """Where the tensors of a row are born."""
+        """The device on which the tensors of rows are created."""
         ...
 
     def describe(self) -> DeviceDescription:
-        """Facts for the run manifest."""
+        """Returns facts for the run manifest."""
         ...
 
     def instrument(self) -> Instrument:
-        """What takes the durations: the instrument of the settings, by default the best. Raises OpAtlasError."""
+        """Returns the instrument that the settings name, by default the best available one. Raises OpAtlasError."""
         ...
 
     def kernel(self, impl: Callable[..., Any], npu: str | None) -> Callable[..., Any]:
-        """What is timed here: the replay's `impl`, or its NPU call by name. Raises Unsupported."""
+        """Returns the function to time: the replay's `impl`, or on an NPU the call named `npu`. Raises Unsupported."""
         ...
 
     def available_bytes(self) -> int:
-        """Memory that a row may take."""
+        """Returns how much memory a row may use, in bytes."""
         ...
 
     def release_memory(self) -> None:
-        """Gives back what was allocated for rows that are done."""
+        """Frees cached memory of rows that have ended."""
         ...
 
     def probe(self) -> None:
-        """Runs a known-good operation. Raises whatever it raises, DeviceUnhealthy where its result is wrong."""
+        """Runs an operation with a known result.
+
+        Raises:
+            DeviceUnhealthy: the result is wrong. Errors of the device are raised unchanged.
+        """
         ...
 
     def synchronize(self) -> None:
-        """Waits for everything that was launched."""
+        """Waits until all launched work has ended."""
         ...
 
     def flush_cache(self, touched: Sequence[torch.Tensor] | None = None) -> None:
-        """Leaves nothing of a row in any cache, by the time that what is launched next begins.
+        """Removes the row's data from all caches before the next launch begins.
 
         Args:
-            touched: all tensors that the row reads and writes; None where nobody knows them. A device may flush more.
+            touched: all tensors that the row reads and writes; None if they are not known. A device may flush more.
         """
         ...
 
     def locked(
         self, when_waiting: Callable[[LockHolder], None], when_taken: Callable[[], None], limit_s: float | None = None
     ) -> AbstractContextManager[object]:
-        """Held while a row runs; keeps out others whose work would disturb its samples.
+        """Returns a context that holds the device's lock while a row runs.
 
         Args:
-            when_waiting: called with the holder of the lock, if its row is to end first.
-            when_taken: called when that wait is over.
-            limit_s: how long to wait; None: as long as it takes.
+            when_waiting: called with the holder of the lock, if another row holds it.
+            when_taken: called when that wait ends.
+            limit_s: longest wait in seconds; None: no limit.
 
         Raises:
-            DeviceGone: the wait was longer.
+            DeviceGone: the wait exceeded the limit.
         """
         ...
 
 
 def open_device(spec: DeviceSpec, settings: MeasureSettings) -> Device:
-    """Opens a device for this process. Imports torch.
+    """Opens a device in this process. Imports torch.
 
     Raises:
-        OpAtlasError: no such device here, with the remedy.
+        OpAtlasError: the device does not exist here; the message names a remedy.
     """
     module, _, name = (spec.opener or KINDS[spec.kind].opener).partition(":")
     device: Device = getattr(import_module(module), name)(spec, settings)
     return device
+
+
+def probe(device: torch.device) -> None:
+    """Multiplies two matrices of small integers on a device and compares the product.
+
+    The product is exact in every floating-point type.
+
+    Raises:
+        DeviceUnhealthy: the product is wrong. Errors of the device are raised unchanged.
+    """
+    import torch
+
+    left = torch.arange(_PROBE_SIZE, device=device).remainder(7).float().expand(_PROBE_SIZE, _PROBE_SIZE)
+    product = (left @ left.t()).cpu()
+    expected = float(sum((i % 7) ** 2 for i in range(_PROBE_SIZE)))
+    wrong = int((product != expected).sum())
+    if wrong:
+        raise DeviceUnhealthy(f"{wrong} of {_PROBE_SIZE**2} elements of a matrix product on {device} are wrong")

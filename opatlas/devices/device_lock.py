@@ -1,4 +1,4 @@
-"""Rows of concurrent sessions take turns on a device that they would otherwise share."""
+"""Locks a device while a row runs, so that rows of concurrent sessions run one at a time."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from opatlas.store.database import SessionHolder
 from opatlas.text import printable
 from opatlas.typed_json import DecodeError, decode, json_line
 
-#: JSON of the session (a `SessionHolder`) that a process and its children belong to; lock files name this session.
+#: Environment variable with the session (JSON of a `SessionHolder`) of a process and its children; lock files name it.
 SESSION_VARIABLE = "OPATLAS_SESSION"
-#: When rows have waited this long in all, the user is told for which session.
+#: Once rows have waited this long in total, the user is told which session holds the device.
 ANNOUNCED_AFTER_S = 2.0
-#: A row waits no longer. Rows of an hour are rare; a process that was left behind may hold the lock for days.
+#: Longest wait of a row. Rows of an hour are rare; an abandoned process may hold the lock for days.
 LONGEST_WAIT_S = 3600.0
-#: Where a wait has a limit, the lock is asked for so often.
+#: Interval between attempts to take the lock during a wait with a limit.
 _ASK_EVERY_S = 0.05
-#: Of a file that somebody else may have written.
+#: Longest content that is read of a lock file, which another program may have written.
 _MOST_READ = 4096
-#: Of a session's command line.
+#: Longest command line of a session in a lock file.
 _MOST_COMMAND = 200
 
 
 @dataclass(frozen=True)
 class LockHolder:
-    """Who holds the lock of a device.
+    """The holder of a device's lock.
 
     Attributes:
-        name: the session, its process and its command, as far as the lock file says.
+        name: session, process and command of the holder, as far as the lock file has them.
         path: the lock file.
-        own_session: whether the holder is another worker of the session that waits.
+        own_session: whether the holder is another worker of the waiting session.
     """
 
     name: str
@@ -54,15 +54,14 @@ class LockHolder:
 
 
 class DeviceLock:
-    """A file lock that is held while a row runs; the system gives it up with the process that holds it.
+    """A file lock that is held while a row runs. The system releases it when the holding process ends.
 
-    A POSIX record lock, and not flock or a lock library: what a kernel forks does not inherit it, so a process that
-    was left behind holds nobody up. It is taken for every row, and a wait ends the moment that the other row does.
-    The file says who holds the lock.
+    This is a POSIX record lock, neither flock nor a library's lock: processes forked by a kernel do not inherit it, so
+    an abandoned process blocks nobody. Each row takes the lock anew. The file names the holder.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises OpAtlasError if `path` is not a file of this user that can be written."""
+        """Opens the lock file. Raises OpAtlasError if `path` is not a writable regular file of this user."""
         self._path = path
         self._file = _opened(path)
         self._session = _own_session()
@@ -75,12 +74,12 @@ class DeviceLock:
         """Holds the lock.
 
         Args:
-            when_waiting: called with the holder, if somebody else holds the lock.
-            when_taken: told when that wait is over.
-            limit_s: how long to wait; None: until the lock is free, or somebody ends this process.
+            when_waiting: called with the holder, if another process holds the lock.
+            when_taken: called when that wait ends.
+            limit_s: longest wait in seconds; None: no limit.
 
         Raises:
-            DeviceGone: the lock was not free in time.
+            DeviceGone: the lock was not released in time.
         """
         if not self._taken():
             holder = self._holder()
@@ -90,7 +89,7 @@ class DeviceLock:
             else:
                 self._take_in_time(limit_s, holder)
             when_taken()
-        # A full disk costs the name of the holder, and no row.
+        # On a full disk the file does not name the holder; the row runs anyway.
         with suppress(OSError):
             os.ftruncate(self._file, os.pwrite(self._file, self._signature, 0))
         try:
@@ -102,7 +101,7 @@ class DeviceLock:
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            # Systems differ in which of these they give.
+            # Which of these is raised depends on the system.
             return False
         return True
 
@@ -117,20 +116,20 @@ class DeviceLock:
         try:
             session = decode(os.pread(self._file, _MOST_READ, 0), SessionHolder, str(self._path))
         except DecodeError:
-            return LockHolder("a process that has not said who it is", str(self._path))
+            return LockHolder("an unnamed process", str(self._path))
         return LockHolder(printable(str(session)), str(self._path), session.run_id == self._session.run_id)
 
 
 class DeviceWaits:
-    """Times how long the rows of a process wait for their device, and tells the user for whom.
+    """Measures how long the rows of a process wait for their device, and tells the user which session holds it.
 
-    A context of each job: waits that go on at its end are ended.
+    Used as a context around each job: a wait that has not ended when the job ends is ended then.
 
     Attributes:
-        tell: shows the user a line.
-        others_s: seconds that rows have waited for rows of other sessions.
-        own_s: seconds that rows have waited for rows of other workers of the same session.
-        interrupted: whether the last job ended before it had its device.
+        tell: shows a line to the user.
+        others_s: seconds that rows have waited for other sessions.
+        own_s: seconds that rows have waited for other workers of the same session.
+        interrupted: whether the last job ended while it waited.
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
@@ -151,7 +150,7 @@ class DeviceWaits:
 
     @property
     def current(self) -> LockWait | None:
-        """The wait that goes on; None where no row waits."""
+        """The current wait; None if no row waits."""
         return next(iter(self._going_on), None)
 
     def begin(self, holder: LockHolder) -> LockWait:
@@ -161,17 +160,17 @@ class DeviceWaits:
         return wait
 
     def is_announced(self, holder: LockHolder) -> bool:
-        """Whether the user knows of a holder. Nobody is told of the workers of the own session."""
+        """Whether the user need not be told of a holder: it was announced before, or belongs to the same session."""
         return holder.own_session or holder in self._told
 
     def announce(self, holder: LockHolder) -> None:
-        """Tells the user of a holder, once."""
+        """Tells the user once which session holds the device."""
         if not self.is_announced(holder):
             self._told.add(holder)
             self.tell(f"waiting for the device, which another session uses: {holder}; at most {LONGEST_WAIT_S:g} s")
 
     def end(self, wait: LockWait) -> None:
-        """Ends a wait, and adds it to the totals."""
+        """Ends a wait and adds its duration to the totals."""
         self._going_on.remove(wait)
         if wait.holder.own_session:
             self.own_s += wait.seconds
@@ -180,10 +179,10 @@ class DeviceWaits:
 
 
 class LockWait:
-    """A row's wait for the lock of its device.
+    """The wait of a row for its device's lock.
 
     Attributes:
-        holder: who held the lock when the wait began.
+        holder: the holder of the lock when the wait began.
     """
 
     def __init__(self, holder: LockHolder, waits: DeviceWaits) -> None:
@@ -193,34 +192,34 @@ class LockWait:
 
     @property
     def seconds(self) -> float:
-        """How long the wait has lasted."""
+        """Duration of the wait so far."""
         return time.monotonic() - self._began
 
     def left_s(self) -> float:
-        """Seconds until `go_on` is to be called."""
+        """Returns the seconds until `check_limit` must be called."""
         limit_s = LONGEST_WAIT_S
         if not self._waits.is_announced(self.holder):
             limit_s = min(ANNOUNCED_AFTER_S - self._waits.others_s, limit_s)
         return max(limit_s - self.seconds, 0.0)
 
     def check_limit(self) -> None:
-        """Tells the user for whom the row waits. Raises DeviceGone when the row has waited too long."""
+        """Tells the user which session the row waits for. Raises DeviceGone after `LONGEST_WAIT_S`."""
         if self.seconds >= LONGEST_WAIT_S:
             raise lock_timeout(LONGEST_WAIT_S, self.holder)
         self._waits.announce(self.holder)
 
     def end(self) -> None:
-        """Ends the wait, whether or not the row got its device."""
+        """Ends the wait, whether or not the row has its device."""
         self._waits.end(self)
 
 
 def lock_timeout(limit_s: float, holder: LockHolder) -> DeviceGone:
-    """The error of a row that did not get its device in time."""
+    """Returns the error for a row that did not get its device in time."""
     return DeviceGone(f"waited {limit_s:g} s for the device, which another session has: {holder}; end that session")
 
 
 def announce_session(run_id: str, command: str) -> None:
-    """Names the session that this process, and every process that it starts, belongs to."""
+    """Sets the session that this process, and every process it starts, names in lock files."""
     os.environ[SESSION_VARIABLE] = json_line(asdict(_session_of_this_process(run_id, command)))
 
 
@@ -235,16 +234,20 @@ def _session_of_this_process(run_id: str, command: str) -> SessionHolder:
 
 
 def device_lock(device: str) -> DeviceLock:
-    """The lock of a device of this machine for all sessions of this user, by a name that they all have for it."""
-    # By the user's number, because a container's user need not have a name.
+    """Returns the lock of a device of this machine, shared by all sessions of this user.
+
+    Args:
+        device: a name of the device that all sessions use, such as its UUID.
+    """
+    # The user's id is used because the user of a container may have no name.
     return DeviceLock(Path(gettempdir()) / f"opatlas-{device}-{os.getuid()}.lock")
 
 
 def _opened(path: Path) -> int:
-    """Raises OpAtlasError."""
-    remedy = "remove it, or name another folder for temporary files with TMPDIR"
+    """Opens a lock file. Raises OpAtlasError if it cannot be opened, is no regular file, or is another user's."""
+    remedy = "remove it, or set TMPDIR to another folder for temporary files"
     try:
-        # No link is followed: in a folder that all users share, anybody may have put one there.
+        # Links are not followed: in a shared folder any user may have created one.
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise OpAtlasError(f"{path}: the lock of the device cannot be opened ({error.strerror}): {remedy}") from None

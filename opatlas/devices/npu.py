@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from opatlas.devices import npu_operators, npu_smi
-from opatlas.devices.device import DeviceDescription, DeviceSpec
+from opatlas.devices.device import DeviceDescription, DeviceSpec, probe
 from opatlas.devices.device_lock import LockHolder, device_lock
 from opatlas.devices.npu_smi import Chip
-from opatlas.devices.probe import probe
 from opatlas.devices.torch_npu import import_torch_npu
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import Instrument, MeasureSettings, open_instrument

@@ -1,7 +1,12 @@
-"""What npu-smi says of the machine's NPUs: which chips there are, and their board, clocks and use. No torch here.
+"""Reads npu-smi: the chips of a machine, their state, and the database folder to which a chip's durations belong.
 
-Its output differs from driver to driver: tables are read by their header, fields by their names, and what is
-not there is left out. Samples: npu-smi Command Reference (Huawei), and the tests.
+The output of npu-smi differs between drivers: tables are read by their header and fields by their names, and missing
+values are left out. Samples: npu-smi Command Reference (Huawei), and the tests.
+
+A database name (opatlas.model.location.NPU_DEVICES) has the generation, the computing power in TFLOPS of FP16, and the
+memory. npu-smi shows the chip, its AI cores and its memory. 910B2, 910B3 and 910B4 are chips of an A2 with 376, 313 and
+280 TFLOPS. An A3 shows each of its dies as Ascend910, which is half of 752 TFLOPS (24 AI cores or more) or half of 560
+TFLOPS (20 AI cores, such as 910_9362).
 """
 
 from __future__ import annotations
@@ -11,26 +16,26 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from opatlas.devices import npu_smi
-from opatlas.devices.vendor_tools import parse_whole, run_tool
+from opatlas.devices.system import run_tool
 from opatlas.errors import OpAtlasError
 from opatlas.model.location import NPU_DEVICES, slug
+from opatlas.text import whole
 
-#: It takes a second or two; a driver that is stuck never answers.
+#: npu-smi takes a second or two, and never returns if the driver is stuck.
 _TIMEOUT_S = 30
 _NO_VALUES = frozenset({"", "-", "NA", "N/A", "None"})
-#: A microcontroller of the card, listed beside its chips.
+#: Name of the card's microcontroller, which is listed with the chips.
 _NOT_A_CHIP = "mcu"
 
 
 @dataclass(frozen=True)
 class Chip:
-    """A chip of the table that `npu-smi info -m` prints; on an A3 a card (an NPU there) has two.
+    """A chip in the table of `npu-smi info -m`. On an A3 a card, which npu-smi calls NPU, has two chips.
 
     Attributes:
-        npu, chip: by which npu-smi addresses it (`-i`, `-c`).
-        logic: its number in ASCEND_RT_VISIBLE_DEVICES.
-        physical: of its device file /dev/davinci{physical}; the logic number where npu-smi does not say.
+        npu, chip: numbers of card and chip for npu-smi (`-i`, `-c`).
+        logic: number of the chip in ASCEND_RT_VISIBLE_DEVICES.
+        physical: number of the device file /dev/davinci{physical}; the logic number if npu-smi does not say.
         name: such as "Ascend 910B3", or "Ascend910" on an A3.
     """
 
@@ -42,17 +47,17 @@ class Chip:
 
 
 def list_chips() -> tuple[Chip, ...]:
-    """The chips that npu-smi shows, by their logic number; none where there is no npu-smi, or no answer."""
+    """Returns the chips that npu-smi shows, in order of their logic numbers; () if npu-smi is missing or fails."""
     return parse_chips(_ask("-m"))
 
 
 @dataclass(frozen=True)
 class NpuSmiInfo:
-    """All that npu-smi says of a chip, by the names that it uses, with numbers as numbers.
+    """Fields of a chip by npu-smi's names; numbers are converted.
 
     Attributes:
-        board: what stays: product, serial number, versions of driver ("Software Version") and firmware.
-        state: what changes: temperature, power, frequency and use.
+        board: constant fields: product, serial number, versions of driver ("Software Version") and firmware.
+        state: changing fields: temperature, power, frequency and use.
     """
 
     board: Mapping[str, str | int | float]
@@ -60,17 +65,17 @@ class NpuSmiInfo:
 
 
 def query_chip(chip: Chip | None) -> NpuSmiInfo:
-    """Nothing of a chip that npu-smi does not show."""
+    """Returns all fields of a chip; no fields for None, a chip that npu-smi does not show."""
     if chip is None:
         return NpuSmiInfo({}, {})
-    # At once: each question takes it a second or so.
+    # In parallel, because each query takes about a second.
     with ThreadPoolExecutor() as pool:
         card, die, *state = pool.map(lambda ask: ask(chip), (_card, _die, query_common, query_usages))
     return NpuSmiInfo(_as_numbers({**card, **die}), _as_numbers({**state[0], **state[1]}))
 
 
 def driver_version() -> str:
-    """The driver's version, such as "24.1.rc2"; "" where npu-smi does not tell."""
+    """Returns the driver's version, such as "24.1.rc2"; "" if npu-smi does not tell."""
     first = next(iter(list_chips()), None)
     if first is None:
         return ""
@@ -78,12 +83,12 @@ def driver_version() -> str:
 
 
 def query_common(chip: Chip) -> dict[str, str]:
-    """Number and frequency of the AI cores, temperature, power."""
+    """Returns number and frequency of the AI cores, temperature and power."""
     return _of_chip(chip, "common")
 
 
 def query_usages(chip: Chip) -> dict[str, str]:
-    """Capacity of the memory, and how much of memory and cores is in use."""
+    """Returns the capacity of the memory, and the use of memory and cores."""
     return _of_chip(chip, "usages")
 
 
@@ -96,7 +101,7 @@ def _die(chip: Chip) -> dict[str, str]:
 
 
 def parse_chips(text: str) -> tuple[Chip, ...]:
-    """The table of `npu-smi info -m`. Drivers differ in its columns; the last one is the name, with blanks."""
+    """Parses the table of `npu-smi info -m`. Its columns depend on the driver; the last one, the name, has blanks."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     header = next((i for i, line in enumerate(lines) if line.startswith("NPU ID")), None)
     if header is None:
@@ -105,20 +110,20 @@ def parse_chips(text: str) -> tuple[Chip, ...]:
     found: list[Chip] = []
     for line in lines[header + 1 :]:
         cells = dict(zip(titles, line.split(None, len(titles) - 1), strict=False))
-        npu, name = parse_whole(cells.get("NPU ID")), cells.get("Chip Name", "")
-        # A number of -1, or none, is that of a chip which cannot be used.
-        logic = parse_whole(cells.get("Chip Logic ID", str(len(found))))
+        npu, name = whole(cells.get("NPU ID", "")), cells.get("Chip Name", "")
+        # A chip that cannot be used has the number -1, or none.
+        logic = whole(cells.get("Chip Logic ID", str(len(found))))
         if npu is None or logic is None or not name or name.lower() == _NOT_A_CHIP:
             continue
-        physical = parse_whole(cells.get("Chip Phy-ID"))
+        physical = whole(cells.get("Chip Phy-ID", ""))
         found.append(
-            Chip(npu, parse_whole(cells.get("Chip ID")) or 0, logic, logic if physical is None else physical, name)
+            Chip(npu, whole(cells.get("Chip ID", "")) or 0, logic, logic if physical is None else physical, name)
         )
     return tuple(sorted(found, key=lambda chip: chip.logic))
 
 
 def parse_fields(text: str) -> dict[str, str]:
-    """The `name : value` lines of a chip, those without a value left out; a microcontroller's follow the chip's."""
+    """Parses the `name : value` lines of a chip, without empty values and without the microcontroller."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
         name, colon, value = (part.strip() for part in line.partition(":"))
@@ -130,13 +135,13 @@ def parse_fields(text: str) -> dict[str, str]:
 
 
 def _of_chip(chip: Chip, kind: str) -> dict[str, str]:
-    # Drivers of cards with one chip may not know -c.
+    # Drivers for cards with one chip may not support -c.
     card = ("-t", kind, "-i", str(chip.npu))
     return parse_fields(_ask(*card, "-c", str(chip.chip)) or _ask(*card))
 
 
 def _ask(*arguments: str) -> str:
-    """What `npu-smi info` prints; "" where it fails, as it does for what it does not know."""
+    """Returns the output of `npu-smi info`; "" if it fails, as it does for unknown arguments."""
     return run_tool("npu-smi", "info", *arguments, timeout_s=_TIMEOUT_S)
 
 
@@ -146,36 +151,35 @@ def _as_numbers(fields: Mapping[str, str]) -> dict[str, str | int | float]:
 
 def _as_number(text: str) -> str | int | float:
     if re.fullmatch(r"\d+", text):
-        # Serial numbers and the like keep their zeros.
+        # Serial numbers keep their leading zeros.
         return text if len(text) > 1 and text[0] == "0" else int(text)
     return float(text) if re.fullmatch(r"\d+\.\d+", text) else text
 
 
 _A2_POWER = {"2": "376T", "2C": "376T", "3": "313T", "4": "280T", "4-1": "280T"}
 
-#: Of a die with 20 AI cores, and of one with more.
+#: Power of a die with at most `_CORES_OF_560T` AI cores, and with more.
 _A3_POWERS = ("560T", "752T")
-
 _CORES_OF_560T = 20
 
-#: Devices of 64 GB show 65536 MB, those of 32 GB 32768 MB.
+#: Devices of 64 GB show 65536 MB, devices of 32 GB 32768 MB.
 _MB_OF_A2_32G = 32768
 
 
 def candidate_names(chip: Chip) -> tuple[str, ...]:
-    """The database names that a chip may go by; one of its own where it is of no generation that has names."""
+    """Returns the database names that fit a chip; for an unknown generation one name made from the chip's name."""
     plain = chip.name.replace(" ", "").removeprefix("Ascend")
     a2 = re.fullmatch(r"910B(\d(?:C|-1)?)", plain, flags=re.IGNORECASE)
     if a2:
         power = _A2_POWER.get(a2[1].upper())
         names = [name for name in _names_of_generation("A2") if power is None or f"_{power}_" in name]
-        megabytes = parse_whole(npu_smi.query_usages(chip).get("HBM Capacity(MB)"))
+        megabytes = whole(query_usages(chip).get("HBM Capacity(MB)", ""))
         if megabytes is None:
             return tuple(names)
         memory = "32G" if megabytes <= _MB_OF_A2_32G else "64G"
         return tuple(name for name in names if memory in name.split("_"))
     if re.fullmatch(r"910(_93\w\w)?", plain):
-        cores = parse_whole(npu_smi.query_common(chip).get("Aicore Count"))
+        cores = whole(query_common(chip).get("Aicore Count", ""))
         if cores is None:
             return _names_of_generation("A3")
         power = _A3_POWERS[cores > _CORES_OF_560T]
@@ -184,13 +188,14 @@ def candidate_names(chip: Chip) -> tuple[str, ...]:
 
 
 def confirmed_name(chip: Chip | None, asked: str | None) -> str:
-    """The database name of an NPU: the one asked for, or the only one that it may go by; "" where there are several.
+    """Returns the database name of an NPU: the requested name, or the only fitting one; "" if several names fit.
 
     Args:
-        chip: what npu-smi shows; None where it shows nothing, so that any name is believed.
+        chip: the chip that npu-smi shows; None if it shows none, so that the requested name cannot be checked.
+        asked: the requested name; None if there is none.
 
     Raises:
-        OpAtlasError: the chip is not what the name asked for says.
+        OpAtlasError: the requested name does not fit the chip.
     """
     if chip is None:
         return asked or ""
@@ -199,7 +204,7 @@ def confirmed_name(chip: Chip | None, asked: str | None) -> str:
         fitting = f"--device {' or '.join(names)}" if names else "no name that is known"
         raise OpAtlasError(
             f"--device {asked}: npu-smi shows {chip.name}, whose durations do not belong there; it fits {fitting}. "
-            f"Leave --device out, or name the directory itself with --database-path"
+            f"Leave --device out, or give the folder with --database-path"
         )
     return asked or (names[0] if len(names) == 1 else "")
 

@@ -1,7 +1,7 @@
-"""What NVIDIA's management library says of a GPU: its driver, clocks, temperature, power, and whether it is throttled.
+"""Reads the state of NVIDIA GPUs from NVML and nvidia-smi: driver, clocks, power, throttling, processes, NVLink.
 
-The library comes with the driver, its Python package (nvidia-ml-py) with the extra "cuda". Without the package a GPU
-is measured all the same: its facts are fewer, and nobody sees that it is throttled.
+NVML comes with the driver, its Python package (nvidia-ml-py) with the extra "cuda". Without the package GPUs are
+measured with fewer facts, and throttling is not detected.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from opatlas.devices.device import DeviceSpec
-from opatlas.devices.vendor_tools import run_tool
+from opatlas.devices.system import run_tool
 from opatlas.model.location import slug
 from opatlas.text import whole
 
 Facts = Mapping[str, str | int | float]
 
-#: Reasons for which clocks are lower than what was asked for, by their bit (nvml.h, nvmlClocksEventReasons). That the
-#: GPU is idle (0x1), and that somebody has set its clocks (0x2), are left out: these are no accidents of a sample.
+#: Reasons for lowered clocks by their bit (nvml.h, nvmlClocksEventReasons). An idle GPU (0x1) and clocks set by a user
+#: (0x2) are left out, because they do not disturb single samples.
 _THROTTLES = {
     0x04: "software power cap",
     0x08: "hardware slowdown",
@@ -35,8 +35,8 @@ class GpuProcess:
     """A process that has memory on a GPU.
 
     Attributes:
-        pid: as the driver numbers it, in a container perhaps by the host's number.
-        memory_bytes: None where the driver does not tell.
+        pid: process id for the driver; in a container this may be the host's id.
+        memory_bytes: memory of the process; None if the driver does not tell.
     """
 
     pid: int
@@ -44,30 +44,30 @@ class GpuProcess:
 
 
 class Nvml(Protocol):
-    """One GPU's view of the library."""
+    """Queries one GPU through NVML."""
 
     def facts(self) -> Facts:
-        """What stays: for the run manifest."""
+        """Returns constant facts for the run manifest."""
         ...
 
     def state(self) -> Facts:
-        """What changes by itself, as it is now."""
+        """Returns the current values of what changes."""
         ...
 
     def throttles(self) -> tuple[str, ...]:
-        """Why the clocks are lower now than the GPU could run them; () where they are not, or nobody can tell."""
+        """Returns why the clocks are lowered now; () if they are not, or if the driver does not tell."""
         ...
 
     def processes(self) -> tuple[GpuProcess, ...]:
-        """Those that compute on the GPU; () where there are none, or nobody can tell."""
+        """Returns the processes that compute on the GPU; () if there are none, or if the driver does not tell."""
         ...
 
 
 def open_nvml(name: str) -> Nvml:
-    """The library on one GPU; one that knows nothing, and says why, where it is not there.
+    """Opens NVML for a GPU. Without NVML the returned object has no answers, and its facts say why.
 
     Args:
-        name: a UUID ("GPU-..."), or what CUDA_VISIBLE_DEVICES may have for it: its beginning, or a number.
+        name: the GPU's UUID ("GPU-..."), the beginning of it, or the GPU's number, as in CUDA_VISIBLE_DEVICES.
     """
     try:
         import pynvml
@@ -81,7 +81,7 @@ def open_nvml(name: str) -> Nvml:
 
 
 def _handle(library: Any, name: str) -> Any:
-    """Raises the library's NVMLError where no GPU is called so."""
+    """Returns NVML's handle of a GPU. Raises the library's NVMLError if there is no such GPU."""
     index = whole(name)
     if index is not None:
         return library.nvmlDeviceGetHandleByIndex(index)
@@ -146,19 +146,19 @@ class _Nvml:
     def throttles(self) -> tuple[str, ...]:
         try:
             reasons = self.library.nvmlDeviceGetCurrentClocksThrottleReasons(self.handle)
-        except self.library.NVMLError:  # a GPU, or a driver, that does not say
+        except self.library.NVMLError:  # not supported by this GPU or driver
             return ()
         return tuple(name for bit, name in _THROTTLES.items() if reasons & bit)
 
     def processes(self) -> tuple[GpuProcess, ...]:
         try:
             found = self.library.nvmlDeviceGetComputeRunningProcesses(self.handle)
-        except self.library.NVMLError:  # a GPU, or a driver, that does not say
+        except self.library.NVMLError:  # not supported by this GPU or driver
             return ()
         return tuple(GpuProcess(process.pid, process.usedGpuMemory) for process in found)
 
     def _answered(self, questions: Mapping[str, Callable[[], str | int | float]]) -> dict[str, str | int | float]:
-        """Those that this GPU and its driver have an answer to."""
+        """Returns the answers that this GPU and its driver support."""
         answers = {}
         for name, ask in questions.items():
             try:
@@ -172,18 +172,19 @@ def _as_version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-#: Without persistence mode it loads the driver first, which takes seconds a GPU.
+#: Without persistence mode nvidia-smi loads the driver first, which takes seconds for each GPU.
 _TIMEOUT_S = 60
 _GPU = re.compile(r"^GPU (\d+): (.+?) \(UUID: (GPU-[0-9a-fA-F-]+)\)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """
+    """A GPU that nvidia-smi shows.
+
     Attributes:
-        index: in the order of the PCI bus.
-        name: slug of what it calls itself: "NVIDIA_H200".
-        uuid: "GPU-..."; says which one it is in CUDA_VISIBLE_DEVICES, whatever the order of the others.
+        index: position on the PCI bus.
+        name: slug of its product name: "NVIDIA_H200".
+        uuid: "GPU-..."; identifies the GPU in CUDA_VISIBLE_DEVICES independently of the order.
     """
 
     index: int
@@ -192,28 +193,29 @@ class Gpu:
 
 
 def list_gpus() -> tuple[Gpu, ...]:
-    """The GPUs of this machine or container; none where there is no nvidia-smi, or no answer."""
+    """Returns the GPUs of this machine or container; () if nvidia-smi is missing or fails."""
     return parse_gpus(run_tool("nvidia-smi", "-L", timeout_s=_TIMEOUT_S))
 
 
 def driver_version() -> str:
-    """The driver's version, such as "550.54.15"; "" where there is no nvidia-smi, or no answer."""
+    """Returns the driver's version, such as "550.54.15"; "" if nvidia-smi is missing or fails."""
     told = run_tool("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", timeout_s=_TIMEOUT_S)
     return told.partition("\n")[0].strip()
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """What `nvidia-smi -L` prints: `GPU 0: NVIDIA H200 (UUID: GPU-...)`, and lines of MIG parts, which are left out."""
+    """Parses the lines `GPU 0: NVIDIA H200 (UUID: GPU-...)` of `nvidia-smi -L`; lines of MIG instances are left out."""
     return tuple(Gpu(int(index), slug(name), uuid) for index, name, uuid in _GPU.findall(text))
 
 
 @dataclass(frozen=True)
 class NvlinkIslands:
-    """
+    """Groups of GPUs that NVLink connects.
+
     Attributes:
-        size: GPUs that are joined to each other, where these are neighbours and as many everywhere; 1: none are.
-            None where nobody can tell, or where they are not.
-        why: what was found, in words.
+        size: number of neighbouring GPUs in each island, if all islands have the same size; 1: there is no NVLink;
+            None: not known, or islands of different sizes.
+        why: a description of what was found.
     """
 
     size: int | None
@@ -221,7 +223,7 @@ class NvlinkIslands:
 
 
 def find_nvlink_islands(devices: Sequence[DeviceSpec]) -> NvlinkIslands:
-    """Of GPUs, by how their processes are shown them."""
+    """Finds the NVLink islands of some GPUs."""
     try:
         import pynvml
     except ModuleNotFoundError:
@@ -230,7 +232,7 @@ def find_nvlink_islands(devices: Sequence[DeviceSpec]) -> NvlinkIslands:
         pynvml.nvmlInit()
         try:
             handles = [_nvlink_handle(pynvml, device) for device in devices]
-            return group_islands(len(handles), lambda one, other: _joined(pynvml, handles[one], handles[other]))
+            return group_islands(len(handles), lambda one, other: _connected(pynvml, handles[one], handles[other]))
         finally:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
@@ -238,7 +240,12 @@ def find_nvlink_islands(devices: Sequence[DeviceSpec]) -> NvlinkIslands:
 
 
 def group_islands(count: int, joined: Callable[[int, int], bool]) -> NvlinkIslands:
-    """The islands of GPUs 0 ... count - 1, by whether two of them are joined."""
+    """Returns the islands of GPUs 0 ... count - 1.
+
+    Args:
+        count: number of GPUs.
+        joined: whether NVLink connects two GPUs.
+    """
     if count < 2:
         return NvlinkIslands(None, "one GPU")
     pairs = {(one, other): joined(one, other) for one in range(count) for other in range(one + 1, count)}
@@ -265,23 +272,24 @@ def _nvlink_handle(library: Any, device: DeviceSpec) -> Any:
     return library.nvmlDeviceGetHandleByUUID(name)
 
 
-def _joined(library: Any, one: Any, other: Any) -> bool:
+def _connected(library: Any, one: Any, other: Any) -> bool:
     status = library.nvmlDeviceGetP2PStatus(one, other, library.NVML_P2P_CAPS_INDEX_NVLINK)
     return bool(status == library.NVML_P2P_STATUS_OK)
 
 
+#: Most process ids in a message.
 _NAMED = 3
 
 
 @dataclass(frozen=True)
 class GpuState:
-    """A GPU as it is now.
+    """The current state of a GPU.
 
     Attributes:
-        gpu: as CUDA_VISIBLE_DEVICES names it.
-        readings: temperature, power, clocks, utilization, why it is throttled; in the units of their names.
-        others: processes on it that are not the session's.
-        throttles: why its clocks are lower than they could be; () where they are not.
+        gpu: the GPU's entry in CUDA_VISIBLE_DEVICES.
+        readings: temperature, power, clocks, utilization, throttling; units are in the names.
+        others: processes on the GPU that do not belong to the session.
+        throttles: why the clocks are lowered; () if they are not.
     """
 
     gpu: str
@@ -307,9 +315,10 @@ def gpu_states(devices: Sequence[DeviceSpec], own: Collection[int], opened: bool
     """Returns the state of each GPU among some devices.
 
     Args:
+        devices: devices of any kind.
         own: ids of the session's processes.
-        opened: whether one of them may be on a GPU. In a container the driver may number processes as the host does:
-            from then on a process that is not in /proc may be the session's, and is not counted.
+        opened: whether a process of the session may use a GPU. In a container the driver may report the host's process
+            ids; then a process that is not in /proc may belong to the session, and is not counted.
     """
     states = []
     for device in devices:

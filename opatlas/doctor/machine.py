@@ -131,7 +131,7 @@ def cuda(target: Target) -> Verdict:
             )
     import torch
 
-    from opatlas.devices.probe import probe
+    from opatlas.devices.device import probe
 
     facts: dict[str, Fact] = {"nvidia_smi": driver, "devices": nodes, "torch_cuda": str(torch.version.cuda)}
     if torch.version.cuda is None:

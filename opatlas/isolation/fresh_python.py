@@ -1,41 +1,46 @@
-"""A Python of its own for one of our modules, which imports nothing from the working folder."""
+"""Starts one of our modules in a Python of its own, which imports nothing from the working folder.
+
+This file is also the script that such a Python runs: `python .../fresh_python.py MODULE ARGUMENT...` does what
+`python -m MODULE` does. `-m` would search the working folder first for every import, `-P` needs Python 3.11, and the
+command line of msprof may hold no quotes.
+"""
 
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 _ROOT = Path(__file__).parents[2]
-_RUN_MODULE = Path(__file__).with_name("run_module.py")
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Returns the command that runs a module. Python's own -m looks for every import in the working folder first."""
-    return [sys.executable, str(_RUN_MODULE), module, *arguments]
+    """Returns the command that runs a module without the working folder on its import path."""
+    return [sys.executable, __file__, module, *arguments]
 
 
 def import_environment() -> dict[str, str]:
     """Returns this process's environment, with our packages first on PYTHONPATH.
 
-    An empty entry of PYTHONPATH, which is the working folder, is left out.
+    Empty entries of PYTHONPATH, which stand for the working folder, are left out.
     """
     entries = [str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(entries)}
 
 
 def import_paths() -> tuple[str, ...]:
-    """Returns where this process finds modules, for another process to look there too; not the working folder as ""."""
+    """Returns the import path of this process, for a process that it starts; without "", the working folder."""
     return tuple(filter(None, sys.path))
 
 
 def forget_imports_from(folder: Path, *, unless_below: Sequence[Path]) -> None:
-    """Takes a folder, and what is below, out of this process's import path.
+    """Removes a folder, and all folders below it, from this process's import path.
 
     Args:
-        folder: holds data, and perhaps modules that somebody else put there.
-        unless_below: the folders whose code the user runs; entries stay if one of these folders is in `folder` itself.
+        folder: a folder of data, which may hold modules of unknown origin.
+        unless_below: folders whose code the user runs; nothing is removed if one of them lies in `folder`.
     """
     if not any(_is_below(own, folder) for own in unless_below):
         sys.path[:] = [entry for entry in sys.path if not _is_below(Path(entry), folder)]
@@ -43,3 +48,9 @@ def forget_imports_from(folder: Path, *, unless_below: Sequence[Path]) -> None:
 
 def _is_below(path: Path, folder: Path) -> bool:
     return folder.resolve() in (path.resolve(), *path.resolve().parents)
+
+
+if __name__ == "__main__":
+    _HERE = str(Path(__file__).resolve().parent)
+    sys.path[:] = [entry for entry in sys.path if entry and os.path.realpath(entry) != _HERE]
+    runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)

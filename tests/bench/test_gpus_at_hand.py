@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from opatlas.devices import discovery as at_hand
-from opatlas.devices import vendor_tools as tools
+from opatlas.devices import system
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices, database_name, device_environment
 from opatlas.devices.nvidia import Gpu, parse_gpus
@@ -39,10 +39,10 @@ def machine(monkeypatch, tmp_path):
         program.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setattr(at_hand, "cuda_version", lambda: cuda)
-        tools._run.cache_clear()
+        system._run.cache_clear()
 
     yield make
-    tools._run.cache_clear()
+    system._run.cache_clear()
 
 
 def pins(specs):
@@ -75,7 +75,7 @@ def test_a_torch_without_cuda_replays_on_the_cpu_unless_the_gpu_is_asked_for(mac
 def test_an_nvidia_smi_that_fails_shows_none(machine):
     machine("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", code=9)
     assert [spec.kind for spec in available_devices(None)] == ["cpu"]
-    with pytest.raises(OpAtlasError, match=r"--device cuda: there is no NVIDIA GPU here .*--gpus all"):
+    with pytest.raises(OpAtlasError, match=r"^--device cuda: .*--gpus all"):
         available_devices("cuda")
 
 
@@ -104,14 +104,14 @@ def test_gpus_that_are_hidden_on_purpose_are_not_at_hand(machine, monkeypatch, h
     machine(TWO)
     monkeypatch.setenv(VARIABLE, hidden)
     assert [spec.kind for spec in available_devices(None)] == ["cpu"]
-    with pytest.raises(OpAtlasError, match="shows none of the 2 GPUs here"):
+    with pytest.raises(OpAtlasError, match=r"^CUDA_VISIBLE_DEVICES .*2 GPUs"):
         available_devices("cuda")
 
 
 def test_of_different_gpus_one_kind_is_to_be_named(machine):
     machine(MIXED)
-    with pytest.raises(OpAtlasError, match=f"{H100} and {H200}, .*name one with --device"):
+    with pytest.raises(OpAtlasError, match=f"{H100} and {H200}.*--device"):
         available_devices(None)
     assert pins(available_devices(H100)) == ["GPU-11111111-8a20-1476-0a48-dc80e3dc8688"]
-    with pytest.raises(OpAtlasError, match=f"--device NVIDIA_A100 is not among the visible GPUs .{H100}, {H200}."):
+    with pytest.raises(OpAtlasError, match=f"^--device NVIDIA_A100 .*{H100}, {H200}"):
         available_devices("NVIDIA_A100")

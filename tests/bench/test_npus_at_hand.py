@@ -74,7 +74,7 @@ def test_the_cpu_of_a_machine_with_npus_can_be_asked_for(machine):
 
 def test_an_npu_that_is_not_there_is_refused(machine):
     machine()
-    with pytest.raises(OpAtlasError, match=f"--device {A3_752T}: there is no NPU here .* in a container, pass"):
+    with pytest.raises(OpAtlasError, match=f"--device {A3_752T}:.*/davinci0"):
         available_devices(A3_752T)
 
 
@@ -87,7 +87,7 @@ def test_npus_that_are_hidden_on_purpose_are_not_at_hand(machine, monkeypatch):
 def test_a_variable_that_shows_none_is_named(machine, monkeypatch):
     machine(A3, nodes=4)
     monkeypatch.setenv(VARIABLE, "4")
-    with pytest.raises(OpAtlasError, match=f"{VARIABLE} shows none of the 4 NPUs here: unset it"):
+    with pytest.raises(OpAtlasError, match=f"^{VARIABLE} .*4 NPUs"):
         available_devices(None)
 
 
@@ -114,19 +114,19 @@ def test_a_name_must_fit_the_chip(machine, answers, fitting):
         if name in fitting:
             assert available_devices(name)[0].name == name
         else:
-            with pytest.raises(OpAtlasError, match=rf"--device {name}: npu-smi shows \w.*; it fits --device"):
+            with pytest.raises(OpAtlasError, match=rf"^--device {name}: "):
                 available_devices(name)
     if len(fitting) == 1:
         assert database_name(available_devices(None)) in fitting
     else:
-        with pytest.raises(OpAtlasError, match=r"cannot be told from its chip .npu-smi shows .*name it with --device"):
+        with pytest.raises(OpAtlasError, match=r"--device \w+ or \w+.*--database-path"):
             database_name(available_devices(None))
 
 
 def test_without_npu_smi_a_name_is_believed_and_none_is_asked_for(machine):
     machine(nodes=2)
     assert {spec.name for spec in available_devices(A3_752T)} == {A3_752T}
-    with pytest.raises(OpAtlasError, match="npu-smi, which would tell, is not on PATH or fails"):
+    with pytest.raises(OpAtlasError, match=r"npu-smi is not on PATH.*--device"):
         database_name(available_devices(None))
 
 

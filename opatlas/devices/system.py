@@ -1,4 +1,4 @@
-"""What the command-line tools of drivers print."""
+"""Reads files of the operating system and the output of vendors' command-line tools."""
 
 from __future__ import annotations
 
@@ -6,12 +6,23 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
-from opatlas.text import whole
+
+def read_text(path: Path) -> str:
+    """Returns the text of a file; "" if the file does not exist or this process may not read it."""
+    try:
+        # Names of mounts and processes may have any encoding.
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def run_tool(tool: str, *arguments: str, timeout_s: float) -> str:
-    """What a tool prints, asked once in a process; "" where it is not on PATH, fails, or does not answer in time."""
+    """Returns what a tool prints; "" if it is not on PATH, fails, or takes longer than `timeout_s`.
+
+    A tool is run once in a process for the same arguments.
+    """
     executable = shutil.which(tool)
     return "" if executable is None else _run(executable, arguments, timeout_s)
 
@@ -25,8 +36,3 @@ def _run(executable: str, arguments: Sequence[str], timeout_s: float) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
-
-
-def parse_whole(text: str | None) -> int | None:
-    """Of what a tool prints; None for other words, or none."""
-    return None if text is None else whole(text)
