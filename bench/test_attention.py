@@ -15,7 +15,7 @@ from opatlas.engine.inputs.attention import (
     VALUE,
     with_operator_shapes,
 )
-from opatlas.engine.inputs.sequences import expect_slots, given, lengths_tensor
+from opatlas.engine.inputs.sequences import expect_slots, has_input, lengths_tensor
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_SHAPES
 
@@ -72,8 +72,8 @@ def test_ring_mla(row, replay):
         )
     if not k[1] or q[1] % k[1] or q_rope[-1] != k_rope[-1]:
         raise row.refuse(INPUT_SHAPES, "the heads or rope parts of queries and keys do not go together", "correct them")
-    later = given(row, 13)
-    if later != given(row, 14):
+    later = has_input(row, 13)
+    if later != has_input(row, 14):
         raise row.refuse(INPUT_SHAPES, "slots 13 and 14, of an earlier step, belong together", "restore the other")
     if not later and q[0] != k[0]:
         raise row.refuse(INPUT_SHAPES, "a first step is causal, and has as many queries as keys", "correct the shapes")

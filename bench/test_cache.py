@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from opatlas.engine.inputs import operands as resolve
-from opatlas.engine.inputs.sequences import dealt, expect_slots, given
+from opatlas.engine.inputs import operands
+from opatlas.engine.inputs.sequences import expect_slots, has_input, split_evenly
 from opatlas.engine.registry import replays
 from opatlas.model.errors import Unsupported
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
@@ -45,7 +45,7 @@ def test_kv_rmsnorm_rope_cache(row, replay):
 
     Outputs 2 and 3, what was written, are there where attention uses them at once (in prefill).
     """
-    if any(given(row, slot) for slot in range(7, len(row.input_slots))):
+    if any(has_input(row, slot) for slot in range(7, len(row.input_slots))):
         raise Unsupported("caches that are quantized, and values of their own (slots 7 to 11), are not replayed")
     expect_slots(row, range(7), range(7, 12))
     kv, gamma, cos = (row.shape(slot) for slot in range(3))
@@ -59,7 +59,7 @@ def test_kv_rmsnorm_rope_cache(row, replay):
     batch, _, tokens, size = kv
     rotary = size - gamma[0]
     angles = (batch, 1, tokens, rotary)
-    if cos != row.shape(3) or cos[-1:] != (rotary,) or resolve.broadcast([cos, angles]) != angles or len(cos) != 4:
+    if cos != row.shape(3) or cos[-1:] != (rotary,) or operands.broadcast([cos, angles]) != angles or len(cos) != 4:
         raise row.refuse(
             INPUT_SHAPES,
             f"slots 2 (cos) and 3 (sin) must be {angles}, or with 1 for an axis",
@@ -121,7 +121,7 @@ def test_paged_cache_load(row, replay):
             "correct one of the two shapes",
         )
     (sequences, width), block_size = table, caches[0][1]
-    used = dealt(tokens[0], sequences)
+    used = split_evenly(tokens[0], sequences)
     blocks = [-(-length // block_size) for length in used]
     if max(blocks) > width or caches[0][0] < 1:
         raise row.refuse(

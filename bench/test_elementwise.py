@@ -48,12 +48,12 @@ def test_real_div(row, replay):
 
 @replays("FloorDiv", "FloorDivAiCore", npu="torch.floor_divide")
 def test_floor_div(row, replay):
-    replay(impl.floor_divide, *row.whole_operands((-20, 20), (1, 8)), expected=formulas.floor_divide)
+    replay(impl.floor_divide, *row.integer_operands((-20, 20), (1, 8)), expected=formulas.floor_divide)
 
 
 @replays("FloorMod", "FloorModAiCore", npu="torch.remainder")
 def test_floor_mod(row, replay):
-    replay(impl.remainder, *row.whole_operands((-20, 20), (1, 8)), expected=formulas.floor_modulo)
+    replay(impl.remainder, *row.integer_operands((-20, 20), (1, 8)), expected=formulas.floor_modulo)
 
 
 @replays("Pows", "PowsAiCore", npu="torch.pow")
@@ -111,11 +111,11 @@ def test_clamp(row, replay):
     row.expect_inputs(3)
     row.expect_broadcast()
     row.expect_output_like(0)
-    x = row.whole(0, -8, 8)
+    x = row.integers(0, -8, 8)
     if all(row.shape(slot) in ((), (1,)) for slot in (1, 2)):
         replay(impl.clamp, x, 2, 5, expected=formulas.clamp)
     else:
-        replay(impl.clamp, x, row.whole(1, 1, 3), row.whole(2, 4, 6), expected=formulas.clamp)
+        replay(impl.clamp, x, row.integers(1, 1, 3), row.integers(2, 4, 6), expected=formulas.clamp)
 
 
 @replays("Sin", "SinAiCore", npu="torch.sin")
@@ -132,7 +132,7 @@ def test_cos(row, replay):
 def test_cast(row, replay):
     dtype = row.output_dtype()
     if row.output_slots[0].dtype == "BOOL":
-        x = row.whole(0, 0, 2)
+        x = row.integers(0, 0, 2)
     elif dtype.is_floating_point:
         x = row.only_input()
     else:

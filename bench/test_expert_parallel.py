@@ -6,13 +6,16 @@ import math
 from functools import lru_cache
 
 from opatlas.engine.expert_parallel import RankValues, ep_size, expect_hccl_buffer
-from opatlas.engine.inputs import operands as resolve
-from opatlas.engine.inputs.dispatch_ffn_combine import Experts, LayerSlots, group_of_layer, needed_bytes
-from opatlas.engine.inputs.moe_distribute import (
+from opatlas.engine.inputs import operands
+from opatlas.engine.inputs.experts import (
+    GroupWeights,
+    LayerSlots,
     combined,
     dispatched,
     group_of_combine,
     group_of_dispatch,
+    group_of_layer,
+    needed_bytes,
 )
 from opatlas.engine.inputs.operands import LARGEST, scale_range
 from opatlas.engine.registry import replays
@@ -88,22 +91,23 @@ def test_dispatch_ffn_combine(row, replay, group, custom_opp):
 
     def matrices_of(drawn):
         rank, whole = (3 if stacked else 2), (LARGEST if integers else None)
-        return [[drawn.matrices(slot, rank=rank, whole=whole) for slot in own] for own in slots.weights]
+        return [[drawn.matrices(slot, rank=rank, largest=whole) for slot in own] for own in slots.weights]
 
     def by_expert(tensors):
         return tensors[0] if stacked else tensors
 
     @lru_cache(maxsize=1)
     def weights_of(rank):
-        return [by_expert(one) for one in (own if rank == group.rank else matrices_of(row.of_rank(rank)))]
+        return [by_expert(one) for one in (own if rank == group.rank else matrices_of(row.for_rank(rank)))]
 
     def ids_of(rank):
-        return row.of_rank(rank).expert_ids(slots.experts, experts * group.size, first=rank * math.prod(chosen))
+        return row.for_rank(rank).expert_ids(slots.experts, experts * group.size, first=rank * math.prod(chosen))
 
-    drawn = row.of_rank(group.rank)
+    drawn = row.for_rank(group.rank)
     own = matrices_of(drawn)
     of_all = {
-        f"weight{which + 1}": [Experts(weights_of, which, per_rank=experts, ranks=group.size)] for which in range(2)
+        f"weight{which + 1}": [GroupWeights(weights_of, which, per_rank=experts, ranks=group.size)]
+        for which in range(2)
     } | {f"scale{i}": [[*by_expert(one)] * group.size] for i, one in enumerate(scales, 1) if integers}
     replay(
         impl.dispatch_ffn_combine,
@@ -123,7 +127,7 @@ def test_dispatch_ffn_combine(row, replay, group, custom_opp):
         x_active_mask=row.filled(x[:1], "BOOL", True) if slots.has_mask else None,
         overwrites=["out", "expert_token_nums"],
         output_slots=range(2 if counted else 1),
-        expected=formulas.dispatch_ffn_combine.given(
+        expected=formulas.dispatch_ffn_combine.bind(
             **of_all, arriving=[ids_of(rank) - group.rank * experts for rank in range(group.size)]
         ),
     )
@@ -179,7 +183,7 @@ def _dispatch(row, replay, group, kernel):
     optional |= _mask(row, 3, found)
     if row.has(4):
         row.assume(_ALGORITHM)
-        optional["expert_scales"] = row.of_rank(group.rank).tensor(4, 0.1, 1.0)
+        optional["expert_scales"] = row.for_rank(group.rank).tensor(4, 0.1, 1.0)
     reference = formulas.moe_distribute_dispatch_quantized if quantized else formulas.moe_distribute_dispatch
     replay(
         kernel,
@@ -189,7 +193,7 @@ def _dispatch(row, replay, group, kernel):
         **optional,
         quant_mode=2 if quantized else 0,
         output_slots={0: 0, 1: 1, 3: 3} if quantized else {0: 0, 3: 3},
-        expected=reference.given(
+        expected=reference.bind(
             chosen=[_tokens_of(row, found, rank)[1] for rank in range(group.size)],
             first=group.rank * found.experts,
             experts=found.experts,
@@ -216,7 +220,7 @@ def _combine(row, replay, group, kernel, dispatch, told_as):
     row.expect_shapes({4: (found.tokens, found.top_k)})
     tp = row.shape(5)[0] if row.has(5) and row.shape(5) else 0
     x, chosen = _tokens_of(row, found, group.rank, ids_slot=1, x_shape=(found.tokens, found.width))
-    weights = row.of_rank(group.rank).tensor(4, 0.1, 1.0)
+    weights = row.for_rank(group.rank).tensor(4, 0.1, 1.0)
     mask, of_group = _mask(row, 6, found), _of_group(group, found, tp)
     sent = {}
     if row.has(10):
@@ -239,7 +243,7 @@ def _combine(row, replay, group, kernel, dispatch, told_as):
         **mask,
         tp_send_counts=of_tp if row.has(5) else None,
         expand_scales=sent_weights if row.has(10) else None,
-        expected=formulas.moe_distribute_combine.given(tokens=x, factors=factors),
+        expected=formulas.moe_distribute_combine.bind(tokens=x, factors=factors),
     )
 
 
@@ -254,7 +258,7 @@ def _expect_group(row, group, found):
 
 def _tokens_of(row, found, rank, ids_slot=1, x_shape=None):
     """A rank's tokens and their experts."""
-    drawn = row.of_rank(rank)
+    drawn = row.for_rank(rank)
     ids = drawn.expert_ids(ids_slot, found.all_experts, first=rank * found.tokens * found.top_k)
     return drawn.tensor(0, shape=x_shape), ids
 
@@ -301,5 +305,5 @@ def _of_experts(row, slots):
     shape = shapes.pop()
     if shapes:
         return ()
-    plain = resolve.nz_shape(shape) if len(shape) > 3 else shape
+    plain = operands.nz_shape(shape) if len(shape) > 3 else shape
     return (len(slots), *plain) if len(plain) == 2 else plain if len(slots) == 1 else ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opatlas.engine.inputs import operands as resolve
+from opatlas.engine.inputs import operands
 from opatlas.engine.inputs.operands import (
     LARGEST,
     bias,
@@ -39,7 +39,7 @@ def test_moe_gating_top_k(row, replay):
     if len(row.input_slots) == 2:
         row.expect_shape(1, logits[1:], what="bias")
         # 0 or 1, and logits that differ: no two experts score so alike that rounding would choose.
-        how = {"norm_type": 1, "bias": row.whole(1, 0, 1)}
+        how = {"norm_type": 1, "bias": row.integers(1, 0, 1)}
         if logits[1] == 256 and k <= 128:
             how |= {"k_group": 4, "group_count": 8, "group_select_mode": 1}
     row.assume("DeepSeek-V3's choice of experts" if "bias" in how else "softmax over one group of experts")
@@ -110,7 +110,7 @@ def test_grouped_matmul(row, replay):
         raise Unsupported("GroupedMatmul is replayed for operands of one kind, both INT8 or both real numbers")
     row.expect_shapes({2: (experts, n), 3: (experts, n), 7: (experts,), 8: (m,)})
     whole = LARGEST if quantized else None
-    weight = row.matrices(1, rank=3, whole=whole)
+    weight = row.matrices(1, rank=3, largest=whole)
     given = {"bias": [bias(row, 2, k)]} if row.has(2) else {}
     if quantized:
         if row.has(3):
@@ -125,7 +125,7 @@ def test_grouped_matmul(row, replay):
             given["output_dtype"] = row.output_dtype()
     replay(
         impl.grouped_matmul,
-        [row.matrices(0, rank=2, whole=whole)],
+        [row.matrices(0, rank=2, largest=whole)],
         [weight.mT if transposed else weight],
         **given,
         group_list=row.group_list(7, m),
@@ -148,10 +148,10 @@ def test_grouped_matmul_swiglu_quant(row, replay):
     if any(row.has(slot) for slot in range(2, last - 3)):
         raise Unsupported("GroupedMatmulSwigluQuant is replayed without a bias and an offset, as its call takes none")
     row.expect_shapes({last - 3: (experts, n), last - 2: (m,), last - 1: (experts,)})
-    weight = row.matrices(1, rank=3, whole=LARGEST)
+    weight = row.matrices(1, rank=3, largest=LARGEST)
     replay(
         impl.grouped_matmul_swiglu_quant,
-        row.matrices(0, rank=2, whole=LARGEST),
+        row.matrices(0, rank=2, largest=LARGEST),
         weight.mT if transposed else weight,
         row.group_list(last - 1, m),
         row.tensor(last - 3, *scale_range(k)),
@@ -164,13 +164,13 @@ def test_grouped_matmul_swiglu_quant(row, replay):
 def _grouped(row, *, halves=False):
     """Whether the weights are stored as (E, N, K); (M, K); (E, N). With `halves` the output has N / 2 columns."""
     x, stored, y = row.shape(0), row.shape(1), row.output_shape()
-    weight = resolve.nz_shape(stored) if len(stored) == 5 else stored
+    weight = operands.nz_shape(stored) if len(stored) == 5 else stored
     if not len(x) == len(y) == 2 or len(weight) != 3:
         raise row.refuse(
             INPUT_SHAPES, "it takes x (M, K) and weights (E, K, N), or of five axes in FRACTAL_NZ", "correct the shapes"
         )
     wanted = (y[0], y[1] * 2 if halves else y[1])
-    fitting = resolve.matrix_product(x, weight[1:], wanted, transposed_b_first=False)
+    fitting = operands.matrix_product(x, weight[1:], wanted, transposed_b_first=False)
     if fitting is None or fitting[0]:
         whole_layer = x == y and x[1] in weight[1:]
         raise row.refuse(

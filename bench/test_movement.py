@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opatlas.engine.inputs import operands as resolve
+from opatlas.engine.inputs import operands
 from opatlas.engine.registry import replays
 from opatlas.model.errors import Unsupported
 from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, OUTPUT_SHAPES
@@ -104,12 +104,12 @@ def test_transpose(row, replay):
     row.expect_inputs(1, 2)
     x = row.tensor(0)
     row.expect_list(1, x.dim(), "the axes")
-    permutation = resolve.permutation(tuple(x.shape), row.output_shape())
+    permutation = operands.permutation(tuple(x.shape), row.output_shape())
     if permutation is None:
         raise row.refuse(
             OUTPUT_SHAPES, f"these are not the axes of the input {tuple(x.shape)}", "correct one of the shapes"
         )
-    if not resolve.permutation_is_unique(row.shape(0)):
+    if not operands.permutation_is_unique(row.shape(0)):
         row.assume(f"axes {list(permutation)}, of several orders that fit the shapes")
     replay(impl.transpose_copy, x, list(permutation), expected=formulas.transpose_copy)
 
@@ -117,7 +117,7 @@ def test_transpose(row, replay):
 @replays("ConcatD", npu="torch.cat")
 def test_concat(row, replay):
     parts = row.inputs()
-    axis = resolve.concatenation([tuple(part.shape) for part in parts], row.output_shape()) if parts else None
+    axis = operands.concatenation([tuple(part.shape) for part in parts], row.output_shape()) if parts else None
     if axis is None:
         raise row.refuse(
             INPUT_SHAPES,
@@ -132,7 +132,7 @@ def test_broadcast_to(row, replay):
     row.expect_inputs(1, 2)
     x, shape = row.tensor(0), row.output_shape()
     row.expect_list(1, len(shape), "the output's sizes")
-    if resolve.broadcast([tuple(x.shape), shape]) != shape:
+    if operands.broadcast([tuple(x.shape), shape]) != shape:
         raise row.refuse(OUTPUT_SHAPES, f"the input {tuple(x.shape)} does not broadcast to it", "correct one of them")
     replay(impl.broadcast_to, x, list(shape), expected=formulas.broadcast_to)
 
@@ -142,7 +142,7 @@ def test_tile(row, replay):
     row.expect_inputs(1, 2)
     x = row.tensor(0)
     row.expect_list(1, len(row.output_shape()), "the repetitions")
-    repeats = resolve.repetition(tuple(x.shape), row.output_shape())
+    repeats = operands.repetition(tuple(x.shape), row.output_shape())
     if repeats is None:
         raise row.refuse(
             OUTPUT_SHAPES, f"its axes are not multiples of those of the input {tuple(x.shape)}", "correct one of them"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opatlas.engine.inputs import operands as resolve
+from opatlas.engine.inputs import operands
 from opatlas.engine.registry import replays
 from opatlas.model.schema import INPUT_SHAPES, OUTPUT_SHAPES
 
@@ -78,7 +78,7 @@ def test_lp_norm(row, replay):
     Where there is no LpNormV2 (910A, 310P) the call launches LpNormReduceV2, then LpNormUpdateV2.
     """
     row.expect_inputs(1)
-    reduction = resolve.reduction(row.shape(0), row.output_shape())
+    reduction = operands.reduction(row.shape(0), row.output_shape())
     if reduction is None or len(reduction[0]) == 0 < len(row.shape(0)):
         raise row.refuse(
             OUTPUT_SHAPES, f"no norm over axes of the input {row.shape(0)} has this shape", "correct one of the shapes"

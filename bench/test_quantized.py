@@ -22,7 +22,7 @@ def test_quant_matmul(row, replay):
     row.expect_inputs(2, 3, 4, 5, 6)
     expect_int8(row, 0, 1)
     rank = 2 if len(row.shape(0)) == 2 else None
-    a, b = row.matrices(0, whole=LARGEST), row.matrices(1, rank=rank, whole=LARGEST)
+    a, b = row.matrices(0, largest=LARGEST), row.matrices(1, rank=rank, largest=LARGEST)
     x1, x2 = factors(row, a, b, transposed_b_first=False)
     (m, k), n = x1.shape[-2:], x2.shape[-1]
     if row.has(2):

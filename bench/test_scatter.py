@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from opatlas.engine.inputs import operands as resolve
+from opatlas.engine.inputs import operands
 from opatlas.engine.inputs.operands import gathered_axis, indexed_axes
 from opatlas.engine.registry import replays
 from opatlas.model.errors import Unsupported
@@ -88,11 +88,11 @@ def test_index_put(row, replay):
     target, axes = row.shape(0), indexed_axes(row, list_slot=2, first_slot=4)
     slots = range(4, 4 + len(axes))
     shapes = [row.shape(slot) for slot in slots]
-    place = resolve.broadcast(shapes)
+    place = operands.broadcast(shapes)
     if place is None:
         raise row.refuse(INPUT_SHAPES, "the index tensors (slot 4 on) do not broadcast", "correct their shapes")
     written = target[: axes.start] + place + target[axes.stop :]
-    if resolve.broadcast([row.shape(1), written]) != written:
+    if operands.broadcast([row.shape(1), written]) != written:
         raise row.refuse(
             INPUT_SHAPES, f"slot 1 (what is written) does not broadcast to {written}", "correct one of the shapes"
         )

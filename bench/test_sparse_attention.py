@@ -7,10 +7,10 @@ from itertools import accumulate
 
 from opatlas.engine.inputs.attention import RANGE
 from opatlas.engine.inputs.sequences import (
-    dealt,
-    even_pages,
+    assign_pages,
     expect_slots,
     lengths_tensor,
+    split_evenly,
     spread_positions,
 )
 from opatlas.engine.registry import replays
@@ -126,10 +126,10 @@ def _sequences(row, query, cache, *, table_slot, length_slots):
         raise row.refuse(
             INPUT_SHAPES, f"no {table[0]} sequences of queries in a cache fit slots 0 and 1", "correct them"
         )
-    queries = dealt(query[0], table[0])
+    queries = split_evenly(query[0], table[0])
     if table[0] > 1:
         row.assume(f"{query[0]} queries are dealt out evenly to {table[0]} sequences")
-    keys = even_pages(row, table, cache[0], cache[1])
+    keys = assign_pages(row, table, cache[0], cache[1])
     used = [math.ceil(length / cache[1]) for length in keys]
     if len(keys) != table[0] or max(used) > table[1] or any(kv < own for own, kv in zip(queries, keys, strict=True)):
         raise row.refuse(

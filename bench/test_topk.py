@@ -43,5 +43,5 @@ def test_apply_top_k_top_p(row, replay, custom_opp):
     if "p" in given:
         limits["p"] = row.tensor(2, 0.5, 0.99)
     if "k" in given:
-        limits["k"] = row.whole(3, 1, min(_LARGEST_K, logits.shape[1]))
+        limits["k"] = row.integers(3, 1, min(_LARGEST_K, logits.shape[1]))
     replay(impl.apply_top_k_top_p, logits, **limits, expected=formulas.apply_top_k_top_p)

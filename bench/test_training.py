@@ -111,7 +111,7 @@ def test_dropout(row, replay):
     row.expect_dtype(1, "UINT8")
     row.assume(f"a share of {DROPPED} is dropped")
     row.expect_list(1, -(-x.numel() // 128) * 16, "a bit for each number of slot 0, in groups of 128")
-    replay(impl.dropout_by_mask, x, row.whole(1, 0, 255), DROPPED, expected=formulas.dropout_by_mask)
+    replay(impl.dropout_by_mask, x, row.integers(1, 0, 255), DROPPED, expected=formulas.dropout_by_mask)
 
 
 @replays("ApplyAdamWV2", npu="torch._fused_adamw_")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.expectations import Rounded
+from opatlas.engine.check import Rounded
 from opatlas.engine.formula import (
     each,
     first_rows,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy
 import torch
 
-from opatlas.engine.expectations import Picks
+from opatlas.engine.check import Picks
 from opatlas.engine.formula import per_element, per_row
 
 At = tuple[torch.Tensor, ...]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import torch
 
-from opatlas.engine.expectations import Picks, Rounded
+from opatlas.engine.check import Picks, Rounded
 from opatlas.engine.formula import (
     each,
     per_element,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.expectations import Rounded
+from opatlas.engine.check import Rounded
 from opatlas.engine.formula import per_element, per_row, to_float64
 
 from .matmul import within

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.expectations import Largest
+from opatlas.engine.check import Largest
 from opatlas.engine.formula import Draw, Part, parts
 
 from .attention import attention_of, index_of

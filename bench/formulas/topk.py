@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from opatlas.engine.expectations import Picks
+from opatlas.engine.check import Picks
 from opatlas.engine.formula import per_row
 
 

@@ -18,11 +18,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from opatlas.engine.expectations import Comparison, Expected
+from opatlas.engine.check import Comparison, Expected, Formula
 from opatlas.model.errors import WrongResult
 
 #: Elements of one result that are checked when it has more. At 4096 a formula that is wrong in
@@ -34,19 +34,6 @@ READ_INPUTS = 1 << 20
 _LEAST_ELEMENTS = 64
 #: However wide a row is, so many are checked: the first and the last alone would miss what is wrong between them.
 _LEAST_ROWS = 8
-
-
-class Formula(Protocol):
-    """A reference that can be evaluated where a result is checked."""
-
-    @property
-    def name(self) -> str: ...
-
-    def compare(
-        self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
-    ) -> list[Comparison]:
-        """What `results`, computed from the arguments, should be, at all or at sampled elements."""
-        ...
 
 
 def pointwise(function: Callable[..., Any]) -> Formula:
@@ -213,12 +200,12 @@ class _Each:
     name: str
     formulas: tuple[Formula, ...]
 
-    def given(self, **keywords: Any) -> Formula:
+    def bind(self, **keywords: Any) -> Formula:
         """This formula with arguments besides, or instead of, those that the kernel was called with by name.
 
         A rank of a group computes with what the others send it; its reference is given that.
         """
-        return _Given(self.name, (self,), keywords)
+        return _Bound(self.name, (self,), keywords)
 
     def compare(
         self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
@@ -233,7 +220,7 @@ class _Each:
 
 
 @dataclass(frozen=True)
-class _Given:
+class _Bound:
     name: str
     formulas: tuple[Formula]
     keywords: dict[str, Any]

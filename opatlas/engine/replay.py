@@ -13,8 +13,7 @@ import torch
 from opatlas.devices.cpu import bounded_memory, host_available_bytes
 from opatlas.devices.device import Device
 from opatlas.engine.call_watch import InputWatch, count_operators, index_inputs, may_be_compiled
-from opatlas.engine.check import check, is_checked_on_host
-from opatlas.engine.formula import Formula
+from opatlas.engine.check import Formula, check, is_checked_on_host
 from opatlas.engine.group import ALONE, Group
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.job import RowOutcome

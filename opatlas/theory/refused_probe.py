@@ -19,7 +19,7 @@ from pathlib import Path
 from opatlas.devices.discovery import available_devices, database_name
 from opatlas.engine.expert_parallel import hccl_buffer_mib as buffer_mib
 from opatlas.engine.group_spec import GroupSpec
-from opatlas.engine.inputs.dispatch_ffn_combine import needed_bytes
+from opatlas.engine.inputs.experts import needed_bytes
 from opatlas.engine.job import Job
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import EVENTS, MeasureSettings

@@ -10,8 +10,7 @@ from opatlas.bench.implementations import torch as impl
 from replaying import DTYPES, OUTPUT, SHAPES, assert_mistake_is_caught, assert_refused
 from sample_rows_attention import INDEXER, LATENT, PACKED, PAGED, RING_MLA, ROWS, SPARSE, flash, flash_grad
 
-from opatlas.engine.check import check
-from opatlas.engine.expectations import Comparison, Largest
+from opatlas.engine.check import Comparison, Largest, check
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.inputs.sequences import spread_positions
 from opatlas.model.errors import WrongResult

@@ -10,8 +10,7 @@ import torch
 from opatlas.bench import formulas
 
 import opatlas.engine.formula
-from opatlas.engine.check import check
-from opatlas.engine.expectations import Picks, Rounded
+from opatlas.engine.check import Picks, Rounded, check
 from opatlas.engine.formula import (
     Draw,
     each,

@@ -16,12 +16,13 @@ from sample_rows_moe import BACK, LAYER, LAYER_BITS, ROWS, TOLD
 
 from opatlas.engine.expert_parallel import add_options, expect_hccl_buffer
 from opatlas.engine.group_spec import GroupSpec, add_node_options
-from opatlas.engine.inputs.dispatch_ffn_combine import Experts, group_of_layer
-from opatlas.engine.inputs.moe_distribute import (
+from opatlas.engine.inputs.experts import (
     Exchange,
+    GroupWeights,
     dispatched,
     group_of_combine,
     group_of_dispatch,
+    group_of_layer,
 )
 from opatlas.engine.inputs.row_slots import RowSlots
 from opatlas.model.errors import InvalidRow, MissingPrecondition
@@ -138,7 +139,7 @@ def test_numbers_are_whole(argument: str, words: str) -> None:
 
 
 def test_experts_are_counted_through_the_ranks() -> None:
-    experts = Experts(lambda rank: [[f"up {rank}.{i}" for i in range(3)], "down"], which=0, per_rank=3, ranks=2)
+    experts = GroupWeights(lambda rank: [[f"up {rank}.{i}" for i in range(3)], "down"], which=0, per_rank=3, ranks=2)
     assert list(experts) == ["up 0.0", "up 0.1", "up 0.2", "up 1.0", "up 1.1", "up 1.2"]
 
 

@@ -11,7 +11,7 @@ from replaying import assert_mistake_is_caught, assert_wrong, replay_row, types_
 from sample_rows import ROWS
 
 import opatlas.engine.runner
-from opatlas.engine.expectations import Largest, Picks, Rounded
+from opatlas.engine.check import Largest, Picks, Rounded
 from opatlas.engine.formula import Part
 from opatlas.engine.replay import Replay
 from opatlas.model.schema import Status

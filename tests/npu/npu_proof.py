@@ -22,7 +22,7 @@ import torch_npu
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opatlas.devices.npu_operators import resolve_npu_call
-from opatlas.engine.expectations import Comparison
+from opatlas.engine.check import Comparison
 from opatlas.engine.group import Group
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.registry import ReplaySpec, arguments_of, replay_spec

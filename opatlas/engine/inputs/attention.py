@@ -5,7 +5,7 @@ duration depends on these. What the Runtime columns record wins; what neither te
 
 - queries (TND): the tokens are dealt out to the sequences, the first ones get one more;
 - keys without a block table: the same;
-- keys in pages: see `opatlas.engine.inputs.sequences.even_pages`.
+- keys in pages: see `opatlas.engine.inputs.sequences.assign_pages`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from opatlas.engine.inputs.sequences import (
-    dealt,
-    even_pages,
-    given,
+    assign_pages,
+    has_input,
     runtime_number,
     runtime_numbers,
+    split_evenly,
 )
 from opatlas.model.schema import INPUT_DTYPES, INPUT_SHAPES, RUNTIME_PREFIX
 
@@ -333,7 +333,7 @@ class _Reader:
             return self.differences(recorded, key[0], column, KEY)
         lengths = recorded
         if lengths is None:
-            lengths, column = even_pages(self.row, table, key[0], block_size), _VALID_BLOCKS
+            lengths, column = assign_pages(self.row, table, key[0], block_size), _VALID_BLOCKS
         if len(lengths) != count:
             raise self.row.refuse(column, f"it tells {len(lengths)} sequences, and there are {count}", "correct it")
         if min(lengths) < 1:
@@ -349,7 +349,7 @@ class _Reader:
                 f"the {tokens} tokens of slot {slot} are dealt out evenly to {count} sequences ({column}, which "
                 f"fill-runtime fills, would tell)"
             )
-        return dealt(tokens, count)
+        return split_evenly(tokens, count)
 
     def differences(self, cumulative: Sequence[int], tokens: int, column: str, slot: int) -> list[int]:
         lengths = [end - start for start, end in zip([0, *cumulative], cumulative, strict=False)]
@@ -369,7 +369,7 @@ class _Reader:
 
     def shape(self, slot: int) -> Shape | None:
         """Of a slot that is there: an empty one with a dtype is an absent optional input here."""
-        return self.row.input_slots[slot].shape if given(self.row, slot) else None
+        return self.row.input_slots[slot].shape if has_input(self.row, slot) else None
 
     def needed(self, slot: int) -> Shape:
         shape = self.shape(slot)

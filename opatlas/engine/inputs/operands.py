@@ -53,7 +53,7 @@ def bias(row: ReplayRow, slot: int, k: int) -> torch.Tensor:
     if row.input_slots[slot].dtype != "INT32":
         return row.tensor(slot, -8.0, 8.0)
     reach = int(LARGEST**2 / 2 * max(k, 1) ** 0.5)
-    return row.whole(slot, -reach, reach)
+    return row.integers(slot, -reach, reach)
 
 
 def scale_range(k: int) -> tuple[float, float]:

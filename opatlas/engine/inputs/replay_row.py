@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from opatlas.engine.inputs import operands as resolve
+from opatlas.engine.inputs import operands
 from opatlas.engine.inputs.row_slots import RowSlots, is_blocked
 from opatlas.model.schema import INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
 from opatlas.model.signature import signature
@@ -44,7 +44,7 @@ class ReplayRow(RowSlots):
         # Tensors on "meta" have shapes and dtypes but no values, and no generator: calls are proven on them.
         self._generator = None if device.type == "meta" else torch.Generator(device=device).manual_seed(self.seed)
 
-    def of_rank(self, rank: int) -> ReplayRow:
+    def for_rank(self, rank: int) -> ReplayRow:
         """The same row as a rank of a group has it: the same values again, whoever asks for them."""
         return ReplayRow(self.kernel_type, self.cells, self.device, rank)
 
@@ -83,7 +83,7 @@ class ReplayRow(RowSlots):
         torch_dtype = self.input_dtype(slot)
         return self._random(self.shape(slot) if shape is None else shape, torch_dtype, low, high)
 
-    def whole(self, slot: int, low: int, high: int) -> torch.Tensor:
+    def integers(self, slot: int, low: int, high: int) -> torch.Tensor:
         """Whole numbers in low ... high, in the input slot's dtype, so that equal ones occur.
 
         Unsigned dtypes start at 0; booleans are true or false with equal odds.
@@ -123,19 +123,19 @@ class ReplayRow(RowSlots):
         self.expect_broadcast()
         return self.tensor(0, *first), self.tensor_or_number(1, *second)
 
-    def whole_operands(
+    def integer_operands(
         self, first: tuple[int, int] = (-8, 8), second: tuple[int, int] = (-8, 8)
     ) -> tuple[torch.Tensor, torch.Tensor | int]:
-        """As `operands`, but whole numbers; see `whole`."""
+        """As `operands`, but integers; see `integers`."""
         self.expect_inputs(1, 2)
         self.expect_broadcast()
-        return self.whole(0, *first), self.whole(1, *second) if len(self.input_slots) == 2 else SCALAR
+        return self.integers(0, *first), self.integers(1, *second) if len(self.input_slots) == 2 else SCALAR
 
     def destination(self, slot: int = 0) -> torch.Tensor:
         """Zeros in the shape and dtype of an output slot, for a kernel that writes into a tensor."""
         return torch.zeros(self.output_shape(slot), dtype=self.output_dtype(slot), device=self.device)
 
-    def matrices(self, slot: int, *, rank: int | None = None, whole: int | None = None) -> torch.Tensor:
+    def matrices(self, slot: int, *, rank: int | None = None, largest: int | None = None) -> torch.Tensor:
         """A random tensor of at least two axes, whose last two are a matrix.
 
         A FRACTAL_NZ slot (..., a, b, c, d) gives the matrices (..., b * c, a * d) that it stands
@@ -144,7 +144,7 @@ class ReplayRow(RowSlots):
         Args:
             rank: the axes it must have; a slot with two more is FRACTAL_NZ, whether or not the
                 capture has formats. None: any number, and only its format tells.
-            whole: the values are whole numbers in -whole ... whole; default: those of `tensor`.
+            largest: the values are integers in -largest ... largest; default: the values of `tensor`.
         """
         stored = self.input_slot(slot)
         blocked = is_blocked(stored, rank)
@@ -161,8 +161,8 @@ class ReplayRow(RowSlots):
             raise self.refuse(
                 INPUT_SHAPES, f"slot {slot} has {len(stored.shape)} axes instead of {wanted}", "correct its shape"
             )
-        values = self.tensor(slot) if whole is None else self.whole(slot, -whole, whole)
-        return self.in_format("FRACTAL_NZ", resolve.nz_matrix(values)) if blocked else values
+        values = self.tensor(slot) if largest is None else self.integers(slot, -largest, largest)
+        return self.in_format("FRACTAL_NZ", operands.nz_matrix(values)) if blocked else values
 
     def in_format(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor in an NPU's format; as it is on other devices, which have none."""

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import torch
 
-from opatlas.engine.inputs import operands as resolve
+from opatlas.engine.inputs import operands
 from opatlas.errors import CellError
 from opatlas.model.errors import InvalidRow, Unsupported
 from opatlas.model.schema import (
@@ -94,7 +94,7 @@ class RowSlots:
             rank: as for `ReplayRow.matrices`.
         """
         slot = self._output(0)
-        return resolve.nz_shape(slot.shape) if is_blocked(slot, rank) else slot.shape
+        return operands.nz_shape(slot.shape) if is_blocked(slot, rank) else slot.shape
 
     def expect_inputs(self, *counts: int) -> None:
         """Refuses a row whose number of input slots is not one of `counts`."""
@@ -157,7 +157,7 @@ class RowSlots:
     def expect_broadcast(self) -> None:
         """Refuses a row whose inputs do not broadcast to its output."""
         inputs = [slot.shape for slot in self.input_slots]
-        common = resolve.broadcast(inputs)
+        common = operands.broadcast(inputs)
         if common is None:
             raise self.refuse(INPUT_SHAPES, "the shapes do not broadcast to a common one", "correct one of them")
         if common != self.output_shape():

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from opatlas.engine.inputs.replay_row import ReplayRow
 
 
-def dealt(total: int, count: int) -> list[int]:
+def split_evenly(total: int, count: int) -> list[int]:
     """`total` dealt out to `count`, as evenly as whole numbers go, the larger shares first."""
     return [total // count + (i < total % count) for i in range(count)]
 
 
-def even_pages(row: ReplayRow, table: tuple[int, int], blocks: int, block_size: int) -> list[int]:
+def assign_pages(row: ReplayRow, table: tuple[int, int], blocks: int, block_size: int) -> list[int]:
     """Lengths of the sequences of a block table, of which no values are recorded.
 
     In this order: the blocks of `Runtime block_table_valid_blocks`, all full; for every sequence
@@ -52,7 +52,7 @@ def runtime_numbers(row: ReplayRow, name: str) -> list[int] | None:
     return _numbers(row, RUNTIME_PREFIX + name)
 
 
-def given(row: ReplayRow, slot: int) -> bool:
+def has_input(row: ReplayRow, slot: int) -> bool:
     """Whether the row has a tensor there: an empty slot with a dtype is an absent optional input of attention."""
     return slot < len(row.input_slots) and bool(row.input_slots[slot].shape)
 
@@ -60,9 +60,9 @@ def given(row: ReplayRow, slot: int) -> bool:
 def expect_slots(row: ReplayRow, needed: Sequence[int], optional: Sequence[int] = ()) -> None:
     """Refuses a row that lacks one of the `needed` input slots, or has others than these and the `optional` ones."""
     for slot in range(max(len(row.input_slots), max(needed) + 1)):
-        if slot in needed and not given(row, slot):
+        if slot in needed and not has_input(row, slot):
             raise row.refuse(INPUT_SHAPES, f"slot {slot} is missing", "restore it from the capture")
-        if slot not in needed and slot not in optional and given(row, slot):
+        if slot not in needed and slot not in optional and has_input(row, slot):
             raise row.refuse(INPUT_SHAPES, f"slot {slot} is used, which is not replayed", "correct it, if it is wrong")
 
 

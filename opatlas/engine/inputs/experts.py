@@ -1,46 +1,156 @@
-"""The sizes of an exchange of tokens, told from the shapes of a row. Imports no torch.
+"""What the shapes of an expert-parallel row tell: its slots, its sizes, and the group that it needs. Imports no torch.
 
-A capture records neither how many ranks share the experts nor how many experts there are: shapes tell.
-Source: op-plugin's pages of npu_moe_distribute_dispatch, _combine and their second versions.
+A capture records neither how many ranks share the experts nor how many experts there are. Sources: vllm-ascend,
+csrc/mc2/dispatch_ffn_combine/op_host/dispatch_ffn_combine_def.cpp; op-plugin's pages of npu_moe_distribute_dispatch,
+npu_moe_distribute_combine and their second versions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opatlas.engine.expert_parallel import DEFAULT_EP_SIZE, ep_group, ep_size, moe_distribute_bytes
+from opatlas.engine.expert_parallel import (
+    DEFAULT_EP_SIZE,
+    dispatch_ffn_combine_bytes,
+    ep_group,
+    ep_size,
+    moe_distribute_bytes,
+)
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.errors import CellError
 from opatlas.model.errors import InvalidRow, MissingPrecondition
 from opatlas.model.schema import (
     EP_SIZE,
+    INPUT_DTYPES,
     INPUT_SHAPES,
     INPUT_SLOTS,
     OUTPUT_SHAPES,
     OUTPUT_SLOTS,
 )
-from opatlas.model.slots import Slot, parse_slots
+from opatlas.model.slots import Slot, parse_slots, slot_words
 
+#: Slots of a DispatchFFNCombine besides weights and scales: x, the chosen experts, their probabilities.
+_FIXED = 3
 #: More ranks than any version of the kernels takes.
 _MOST_RANKS = 1024
-#: Of a dispatch: x, the experts, their weights; expand_x, the counts of experts, those of ranks.
+#: Slots of a dispatch: x, the experts, their weights. Outputs: expand_x, the counts of experts, the counts of ranks.
 _X, _IDS, _WEIGHTS = 0, 1, 4
-_EXPAND_X, _OF_EXPERTS, _OF_RANKS = 0, 3, 4
-#: Of a combine: expand_x, the experts, the counts of ranks, the weights as they were dispatched.
+_EXPAND_X, _EXPERT_COUNTS, _RANK_COUNTS = 0, 3, 4
+#: Slots of a combine: expand_x, the experts, the counts of ranks, the dispatched weights.
 _EXPANDED, _CHOSEN, _COUNTS, _SENT_WEIGHTS = 0, 1, 3, 10
 
 
 @dataclass(frozen=True)
+class LayerSlots:
+    """The slots of a DispatchFFNCombine row: x, w1, w2, experts, scale1, scale2, probabilities, perhaps a mask.
+
+    Weights and scales are lists of tensors: one tensor for all experts, or one for each expert of a rank. vllm-ascend
+    has the mask from version 0.20 on.
+
+    Attributes:
+        count: number of slots.
+    """
+
+    count: int
+
+    @property
+    def listed(self) -> int:
+        """Number of tensors of each list."""
+        return (self.count - _FIXED) // 4
+
+    @property
+    def has_mask(self) -> bool:
+        return (self.count - _FIXED) % 4 == 1
+
+    @property
+    def fits(self) -> bool:
+        """Whether a call can have this number of slots."""
+        return self.listed > 0 and (self.count - _FIXED) % 4 < 2
+
+    @property
+    def weights(self) -> tuple[range, range]:
+        """Slots of w1 and of w2."""
+        n = self.listed
+        return range(1, 1 + n), range(1 + n, 1 + 2 * n)
+
+    @property
+    def experts(self) -> int:
+        return 1 + 2 * self.listed
+
+    @property
+    def scales(self) -> tuple[range, range]:
+        """Slots of scale1 and of scale2."""
+        first, n = self.experts + 1, self.listed
+        return range(first, first + n), range(first + n, first + 2 * n)
+
+    @property
+    def probabilities(self) -> int:
+        return self.experts + 1 + 2 * self.listed
+
+    @property
+    def mask(self) -> int:
+        return self.probabilities + 1
+
+
+def group_of_layer(cells: Mapping[str, str], options: Any) -> GroupSpec:
+    """Returns the group that a row needs. Raises InvalidRow, MissingPrecondition."""
+    ranks = ep_size(cells) or options.ep_size or DEFAULT_EP_SIZE
+    return ep_group(options, ranks, needed_bytes(cells))
+
+
+def needed_bytes(cells: Mapping[str, str]) -> int:
+    """Returns the bytes of HCCL's buffer that a row needs; 0 for a row that its replay refuses."""
+    words = slot_words(cells.get(INPUT_SHAPES, ""), cells.get(INPUT_DTYPES, ""), "")
+    slots = LayerSlots(len(words))
+    if not slots.fits:
+        return 0
+    try:
+        m, h = map(int, words[0][0].split(","))
+        _, k = map(int, words[slots.experts][0].split(","))
+    except ValueError:
+        return 0
+    return dispatch_ffn_combine_bytes(m, h, k, element_bytes=1 if words[1][1] == "INT8" else 2)
+
+
+class GroupWeights(Sequence[Any]):
+    """One weight of every expert of a group, by the number of the expert in the group.
+
+    A rank holds the weights of its own experts. The check draws the others again, from the seed of the row.
+    """
+
+    def __init__(self, weights_of: Callable[[int], Sequence[Any]], which: int, per_rank: int, ranks: int) -> None:
+        """
+        Args:
+            weights_of: returns the weights of a rank, each (experts of a rank, ...).
+            which: the place of the weight among them.
+            per_rank: experts of each rank.
+        """
+        self._weights_of = weights_of
+        self._which = which
+        self._per_rank = per_rank
+        self._ranks = ranks
+
+    def __getitem__(self, expert: Any) -> Any:
+        rank, local = divmod(int(expert), self._per_rank)
+        if rank >= self._ranks:
+            raise IndexError(expert)
+        return self._weights_of(rank)[self._which][local]
+
+    def __len__(self) -> int:
+        return self._per_rank * self._ranks
+
+
+@dataclass(frozen=True)
 class Exchange:
-    """Sizes of an exchange, alike on all ranks.
+    """The sizes of an exchange of tokens, alike on all ranks.
 
     Attributes:
         tokens, width, top_k: each rank has (tokens, width), and each token goes to top_k experts.
-        ranks: that share the experts.
-        experts: of each rank.
-        most_tokens: of all ranks together, for which there is room: more than they have where ranks may differ.
+        ranks: number of ranks that share the experts.
+        experts: number of experts of each rank.
+        most_tokens: room for tokens of all ranks together; more than they have where ranks may differ.
     """
 
     tokens: int
@@ -56,17 +166,17 @@ class Exchange:
 
     @property
     def global_bs(self) -> int:
-        """The argument of that name: 0 where every rank has as many tokens as there is room for."""
+        """The argument `global_bs`: 0 where every rank fills its room."""
         return 0 if self.is_uniform else self.most_tokens
 
     @property
     def is_uniform(self) -> bool:
-        """Whether every rank has as many tokens as there is room for."""
+        """Whether the tokens of every rank fill its room."""
         return self.most_tokens == self.tokens * self.ranks
 
     @property
     def needed_bytes(self) -> int:
-        """What it needs of HCCL's buffer."""
+        """Bytes of HCCL's buffer."""
         most = -(-self.most_tokens // self.ranks)
         return moe_distribute_bytes(most, self.width, self.top_k, self.ranks, self.experts)
 
@@ -84,14 +194,14 @@ def group_of_combine(cells: Mapping[str, str], options: Any) -> GroupSpec:
 
 
 def dispatched(inputs: Sequence[Slot], outputs: Sequence[Slot], cells: Mapping[str, str]) -> Exchange:
-    """Returns the exchange of a dispatch, which its shapes tell. Raises InvalidRow where they contradict each other.
+    """Returns the exchange of a dispatch. Raises InvalidRow for shapes that contradict each other.
 
-    expand_x is (A, H), A = most_tokens min(E, k); the experts' counts are (E), those of ranks (R E). Where weights are
-    dispatched too, the latter has room for 2 k most_tokens numbers for each eight ranks more.
+    expand_x is (A, H), A = most_tokens min(E, k); the counts of experts are (E), the counts of ranks (R E). Where
+    weights are dispatched too, the counts of ranks have 2 k most_tokens more numbers for every eight ranks.
     """
     (bs, h), (of_ids, k) = _pair(inputs, _X, INPUT_SHAPES, cells), _pair(inputs, _IDS, INPUT_SHAPES, cells)
     a, width = _pair(outputs, _EXPAND_X, OUTPUT_SHAPES, cells)
-    (experts,), (counts,) = (_line(outputs, slot, OUTPUT_SHAPES, cells) for slot in (_OF_EXPERTS, _OF_RANKS))
+    (experts,), (counts,) = (_line(outputs, slot, OUTPUT_SHAPES, cells) for slot in (_EXPERT_COUNTS, _RANK_COUNTS))
     if of_ids != bs or width != h or not bs * k * experts or a % min(experts, k):
         raise _contradiction(OUTPUT_SHAPES, cells)
     most = a // min(experts, k)
@@ -111,11 +221,12 @@ def dispatched(inputs: Sequence[Slot], outputs: Sequence[Slot], cells: Mapping[s
 
 
 def combined(inputs: Sequence[Slot], cells: Mapping[str, str]) -> list[Exchange]:
-    """Returns the exchanges that a combine may undo; there are several where its shapes leave open how many ranks
-    share the experts. Those for which every rank has as many tokens as there is room for come alone, if there is one.
+    """Returns the exchanges that fit a combine; several where the shapes leave open how many ranks there are.
+
+    If uniform exchanges fit, only these are returned.
 
     Raises:
-        InvalidRow: there is none.
+        InvalidRow: no exchange fits.
     """
     (a, h), (bs, k) = _pair(inputs, _EXPANDED, INPUT_SHAPES, cells), _pair(inputs, _CHOSEN, INPUT_SHAPES, cells)
     (counts,) = _line(inputs, _COUNTS, INPUT_SHAPES, cells)
@@ -134,11 +245,11 @@ def combined(inputs: Sequence[Slot], cells: Mapping[str, str]) -> list[Exchange]
 
 
 def _chosen(fitting: Sequence[Exchange], named: int | None, wanted: int | None) -> Exchange:
-    """The exchange of so many ranks. Raises InvalidRow, MissingPrecondition.
+    """Returns the exchange of the right number of ranks. Raises InvalidRow, MissingPrecondition.
 
     Args:
-        named: what the row's cell says; None where it is empty.
-        wanted: what the user says of rows that do not tell it.
+        named: ranks by the row's cell; None where it is empty.
+        wanted: ranks by --ep-size, for rows that do not tell.
     """
     if named is None and len({found.ranks for found in fitting}) == 1:
         return fitting[0]
@@ -157,7 +268,7 @@ def _chosen(fitting: Sequence[Exchange], named: int | None, wanted: int | None) 
 
 
 def _room(most_tokens: int, k: int, ranks: int, weighted: bool) -> int:
-    """Numbers besides the counts: what a node has reduced already, where weights are dispatched too."""
+    """Returns how many numbers stand behind the counts: sums of a node, where weights are dispatched too."""
     return 2 * k * most_tokens * (ranks // 8) if weighted else 0
 
 
