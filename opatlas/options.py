@@ -1,4 +1,7 @@
-"""Numbers and names of the command line, for `type=` of an option: each raises argparse.ArgumentTypeError otherwise."""
+"""Options of the command line: how values are read, which sessions take an option, and which options have left.
+
+A reader of values, for `type=` of an option, raises argparse.ArgumentTypeError for any other text.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,22 @@ from enum import Flag, auto
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from opatlas.model.versions import Component
+from opatlas.model.versions import CANN, TORCH, VLLM, Component, Versions, versions_option
 from opatlas.text import closest, whole
 from opatlas.text import real as real_number
 
 if TYPE_CHECKING:
     import pytest
 
-#: Version directories put an underscore between versions, so none may be in one.
+#: Version directories put an underscore between versions, so a version contains none.
 _VERSION = re.compile(r"\d+(?:\.\d+)+(?:[.-]?[a-z]+[.-]?\d*)*(?:\+[a-z\d.-]+)?", re.ASCII | re.IGNORECASE)
+_NAMES_A_DATABASE = (VLLM, TORCH, CANN)
 
 T = TypeVar("T")
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Whole numbers from `least` on."""
+    """Returns a reader of whole numbers from `least` on."""
 
     def read(text: str) -> int:
         number = whole(text)
@@ -37,7 +41,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def between(least: int, most: int) -> Callable[[str], int]:
-    """Whole numbers from `least` to `most`."""
+    """Returns a reader of whole numbers from `least` to `most`."""
 
     def read(text: str) -> int:
         number = whole(text)
@@ -48,24 +52,53 @@ def between(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
-def version(component: Component) -> Callable[[str], str]:
-    """Versions of a piece of software; `v0.18.0` and `vllm0.18.0`, as tags and version directories have it, too."""
-    names = "|".join(map(re.escape, {component.field, component.name, component.name.replace("-", "_")}))
-    prefix = re.compile(rf"(?:(?:{names})[-_=\s]*)?v?(?=\d)", re.IGNORECASE)
+def real(words: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
+    """Returns a reader of finite numbers for which `fits` is true; `words` describe them ("a number above 0")."""
+
+    def read(text: str) -> float:
+        number = real_number(text)
+        if number is None or not (math.isfinite(number) and fits(number)):
+            raise argparse.ArgumentTypeError(f"{text!r}: give {words}")
+        return number
+
+    return read
+
+
+#: Reads a number above 0, such as seconds.
+positive = real("a number above 0", lambda number: number > 0)
+
+
+def share(text: str) -> float:
+    """Reads `5%` or `0.05`. A number without the sign is at most 1, since `5` could mean either."""
+    digits = text.strip().removesuffix("%").rstrip()
+    number = real_number(digits)
+    is_percent = text.strip().endswith("%")
+    if number is None or not 0 < number < math.inf or (number > 1 and not is_percent):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a share above 0, such as 5% or 0.05")
+    return number / 100 if is_percent else number
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Reads one name, or several names with commas between them."""
+    found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a name, or several with commas")
+    return found
+
+
+def one_of(names: Collection[str]) -> Callable[[str], str]:
+    """Returns a reader of one of the names."""
 
     def read(text: str) -> str:
-        plain = prefix.sub("", text.strip(), count=1) if prefix.match(text.strip()) else text.strip()
-        if not _VERSION.fullmatch(plain):
-            raise argparse.ArgumentTypeError(
-                f"{text!r}: give a version of {component.name}, such as {component.example}"
-            )
-        return plain
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"{text!r}{closest(text, names)}: give one of {', '.join(names)}")
+        return text
 
     return read
 
 
 class Listed(argparse.Action):
-    """For options of several values: `2,4` and `2 4` are the same. To be used with `nargs="+"` and `items_of`."""
+    """Takes several values: `2,4` and `2 4` mean the same. Use with `nargs="+"` and `items_of`."""
 
     def __call__(
         self,
@@ -79,7 +112,7 @@ class Listed(argparse.Action):
 
 
 def items_of(read: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """What commas separate, each read by `read`. A path that stands behind such an option says so."""
+    """Returns a reader of values with commas between them, whose error for a path says to name paths first."""
 
     def read_all(text: str) -> list[T]:
         try:
@@ -92,69 +125,54 @@ def items_of(read: Callable[[str], T]) -> Callable[[str], list[T]]:
     return read_all
 
 
-def share(text: str) -> float:
-    """`5%` or `0.05`, as a number above 0; without the sign at most 1, for nobody can tell what `5` means."""
-    digits = text.strip().removesuffix("%").rstrip()
-    number = real_number(digits)
-    is_percent = text.strip().endswith("%")
-    if number is None or not 0 < number < math.inf or (number > 1 and not is_percent):
-        raise argparse.ArgumentTypeError(f"{text!r}: give a share above 0, such as 5% or 0.05")
-    return number / 100 if is_percent else number
+def versions(text: str) -> Versions:
+    """Reads the versions that name a database: `vllm=0.18.0,torch=2.9.0,cann=8.5`, in any order, or some of them.
 
-
-def names(text: str) -> tuple[str, ...]:
-    """One name, or several with commas between them."""
-    found = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    The name of a database folder is understood too: `vllm0.18.0_torch2.9.0_cann8.5`.
+    """
+    found: dict[str, str] = {}
+    for item in filter(None, map(str.strip, re.split(r",|_(?=torch|cann)", text))):
+        for component in _NAMES_A_DATABASE:
+            if (version := _version_of(component, item)) is not None:
+                break
+        else:
+            example = versions_option({each: each.example for each in _NAMES_A_DATABASE})
+            raise argparse.ArgumentTypeError(f"{item!r}: give versions as in {example}")
+        if not _VERSION.fullmatch(version):
+            raise argparse.ArgumentTypeError(
+                f"{item!r}: give a version of {component.name}, as in {component.field}={component.example}"
+            )
+        if component.field in found:
+            raise argparse.ArgumentTypeError(f"{text!r}: give one version of {component.name}")
+        found[component.field] = version
     if not found:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a name, or several with commas")
-    return found
+        raise argparse.ArgumentTypeError(f"{text!r}: give a version, such as {VLLM.field}={VLLM.example}")
+    return Versions(**found)
 
 
-def one_of(names: Collection[str]) -> Callable[[str], str]:
-    """One of some names."""
-
-    def read(text: str) -> str:
-        if text not in names:
-            raise argparse.ArgumentTypeError(f"{text!r}{closest(text, names)}: give one of {', '.join(names)}")
-        return text
-
-    return read
-
-
-def real(words: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
-    """Finite numbers that fit; `words` say which these are ("a number above 0")."""
-
-    def read(text: str) -> float:
-        number = real_number(text)
-        if number is None or not (math.isfinite(number) and fits(number)):
-            raise argparse.ArgumentTypeError(f"{text!r}: give {words}")
-        return number
-
-    return read
-
-
-#: Seconds, for instance.
-positive = real("a number above 0", lambda number: number > 0)
+def _version_of(component: Component, item: str) -> str | None:
+    """Returns what follows the component's name in `vllm=0.18.0` or `vllm-ascend0.18.0`; None without the name."""
+    names = "|".join(map(re.escape, {component.name, component.name.replace("-", "_"), component.field}))
+    named = re.match(rf"(?:{names})[-_=\s]*v?(?=\d)|(?:{names})=", item, re.IGNORECASE)
+    return None if named is None else item[named.end() :]
 
 
 class Scope(Flag):
-    """What a session must be for an option to do something in it; where it is not, the option is refused."""
+    """The kinds of session in which an option has an effect; in any other session the option is refused."""
 
-    ANY = 0
-    #: It replays rows, which `pytest shapes/` does not.
-    REPLAYS = auto()
-    #: It runs the rows that it replays, which --prof-path does not.
-    RUNNING = auto()
-    #: Its rows are those of kernels, and not messages.
+    #: Rows of kernels run on a device: `pytest bench/`.
     KERNELS = auto()
-    #: It replays on NPUs.
-    NPUS = auto()
-    #: It finds its database by device and versions, and not by --database-path.
-    FINDS_DATABASE = auto()
-    #: It measures messages between devices.
+    #: Durations of rows are looked up in profiles: `pytest bench/ --prof-path`.
+    PROFILES = auto()
+    #: Messages between devices are measured: `pytest bench/test_collectives.py`.
     COLLECTIVES = auto()
-    #: It adds theory rows.
+    #: Theory rows are added: `pytest shapes/`.
     THEORY = auto()
+
+    ROWS = KERNELS | PROFILES
+    RUNNING = KERNELS | COLLECTIVES
+    REPLAYS = KERNELS | PROFILES | COLLECTIVES
+    ANY = REPLAYS | THEORY
 
 
 @dataclass(frozen=True)
@@ -162,36 +180,37 @@ class Option:
     """An option of pytest.
 
     Attributes:
-        name: as users write it, dashes included.
-        scope: all that a session must be for it to do something.
-        how: what argparse is told of it besides.
-        aliases: other names, which mean the same.
+        name: with its dashes.
+        scope: the sessions in which it has an effect.
+        argparse_arguments: further keyword arguments of argparse's `add_argument`.
+        aliases: other names with the same meaning.
     """
 
     name: str
     scope: Scope
-    how: Mapping[str, Any]
+    argparse_arguments: Mapping[str, Any]
     aliases: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names under which users write it."""
+        """The name and its aliases."""
         return (self.name, *self.aliases)
 
     @property
     def dest(self) -> str:
-        """What its value is called."""
-        return str(self.how.get("dest", self.name.lstrip("-").replace("-", "_")))
+        """The name of its value in pytest's namespace."""
+        return str(self.argparse_arguments.get("dest", self.name.lstrip("-").replace("-", "_")))
 
     @property
     def default(self) -> object:
-        """What it is where it is not given."""
-        return self.how.get("default", False if self.how.get("action") == "store_true" else None)
+        """Its value where it is not given."""
+        is_switch = self.argparse_arguments.get("action") == "store_true"
+        return self.argparse_arguments.get("default", False if is_switch else None)
 
 
-def declare(name: str, scope: Scope, *, aliases: tuple[str, ...] = (), **how: Any) -> Option:
-    """An option, written as for argparse, but for its scope: `declare("--seed", Scope.THEORY, type=int, default=0)`."""
-    return Option(name, scope, how, aliases)
+def declare(name: str, scope: Scope, *, aliases: tuple[str, ...] = (), **argparse_arguments: Any) -> Option:
+    """Returns an option, declared as for argparse: `declare("--seed", Scope.THEORY, type=int, default=0)`."""
+    return Option(name, scope, argparse_arguments, aliases)
 
 
 class _Moved(argparse.Action):
@@ -209,34 +228,35 @@ class _Moved(argparse.Action):
 
 def moved(name: str, successor: str) -> Option:
     """Returns a hidden option that is refused wherever it is given, with its successor as the remedy."""
-    how = {"action": _Moved, "nargs": "?", "metavar": successor, "default": argparse.SUPPRESS}
-    return Option(name, Scope.ANY, {**how, "help": argparse.SUPPRESS})
+    hidden = {"nargs": "?", "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    return Option(name, Scope.ANY, {"action": _Moved, "metavar": successor, **hidden})
 
 
 def add_all(group: pytest.OptionGroup, options: Iterable[Option]) -> None:
-    """Adds options to a group of the help."""
+    """Adds options to a group of pytest's help."""
     for each in options:
-        group.addoption(*each.names, **each.how)
+        group.addoption(*each.names, **each.argparse_arguments)
 
 
-def given(arguments: Iterable[str], options: Iterable[Option], scope: Scope) -> list[str]:
-    """The options of any of some scopes that stand on a command line, by name.
+def given(arguments: Iterable[str], options: Iterable[Option]) -> list[str]:
+    """Returns the options that stand on a command line, as they are written there.
 
     Args:
-        arguments: of the command line alone; what pytest.ini or PYTEST_ADDOPTS adds holds for sessions of all kinds.
+        arguments: the words of the command line, without those that pytest.ini or PYTEST_ADDOPTS adds for sessions of
+            all kinds.
     """
-    names = {argument.partition("=")[0] for argument in takewhile(lambda argument: argument != "--", arguments)}
-    return [next(iter(written)) for each in options if each.scope & scope and (written := names & {*each.names})]
+    written = {argument.partition("=")[0] for argument in takewhile(lambda argument: argument != "--", arguments)}
+    return [name for each in options for name in each.names if name in written]
 
 
-def reset(values: argparse.Namespace, options: Iterable[Option], scope: Scope) -> None:
-    """Gives the options of any of some scopes their defaults again, as far as the session has them at all."""
+def reset(values: argparse.Namespace, options: Iterable[Option]) -> None:
+    """Gives options their defaults again, where pytest knows them."""
     for each in options:
-        if each.scope & scope and hasattr(values, each.dest):
+        if hasattr(values, each.dest):
             setattr(values, each.dest, each.default)
 
 
 def changed(values: argparse.Namespace, options: Iterable[Option]) -> dict[str, object]:
-    """The options that have other values than their defaults, wherever they were given."""
+    """Returns the values that differ from their defaults, wherever they were given."""
     current = {each.dest: (getattr(values, each.dest, each.default), each.default) for each in options}
     return {name: value for name, (value, default) in current.items() if value != default}

@@ -44,7 +44,7 @@ class AskedFor:
         return f"{function.__module__} {function.__name__}"
 
     def not_selected(self, plan: Plan) -> int:
-        """How many of those --status and --where do not select."""
+        """How many of those --where does not select."""
         return sum(self(name, case_id) for name, table in plan.tables.items() for case_id in table.not_selected)
 
     def left_out(self, plan: Plan) -> int:

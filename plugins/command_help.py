@@ -9,13 +9,8 @@ from opatlas.options import Scope
 
 from . import options, theory
 
-_ROWS = Scope.REPLAYS | Scope.RUNNING | Scope.NPUS | Scope.FINDS_DATABASE
-#: What a session of each command can be; an option that asks for more is refused in it.
-SCOPES = {
-    "bench": _ROWS | Scope.KERNELS,
-    "collectives": _ROWS | Scope.COLLECTIVES,
-    "shapes": Scope.NPUS | Scope.FINDS_DATABASE | Scope.KERNELS | Scope.THEORY,
-}
+#: The kind of session that each command starts; options without an effect in it are not shown.
+SCOPES = {"bench": Scope.ROWS, "collectives": Scope.COLLECTIVES, "shapes": Scope.THEORY}
 _SCOPE_OF = {option.name: option.scope for option in (*options.OPTIONS, *theory.OPTIONS)}
 
 
@@ -36,7 +31,7 @@ class _OptionGroup:
         self._scope = scope
 
     def addoption(self, name: str, *aliases: str, **how: Any) -> None:
-        if _SCOPE_OF.get(name, Scope.ANY) in self._scope:
+        if _SCOPE_OF.get(name, Scope.ANY) & self._scope:
             self._group.add_argument(name, *aliases, **how)
 
 

@@ -15,8 +15,7 @@ from opatlas.engine import expert_parallel
 from opatlas.engine.group_spec import NODE_OPTIONS, add_node_options
 from opatlas.instruments.instrument import INSTRUMENTS, MeasureSettings
 from opatlas.isolation.msprof.command import METRICS
-from opatlas.model.schema import Status
-from opatlas.model.versions import CANN, TORCH, VLLM
+from opatlas.model.versions import CANN, TORCH, VLLM, Versions, versions_option
 from opatlas.options import (
     Option,
     Scope,
@@ -24,19 +23,18 @@ from opatlas.options import (
     at_least,
     declare,
     given,
-    items_of,
+    moved,
     names,
-    one_of,
     positive,
     reset,
     share,
-    version,
+    versions,
 )
 from opatlas.store.write_back import UpdateMode
 from opatlas.text import whole
 
 from . import newhooks
-from .selection import GIVEN_UP_AFTER, NO_STATUS, Shard
+from .selection import GIVEN_UP_AFTER, Shard
 from .where import parse_where
 
 #: The older tool's environment variable for --repeat-count.
@@ -58,8 +56,6 @@ def _shard(text: str) -> Shard:
         raise argparse.ArgumentTypeError(f"{text!r}: give I/N with I from 1 to N, such as 2/8")
     return Shard(index, count)
 
-
-_statuses = items_of(one_of([NO_STATUS, *(status.value for status in Status)]))
 
 DATABASE = (
     declare(
@@ -84,31 +80,19 @@ DATABASE = (
     ),
     declare(
         "--read-only",
-        Scope.REPLAYS,
+        Scope.ANY,
         action="store_true",
-        help="measure, compare with the durations of the database, and write nothing into its folder "
-        "(default: durations are written back)",
+        help="write nothing into the database's folder: measure and compare with its durations, or tell which theory "
+        "rows would be added (default: durations and theory rows are written)",
     ),
     declare(
-        "--vllm-version",
-        Scope.FINDS_DATABASE | Scope.NPUS | Scope.KERNELS,
-        type=version(VLLM),
-        metavar="V",
-        help="vllm-ascend version of an NPU's database; a CPU's has none (default: the installed one)",
-    ),
-    declare(
-        "--torch-version",
-        Scope.FINDS_DATABASE,
-        type=version(TORCH),
-        metavar="V",
-        help="torch version of the database (default: the installed one)",
-    ),
-    declare(
-        "--cann-version",
-        Scope.FINDS_DATABASE | Scope.NPUS,
-        type=version(CANN),
-        metavar="V",
-        help="CANN version of an NPU's database; a CPU's has none (default: the installed one)",
+        "--versions",
+        Scope.ANY,
+        type=versions,
+        default=Versions(),
+        metavar="vllm=V,torch=V,cann=V",
+        help="versions of vllm-ascend, torch and CANN that name the database, or some of them; on GPUs and CPUs torch "
+        "alone (default: the installed ones)",
     ),
 )
 ROWS = (
@@ -139,19 +123,12 @@ ROWS = (
         "other code, driver or versions than the present ones (default: %(default)s)",
     ),
     declare(
-        "--status",
-        Scope.REPLAYS | Scope.KERNELS,
-        type=_statuses,
-        default=[],
-        metavar="STATUS[,STATUS...]",
-        help=f"run only rows with these statuses; '{NO_STATUS}': never run (default: all rows)",
-    ),
-    declare(
         "--where",
-        Scope.REPLAYS | Scope.KERNELS,
+        Scope.ROWS,
         type=parse_where,
         metavar="EXPRESSION",
-        help="run only rows of which an expression is true, such as 'M <= 64 and dtype == BF16' (default: all rows)",
+        help="run only rows of which an expression is true, such as 'M <= 64 and dtype == BF16' or "
+        "'status in (failed, oom)' (default: all rows)",
     ),
     declare(
         "--retry-failed",
@@ -166,14 +143,6 @@ ROWS = (
         action="store_true",
         help="move rows that were run and still have no valid duration to pruned/ "
         "(default: keep them, with their status)",
-    ),
-    declare(
-        "--fail-fast",
-        Scope.ANY,
-        action="store_const",
-        const=1,
-        dest="maxfail",
-        help="stop at the first failure (the same as -x)",
     ),
     declare(
         "--wait",
@@ -224,7 +193,7 @@ MEASURING = (
     ),
     declare(
         "--aic-metrics",
-        Scope.RUNNING | Scope.NPUS,
+        Scope.RUNNING,
         choices=METRICS,
         default=MeasureSettings.aic_metrics,
         metavar="GROUP",
@@ -232,7 +201,7 @@ MEASURING = (
     ),
     declare(
         "--msprof-rows",
-        Scope.RUNNING | Scope.NPUS | Scope.KERNELS,
+        Scope.KERNELS,
         type=at_least(1),
         default=_MSPROF_ROWS,
         metavar="N",
@@ -256,21 +225,28 @@ MEASURING = (
     ),
     declare(
         "--in-process",
-        Scope.RUNNING | Scope.KERNELS,
+        Scope.KERNELS,
         action="store_true",
         help="run rows in pytest's own process, for --pdb and profilers: a crash ends the session "
         "(default: in a device process)",
     ),
     declare(
         "--prof-path",
-        Scope.REPLAYS | Scope.KERNELS,
+        Scope.ROWS,
         type=Path,
         metavar="PATH",
         help="start nothing, and take the samples from profiles that are there: an op_summary*.csv file, a PROF_* "
         "folder of msprof, or a folder of them (default: rows are run)",
     ),
 )
-#: All that a session of replays may know, those that belong to one operator included.
+#: The original's name of -x.
+FAIL_FAST = declare("--fail-fast", Scope.ANY, action="store_const", const=1, dest="maxfail", help=argparse.SUPPRESS)
+#: Options that have left, with their successors.
+MOVED = (
+    *(moved(f"--{each.field}-version", versions_option([each])) for each in (VLLM, TORCH, CANN)),
+    moved("--status", "--where 'status in (failed, oom)'; a row that was never run has the status none"),
+)
+#: All options of a session of replays, those of groups and of collectives included.
 OPTIONS = (*DATABASE, *ROWS, *MEASURING, *NODE_OPTIONS, *expert_parallel.OPTIONS, *collectives.OPTIONS)
 
 
@@ -285,7 +261,7 @@ def pytest_opatlas_devices(config: pytest.Config) -> list[DeviceSpec]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    add_all(parser.getgroup("opatlas", "OpAtlas: the database, and the device"), DATABASE)
+    add_all(parser.getgroup("opatlas", "OpAtlas: the database, and the device"), (*DATABASE, FAIL_FAST, *MOVED))
     add_all(parser.getgroup("opatlas-rows", "OpAtlas: which rows are run, and what becomes of them"), ROWS)
     add_all(parser.getgroup("opatlas-measuring", "OpAtlas: how a row is measured"), MEASURING)
     add_node_options(parser)
@@ -293,17 +269,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     collectives.add_options(parser)
 
 
-def refuse(config: pytest.Config, options: Sequence[Option], scope: Scope, why: str, also: Sequence[str] = ()) -> None:
-    """Refuses options of a scope that a session does not have, if they stand on its command line.
+def refuse(config: pytest.Config, options: Sequence[Option], why: str, also: Sequence[str] = ()) -> None:
+    """Refuses options that have no effect in a session, where its command line has them.
 
-    What pytest.ini (`addopts`) or PYTEST_ADDOPTS says is meant for sessions of all kinds: in this one it has no effect.
+    pytest.ini (`addopts`) and PYTEST_ADDOPTS give options to sessions of all kinds: there they get their defaults.
 
     Args:
-        also: further words of the command line that would do nothing.
+        also: further words of the command line without an effect.
 
     Raises:
-        pytest.UsageError: there are such options.
+        pytest.UsageError: the command line has such options.
     """
-    if useless := [*also, *given(config.invocation_params.args, options, scope)]:
+    if useless := [*also, *given(config.invocation_params.args, options)]:
         raise pytest.UsageError(f"{why}: leave out {', '.join(useless)}")
-    reset(config.option, options, scope)
+    reset(config.option, options)
+
+
+def outside(options: Sequence[Option], scope: Scope) -> list[Option]:
+    """Returns the options that have no effect in a session of a kind."""
+    return [each for each in options if scope not in each.scope]
+
+
+def named(*names: str) -> list[Option]:
+    """Returns options of a session of replays by name."""
+    return [each for each in OPTIONS if each.name in names]

@@ -117,7 +117,7 @@ class TablePlan:
         columns_by_slug: all columns of the file, as --where names them.
         cases: positions of the rows that are cases, with the case's id.
         expected_to_fail: the cases that are xfail, or fail without being run, by position.
-        not_selected: ids of rows that --status and --where do not select.
+        not_selected: ids of rows that --where does not select.
         left_out: ids of rows that these select, and the update mode leaves out.
         other_shards: positions of rows that belong to other shards.
         unresolved: statuses of the rows that an earlier session ran and did not measure, by id.

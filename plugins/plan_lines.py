@@ -38,7 +38,7 @@ def nothing_to_do(asked_for: AskedFor, plan: Plan, settings: Settings) -> Iterat
     elif elsewhere := asked_for.elsewhere(plan):
         yield f"nothing to do: {counted(elsewhere, unit)} in other shards, and none in this one"
     elif not_selected := asked_for.not_selected(plan):
-        said = "no row was selected" if settings.where is not None else "nothing to do"
+        said = "nothing to do" if settings.where is None or settings.where.is_of_status else "no row was selected"
         yield f"{said}: {_selection(settings)} is true of none of {counted(not_selected, unit)}"
 
 
@@ -111,10 +111,8 @@ def _kinds(count: int, captured: int) -> str:
 
 
 def _selection(settings: Settings) -> str:
-    """The options that select rows by their cells, as the user gave them."""
-    status = f"--status={','.join(sorted(settings.status))}" if settings.status else ""
-    where = f"--where {str(settings.where)!r}" if settings.where is not None else ""
-    return " and ".join(option for option in (status, where) if option)
+    """Returns --where as the user gave it."""
+    return f"--where {str(settings.where)!r}"
 
 
 def plan_lines(

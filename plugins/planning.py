@@ -197,7 +197,7 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice, stale
         fails = status is not None and status.expected_to_fail
         if fails:
             planned.unresolved[case_id] = str(status)
-        if not chosen.selects(status, variables.row(position)):
+        if not chosen.selects(variables.row(position)):
             planned.not_selected.append(case_id)
             continue
         staleness = None if stale_runs is None or measured_us is None else stale_runs.of(planned.run_id(position))

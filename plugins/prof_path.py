@@ -90,7 +90,7 @@ class ProfPath:
             if not asked_for(kernel_type, make_case_id(kernel_type, sample.signature, row_digest)):
                 continue
             self._unmatched[kernel_type] += 1
-            if settings.mode.adds_rows and not settings.choice.by_cells:
+            if settings.mode.adds_rows and settings.where is None:
                 self._add(kernel_type, sample.signature, sample.cells, sample.measurement, "", executor)
             else:
                 self._write_back.reported_only.append(RowName(kernel_type, sample.signature))
@@ -133,8 +133,8 @@ class ProfPath:
         if self._without_replay:
             yield f"rows without a replay that have samples, written back too: {_listed(self._without_replay)}"
         if self._unmatched:
-            mode, by_cells = self._session.settings.mode, self._session.settings.choice.by_cells
-            adds = "without --status and --where they may be" if by_cells else "--update-mode=all adds them"
+            mode, by_cells = self._session.settings.mode, self._session.settings.where is not None
+            adds = "without --where they may be" if by_cells else "--update-mode=all adds them"
             fate = "added" if mode.adds_rows and not by_cells else f"not added ({adds})"
             yield f"signatures that match no row, {fate}: {_listed(self._unmatched)}"
 

@@ -101,7 +101,6 @@ def options_of(settings: Settings) -> Mapping[str, object]:
         "prune": settings.prune,
         "ops": sorted(settings.ops),
         "shard": str(settings.shard) if settings.shard else None,
-        "status": sorted(settings.status),
         "where": str(settings.where) if settings.where is not None else None,
         "retry_failed": settings.retry_failed,
         "mixed": settings.mixed,
@@ -112,7 +111,7 @@ def options_of(settings: Settings) -> Mapping[str, object]:
         "in_process": settings.in_process,
         "prof_path": settings.prof_path.name if settings.prof_path else None,
         "communication": settings.messages.about if settings.messages is not None else None,
-        **settings.of_operators,
+        **settings.group_options,
     }
 
 

@@ -70,6 +70,8 @@ VARIABLES: Mapping[str, VariableKind] = {
     "instrument": VariableKind.TEXT,
     "run": VariableKind.TEXT,
 }
+#: The values of `status`; the first one is of a row that was never run.
+STATUSES = ("none", *(status.value for status in Status))
 #: Texts that are a column under another name.
 _COLUMNS = {"cache": CACHE_STATE, "instrument": INSTRUMENT, "samples": MICROBENCH_SAMPLES}
 
@@ -220,7 +222,7 @@ class RowVariables:
     @property
     def _status(self) -> str:
         status = Status.of_cell(self._cell(STATUS))
-        return "none" if status is None else status.value
+        return STATUSES[0] if status is None else status.value
 
     @property
     def _run(self) -> str:

@@ -10,7 +10,6 @@ import pytest
 from _pytest.mark.expression import Expression
 
 from opatlas.combine.provenance import Staleness
-from opatlas.model.schema import Status
 from opatlas.store.write_back import UpdateMode
 from opatlas.text import closest
 
@@ -20,8 +19,6 @@ from .where import Where
 #: A row that crashed or timed out in so many sessions in a row is not run again by itself: each time
 #: costs a device process, and a row that hangs its whole deadline.
 GIVEN_UP_AFTER = 2
-#: What --status calls a row that was never run.
-NO_STATUS = "none"
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,6 @@ class Choice:
         ops: the only kernel types wanted; empty: all.
         shard: the only part of the rows wanted; None: all.
         retry_failed: whether rows are run that were given up.
-        status: the only statuses wanted, with NO_STATUS for rows that were never run; empty: all.
         where: what the cells of a row must say; None: anything.
         strict: whether rows that failed before fail again, instead of being xfail.
     """
@@ -57,19 +53,11 @@ class Choice:
     ops: frozenset[str] = frozenset()
     shard: Shard | None = None
     retry_failed: bool = False
-    status: frozenset[str] = frozenset()
     where: Where | None = None
     strict: bool = False
 
-    @property
-    def by_cells(self) -> bool:
-        """Whether rows are chosen by what their cells say, which a sample without a row has not."""
-        return bool(self.status) or self.where is not None
-
-    def selects(self, status: Status | None, row: RowVariables) -> bool:
-        """Whether a row is wanted, by its status and by its cells."""
-        if self.status and (NO_STATUS if status is None else status.value) not in self.status:
-            return False
+    def selects(self, row: RowVariables) -> bool:
+        """Returns whether a row is wanted, by its cells."""
         return self.where is None or self.where.selects(row)
 
     def leaves_out(self, *, replayed: bool, captured: bool, staleness: Staleness | None) -> bool:

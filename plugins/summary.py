@@ -110,7 +110,8 @@ class SessionSummary:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
                 return
             # Statuses change by themselves; an expression of which no row is true may well be wrong.
-            no_row_has_status = self._session.settings.where is None and asked_for.not_selected(plan)
+            where = self._session.settings.where
+            no_row_has_status = where is not None and where.is_of_status and asked_for.not_selected(plan)
             # Of few rows a shard may have none, and the machine that runs it has done what it was told.
             if asked_for.left_out(plan) or asked_for.elsewhere(plan) or no_row_has_status:
                 session.exitstatus = pytest.ExitCode.OK

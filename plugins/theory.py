@@ -17,7 +17,8 @@ from opatlas.errors import OpAtlasError
 from opatlas.files import absolute, expect_folder
 from opatlas.isolation.executor import SESSION
 from opatlas.model.location import default_path, device_kind, expect_npu
-from opatlas.options import Scope, add_all, at_least, declare, names, positive
+from opatlas.model.versions import detect
+from opatlas.options import Scope, add_all, at_least, declare, moved, names, positive
 from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest, read_manifests
@@ -32,9 +33,9 @@ from opatlas.theory.report import (
 )
 
 from .options import OPTIONS as OF_REPLAYS
-from .options import refuse
+from .options import outside, refuse
 from .selection import keyword_filter
-from .settings import devices_of, refuse_useless_versions, versions_of
+from .target import devices_of, refuse_useless_versions
 from .xdist import replays_are_asked_for
 
 if TYPE_CHECKING:
@@ -108,17 +109,16 @@ OPTIONS = (
         help="leave out rows whose tensors, with the buffer that flushes the cache, need more memory, "
         "in 10^9 bytes (default: %(default)g)",
     ),
-    declare(
-        "--plan-only",
-        Scope.THEORY,
-        action="store_true",
-        help="tell what would be added, and write nothing (default: off)",
-    ),
 )
+#: Options that have left, with their successors.
+MOVED = (moved("--plan-only", "--read-only"),)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    add_all(parser.getgroup("opatlas-theory", "OpAtlas theory rows: what `pytest shapes/` adds to a database"), OPTIONS)
+    add_all(
+        parser.getgroup("opatlas-theory", "OpAtlas theory rows: what `pytest shapes/` adds to a database"),
+        (*OPTIONS, *MOVED),
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -183,24 +183,19 @@ class Theory:
         option, replays = self._config.option, replays_are_asked_for(self._config)
         if not self._is_asked_for():
             if replays:
-                refuse(self._config, OPTIONS, Scope.THEORY, "theory rows are added by `pytest shapes/`")
+                refuse(self._config, OPTIONS, "theory rows are added by `pytest shapes/`")
             return
         if replays and not option.collectonly:
             raise pytest.UsageError(
-                "`pytest shapes/` adds rows to the database that replays measure: run `pytest shapes/ --plan-only` to "
+                "`pytest shapes/` adds rows to the database that replays measure: run `pytest shapes/ --read-only` to "
                 "see which, then `pytest shapes/`, then the replays"
             )
         if not replays:
-            refuse(
-                self._config,
-                OF_REPLAYS,
-                Scope.REPLAYS | Scope.RUNNING | Scope.COLLECTIVES,
-                "`pytest shapes/` runs no row",
-            )
+            refuse(self._config, outside(OF_REPLAYS, Scope.THEORY), "`pytest shapes/` runs no row")
         try:
             self._check_files()
             self._is_new = not self.plan.database.path.exists()
-            if not (option.plan_only or option.collectonly):
+            if not (option.read_only or option.collectonly):
                 # One that cannot be written is better told of once than by every kernel type.
                 with self.plan.database.lock():
                     is_npu = bool(option.device) and device_kind(option.device) == "npu"
@@ -243,7 +238,7 @@ class Theory:
         from opatlas.theory.plan import add_theory_rows, plan_kernel, read_table
 
         plan, kernel = self.plan, self.plan.kernels[kernel_type]
-        if self._config.option.plan_only:
+        if self._config.option.read_only:
             done = plan_kernel(kernel, read_table(plan.database, kernel_type), plan.request)
         else:
             done = add_theory_rows(plan.database, kernel, plan.request)
@@ -264,7 +259,7 @@ class Theory:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """A manifest for rows that were added, and the report of what the models' shapes have now."""
-        if self._is_worker or not self._results or self._config.option.plan_only:
+        if self._is_worker or not self._results or self._config.option.read_only:
             return
         database = self.plan.database
         added = sum(result.added for result in self._results)
@@ -317,7 +312,7 @@ class Theory:
         if self._is_worker or not self._results:
             return
         terminalreporter.section("theory rows")
-        plan_only = self._config.option.plan_only
+        plan_only = self._config.option.read_only
         for line in summary_lines(self._results, self._pace(), plan_only=plan_only):
             terminalreporter.write_line(shown(line))
         for warning in self.plan.database.misspelt_columns():
@@ -338,7 +333,7 @@ def database_path(config: pytest.Config) -> Path:
         path = absolute(Path(option.database_path))
         expect_folder(path, "", option="--database-path", may_be_made=True)
         return path
-    versions = versions_of(option)
+    versions = detect(option.versions)
     if option.device and device_kind(option.device) != "cpu":
         # An NPU or a GPU by its name: its database can be filled where it is not.
         if device_kind(option.device) == "npu":

@@ -17,7 +17,7 @@ from opatlas.model.slots import dtype_name, format_name, known_dtype
 from opatlas.text import closest, real
 from opatlas.theory.patterns import ExpressionError, parse_tree
 
-from .row_variables import VARIABLES, VariableKind
+from .row_variables import STATUSES, VARIABLES, VariableKind
 
 #: A number, a text, a shape or a list of them, a truth value; None: the row has no such thing.
 Value = Any
@@ -59,6 +59,11 @@ class Where:
     def selects(self, variable: Callable[[str], Value]) -> bool:
         """Whether the expression is true of a row; `variable` gives the value of a name, None where there is none."""
         return self._value(variable) is True
+
+    @property
+    def is_of_status(self) -> bool:
+        """Whether the expression is of statuses alone, so that it may well be true of no row."""
+        return self.names.keys() == {"status"}
 
     def unknown(self, columns: Iterable[str]) -> str:
         """What is wrong with the names, as a clause; "" where each is a variable, or a column by its slug."""
@@ -128,6 +133,8 @@ def _side(node: ast.expr, before: list[ast.expr], after: list[ast.expr], names: 
     if isinstance(node, ast.Tuple | ast.List):
         items = [_side(item, before, after, names) for item in node.elts]
         return lambda row: tuple(item(row) for item in items)
+    if isinstance(node, ast.Name | ast.Constant) and any(_is_status(other) for other in (*before, *after)):
+        return _status(node)
     if isinstance(node, ast.Name) and node.id.lower() not in VARIABLES:
         beside = [VARIABLES.get(other.id.lower()) for other in (*before, *after) if isinstance(other, ast.Name)]
         is_behind_column = any(isinstance(other, ast.Name) and other.id.lower() not in VARIABLES for other in before)
@@ -135,6 +142,21 @@ def _side(node: ast.expr, before: list[ast.expr], after: list[ast.expr], names: 
             text = node.id
             return lambda row: text
     return _walk(node, names)
+
+
+def _is_status(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id.lower() == "status"
+
+
+def _status(node: ast.Name | ast.Constant) -> _Of:
+    """Returns a side of a comparison with the variable `status`. Raises ExpressionError where it is no status."""
+    text = node.id if isinstance(node, ast.Name) else str(node.value)
+    if text.lower() not in STATUSES:
+        raise ExpressionError(
+            f"column {node.col_offset + 1}: {text!r} is no status{closest(text, STATUSES)}: "
+            f"there are {', '.join(STATUSES)}"
+        )
+    return lambda row: text
 
 
 def _compared(op: ast.cmpop, left: _Of, right: _Of) -> _Of:

@@ -23,7 +23,7 @@ from opatlas.text import counted
 from .collector import needs_group, row_of
 from .row_runner import batches
 from .session_context import BenchSession
-from .settings import devices_of
+from .target import devices_of
 
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling

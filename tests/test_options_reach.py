@@ -22,7 +22,7 @@ NOT_IN_MANIFEST = {
     "database": "the manifest lies there",
     "devices": "they have a place of their own in it, with what they said of themselves",
     "measure": "its fields are in it",
-    "of_operators": "its items are in it",
+    "group_options": "its items are in it",
     "wait_s": "bears on nothing that is measured",
     "collect_only": "writes no manifest",
     "named": "about the choice of the folder",
@@ -62,13 +62,12 @@ def test_every_setting_is_in_the_manifest_or_known_not_to_be() -> None:
 
 def test_the_manifest_has_values_that_another_program_reads() -> None:
     wanted = CollectivePlan({}, Namespace(), ["grid 2"])
-    told = options_of(settings(messages=wanted, of_operators={"ep_size": 8}))
+    told = options_of(settings(messages=wanted, group_options={"ep_size": 8}))
     assert told == {
         "update_mode": "missing-only",
         "prune": True,
         "ops": ["Add", "Mul"],
         "shard": "1/2",
-        "status": [],
         "where": None,
         "retry_failed": True,
         "mixed": False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 
 from opatlas.capture.captures import find_captures, skipped_files, unparsed_beside
@@ -12,8 +13,9 @@ from opatlas.capture.summary import ingest_summary
 from opatlas.engine.kernel_facts import replays_of_bench
 from opatlas.errors import looking_at_usage
 from opatlas.files import expect_folder
-from opatlas.model import location, versions
-from opatlas.options import version
+from opatlas.model import location
+from opatlas.model.versions import CANN, TORCH, VLLM, Versions, detect, versions_option
+from opatlas.options import moved, versions
 from opatlas.store.database import Database
 from opatlas.text import print_problems, printable, show
 
@@ -58,13 +60,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ingest captures of another device, or of other versions, than earlier ones in this database "
         "(default: refused, where both are known)",
     )
-    for component in (versions.VLLM, versions.TORCH, versions.CANN):
-        parser.add_argument(
-            component.option,
-            type=version(component),
-            metavar="V",
-            help=f"{component.name}, such as {component.example} (default: the installed one)",
-        )
+    parser.add_argument(
+        "--versions",
+        type=versions,
+        default=Versions(),
+        metavar="vllm=V,torch=V,cann=V",
+        help="versions of vllm-ascend, torch and CANN that the capture was taken with, or some of them "
+        "(default: the installed ones)",
+    )
+    for component in (VLLM, TORCH, CANN):
+        former = moved(f"--{component.field}-version", versions_option([component]))
+        parser.add_argument(former.name, **former.argparse_arguments)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -81,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
             device = arguments.device or location.DEFAULT_NPU_DEVICE
             # Captures are of NPUs alone, and `npu` may be any of them.
             location.expect_npu(device)
-            found = versions.detect(arguments.vllm_version, arguments.torch_version, arguments.cann_version)
+            found = detect(arguments.versions)
             versions_of_capture = CaptureVersions(found.vllm, found.torch, found.cann)
             path = location.default_path(device, found)
     options = {name: value for name, value in vars(arguments).items() if name not in _NO_OPTIONS}
@@ -101,11 +107,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _given_versions(arguments: argparse.Namespace) -> CaptureVersions:
-    return CaptureVersions(arguments.vllm_version, arguments.torch_version, arguments.cann_version)
+    given: Versions = arguments.versions
+    return CaptureVersions(given.vllm, given.torch, given.cann)
 
 
 def _as_text(options: dict[str, object]) -> dict[str, object]:
-    return {name: printable(str(value)) if isinstance(value, str | Path) else value for name, value in options.items()}
+    texts = {name: str(value) for name, value in options.items() if isinstance(value, str | Path)}
+    given = {name: asdict(value) for name, value in options.items() if isinstance(value, Versions)}
+    return {**options, **given, **{name: printable(text) for name, text in texts.items()}}
 
 
 def _nothing(done: IngestResult) -> str:

@@ -160,7 +160,7 @@ def msprof(target: Target) -> Verdict:
 def vllm_ascend(target: Target) -> Verdict:
     spec = find_spec("vllm_ascend")
     if spec is None:
-        return skipped("vllm-ascend is not installed", "--vllm-version names the one that a database belongs to")
+        return skipped("vllm-ascend is not installed", "--versions vllm=V names the one that a database belongs to")
     try:
         version = metadata.version("vllm-ascend")
     except metadata.PackageNotFoundError:

@@ -22,7 +22,7 @@ DEFAULT_EP_SIZE = 16
 OPTIONS = (
     declare(
         "--ep-size",
-        Scope.KERNELS,
+        Scope.ROWS,
         type=at_least(1),
         metavar="N",
         help=f"number of devices that share the experts, for rows that do not name it; with --prof-path, that of the "
@@ -30,7 +30,7 @@ OPTIONS = (
     ),
     declare(
         "--nproc-per-node",
-        Scope.RUNNING | Scope.KERNELS,
+        Scope.KERNELS,
         type=at_least(1),
         metavar="N",
         help="the most ranks on a node (default: one for each of its devices, and 2 on a CPU)",

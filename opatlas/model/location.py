@@ -29,6 +29,7 @@ from opatlas.model.versions import (
     Versions,
     same_release,
     version_key,
+    versions_option,
 )
 from opatlas.text import closest, shortened
 
@@ -256,8 +257,9 @@ def _require(components: Iterable[Component], versions: Versions) -> None:
     missing = [component for component in components if not getattr(versions, component.field)]
     if missing:
         names = ", ".join(component.name for component in missing)
-        options = ", ".join(component.option for component in missing if component.option)
-        remedy = f"give {options}, or the folder itself with --database-path" if options else "give --database-path"
+        known = [component for component in missing if component.example]
+        remedy = f"give {versions_option(known)}, or name the folder with --database-path"
+        remedy = remedy if known else "name the folder with --database-path"
         raise OpAtlasError(f"the version of {names} could not be detected: {remedy}")
 
 

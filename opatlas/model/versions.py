@@ -17,21 +17,19 @@ class Component:
     Attributes:
         field: its field in `Versions`; version directories have it before the version.
         name: its name for users.
-        option: the option that gives its version; "" where there is none.
-        example: a version as such an option takes it.
+        example: a version as --versions takes it; "" where --versions does not take this software.
     """
 
     field: str
     name: str
-    option: str
     example: str = ""
 
 
-VLLM = Component("vllm", "vllm-ascend", "--vllm-version", "0.18.0")
-TORCH = Component("torch", "torch", "--torch-version", "2.9.0")
-CANN = Component("cann", "CANN", "--cann-version", "8.5")
-CUDA = Component("cuda", "CUDA (of torch)", "")
-NCCL = Component("nccl", "NCCL", "")
+VLLM = Component("vllm", "vllm-ascend", "0.18.0")
+TORCH = Component("torch", "torch", "2.9.0")
+CANN = Component("cann", "CANN", "8.5")
+CUDA = Component("cuda", "CUDA (of torch)")
+NCCL = Component("nccl", "NCCL")
 
 
 #: Folders of a toolkit that have a version.info; the toolkit's own comes first, and those of newer releases last.
@@ -58,12 +56,19 @@ class Versions:
     nccl: str | None = None
 
 
-def detect(vllm: str | None = None, torch: str | None = None, cann: str | None = None) -> Versions:
-    """Versions of what is installed here; those given are taken as they are."""
+def versions_option(versions: Mapping[Component, str] | Iterable[Component]) -> str:
+    """Returns --versions as it is written for some software: with its versions, or with V in their place."""
+    values = versions if isinstance(versions, Mapping) else dict.fromkeys(versions, "V")
+    return f"--versions {','.join(f'{component.field}={version}' for component, version in values.items())}"
+
+
+def detect(given: Versions | None = None) -> Versions:
+    """Returns the versions of the installed software; `given` versions of vllm-ascend, torch and CANN replace these."""
+    given = given or Versions()
     return Versions(
-        vllm=vllm or _package_version("vllm-ascend"),
-        torch=torch or _torch_version(),
-        cann=cann or cann_version(),
+        vllm=given.vllm or _package_version("vllm-ascend"),
+        torch=given.torch or _torch_version(),
+        cann=given.cann or cann_version(),
         cuda=cuda_version(),
         nccl=nccl_version(),
     )

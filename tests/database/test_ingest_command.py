@@ -177,7 +177,7 @@ def test_a_database_that_another_process_holds(tmp_path, ingest, monkeypatch):
 def test_the_default_database_is_named_after_device_and_versions(tmp_path, ingest, monkeypatch):
     monkeypatch.setattr(layout, "ROOT", tmp_path / "data")
     path = write_capture(tmp_path / "kernel_details.csv", [launch()])
-    given = ("--vllm-version", "v0.18.0", "--torch-version", "torch2.9.0+cpu", "--cann-version", "cann8.5")
+    given = ("--versions", "vllm=v0.18.0,torch2.9.0+cpu,cann8.5")
     status, _, _ = ingest(path, *given)
     assert status == 0
     folder = "ATLAS_800_A3_752T_128G_DIE/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5"
@@ -204,7 +204,7 @@ def test_the_default_database_is_named_after_device_and_versions(tmp_path, inges
 def test_a_device_that_is_no_npu_gets_no_database(tmp_path, ingest, monkeypatch, device, meant):
     monkeypatch.setattr(layout, "ROOT", tmp_path / "data")
     path = write_capture(tmp_path / "kernel_details.csv", [launch()])
-    given = ("--vllm-version", "0.18.0", "--torch-version", "2.9.0", "--cann-version", "8.5")
+    given = ("--versions", "vllm=0.18.0,torch=2.9.0,cann=8.5")
     status, out, err = ingest(path, *given, "--device", device)
     assert (status, out) == (2, "")
     assert " ".join(err.split()).startswith(f"error: --device {device}: no name of an NPU {meant}")
@@ -214,7 +214,7 @@ def test_a_device_that_is_no_npu_gets_no_database(tmp_path, ingest, monkeypatch,
 def test_a_chip_and_a_folder_that_is_there_are_npus(tmp_path, ingest, monkeypatch):
     monkeypatch.setattr(layout, "ROOT", tmp_path / "data")
     path = write_capture(tmp_path / "kernel_details.csv", [launch()])
-    given = ("--vllm-version", "0.18.0", "--torch-version", "2.9.0", "--cann-version", "8.5")
+    given = ("--versions", "vllm=0.18.0,torch=2.9.0,cann=8.5")
     (tmp_path / "data/ATLAS_950").mkdir(parents=True)
     for device in ("Ascend310P3", "ATLAS_950"):
         assert ingest(path, *given, "--device", device)[0] == 0
@@ -227,7 +227,7 @@ def test_what_could_not_be_detected_is_named(tmp_path, ingest, monkeypatch):
         write_capture(tmp_path / "kernel_details.csv", [launch()]), "--device", "ATLAS_800_A2_376T_64G"
     )
     assert status == 2
-    assert "--vllm-version, --cann-version" in err
+    assert "--versions vllm=V,cann=V" in err
 
 
 def test_wrong_options_are_wrong_usage(capsys):
@@ -250,7 +250,7 @@ def test_an_interrupt_is_no_traceback(tmp_path, ingest, monkeypatch):
 def test_help_of_the_module(tmp_path):
     command = [sys.executable, "-m", "opatlas", "ingest", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
-    for option in ("--profiling-path", "--database-path", "--device", "--vllm-version", "--cann-version"):
+    for option in ("--profiling-path", "--database-path", "--device", "--versions"):
         assert option in done.stdout
     assert "exit status" in done.stdout
 

@@ -6,15 +6,16 @@ import argparse
 
 import pytest
 
-from opatlas.model.versions import CANN, TORCH, VLLM
+from opatlas.model.versions import Versions
 from opatlas.options import (
     Listed,
     at_least,
     between,
     items_of,
+    moved,
     one_of,
     positive,
-    version,
+    versions,
 )
 
 
@@ -63,27 +64,49 @@ def test_names_and_ports() -> None:
 
 
 @pytest.mark.parametrize(
-    ("component", "text", "plain"),
+    ("text", "found"),
     [
-        (VLLM, "0.18.0", "0.18.0"),
-        (VLLM, "v0.18.0", "0.18.0"),
-        (VLLM, "vllm0.18.0", "0.18.0"),
-        (VLLM, "vllm-ascend-v0.18.1rc1", "0.18.1rc1"),
-        (VLLM, "0.18.1.dev5+gabc12.d2026", "0.18.1.dev5+gabc12.d2026"),
-        (TORCH, "torch2.9.0+cpu", "2.9.0+cpu"),
-        (TORCH, "2.9.0.post1", "2.9.0.post1"),
-        (TORCH, "2.11.0a0+git12ab", "2.11.0a0+git12ab"),
-        (CANN, "cann8.5", "8.5"),
-        (CANN, "CANN 8.3.RC1", "8.3.RC1"),
-        (CANN, "8.2.RC1.alpha002", "8.2.RC1.alpha002"),
-        (CANN, "9.0.0-beta.1", "9.0.0-beta.1"),
+        ("vllm=0.18.0", Versions(vllm="0.18.0")),
+        ("vllm=v0.18.0,cann=8.5", Versions(vllm="0.18.0", cann="8.5")),
+        ("vllm0.18.0_torch2.9.0+cpu_cann8.3.RC1", Versions("0.18.0", "2.9.0+cpu", "8.3.RC1")),
+        ("vllm-ascend-v0.18.1rc1", Versions(vllm="0.18.1rc1")),
+        ("vllm_ascend=0.18.1.dev5+gabc12.d2026", Versions(vllm="0.18.1.dev5+gabc12.d2026")),
+        ("torch=2.9.0.post1", Versions(torch="2.9.0.post1")),
+        (" cann=9.0.0-beta.1, torch=2.11.0a0+git12ab", Versions(torch="2.11.0a0+git12ab", cann="9.0.0-beta.1")),
+        ("CANN 8.3.RC1", Versions(cann="8.3.RC1")),
+        ("cann=8.2.RC1.alpha002", Versions(cann="8.2.RC1.alpha002")),
     ],
 )
-def test_versions_as_tags_and_folders_spell_them(component, text: str, plain: str) -> None:
-    assert version(component)(text) == plain
+def test_versions_as_users_tags_and_folders_spell_them(text: str, found: Versions) -> None:
+    assert versions(text) == found
 
 
-@pytest.mark.parametrize("text", ["", "v", "8", "main", "torch8.5", "8.5_warm", "8.5/..", "vv8.5", "\uff18.5"])
-def test_what_is_no_version_is_refused_with_the_right_spelling(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match=r"version of CANN, such as 8\.5"):
-        version(CANN)(text)
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "give a version, such as vllm=0.18.0"),
+        ("8.5", "'8.5': give versions as in --versions vllm=0.18.0,torch=2.9.0,cann=8.5"),
+        ("tensorflow=2.9.0", "'tensorflow=2.9.0': give versions as in"),
+        ("cann=8.5,cann=8.3", "give one version of CANN"),
+        *(
+            (f"cann={text}", "give a version of CANN, as in cann=8.5")
+            for text in ("", "v", "8", "main", "8.5_warm", "8.5/..", "vv8.5", "\uff18.5")
+        ),
+    ],
+)
+def test_what_is_no_version_is_refused_with_the_right_spelling(text: str, words: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError) as refused:
+        versions(text)
+    assert words in str(refused.value)
+
+
+def test_an_option_that_has_left_names_its_successor(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    former = moved("--former", "--latter VALUE")
+    parser.add_argument(former.name, **former.argparse_arguments)
+    assert vars(parser.parse_args([])) == {}
+    assert "--former" not in parser.format_help()
+    for arguments in (["--former"], ["--former=3"], ["--former", "3"]):
+        with pytest.raises(SystemExit):
+            parser.parse_args(arguments)
+        assert "use --latter VALUE" in capsys.readouterr().err

@@ -32,13 +32,13 @@ def write(path: Path, text: str) -> Path:
 
 def test_versions_come_from_package_metadata(packages):
     packages.update({"vllm-ascend": "0.18.0", "torch": "2.9.0+cpu"})
-    found = versions.detect(cann="8.5")
+    found = versions.detect(versions.Versions(cann="8.5"))
     assert (found.vllm, found.torch, found.cann) == ("0.18.0", "2.9.0+cpu", "8.5")
 
 
 def test_given_versions_are_taken(packages):
     packages.update({"vllm-ascend": "0.18.0", "torch": "2.9.0"})
-    assert versions.detect("0.15.0", "2.8.0", "8.3") == versions.Versions(
+    assert versions.detect(versions.Versions("0.15.0", "2.8.0", "8.3")) == versions.Versions(
         "0.15.0", "2.8.0", "8.3", cuda=versions.detect().cuda
     )
 

@@ -18,9 +18,9 @@ from .target import Target, expect
 
 #: By name, what reads a value.
 _READERS: dict[str, Callable[[str], Any]] = {
-    option.name: option.how["type"]
+    option.name: option.argparse_arguments["type"]
     for option in (*OF_REPLAYS, *OF_THEORY)
-    if isinstance(option, Option) and option.how.get("type") not in (None, Path)
+    if isinstance(option, Option) and option.argparse_arguments.get("type") not in (None, Path)
 }
 _END = b"\x1e"
 _VALUES = (b"1", b"2/8", b"2,4,8", b"0.5", b"4KB", b"MatMulV3,Add", b"fp16", b"2x4", b"1:100:5", b"3")

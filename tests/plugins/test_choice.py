@@ -45,21 +45,23 @@ def test_the_counts_of_what_is_left_out_are_of_the_rows_asked_for(sessions: Sess
     assert measured(sessions) == set()
 
 
-def test_status_runs_the_rows_that_have_it(sessions: Sessions) -> None:
+def test_where_runs_the_rows_of_a_status(sessions: Sessions) -> None:
     sessions.write("Moody", [row(n) for n in (15, 20, 101)])
     sessions.run_in_process()
     sessions.write("Toy", [row(1)])
     assert sessions.statuses("Moody") == {15: "failed", 20: "oom", 101: "measured"}
-    assert sessions.run_in_process("--status=failed,oom").ledger() == {"xfailed": 2}
-    assert sessions.run_in_process("--status=oom", "--co", "-q").output.count("::test_moody[") == 1
-    assert sessions.run_in_process("--status=measured", "-k", "Moody").ledger() == {"measured": 1}
-    assert sessions.run_in_process("--status=none").ledger() == {"measured": 1}
-    none = sessions.run_in_process("--status=none")
+    assert sessions.run_in_process("--where", "status in (failed, oom)").ledger() == {"xfailed": 2}
+    assert sessions.run_in_process("--where", "status == oom", "--co", "-q").output.count("::test_moody[") == 1
+    assert sessions.run_in_process("--where", "status == measured", "-k", "Moody").ledger() == {"measured": 1}
+    never_run = ("--where", "status == none")
+    assert sessions.run_in_process(*never_run).ledger() == {"measured": 1}
+    none = sessions.run_in_process(*never_run)
     assert none.code == 0
-    assert "nothing to do: --status=none is true of none of 4 rows" in none
-    wrong = sessions.run_in_process("--status=faild")
-    assert wrong.code == pytest.ExitCode.USAGE_ERROR
-    assert "did you mean failed" in wrong
+    assert "nothing to do: --where 'status == none' is true of none of 4 rows" in none
+    for option in ("--where=status == faild", "--where=status in (oom, 'faild')"):
+        wrong = sessions.run_in_process(option)
+        assert wrong.code == pytest.ExitCode.USAGE_ERROR
+        assert "did you mean failed" in wrong
 
 
 def test_stale_runs_what_other_code_measured(sessions: Sessions) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import simulated
 from opatlas.plugins import theory
-from opatlas.plugins.settings import devices_of
+from opatlas.plugins.target import devices_of
 
 from opatlas.devices import discovery as at_hand
 from opatlas.devices import nvidia as nvidia_smi
@@ -15,8 +15,9 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices, database_name
 from opatlas.errors import OpAtlasError
 from opatlas.model.location import cpu_device_name
+from opatlas.model.versions import Versions
 
-VERSIONS = {"vllm_version": "0.18.0", "torch_version": "2.9.0", "cann_version": "8.5.0"}
+VERSIONS = Versions("0.18.0", "2.9.0", "8.5.0")
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +29,7 @@ def _no_accelerators(monkeypatch):
 
 def config(device, hook=available_devices):
     """pytest's, as far as it is looked at: --device, and what the hook answers."""
-    option = SimpleNamespace(device=device, prof_path=None, database_path=None, **VERSIONS)
+    option = SimpleNamespace(device=device, prof_path=None, database_path=None, versions=VERSIONS)
     return SimpleNamespace(
         option=option, hook=SimpleNamespace(pytest_opatlas_devices=lambda config: hook(config.option.device))
     )

@@ -106,13 +106,13 @@ def collected(tmp_path):
 
 def test_what_an_npu_measures_is_filed_under_it_and_its_software(collected) -> None:
     torch = metadata.version("torch").partition("+")[0]
-    said = collected("--co", "--vllm-version=0.18.0")
+    said = collected("--co", "--versions=vllm=0.18.0")
     assert f"/ATLAS_800_A3_752T_128G_DIE/vllm_ascend/vllm0.18.0_torch{torch}_cann8.5\n" in said
 
 
 def test_versions_may_be_written_as_tags_and_folders_have_them(collected) -> None:
     torch = metadata.version("torch").partition("+")[0]
-    said = collected("--co", "--vllm-version=v0.18.0", f"--torch-version=torch{torch}", "--cann-version=cann8.5")
+    said = collected("--co", f"--versions=vllm0.18.0_torch{torch}_cann8.5")
     assert f"/vllm_ascend/vllm0.18.0_torch{torch}_cann8.5\n" in said
 
 
@@ -120,11 +120,14 @@ def test_versions_may_be_written_as_tags_and_folders_have_them(collected) -> Non
     ("options", "said"),
     [
         (["--device=ATLAS_800_A2_376T_64G"], "npu-smi shows Ascend910, whose durations do not belong there"),
-        (["--cann-version=10.0"], "--cann-version 10.0: rows would be measured with the installed CANN 8.5.0"),
+        (
+            ["--versions=vllm=0.18.0,cann=10.0"],
+            "--versions cann=10.0: rows would be measured with the installed CANN 8.5.0",
+        ),
         (["--instrument=wall-clock"], "--instrument wall-clock: devices of kind npu offer msprof,"),
     ],
 )
 def test_what_does_not_fit_the_machine_is_refused(collected, options, said) -> None:
-    output = collected("--vllm-version=0.18.0", *options)
+    output = collected("--versions=vllm=0.18.0", *options)
     assert said in output
     assert "Traceback" not in output

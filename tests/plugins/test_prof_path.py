@@ -285,11 +285,14 @@ def test_wrong_usage_is_told_before_anything_else(bench: Bench, options: tuple[s
 
 def test_device_and_versions_name_the_database_of_an_npu_that_is_not_at_hand(bench: Bench) -> None:
     write_summary(bench.profiles / OUTPUT / "op_summary_20240102030406.csv", [launched(V3, 1.0)])
-    versions = ("--vllm-version=0.18.0", "--torch-version=2.9.0", "--cann-version=8.5.0")
-    done = bench.run(f"--device={DEFAULT_NPU_DEVICE}", *versions, "--collect-only", database=False)
+    done = bench.run(
+        f"--device={DEFAULT_NPU_DEVICE}", "--versions=vllm0.18.0_torch2.9.0_cann8.5.0", "--collect-only", database=False
+    )
     assert f"{DEFAULT_NPU_DEVICE}/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5" in done
     assert "as on this machine" not in done
-    torch_here = bench.run(f"--device={DEFAULT_NPU_DEVICE}", versions[0], versions[2], "--collect-only", database=False)
+    torch_here = bench.run(
+        f"--device={DEFAULT_NPU_DEVICE}", "--versions=vllm=0.18.0,cann=8.5.0", "--collect-only", database=False
+    )
     assert (
         f"opatlas: torch {metadata.version('torch')} as on this machine: where others were profiled, give" in torch_here
     )

@@ -157,14 +157,14 @@ def test_options_that_contradict_each_other_are_refused(sessions: Sessions) -> N
 
 def test_what_the_installed_torch_measures_is_not_filed_under_another(sessions: Sessions) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "bench/test_norm.py", "--torch-version=1.0.0", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "bench/test_norm.py", "--versions=torch=1.0.0", "-p", "no:cacheprovider"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "--torch-version 1.0.0: rows would be measured with the installed torch" in done.stderr
+    assert "--versions torch=1.0.0: rows would be measured with the installed torch" in done.stderr
 
 
 def test_numbers_that_make_no_sense_are_refused(sessions: Sessions) -> None:

@@ -62,7 +62,7 @@ def test_a_new_database_of_an_npu_gets_the_mapping_of_its_neighbour_and_the_rows
     assert "wrote op_mapping.yaml (a copy of " in done.stdout
     assert set(contents(database)) == {"OwnAdd.csv"}
     assert mapping in (database / "op_mapping.yaml").read_text()
-    planned = run(device / "vllm0.19.0_torch2.9.0_cann8.5", "--plan-only", "-k", "SwiGlu")
+    planned = run(device / "vllm0.19.0_torch2.9.0_cann8.5", "--read-only", "-k", "SwiGlu")
     assert planned.returncode == 0, planned.stdout
     assert not (device / "vllm0.19.0_torch2.9.0_cann8.5").exists()
 
@@ -70,7 +70,7 @@ def test_a_new_database_of_an_npu_gets_the_mapping_of_its_neighbour_and_the_rows
 def test_rows_are_not_added_to_what_is_being_measured(tmp_path: Path) -> None:
     done = run(tmp_path / "new", "bench/", *FEW)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "run `pytest shapes/ --plan-only` to see which, then `pytest shapes/`, then the replays" in done.stderr
+    assert "run `pytest shapes/ --read-only` to see which, then `pytest shapes/`, then the replays" in done.stderr
     assert not (tmp_path / "new").exists()
 
 
@@ -85,7 +85,7 @@ def test_several_processes_add_the_same_rows(tmp_path: Path) -> None:
 
 
 def test_a_plan_writes_nothing(tmp_path: Path) -> None:
-    done = run(tmp_path, "-k", "AddRmsNorm", "--target-models=qwen3-0.6b", "--rows=0", "--plan-only")
+    done = run(tmp_path, "-k", "AddRmsNorm", "--target-models=qwen3-0.6b", "--rows=0", "--read-only")
     assert done.returncode == 0, done.stdout
     assert "to add" in done.stdout
     assert "rows would be added to 3 kernel types" in done.stdout
@@ -149,7 +149,7 @@ def test_a_database_that_cannot_be_written_is_refused_once(tmp_path: Path) -> No
     assert "Traceback" not in done.stdout + done.stderr
     header = "Input Shapes,Input Data Types,Output Shapes,Output Data Types,Averge Duration(us)\n"
     (tmp_path / "SwiGlu.csv").write_text(header)
-    planned = run(tmp_path, *FEW, "--rows=3", "--plan-only")
+    planned = run(tmp_path, *FEW, "--rows=3", "--read-only")
     assert planned.returncode == 0, "a plan writes nothing"
     assert "SwiGlu.csv:1: column 'Averge Duration(us)' is not known" in planned.stdout
 
@@ -179,8 +179,8 @@ def test_what_no_model_has_is_skipped(tmp_path: Path) -> None:
 
 
 def test_a_device_that_is_not_at_hand_can_be_named(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pytest", "shapes/", "--plan-only", "-k", "Neg", "-p", "no:cacheprovider"]
-    more = ["--device=ATLAS_800_A2_376T_64G", "--vllm-version=0.18.0", "--torch-version=2.9.0", "--cann-version=8.5.0"]
+    command = [sys.executable, "-m", "pytest", "shapes/", "--read-only", "-k", "Neg", "-p", "no:cacheprovider"]
+    more = ["--device=ATLAS_800_A2_376T_64G", "--versions=vllm=0.18.0,torch=2.9.0,cann=8.5.0"]
     done = subprocess.run([*command, *more], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "ATLAS_800_A2_376T_64G/vllm_ascend/vllm0.18.0_torch2.9.0_cann8.5" in done.stdout

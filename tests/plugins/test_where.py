@@ -120,7 +120,7 @@ def test_a_session_runs_the_rows_of_which_it_is_true(sessions: Sessions) -> None
         sessions.run_in_process("--where", "tokens <= 4", "--update-mode=unreplayed", "--co").output.count("[Toy-") == 2
     )
     assert sessions.run_in_process("--where", "tokens > 2", "-k", "Toy-3_3").ledger() == {"measured": 1}
-    assert sessions.run_in_process("--where", "type == Moody", "--status=failed").ledger() == {"xfailed": 1}
+    assert sessions.run_in_process("--where", "type == Moody and status == failed").ledger() == {"xfailed": 1}
     nothing = sessions.run_in_process("--where", "tokens > 1000")
     assert nothing.code == pytest.ExitCode.NO_TESTS_COLLECTED
     assert "no row was selected: --where 'tokens > 1000' is true of none of 6 rows" in nothing

@@ -1,0 +1,183 @@
+"""What a session measures on and writes into: the devices, the versions of the software, and the database."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from opatlas.collectives import options as collectives
+from opatlas.combine.provenance import MeasurementOrigin
+from opatlas.devices.cgroups import available_cores
+from opatlas.devices.device import DeviceSpec
+from opatlas.devices.discovery import available_devices, database_name, npus_present
+from opatlas.model.location import (
+    COMMUNICATION_NAMED_BY,
+    DEFAULT_NPU_DEVICE,
+    NAMED_BY,
+    communication_path,
+    default_path,
+    device_kind,
+    expect_npu,
+    public_version,
+    refuse_former_name,
+)
+from opatlas.model.versions import CANN, TORCH, VLLM, Component, Versions, detect, same_release, versions_option
+from opatlas.options import given
+
+from .options import named, refuse
+
+_NAMES_A_DATABASE = (VLLM, TORCH, CANN)
+
+
+def devices_of(config: pytest.Config) -> Sequence[DeviceSpec]:
+    """Returns the devices that rows are replayed on; with --prof-path, the device that was profiled.
+
+    Raises:
+        OpAtlasError: --device names a device that this machine lacks.
+        pytest.UsageError: --device names none of the devices that a conftest.py gives, or no NPU with --prof-path.
+    """
+    name: str | None = config.option.device
+    if config.option.prof_path is not None:
+        return _profiled_devices(name, config.option.database_path)
+    devices: list[DeviceSpec] = config.hook.pytest_opatlas_devices(config=config)
+    for device in devices:
+        if name not in (None, device.kind, device.name):
+            raise pytest.UsageError(
+                f"--device {name}: the hook pytest_opatlas_devices of a conftest.py or plugin gives {device}"
+                f"{f' ({device.name})' if device.name else ''}: name that, leave --device out, or let the hook heed it"
+            )
+    return devices
+
+
+def _profiled_devices(name: str | None, database: str | None) -> list[DeviceSpec]:
+    """Returns the NPU whose profiles --prof-path names, whether or not this machine has it.
+
+    Raises:
+        OpAtlasError, pytest.UsageError: neither --device nor --database-path names it, or --device names no NPU, which
+            msprof cannot have profiled.
+    """
+    if name not in (None, "npu"):
+        if device_kind(name) != "npu":
+            raise pytest.UsageError(f"--prof-path reads profiles of an NPU, and --device {name} is none")
+        if not database:
+            expect_npu(name)
+        return [DeviceSpec("npu", name=name)]
+    if npus_present():
+        return available_devices("npu")
+    if not database:
+        raise pytest.UsageError(
+            f"--prof-path: name the NPU that was profiled with --device ({DEFAULT_NPU_DEVICE}, ...), "
+            f"or its database with --database-path"
+        )
+    return [DeviceSpec("npu")]
+
+
+def refuse_useless_versions(config: pytest.Config) -> None:
+    """Refuses --versions beside --database-path. Raises pytest.UsageError."""
+    if config.option.database_path:
+        refuse(config, named("--versions"), "--database-path names the folder, whatever the versions")
+
+
+def database_of(config: pytest.Config, devices: Sequence[DeviceSpec], *, communicates: bool) -> tuple[Path, str]:
+    """Returns the folder of the CSVs, and what the user should know of its choice; "" mostly.
+
+    Args:
+        communicates: whether the session measures collectives.
+
+    Raises:
+        OpAtlasError: a version that names the folder is not known.
+        pytest.UsageError: --versions names software that has no part in the name, or another release than the
+            installed one.
+    """
+    option = config.option
+    if communicates:
+        return collectives.database_of(option, lambda: _communication_database(config, devices)), ""
+    if option.database_path:
+        return Path(option.database_path), ""
+    _expect_naming(config, devices[0], NAMED_BY.get(devices[0].kind, [TORCH]))
+    if option.prof_path is None and not option.collectonly:
+        _expect_installed(option.versions)
+    note = _versions_of_this_machine(option.versions) if option.prof_path is not None else ""
+    return default_path(database_name(devices), detect(option.versions)), note
+
+
+def given_versions(versions: Versions) -> Mapping[Component, str]:
+    """Returns the versions that --versions gives, by the software."""
+    by_component = {component: getattr(versions, component.field) for component in _NAMES_A_DATABASE}
+    return {component: version for component, version in by_component.items() if version}
+
+
+def origin_of(option: argparse.Namespace, devices: Sequence[DeviceSpec], *, communicates: bool) -> MeasurementOrigin:
+    """Returns what the durations of a session are measured on, with the versions that name a database."""
+    device = devices[0]
+    if option.prof_path is not None:
+        # The profiled software is not the software of this machine, and may be unknown.
+        return MeasurementOrigin(device.name, device.kind, named_versions(option.versions))
+    installed, given_or_installed = detect(), detect(option.versions)
+    # Torch opens the devices of a conftest.py, too.
+    naming = [COMMUNICATION_NAMED_BY.get(device.kind, TORCH)] if communicates else NAMED_BY.get(device.kind, [TORCH])
+    # The installed software measures, by whatever version of the same release the user calls it.
+    versions = {each.name: getattr(installed, each.field) or getattr(given_or_installed, each.field) for each in naming}
+    threads = option.threads or available_cores()
+    return MeasurementOrigin(
+        device.name,
+        device.kind,
+        {name: public_version(version) for name, version in versions.items() if version},
+        threads=threads if device.kind == "cpu" and not communicates else None,
+        host=platform.node(),
+    )
+
+
+def named_versions(versions: Versions) -> Mapping[str, str]:
+    """Returns the versions that --versions gives, by the name of the software."""
+    return {component.name: version for component, version in given_versions(versions).items()}
+
+
+def _communication_database(config: pytest.Config, devices: Sequence[DeviceSpec]) -> Path:
+    """Raises OpAtlasError where the version that names the database is unknown; pytest.UsageError as `database_of`."""
+    name, option = database_name(devices), config.option
+    _expect_naming(config, devices[0], [COMMUNICATION_NAMED_BY.get(devices[0].kind, TORCH)])
+    if not option.collectonly:
+        _expect_installed(option.versions)
+    folder = communication_path(name, collectives.communication_version(name, detect(option.versions)))
+    refuse_former_name(folder)
+    return folder
+
+
+def _expect_naming(config: pytest.Config, device: DeviceSpec, naming: Sequence[Component]) -> None:
+    """Raises pytest.UsageError where the command line gives a version that is no part of the database's name."""
+    useless = [component for component in given_versions(config.option.versions) if component not in naming]
+    if useless and given(config.invocation_params.args, named("--versions")):
+        raise pytest.UsageError(
+            f"--versions: {' and '.join(each.name for each in useless)} has no part in the name of a database of "
+            f"{device}: leave out {', '.join(f'{each.field}=...' for each in useless)}"
+        )
+
+
+def _expect_installed(versions: Versions) -> None:
+    """Raises pytest.UsageError where --versions gives another release than the installed one.
+
+    Another patch or candidate of the same release is reported by `Provenance.folder_note`.
+    """
+    installed = detect()
+    for component, version in given_versions(versions).items():
+        here = getattr(installed, component.field)
+        if here and not same_release(version, here):
+            raise pytest.UsageError(
+                f"{versions_option({component: version})}: rows would be measured with the installed "
+                f"{component.name} {here}; leave it out, or name a database with --database-path"
+            )
+
+
+def _versions_of_this_machine(versions: Versions) -> str:
+    """Returns a note on the versions that name a database of profiles and are only those of this machine's software."""
+    here = [component for component in _NAMES_A_DATABASE if component not in given_versions(versions)]
+    if not here:
+        return ""
+    found = detect()
+    names = ", ".join(f"{component.name} {getattr(found, component.field)}" for component in here)
+    return f"{names} as on this machine: where others were profiled, give {versions_option(here)}"
