@@ -23,11 +23,11 @@ import os
 import signal
 from pathlib import Path
 
-from opatlas.collectives.options import group_of
-from opatlas.engine.registry import replays
+from opatlas.collectives.rows import collective
+from opatlas.model.communication import ALL_REDUCE
 
 
-@replays("hcom_allReduce_", npu=None, group=group_of)
+@collective(ALL_REDUCE)
 def test_all_reduce(row, replay):
     from torch import distributed
 
@@ -75,6 +75,7 @@ def test_messages_of_a_group_share_one_profile_of_each_rank(npus: StandInNpus, s
     assert not sessions.left_behind()
 
 
+@pytest.mark.slow
 def test_a_collective_that_only_its_carrier_tells_of_says_so(npus: StandInNpus, sessions: Sessions) -> None:
     done = run(npus, "--ops=all_reduce", "--bytes-grid=1024", **{CARRIERS_ALONE: "1"})
     assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
@@ -91,13 +92,13 @@ def test_a_rank_that_is_killed_costs_its_message(npus: StandInNpus, sessions: Se
     assert not sessions.left_behind()
 
 
-@pytest.mark.parametrize("fault", ["cut", "no-export"])
-def test_messages_that_one_ranks_profile_lacks_are_tried_again(
+@pytest.mark.parametrize("fault", ["cut", pytest.param("no-export", marks=pytest.mark.slow)])
+def test_a_message_that_one_ranks_profile_lacks_is_tried_again(
     npus: StandInNpus, sessions: Sessions, fault: str
 ) -> None:
-    done = run(npus, "--ops=all_reduce", "--bytes-grid=1024,4096", faults={"1/rank1": fault})
-    assert (done.code, done.ledger()) == (0, {"measured": 2}), done.output
-    assert durations(sessions) == {1024: SLOWEST_US, 4096: SLOWEST_US}
+    done = run(npus, "--ops=all_reduce", "--bytes-grid=4096", faults={"1/rank1": fault})
+    assert (done.code, done.ledger()) == (0, {"measured": 1}), done.output
+    assert durations(sessions) == {4096: SLOWEST_US}
 
 
 def test_a_rank_that_crashes_at_its_end_costs_no_profile(npus: StandInNpus, sessions: Sessions, module: Path) -> None:
@@ -113,10 +114,11 @@ def test_a_rank_that_crashes_at_its_end_costs_no_profile(npus: StandInNpus, sess
     assert done.output.count("Start profiling") == 2, done.output
 
 
-def test_messages_that_no_profile_holds_fail_with_the_reason(npus: StandInNpus, sessions: Sessions) -> None:
-    faults = {f"{session}/rank1": "no-summary" for session in range(1, 9)}
-    done = run(npus, "--ops=all_reduce", "--bytes-grid=1024,4096", faults=faults)
-    assert (done.code, done.ledger()) == (1, {"failed": 2}), done.output
+def test_a_message_that_no_profile_holds_fails_with_the_reason(npus: StandInNpus, sessions: Sessions) -> None:
+    # A session of msprof, and the one in which the message is tried again.
+    faults = {f"{session}/rank1": "no-summary" for session in (1, 2)}
+    done = run(npus, "--ops=all_reduce", "--bytes-grid=4096", faults=faults)
+    assert (done.code, done.ledger()) == (1, {"failed": 1}), done.output
     assert "rank 1 of this node" in done
     assert (sessions.database / "profiles").is_dir()
 
@@ -150,11 +152,10 @@ def test_rows_of_groups_are_measured_under_msprof_after_those_of_one_device(
 ) -> None:
     shutil.copy(ROOT / "tests" / "support" / "group_replays.py", sessions.folder / "test_groups.py")
     sessions.write("Toy", [row(5), row(6)])
-    sessions.write("Sum", [row(group_replays.GOOD), row(group_replays.KILLED), row(group_replays.OTHER_GOOD)])
+    sessions.write("Sum", [row(group_replays.GOOD), row(group_replays.OTHER_GOOD)])
     done = npus.run("test_groups.py", "test_toys.py", npus=2)
-    assert (done.code, done.ledger()) == (1, {"measured": 4, "crashed": 1}), done.output
+    assert (done.code, done.ledger()) == (0, {"measured": 4}), done.output
     for cells in (*sessions.read("Toy"), *sessions.read("Sum")):
-        if cells["Status"] == "measured":
-            size = int(cells["Input Shapes"].partition(";")[0])
-            assert is_mean_us(float(cells["Average Duration(us)"]), size), cells
-            assert cells["Instrument"] == "msprof"
+        size = int(cells["Input Shapes"].partition(";")[0])
+        assert is_mean_us(float(cells["Average Duration(us)"]), size), cells
+        assert cells["Instrument"] == "msprof"

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +33,7 @@ from opatlas.engine.job import Job
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.isolation.channel import Channel, ChildChannel, NotReady
 from opatlas.isolation.groups import running as module
-from opatlas.isolation.groups.messages import Launching, RanksEnded
+from opatlas.isolation.groups.messages import Launching, RanksEnded, connect, listen
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.groups.running import RunningGroup
 from opatlas.model.errors import DeviceGone, GroupTimeout
@@ -95,6 +94,18 @@ def group() -> Iterator[GroupProcess]:
         assert wait_for(lambda: not marked(f"{MARK}={os.getpid()}"), seconds=300), marked(f"{MARK}={os.getpid()}")
 
 
+def test_a_rank_that_hangs_is_named_and_its_stack_shown(group: GroupProcess, capfd: pytest.CaptureFixture[str]) -> None:
+    """The first test of the group: ranks print where this process printed when they were launched."""
+    outcome = group.run(job(group_replays.HANGS, timeout_s=10))
+    assert (outcome.status, outcome.measurement) == (Status.TIMEOUT, None)
+    assert "rank 1 of 2 before its first call; the others wait" in outcome.reason
+    # The stack of the rank that hangs, with the GIL held, and of the one that waits for it.
+    shown = capfd.readouterr().err
+    assert "in misbehave" in shown
+    assert "in sum_of_shares" in shown
+    assert not marked(f"{MARK}={os.getpid()}")
+
+
 def test_rows_follow_each_other_in_one_group(group: GroupProcess) -> None:
     first = group.run(job(group_replays.GOOD))
     ranks = {line for line in marked(f"{MARK}={os.getpid()}") if "rank_main" in line and "keeper" not in line}
@@ -114,25 +125,16 @@ def test_rows_follow_each_other_in_one_group(group: GroupProcess) -> None:
     [
         (group_replays.REFUSED, Status.INVALID, "a bad size for every rank"),
         (group_replays.KILLED, Status.CRASHED, "rank 1 of 2 died: SIGKILL (signal 9)"),
-        (group_replays.HANGS, Status.TIMEOUT, "rank 1 of 2 before its first call; the others wait"),
         (group_replays.RAISES, Status.FAILED, "rank 1 of 2: ValueError: rank 1 has its own mind"),
-        (group_replays.EXITS, Status.CRASHED, "rank 1 of 2 died: exit code 0"),
-        (group_replays.FORKS, Status.CRASHED, "rank 1 of 2 died: SIGSEGV (signal 11)"),
-        (group_replays.WRITES, Status.CRASHED, "rank 1 of 2: bytes that are no message came over the connection"),
+        pytest.param(group_replays.EXITS, Status.CRASHED, "rank 1 of 2 died: exit code 0", marks=pytest.mark.slow),
+        pytest.param(group_replays.FORKS, Status.CRASHED, "rank 1 of 2 died: SIGSEGV", marks=pytest.mark.slow),
+        (group_replays.WRITES, Status.CRASHED, "rank 1 of 2: bytes that are no message"),
     ],
 )
-def test_a_rank_costs_its_row_and_no_other(group: GroupProcess, capfd, mood: int, status: Status, words: str) -> None:
-    if mood == group_replays.HANGS:
-        # What ranks print goes where this process printed when they were launched: into this test's capture.
-        group.close()
-    outcome = group.run(job(mood, timeout_s=10 if mood == group_replays.HANGS else 60))
+def test_a_rank_costs_its_row_and_no_other(group: GroupProcess, mood: int, status: Status, words: str) -> None:
+    outcome = group.run(job(mood))
     assert (outcome.status, outcome.measurement) == (status, None)
     assert words in outcome.reason
-    if mood == group_replays.HANGS:
-        # The stack of the rank that hangs, with the GIL held, and of the one that waits for it.
-        shown = capfd.readouterr().err
-        assert "in misbehave" in shown
-        assert "in sum_of_shares" in shown
     if status is not Status.INVALID:
         assert not marked(f"{MARK}={os.getpid()}")
     assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
@@ -172,16 +174,13 @@ def test_an_interrupted_wait_ends_the_group(group: GroupProcess) -> None:
     assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
 
 
-def test_a_folder_for_temporary_files_may_have_a_long_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Longer than the name of a socket may be."""
+def test_the_socket_of_a_group_may_have_a_long_name(tmp_path: Path) -> None:
+    """Longer than the name of a socket may be, where the folder for temporary files has a long name."""
     folder = tmp_path / ("x" * 120)
     folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    group = group_of(TWO)
-    try:
-        assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
-    finally:
-        group.close()
+    with listen(folder / "ranks", backlog=1) as listener, connect(folder / "ranks") as rank:
+        rank.sendall(b"here")
+        assert listener.accept()[0].recv(4) == b"here"
 
 
 class Touch:
@@ -194,6 +193,7 @@ class Touch:
         return os.mknod, (str(self._path),)
 
 
+@pytest.mark.slow
 def test_whoever_reaches_the_ports_of_a_group_runs_no_code(group: GroupProcess, tmp_path: Path) -> None:
     """torchrun's launcher unpickles the state of its rendezvous each time that it says it is alive: every 5 s."""
     from torch.distributed import TCPStore
@@ -301,9 +301,13 @@ def test_ranks_that_do_not_meet_with_one_npu_visible_are_shown_all_of_them(monke
     assert group.run(job(group_replays.GOOD)).status is Status.MEASURED
     assert "HcclGetRootInfo" in str(group.describe().facts["all_devices_visible"])
     group.close()
+    assert wait_for(lambda: not marked(f"{MARK}=meeting"), seconds=300)
+
+
+@pytest.mark.slow
+def test_ranks_that_never_meet_are_given_up() -> None:
     with pytest.raises(DeviceGone, match="HcclGetRootInfo"):
         npus_that_meet("never_meets").describe()
-    assert wait_for(lambda: not marked(f"{MARK}=meeting"), seconds=300)
 
 
 def test_a_rank_that_crashes_after_its_last_row_costs_nothing(
