@@ -88,7 +88,7 @@ class LookAhead:
             launched += 1
             config.hook.pytest_opatlas_launched(launched=launched, of=len(items))
             # Where pytest stops after some failures, rows after the next failure may never be wanted.
-            return stops() or (bool(config.option.maxfail) and outcome.launched is None)
+            return stops() or (bool(config.option.maxfail) and outcome.pending is None)
 
         nodeids = {job.id: item.nodeid for item, job in jobs}
         outcomes = executor.run_all([job for _, job in jobs], enough)

@@ -100,7 +100,7 @@ class TimedCollective:
 
         Those that are read from profiles later are compared then (opatlas/isolation/msprof/pending.py).
         """
-        if outcome.launched is not None:
+        if outcome.pending is not None:
             return outcome
         if outcome.measurement is None:
             # The others are told.

@@ -1,4 +1,4 @@
-"""An NVIDIA GPU as a device."""
+"""Implements an NVIDIA GPU as a device."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from opatlas.model.errors import DeviceUnhealthy
 from opatlas.model.location import slug
 from opatlas.text import first_line
 
-#: Reading more than the size evicts what a policy that is not quite least-recently-used would keep from one pass. Once,
-#: twice and eight times the size gave the same durations on an H200.
+#: Bytes read per byte of L2 cache. More than one, because a policy other than least-recently-used keeps some lines in
+#: one pass. Factors of one, two and eight gave the same durations on an H200.
 _FLUSH_FACTOR = 1.5
-#: Sums of rows so long are one launch; the sum of all is a fill besides.
+#: Row length of the flush buffer. Row sums are one launch; a sum of all elements also launches a fill.
 _FLUSH_WIDTH = 4096
 
 
 class CudaDevice:
-    """One GPU, the only one that this process sees. Rows of concurrent sessions take turns on it."""
+    """The only GPU that this process sees. Rows of concurrent sessions run one at a time."""
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
         """Opens the device.
 
         Raises:
-            OpAtlasError: a torch that can use it, the driver or the device is not there, with the remedy.
-            DeviceUnhealthy: it is there, and cannot be opened.
+            OpAtlasError: torch has no CUDA support, or the driver or the device is missing; with the remedy.
+            DeviceUnhealthy: the device exists but cannot be opened.
         """
         _expect_visible()
         self.torch_device = torch.device("cuda", 0)
@@ -54,7 +54,7 @@ class CudaDevice:
         self._uuid = f"GPU-{self._properties.uuid}"
         self._nvml = open_nvml(self._uuid)
         self._lock = device_lock(self._uuid)
-        # A row of FLOAT is one of float32, as matrix products are by default.
+        # Rows of FLOAT compute in float32. For matrix products this is torch's default.
         torch.backends.cudnn.allow_tf32 = False
 
     def describe(self) -> DeviceDescription:
@@ -83,9 +83,9 @@ class CudaDevice:
         return impl
 
     def available_bytes(self) -> int:
-        """What the device has free, and what this process holds without using it."""
+        """Returns the device's free memory plus what torch's allocator holds unused, in bytes."""
         free, _ = torch.cuda.mem_get_info(self.torch_device)
-        # memory_reserved and memory_allocated each sort some hundred statistics: 0.2 ms a row.
+        # One call: memory_reserved and memory_allocated each sort about a hundred statistics, 0.2 ms for each row.
         bytes_of = torch.cuda.memory_stats_as_nested_dict(self.torch_device)
         held = bytes_of["reserved_bytes"]["all"]["current"] - bytes_of["allocated_bytes"]["all"]["current"]
         return int(free + held)
@@ -101,7 +101,7 @@ class CudaDevice:
         torch.cuda.synchronize(self.torch_device)
 
     def flush_cache(self, touched: Sequence[torch.Tensor] | None = None) -> None:
-        # Read, not written: dirty lines would be written back during the sample that follows.
+        # The buffer is read, because written lines would be written back during the next sample.
         torch.sum(self._flush_buffer, dim=1, out=self._flushed)
 
     def locked(
@@ -111,7 +111,7 @@ class CudaDevice:
 
 
 def _expect_visible() -> None:
-    """Raises OpAtlasError where torch cannot use a GPU."""
+    """Raises OpAtlasError if torch cannot use a GPU."""
     if torch.version.cuda is None:
         raise OpAtlasError(
             f"torch {torch.__version__} was built without CUDA: install a build for CUDA to replay on the GPU, "
@@ -121,6 +121,6 @@ def _expect_visible() -> None:
         return
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     raise OpAtlasError(
-        f"torch.cuda finds no GPU (CUDA_VISIBLE_DEVICES is {visible!r}): this torch's CUDA {torch.version.cuda} "
-        f"needs a driver that is new enough; nvidia-smi tells its version"
+        f"torch.cuda finds no GPU (CUDA_VISIBLE_DEVICES is {visible!r}): check with nvidia-smi that the driver is "
+        f"new enough for this torch's CUDA {torch.version.cuda}"
     )

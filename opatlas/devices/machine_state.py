@@ -1,6 +1,6 @@
-"""What on this machine disturbs a measurement: load, steal, other processes, the frequency governor, CPU quotas.
+"""Observes what disturbs a measurement on this machine: load, steal, other processes, the governor, CPU quotas.
 
-Read from /proc, /sys and cgroups. What the system does not tell is None.
+Values come from /proc, /sys and cgroups. A value that the system does not provide is None.
 """
 
 from __future__ import annotations
@@ -21,39 +21,40 @@ from opatlas.devices.cgroups import (
     usable_cores,
 )
 from opatlas.devices.device import DeviceSpec
+from opatlas.devices.system import read_text
 from opatlas.text import real, whole
 
-#: Runnable threads of other processes from which on one of a row's threads is likely to wait for a core.
+#: With more runnable threads of other processes than this, a thread of a row probably has to wait for a core.
 LOAD_LIMIT = 0.5
-#: Cores' worth of work of other processes. A quarter of a core takes ten milliseconds out of forty: ten samples see it.
+#: Work of other processes, in cores. A quarter of a core takes ten of every forty milliseconds, which affects samples.
 OTHER_CORES_LIMIT = 0.25
-#: Share of the time that the hypervisor gave the cores to others. One percent is more than the deviation of 0.5 % below
-#: which the stop rule takes a row for quiet.
+#: Share of the time in which the hypervisor ran others on the cores. One percent exceeds the deviation of 0.5 % below
+#: which the stop rule considers a row quiet.
 STEAL_LIMIT_PERCENT = 1.0
-#: The one governor that keeps the clock up while a core is idle between samples.
+#: The only governor that keeps the clock frequency while a core is idle between samples.
 STEADY_GOVERNOR = "performance"
-#: A window in which 10 ms ticks of the kernel's clocks tell 5 % of a core.
+#: Length of a window in which the kernel's ticks of 10 ms resolve 5 % of a core.
 _WINDOW_S = 0.2
-#: Over which the load average is taken.
+#: Period of the load average.
 _LOAD_S = 60.0
 
 
 @dataclass(frozen=True)
 class MachineState:
-    """The machine, over a window of time that ends now.
+    """The state of the machine in a time window that ends now.
 
     Attributes:
-        window_s: length of the window, in seconds.
-        machine_cores: cores of the machine that are online.
-        cores: those that this process may use.
-        load_1min: the load average over a minute.
-        own_cores: cores that this process and those below it kept busy in the window, on average.
-        other_cores: the same of all other processes, on the cores that this process may use.
-        steal_percent: share of the window in which a hypervisor ran others on these cores.
-        governors: frequency governors of these cores; () where the system has none.
-        turbo: whether clocks may go above the nominal one.
-        quota_cores: cores that the CPU quota of the process's groups allows on average.
-        quota_periods: periods of that quota in the window, and those in which the process was made to wait.
+        window_s: length of the window in seconds.
+        machine_cores: number of online cores of the machine.
+        cores: number of cores that this process may use.
+        load_1min: load average over a minute.
+        own_cores: average number of cores that this process and its descendants kept busy in the window.
+        other_cores: average number of usable cores that all other processes kept busy in the window.
+        steal_percent: share of the window in which a hypervisor ran others on the usable cores.
+        governors: frequency governors of the usable cores; () if the system has none.
+        turbo: whether clocks may exceed the nominal frequency.
+        quota_cores: average number of cores that the CPU quota of the process's groups allows.
+        quota_periods: periods of that quota in the window, and how many of them were throttled.
     """
 
     window_s: float
@@ -70,28 +71,28 @@ class MachineState:
 
     @property
     def load(self) -> str:
-        """The load average in words; "" where the system has none."""
+        """The load average in words; "" if the system has none."""
         cores = f"{self.machine_cores} core{'' if self.machine_cores == 1 else 's'}"
         return "" if self.load_1min is None else f"load {self.load_1min:.1f} on {cores}"
 
     @property
     def other_load(self) -> float | None:
-        """The load average without this process and those below it."""
+        """The load average without this process and its descendants."""
         if self.load_1min is None:
             return None
-        # The kernel averages with weights that decay over a minute: work of the last seconds is a small part.
+        # The kernel's average decays over a minute, so that work of the last seconds is a small part of it.
         own = (self.own_cores or 0.0) * (1 - math.exp(-self.window_s / _LOAD_S))
         return max(self.load_1min - own, 0.0)
 
     def disturbances(self, needed_cores: int | None = None) -> list[str]:
-        """Returns a phrase with numbers for each thing that is likely to disturb; [] on a quiet machine.
+        """Returns a phrase with numbers for each likely disturbance; [] on a quiet machine.
 
         Args:
-            needed_cores: how many of the usable cores the session keeps busy (`needed_cores`); None: all.
+            needed_cores: number of usable cores that the session needs (`needed_cores`); None: all.
         """
         found = []
         needed = self.cores if needed_cores is None else min(needed_cores, self.cores)
-        # Load that leaves as many cores idle as the session needs is on other cores.
+        # Other load does not disturb while it leaves as many cores idle as the session needs.
         if self.other_load is not None and self.other_load > self.machine_cores - needed + LOAD_LIMIT:
             found.append(self.load)
         if self.other_cores is not None and self.other_cores > self.cores - needed + OTHER_CORES_LIMIT:
@@ -109,18 +110,22 @@ class MachineState:
 
 
 def needed_cores(devices: Sequence[DeviceSpec]) -> int | None:
-    """Returns how many cores a session on these devices needs; None: all, since a CPU is among the devices."""
+    """Returns how many cores a session on these devices needs; None: all, because the CPU is a device itself."""
     if any(device.kind == "cpu" for device in devices):
         return None
-    # One launches kernels, one runs pytest.
+    # For each device one core launches kernels, and one runs pytest.
     return 2 * len(devices)
 
 
 class MachineWatch:
-    """Tells the state of the machine since it was last asked, or, at first, since it was made."""
+    """Reports the state of the machine since its previous report, or since the watch was created."""
 
     def __init__(self, root: Path = ROOT, own_pid: int | None = None) -> None:
-        """`own_pid` is the process that counts as the session's, with those below it; None: this process."""
+        """
+        Args:
+            root: folder that holds /proc and /sys.
+            own_pid: the session's process, which counts as own with its descendants; None: this process.
+        """
         self._root = root
         self._own_pid = own_pid or os.getpid()
         self._last = self._read_clocks()
@@ -155,7 +160,7 @@ class MachineWatch:
         )
 
     def own_processes(self) -> set[int]:
-        """Returns the ids of the processes that are not counted as others."""
+        """Returns the ids of the session's process and its descendants."""
         return set(_own_seconds(self._own_pid, self._root))
 
     def _read_clocks(self) -> _Clocks:
@@ -169,7 +174,7 @@ class MachineWatch:
 
 
 def machine_state(root: Path = ROOT) -> MachineState:
-    """Returns the state in the fifth of a second that the call takes."""
+    """Returns the state during this call, which takes a fifth of a second."""
     watch = MachineWatch(root)
     time.sleep(_WINDOW_S)
     return watch.state()
@@ -177,7 +182,7 @@ def machine_state(root: Path = ROOT) -> MachineState:
 
 @dataclass(frozen=True)
 class _Ticks:
-    """Of one core, since the machine was started; 10 ms each, as a rule."""
+    """Ticks of one core since the machine was started; usually 10 ms each."""
 
     busy: int
     steal: int
@@ -189,7 +194,7 @@ class _Ticks:
 
 @dataclass(frozen=True)
 class _Clocks:
-    """What only counts up."""
+    """Counters at one moment; differences of two give a window."""
 
     at: float
     of_cpus: Mapping[int, _Ticks]
@@ -198,12 +203,12 @@ class _Clocks:
 
 
 def _ticks_of_cpus(root: Path) -> dict[int, _Ticks]:
-    """By number, from the lines `cpu0 user nice system idle iowait irq softirq steal guest guest_nice`."""
+    """Reads the ticks of each core: lines `cpu0 user nice system idle iowait irq softirq steal guest guest_nice`."""
     ticks = {}
     for line in _lines(root / "proc/stat"):
         name, *words = line.split()
         cpu = whole(name.removeprefix("cpu"))
-        # What guests ran is in user and nice, too.
+        # user and nice include the time of guests.
         counts = [whole(word) or 0 for word in words[:8]]
         if name.startswith("cpu") and cpu is not None and len(counts) == 8:
             user, nice, system, idle, iowait, irq, softirq, steal = counts
@@ -213,12 +218,12 @@ def _ticks_of_cpus(root: Path) -> dict[int, _Ticks]:
 
 
 def _own_seconds(own_pid: int, root: Path) -> dict[int, float]:
-    """CPU time of a process and of each below it, with that of their children that have ended; {} where not told."""
+    """Returns the CPU seconds of a process and its descendants, with ended children; {} if the system does not tell."""
     parents: dict[int, int] = {}
     seconds: Counter[int] = Counter()
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     for folder in (root / "proc").glob("[0-9]*"):
-        # The name may have blanks and brackets; the rest has none: state, parent, ..., utime, stime, cutime, cstime.
+        # Only the name may hold blanks and parentheses. After it: state, parent, ..., utime, stime, cutime, cstime.
         words = " ".join(_lines(folder / "stat")).rpartition(")")[2].split()
         pid = whole(folder.name)
         if pid is not None and len(words) > 14:
@@ -251,14 +256,10 @@ def _between(before: Periods | None, now: Periods | None) -> Periods | None:
 
 
 def _word(path: Path) -> str:
-    """The first word of a file; "" where there is none."""
+    """Returns the first word of a file; "" if there is none."""
     words = " ".join(_lines(path)[:1]).split()
     return words[0] if words else ""
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a file; [] where the system has no such file, or does not let this process read it."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
+    return read_text(path).splitlines()

@@ -1,4 +1,4 @@
-"""An Ascend NPU as a device."""
+"""Implements an Ascend NPU as a device."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from opatlas.instruments.instrument import Instrument, MeasureSettings, open_ins
 from opatlas.model.errors import DeviceUnhealthy, Unsupported
 from opatlas.model.versions import cann_version
 
-#: Of A2 and A3, whose CANN does not always tell.
+#: L2 size of A2 and A3, which CANN does not always report.
 _ASSUMED_L2_BYTES = 192 << 20
-#: What tells less is no size of an L2 cache.
+#: Smaller reported sizes are taken for missing.
 _LEAST_L2_BYTES = 1 << 20
-#: Twice the size evicts what a policy that is not quite least-recently-used would keep from one pass.
+#: Bytes read per byte of L2 cache; a policy other than least-recently-used keeps some lines in one pass.
 _FLUSH_FACTOR = 2
 
 
 class NpuDevice:
-    """One NPU, the only one that this process sees. Rows of concurrent sessions take turns on it."""
+    """The NPU of a spec; with `spec.alone` the only NPU that this process sees. Concurrent rows run one at a time."""
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
         """Opens the device.
 
         Raises:
-            OpAtlasError: torch_npu, CANN, the driver or the device is not there, with the remedy.
-            DeviceUnhealthy: it is there, and cannot be opened.
+            OpAtlasError: torch_npu, CANN, the driver or the device is missing; with the remedy.
+            DeviceUnhealthy: the device exists but cannot be opened.
         """
         self._torch_npu = import_torch_npu()
         self._npu: Any = torch.get_device_module("npu")
         _expect_visible(self._npu)
-        # Weights in FRACTAL_NZ are kept in it, as a model that was loaded has them.
+        # Weights keep the format FRACTAL_NZ, as in a loaded model.
         self._npu.config.allow_internal_format = True
         self.torch_device = torch.device("npu", 0 if spec.alone else spec.index)
         try:
@@ -68,7 +68,7 @@ class NpuDevice:
             "torch": str(torch.__version__),
             "torch_npu": str(self._torch_npu.__version__),
             "vllm_ascend": _version("vllm-ascend"),
-            # That which runs, and that whose files name the database's folder; they should be one.
+            # The running CANN, and the installed CANN that names the database's folder; they should be the same.
             "cann": _module_version(self._npu, "CANN"),
             "cann_toolkit": cann_version(),
             "driver": said.board.get("Software Version") or _module_version(self._npu, "DRIVER"),
@@ -102,7 +102,7 @@ class NpuDevice:
         return npu_operators.load_npu_call(npu)
 
     def available_bytes(self) -> int:
-        """What the device has free, and what this process holds without using it."""
+        """Returns the device's free memory plus what torch's allocator holds unused, in bytes."""
         free, _ = self._npu.mem_get_info(self.torch_device)
         held = self._npu.memory_reserved(self.torch_device) - self._npu.memory_allocated(self.torch_device)
         return int(free + held)
@@ -118,7 +118,7 @@ class NpuDevice:
         self._npu.synchronize(self.torch_device)
 
     def flush_cache(self, touched: Sequence[torch.Tensor] | None = None) -> None:
-        # Read, not written: dirty lines would be written back during the sample that follows.
+        # The buffer is read, because written lines would be written back during the next sample.
         if self._flush_buffer is None:
             self._flush_buffer = torch.ones(_FLUSH_FACTOR * self._l2_bytes // 4, device=self.torch_device)
         self._flush_buffer.sum()
@@ -130,7 +130,7 @@ class NpuDevice:
 
 
 def _expect_visible(npu: Any) -> None:
-    """Raises OpAtlasError where the process sees no NPU."""
+    """Raises OpAtlasError if the process sees no NPU."""
     if npu.device_count():
         return
     visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
@@ -151,7 +151,7 @@ def _expect_visible(npu: Any) -> None:
 
 
 def _chip_of(spec: DeviceSpec) -> Chip | None:
-    """What npu-smi calls the device; None where it does not show it."""
+    """Returns npu-smi's entry of a device; None if there is none."""
     logic = spec.pinned[1] if spec.pinned else str(spec.index)
     return next((chip for chip in npu_smi.list_chips() if str(chip.logic) == logic), None)
 
@@ -159,7 +159,7 @@ def _chip_of(spec: DeviceSpec) -> Chip | None:
 def _module_version(npu: Any, module: str) -> str | None:
     try:
         return str(npu.utils.get_cann_version(module)) or None
-    except (AttributeError, RuntimeError):  # an older torch_npu, or one without that module
+    except (AttributeError, RuntimeError):  # torch_npu is older, or has no such module
         return None
 
 
@@ -171,7 +171,7 @@ def _version(package: str) -> str | None:
 
 
 def _essence(error: Exception) -> str:
-    """The line that says what failed, and the one after the marker in which the runtime says why."""
+    """Returns the first line of an error, which says what failed, and the line in which CANN gives the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     why = [line for line in lines[1:] if re.match(r"\[Error\]:|E[A-Z0-9]\d{4}\b", line)]
     return " ".join([*lines[:1], *why[:1]]) or type(error).__name__

@@ -1,4 +1,10 @@
-"""An NPU call by its name."""
+"""Finds the call of an NPU operator by its name, and registers custom operators first. Imports torch on use only.
+
+Some operators are not in CANN. vllm-ascend brings a package of custom operators (an OPP), which two environment
+variables name when a process starts, and registers the operators with torch. Others are Triton kernels of vllm-ascend,
+or belong to ATB, a library of the NNAL package. The set of such operators changes between versions, so no list of names
+decides: a registered operator is run.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +22,15 @@ from typing import Any
 from opatlas.model.errors import MissingPrecondition, ReplayError, Unsupported
 from opatlas.text import in_a_line
 
-#: Between names of which the first that is there is called.
+#: Separates alternative names of a call; the first existing one is used.
 OR = " or "
 
 
 def resolve_npu_call(name: str) -> Callable[..., Any]:
-    """The function that a replay's `npu` names, such as "torch_npu.npu_rms_norm"; of several the first that is there.
+    """Returns the function of a name such as "torch_npu.npu_rms_norm"; of alternatives the first existing one.
 
     Raises:
-        Unsupported: nothing of that name is there; a custom operator is not registered, for instance.
+        Unsupported: no function has that name, for instance because a custom operator is not registered.
     """
     first, _, others = name.partition(OR)
     if not others:
@@ -42,15 +48,15 @@ def _function(name: str) -> Callable[..., Any]:
     try:
         call: Callable[..., Any] = operator.attrgetter(".".join(path))(importlib.import_module(package))
     except (ModuleNotFoundError, AttributeError) as error:
-        raise Unsupported(f"{name} is not there: {error}") from None
+        raise Unsupported(f"{name} does not exist: {error}") from None
     return _fitted(name, call) if isinstance(call, torch._ops.OpOverloadPacket) else call
 
 
 def _fitted(name: str, operator: Any) -> Callable[..., Any]:
-    """A custom operator, called as the installed version of it can be.
+    """Returns a function that calls a custom operator with the arguments that its installed version takes.
 
-    Later versions take more, which replays pass by name; where there is nothing in it (no bias), an
-    earlier one is called without.
+    Replays pass the arguments of later versions by name. An earlier version is called without those that are None or
+    empty.
     """
     schemas = [getattr(operator, overload)._schema for overload in operator.overloads()]
     known = {argument.name for schema in schemas for argument in schema.arguments}
@@ -72,14 +78,14 @@ def _is_empty_list(value: Any) -> bool:
 
 PATH_VARIABLE = "ASCEND_CUSTOM_OPP_PATH"
 LIBRARY_VARIABLE = "LD_LIBRARY_PATH"
-#: Below the folder of vllm-ascend. The vendor's name is `vllm-ascend` before version 0.20, `custom_transformer` since.
+#: Folder of OPPs in vllm-ascend. The vendor folder is `vllm-ascend` before version 0.20, then `custom_transformer`.
 _VENDORS = Path("_cann_ops_custom", "vendors")
 _LIBRARIES = Path("op_api", "lib")
 
-#: What torch_npu says where an operator is registered, and no library of kernels has it.
+#: torch_npu's message if an operator is registered but no kernel library has it.
 _NO_KERNEL = re.compile(r"\baclnn(\w+?)(?: or \w+)? not in (lib\w+\.so)")
-#: What torch_npu and the loader say where ATB is not found, or is of another version.
-#: The name of the library alone tells nothing: it stands in the C++ stack of any error of an ATB kernel.
+#: Messages of torch_npu and the loader if ATB is missing or has another version. The library's name alone is not
+#: enough: it is in the C++ stack of every error of an ATB kernel.
 _NO_ATB = re.compile(
     r"libatb\.so: cannot open|not in libatb\.so|libatb\.so ?not found"
     r"|Could not load this library: \S*libop_plugin_atb\.so|libop_plugin_atb\.so: undefined symbol|\bnnal package\b",
@@ -89,10 +95,10 @@ _ATB_ENVIRONMENT = "/usr/local/Ascend/nnal/atb/set_env.sh"
 
 
 def load_npu_call(name: str) -> Callable[..., Any]:
-    """The NPU call of that name, or of the first of several that is there; what registers it is run first.
+    """Returns the NPU call of a name, after registering custom operators; of alternatives the first existing one.
 
     Raises:
-        MissingPrecondition: a custom operator that is not registered, with what to do.
+        MissingPrecondition: a custom operator is not registered; with the remedy.
         Unsupported: torch_npu has no such call.
     """
     names = name.split(OR)
@@ -108,7 +114,7 @@ def load_npu_call(name: str) -> Callable[..., Any]:
 
 
 def missing_kernel(text: str) -> ReplayError | None:
-    """What it means that a call failed with these words, where an operator has no kernel; None for other words."""
+    """Returns the error for a message which says that an operator has no kernel; None for other messages."""
     found = _NO_KERNEL.search(text)
     if found is not None:
         what = f"no kernel {found[1]} in CANN's {found[2]} nor in a custom OPP"
@@ -125,17 +131,17 @@ def missing_kernel(text: str) -> ReplayError | None:
 
 
 def registration_obstacle() -> str:
-    """Why no custom operator can be registered in this process; "" where they can be, or are."""
+    """Returns why no custom operator can be registered in this process; "" if they can be or are registered."""
     if find_spec("vllm_ascend") is not None or _is_registered("_C_ascend"):
         return ""
     return f"needs custom operators, and vllm-ascend, which brings them, is not installed: {remedy()}"
 
 
 def operator_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Returns the two variables for a process that is about to start, with what they name already.
+    """Returns the two variables for a new process: their present values, extended by the OPPs of vllm-ascend.
 
-    The loader reads LD_LIBRARY_PATH when a process starts: no process can set it for itself. OPPs that the user names
-    come before those of vllm-ascend, and may be packages of other operators. Without any OPP nothing is set.
+    The loader reads LD_LIBRARY_PATH only at the start of a process. OPPs that the user names come before vllm-ascend's.
+    Without any OPP the result is empty.
     """
     named = _entries(environment, PATH_VARIABLE)
     packages = list(dict.fromkeys([*(path for path in named if path.is_dir()), *_operator_packages()]))
@@ -149,25 +155,25 @@ def operator_environment(environment: Mapping[str, str] = os.environ) -> dict[st
 
 
 def is_environment_set(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the two variables name an OPP that is there, and its libraries."""
+    """Whether the two variables name an existing OPP and its libraries."""
     libraries = _entries(environment, LIBRARY_VARIABLE)
     return any(path.is_dir() and path / _LIBRARIES in libraries for path in _entries(environment, PATH_VARIABLE))
 
 
 def libraries(environment: Mapping[str, str] = os.environ) -> list[Path]:
-    """Returns the libraries of the OPPs that the environment names: torch_npu loads them, and only logs a failure."""
+    """Returns the libraries of the OPPs in the environment. torch_npu loads them, and only logs failures."""
     folders = [path / _LIBRARIES for path in _entries(environment, PATH_VARIABLE)]
     return [folder / "libcust_opapi.so" for folder in folders if folder.is_dir()]
 
 
 def remedy(environment: Mapping[str, str] = os.environ) -> str:
-    """What to do where an operator of an OPP is missing, in one line."""
+    """Returns what to do if an operator of an OPP is missing, in one line."""
     if is_environment_set(environment):
         return f"{PATH_VARIABLE} and {LIBRARY_VARIABLE} are set; is this vllm-ascend built for this torch and CANN?"
     place = _place_of_vllm_ascend()
     if place is None:
         return (
-            "pip install vllm-ascend, whose operators a replay finds by itself, or name another package of operators: "
+            "pip install vllm-ascend, whose operators replays find by themselves, or name another operator package: "
             + _exports(Path("<package>", "vendors", "<name>"))
         )
     packages = _operator_packages()
@@ -188,7 +194,7 @@ def _exports(*packages: Path) -> str:
 
 
 def _operator_packages() -> list[Path]:
-    """The OPPs of the installed vllm-ascend."""
+    """Returns the OPPs of the installed vllm-ascend."""
     place = _place_of_vllm_ascend()
     return [path for path in sorted((place / _VENDORS).glob("*")) if path.is_dir()] if place is not None else []
 
@@ -205,32 +211,32 @@ def _entries(environment: Mapping[str, str], variable: str) -> list[Path]:
 
 @cache
 def _register_extension() -> tuple[str, str]:
-    """Registers the operators of vllm-ascend's extension, as vllm-ascend does; gives what failed, and the remedy."""
+    """Registers the operators of vllm-ascend's extension; returns what failed ("" for nothing) and the remedy."""
     if _place_of_vllm_ascend() is None:
         return "vllm-ascend is not installed", remedy()
     enabling = _called("vllm_ascend.utils", "enable_custom_op")
-    # It passes errors of this import over, and without vLLM it cannot be called.
+    # enable_custom_op ignores errors of this import, and cannot be called without vLLM.
     importing = _imported("vllm_ascend.vllm_ascend_C")
     return importing and "; ".join(filter(None, (enabling, importing))), remedy()
 
 
 @cache
 def _register_triton(module: str) -> tuple[str, str]:
-    """Registers the Triton operators of a module of vllm-ascend; gives what failed, and the remedy.
+    """Registers the Triton operators of a module of vllm-ascend; returns what failed ("" for nothing) and the remedy.
 
     Raises:
-        MissingPrecondition: the kernels cannot be launched, since Triton does not tell how many cores the device has.
+        MissingPrecondition: the kernels cannot be launched, because Triton does not know the device's number of cores.
     """
     remedy = "install vllm-ascend 0.13 or later, with vLLM and the triton-ascend of this CANN"
     if failure := _imported(module):
         return failure, remedy
-    # Kernels take the numbers of cores from it, and fail if nothing has set them.
+    # Sets the numbers of cores, which the kernels need.
     if failure := _called("vllm_ascend.ops.triton.triton_utils", "init_device_properties_triton"):
         raise MissingPrecondition(f"{failure}: {remedy}")
     return "", remedy
 
 
-#: What registers operators with torch, by the beginning of their names.
+#: Functions that register operators with torch, by prefix of the operators' names.
 _REGISTERED_BY: Mapping[str, Callable[[], tuple[str, str]]] = {
     "torch.ops._C_ascend.": _register_extension,
     "torch.ops.vllm.qkv_rmsnorm_rope": partial(
@@ -241,21 +247,21 @@ _REGISTERED_BY: Mapping[str, Callable[[], tuple[str, str]]] = {
 
 
 def _imported(module: str) -> str:
-    """Imports a module for what it registers; gives what became of that, "" if it is there."""
+    """Imports a module that registers operators; returns the error, "" for none."""
     try:
         import_module(module)
-    except Exception as error:  # whatever a package of many parts stumbles over at import
+    except Exception as error:  # a package with many dependencies may raise anything
         return f"import {module}: {in_a_line(error)}"
     return ""
 
 
 def _called(module: str, function: str) -> str:
-    """Calls a function of a module, if it has that; gives what failed, "" for nothing."""
+    """Calls a function of a module, if it exists; returns the error, "" for none."""
     if failure := _imported(module):
         return failure
     try:
         getattr(import_module(module), function, lambda: None)()
-    except Exception as error:  # whatever vllm-ascend stumbles over
+    except Exception as error:  # vllm-ascend may raise anything
         return f"{module}.{function}(): {in_a_line(error)}"
     return ""
 

@@ -1,7 +1,7 @@
-"""Imports torch_npu, or says which of the things that it stands on is missing, and what to do about it.
+"""Imports torch_npu, with an error that names the missing dependency and the remedy.
 
-torch_npu is a package on top of torch, of CANN's libraries, and of the driver's; each can be absent or of
-another version, and torch_npu's own words for that are those of the loader ("libhccl.so: cannot open ...").
+torch_npu needs torch, CANN's libraries and the driver's libraries. If one is missing or has another version, torch_npu
+only passes on the loader's message ("libhccl.so: cannot open ...").
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from opatlas.text import first_line
 
 _ASCEND = Path("/usr/local/Ascend")
 _MISSING_LIBRARY = re.compile(r"(lib\w+\.so[.\d]*): cannot open shared object file")
-#: Of the driver (/usr/local/Ascend/driver/lib64), and of the accelerated transformers' (nnal/atb). Others are CANN's.
+#: Libraries of the driver (/usr/local/Ascend/driver/lib64) and of ATB (nnal/atb). All others belong to CANN.
 _DRIVER_LIBRARIES = re.compile(r"lib(ascend_hal|drv\w*|dcmi)\.so")
 _ATB_LIBRARIES = re.compile(r"libatb\w*\.so")
 _OTHER_SYMBOLS = re.compile(r"undefined symbol|version `[^']*' not found|has no attribute '_npu")
 
 
 class TorchNpuMissing(OpAtlasError):
-    """torch_npu cannot be imported; the message says why and what to do."""
+    """torch_npu cannot be imported; the message has the reason and the remedy."""
 
 
 def import_torch_npu() -> ModuleType:
-    """The module torch_npu; afterwards there is `torch.npu`.
+    """Imports and returns torch_npu, which adds `torch.npu`.
 
     Raises:
-        TorchNpuMissing: no package, no CANN, no driver, another torch than it was built for, or a GPU's torch.
+        TorchNpuMissing: torch_npu, CANN or the driver is missing, or torch has another version or is a GPU build.
     """
     try:
         return import_module("torch_npu")
@@ -51,7 +51,7 @@ def import_torch_npu() -> ModuleType:
 
 
 def _explained(text: str) -> str:
-    """What the words of a failed import mean."""
+    """Translates the message of a failed import."""
     first = first_line(text)
     torch, torch_npu = _torch(), _version("torch_npu")
     if torch and torch_npu and not same_release(torch, torch_npu):
@@ -63,8 +63,8 @@ def _explained(text: str) -> str:
         return _without(library[1])
     if _OTHER_SYMBOLS.search(text):
         return (
-            f"torch_npu {torch_npu} and the CANN that was found do not belong together ({first}): install the "
-            f"versions that torch_npu's release notes list side by side"
+            f"torch_npu {torch_npu} does not fit the installed CANN ({first}): install a pair of versions that "
+            f"torch_npu's release notes list"
         )
     if "Two accelerators" in text:
         return f"torch was built for a GPU, and torch_npu refuses that ({first}): install torch's CPU build"
@@ -89,7 +89,7 @@ def _without(library: str) -> str:
 
 
 def set_env_scripts() -> list[Path]:
-    """Where CANN's environment script may be, the likeliest first."""
+    """Returns the possible paths of CANN's environment script, the most likely first."""
     homes = [Path(home) for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME") if (home := os.environ.get(name))]
     return [home / "set_env.sh" for home in (*homes, _ASCEND / "ascend-toolkit", _ASCEND / "cann")]
 
@@ -106,5 +106,5 @@ def _version(package: str) -> str:
 
 
 def _distribution(module: str | None) -> str:
-    """What pip calls the package of a module."""
+    """Returns the name of a module's package for pip."""
     return {"yaml": "pyyaml"}.get(module or "", module or "it")

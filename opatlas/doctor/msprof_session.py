@@ -104,8 +104,8 @@ def measured(spec: DeviceSpec, settings: MeasureSettings, files: Path | None) ->
         def note(outcome: RowOutcome) -> bool:
             nonlocal ended_rows
             ended_rows = monotonic()
-            if outcome.launched is not None:
-                launched[len(seen)] = outcome.launched
+            if outcome.pending is not None:
+                launched[len(seen)] = outcome.pending
             seen.append(outcome)
             return False
 

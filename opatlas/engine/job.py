@@ -58,7 +58,7 @@ class RowOutcome:
     reason: str = ""
     detail: str = ""
     measurement: Measurement | None = None
-    launched: PendingSamples | None = None
+    pending: PendingSamples | None = None
     changed: tuple[str, ...] = ()
 
     @property
@@ -124,7 +124,7 @@ def add_profiled_samples(
         counters=own.counters,
         assumptions=(*outcome.measurement.assumptions, *own.assumptions),
     )
-    return replace(outcome, measurement=measurement, launched=None)
+    return replace(outcome, measurement=measurement, pending=None)
 
 
 #: How often a row is measured in all, each time within its time limit.

@@ -148,8 +148,8 @@ class Sampling:
             throttled=samples.throttled,
             stand_in=describe_stand_in(operators, samples.device_kernels),
         )
-        launched = replace(samples.launched, calls=calls) if samples.launched else None
-        outcome = RowOutcome(Status.MEASURED, "; ".join(notes), measurement=measurement, launched=launched)
+        pending = replace(samples.pending, calls=calls) if samples.pending else None
+        outcome = RowOutcome(Status.MEASURED, "; ".join(notes), measurement=measurement, pending=pending)
         if samples.profiled is not None:
             outcome = add_profiled_samples(outcome, self._kernel_type, self._cells, samples.profiled)
         return apply_noise_limit(outcome, self._settings.max_noise, self._attempts) if self._attempts else outcome

@@ -1,10 +1,10 @@
-"""Marks: how samples are found again in a profile of many rows.
+"""Assigns the kernels of a profile to the samples of rows, by marks or else by order and number.
 
-A profile is a list of kernels in the order in which the device ran them: those that were asked for,
-and those of set-up, warm-up, cache flush and check. Around each sample the process that measures
-launches a negation of a tensor whose shape no model has; in the profile its shape tells that a row,
-or a sample, begins or ends there. Marks are on the device's own clock and in the same file as the
-kernels, whichever profiler wrote it and whatever its options; range markers of the host (mstx) are not.
+A profile lists all kernels in the order in which the device ran them, including those of set-up, warm-up, cache flush
+and check. Before each row, and before and after each sample, the measuring process launches a mark: the negation of a
+tensor whose shape no model has. The shape in the profile shows which row or sample begins or ends. Marks are on the
+device's clock and in the same file as the kernels, for any profiler and any options; range markers of the host (mstx)
+are not.
 """
 
 from __future__ import annotations
@@ -27,58 +27,66 @@ from opatlas.model.slots import split_cell
 from opatlas.text import whole
 from opatlas.typed_json import Count
 
-#: The profiler's type of a mark.
+#: Kernel type of a mark.
 MARK_TYPE = "Neg"
-#: A mark moves 44 to 52 KB: nothing to a cache of megabytes that a flush has emptied.
+#: Shapes of the marks of a sample. A mark moves 44 to 52 KB, which is little in a flushed cache of megabytes.
 BEGIN_MARK = (11, 1009)
 END_MARK = (13, 1009)
 _ROW = 103
 _BASE = 32
-#: Rows that marks can tell apart in one profile.
+#: Largest number of rows in one profile with marks.
 MOST_ROWS = _BASE * _BASE
 
 
 def row_mark(number: int) -> tuple[int, int, int]:
-    """The mark before all that is done for row `number` of a profile, from 0 to MOST_ROWS - 1."""
+    """Returns the shape of the mark before row `number` of a profile, from 0 to MOST_ROWS - 1.
+
+    Raises:
+        ValueError: the number is too large.
+    """
     if not 0 <= number < MOST_ROWS:
         raise ValueError(f"a profile has rows 0 to {MOST_ROWS - 1}, not {number}")
     return _ROW, 1 + number // _BASE, 1 + number % _BASE
 
 
 def parse_row_mark(dimensions: str) -> int | None:
-    """The row that a mark stands for; None where the dimensions are those of something else."""
+    """Returns the number of the row whose mark has these dimensions; None for other dimensions."""
     sizes = dimensions.split(",")
     if len(sizes) != 3 or sizes[0] != str(_ROW):
         return None
-    # 0 stands for no number, too: a mark has sizes from 1 on.
+    # Sizes of a mark are at least 1, so 0 can stand for an invalid size.
     high, low = ((whole(size) or 0) - 1 for size in sizes[1:])
     return high * _BASE + low if 0 <= high < _BASE and 0 <= low < _BASE else None
 
 
 def dimensions(shape: tuple[int, ...]) -> str:
-    """A shape as profilers write it."""
+    """Returns a shape as profilers write it."""
     return ",".join(map(str, shape))
 
 
+#: Parts of the names of kernels that carry out a collective.
 _CARRIERS = ("AIVKERNEL", "AICPUKERNEL")
 
 
 def count_collectives_once(
     kernel_type: str, calls: Sequence[Sequence[Launch]]
 ) -> tuple[Sequence[Sequence[Launch]], str]:
-    """Returns the launches of each call that count, and what had to be assumed.
+    """Removes the launches that repeat a collective: its carrier kernels. Without the collective the carriers count.
 
-    Calls of other kernel types than collectives, and calls that hold no launch of a collective, come back as they are.
+    Calls of other kernel types are returned unchanged, as are calls without a collective or a carrier.
 
     Args:
-        kernel_type: of the row.
-        calls: what ran between the marks of each sample.
+        kernel_type: kernel type of the row.
+        calls: the launches of each sample.
+
+    Returns:
+        The launches of each sample that count, and an assumption ("" for none).
     """
     if not is_communication(kernel_type):
         return calls, ""
     own = [[launch for launch in call if _is_collective(launch)] for call in calls]
     if any(own):
-        # A call without one stays empty: its duration is not known.
+        # A call without the collective becomes empty: its duration is not known.
         return own, ""
     carriers = [[launch for launch in call if _carries(launch)] for call in calls]
     if not any(carriers):
@@ -100,17 +108,18 @@ def _carries(launch: Launch) -> bool:
 
 
 _BEGIN, _END = dimensions(BEGIN_MARK), dimensions(END_MARK)
+#: Assumption of samples that were assigned without marks.
 BY_ORDER = "the profile holds no marks: samples are told from warm-up by their order and number"
 
 
 @dataclass(frozen=True)
 class PendingSamples:
-    """What a process knows of a row that it ran under a profiler.
+    """Identifies the samples of a row in a profile.
 
     Attributes:
-        number: of the row in the profile, as its mark says.
-        samples: how often the kernel was launched between marks.
-        calls: how often in all, warm-up first; 0 where whoever launched the samples does not know.
+        number: number of the row in the profile, which its mark encodes.
+        samples: number of calls between marks.
+        calls: number of all calls, including warm-up before them; 0 if not known.
     """
 
     number: Count
@@ -120,21 +129,25 @@ class PendingSamples:
 
 @dataclass(frozen=True)
 class ProfiledRow:
-    """A row whose samples are looked for."""
+    """A row whose samples are in a profile.
+
+    Attributes:
+        kernel_type, cells: the row.
+        pending: identifies its samples.
+    """
 
     kernel_type: str
     cells: Mapping[str, str]
-    launched: PendingSamples
+    pending: PendingSamples
 
 
 @dataclass(frozen=True)
 class ProfiledSamples:
-    """What a profile has of a row.
+    """The samples of a row in a profile.
 
     Attributes:
-        calls: the launches of each sample, in their order; those of the row's own kernel, and helpers
-            (opatlas/instruments/attribution.py).
-        assumption: what had to be taken for granted; "" where marks tell.
+        calls: the launches of each sample in their order: the row's kernel and helper kernels.
+        assumption: what was assumed to find the samples; "" with marks.
     """
 
     calls: tuple[tuple[Launch, ...], ...]
@@ -143,7 +156,7 @@ class ProfiledSamples:
 
 @dataclass(frozen=True)
 class NoSamples:
-    """Why a profile says nothing of a row that can be relied on."""
+    """A profile has no reliable samples of a row, for this reason."""
 
     reason: str
 
@@ -152,33 +165,34 @@ def attribute(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[P
     """Returns the samples of each row.
 
     Args:
-        launches: of one process, in the order of their start.
-        rows: that this process ran, in that order.
+        launches: launches of one process, in the order of their start.
+        rows: the rows that this process ran, in their order.
     """
     headless = _row_without_mark(launches, rows)
     windows = _windows(launches, headless)
     if windows or not launches:
-        return [_checked_samples(row, windows.get(row.launched.number), headless) for row in rows]
+        return [_checked_samples(row, windows.get(row.pending.number), headless) for row in rows]
     return _by_order(launches, rows)
 
 
 def _row_without_mark(launches: Iterable[Launch], rows: Sequence[ProfiledRow]) -> int | None:
-    """Returns the number of the only row if its mark is missing: a profiler may lose its first launches."""
+    """Returns the number of the only row if its mark is missing, because a profiler may lose its first launches."""
     if len(rows) != 1 or any(parse_row_mark(_mark(launch)) is not None for launch in launches):
         return None
-    return rows[0].launched.number
+    return rows[0].pending.number
 
 
 def _mark(launch: Launch) -> str:
-    """Returns the dimensions of a launch that may be a mark; "" for other kernels."""
+    """Returns the dimensions of a launch whose kernel type is that of marks; "" for other launches."""
     return launch.dimensions if base_type(launch.kernel_type) == MARK_TYPE else ""
 
 
 def _windows(launches: Iterable[Launch], headless: int | None) -> dict[int, list[list[Launch]] | NoSamples]:
-    """Returns the launches between the marks of each sample, by the number of the row.
+    """Returns the launches of each sample, by the number of the row.
 
     Args:
-        headless: the row whose own mark is missing; None if there is none.
+        launches: launches of one process.
+        headless: number of the row whose mark is missing; None if there is none.
     """
     rows: dict[int, list[list[Launch]] | NoSamples] = {}
     devices: dict[str, list[Launch]] = defaultdict(list)
@@ -220,18 +234,18 @@ def _windows_of_device(launches: Iterable[Launch], headless: int | None) -> dict
 def _checked_samples(
     row: ProfiledRow, found: list[list[Launch]] | NoSamples | None, headless: int | None
 ) -> ProfiledSamples | NoSamples:
-    """Returns the samples of a row if the profile holds as many as were taken, all of the same kernels."""
+    """Returns the samples of a row if the profile has all of them, with the same kernels in each."""
     if found is None:
         return NoSamples("the profile holds nothing of the row")
     if isinstance(found, NoSamples):
         return found
-    taken, assumption = row.launched.samples, ""
-    # Two that are alike: one alone may be what the marks of two samples have left.
-    if row.launched.number == headless and 1 < len(found) < taken:
+    taken, assumption = row.pending.samples, ""
+    # At least two samples, because one alone may be the remains of two whose marks were lost.
+    if row.pending.number == headless and 1 < len(found) < taken:
         assumption = f"the profile lost its first launches: {len(found)} of {taken} samples are left"
     elif len(found) != taken:
         return NoSamples(f"the profile holds {len(found)} samples, and {taken} were taken")
-    # Kernels on several streams of the device begin in any order.
+    # Sorted, because kernels on several streams begin in any order.
     kinds = {tuple(sorted(launch.kernel_type for launch in call)) for call in found}
     if () in kinds:
         return NoSamples("the profile holds no kernel of some of the samples")
@@ -242,44 +256,45 @@ def _checked_samples(
 
 
 def _by_order(launches: Sequence[Launch], rows: Sequence[ProfiledRow]) -> list[ProfiledSamples | NoSamples]:
-    """Returns the samples of rows without marks: a kernel of the row's signature must have run once for each call."""
+    """Returns the samples of rows without marks, if each call launched one kernel of the row's signature."""
     alike: dict[tuple[str, str], list[Launch]] = defaultdict(list)
     types = {row.kernel_type for row in rows}
     for launch in launches:
         kernel_type = normalized_kernel_type(launch.kernel_type)
         if kernel_type in types:
             alike[kernel_type, signature(kernel_type, launch.cells)].append(launch)
-    # No profile holds run-time values.
+    # Profiles have no run-time values.
     base = [{column: row.cells.get(column, "") for column in BASE} for row in rows]
     keys = [(row.kernel_type, signature(row.kernel_type, cells)) for row, cells in zip(rows, base, strict=True)]
     wanted: dict[tuple[str, str], int] = defaultdict(int)
     for key, row in zip(keys, rows, strict=True):
-        wanted[key] += row.launched.calls
+        wanted[key] += row.pending.calls
     results: list[ProfiledSamples | NoSamples] = []
     for key, row in zip(keys, rows, strict=True):
-        own, calls = alike[key], row.launched.calls
+        own, calls = alike[key], row.pending.calls
         if not calls or len(own) != wanted[key]:
             results.append(
                 NoSamples(f"the profile has no marks, and {len(own)} kernels like it for {wanted[key]} calls")
             )
             continue
-        # Rows that differ in their run-time values only follow each other.
-        before = sum(r.launched.calls for k, r in zip(keys, rows[: len(results)], strict=False) if k == key)
-        mine = own[before : before + calls][-row.launched.samples :]
+        # Rows that differ only in run-time values share a signature; their launches follow each other.
+        before = sum(r.pending.calls for k, r in zip(keys, rows[: len(results)], strict=False) if k == key)
+        mine = own[before : before + calls][-row.pending.samples :]
         results.append(ProfiledSamples(tuple((launch,) for launch in mine), BY_ORDER))
     return results
 
 
 @dataclass(frozen=True)
 class OwnKernel:
-    """The samples of a row's kernel.
+    """The samples of a row's own kernel.
 
     Attributes:
-        durations_us: of each sample; where a call launches the row's case several times, their mean.
-        counters: means over the same launches, by name.
-        device_kernels: that one call launched, helpers included.
-        helper_kernels: the others of a call: microseconds of all launches of a type together, mean over the samples.
-        assumptions: what had to be taken for granted.
+        durations_us: duration of each sample in microseconds; if a call launches the row's case several times, the mean
+            of these launches.
+        counters: means of the hardware counters over the same launches, by name.
+        device_kernels: number of kernels of one call, including helper kernels.
+        helper_kernels: microseconds of all other launches of a call by kernel type, mean over the samples.
+        assumptions: what was assumed.
         ran_as: the sibling that ran in the place of the row's kernel; None for the kernel itself.
     """
 
@@ -293,16 +308,17 @@ class OwnKernel:
 
 @dataclass(frozen=True)
 class AnotherCase:
-    """Why the duration of a call is not that of its row."""
+    """A call's duration is not that of its row, for this reason."""
 
     reason: str
 
 
 def own_kernel(kernel_type: str, row: Mapping[str, str], found: ProfiledSamples) -> OwnKernel | AnotherCase | NoSamples:
-    """Returns the samples of the kernel that a row names, from those of its call.
+    """Returns the samples of a row's own kernel from the launches of its call.
 
     Args:
-        kernel_type, row: the row, and its cells by column.
+        kernel_type, row: kernel type and cells of the row.
+        found: the launches of each sample.
     """
     calls, assumption = count_collectives_once(kernel_type, found.calls)
     assumptions = [text for text in (found.assumption, assumption) if text]
@@ -341,7 +357,7 @@ def _of_type(name: str, kernel_type: str, row: Mapping[str, str], call: Sequence
 
 
 def _fitting(compared: _Compared) -> _Compared:
-    """Those that are the row's case: the ones for which the least had to be taken for granted."""
+    """Returns the launches of the row's case that need the fewest assumptions."""
     fitting = [each for each in compared if not each[1].difference]
     least = min((len(comparison.assumptions) for _, comparison in fitting), default=0)
     return [each for each in fitting if len(each[1].assumptions) == least]

@@ -1,8 +1,8 @@
-"""CUPTI's activity records: what NVIDIA's profilers stand on, read as soon as they are there.
+"""Reads CUPTI's activity records, on which NVIDIA's profilers are based, directly from memory.
 
-The vendor's package cupti-python turns records on and knows how they lie in memory. It makes a Python object of each,
-which took 70 us a record (version 13.0.1); a row has about a hundred. So the library hands its buffers to functions
-here, which read three numbers and a name of each record.
+The vendor's package cupti-python enables records and describes their layout. It creates a Python object for each
+record, which took 70 us (version 13.0.1), and a row has about a hundred records. Therefore callbacks here receive the
+library's buffers and read three numbers and a name of each record.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from opatlas.model.errors import ReplayError
 
 NAME = "cupti"
 
-#: Holds the records of a thousand kernels; the library asks for another one when it is full.
+#: Size of a buffer, enough for the records of a thousand kernels. The library requests another one when it is full.
 _BUFFER_BYTES = 1 << 18
 _MAX_LIMIT_REACHED = 12
-#: How often the instrument tries itself when it is opened.
+#: Number of kernels that test the instrument when it is opened.
 _MARKS = 4
 
 _NUMBER = struct.Struct("<I")
-#: What is read of a record, in the order in which it lies there.
+#: Fields that are read of a record, in their order in memory, with their format.
 _FIELDS = {"start": "Q", "end": "Q", "correlation_id": "I", "name": "Q"}
 _REQUESTED = ctypes.CFUNCTYPE(
     None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
@@ -41,11 +41,11 @@ _COMPLETED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_v
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a kind of record has what is read of it.
+    """The layout of a kind of record.
 
     Attributes:
-        fields: its start, its end, the number of its launch, and where it has a name that name's address.
-        what: is its name where it has none.
+        fields: format of start, end, number of the launch, and address of the name, if the record has a name.
+        what: the name of records without one.
     """
 
     fields: struct.Struct
@@ -53,21 +53,31 @@ class Layout:
 
     @classmethod
     def of(cls, offsets: Mapping[str, int], what: str) -> Layout:
-        """From the offset of each field in bytes. Raises InstrumentMissing where one is missing, or out of order."""
+        """Creates the layout from the offset of each field in bytes.
+
+        Raises:
+            InstrumentMissing: a field is missing, or the fields have another order.
+        """
         form, at = "<", 0
         for name, code in _FIELDS.items():
             if name == "name" and name not in offsets:
                 continue
             if offsets.get(name, -1) < at:
                 raise InstrumentMissing(
-                    f"this version of cupti-python tells of another record of a {what} than is known"
+                    f"this version of cupti-python has an unknown record of a {what}: install another version"
                 )
             form += f"{offsets[name] - at}x{code}"
             at = offsets[name] + struct.calcsize(f"<{code}")
         return cls(struct.Struct(form), what)
 
     def read(self, memory: bytes, at: int, names: dict[int, str]) -> KernelRecord:
-        """The record at an offset; `names` holds those that were read before, by their address."""
+        """Reads the record at an offset.
+
+        Args:
+            memory: a buffer of records.
+            at: offset in bytes.
+            names: names read before, by address.
+        """
         start, end, correlation_id, *address = self.fields.unpack_from(memory, at)
         name = self.what
         if address:
@@ -77,22 +87,24 @@ class Layout:
 
 
 class CuptiRecorder:
-    """Records of the kernels, copies and fills of this process."""
+    """Records the kernels, copies and fills of this process."""
 
     name = NAME
 
     def __init__(self, synchronize: Callable[[], None]) -> None:
-        """`synchronize` waits for everything that was launched.
+        """
+        Args:
+            synchronize: waits until all launched work has ended.
 
         Raises:
-            InstrumentMissing: the package or the library is not there, or somebody else has its records.
+            InstrumentMissing: the package or the library is missing, or another profiler receives the records.
         """
         try:
             from cupti import cupti
 
-            # The library is loaded by its first call.
+            # Loads the library.
             cupti.get_timestamp()
-        except Exception as error:  # whatever its loader raises where a library is not there, or too old
+        except Exception as error:  # the loader raises various errors for a missing or old library
             raise InstrumentMissing(
                 f"cupti-python does not work here ({type(error).__name__}: {error}): "
                 f"pip install 'opatlas[cuda]', in the version of torch's CUDA"
@@ -107,20 +119,20 @@ class CuptiRecorder:
         self._buffers: dict[int, ctypes.Array[ctypes.c_char]] = {}
         self._free: list[int] = []
         self._library = _library()
-        # They must live as long as the library calls them.
+        # Referenced here, because the library calls them later.
         self._callbacks = _REQUESTED(self._requested), _COMPLETED(self._completed)
         self.register()
 
     def register(self) -> None:
-        """Asks for the process's records, which the last one who asks gets. Raises InstrumentMissing."""
+        """Requests the process's records, which CUPTI delivers to the last requester. Raises InstrumentMissing."""
         status = self._library.cuptiActivityRegisterCallbacks(*self._callbacks)
         if status:
-            raise InstrumentMissing(f"CUPTI gives its records to nobody here (status {status}): is a profiler running?")
+            raise InstrumentMissing(f"CUPTI refuses to deliver records (status {status}): is a profiler running?")
 
     @contextmanager
     def recording(self) -> Iterator[Callable[[], Iterable[KernelRecord]]]:
         self._records.clear()
-        # Another kernel may come to lie where one was unloaded.
+        # A new kernel may get the address of an unloaded one.
         self._names.clear()
         for kind in self._kinds.values():
             self._cupti.activity_enable(kind)
@@ -132,14 +144,14 @@ class CuptiRecorder:
 
     def _read(self) -> Iterable[KernelRecord]:
         self._synchronize()
-        # Everything has ended, so that no record is left out for being incomplete.
+        # All work has ended, so that no record is incomplete.
         self._cupti.activity_flush_all(0)
         if self._broken:
             raise ReplayError(f"CUPTI's records cannot be read: {self._broken}")
         return self._records
 
     def _requested(self, buffer: Any, size: Any, most_records: Any) -> None:
-        """Called by the library, also on threads of its own."""
+        """Provides a buffer. Called by the library, also on its own threads."""
         if not self._free:
             made = ctypes.create_string_buffer(_BUFFER_BYTES + 8)
             address = -(-ctypes.addressof(made) // 8) * 8
@@ -148,7 +160,7 @@ class CuptiRecorder:
         buffer[0], size[0], most_records[0] = self._free.pop(), _BUFFER_BYTES, 0
 
     def _completed(self, context: int, stream: int, buffer: int, size: int, valid: int) -> None:
-        """Called by the library; what a function that C calls raises would only be printed."""
+        """Reads the records of a full buffer. Called by the library, so exceptions must not leave this function."""
         try:
             memory, names, layouts = ctypes.string_at(buffer, valid), self._names, self._layouts
             next_record, record = self._library.cuptiActivityGetNextRecord, ctypes.c_void_p(None)
@@ -170,13 +182,13 @@ class CuptiRecorder:
 
 
 def _kinds(cupti: Any) -> Mapping[str, Any]:
-    """The kinds of records that are asked for, by what the package's structures call them."""
+    """Returns the requested kinds of records, by their names in the package's structures."""
     kinds = cupti.ActivityKind
     return {"kernel": kinds.CONCURRENT_KERNEL, "memcpy": kinds.MEMCPY, "memset": kinds.MEMSET}
 
 
 def _layouts(cupti: Any) -> Mapping[int, Layout]:
-    """By kind. The structures of later versions of a record hold more at their end; the package knows them all."""
+    """Returns the layout of each kind of record. Later versions of a record only append fields."""
     layouts = {}
     for what, kind in _kinds(cupti).items():
         versions = [
@@ -186,7 +198,7 @@ def _layouts(cupti: Any) -> Mapping[int, Layout]:
         ]
         if not versions:
             raise InstrumentMissing(
-                f"this version of cupti-python does not tell how a record of a {what} lies in memory"
+                f"this version of cupti-python has no layout for a record of a {what}: install another version"
             )
         fields = max(versions, key=lambda version: version[0])[1].fields
         layouts[int(kind)] = Layout.of({name: at for name, (_, at, *_) in fields.items()}, what)
@@ -194,19 +206,19 @@ def _layouts(cupti: Any) -> Mapping[int, Layout]:
 
 
 def _library() -> Any:
-    """The library that the package has loaded, and torch before it."""
+    """Returns the CUPTI library that this process has loaded."""
     loaded = {
         line.split()[-1]
         for line in Path("/proc/self/maps").read_text().splitlines()
         if re.search(r"/libcupti\.so[.\d]*$", line)
     }
     if len(loaded) != 1:
-        raise InstrumentMissing(f"one CUPTI library is needed, and this process has {sorted(loaded) or 'none'}")
+        raise InstrumentMissing(f"this process must load exactly one CUPTI library, and has {sorted(loaded) or 'none'}")
     return ctypes.CDLL(loaded.pop())
 
 
 def open_cupti(settings: MeasureSettings) -> KernelRecords:
-    """On the GPU that this process has opened. Raises InstrumentMissing."""
+    """Opens the instrument on the GPU of this process. Raises InstrumentMissing."""
     recorder = CuptiRecorder(torch.cuda.synchronize)
     with recorder.recording() as records:
         for _ in range(_MARKS):

@@ -1,4 +1,4 @@
-"""How durations are taken: the settings, the samples, and the instruments that each kind of device offers."""
+"""Defines instruments, which measure durations: settings, samples, the Instrument protocol, and the table of names."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class MeasureSettings:
     """How rows are measured.
 
     Attributes:
-        repeat_count: number of samples; None lets the stop rule decide.
-        cache: "cold" (last-level cache flushed before each sample) or "warm".
+        repeat_count: number of samples; None: the stop rule decides.
+        cache: "cold" (caches are flushed before each sample) or "warm".
         time_limit_s: wall time after which the stop rule ends the sampling of a row.
-        threads: CPU threads that torch may use; None: one for each core the process may use.
-        instrument: what takes the durations, by its name in `opatlas.instruments.OFFERED`; None: the best
-            that the device offers.
-        max_noise: relative standard deviation above which a row is measured again, and fails if it stays; None: any.
-        aic_metrics: the group of hardware counters that Ascend's profilers record.
+        threads: number of CPU threads of torch; None: one for each core that the process may use.
+        instrument: name of the instrument in `INSTRUMENTS`; None: the best one that works on the device.
+        aic_metrics: group of hardware counters that Ascend's profilers record.
+        max_noise: largest relative standard deviation. Noisier rows are measured again, and fail if they stay noisy;
+            None: no limit.
     """
 
     repeat_count: int | None = None
@@ -37,13 +37,13 @@ class MeasureSettings:
     max_noise: float | None = None
 
 
-#: Measures in sessions of many rows (bench/msprof).
+#: Measures many rows in one profiling session (opatlas/isolation/msprof/).
 MSPROF = "msprof"
 TORCH_NPU_PROFILER = "torch-npu-profiler"
-#: By kind of device: what needs no profiler.
+#: The instrument without a profiler, by kind of device.
 EVENTS: Mapping[str, str] = {"cuda": "cuda-events", "npu": "npu-events"}
-#: By kind of device, the best one first: what it is called, and "module:function" of what makes it from
-#: the settings.
+#: The instruments by kind of device and name, the best one first. Each value is the "module:function" that opens the
+#: instrument, given the settings.
 INSTRUMENTS: Mapping[str, Mapping[str, str]] = {
     "cpu": {"wall-clock": "opatlas.instruments.timers:open_wall_clock"},
     "cuda": {
@@ -61,53 +61,57 @@ INSTRUMENTS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Samples:
-    """Durations of one call, in microseconds, in the order taken.
+    """The samples of a call.
 
     Attributes:
-        device_kernels: device kernels that one call launched; None where the instrument cannot tell.
-        calls_per_sample: calls that one sample averages over.
-        launched: of an instrument that reads a profile: what to look for there.
-        profiled: what it found there; None where the profile is read later, by somebody else.
-        notes: what a reader of the durations should know.
-        throttled: why the device ran below its clock while they were taken; "" if it did not.
+        durations_us: durations in microseconds, in order of time; () if a profile has them.
+        device_kernels: number of device kernels of one call; None if the instrument cannot tell.
+        calls_per_sample: number of calls that one sample averages.
+        pending: where a profile has the samples; None if the instrument needs no profile.
+        profiled: the samples in the profile; None if the profile is read later by another process.
+        notes: remarks for readers of the durations.
+        throttled: why the device lowered its clocks meanwhile; "" if it did not.
     """
 
     durations_us: tuple[float, ...]
     device_kernels: int | None = None
     calls_per_sample: int = 1
-    launched: PendingSamples | None = None
+    pending: PendingSamples | None = None
     profiled: ProfiledSamples | NoSamples | None = None
     notes: tuple[str, ...] = ()
     throttled: str = ""
 
 
 class InstrumentMissing(OpAtlasError):
-    """What an instrument needs is not on this machine; the message says what to do."""
+    """An instrument cannot work on this machine; the message has the remedy."""
 
 
 class Instrument(Protocol):
-    """Takes samples of a call. It does not know which kernel, or which row."""
+    """Measures the duration of any call.
+
+    Attributes:
+        name: name of the instrument in `INSTRUMENTS`.
+    """
 
     name: str
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
-        """Runs `call` until `rule` says enough.
+        """Takes samples of `call` until `rule` ends the sampling.
 
         Args:
-            call: launches the kernel; may return before it has ended on the device.
-            before_each: run before every sample, outside of it (flushes the cache, restores what
-                the kernel changes); may return before that has ended on the device. None: samples may
-                average over several calls in a row.
-            rule: fresh, for this row alone.
+            call: launches the kernel; may return before the kernel has ended on the device.
+            before_each: prepares each sample (flushes caches, restores inputs) and is not measured; may return before
+                its work has ended on the device. None: a sample may average several consecutive calls.
+            rule: a new rule for this row.
         """
         ...
 
 
 def choose_instrument(kind: str, name: str | None) -> str:
-    """The instrument to take on devices of a kind of `OFFERED`: the one asked for, by default the best.
+    """Returns the name of the instrument for devices of a kind: the requested one, by default the best one.
 
     Raises:
-        OpAtlasError: these devices do not offer it.
+        OpAtlasError: devices of this kind have no such instrument.
     """
     offered = INSTRUMENTS[kind]
     if name is not None and name not in offered:
@@ -116,25 +120,26 @@ def choose_instrument(kind: str, name: str | None) -> str:
 
 
 def choose_group_instrument(kind: str, name: str | None) -> str:
-    """The same on devices of a group: where nobody asks for msprof, and it is not on PATH, events take its place.
+    """Returns the name of the instrument for a group of devices: the requested one, by default the best one.
 
-    torch_npu's profiler does not: CANN's cannot be started and stopped for each message in processes that communicate.
+    Without msprof on PATH events are the default, and not torch_npu's profiler: CANN's profiler cannot be started and
+    stopped for each message in processes that communicate.
 
     Raises:
-        OpAtlasError: these devices do not offer it.
+        OpAtlasError: devices of this kind have no such instrument.
     """
     chosen = choose_instrument(kind, name)
     return EVENTS[kind] if chosen == MSPROF and name is None and shutil.which(MSPROF) is None else chosen
 
 
 def open_instrument(kind: str, settings: MeasureSettings) -> Instrument:
-    """The instrument that the settings name, on the device that this process has opened. May import torch.
+    """Opens the instrument of the settings, by default the best one that works, for the device of this process.
 
-    Where they name none, it is the best one whose needs are here.
+    Imports torch.
 
     Raises:
-        OpAtlasError: see `choose`.
-        InstrumentMissing: what it needs is not here.
+        OpAtlasError: devices of this kind have no such instrument.
+        InstrumentMissing: the instrument does not work on this machine.
     """
     names = list(INSTRUMENTS[kind]) if settings.instrument is None else [choose_instrument(kind, settings.instrument)]
     missing: list[str] = []

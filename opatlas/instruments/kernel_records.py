@@ -1,9 +1,8 @@
-"""The device's own records of what it ran, of which those between two marks are a call's: kernel time, and no more.
+"""Measures kernel time alone, from the device's records of all kernels between two marks.
 
-A mark is a kernel that nothing else launches and that ends at once. Samples are queued on the device one behind the
-other (flush, mark, call, mark), so that it never waits for the host, and the records of many are read together. What
-prepares a sample lies outside of its marks; what was launched for the row's inputs, or for its check, lies outside of
-the recording.
+A mark is a short kernel that nothing else launches. Samples are queued on the device (flush, mark, call, mark), so that
+the device never waits for the host, and the records of many samples are read together. The preparation of a sample lies
+outside its marks. Launches for the row's inputs and check lie outside the recording.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from opatlas.instruments.instrument import InstrumentMissing, MeasureSettings, S
 from opatlas.instruments.stop_rule import Rule
 from opatlas.model.errors import ReplayError
 
-#: Of the kernel that torch.cuda._sleep launches.
+#: Part of the name of the kernel that torch.cuda._sleep launches.
 MARK = "spin_kernel"
-#: Samples that are queued at a time take about so long: their time limit is only looked at between queues.
+#: Approximate duration of a queue of samples. Time limits are checked between queues only.
 _QUEUE_S = 0.05
 
 
 class KernelRecord(NamedTuple):
-    """A kernel, a copy or a fill that the device ran.
+    """A kernel, copy or fill that the device ran.
 
     Attributes:
-        order: rises with the order of the launches.
-        name: of a kernel, mangled or not; what it is of others.
-        duration_us: from its start to its end on the device.
+        order: increases with the order of launches.
+        name: name of a kernel, mangled or not; the kind of other records.
+        duration_us: time from start to end on the device, in microseconds.
     """
 
     order: int
@@ -43,23 +42,28 @@ class KernelRecord(NamedTuple):
 
 
 class Recorder(Protocol):
-    """Tells what the device ran."""
+    """Records what the device runs.
+
+    Attributes:
+        name: name of the instrument.
+    """
 
     name: str
 
     def recording(self) -> AbstractContextManager[Callable[[], Iterable[KernelRecord]]]:
-        """Records what is launched meanwhile; gives a function that, at the end, waits for that and gives it."""
+        """Returns a context that records launches; its value is a function that waits and returns the records."""
         ...
 
 
 class KernelRecords:
-    """An instrument: the summed time of the kernels, copies and fills that a call launched."""
+    """Measures the total time of the kernels, copies and fills of a call."""
 
     def __init__(self, recorder: Recorder, mark: Callable[[], object], synchronize: Callable[[], None]) -> None:
         """
         Args:
-            mark: launches a kernel whose name has MARK in it.
-            synchronize: waits for everything that was launched.
+            recorder: records what the device runs.
+            mark: launches a kernel whose name contains MARK.
+            synchronize: waits until all launched work has ended.
         """
         self.name = recorder.name
         self._recorder = recorder
@@ -70,7 +74,7 @@ class KernelRecords:
         """As in `Instrument`.
 
         Raises:
-            ReplayError: the records are not those of the calls that were made.
+            ReplayError: the records do not match the calls.
         """
         durations_us: list[float] = []
         kernels: tuple[str, ...] = ()
@@ -101,7 +105,7 @@ class KernelRecords:
             return records()
 
     def _calls_at_once(self, call: Callable[[], object], before_each: Callable[[], None] | None) -> int:
-        # What is still to be done of earlier calls counts too: a queue is rather too short than too long.
+        # Includes unfinished work of earlier calls, which makes the queue rather too short than too long.
         start = perf_counter()
         if before_each:
             before_each()
@@ -111,7 +115,11 @@ class KernelRecords:
 
 
 def between_marks(records: Iterable[KernelRecord], count: int) -> list[list[KernelRecord]]:
-    """What each of `count` calls launched, in order. Raises ReplayError where the records cannot be theirs."""
+    """Returns the records of each of `count` calls, in order.
+
+    Raises:
+        ReplayError: the records do not match the calls.
+    """
     calls: list[list[KernelRecord]] = []
     marks = 0
     for record in sorted(records, key=lambda record: record.order):
@@ -136,7 +144,7 @@ NAME = "kineto"
 
 
 class KinetoRecorder:
-    """A session of the profiler for each recording."""
+    """Records with torch's profiler, in a session for each recording."""
 
     name = NAME
 
@@ -154,7 +162,7 @@ class KinetoRecorder:
             results = session.profiler.kineto_results if session.profiler is not None else None
             assert results is not None
             return [
-                # What one stream runs starts in the order of its launches.
+                # On one stream kernels start in the order of their launches.
                 KernelRecord(event.start_ns(), event.name(), event.duration_ns() / 1000)
                 for event in results.events()
                 if event.device_type() == DeviceType.CUDA and not event.is_user_annotation()
@@ -168,7 +176,7 @@ class KinetoRecorder:
 
 
 def open_kineto(settings: MeasureSettings) -> KernelRecords:
-    """On the GPU that this process has opened. Raises InstrumentMissing."""
+    """Opens the instrument on the GPU of this process. Raises InstrumentMissing."""
     if ProfilerActivity.CUDA not in supported_activities():
         raise InstrumentMissing("this torch was built without kineto's CUDA support")
     return KernelRecords(KinetoRecorder(), lambda: torch.cuda._sleep(1), torch.cuda.synchronize)

@@ -1,4 +1,4 @@
-"""Instruments whose durations stand in a profile of an NPU: msprof and torch_npu.profiler."""
+"""Implements instruments whose durations come from a profile of an NPU: msprof and torch_npu.profiler."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from opatlas.instruments.attribution import (
 from opatlas.instruments.instrument import MSPROF, TORCH_NPU_PROFILER, MeasureSettings, Samples
 from opatlas.instruments.stop_rule import Rule
 
-#: Kernels that are launched before the first mark where a profiler may drop the head of its window, as torch_npu's
-#: does (Ascend/pytorch issue 167: one or two calls of ten), and how long the device then waits.
+#: Number of kernels before the first mark, and the wait after them. torch_npu's profiler may lose the first launches
+#: of its window (Ascend/pytorch issue 167: one or two calls of ten).
 LEAD_IN_KERNELS = 16
 _LEAD_IN_S = 0.05
-#: Of the tensor that these kernels negate: no mark's.
+#: Shape of the tensor that these kernels negate; differs from the shapes of all marks.
 LEAD_IN = (7,)
 
 
 class MarkedLaunches:
-    """An instrument whose durations are in a profile that is read when this process has ended."""
+    """Launches calls between marks (attribution.py). A profile of this process has the durations."""
 
     def __init__(self, name: str, device: torch.device, synchronize: Callable[[], None]) -> None:
         """
         Args:
-            name: of the profiler.
-            device: where marks are launched.
-            synchronize: waits for all that was launched there.
+            name: name of the profiler.
+            device: device of the marks.
+            synchronize: waits until all launched work has ended.
         """
         self.name = name
         self._device = device
@@ -51,10 +51,10 @@ class MarkedLaunches:
         self._begin, self._end = self._mark(BEGIN_MARK), self._mark(END_MARK)
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
-        """As in `Instrument`, but how long the samples took is not known yet.
+        """As in `Instrument`, but the durations are not known yet.
 
         Raises:
-            ValueError: more rows than marks can tell apart (opatlas.instruments.attribution.MOST_ROWS).
+            ValueError: the process has sampled `opatlas.instruments.attribution.MOST_ROWS` rows before.
         """
         number = self._rows
         mark = self._mark(row_mark(number))
@@ -67,13 +67,13 @@ class MarkedLaunches:
             self._begin()
             call()
             self._end()
-            # A queue of launches would let the time limit pass unseen.
+            # Otherwise launches would queue up and exceed the time limit.
             self._synchronize()
             taken += 1
-        return Samples((), launched=PendingSamples(number, taken))
+        return Samples((), pending=PendingSamples(number, taken))
 
     def lead_in(self) -> None:
-        """Launches kernels of no row, and waits: a profiler that has just been started may lose what comes first."""
+        """Launches kernels that belong to no row, because a profiler may lose its first launches, and waits."""
         launch = self._mark(LEAD_IN)
         for _ in range(LEAD_IN_KERNELS):
             launch()
@@ -87,7 +87,7 @@ class MarkedLaunches:
 
 
 def open_msprof(settings: MeasureSettings) -> MarkedLaunches:
-    """For a process that msprof has started, on its NPU."""
+    """Opens the instrument of a process that runs under msprof."""
     return marked_launches(MSPROF)
 
 
@@ -97,12 +97,12 @@ def marked_launches(profiler: str) -> MarkedLaunches:
 
 
 class TorchNpuProfiler:
-    """A profiling session for each row, whose kernel_details.csv tells the durations and counters."""
+    """Profiles each row in a session of torch_npu.profiler, and reads its kernel_details.csv. Takes seconds a row."""
 
     name = TORCH_NPU_PROFILER
 
     def __init__(self, metrics: str) -> None:
-        """`metrics` is the group of counters, as in `--aic-metrics`."""
+        """`metrics` is the group of hardware counters, as in `--aic-metrics`."""
         self._metrics = metrics
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
@@ -113,9 +113,9 @@ class TorchNpuProfiler:
 def sampled(
     folder: Path, metrics: str, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule
 ) -> Samples:
-    """Takes samples of a call in one session of the profiler, whose files stay below `folder`."""
+    """Takes samples of a call in one session of the profiler, whose files remain in `folder`."""
     marked = marked_launches(TORCH_NPU_PROFILER)
-    # No schedule: kernels get lost where the profiler goes from warm-up to recording.
+    # Without a schedule, because kernels are lost between the profiler's warm-up and its recording.
     with profiling(str(folder), metrics):
         marked.lead_in()
         samples = marked.sample(call, before_each, rule)
@@ -123,7 +123,7 @@ def sampled(
 
 
 def profiling(folder: str, metrics: str) -> AbstractContextManager[object]:
-    """A session of torch_npu's profiler that leaves `kernel_details.csv` somewhere below `folder`."""
+    """Returns a session of torch_npu's profiler, which writes `kernel_details.csv` below `folder`."""
     import torch_npu
 
     profiler = torch_npu.profiler
@@ -131,7 +131,7 @@ def profiling(folder: str, metrics: str) -> AbstractContextManager[object]:
         activities=[profiler.ProfilerActivity.NPU],
         on_trace_ready=profiler.tensorboard_trace_handler(folder),
         experimental_config=profiler._ExperimentalConfig(
-            # Level 0 records neither shapes nor counters.
+            # Level 0 has neither shapes nor counters.
             profiler_level=profiler.ProfilerLevel.Level1,
             aic_metrics=getattr(profiler.AiCMetrics, metrics),
         ),
@@ -140,7 +140,7 @@ def profiling(folder: str, metrics: str) -> AbstractContextManager[object]:
 
 
 def _found(folder: Path, samples: Samples) -> ProfiledSamples | NoSamples:
-    assert samples.launched is not None
+    assert samples.pending is not None
     files = sorted(folder.rglob("kernel_details.csv"))
     if len(files) != 1:
         return NoSamples(f"torch_npu.profiler wrote {len(files)} files kernel_details.csv: its messages say why")
@@ -148,10 +148,11 @@ def _found(folder: Path, samples: Samples) -> ProfiledSamples | NoSamples:
         read = read_launches(files[0])
     except TableError as error:
         return NoSamples(str(error))
-    # The only row of the profile: marks tell its samples, whatever its kernels are called.
-    (found,) = attribute(read.launches, [ProfiledRow("", {}, samples.launched)])
+    # With a single row the marks are enough to find its samples; kernel type and cells are not used.
+    (found,) = attribute(read.launches, [ProfiledRow("", {}, samples.pending)])
     return found
 
 
 def open_torch_npu_profiler(settings: MeasureSettings) -> TorchNpuProfiler:
+    """Opens the instrument."""
     return TorchNpuProfiler(settings.aic_metrics)

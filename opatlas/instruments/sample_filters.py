@@ -1,4 +1,4 @@
-"""Keeps disturbed samples out: garbage collection, a stopped process, a throttled device."""
+"""Discards disturbed samples: of a process that was stopped meanwhile, or of a throttled device."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from opatlas.instruments.instrument import Instrument, Samples
 from opatlas.instruments.stop_rule import Rule
 from opatlas.model.errors import ReplayError
 
-#: So many samples of a row may have a pause. More are no accident.
+#: Most samples of a row that may be discarded because the process was stopped.
 _MOST_DROPPED = 10
 
 _count = 0
 
 
 def count_stops() -> None:
-    """From now on `pauses` counts. Only the main thread may ask for signals; from another, nothing is counted."""
+    """Starts the counting of `stops`. Does nothing outside the main thread, which alone may handle signals."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGCONT) is _on_continue:
         return
     signal.signal(signal.SIGCONT, _on_continue)
-    # What a library waits for in C is not interrupted by it.
+    # Waits of libraries in C are not interrupted.
     signal.siginterrupt(signal.SIGCONT, False)
 
 
 def stops() -> int:
-    """How often this process went on after a stop."""
+    """Returns how often this process was stopped and continued (SIGSTOP, SIGCONT) since `count_stops`."""
     return _count
 
 
@@ -39,48 +39,52 @@ def _on_continue(number: int, frame: FrameType | None) -> None:
 
 
 class StopFilter:
-    """Watches the samples of one row, one after the other."""
+    """Discards the samples of a row during which the process was stopped."""
 
     def __init__(self, rule: Rule) -> None:
-        """`rule` is asked whether another rank of the group had a pause."""
+        """`rule` tells whether any rank of a group was stopped."""
         self._rule = rule
         self._before = 0
         self._dropped = 0
 
     def begin(self) -> None:
-        """A sample begins."""
+        """Marks the beginning of a sample."""
         self._before = stops()
 
     def is_spoilt(self) -> bool:
-        """Whether the sample that ended just now had a pause, and has to be taken again.
+        """Whether the process was stopped during the sample that has just ended, so that it must be repeated.
 
         Raises:
-            ReplayError: too many had one.
+            ReplayError: the process was stopped too often.
         """
         if not self._rule.any_rank(stops() != self._before):
             return False
         self._dropped += 1
         if self._dropped > _MOST_DROPPED:
             raise ReplayError(
-                f"the process was stopped and went on (SIGSTOP, SIGCONT) in {self._dropped} samples: run the row again "
-                "when nobody stops it"
+                f"the process was stopped (SIGSTOP, SIGCONT) during {self._dropped} samples: run the row again "
+                "without stopping the process"
             )
         return True
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the durations should know."""
+        """Remarks for readers of the durations."""
         dropped = f"{self._dropped} sample{'s were' if self._dropped > 1 else ' was'} dropped"
         return (f"{dropped}: the process was stopped meanwhile",) if self._dropped else ()
 
 
-#: A power cap that an earlier row has brought about ends within tenths of a second. One that does not is the row's own:
-#: large matrix products draw what a GPU may draw, and heat stays for hours.
+#: Waits for the end of throttling, in seconds. A power cap caused by an earlier row ends within tenths of a second. A
+#: longer one is caused by the row itself: large matrix products reach the power limit, and heat stays for hours.
 _PAUSES_S = (0.1, 0.4)
 
 
 class UnthrottledInstrument:
-    """Another instrument, watched: it does not sample while the device is throttled, as long as that ends."""
+    """Wraps an instrument: waits until the device is not throttled, and repeats samples of a throttled device.
+
+    Attributes:
+        name: name of the wrapped instrument.
+    """
 
     def __init__(
         self,
@@ -88,14 +92,19 @@ class UnthrottledInstrument:
         throttles: Callable[[], tuple[str, ...]],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`throttles` tells why the device is slower now than it could be; () where it is not."""
+        """
+        Args:
+            instrument: the wrapped instrument.
+            throttles: returns why the clocks are lowered now; () if they are not.
+            sleep: waits some seconds; replaced in tests.
+        """
         self.name = instrument.name
         self._instrument = instrument
         self._throttles = throttles
         self._sleep = sleep
 
     def sample(self, call: Callable[[], object], before_each: Callable[[], None] | None, rule: Rule) -> Samples:
-        """As in `Instrument`. The notes name dropped samples; `throttled` tells of those that were kept."""
+        """As in `Instrument`. The notes count discarded samples; `throttled` refers to the kept samples."""
         dropped, reasons = 0, self._throttles()
         stops = list(_PAUSES_S)
         while True:

@@ -1,8 +1,7 @@
-"""When a row has been sampled enough.
+"""Decides when a row has enough samples.
 
-The idea is nvbench's: stop when the relative standard deviation is small, or when it has settled
-(more samples of a noisy machine do not make it quieter), never before ten samples, and at a wall
-limit in any case.
+The idea is nvbench's: sampling stops when the relative standard deviation is small, or when it has settled, because
+more samples do not reduce the noise of a noisy machine. At least ten samples are taken, unless a time limit ends first.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from time import monotonic
 from typing import Protocol
 
 _LEAST_SAMPLES = 10
-#: The relative standard deviation below which a row counts as quiet.
+#: A row with a smaller relative standard deviation is quiet.
 _QUIET = 0.005
-#: Noise has settled when its last values lie this close together, relative to their mean. A
-#: window as long as the least number of samples keeps two lucky samples from ending a row.
+#: Noise has settled when its last `_WINDOW` values differ by less than this share of their mean. The window is as long
+#: as `_LEAST_SAMPLES`, so that a few similar samples do not end a row.
 _SETTLED = 0.10
 _WINDOW = 10
-#: A kernel of a few microseconds settles long before; this bounds a row that never does.
+#: Most samples of a row whose noise never settles. Kernels of a few microseconds settle much earlier.
 _MOST_SAMPLES = 200
-#: Where durations are known only later, and with them their noise.
+#: Number of samples if their durations, and so their noise, are known only later.
 _UNSEEN_SAMPLES = 20
-#: Of a row that takes longer than its time limit, where its noise is asked for later.
+#: Fewest samples of a row that exceeds its time limit, if noise is to be computed.
 _LEAST_UNSEEN_SAMPLES = 3
 
 
@@ -31,28 +30,32 @@ class Rule(Protocol):
     """Decides when an instrument has taken enough samples."""
 
     def enough(self, samples_us: Sequence[float]) -> bool:
-        """Whether no further sample is needed. Each call may add one sample to the last one's."""
+        """Whether no further sample is needed.
+
+        Args:
+            samples_us: all samples so far, in microseconds; at most one more than in the previous call.
+        """
         ...
 
     def enough_count(self, count: int) -> bool:
-        """The same for samples whose durations are not known yet, of which there are `count`."""
+        """Whether `count` samples are enough, if their durations are not known yet."""
         ...
 
     def batch(self, count: int) -> int:
-        """How many samples to take before asking again, once there are `count`, where durations come in batches."""
+        """Returns how many samples to take before the next call of `enough`, after `count` samples."""
         ...
 
     def any_rank(self, happened: bool) -> bool:
-        """Whether something happened to this process or, in a group, to that of any rank."""
+        """Whether `happened` is true in this process or, in a group, on any rank."""
         ...
 
     def again(self) -> Rule | None:
-        """The same rule, fresh, with the time that is left; None where there is none."""
+        """Returns a new rule of the same settings for the remaining time; None if no time is left."""
         ...
 
 
 class StopRule:
-    """A Rule, of one row; its clock starts when it is first asked."""
+    """The Rule for one row. Its time limit starts with the first question."""
 
     def __init__(
         self,
@@ -64,16 +67,15 @@ class StopRule:
     ) -> None:
         """
         Args:
-            repeat_count: take exactly so many samples; None: until quiet, settled or out of time.
-            time_limit_s: wall time for all samples of the row, flushes included.
-            max_noise: go on until the relative standard deviation is no more, or time is up; None: noise that has
-                settled is enough, whatever it is.
-            clock: seconds; for tests.
+            repeat_count: exact number of samples; None: until quiet, settled or out of time.
+            time_limit_s: wall time for all samples of the row, including cache flushes.
+            max_noise: relative standard deviation to reach before the time limit; None: any settled noise is enough.
+            clock: returns seconds; replaced in tests.
         """
         self._repeat_count = repeat_count
         self._time_limit_s = time_limit_s
         self._max_noise = math.inf if max_noise is None else max_noise
-        #: Without a limit one sample of a slow row will do; fewer than three tell no noise.
+        #: One sample of a slow row is enough, unless noise is needed, which takes three.
         self._least_in_time = 1 if max_noise is None else _LEAST_UNSEEN_SAMPLES
         self._clock = clock
         self._deadline: float | None = None
@@ -118,13 +120,13 @@ class StopRule:
         return StopRule(repeat_count=self._repeat_count, time_limit_s=left_s, max_noise=limit, clock=self._clock)
 
     def _begin(self) -> float:
-        """The deadline; the first question starts the clock."""
+        """Returns the deadline, which the first call sets."""
         if self._deadline is None:
             self._deadline = self._clock() + self._time_limit_s
         return self._deadline
 
     def _add(self, sample: float) -> None:
-        """Welford's update of mean and squared deviations."""
+        """Updates mean and squared deviations (Welford)."""
         self._count += 1
         delta = sample - self._mean
         self._mean += delta / self._count

@@ -55,7 +55,7 @@ class BatchExecutor(Executor, Protocol):
         Raises DeviceGone.
 
         Args:
-            enough: told what became of each job, before its samples are known (`Outcome.launched`);
+            enough: told what became of each job, before its samples are known (`RowOutcome.pending`);
                 whether no further job is to be run.
         """
         ...

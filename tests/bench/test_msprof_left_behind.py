@@ -54,7 +54,7 @@ def profiled(monkeypatch: pytest.MonkeyPatch) -> None:
                 )
                 * 2
             )
-            for row, us in ((row, float(row.launched.number)) for row in rows)
+            for row, us in ((row, float(row.pending.number)) for row in rows)
         ]
 
     monkeypatch.setattr(read_back, "read_samples", samples_of)
@@ -100,7 +100,7 @@ def test_what_a_row_ran_and_what_bounds_it_is_in_its_journal(tmp_path: Path) -> 
         launched.record_pending(
             output,
             job,
-            RowOutcome(Status.MEASURED, measurement=noted, launched=PendingSamples(size, samples=2, calls=3)),
+            RowOutcome(Status.MEASURED, measurement=noted, pending=PendingSamples(size, samples=2, calls=3)),
         )
     assert recover_profiles(database) == []
     (path,) = journal.journals(database)

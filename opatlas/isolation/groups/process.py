@@ -168,7 +168,7 @@ class GroupProcess:
             self._end(running)
         if statuses == {Status.MEASURED}:
             first = outcomes[0]
-            if len({outcome.launched for outcome in outcomes.values()}) > 1:
+            if len({outcome.pending for outcome in outcomes.values()}) > 1:
                 return RowOutcome(Status.FAILED, "the ranks launched other numbers of samples of one and the same call")
             assert first.measurement is not None
             of_ranks = {rank: o.measurement for rank, o in sorted(outcomes.items()) if o.measurement is not None}

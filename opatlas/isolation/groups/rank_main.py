@@ -206,7 +206,7 @@ def _serve(
             else:
                 outcome = RowOutcome(Status.FAILED, "the nodes are not at the same row: run the same command on each")
             # Of a collective, the ranks have agreed on its samples already.
-            if outcome.launched is not None:
+            if outcome.pending is not None:
                 outcome = _of_this_node(outcome, group)
             elif outcome.measurement is not None and RANK_SPREAD not in outcome.measurement.counters:
                 outcome = slowest(job.kernel_type, outcome, group, max_noise)

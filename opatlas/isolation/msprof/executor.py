@@ -96,7 +96,7 @@ class MsprofSession:
         try:
             for job in jobs:
                 outcome = self._process.run(job)
-                if outcome.launched:
+                if outcome.pending:
                     launched[self._outputs[-1]].append(job)
                     # Without room for it a killed session could not be read later; this one can.
                     with contextlib.suppress(OSError):
@@ -140,8 +140,8 @@ class MsprofSession:
 
 
 def _profiled_row(job: Job, outcome: RowOutcome) -> ProfiledRow:
-    assert outcome.launched is not None
-    return ProfiledRow(job.kernel_type, job.cells, outcome.launched)
+    assert outcome.pending is not None
+    return ProfiledRow(job.kernel_type, job.cells, outcome.pending)
 
 
 #: A row whose samples are missing is tried once more, in a session of at most this part of the first one's rows.

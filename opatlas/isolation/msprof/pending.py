@@ -163,13 +163,13 @@ class _PendingRow:
 
 def record_pending(output: Path, job: Job, outcome: RowOutcome) -> None:
     """Notes a row that was launched; nothing of a later line is needed to read it. Raises OSError."""
-    assert outcome.launched is not None
+    assert outcome.pending is not None
     measurement = outcome.measurement
     assert measurement is not None
     values = {
         "kernel_type": job.kernel_type,
         "cells": dict(job.cells),
-        "launched": asdict(outcome.launched),
+        "launched": asdict(outcome.pending),
         "instrument": measurement.instrument,
         "cache_state": measurement.cache_state,
         "checked_elements": measurement.checked_elements,
