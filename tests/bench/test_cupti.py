@@ -135,20 +135,20 @@ def test_a_buffer_that_cannot_be_read_is_an_error(library):
     library.broken = True
     with recorder.recording() as records:
         library.ran(KERNEL, 1, 0, 1000, b"add")
-        with pytest.raises(ReplayError, match="cannot be read: ValueError: status 15"):
+        with pytest.raises(ReplayError, match="status 15"):
             records()
     assert library.enabled == set()
 
 
 def test_where_another_profiler_has_the_records_there_are_none_here(library):
     library.status = 39
-    with pytest.raises(InstrumentMissing, match=r"status 39\): is a profiler running"):
+    with pytest.raises(InstrumentMissing, match=r"status 39"):
         instrument.CuptiRecorder(lambda: None)
 
 
 def test_a_package_that_does_not_tell_a_layout_is_missing(library):
     del library.activity_memset4_dtype
-    with pytest.raises(InstrumentMissing, match="how a record of a memset lies"):
+    with pytest.raises(InstrumentMissing, match="layout for a record of a memset"):
         instrument.CuptiRecorder(lambda: None)
 
 

@@ -222,7 +222,7 @@ def test_what_fails_in_registering_is_told(vllm_ascend, monkeypatch):
         load_npu_call(CALL)
     _forget()
     set_up(monkeypatch, opp)
-    with pytest.raises(MissingPrecondition, match="are set; is this vllm-ascend built for this torch and CANN"):
+    with pytest.raises(MissingPrecondition, match="ASCEND_CUSTOM_OPP_PATH.*torch and CANN"):
         load_npu_call(CALL)
 
 
@@ -254,7 +254,7 @@ def test_a_triton_operator_that_is_not_there_does_not_need_an_operator_package(p
 
 
 def test_a_call_of_torch_npu_that_is_not_there_is_another_thing():
-    with pytest.raises(Unsupported, match=r"torch_npu\.npu_of_tomorrow is not there"):
+    with pytest.raises(Unsupported, match=r"torch_npu\.npu_of_tomorrow"):
         load_npu_call("torch_npu.npu_of_tomorrow")
 
 
