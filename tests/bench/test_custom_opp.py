@@ -222,7 +222,7 @@ def test_what_fails_in_registering_is_told(vllm_ascend, monkeypatch):
         load_npu_call(CALL)
     _forget()
     set_up(monkeypatch, opp)
-    with pytest.raises(MissingPrecondition, match="ASCEND_CUSTOM_OPP_PATH.*torch and CANN"):
+    with pytest.raises(MissingPrecondition, match=r"ASCEND_CUSTOM_OPP_PATH.*torch and CANN"):
         load_npu_call(CALL)
 
 
