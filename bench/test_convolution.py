@@ -19,11 +19,11 @@ def test_conv2d(row, replay):
     channels = row.shape(2) if len(row.input_slots) == 3 else ()
     if len(row.input_slots) == 3 and len(channels) != 1:
         raise row.refuse(INPUT_SHAPES, "slot 2 (the bias) must have one axis", "correct its shape")
-    found = images.convolution(
+    found = images.find_convolution(
         row,
-        images.input_of(row, 0),
-        images.input_of(row, 1),
-        images.output_of(row, like=0),
+        images.input_place(row, 0),
+        images.input_place(row, 1),
+        images.output_place(row, like=0),
         channels=channels[0] if channels else None,
     )
     # As large as a sum of so many products, so that it shows.
@@ -49,8 +49,8 @@ def test_conv2d_backprop_filter(row, replay):
     """Slot 0 is the feature map, 1 lists the weight's sizes, 2 is the gradient of the result."""
     row.expect_inputs(3)
     row.expect_list(1, 4, "the weight's sizes")
-    weight = images.output_of(row, like=0)
-    found = images.convolution(row, images.input_of(row, 0), weight, images.input_of(row, 2))
+    weight = images.output_place(row, like=0)
+    found = images.find_convolution(row, images.input_place(row, 0), weight, images.input_place(row, 2))
     x, gradient = images.feature_map(row, 0, found.image), images.feature_map(row, 2, found.result)
     # Only its shape counts.
     unused = images.in_layout(row, weight.slot, x.new_zeros(found.weight))
@@ -62,8 +62,8 @@ def test_conv2d_backprop_input(row, replay):
     """Slot 0 lists the feature map's sizes, 1 is the weight, 2 the gradient of the result."""
     row.expect_inputs(3)
     row.expect_list(0, 4, "the feature map's sizes")
-    image = images.output_of(row, like=1)
-    found = images.convolution(row, image, images.input_of(row, 1), images.input_of(row, 2))
+    image = images.output_place(row, like=1)
+    found = images.find_convolution(row, image, images.input_place(row, 1), images.input_place(row, 2))
     weight, gradient = images.feature_map(row, 1, found.weight), images.feature_map(row, 2, found.result)
     unused = images.in_layout(row, image.slot, weight.new_zeros(found.image))
     _backward(replay, found, gradient, unused, weight, [True, False, False], formulas.conv2d_image_gradient)

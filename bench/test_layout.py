@@ -25,7 +25,7 @@ def test_trans_data(row, replay):
     On an NPU both tensors show the shape of the plain slot. Elsewhere a blocked one has its stored shape.
     """
     row.expect_inputs(1)
-    source, result = images.input_of(row, 0).slot, images.output_of(row, like=0).slot
+    source, result = images.input_place(row, 0).slot, images.output_place(row, like=0).slot
     packs = _blocked(source, result) == result.shape
     if not packs and _blocked(result, source) != source.shape:
         raise row.refuse(
@@ -61,11 +61,11 @@ def _blocked(plain, blocked):
         return None
     match images.layout(blocked) or format_of_ranks, plain.shape:
         case "NC1HWC0", (n, c, h, w):
-            return n, images.blocks(c, block), h, w, block
+            return n, images.block_count(c, block), h, w, block
         case "FRACTAL_Z", (o, c, h, w):
-            return images.blocks(c, block) * h * w, images.blocks(o, 16), 16, block
+            return images.block_count(c, block) * h * w, images.block_count(o, 16), 16, block
         case "FRACTAL_NZ", (_, _, *_):
-            return *batch, images.blocks(k, block), images.blocks(m, 16), 16, block
+            return *batch, images.block_count(k, block), images.block_count(m, 16), 16, block
     return None
 
 

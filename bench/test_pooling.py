@@ -18,8 +18,8 @@ def test_max_pool(row, replay):
     Where torch has indices, an NPU has that mask; it is no result that a reference can be written for.
     """
     row.expect_inputs(1)
-    place, mask = images.output_of(row, like=0), row.output_shape(1)
-    source, result = images.map_shape(row, images.input_of(row, 0)), images.map_shape(row, place)
+    place, mask = images.output_place(row, like=0), row.output_shape(1)
+    source, result = images.map_shape(row, images.input_place(row, 0)), images.map_shape(row, place)
     windows = _windows(row, source, result, mask, OUTPUT_SHAPES, "output slot 1")
     replay(
         impl.max_pool2d,
@@ -40,8 +40,8 @@ def test_max_pool(row, replay):
 def test_max_pool_gradient(row, replay):
     """Slot 0 is what was pooled, slot 1 the gradient of the result, slot 2 the mask (as in `test_max_pool`)."""
     row.expect_inputs(3)
-    source, result = (images.map_shape(row, images.input_of(row, slot)) for slot in (0, 1))
-    if images.map_shape(row, images.output_of(row, like=0)) != source:
+    source, result = (images.map_shape(row, images.input_place(row, slot)) for slot in (0, 1))
+    if images.map_shape(row, images.output_place(row, like=0)) != source:
         raise row.refuse(OUTPUT_SHAPES, "the gradient must have the shape of slot 0", "correct one of them")
     windows = _windows(row, source, result, row.shape(2), INPUT_SHAPES, "slot 2")
     x = images.distinct_map(row, 0, source)
@@ -68,7 +68,7 @@ def test_adaptive_average_pool(row, replay):
         raise row.refuse(
             OUTPUT_SHAPES, f"{source} cannot be pooled to it along three axes", "correct one of the shapes"
         )
-    images.output_of(row, like=0)
+    images.output_place(row, like=0)
     replay(
         impl.adaptive_average_pool3d,
         row.tensor(0).permute(0, 4, 1, 2, 3),
@@ -87,7 +87,7 @@ def test_adaptive_average_pool_gradient(row, replay):
         raise row.refuse(
             INPUT_SHAPES, "slot 0 must be (OD, OH, OW, N C) for a slot 1 of (N, C, D, H, W)", "correct one of them"
         )
-    images.output_of(row, like=0)
+    images.output_place(row, like=0)
     if row.output_shape() != (*source[2:], gradient[3]):
         raise row.refuse(
             OUTPUT_SHAPES, f"the gradient of {source} must have the shape {(*source[2:], gradient[3])}", "correct one"
@@ -105,7 +105,7 @@ def _windows(row, source, result, mask, column, name):
     """The windows of a pooling from `source` to `result`, both (N, C, H, W), with a mask of that shape."""
     n, c, *size = source
     area = mask[2] if len(mask) > 2 else 0
-    sixteens = images.blocks(result[2] * result[3], 16) + 1
+    sixteens = images.block_count(result[2] * result[3], 16) + 1
     if result[:2] != (n, c) or mask[:1] != (n,) or mask[-2:] != (sixteens, 16):
         raise row.refuse(
             column,
@@ -113,7 +113,7 @@ def _windows(row, source, result, mask, column, name):
             f"{sixteens}, 16)",
             "correct one of the three shapes",
         )
-    windows = images.windows(size, result[2:], images.kernels_of(area))
+    windows = images.find_windows(size, result[2:], images.kernel_sizes(area))
     if windows is None:
         raise row.refuse(
             column, f"no kernel of {area} places pools {source} to {result}", "correct one of the three shapes"

@@ -1,4 +1,4 @@
-"""Is the result right? Results of a replay against its reference."""
+"""Compares the results of a kernel with a formula."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 from opatlas.model.errors import WrongResult
 
-#: How far an element may be off, relative to itself and to the root mean square of the result
-#: (which is what cancels in sums), by the result's dtype: two units in the last place for the
-#: half types, whose accumulation is in float32; for float32 what thousands of additions leave.
+#: Tolerance of an element by the dtype of the result, relative to the element and to the root mean square of the result
+#: (terms of that size cancel in sums): two units in the last place for half types, which accumulate in float32; for
+#: float32 the error of thousands of additions.
 _RELATIVE_TOLERANCE = {
     torch.bfloat16: 2 * 2.0**-7,
     torch.float16: 2 * 2.0**-10,
@@ -21,22 +21,22 @@ _RELATIVE_TOLERANCE = {
     torch.float64: 1e-9,
 }
 
-#: Where the references can be computed: an NPU has no float64 for most of what they do, products of matrices included.
-#: Device "meta", on which the tests make NPU calls, computes nothing, and nothing can be copied from it.
+#: Devices that compute formulas. An NPU has no float64 for most operators, matrix products included. Device "meta", on
+#: which tests make NPU calls, computes nothing, and nothing can be copied from it.
 _HAVE_FLOAT64 = ("cpu", "cuda", "meta")
 
-#: What stands in for the wider unsigned dtypes where results are compared.
+#: Signed dtypes that results of the wider unsigned dtypes are compared in.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 @dataclass(frozen=True)
 class Picks:
-    """Expected of a result that holds indices, where ties allow several answers.
+    """Expected indices, where ties allow several answers.
 
     Attributes:
-        source: the tensor indexed, (rows, n).
-        values: what `source` must hold at the indices, (rows, k).
-        distinct: whether the indices of a row must all differ (a sort's do).
+        source: the indexed tensor, (rows, n).
+        values: the values of `source` at the indices, (rows, k).
+        distinct: whether the indices of a row must all differ, as those of a sort.
     """
 
     source: torch.Tensor
@@ -44,7 +44,7 @@ class Picks:
     distinct: bool = False
 
     def picked(self, indices: torch.Tensor, what: str, reference: str) -> torch.Tensor:
-        """What stands at a result's indices. Raises WrongResult for indices that cannot be."""
+        """Returns the values at the indices of a result. Raises WrongResult for impossible indices."""
         indices = indices.to(torch.int64)
         _expect_within(indices, 0, self.source.shape[-1], what, reference)
         if self.distinct:
@@ -54,15 +54,14 @@ class Picks:
 
 @dataclass(frozen=True)
 class Largest:
-    """Expected of a result that holds the indices of a row's largest numbers, in any order, each once.
+    """Expected indices of the largest numbers of a row, in any order, each once.
 
-    -1 stands for none, where a row has fewer numbers than are asked for.
+    -1 stands for no index, where a row has too few numbers.
 
     Attributes:
-        source: as in Picks; minus infinity where a row has no number.
-        values: in descending order, minus infinity where a row has no more.
-        slack: by how much of itself and of the root mean square a number may be off whose index is
-            taken for one of `values`: the kernel's numbers are not in float64.
+        source: the indexed tensor, (rows, n); minus infinity where a row has no number.
+        values: the largest numbers in descending order; minus infinity where a row has no more.
+        slack: relative tolerance of a number at an index: the kernel does not compute in float64.
     """
 
     source: torch.Tensor
@@ -70,7 +69,7 @@ class Largest:
     slack: float = 1e-2
 
     def picked(self, indices: torch.Tensor, what: str, reference: str) -> torch.Tensor:
-        """What stands at a result's indices, in descending order. Raises WrongResult for indices that cannot be."""
+        """Returns the values at the indices of a result, descending. Raises WrongResult for impossible indices."""
         indices = indices.to(torch.int64)
         _expect_within(indices, -1, self.source.shape[-1], what, reference)
         _expect_distinct(indices, what, reference)
@@ -82,15 +81,14 @@ class Largest:
 
 @dataclass(frozen=True)
 class Rounded:
-    """Expected of a quantized result: the numbers before they were rounded to whole ones.
+    """Expected numbers of a quantized result before rounding.
 
-    A whole number is right where it is the nearest one. Where `values` lie midway between two,
-    float32 may decide for either.
+    The nearest whole number is right; midway between two numbers both are.
 
     Attributes:
-        values: within the range of the result's dtype, float64.
-        slack: how far a kernel's own arithmetic may move a value.
-        packed: the result holds eight numbers of four bits in each int32, the first in the lowest bits.
+        values: within the range of the dtype of the result, float64.
+        slack: how far the arithmetic of a kernel may move a value.
+        packed: the result holds eight numbers of four bits in each int32, the first one in the lowest bits.
     """
 
     values: torch.Tensor
@@ -98,24 +96,24 @@ class Rounded:
     packed: bool = False
 
     def whole(self, result: torch.Tensor) -> torch.Tensor:
-        """The whole numbers of a result, (..., 8 n) of a packed (..., n)."""
+        """Returns the whole numbers of a result, (..., 8 n) of a packed (..., n)."""
         if not self.packed:
             return result
         shifts = torch.arange(0, 32, 4, device=result.device, dtype=torch.int32)
         return (((result.unsqueeze(-1) >> shifts) & 15 ^ 8) - 8).flatten(-2)
 
 
-#: What a formula may say of a result's elements.
+#: Expected elements of a result.
 Expected = torch.Tensor | Picks | Largest | Rounded
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Elements of one result and what they should be, both of the same shape.
+    """Elements of one result and their expected values, of the same shape.
 
     Attributes:
-        steps: how many operations a kernel may go through, each on what the one before rounded to the
-            result's dtype.
+        exact: whether they must be equal.
+        steps: number of operations of a kernel that round to the dtype of the result, one after the other.
     """
 
     actual: torch.Tensor
@@ -125,7 +123,7 @@ class Comparison:
 
 
 class Formula(Protocol):
-    """A reference that can be evaluated where a result is checked."""
+    """A formula in float64 that can be evaluated at the elements that are checked."""
 
     @property
     def name(self) -> str: ...
@@ -133,13 +131,13 @@ class Formula(Protocol):
     def compare(
         self, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
     ) -> list[Comparison]:
-        """What `results`, computed from the arguments, should be, at all or at sampled elements."""
+        """Returns the expected values of `results`, computed from the arguments, at all or at sampled elements."""
         ...
 
 
 @dataclass(frozen=True)
 class Checked:
-    """How many elements of the results were compared, and how many there are."""
+    """Numbers of compared elements and of all elements of the results."""
 
     elements: int
     total: int
@@ -148,19 +146,17 @@ class Checked:
 def check(
     formula: Formula, arguments: Sequence[Any], keywords: dict[str, Any], results: Sequence[torch.Tensor], seed: int
 ) -> Checked:
-    """Compares the results of a kernel with its reference.
+    """Compares the results of a kernel with its formula.
 
-    On the device where they are, if it computes in float64; else they are copied to the host.
+    The device computes the formula if it has float64; else the tensors are copied to the host.
 
     Args:
-        formula: the reference.
-        arguments, keywords: what the kernel was called with, before it ran (clones of what it changes).
-        results: what it returned.
+        arguments, keywords: of the call, with the values before it (clones of what the kernel changes).
+        results: of the call.
         seed: chooses the elements of a large result.
 
     Raises:
-        WrongResult: an element is off by more than its dtype's tolerance; no share of wrong
-            elements is allowed.
+        WrongResult: an element is off by more than the tolerance of its dtype; no wrong element is allowed.
     """
     total = sum(result.numel() for result in results)
     if not total:
@@ -173,7 +169,7 @@ def check(
 
 
 def is_checked_on_host(device: torch.device) -> bool:
-    """Whether the tensors of a row on this device are copied to the host, for the reference is computed there."""
+    """Returns whether results of this device are copied to the host and checked there."""
     return device.type not in _HAVE_FLOAT64
 
 
@@ -200,9 +196,9 @@ def _compare(comparison: Comparison, what: str, reference: str) -> None:
         wrong = actual != values
     else:
         values, actual = values.to(torch.float64), actual.to(torch.float64)
-        # An infinite number allows no other: masked logits are minus infinity.
+        # An infinite value must be met exactly: masked logits are minus infinity.
         tolerance = relative * (values.abs() + _root_mean_square(values)).nan_to_num(posinf=0.0)
-        # Written so that NaN is wrong, also where the reference has it: inputs are such that none arises.
+        # NaN is wrong, also where the formula gives it: no input of a replay leads to one.
         wrong = ~(((actual - values).abs() <= tolerance) | (actual == values))
     if bool(wrong.any()):
         count = int(wrong.sum())
@@ -215,7 +211,7 @@ def _compare(comparison: Comparison, what: str, reference: str) -> None:
 
 
 def _root_mean_square(values: torch.Tensor) -> float:
-    """Of the finite ones."""
+    """Returns the root mean square of the finite values."""
     mean = float(values.square().mean())
     if not math.isfinite(mean):
         mean = float(values[values.isfinite()].square().mean().nan_to_num(0.0))
@@ -223,10 +219,10 @@ def _root_mean_square(values: torch.Tensor) -> float:
 
 
 def _comparable(value: Any) -> Any:
-    """Tensors, also in lists, where references can be computed, and of dtypes that torch indexes and compares.
+    """Returns tensors, also in lists, on a device that computes formulas, in dtypes that torch indexes and compares.
 
-    It does neither on CUDA with the wider unsigned dtypes, which become signed ones. The numbers stay
-    the same: rows are replayed on small ones.
+    On CUDA torch does neither with the wider unsigned dtypes. They become signed; the values stay, because replays use
+    small numbers.
     """
     if isinstance(value, (list, tuple)):
         return [_comparable(item) for item in value]
@@ -242,7 +238,7 @@ def _expect_within(indices: torch.Tensor, least: int, size: int, what: str, refe
 
 
 def _expect_distinct(indices: torch.Tensor, what: str, reference: str) -> None:
-    """Among those that are none, which are negative, equal ones are right."""
+    """Raises WrongResult for equal indices; negative ones stand for no index and may be equal."""
     ordered = indices.sort(dim=-1).values
     if bool(((ordered.diff(dim=-1) == 0) & (ordered[..., 1:] >= 0)).any()):
         raise WrongResult(f"{what} holds an index twice; the reference {reference} has each once")

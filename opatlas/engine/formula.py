@@ -1,14 +1,14 @@
-"""References: a formula in float64, and which inputs an element of its result needs.
+"""Kinds of formulas in float64, by the inputs that an element of the result needs.
 
-A large result is checked on a sample of its elements, so a formula must be computable for just
-those. Three kinds cover the kernels:
+A large result is checked at a sample of its elements, so a formula must be computable for just these:
 
-- `pointwise`: an element of the result comes from the elements at the same place, after broadcasting.
-- `per_row`: a row (the last axis, or several) comes from the same row of some inputs.
-- `per_element`: the formula itself takes the coordinates of the elements that are asked for.
+- `pointwise`: an element of the result needs the elements at the same place, after broadcasting.
+- `per_row`: a row (the last axis, or several) needs the same row of some inputs.
+- `per_element`: the formula takes the coordinates of the elements.
+- `parts`: the formula draws the parts of the result that it computes.
 
-`each` puts several together, for a kernel whose results are not sampled alike; `on_lists` goes through lists, and
-`first_rows` leaves out the room behind what counts.
+`each` combines formulas for results that are sampled in different ways, `on_lists` applies a formula to lists of
+tensors, and `first_rows` leaves out the unused rows at the end of a result.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ import torch
 from opatlas.engine.check import Comparison, Expected, Formula
 from opatlas.model.errors import WrongResult
 
-#: Elements of one result that are checked when it has more. At 4096 a formula that is wrong in
-#: one element of a thousand is seen with 98 % odds, and the check costs well under a millisecond.
+#: At most so many elements of a result are checked. 4096 find a formula that is wrong in one element of a thousand
+#: with odds of 98 %, and cost well under a millisecond.
 SAMPLED_ELEMENTS = 4096
-#: Where an element needs many inputs (a sum over K), fewer are sampled: about this many inputs are
-#: read in all, which takes some 10 ms, but at least so many elements are checked.
+#: Fewer elements are sampled where each needs many inputs (a sum over K): about this many inputs are read, which takes
+#: some 10 ms, and at least _LEAST_ELEMENTS are checked.
 READ_INPUTS = 1 << 20
 _LEAST_ELEMENTS = 64
-#: However wide a row is, so many are checked: the first and the last alone would miss what is wrong between them.
+#: At least so many rows are checked, however wide: the first and the last alone would miss mistakes between them.
 _LEAST_ROWS = 8
 
 
 def pointwise(function: Callable[..., Any]) -> Formula:
-    """`function` gets its tensors broadcast to the result and cut to the elements asked for, in float64."""
+    """Makes a formula of a function of tensors that are broadcast to the result, cut to the sample, in float64."""
     return _Pointwise(function.__name__, function)
 
 
 def per_row(
     *rowwise: str, least: int = _LEAST_ROWS, steps: int = 1, axes: Callable[..., int] | None = None
 ) -> Callable[[Callable[..., Any]], Formula]:
-    """`function` gets the named tensors as (rows, last axis), cut to the rows asked for.
+    """Makes a formula of a function that gets the named tensors as (rows, last axis), cut to the sampled rows.
 
-    The other tensors come whole; all real numbers in float64. It returns, for each result, a
-    tensor that reshapes to (rows, rest). A keyword parameter `rows` gets the numbers of the rows.
+    The other tensors are whole. Real numbers are in float64. The function returns for each result a tensor that
+    reshapes to (rows, rest). A keyword parameter `rows` gets the numbers of the rows.
 
     Args:
-        least: so many rows are checked of a large result, however wide they are.
+        least: at least so many rows are checked, however wide.
         steps: see Comparison.
-        axes: given the same arguments, how many axes at the end of the first named tensor make a row. Default: one.
+        axes: returns from the arguments how many axes at the end of the first named tensor make a row; default: one.
     """
 
     def decorate(function: Callable[..., Any]) -> Formula:
@@ -71,17 +71,15 @@ def per_element(
     written: Callable[..., tuple[torch.Tensor, ...]] | None = None,
     steps: int = 1,
 ) -> Callable[[Callable[..., Any]], Formula]:
-    """`function(at, ...)` gets, as `at`, one index tensor per axis of the result, then the arguments.
+    """Makes a formula of a function that gets an index tensor for each axis of the result, `at`, then the arguments.
 
-    It gets the tensors as they are (they may be large) and goes to float64 after it has picked
-    what it needs.
+    The tensors are whole and in their own dtypes. The function picks what it needs and converts that to float64.
 
     Args:
-        exact: the result must be equal to the letter: kernels that only move data.
-        terms: given the same arguments, how many inputs an element needs, where that is many.
-        written: given the same arguments, where a kernel writes that changes little of a large
-            tensor: an index tensor for each of its first axes, all of one length. These places are
-            sampled besides the whole, which alone would hardly ever hit one.
+        exact: every element must be equal: for kernels that only move data.
+        terms: returns from the arguments how many inputs an element needs; default: few.
+        written: for a kernel that changes little of a large tensor, returns from the arguments where it writes: an
+            index tensor for each of the first axes, all of one length. These places are sampled, too.
         steps: see Comparison.
     """
 
@@ -92,21 +90,21 @@ def per_element(
 
 
 def each(*formulas: Formula) -> _Each:
-    """A formula for each result, in order; a call may have fewer results."""
+    """Makes a formula of one formula for each result, in order; a call may have fewer results."""
     return _Each(formulas[0].name, formulas)
 
 
 def on_lists(formula: Formula) -> Formula:
-    """For a kernel on lists of tensors: result i comes from the i-th tensor of each list, by `formula`."""
+    """Makes a formula for a kernel on lists of tensors: `formula` gives result i from the i-th tensor of each list."""
     return _OnLists(formula.name, (formula,))
 
 
 def first_rows(name: str, function: Callable[..., torch.Tensor], formula: Formula) -> Formula:
-    """For a result with room for more rows than count: `formula`, of as many of them as `function` has.
+    """Makes a formula for a result with unused rows at its end: `formula`, for the rows that `function` gives.
 
     Args:
-        function: given the arguments by name, a tensor with a row for each.
-        name: under which `formula` gets the tensor.
+        name: parameter of `formula` for the tensor of `function`.
+        function: returns from the arguments, by name, a tensor with a row for each used row.
     """
     return _FirstRows(formula.name, name, (function,), (formula,))
 
@@ -201,9 +199,9 @@ class _Each:
     formulas: tuple[Formula, ...]
 
     def bind(self, **keywords: Any) -> Formula:
-        """This formula with arguments besides, or instead of, those that the kernel was called with by name.
+        """Returns this formula with more keyword arguments, which replace those of the kernel of the same name.
 
-        A rank of a group computes with what the others send it; its reference is given that.
+        A rank of a group computes with the data of other ranks, which its kernel does not get as arguments.
         """
         return _Bound(self.name, (self,), keywords)
 
@@ -273,17 +271,17 @@ _signature = cache(inspect.signature)
 
 
 def to_float64(tensor: torch.Tensor) -> torch.Tensor:
-    """Real numbers in float64; integers and booleans as they are."""
+    """Converts real numbers to float64; integers and booleans stay as they are."""
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
 
 
 def _as_rows(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """(count, rest), whatever the axes were; `count` is 1 or more."""
+    """Reshapes to (count, rest); `count` is 1 or more."""
     return tensor.reshape(count, -1) if tensor.numel() else tensor.reshape(count, 0)
 
 
 def _coordinates(shape: Sequence[int], wanted: int, seed: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """One index tensor per axis of a result. (torch.unravel_index does the same, ten times slower.)"""
+    """Returns an index tensor for each axis of a result. (torch.unravel_index does the same, ten times slower.)"""
     rest = sample(math.prod(shape), wanted, seed, device)
     axes: list[torch.Tensor] = []
     for size in reversed(shape[1:]):
@@ -293,14 +291,14 @@ def _coordinates(shape: Sequence[int], wanted: int, seed: int, device: torch.dev
 
 
 def sample(population: int, wanted: int, seed: int, device: torch.device) -> torch.Tensor:
-    """All of 0 ... population - 1, or `wanted` of them: one of each of as many equal stretches.
+    """Returns 0 ... population - 1, or `wanted` of these numbers: one from each of as many equal stretches.
 
-    So what is wrong in all of a sequence, a group or a tile is met wherever that lies, if it is no
-    shorter than two stretches. The first and the last are always among them.
+    So the sample hits any sequence, group or tile that is as long as two stretches. It holds the first and the last
+    number.
     """
     if population <= wanted:
         return torch.arange(population, device=device)
-    # Drawn on the host: not every device has float64, and float32 cannot tell the places of a large result.
+    # Drawn on the host: not every device has float64, and float32 cannot tell apart the places of a large result.
     drawn = torch.rand(wanted, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     places = ((drawn + torch.arange(wanted)) * (population / wanted)).to(torch.int64)
     places[0], places[-1] = 0, population - 1
@@ -308,14 +306,14 @@ def sample(population: int, wanted: int, seed: int, device: torch.device) -> tor
 
 
 def paired(formula: Formula, results: Sequence[torch.Tensor], expected: Any) -> Iterator[tuple[torch.Tensor, Any]]:
-    """Each result with what it should be."""
+    """Returns each result with its expected value. Raises WrongResult for another number of results."""
     values = expected if isinstance(expected, tuple) else (expected,)
     if len(values) != len(results):
         raise WrongResult(f"{len(results)} results, where the reference {formula.name} has {len(values)}")
     return zip(results, values, strict=True)
 
 
-#: However much a part costs, so many are checked: with fewer, most sequences of a batch would not be.
+#: At least so many parts are checked, however expensive: with fewer, most sequences of a batch would be left out.
 _LEAST_PARTS = 16
 
 Results = tuple[torch.Tensor, ...]
@@ -323,11 +321,11 @@ Results = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class Part:
-    """What a result must hold at some places.
+    """The expected values of some places of a result.
 
     Attributes:
         where: an index of the result: tensors and slices, as torch takes them.
-        values: what `result[where]` must be.
+        values: the expected `result[where]`.
     """
 
     where: tuple[Any, ...]
@@ -336,16 +334,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Draw:
-    """Chooses parts: all of them, or a seeded sample that holds the first and the last."""
+    """Chooses parts: all of them, or a seeded sample with the first and the last one."""
 
     seed: int
 
     def __call__(self, count: int, *, elements: int, terms: int) -> list[int]:
-        """Numbers below `count`.
+        """Returns numbers below `count`.
 
         Args:
-            elements: how many elements of a result a part is.
-            terms: how many inputs a part needs.
+            elements: number of elements of a part.
+            terms: number of inputs that a part needs.
         """
         affordable = max(READ_INPUTS // max(terms, 1), _LEAST_PARTS)
         wanted = min(max(SAMPLED_ELEMENTS // max(elements, 1), _LEAST_PARTS), affordable)
@@ -354,13 +352,13 @@ class Draw:
 
 
 def parts(view: Callable[..., Results] | None = None) -> Callable[[Callable[..., Any]], Formula]:
-    """`function(draw, ...)` gets a `Draw`, then the arguments, and returns a `Part` for each result.
+    """Makes a formula of a function that gets a `Draw`, then the arguments, and returns a `Part` for each result.
 
-    It gets the tensors as they are and goes to float64 after it has picked what it needs.
+    The tensors are whole and in their own dtypes. The function picks what it needs and converts that to float64.
 
     Args:
-        view: turns the results into what the formula speaks of, as many tensors: for kernels that
-            may say one thing in several ways.
+        view: converts the results to as many tensors that the formula describes, for kernels that may give one answer
+            in several forms.
     """
 
     def decorate(function: Callable[..., Any]) -> Formula:

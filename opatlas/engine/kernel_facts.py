@@ -1,6 +1,6 @@
-"""What is known of each kernel type: its replay or why it has none, what proves its NPU call, its operators on a GPU.
+"""Facts about each kernel type: its replay, the reason why it has none, the proof of its NPU call, its GPU operators.
 
-Tests with torch_npu and with a GPU keep what they found as JSON in bench/facts, where everybody can read it.
+Tests with torch_npu and with a GPU write their facts to JSON files in bench/facts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _RANDOM = "what it draws is random, so that no reference can tell whether it is 
 _OWN_KERNEL = "a user's own kernel, whose name and shapes do not tell what it computes"
 _MLA = "what it fuses before latent attention depends on quantization modes that its row does not record"
 
-#: Why, by kernel type: one sentence without its full stop, to follow the name.
+#: The reason by kernel type: a clause that follows the name.
 WITHOUT_REPLAY: dict[str, str] = {
     "0": "the profiler did not resolve the kernel's type, and recorded no shapes",
     "DSAGenBitMask": _RANDOM,
@@ -63,7 +63,7 @@ _FACTS = Path(import_module("opatlas.bench").__path__[0], "facts")
 CALLS = _FACTS / "gpu_calls.json"
 PROOFS = _FACTS / "npu_proofs.json"
 
-#: What takes the arguments of an NPU call, from the strongest proof to the weakest.
+#: Proofs that an NPU call takes the arguments of its replay, from the strongest to the weakest.
 KINDS = {
     "torch": "the call is torch's own, or made of such; torch computed the results' shapes and dtypes",
     "meta kernel": "torch_npu took the arguments and computed the results' shapes and dtypes",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _ATTRIBUTE = "opatlas_replays"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-#: Gives the group that a row needs, from its cells and pytest's options. Raises ReplayError.
+#: Returns the group that a row needs from its cells and pytest's options. Raises ReplayError.
 GroupOf = Callable[[Mapping[str, str], Any], GroupSpec]
 
 
@@ -50,23 +50,21 @@ Binding = Callable[["Job", "ReplaySpec", "Device", "Instrument", "MeasureSetting
 
 @dataclass(frozen=True)
 class ReplaySpec:
-    """What `@replays` says of a test function.
+    """The arguments of `@replays` on a test function.
 
     Attributes:
         kernel_types: types of the profiler whose rows the function replays.
-        npu: dotted name of the call that is timed on an NPU ("torch_npu.npu_rms_norm"); it takes
-            the arguments that the replay passes, by the same names, and returns as many results.
-            "A or B": the first of them that is there. "opatlas.bench.implementations.torch.NAME": what is timed
-            elsewhere, too.
-            None: the kernel has no call of its own there.
-        group: what tells the group of devices that a row needs at once; its body runs on each rank of
-            the group, and may ask for `group` (opatlas/engine/group.py). None: rows need one device.
-        binding: what makes `row` and `replay` of the function. None: rows are calls of a kernel (ReplayRow, Replay).
+        npu: dotted name of the call that is timed on an NPU ("torch_npu.npu_rms_norm"). It takes the arguments that the
+            replay passes, by the same names, and returns as many results. "A or B": the first call that exists.
+            "opatlas.bench.implementations.torch.NAME": the function that other devices are timed with.
+            None: the kernel has no call on an NPU.
+        group: returns the group of devices that a row needs. The body runs on each rank of the group, and may ask for
+            `group` (opatlas/engine/group.py). None: rows need one device.
+        binding: makes `row` and `replay` of the function. None: rows are calls of a kernel (ReplayRow, Replay).
 
-    The tests in tests/npu make each call with the real torch_npu, with the rows' tensors on device
-    "meta". These have no values, so a replay cannot read any: a number that the call takes comes from
-    `row.number`, not from `tensor.item()`. A row that only the NPU's call does not do is `Unsupported`
-    there.
+    tests/npu makes each call with the real torch_npu, on tensors on device "meta". These have no values, so a replay
+    cannot read any: a number comes from `row.number`, not from `tensor.item()`. The body raises `Unsupported` for a row
+    that only the NPU call cannot do.
     """
 
     kernel_types: tuple[str, ...]
@@ -90,28 +88,25 @@ def replays(
 
 
 def replay_spec(function: object) -> ReplaySpec | None:
-    """What `@replays` said of `function`; None for any other function."""
-    # Not getattr: asking a lazy package for an attribute would import all of it, and torch with it.
+    """Returns the arguments of `@replays` on `function`; None for any other function."""
+    # Not getattr: an attribute of a lazy package would import the package, and torch.
     spec = getattr(function, "__dict__", {}).get(_ATTRIBUTE)
     return spec if isinstance(spec, ReplaySpec) else None
 
 
-#: Fixtures without a value for the body of a replay.
+#: Fixtures that only check in pytest that a row can run; they are None in the body of a replay.
 _OF_PYTEST = ("custom_opp", "npu")
 
 
 def load_function(job: Job) -> Callable[..., Any]:
-    """The replay function of a job, imported by name, or from its file."""
+    """Imports the replay function of a job by name, or else from its file."""
     module = sys.modules.get(job.module) or _import(job.module, Path(job.module_path))
     function: Callable[..., Any] = operator.attrgetter(job.function)(module)
     return function
 
 
-def arguments_of(function: Callable[..., Any], **available: Any) -> dict[str, Any]:
-    """Those of `available` that `function` names. Raises TypeError for any other parameter.
-
-    Fixtures that only see to it, in pytest, that a row can run (bench/conftest.py), are None here.
-    """
+def select_arguments(function: Callable[..., Any], **available: Any) -> dict[str, Any]:
+    """Returns the items of `available` that `function` has as parameters. Raises TypeError for other parameters."""
     names = _parameters(function)
     available = {**dict.fromkeys(_OF_PYTEST), **available}
     unknown = [name for name in names if name not in available]
@@ -147,10 +142,10 @@ def functions_of_modules(package: str, search_path: Iterable[str], *fallbacks: s
     """Returns a module `__getattr__` that finds a name in the package's modules, then in `fallbacks`.
 
     Args:
-        fallbacks: dotted names of what is searched where no module has the name: "torch.nn.functional".
+        fallbacks: dotted names of modules and classes that are searched last: "torch.nn.functional".
 
     Raises (when called):
-        AttributeError: nothing has the name, two modules define it, or it is the name of a module.
+        AttributeError: the name is not found, two modules define it, or it is the name of a module.
     """
 
     @cache
@@ -160,7 +155,7 @@ def functions_of_modules(package: str, search_path: Iterable[str], *fallbacks: s
     @cache
     def find(name: str) -> Any:
         if name.startswith("_"):
-            # pytest asks every object of a test module whether it is a fixture, by private names.
+            # pytest asks every object of a test module for private attributes, to find fixtures.
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if any(module.__name__ == f"{package}.{name}" for module in modules()):
             raise AttributeError(f"{package}.{name} is a module, not a function: give the function another name")

@@ -17,7 +17,7 @@ from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.inputs.row_slots import RowSlots
 from opatlas.engine.job import Job, RowOutcome
 from opatlas.engine.process_state import ProcessState, changes
-from opatlas.engine.registry import Binding, ReplaySpec, arguments_of, load_function, replay_spec
+from opatlas.engine.registry import Binding, ReplaySpec, load_function, replay_spec, select_arguments
 from opatlas.engine.replay import Replay
 from opatlas.errors import OpAtlasError
 from opatlas.instruments.instrument import Instrument, MeasureSettings
@@ -157,7 +157,7 @@ class Runner:
         row, replay = bind(job, spec, self._device, self._instrument, self._settings, self._group)
         replay.expect_memory()
         with torch.no_grad(), replay.bounded_memory(), translated_pytest_exceptions():
-            function(**arguments_of(function, row=row, replay=replay, group=self._group))
+            function(**select_arguments(function, row=row, replay=replay, group=self._group))
         if replay.outcome is None:
             raise ReplayError(f"{job.function} returned without having called replay(...)")
         return self._with_bound(job, replay.outcome)

@@ -11,8 +11,8 @@ from sample_rows import ROWS
 from opatlas.engine.inputs.images import (
     Windows,
     distinct_map,
-    kernels_of,
-    windows,
+    find_windows,
+    kernel_sizes,
 )
 from opatlas.engine.inputs.replay_row import ReplayRow
 
@@ -36,7 +36,7 @@ LAYERS = {
 @pytest.mark.parametrize("layer", LAYERS)
 def test_arguments_of_known_layers_are_found(layer):
     source, result, area, found = LAYERS[layer]
-    assert windows(source, result, kernels_of(area)) == found
+    assert find_windows(source, result, kernel_sizes(area)) == found
 
 
 SIDES = strategies.tuples(*[strategies.integers(1, 40)] * 2)
@@ -49,7 +49,7 @@ def test_found_arguments_give_the_result(source, kernel, stride, data):
         return
     pool = torch.nn.functional.max_pool2d
     result = pool(torch.zeros(1, *source), kernel, stride, padding).shape[1:]
-    found = windows(source, result, [kernel])
+    found = find_windows(source, result, [kernel])
     assert found is not None
     assert pool(torch.zeros(1, *source), found.kernel, found.stride, found.padding).shape[1:] == result
 

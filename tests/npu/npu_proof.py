@@ -25,7 +25,7 @@ from opatlas.devices.npu_operators import resolve_npu_call
 from opatlas.engine.check import Comparison
 from opatlas.engine.group import Group
 from opatlas.engine.inputs.replay_row import ReplayRow
-from opatlas.engine.registry import ReplaySpec, arguments_of, replay_spec
+from opatlas.engine.registry import ReplaySpec, replay_spec, select_arguments
 from opatlas.engine.replay import Replay
 from opatlas.instruments.instrument import MeasureSettings, Samples
 from opatlas.model.errors import InvalidRow, Unsupported
@@ -184,7 +184,7 @@ def verdict(function_name: str, kernel_type: str, cells: dict[str, str]) -> dict
         row = ReplayRow(kernel_type, cells, META)
         proof = Proof(row, spec, device)
         with torch.no_grad():
-            function(**arguments_of(function, row=row, replay=proof, group=_group_of(cells)))
+            function(**select_arguments(function, row=row, replay=proof, group=_group_of(cells)))
 
     try:
         run(spec)

@@ -18,7 +18,7 @@ from replaying import replay_functions, replay_of, runner
 from opatlas.engine.group import Group
 from opatlas.engine.inputs.replay_row import ReplayRow
 from opatlas.engine.job import Job
-from opatlas.engine.registry import arguments_of
+from opatlas.engine.registry import select_arguments
 from opatlas.model.schema import EP_SIZE, Status
 from opatlas.theory.catalog import built_in_catalog
 from opatlas.theory.rows import TheoryRow
@@ -65,7 +65,7 @@ def test_a_call_is_built_from_drawn_rows_of_any_size(kernel_type: str, monkeypat
         calls = []
         cells = row.cells()
         function(
-            **arguments_of(
+            **select_arguments(
                 function,
                 row=ReplayRow(kernel_type, cells, torch.device("meta")),
                 replay=lambda *arguments, **keywords: calls.append(arguments),

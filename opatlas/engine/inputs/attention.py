@@ -1,10 +1,9 @@
-"""What a FusedInferAttentionScore row says about its call: 31 input slots, and the Runtime columns.
+"""Reads the call of a FusedInferAttentionScore row from its 31 input slots and its Runtime columns.
 
-A capture holds the shapes of the sequence lengths, not their values, though an attention kernel's
-duration depends on these. What the Runtime columns record wins; what neither tells is chosen, evenly:
+A capture has the shapes of the sequence lengths, and not their values, on which the duration depends. Values in the
+Runtime columns come first. Where there are none, equal lengths are assumed:
 
-- queries (TND): the tokens are dealt out to the sequences, the first ones get one more;
-- keys without a block table: the same;
+- queries (TND), and keys without a block table: the tokens are split evenly between the sequences;
 - keys in pages: see `opatlas.engine.inputs.sequences.assign_pages`.
 """
 
@@ -32,7 +31,7 @@ QUERY, KEY, VALUE, MASK = 0, 1, 2, 4
 QUERY_LENGTHS, KV_LENGTHS, BLOCK_TABLE = 5, 6, 14
 QUERY_ROPE, KEY_ROPE = 24, 25
 
-#: The input slots that no replayed family has, as CANN's operator calls them.
+#: CANN's names of the input slots that no replayed family has.
 _OTHERS = {
     3: "pse_shift",
     7: "dequant_scale1",
@@ -60,16 +59,16 @@ _OTHERS = {
 _NAMES = {QUERY: "query", KEY: "key", VALUE: "value"}
 _USED = {*_NAMES, MASK, QUERY_LENGTHS, KV_LENGTHS, BLOCK_TABLE, QUERY_ROPE, KEY_ROPE}
 
-#: Queries and keys are uniform in -2 ... 2, so that scores have a standard deviation of 4 / 3: no
-#: key alone decides a result, and none can be left out unseen.
+#: Queries and keys are uniform in -2 ... 2. Scores have a standard deviation of 4 / 3 then: no key alone decides a
+#: result, and a missing key shows.
 RANGE = (-2.0, 2.0)
 
-#: What mends a row whose lengths of sequences are missing or contradict each other.
+#: The remedy for lengths of sequences that are missing or contradict each other.
 _LENGTHS = (
     f"fill {RUNTIME_PREFIX}actual_seq_lengths_values and {RUNTIME_PREFIX}actual_seq_lengths_kv_values with "
     f"fill-runtime (docs/attention-runtime.md), or correct the shapes"
 )
-#: The mask that stands for every causal one, whatever the lengths (sparse_mode 2 and 3).
+#: The mask that stands for every causal mask of any lengths (sparse_mode 2 and 3).
 CAUSAL_MASK = (2048, 2048)
 
 Shape = tuple[int, ...]
@@ -77,18 +76,18 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """The arguments of the call that are not tensors, and the shapes that a row may leave out.
+    """The arguments of the call that are no tensors, and the shapes that a row may lack.
 
     Attributes:
         layout: "TND" (tokens, heads, D), or "BNSD_NBSD": queries (batch, heads, S, D), results (heads, batch, S, D).
-        query_lengths: as the call takes them, cumulative; None where every sequence has S queries.
-        kv_lengths: as the call takes them: cumulative, or each sequence's own where the keys are in pages.
+        query_lengths: cumulative, as the call takes them; None for layout BNSD_NBSD.
+        kv_lengths: as the call takes them: of each sequence for keys in pages, else cumulative.
         rope: whether there is a rope part (slots 24 and 25).
-        mask_dtype: the profiler's name; "" where the call takes no mask.
-        table: shape of the block table; None where the keys are not in pages.
-        used_blocks: how many blocks of the table each sequence uses; () without a table.
+        mask_dtype: the profiler's name; "" for a call without a mask.
+        table: shape of the block table; None for keys that are not in pages.
+        used_blocks: number of blocks of the table that each sequence uses; () without a table.
         block_size: tokens of a block; 0 without a table.
-        sparse_mode: 3 is causal, both sequences' last tokens aligned; 0 is no mask.
+        sparse_mode: 3: causal, the last tokens of queries and keys aligned; 0: no mask.
         scale: 1 / sqrt(D), D with the rope part.
         with_lse: whether the kernel gives the log-sum-exp as its second result.
     """
@@ -109,7 +108,7 @@ class AttentionCall:
 
 
 def with_operator_shapes(row: ReplayRow) -> ReplayRow:
-    """The row as its operator saw it: `operator_input_shapes_raw` wins over what the profiler wrote."""
+    """Returns the row with the shapes of `operator_input_shapes_raw`, if recorded, in place of the profiler's."""
     from opatlas.engine.inputs.replay_row import ReplayRow
 
     raw = row.cells.get(_RAW, "").strip()
@@ -121,20 +120,20 @@ def with_operator_shapes(row: ReplayRow) -> ReplayRow:
 
 
 def read_attention(row: ReplayRow) -> AttentionCall:
-    """The call of a row (see `with_operator_shapes`). Raises InvalidRow where it is none of the three families.
+    """Returns the call of a row (see `with_operator_shapes`). Raises InvalidRow for a row of no replayed family.
 
-    They are: queries TND with keys in pages and a causal mask; queries BNSD with a rope part, keys
-    in pages (multi-head latent attention); and queries TND with keys TND.
+    The families: queries TND, keys in pages, a causal mask; queries BNSD with a rope part, keys in pages (multi-head
+    latent attention); queries TND, keys TND.
     """
-    return _Reader(row).call()
+    return _AttentionReader(row).call()
 
 
 _RAW = RUNTIME_PREFIX + "operator_input_shapes_raw"
 _VALID_BLOCKS = RUNTIME_PREFIX + "block_table_valid_blocks"
 
 
-class _Reader:
-    """Reads one row; every method answers one question about the call."""
+class _AttentionReader:
+    """Reads a row; each method finds one argument of the call."""
 
     def __init__(self, row: ReplayRow) -> None:
         self.row = row
@@ -210,7 +209,7 @@ class _Reader:
         return shape[0], shape[1]
 
     def cache(self, table: tuple[int, int] | None, key: Shape, value: Shape, width: int) -> tuple[int, int]:
-        """Key heads and block size; refuses keys and values that do not fit the queries."""
+        """Returns the key heads and the block size; refuses keys and values that do not fit the queries."""
         if key[:-1] != value[:-1]:
             raise self.refuse("slots 1 and 2 (key, value) differ in more than their last axis")
         if table is None:
@@ -237,7 +236,7 @@ class _Reader:
         )
 
     def rope(self, layout: str, query: Shape, key: Shape) -> int:
-        """The width of the rope part; 0 without one."""
+        """Returns the width of the rope part; 0 without one."""
         of_query, of_key = self.shape(QUERY_ROPE), self.shape(KEY_ROPE)
         if of_query is None and of_key is None:
             return 0
@@ -271,7 +270,7 @@ class _Reader:
     def mask_dtype(self, sparse_mode: int) -> str:
         if not sparse_mode:
             return ""
-        # A mode that was recorded without its mask: the call takes one all the same.
+        # The call needs a mask also where the mode is recorded and the mask is not.
         dtype = self.row.input_slots[MASK].dtype if self.shape(MASK) else "INT8"
         if dtype not in ("INT8", "UINT8", "BOOL"):
             raise self.row.refuse(
@@ -291,7 +290,7 @@ class _Reader:
             )
 
     def count(self, table: tuple[int, int] | None) -> int:
-        """How many sequences there are, by all that tell it."""
+        """Returns the number of sequences; refuses slots and columns that disagree."""
         told = {}
         for slot, name in ((QUERY_LENGTHS, "actual_seq_lengths"), (KV_LENGTHS, "actual_seq_lengths_kv")):
             values = runtime_numbers(self.row, f"{name}_values")
@@ -312,7 +311,7 @@ class _Reader:
         return next(iter(told.values()))
 
     def query_lengths(self, layout: str, query: Shape, count: int) -> list[int]:
-        """Each sequence's own."""
+        """Returns the number of queries of each sequence."""
         recorded = runtime_numbers(self.row, "actual_seq_lengths_values")
         column = RUNTIME_PREFIX + "actual_seq_lengths_values"
         if layout != "TND":
@@ -324,7 +323,7 @@ class _Reader:
         return self.differences(recorded, query[0], column, QUERY)
 
     def kv_lengths(self, table: tuple[int, int] | None, key: Shape, block_size: int, count: int) -> list[int]:
-        """Each sequence's own."""
+        """Returns the number of keys of each sequence."""
         recorded = runtime_numbers(self.row, "actual_seq_lengths_kv_values")
         column = RUNTIME_PREFIX + "actual_seq_lengths_kv_values"
         if table is None:
@@ -368,7 +367,7 @@ class _Reader:
         return inferred
 
     def shape(self, slot: int) -> Shape | None:
-        """Of a slot that is there: an empty one with a dtype is an absent optional input here."""
+        """Returns the shape of a slot; None for an absent one. In attention an empty slot with a dtype is absent."""
         return self.row.input_slots[slot].shape if has_input(self.row, slot) else None
 
     def needed(self, slot: int) -> Shape:

@@ -1,13 +1,11 @@
-"""Feature maps, filters and windows: what a row of a convolution or a pooling says about its call.
+"""Finds the feature maps, filters and windows of a convolution or a pooling from its row.
 
-An NPU stores channels in blocks of C0 (32 bytes; in pooling 16 numbers, whatever their dtype), the
-last block padded, so captures hold feature maps as NC1HWC0 (N, C1, H, W, C0) and filters as
-FRACTAL_Z (C1 * KH * KW, N1, 16, C0). A row does not say how many of the last block's channels are
-padding, and a kernel computes them like the others: all are taken for channels, C = C1 * C0. The
-tensors are made in the logical shapes, (N, C, H, W), and on an NPU cast to the row's formats.
+An NPU stores channels in blocks of C0 (32 bytes; in pooling 16 numbers of any dtype) and pads the last block. So
+captures have feature maps as NC1HWC0 (N, C1, H, W, C0) and filters as FRACTAL_Z (C1 * KH * KW, N1, 16, C0). A row does
+not tell how many channels are padding, and a kernel computes them like the others: C = C1 * C0 is assumed. The tensors
+are made in the logical shapes, (N, C, H, W), and cast to the formats of the row on an NPU.
 
-Strides and paddings are not in a row either: they are found from the sizes of source and result
-(`windows`).
+A row does not tell strides and paddings either; `find_windows` finds them from the sizes of source and result.
 """
 
 from __future__ import annotations
@@ -29,13 +27,13 @@ Pair = tuple[int, int]
 
 BLOCKED = ("NC1HWC0", "FRACTAL_Z", "FRACTAL_NZ")
 
-#: `distinct_map` has no number twice in a window of this many places a side.
+#: `distinct_map` has no number twice in a window with sides of this many places.
 DISTINCT = 16
 
 
 @dataclass(frozen=True)
 class Place:
-    """A slot of a row, and the column of its shape."""
+    """A slot of a row, and the column of its shape, for errors."""
 
     slot: Slot
     column: str
@@ -50,7 +48,7 @@ class Windows:
     padding: Pair
 
     def assume_in(self, row: ReplayRow) -> None:
-        """Tells in the row's record what its shapes were taken to mean."""
+        """Records these windows as an assumption of the row."""
         sizes = (f"{name} {h}x{w}" for name, (h, w) in vars(self).items())
         row.assume(f"windows: {', '.join(sizes)}")
 
@@ -67,14 +65,14 @@ class Convolution:
     groups: int
 
 
-def input_of(row: ReplayRow, slot: int) -> Place:
-    """Raises InvalidRow where the row has no such input slot."""
+def input_place(row: ReplayRow, slot: int) -> Place:
+    """Returns the place of an input slot. Raises InvalidRow for an absent slot."""
     row.shape(slot)
     return Place(row.input_slots[slot], INPUT_SHAPES)
 
 
-def output_of(row: ReplayRow, like: int) -> Place:
-    """Output slot 0. Raises InvalidRow where it is missing, or not of the dtype of input slot `like`."""
+def output_place(row: ReplayRow, like: int) -> Place:
+    """Returns the place of output slot 0. Raises InvalidRow for another dtype than that of input slot `like`."""
     row.output_shape()
     dtype = row.input_dtype(like)
     if row.output_dtype() != dtype:
@@ -85,17 +83,17 @@ def output_of(row: ReplayRow, like: int) -> Place:
 
 
 def layout(slot: Slot) -> str:
-    """A slot's format without what a profiler writes after a colon (`NC1HWC0:1`)."""
+    """Returns the format of a slot without the suffix of profilers (`NC1HWC0:1`)."""
     return slot.format.partition(":")[0]
 
 
-def blocks(size: int, block: int) -> int:
-    """How many blocks hold `size` numbers."""
+def block_count(size: int, block: int) -> int:
+    """Returns the number of blocks that hold `size` numbers."""
     return -(-size // block)
 
 
 def map_shape(row: ReplayRow, place: Place) -> Shape:
-    """(N, C, H, W) of a feature map. Raises InvalidRow."""
+    """Returns the shape (N, C, H, W) of a feature map. Raises InvalidRow."""
     slot = place.slot
     if len(slot.shape) == 5 and layout(slot) in ("", "NC1HWC0"):
         n, c1, h, w, c0 = slot.shape
@@ -110,23 +108,25 @@ def map_shape(row: ReplayRow, place: Place) -> Shape:
     )
 
 
-def convolution(row: ReplayRow, image: Place, weight: Place, result: Place, channels: int | None = None) -> Convolution:
-    """The convolution, without dilation, that fits three slots.
+def find_convolution(
+    row: ReplayRow, image: Place, weight: Place, result: Place, channels: int | None = None
+) -> Convolution:
+    """Returns the convolution, without dilation, that fits three slots.
 
     Args:
-        channels: of the result, where they are known (a bias has one number for each).
+        channels: of the result, if known: a bias has one number for each.
 
     Raises:
-        InvalidRow: none fits.
+        InvalidRow: no convolution fits.
     """
     n, c, *size = map_shape(row, image)
     result_n, stored_o, *result_size = map_shape(row, result)
     block = result.slot.shape[-1] if len(result.slot.shape) == 5 else 1
     o = stored_o if channels is None else channels
-    if n != result_n or blocks(o, block) * block != stored_o:
+    if n != result_n or block_count(o, block) * block != stored_o:
         raise row.refuse(result.column, f"it must hold {n} feature maps of {o} channels", "correct one of the shapes")
     kernels, groups = _kernels(weight.slot, c, o)
-    fitting = windows(size, result_size, kernels)
+    fitting = find_windows(size, result_size, kernels)
     if fitting is None:
         raise row.refuse(
             weight.column,
@@ -145,11 +145,11 @@ def convolution(row: ReplayRow, image: Place, weight: Place, result: Place, chan
     )
 
 
-def windows(source: Sequence[int], result: Sequence[int], kernels: Iterable[Pair]) -> Windows | None:
-    """The first kernel for which strides and paddings lead from `source` (H, W) to `result`.
+def find_windows(source: Sequence[int], result: Sequence[int], kernels: Iterable[Pair]) -> Windows | None:
+    """Returns the first kernel with strides and paddings that lead from `source` (H, W) to `result`; None if none does.
 
-    Of these the ones that leave the least of the source over, then the smallest stride, then the
-    smallest padding; such as both axes share, if there are any.
+    Of several strides and paddings: those that both axes share; then those that leave the least of the source over;
+    then the smallest stride, then the smallest padding.
     """
     for kernel in kernels:
         h, w = (_slides(*sizes) for sizes in zip(source, result, kernel, strict=True))
@@ -162,36 +162,36 @@ def windows(source: Sequence[int], result: Sequence[int], kernels: Iterable[Pair
     return None
 
 
-def kernels_of(area: int) -> list[Pair]:
-    """Kernels of so many places, the squarest first."""
+def kernel_sizes(area: int) -> list[Pair]:
+    """Returns the kernels (height, width) of `area` places, the squarest first."""
     pairs = [(side, area // side) for side in range(1, area + 1) if area % side == 0]
     return sorted(pairs, key=lambda pair: abs(pair[0] - pair[1]))
 
 
 def feature_map(row: ReplayRow, slot: int, shape: Shape) -> torch.Tensor:
-    """A random feature map or weight of the logical `shape` for an input slot, in its layout."""
+    """Returns a random feature map or weight of the logical `shape` for an input slot, in the layout of the slot."""
     return in_layout(row, row.input_slots[slot], row.tensor(slot, shape=shape))
 
 
 def distinct_map(row: ReplayRow, slot: int, shape: Shape) -> torch.Tensor:
-    """A feature map in which no window of up to 16 x 16 holds a number twice, so that one is the largest.
+    """Returns a feature map without equal numbers in any window of up to 16 x 16, so that the maximum is unique.
 
-    Each plane repeats its own order of 256 numbers in [-1, 1), which half types tell apart.
+    Each plane repeats an order of 256 numbers in [-1, 1), which half types tell apart.
     """
     n, c, h, w = shape
     order = row.tensor(slot, shape=(n, c, DISTINCT**2)).argsort(dim=-1)
     tile = (order / (DISTINCT**2 / 2) - 1).to(row.input_dtype(slot))
-    plane = tile.reshape(n, c, DISTINCT, DISTINCT).repeat(1, 1, blocks(h, DISTINCT), blocks(w, DISTINCT))
+    plane = tile.reshape(n, c, DISTINCT, DISTINCT).repeat(1, 1, block_count(h, DISTINCT), block_count(w, DISTINCT))
     return in_layout(row, row.input_slots[slot], plane[:, :, :h, :w].contiguous())
 
 
 def in_layout(row: ReplayRow, slot: Slot, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in the slot's blocked format, on devices that have formats."""
+    """Returns the tensor in the blocked format of the slot, on devices that have formats."""
     return row.in_format(layout(slot), tensor) if layout(slot) in BLOCKED else tensor
 
 
 def _kernels(weight: Slot, c: int, o: int) -> tuple[list[Pair], int]:
-    """Kernels that weights from C to O channels may have, and their groups; none where they do not fit."""
+    """Returns the kernels that weights from C to O channels may have, none if they do not fit, and the groups."""
     if len(weight.shape) != 4 or not c or not o:
         return [], 1
     if layout(weight) != "FRACTAL_Z":
@@ -199,12 +199,12 @@ def _kernels(weight: Slot, c: int, o: int) -> tuple[list[Pair], int]:
         groups = c // own_c if own_c and c % own_c == 0 else 0
         return ([(kernel[0], kernel[1])] if own_o == o and groups and o % groups == 0 else []), groups or 1
     places, o1, o0, c0 = weight.shape
-    c1 = blocks(c, c0) if c0 else 0
-    return (kernels_of(places // c1) if c1 and places % c1 == 0 and o0 and o1 == blocks(o, o0) else []), 1
+    c1 = block_count(c, c0) if c0 else 0
+    return (kernel_sizes(places // c1) if c1 and places % c1 == 0 and o0 and o1 == block_count(o, o0) else []), 1
 
 
 def _slides(source: int, result: int, kernel: int) -> dict[Pair, int]:
-    """What is left over of `source` by the strides and paddings with which it has `result` windows.
+    """Returns what is left over of `source` by stride and padding, for those that give `result` windows.
 
     Paddings are at most half a kernel.
     """

@@ -1,4 +1,4 @@
-"""The operands of a product, as its row has them."""
+"""Finds arguments of a call from the shapes of a row: transposed operands, axes, permutations, repetitions."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 def factors(
     row: ReplayRow, a: torch.Tensor, b: torch.Tensor, *, transposed_b_first: bool, rank: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(..., M, K) and (..., K, N), views of what is stored; the output shape decides which are transposed.
+    """Returns the factors (..., M, K) and (..., K, N) as views; the shape of the output tells which are transposed.
 
     Args:
-        rank: as for `ReplayRow.matrices`, of the product.
+        rank: of the product; see `ReplayRow.matrices`.
+
+    Raises:
+        InvalidRow: the factors have no product of the shape of the output.
     """
     shape = row.product_shape(rank)
     batch, product = shape[:-2], shape[-2:]
@@ -37,19 +40,22 @@ def factors(
     return a.mT if a_is_transposed else a, b.mT if b_is_transposed else b
 
 
-#: INT8 operands are whole numbers up to this, so that their product fits into FLOAT16 without a scale.
+#: INT8 operands are at most this large, so that a product fits into FLOAT16 without a scale.
 LARGEST = 16
 
 
 def expect_int8(row: ReplayRow, *slots: int) -> None:
-    """Raises Unsupported where one of these input slots is of another dtype: torch has no INT4."""
+    """Raises Unsupported for a slot of another dtype than INT8: torch has no INT4."""
     for slot in slots:
         if row.has(slot) and row.input_slots[slot].dtype != "INT8":
             raise Unsupported(f"{row.kernel_type} is replayed for INT8 operands only, slot {slot} is not")
 
 
 def bias(row: ReplayRow, slot: int, k: int) -> torch.Tensor:
-    """In integers, about as large as the sums of K products that it is added to; else as the scaled ones: it shows."""
+    """Returns a bias about as large as the sum of K products that it is added to, so that a missing bias shows.
+
+    An INT32 bias is added to the sum of integers, another one to the scaled sum.
+    """
     if row.input_slots[slot].dtype != "INT32":
         return row.tensor(slot, -8.0, 8.0)
     reach = int(LARGEST**2 / 2 * max(k, 1) ** 0.5)
@@ -57,12 +63,12 @@ def bias(row: ReplayRow, slot: int, k: int) -> torch.Tensor:
 
 
 def scale_range(k: int) -> tuple[float, float]:
-    """Scales with which products of K terms fill the range of INT8, and few go beyond it."""
+    """Returns the range of scales with which sums of K products fill the range of INT8 and seldom exceed it."""
     return 0.25 / max(k, 1) ** 0.5, 0.75 / max(k, 1) ** 0.5
 
 
 def gathered_axis(row: ReplayRow) -> int:
-    """The first axis in whose place the output has those of slot 1, the indices. Raises InvalidRow."""
+    """Returns the first axis that the indices (slot 1) may replace in the output. Raises InvalidRow."""
     source, indices, result = row.shape(0), row.shape(1), row.output_shape()
     for axis in range(len(source)):
         if result == source[:axis] + indices + source[axis + 1 :]:
@@ -73,9 +79,9 @@ def gathered_axis(row: ReplayRow) -> int:
 
 
 def indexed_axes(row: ReplayRow, list_slot: int, first_slot: int) -> range:
-    """The neighbouring axes that index tensors, all slots from `first_slot` on, index. Raises InvalidRow.
+    """Returns the adjacent axes that the index tensors, all slots from `first_slot` on, index. Raises InvalidRow.
 
-    `list_slot` has an element for each axis up to the last of them.
+    `list_slot` has an element for each axis up to the last indexed one.
     """
     rank, count = len(row.shape(0)), max(len(row.input_slots) - first_slot, 1)
     listed = row.shape(list_slot)
@@ -91,9 +97,9 @@ def indexed_axes(row: ReplayRow, list_slot: int, first_slot: int) -> range:
 
 
 def is_grid_index(row: ReplayRow) -> bool:
-    """Whether an Index has the form of msmodeling's shape grid, `16,51;1;11;1 -> 11,51`: slot 2 holds the indices.
+    """Returns whether an Index has the form of msmodeling's shape grid, `16,51;1;11;1 -> 11,51`.
 
-    In a captured row slot 2 lists the steps of the source's axes, and slot 3 holds the indices: its output has one row.
+    There slot 2 holds the indices. In a captured row slot 2 lists the steps of the axes, and slot 3 holds the indices.
     """
     if len(row.input_slots) != 4 or not row.shape(1) == row.shape(3) == (1,):
         return False
@@ -106,7 +112,7 @@ Shape = tuple[int, ...]
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape | None:
-    """The shape that `shapes` broadcast to, by numpy's rule."""
+    """Returns the shape that `shapes` broadcast to by the rule of numpy; None if they do not."""
     rank = max(map(len, shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
     result = []
@@ -119,15 +125,15 @@ def broadcast(shapes: Sequence[Shape]) -> Shape | None:
 
 
 def matrix_product(a: Shape, b: Shape, result: Shape, *, transposed_b_first: bool) -> tuple[bool, bool] | None:
-    """Which of two matrices are stored transposed, in a product that gives `result` (M, N).
+    """Returns which of two matrices are stored transposed in a product `result` (M, N); None if no way fits.
 
     Args:
-        a: (M, K), or (K, M) where it is transposed; the first of the two that fits.
-        b: (N, K), which is transposed, or (K, N).
-        transposed_b_first: which of those two is taken where both fit, after `a` is decided.
+        a: (M, K), or (K, M) if transposed; (M, K) is tried first.
+        b: (K, N), or (N, K) if transposed.
+        transposed_b_first: whether (N, K) is tried before (K, N).
 
     Returns:
-        Whether a and b are transposed.
+        Whether a is transposed, and whether b is.
     """
     if len(result) != 2:
         return None
@@ -140,26 +146,25 @@ def matrix_product(a: Shape, b: Shape, result: Shape, *, transposed_b_first: boo
 
 
 def nz_matrix(stored: torch.Tensor) -> torch.Tensor:
-    """The matrices that a tensor in FRACTAL_NZ stands for: (..., a, b, c, d) to (..., b * c, a * d).
+    """Returns the matrices that a tensor in FRACTAL_NZ stands for: (..., a, b, c, d) to (..., b * c, a * d).
 
-    The format cuts a matrix into blocks of c rows and d columns (16 by 16 for halves, 16 by 32 for
-    INT8) and stores, for each column of blocks, the blocks from top to bottom. The same for a
-    weight, (4 axes), a stack of them (5 axes), and any dtype.
+    The format cuts a matrix into blocks of c rows and d columns (16 by 16 for half types, 16 by 32 for INT8). It stores
+    the columns of blocks one after the other, each from top to bottom.
     """
     return stored.movedim(-4, -2).flatten(-4, -3).flatten(-2, -1)
 
 
 def nz_shape(stored: Shape) -> Shape:
-    """The shape of what `nz_matrix` makes of a tensor of this shape."""
+    """Returns the shape that `nz_matrix` makes of this shape."""
     *batch, a, b, c, d = stored
     return (*batch, b * c, a * d)
 
 
 def permutation(source: Shape, result: Shape) -> tuple[int, ...] | None:
-    """For each axis of `result` its axis in `source`; where several fit, the first that moves the fewest.
+    """Returns for each axis of `result` its axis in `source`; None if no order fits.
 
-    No kernel is launched where axes of size 1 alone change places: an order that leaves the others as
-    they are is taken only where no other fits.
+    Of several orders, the first one that moves the fewest axes. An order that moves axes of size 1 only launches no
+    kernel, so it is the last choice.
     """
     if sorted(source) != sorted(result):
         return None
@@ -173,7 +178,7 @@ def permutation(source: Shape, result: Shape) -> tuple[int, ...] | None:
 
 
 def _moved_axes(order: Sequence[int]) -> int:
-    """How many axes a permutation moves: all but its longest ascending subsequence, which stays as it was."""
+    """Returns how many axes a permutation moves: all but its longest ascending subsequence."""
     longest = [1] * len(order)
     for i, axis in enumerate(order):
         longest[i] += max((longest[j] for j in range(i) if order[j] < axis), default=0)
@@ -185,13 +190,13 @@ def _ascends(numbers: Sequence[int]) -> bool:
 
 
 def permutation_is_unique(source: Shape) -> bool:
-    """Whether the shape that a permutation leads to tells which it is: where axes of size 1 stand does not matter."""
+    """Returns whether the permuted shape tells the permutation; the places of axes of size 1 do not matter."""
     sizes = [size for size in source if size > 1]
     return len(set(sizes)) == len(sizes)
 
 
 def concatenation(parts: Sequence[Shape], result: Shape) -> int | None:
-    """The first axis along which `parts`, laid end to end, give `result`."""
+    """Returns the first axis along which `parts`, concatenated, give `result`; None if there is none."""
     if any(len(part) != len(result) for part in parts):
         return None
     for axis, size in enumerate(result):
@@ -202,10 +207,13 @@ def concatenation(parts: Sequence[Shape], result: Shape) -> int | None:
 
 
 def reduction(source: Shape, result: Shape, count: int | None = None) -> tuple[tuple[int, ...], bool] | None:
-    """The first axes whose reduction turns `source` into `result`, and whether they are kept as ones.
+    """Returns the first axes whose reduction turns `source` into `result`, and whether they stay as ones.
 
     Args:
-        count: how many axes are reduced; None where the row does not tell: as few as fit.
+        count: number of reduced axes; None: not known, the fewest that fit.
+
+    Returns:
+        None if no axes fit.
     """
     for number in range(len(source) + 1) if count is None else (count,):
         for axes in combinations(range(len(source)), number):
@@ -217,7 +225,7 @@ def reduction(source: Shape, result: Shape, count: int | None = None) -> tuple[t
 
 
 def repetition(source: Shape, result: Shape) -> tuple[int, ...] | None:
-    """How often each axis of `result` repeats `source`, which gets leading axes of size 1."""
+    """Returns how often each axis of `source`, padded with leading ones, repeats in `result`; None if none fits."""
     if len(source) > len(result):
         return None
     padded = (1,) * (len(result) - len(source)) + source

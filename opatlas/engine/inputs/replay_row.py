@@ -1,4 +1,4 @@
-"""From the slots of a row to the tensors of a call."""
+"""Makes the tensors of a call from the slots of a row."""
 
 from __future__ import annotations
 
@@ -16,48 +16,47 @@ from opatlas.model.schema import INPUT_DTYPES, INPUT_FORMATS, INPUT_SHAPES
 from opatlas.model.signature import signature
 from opatlas.model.slots import Slot
 
-#: The second operand of an elementwise kernel whose row has one tensor: a capture does not record
-#: scalars, and no kernel's duration depends on this one.
+#: The second operand of an elementwise kernel whose row has one tensor. A capture does not record scalars, and no
+#: duration depends on this one.
 SCALAR = 2
 
-#: The numbers of the formats in aclFormat.
+#: Numbers of formats in aclFormat.
 _ACL_FORMATS = {"NCHW": 0, "ND": 2, "NC1HWC0": 3, "FRACTAL_Z": 4, "FRACTAL_NZ": 29}
 
 _UNSIGNED = (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
 class ReplayRow(RowSlots):
-    """One row of the database, on the device that replays it.
+    """A row of the database, on the device that replays it.
 
-    The tensors it makes are born on the device, from a seed that is the row's own: the same row
-    gets the same values again.
+    Its tensors are made on the device, from a seed that derives from the row: the same row has the same values.
     """
 
     def __init__(self, kernel_type: str, cells: Mapping[str, str], device: torch.device, rank: int = 0) -> None:
-        """`rank` is that of a group, each of which gets values of its own; see `of_rank`."""
+        """`rank`: rank of a group; every rank has other values. See `for_rank`."""
         super().__init__(kernel_type, cells)
         self.device = device
-        # From the signature: a row that has been measured, and holds its duration now, is the same row.
+        # From the signature: a row keeps its seed when it gets a duration.
         text = f"{kernel_type}|{signature(kernel_type, cells)}" + (f"|{rank}" if rank else "")
         seed = hashlib.blake2b(text.encode(), digest_size=7).digest()
         self.seed = int.from_bytes(seed, "little")
-        # Tensors on "meta" have shapes and dtypes but no values, and no generator: calls are proven on them.
+        # Device "meta", on which calls are proven, has no values and no generator.
         self._generator = None if device.type == "meta" else torch.Generator(device=device).manual_seed(self.seed)
 
     def for_rank(self, rank: int) -> ReplayRow:
-        """The same row as a rank of a group has it: the same values again, whoever asks for them."""
+        """Returns the row with the values that a rank of the group has, on any rank."""
         return ReplayRow(self.kernel_type, self.cells, self.device, rank)
 
     @property
     def on_npu(self) -> bool:
-        """Whether the NPU call is made with the row's tensors: on an NPU, and on "meta", where it is proven."""
+        """Whether the NPU call is made: on an NPU, and on "meta", where the call is proven."""
         return self.device.type in ("npu", "meta")
 
     def call_of(self, npu: str, impl: Callable[..., Any]) -> Callable[..., Any]:
-        """What a replay calls before the kernel that is timed: the NPU call of that name on an NPU, else `impl`.
+        """Returns the call that a replay makes before the timed kernel: the NPU call on an NPU, else `impl`.
 
         Raises:
-            Unsupported, MissingPrecondition: the NPU call is not there.
+            Unsupported, MissingPrecondition: the NPU call does not exist.
         """
         if not self.on_npu:
             return impl
@@ -66,27 +65,27 @@ class ReplayRow(RowSlots):
         return load_npu_call(npu)
 
     def inputs(self, low: float = -1.0, high: float = 1.0) -> list[torch.Tensor]:
-        """Random tensors for all input slots that are there; see `tensor`."""
+        """Returns random tensors for all input slots but absent ones; see `tensor`."""
         return [self.tensor(i, low, high) for i, slot in enumerate(self.input_slots) if not slot.absent]
 
     def tensor(
         self, slot: int, low: float = -1.0, high: float = 1.0, *, shape: tuple[int, ...] | None = None
     ) -> torch.Tensor:
-        """A random tensor for an input slot, 0-dim for an empty shape with a dtype.
+        """Returns a random tensor for an input slot; it is 0-dim for an empty shape with a dtype.
 
-        Real numbers are uniform in [low, high); integers are uniform in 1 ... 8, so that they can
-        be divisors and exponents; booleans are true or false with equal odds.
+        Real numbers are uniform in [low, high). Integers are uniform in 1 ... 8, so that they can be divisors and
+        exponents. Booleans are true or false with equal odds.
 
         Args:
-            shape: instead of the slot's, which may be that of a blocked layout.
+            shape: default: the shape of the slot, which may be that of a blocked layout.
         """
         torch_dtype = self.input_dtype(slot)
         return self._random(self.shape(slot) if shape is None else shape, torch_dtype, low, high)
 
     def integers(self, slot: int, low: int, high: int) -> torch.Tensor:
-        """Whole numbers in low ... high, in the input slot's dtype, so that equal ones occur.
+        """Returns whole numbers in low ... high, in the dtype of the input slot.
 
-        Unsigned dtypes start at 0; booleans are true or false with equal odds.
+        Unsigned dtypes start at 0. Booleans are true or false with equal odds.
         """
         torch_dtype = self.input_dtype(slot)
         if torch_dtype is torch.bool:
@@ -94,30 +93,30 @@ class ReplayRow(RowSlots):
         return self._integers(self.shape(slot), torch_dtype, max(low, 0) if torch_dtype in _UNSIGNED else low, high + 1)
 
     def number(self, slot: int, low: float = -1.0, high: float = 1.0) -> float:
-        """A Python number, of the values that `tensor` has, for a scalar that a call takes as an argument."""
+        """Returns a Python number for a scalar argument of a call, in the range of `tensor`."""
         torch_dtype = self.input_dtype(slot)
         self.expect_scalar(slot)
-        # Of the host: a call's arguments are there before the device has computed anything.
+        # Drawn on the host: reading a tensor would wait for the device.
         drawn = random.Random(self.seed)
         if torch_dtype.is_floating_point:
             return drawn.uniform(low, high)
         return drawn.random() < 0.5 if torch_dtype is torch.bool else drawn.randint(1, 8)
 
     def only_input(self, low: float = -1.0, high: float = 1.0) -> torch.Tensor:
-        """`tensor` for a kernel that takes one. Refuses rows with more."""
+        """Returns `tensor` of slot 0. Refuses a row with more slots."""
         self.expect_inputs(1)
         return self.tensor(0, low, high)
 
     def tensor_or_number(self, slot: int, low: float = -1.0, high: float = 1.0) -> torch.Tensor | int:
-        """`tensor`, or SCALAR where the row has no such slot."""
+        """Returns `tensor`, or SCALAR for an absent slot."""
         return self.tensor(slot, low, high) if slot < len(self.input_slots) else SCALAR
 
     def operands(
         self, first: tuple[float, float] = (-1.0, 1.0), second: tuple[float, float] = (-1.0, 1.0)
     ) -> tuple[torch.Tensor, torch.Tensor | int]:
-        """Both operands of an elementwise kernel, from these ranges; SCALAR where the row has one tensor.
+        """Returns both operands of an elementwise kernel, from these ranges; SCALAR for an absent second one.
 
-        Refuses rows with other numbers of tensors, and shapes that do not broadcast to the output.
+        Refuses a row without one or two tensors, and shapes that do not broadcast to the output.
         """
         self.expect_inputs(1, 2)
         self.expect_broadcast()
@@ -126,24 +125,24 @@ class ReplayRow(RowSlots):
     def integer_operands(
         self, first: tuple[int, int] = (-8, 8), second: tuple[int, int] = (-8, 8)
     ) -> tuple[torch.Tensor, torch.Tensor | int]:
-        """As `operands`, but integers; see `integers`."""
+        """Returns `operands` as whole numbers; see `integers`."""
         self.expect_inputs(1, 2)
         self.expect_broadcast()
         return self.integers(0, *first), self.integers(1, *second) if len(self.input_slots) == 2 else SCALAR
 
     def destination(self, slot: int = 0) -> torch.Tensor:
-        """Zeros in the shape and dtype of an output slot, for a kernel that writes into a tensor."""
+        """Returns zeros in the shape and dtype of an output slot, for a kernel that writes into a tensor."""
         return torch.zeros(self.output_shape(slot), dtype=self.output_dtype(slot), device=self.device)
 
     def matrices(self, slot: int, *, rank: int | None = None, largest: int | None = None) -> torch.Tensor:
-        """A random tensor of at least two axes, whose last two are a matrix.
+        """Returns a random tensor of two axes or more, whose last two axes are a matrix.
 
-        A FRACTAL_NZ slot (..., a, b, c, d) gives the matrices (..., b * c, a * d) that it stands
-        for: on an NPU in that format; elsewhere, where there is no such format, as they are.
+        A FRACTAL_NZ slot (..., a, b, c, d) gives the matrices (..., b * c, a * d) that it stands for. On an NPU they
+        are in that format.
 
         Args:
-            rank: the axes it must have; a slot with two more is FRACTAL_NZ, whether or not the
-                capture has formats. None: any number, and only its format tells.
+            rank: the number of axes; a slot with two more is FRACTAL_NZ, also without a format. None: any number of
+                axes, and the format tells whether it is FRACTAL_NZ.
             largest: the values are integers in -largest ... largest; default: the values of `tensor`.
         """
         stored = self.input_slot(slot)
@@ -165,7 +164,7 @@ class ReplayRow(RowSlots):
         return self.in_format("FRACTAL_NZ", operands.nz_matrix(values)) if blocked else values
 
     def in_format(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor in an NPU's format; as it is on other devices, which have none."""
+        """Returns the tensor in a format of NPUs; unchanged on other devices."""
         if not self.on_npu:
             return tensor
         import torch_npu
@@ -174,7 +173,7 @@ class ReplayRow(RowSlots):
         return cast
 
     def numbers(self, slot: int, values: Sequence[int]) -> torch.Tensor:
-        """These numbers in the input slot's dtype: lengths of sequences, for instance."""
+        """Returns these numbers in the dtype of the input slot: lengths of sequences, for instance."""
         return torch.tensor(values, dtype=self.input_dtype(slot)).to(self.device)
 
     def indices(
@@ -186,12 +185,12 @@ class ReplayRow(RowSlots):
         along: int | None = None,
         shape: tuple[int, ...] | None = None,
     ) -> torch.Tensor:
-        """Legal indices for an input slot: whole numbers in 0 ... below - 1.
+        """Returns legal indices for an input slot: whole numbers in 0 ... below - 1.
 
         Args:
-            distinct: no two are equal.
-            along: no two along this axis are equal.
-            shape: instead of the slot's.
+            distinct: no two indices are equal.
+            along: no two indices along this axis are equal.
+            shape: default: the shape of the slot.
         """
         shape = self.shape(slot) if shape is None else shape
         torch_dtype = self.index_dtype(slot)
@@ -213,16 +212,16 @@ class ReplayRow(RowSlots):
         return self._sample(shape, along, below).to(torch_dtype)
 
     def upper_triangle(self, shape: tuple[int, ...], dtype: str, value: float = 1) -> torch.Tensor:
-        """`value` above the diagonal, 0 elsewhere: the mask of causal attention, in a dtype of the profiler."""
+        """Returns a causal mask: `value` above the diagonal, 0 elsewhere; `dtype` as profilers name it."""
         torch_dtype = self.torch_dtype(Slot((), dtype, ""), INPUT_DTYPES)
         upper = torch.ones(shape, dtype=torch.bool, device=self.device).triu_(1)
         return torch.zeros(shape, dtype=torch_dtype, device=self.device).masked_fill_(upper, value)
 
     def block_table(self, shape: tuple[int, int], used: Sequence[int], blocks: int) -> torch.Tensor:
-        """A paged cache's table: which of its `blocks` hold each sequence, in their order.
+        """Returns the table of a paged cache: the numbers of the blocks of each sequence, in order.
 
-        Row i begins with `used[i]` legal block numbers, drawn at random; none occurs twice unless the
-        rows need more than there are. The rest of a row is 0, and no one may read it.
+        Row i begins with `used[i]` random numbers below `blocks`. No number occurs twice unless the rows need more
+        blocks than there are. The rest of a row is 0, and no kernel may read it.
         """
         table = torch.zeros(shape, dtype=torch.int32)
         order = torch.randperm(blocks, generator=torch.Generator().manual_seed(self.seed)).to(torch.int32)
@@ -233,16 +232,16 @@ class ReplayRow(RowSlots):
         return table.to(self.device)
 
     def group_list(self, slot: int, total: int) -> torch.Tensor:
-        """Where each group of rows ends, as a grouped product takes it: `total` rows in groups that are balanced."""
+        """Returns where each group of rows ends, for a grouped product of `total` rows in balanced groups."""
         groups = math.prod(self.shape(slot))
         ends = torch.arange(1, groups + 1, device=self.device) * total // max(groups, 1)
         return ends.to(self.index_dtype(slot)).reshape(self.shape(slot))
 
     def expert_ids(self, slot: int, experts: int, first: int = 0) -> torch.Tensor:
-        """The experts of each token, (T,) or (T, k): all different for one token, and all equally often.
+        """Returns the experts of each token, (T,) or (T, k): different ones for a token, and all equally often.
 
         Args:
-            first: how many choices others have made, whose experts come first.
+            first: number of choices of the ranks before this one, whose experts come first.
         """
         shape = self.shape(slot)
         if len(shape) not in (1, 2) or shape[1:] > (experts,):
@@ -251,24 +250,24 @@ class ReplayRow(RowSlots):
                 f"slot {slot} holds for each token the experts that it goes to, up to {experts}: one axis or two",
                 "correct its shape",
             )
-        # Token t takes the k experts from t k on; which one comes when is drawn.
+        # Token t takes the k experts from t k on; the order of the tokens is random.
         ids = torch.arange(first, first + math.prod(shape), device=self.device).reshape(shape) % experts
         order = torch.randperm(shape[0], generator=self._generator, device=self.device)
         return ids[order].to(self.index_dtype(slot))
 
     def ones(self, *shape: int) -> torch.Tensor:
-        """Float32, for a scale that the row does not have."""
+        """Returns ones in float32, for a scale that the row lacks."""
         return torch.ones(shape, device=self.device)
 
     def filled(self, shape: tuple[int, ...], dtype: str, value: float) -> torch.Tensor:
-        """One value everywhere, in a dtype of the profiler, for a tensor whose values a capture does not record."""
+        """Returns a tensor of one value; `dtype` as profilers name it."""
         torch_dtype = self.torch_dtype(Slot((), dtype, ""), INPUT_DTYPES)
         return torch.full(shape, value, dtype=torch_dtype, device=self.device)
 
     def scale(self, slot: int, low: float, high: float) -> torch.Tensor:
-        """`tensor`; in an INT64 or UINT64 slot its real numbers as npu_trans_quant_param packs them.
+        """Returns `tensor`; for an INT64 or UINT64 slot real numbers as npu_trans_quant_param packs them, in INT64.
 
-        That is the upper 19 bits of a float32, and bit 46 (aclnnTransQuantParamV2). The calls take INT64 only.
+        These are the upper 19 bits of a float32, and bit 46 (aclnnTransQuantParamV2). The calls take INT64 only.
         """
         if self.input_dtype(slot) not in (torch.int64, torch.uint64):
             return self.tensor(slot, low, high)
@@ -276,9 +275,9 @@ class ReplayRow(RowSlots):
         return real.view(torch.int32).to(torch.int64) & 0xFFFFE000 | 1 << 46
 
     def float_bits(self, slot: int, low: float, high: float) -> torch.Tensor:
-        """`tensor`; in an INT64 slot the bits of float32 numbers, as vllm-ascend's scale_from_float_to_int64 has them.
+        """Returns `tensor`; for an INT64 slot float32 bits, as vllm-ascend's scale_from_float_to_int64 makes them.
 
-        The 13 lowest bits are 0: an NPU's matrix unit reads 19 bits of such a scale (aclnnTransQuantParamV2).
+        The 13 lowest bits are 0: the matrix unit of an NPU reads 19 bits of a scale (aclnnTransQuantParamV2).
         """
         if self.input_dtype(slot) is not torch.int64:
             return self.tensor(slot, low, high)
@@ -293,10 +292,10 @@ class ReplayRow(RowSlots):
         return self._integers(shape, dtype, 1, 9)
 
     def _sample(self, shape: tuple[int, ...], axis: int, below: int) -> torch.Tensor:
-        """Indices below `below`, in random order, of which no two along an axis are equal.
+        """Returns indices below `below`, in random order, no two of them equal along an axis.
 
-        There is one from each of as many stretches of the range as the axis is long: the memory and the time
-        that this takes go by the sample's size, not the range's.
+        The range is cut into as many stretches as the axis is long, and one index is drawn from each: memory and
+        time grow with the sample, not with the range.
         """
         count = max(shape[axis], 1)
         ends = torch.arange(count + 1, device=self.device) * below // count
@@ -304,7 +303,7 @@ class ReplayRow(RowSlots):
         column[axis] = -1
         first, size = (numbers[: shape[axis]].view(column) for numbers in (ends, ends.diff()))
         drawn = torch.rand(shape, generator=self._generator, device=self.device)
-        # The product may be rounded up to the size itself.
+        # The product may be rounded up to `size`.
         chosen = first + torch.minimum((drawn * size).long(), size - 1)
         order = torch.rand(shape, generator=self._generator, device=self.device).argsort(axis)
         return chosen.gather(axis, order)

@@ -1,4 +1,4 @@
-"""What the cells of a row say: its slots, and whether they fit the kernel."""
+"""Reads the slots of a row from its cells, and refuses cells that do not fit the kernel."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from opatlas.model.schema import (
 from opatlas.model.slots import DTYPE_NAMES, Dtype, Slot, known_dtype, parse_slots
 from opatlas.text import closest
 
-#: msmodeling's shape grid gives these five shapes (offsets, sizes, axes, steps), with a captured row's three dtypes.
+#: msmodeling's shape grid gives these types five shapes (offsets, sizes, axes, steps) and three dtypes.
 _GRID_OF_FIVE = frozenset({"Slice", "SliceAiCore"})
 
 
 class RowSlots:
-    """One row of the database, whatever device replays it.
+    """A row of the database, without a device.
 
     Attributes:
-        cells: by the names of their columns.
-        assumptions: what the row does not tell, and what was taken instead.
+        cells: by column name.
+        assumptions: what the replay assumed where the row does not tell.
     """
 
     def __init__(self, kernel_type: str, cells: Mapping[str, str]) -> None:
@@ -42,7 +42,7 @@ class RowSlots:
 
     @cached_property
     def input_slots(self) -> tuple[Slot, ...]:
-        """Input slots in order, absent ones in between included. Raises InvalidRow."""
+        """Input slots in order, with absent ones in between. Raises InvalidRow."""
         return self._slots(INPUT_SLOTS)
 
     @cached_property
@@ -51,44 +51,44 @@ class RowSlots:
         return self._slots(OUTPUT_SLOTS)
 
     def has(self, slot: int) -> bool:
-        """Whether the row has an input slot."""
+        """Returns whether the row has a tensor in an input slot."""
         return slot < len(self.input_slots) and not self.input_slots[slot].absent
 
     def assume(self, what: str) -> None:
-        """Notes in the measurement what the row does not tell, and what was taken instead."""
+        """Records an assumption in the measurement, for something that the row does not tell."""
         self.assumptions.append(what)
 
     def shape(self, slot: int) -> tuple[int, ...]:
-        """Shape of an input slot. Raises InvalidRow where the row has no such slot."""
+        """Returns the shape of an input slot. Raises InvalidRow for an absent slot."""
         return self.input_slot(slot).shape
 
     def input_slot(self, slot: int) -> Slot:
-        """An input slot that is there. Raises InvalidRow where the row has none."""
+        """Returns an input slot. Raises InvalidRow for an absent slot."""
         if not self.has(slot):
             raise self.refuse(INPUT_SHAPES, f"input slot {slot} is missing", "restore it from the capture")
         return self.input_slots[slot]
 
     def input_dtype(self, slot: int) -> torch.dtype:
-        """torch's dtype of an input slot. Raises InvalidRow, and Unsupported where torch has none."""
+        """Returns the dtype of an input slot. Raises InvalidRow; Unsupported for a dtype that torch lacks."""
         return self.torch_dtype(self.input_slot(slot), INPUT_DTYPES)
 
     def index_dtype(self, slot: int) -> torch.dtype:
-        """`input_dtype` of a slot that holds indices. Refuses others than integers."""
+        """Returns the dtype of a slot that holds indices. Refuses other dtypes than integers."""
         found = self.input_dtype(slot)
         if found.is_floating_point or found is torch.bool:
             raise self.refuse(INPUT_DTYPES, f"slot {slot} holds indices, which are integers", "correct its dtype")
         return found
 
     def output_shape(self, slot: int = 0) -> tuple[int, ...]:
-        """Shape of an output slot. Raises InvalidRow where the row has no such slot."""
+        """Returns the shape of an output slot. Raises InvalidRow for an absent slot."""
         return self._output(slot).shape
 
     def output_dtype(self, slot: int = 0) -> torch.dtype:
-        """torch's dtype of an output slot. Raises InvalidRow."""
+        """Returns the dtype of an output slot. Raises InvalidRow, Unsupported."""
         return self.torch_dtype(self._output(slot), OUTPUT_DTYPES)
 
     def product_shape(self, rank: int | None = None) -> tuple[int, ...]:
-        """Shape of the matrices that output slot 0 holds, (..., b * c, a * d) for (..., a, b, c, d) in FRACTAL_NZ.
+        """Returns the shape of the matrices in output slot 0: (..., b * c, a * d) for (..., a, b, c, d) in FRACTAL_NZ.
 
         Args:
             rank: as for `ReplayRow.matrices`.
@@ -110,7 +110,7 @@ class RowSlots:
             )
 
     def expect_shape(self, slot: int, *shapes: tuple[int, ...], what: str = "") -> None:
-        """Refuses a row whose input slot has none of these shapes; `what` the slot holds is told with it."""
+        """Refuses a row whose input slot has none of these shapes; the message says `what` the slot holds."""
         if self.shape(slot) not in shapes:
             named = f"slot {slot} ({what})" if what else f"slot {slot}"
             raise self.refuse(
@@ -118,7 +118,7 @@ class RowSlots:
             )
 
     def expect_shapes(self, shapes: Mapping[int, tuple[int, ...]]) -> None:
-        """Refuses a row with another shape than these in an input slot that is there."""
+        """Refuses a row whose input slots have other shapes than these; absent slots pass."""
         for slot, shape in shapes.items():
             if self.has(slot):
                 self.expect_shape(slot, shape)
@@ -145,9 +145,9 @@ class RowSlots:
             )
 
     def expect_list(self, slot: int, length: int, what: str) -> None:
-        """Refuses a row whose input slot, if it is there, is not a list of `length` numbers.
+        """Refuses a row whose input slot is not a list of `length` numbers; an absent slot passes.
 
-        Lists of sizes and axes describe a call; their values are not in a capture, their length is.
+        A capture has the lengths of such lists (of sizes, of axes), and not their values.
         """
         if slot < len(self.input_slots) and self.shape(slot) != (length,):
             raise self.refuse(
@@ -168,11 +168,11 @@ class RowSlots:
             )
 
     def refuse(self, column: str, problem: str, remedy: str) -> InvalidRow:
-        """The error that says which cell keeps the row from being replayed; raise what it returns."""
+        """Returns the error that names the cell because of which the row cannot be replayed."""
         return InvalidRow(f"column {column!r} is {self.cells.get(column, '')!r}: {problem}; {remedy}")
 
     def bytes(self) -> int:
-        """Bytes of all input and output tensors."""
+        """Returns the bytes of all input and output tensors."""
         total = 0
         for slots, column in ((self.input_slots, INPUT_DTYPES), (self.output_slots, OUTPUT_DTYPES)):
             for slot in slots:
@@ -184,7 +184,7 @@ class RowSlots:
         try:
             shapes, dtypes, formats = (self.cells.get(column, "") for column in columns)
             if columns == INPUT_SLOTS and self.kernel_type in _GRID_OF_FIVE and dtypes.count(";") == 2:
-                # The signature has the first slot alone.
+                # The signature of a Slice has its first slot only.
                 shapes = ";".join(shapes.split(";")[:3]) if shapes.count(";") == 4 else shapes
             return parse_slots(shapes, dtypes, formats, columns)
         except CellError as error:
@@ -196,7 +196,7 @@ class RowSlots:
         found = self.output_slots[slot]
         if found.dtype != "INT4" or not found.shape:
             return found
-        # torch has no such numbers: the calls put eight of them into an INT32.
+        # torch has no INT4: the calls put eight numbers into an INT32.
         return replace(found, shape=(*found.shape[:-1], found.shape[-1] // 8), dtype="INT32")
 
     def _dtype(self, slot: Slot, column: str) -> Dtype:
@@ -207,7 +207,7 @@ class RowSlots:
         return dtype
 
     def torch_dtype(self, slot: Slot, column: str) -> torch.dtype:
-        """torch's dtype of a slot, for errors in `column`. Raises InvalidRow, and Unsupported where torch has none."""
+        """Returns torch's dtype of a slot. Errors, InvalidRow and Unsupported, name `column`."""
         name = self._dtype(slot, column).torch_name
         if name == "int4":
             raise Unsupported(f"column {column!r}: tensors of INT4 are not replayed")
@@ -218,10 +218,10 @@ class RowSlots:
 
 
 def is_blocked(slot: Slot, rank: int | None) -> bool:
-    """Whether a slot that holds matrices is in FRACTAL_NZ: by its axes, or, if `rank` is None, by its format."""
+    """Returns whether a slot of matrices is in FRACTAL_NZ: by its axes, or by its format if `rank` is None."""
     return slot.format == "FRACTAL_NZ" if rank is None else len(slot.shape) == rank + 2
 
 
 def _cell(shape: tuple[int, ...]) -> str:
-    """A shape as its cell has it."""
+    """Returns a shape as cells have it."""
     return ",".join(map(str, shape)) or "a scalar"

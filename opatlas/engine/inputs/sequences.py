@@ -1,4 +1,4 @@
-"""Lengths of an attention kernel's sequences: what a row tells of them, and what is chosen where it does not."""
+"""Lengths of the sequences of attention kernels: recorded by the row, or assumed where it does not tell."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def split_evenly(total: int, count: int) -> list[int]:
-    """`total` dealt out to `count`, as evenly as whole numbers go, the larger shares first."""
+    """Returns `count` shares of `total`, as equal as whole numbers can be, the larger ones first."""
     return [total // count + (i < total % count) for i in range(count)]
 
 
 def assign_pages(row: ReplayRow, table: tuple[int, int], blocks: int, block_size: int) -> list[int]:
-    """Lengths of the sequences of a block table, of which no values are recorded.
+    """Returns assumed lengths of the sequences of a block table.
 
-    In this order: the blocks of `Runtime block_table_valid_blocks`, all full; for every sequence
-    `avg_seq_len` tokens (the column may have the prefix); for every sequence the same number of the
-    cache's blocks, as many as there are for it and its line of the table holds, all full.
+    The first of these that the row tells: the blocks of `Runtime block_table_valid_blocks`, all full; `avg_seq_len`
+    tokens for every sequence (the column may have the prefix); an equal share of the blocks of the cache, all full,
+    at most a line of the table.
     """
     count, width = table
     valid = runtime_numbers(row, "block_table_valid_blocks")
@@ -43,22 +43,22 @@ def assign_pages(row: ReplayRow, table: tuple[int, int], blocks: int, block_size
 
 
 def runtime_number(row: ReplayRow, name: str) -> int | None:
-    """A whole number of a Runtime column; None where it is empty."""
+    """Returns the whole number of a Runtime column; None for an empty cell. Raises InvalidRow."""
     return _number(row, RUNTIME_PREFIX + name)
 
 
 def runtime_numbers(row: ReplayRow, name: str) -> list[int] | None:
-    """Whole numbers of a Runtime column (`40,998` or `[40, 998]`); None where it is empty."""
+    """Returns the numbers of a Runtime column (`40,998` or `[40, 998]`); None for an empty cell. Raises InvalidRow."""
     return _numbers(row, RUNTIME_PREFIX + name)
 
 
 def has_input(row: ReplayRow, slot: int) -> bool:
-    """Whether the row has a tensor there: an empty slot with a dtype is an absent optional input of attention."""
+    """Returns whether the row has a tensor with axes in a slot. In attention an empty slot with a dtype is absent."""
     return slot < len(row.input_slots) and bool(row.input_slots[slot].shape)
 
 
 def expect_slots(row: ReplayRow, needed: Sequence[int], optional: Sequence[int] = ()) -> None:
-    """Refuses a row that lacks one of the `needed` input slots, or has others than these and the `optional` ones."""
+    """Refuses a row that lacks one of the `needed` input slots, or has a slot that is neither needed nor `optional`."""
     for slot in range(max(len(row.input_slots), max(needed) + 1)):
         if slot in needed and not has_input(row, slot):
             raise row.refuse(INPUT_SHAPES, f"slot {slot} is missing", "restore it from the capture")
@@ -67,17 +67,17 @@ def expect_slots(row: ReplayRow, needed: Sequence[int], optional: Sequence[int] 
 
 
 def lengths_tensor(row: ReplayRow, lengths: Sequence[int] | Sequence[Sequence[int]], *, host: bool) -> torch.Tensor:
-    """Lengths as a call takes them, int32: on the host, or on the row's device."""
+    """Returns lengths as calls take them, int32: on the host, or on the device of the row."""
     import torch
 
     return torch.tensor(lengths, dtype=torch.int32, device="cpu" if host else row.device)
 
 
 def spread_positions(row: ReplayRow, shape: tuple[int, ...], seen: Sequence[int]) -> torch.Tensor:
-    """Which of its sequence's tokens each query looks at: ascending ones of the first `seen[i]`, in int32.
+    """Returns the positions that each query looks at, int32 and ascending, below `seen[i]` for query i.
 
-    They are spread over all of these at even distances, from a random one on; -1 stands after the
-    last where there are fewer than the last axis of `shape` (queries, ..., count) holds.
+    The positions are at even distances, from a random first one on. `shape` is (queries, ..., count); -1 fills the end
+    of a line where a query sees fewer than `count` tokens.
     """
     import torch
 
@@ -100,7 +100,7 @@ def _number(row: ReplayRow, column: str) -> int | None:
 def _numbers(row: ReplayRow, column: str) -> list[int] | None:
     words = row.cells.get(column, "").translate({ord(c): " " for c in "[](){}\"',;"}).split()
     try:
-        # A table that went through pandas has 16.0 for 16, and an average need not be whole.
+        # pandas writes 16.0 for 16, and an average may have a fraction.
         return [round(float(word)) for word in words] or None
     except (OverflowError, ValueError):
         raise row.refuse(column, "not numbers", "correct the cell, or empty it") from None
