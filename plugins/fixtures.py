@@ -7,24 +7,25 @@ and `replay` (opatlas/engine/runner.py). In pytest these fixtures see to it that
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from opatlas.devices.device import DeviceDescription
-from opatlas.isolation.executor import SESSION, Executor
+from opatlas.isolation.executor import Executor
 from opatlas.model.errors import DeviceGone
+
+from .replay_session import SESSION
 
 
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> Iterator[Executor]:
     """The device that rows are replayed on, open; the session ends where it cannot be opened."""
-    session: Any = request.config.pluginmanager.get_plugin(SESSION)
+    session = request.config.stash[SESSION]
     try:
-        executor: Executor = session.executor()
+        executor = session.executor()
         executor.describe()
     except DeviceGone as error:
-        session.end_without_device(str(error), pytest.ExitCode.USAGE_ERROR)
+        session.context.end_without_device(str(error), pytest.ExitCode.USAGE_ERROR)
     yield executor
     executor.close()
 

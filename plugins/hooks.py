@@ -1,123 +1,237 @@
-"""Puts the plugins of a session together: which objects there are, and who knows whom."""
+"""The hooks of a session: each calls one step of `ReplaySession`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import os
+import signal
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from opatlas.engine.registry import replay_spec
-from opatlas.isolation.executor import SESSION
 from opatlas.model.signature import case_id_in
+from opatlas.text import counted
 
-from .collector import Collector, row_of
-from .ending import Ending, WorkerEnding
-from .interrupt import Interrupts, ignore_interrupts
-from .mixing import replaced
-from .other_plugins import JUnit, LastFailed, NoBenchmarkHeader, benchmark_feed, benchmarks_only, junit_of
-from .prof_path import ProfPath
+from .collector import needs_group, row_of
+from .other_plugins import JUnit, LastFailed, NoBenchmarkHeader, benchmark_feed, benchmarks_only, junit_writer
 from .progress import ReplayProgress
-from .records import Journaling, WriteBack
-from .report import Ledger, Report, ReportTally
-from .row_lines import Comparison, RowLines
-from .row_runner import Supervisor
-from .session_context import BenchSession
-from .summary import SessionSummary
-from .xdist import Controller, ExclusiveLast
+from .replay_session import SESSION, ReplaySession
+from .row_lines import RowLines
+from .row_note import attach_note
+from .xdist import BatchScheduling, ExclusiveScheduling, replays_are_asked_for, sort_exclusive_last
 
+if TYPE_CHECKING:
+    from xdist.scheduler import Scheduling
 
-class Replacing:
-    """Ends a session that is about to replace durations which its own do not compare with.
-
-    Lives in the only process of a session, or in xdist's controller. Registered after those who tell of the plan,
-    so that it comes before them.
-    """
-
-    def __init__(self, session: BenchSession, collector: Collector) -> None:
-        self._session = session
-        self._collector = collector
-        self._is_judged = False
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._judge(case_id_in(item.nodeid) for item in session.items if row_of(item) is not None)
-
-    @pytest.hookimpl(tryfirst=True, optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
-        """In xdist's controller, for each worker; the first one's collection is everybody's."""
-        self._judge(map(case_id_in, ids))
-
-    def _judge(self, selected: Iterable[str]) -> None:
-        session = self._session
-        plan, provenance = session.plan_if_made, session.provenance
-        if self._is_judged or plan is None or provenance is None or not session.settings.writes:
-            return
-        self._is_judged = True
-        specs = {name: replay_spec(function) for name, function in self._collector.known_replays().items()}
-        in_groups = {name for name, spec in specs.items() if spec is not None and spec.group is not None}
-        judged = replaced(provenance, session.settings, plan, set(selected), in_groups)
-        if judged.refusal:
-            # Nobody is to tell of rows that were not run.
-            plan.error = judged.refusal
-            raise pytest.UsageError(judged.refusal)
-        plan.notes += judged.notes
+#: In the shared folder: how many items at the end of the collection need several devices.
+_EXCLUSIVE_ITEMS = "exclusive"
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Trylast: the terminal and pytest-benchmark must be there."""
-    session = BenchSession(config)
-    collector = Collector(session)
-    register = config.pluginmanager.register
-    register(session, SESSION)
-    register(collector, "opatlas-collector")
-    register(ExclusiveLast(session), "opatlas-exclusive")
-    register(LastFailed(session, config), "opatlas-last-failed")
-    only = benchmarks_only(config)
-    if only is not None:
-        register(only, "opatlas-benchmarks-only")
-    journaling = Journaling(session)
-    register(Supervisor(session, journaling), "opatlas-supervisor")
-    if session.is_worker:
-        # Its reports travel to the controller, which merges and tells.
-        ignore_interrupts()
-        register(WorkerEnding(journaling, vars(config)["workeroutput"]), "opatlas-worker-ending")
-        return
-    if session.is_controller:
-        register(Controller(session), "opatlas-controller")
-    interrupts, write_back, ledger = Interrupts(session), WriteBack(session, journaling), Ledger(session)
-    if config.option.prof_path is not None:
-        register(ProfPath(session, collector, write_back), "opatlas-prof-path")
-    if config.option.read_only:
-        register(Comparison(session, getattr(config.option, "verbose", 0)), "opatlas-comparison")
-    tally = ReportTally()
-    report = Report(session, collector, write_back, ledger, tally)
-    keyword = config.option.keyword
-    summary = SessionSummary(session, collector, interrupts, write_back, ledger, tally, report, keyword)
-    register(interrupts, "opatlas-interrupts")
-    register(write_back, "opatlas-write-back")
-    register(ledger, "opatlas-ledger")
-    register(tally, "opatlas-tally")
-    register(summary, "opatlas-summary")
-    register(Ending(session, interrupts, write_back, ledger, report), "opatlas-ending")
-    register(Replacing(session, collector), "opatlas-replacing")
-    xml = junit_of(config)
-    if xml is not None:
-        register(JUnit(session, write_back, tally, xml), "opatlas-junit")
-    feed = benchmark_feed(config)
-    if feed is not None:
-        register(feed, "opatlas-benchmark-feed")
+    """Makes the session and registers its hooks, after the terminal and pytest-benchmark are configured."""
+    session = config.stash[SESSION] = ReplaySession(config)
+    context = session.context
+    plugins: list[Any] = [ProcessHooks(session), session.collector, LastFailed(context), benchmarks_only(config)]
+    if context.is_worker:
+        # Ctrl-C on a terminal reaches workers too; the controller answers it.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     else:
-        register(NoBenchmarkHeader(), "opatlas-no-benchmark-header")
-    terminal = config.pluginmanager.get_plugin("terminalreporter")
-    if terminal is not None:
-        register(ReplayProgress(session, terminal, config.option, tally.running_time), "opatlas-progress")
-        if config.option.verbose > 0:
-            register(RowLines(session, terminal, config.option.verbose), "opatlas-row-lines")
+        plugins += [MainHooks(session), session.comparison, benchmark_feed(config) or NoBenchmarkHeader()]
+        xml, terminal = junit_writer(config), config.pluginmanager.get_plugin("terminalreporter")
+        if context.is_controller:
+            plugins.append(ControllerHooks(session))
+        if xml is not None:
+            plugins.append(JUnit(session.results, xml))
+        if terminal is not None:
+            progress = ReplayProgress(context, terminal, config.option, session.tally.running_time)
+            session.on_launched = progress.show_launched
+            plugins.append(progress)
+            if config.option.verbose > 0:
+                plugins.append(RowLines(context, terminal, config.option.verbose))
+    for plugin in filter(None, plugins):
+        config.pluginmanager.register(plugin, f"opatlas-{type(plugin).__name__}")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    session = config.pluginmanager.get_plugin(SESSION)
-    if isinstance(session, BenchSession):
-        session.close()
+    """Releases the device and the database."""
+    if SESSION in config.stash:
+        config.stash[SESSION].close()
+
+
+class ProcessHooks:
+    """The hooks of every process: rows are run and recorded here, unless the process is xdist's controller."""
+
+    def __init__(self, session: ReplaySession) -> None:
+        self._session = session
+        self._context = session.context
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """Ignores the folder of the database, which may hold a conftest.py that somebody else wrote."""
+        named = self._context.config.option.database_path
+        if not named or collection_path.name != Path(named).resolve().name or not collection_path.is_dir():
+            return None
+        return True if collection_path.resolve() == Path(named).resolve() else None
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, None, None]:
+        """Moves rows that need several devices to the end, after other plugins (--ff) have sorted the items."""
+        yield
+        sort_exclusive_last(items)
+        if self._context.is_worker and items and needs_group(items[-1]):
+            # All workers have the same collection; the controller has none.
+            self._context.shared.write(_EXCLUSIVE_ITEMS, str(sum(map(needs_group, items))))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool, bool]:
+        """Opens the device before, and stops the session after a row.
+
+        Outside of plugins that limit the time of a test, such as pytest-timeout: opening imports torch.
+        """
+        self._session.prepare(item)
+        done = yield
+        if reason := self._context.stop_reason:
+            item.session.shouldstop = reason
+        return done
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        """Runs the row of a replay in place of pytest's call of the function."""
+        if replay_spec(pyfuncitem.function) is None:
+            return None
+        self._session.run(pyfuncitem)
+        return True
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Records a row before pytest makes its report, which takes properties and output of the item."""
+        row = row_of(item)
+        if row is None:
+            return (yield)
+        note = self._session.record(item, row, call)
+        report = yield
+        attach_note(report, note)
+        return report
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
+        """Merges and reports: the innermost wrapper, inside that of the terminal, which prints the summary.
+
+        Other plugins have finished: xdist has ended its workers. A plugin that fails keeps no record out of the CSVs.
+        """
+        try:
+            self._session.complete(session)
+            return (yield)
+        finally:
+            self._session.merge()
+            self._session.report(session)
+
+
+class MainHooks:
+    """The hooks of the main process: the only process of a session, or the controller of xdist."""
+
+    def __init__(self, session: ReplaySession) -> None:
+        self._session = session
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Selects the collected rows, before pytest prints the lines about the plan."""
+        self._session.select(case_id_in(item.nodeid) for item in session.items if row_of(item) is not None)
+
+    def pytest_report_collectionfinish(self) -> list[str]:
+        """Returns the lines about the plan."""
+        return self._session.summary.plan_lines()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtestloop(self) -> Generator[None, Any, Any]:
+        """Answers Ctrl-C while rows run."""
+        with self._session.interrupts.answered():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, Any, Any]:
+        """Counts a row before other plugins show its report, and keeps its record when they have shown it."""
+        self._session.receive(report)
+        result = yield
+        self._session.keep(report)
+        return result
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+        """Prints the summary."""
+        self._session.print_summary(terminalreporter, exitstatus)
+
+
+class ControllerHooks:
+    """The hooks of xdist's controller, which plans for its workers and deals the rows."""
+
+    def __init__(self, session: ReplaySession) -> None:
+        self._session = session
+        self._context = session.context
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> Generator[None, None, None]:
+        """Publishes the plan before xdist's own hook starts the workers."""
+        if not replays_are_asked_for(session.config):
+            return (yield)
+        self._session.publish_plan()
+        # xdist's `python -c` would look for every import in the working folder first. Python 3.10 ignores the variable.
+        os.environ.setdefault("PYTHONSAFEPATH", "1")
+        # Ctrl-C would kill a worker that does not ignore it yet: workers inherit the blocked signal.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            return (yield)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def pytest_report_header(self, config: pytest.Config) -> list[str]:
+        """Returns a line where there are more workers than devices."""
+        if not replays_are_asked_for(config):
+            return []
+        workers, devices = len(config.option.tx), len(self._context.settings.devices)
+        if workers <= devices:
+            return []
+        gain = "rows of one device take turns, and more workers than devices gain nothing"
+        return [f"opatlas: -n {workers} on {counted(devices, 'device')}: {gain}"]
+
+    @pytest.hookimpl(wrapper=True, optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Generator[None, Scheduling, Scheduling]:
+        """Deals rows in batches where the instrument measures batches, and exclusive rows last."""
+        inner = yield
+        if replays_are_asked_for(config) and (at_once := self._context.settings.rows_at_once) > 1:
+            inner = BatchScheduling(config, log, at_once)
+        if config.getoption("dist", None) == "each":
+            # Every worker runs everything.
+            return inner
+        return ExclusiveScheduling(inner, lambda: int(self._context.shared.read(_EXCLUSIVE_ITEMS) or 0))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Prepares the input of a worker, before it starts."""
+        self._context.start_worker(node)
+
+    @pytest.hookimpl(tryfirst=True, optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
+        """Selects the rows that a worker has collected, and prints the lines about the plan."""
+        self._session.select(map(case_id_in, ids))
+        terminal = node.config.pluginmanager.get_plugin("terminalreporter")
+        lines = self._session.summary.plan_lines() if terminal is not None else []
+        if not lines:
+            return
+        terminal.ensure_newline()
+        if terminal.isatty:
+            # xdist counts its workers in an unfinished line, and goes on with it below.
+            terminal.rewrite("", erase=True)
+            terminal.rewrite("")
+        for line in lines:
+            terminal.write_line(line)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Takes the records of a worker that has ended and closed its journal."""
+        self._context.end_worker(node)
+        self._session.write_back.take_worker(node)

@@ -74,7 +74,7 @@ def captured_elsewhere(provenance: Provenance, settings: Settings) -> str:
 
 
 @dataclass(frozen=True)
-class Replaced:
+class ReplacedCheck:
     """What a session is about to replace.
 
     Attributes:
@@ -86,13 +86,13 @@ class Replaced:
     notes: Sequence[str]
 
 
-def replaced(
+def check_replaced(
     provenance: Provenance,
     settings: Settings,
     plan: Plan,
     selected: Container[str],
     in_groups: Container[str],
-) -> Replaced:
+) -> ReplacedCheck:
     """Judges the durations that the selected cases hold and are to replace.
 
     Args:
@@ -109,7 +109,7 @@ def replaced(
         # A row may differ in several ways.
         lines = "".join(f"\n  {printable(str(each))}" for each in unlike)
         refusal = f"{settings.database}: these durations would be replaced by durations that do not compare:{lines}\n"
-        return Replaced(refusal + printable(_remedy(settings, _same_again(settings, unlike))), ())
+        return ReplacedCheck(refusal + printable(_remedy(settings, _same_again(settings, unlike))), ())
     notes = [f"--mixed replaces durations of {counted(each.count, unit)}: {each}" for each in unlike]
     fewer = [stored for stored, taking in rows if (stored.samples or 0) > (taking.samples or stored.samples or 0)]
     if fewer:
@@ -119,7 +119,7 @@ def replaced(
             f"(--repeat-count), such as {fewer[0].place}"
         )
     notes += _other_machine(provenance, settings, [stored for stored, _ in rows])
-    return Replaced("", [printable(note) for note in notes])
+    return ReplacedCheck("", [printable(note) for note in notes])
 
 
 def _taking(settings: Settings, *, in_group: bool) -> PlannedDuration:

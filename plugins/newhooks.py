@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
@@ -19,14 +18,3 @@ def pytest_opatlas_devices(config: pytest.Config) -> Sequence[DeviceSpec] | None
     kind or the name of each spec. It is called before and after pytest is configured, in every process
     of a session, and must give the same devices each time. Do not import torch here.
     """
-
-
-def pytest_opatlas_launched(launched: int, of: int) -> None:
-    """Called in the process that runs rows, where an instrument gives durations only of many rows at once.
-
-    `launched` of the rows that are run together have been run; their samples are not known yet.
-    """
-
-
-def pytest_opatlas_unsaved(records: Sequence[Mapping[str, Any]]) -> None:
-    """Called at the end of a process that ran rows: records that no report tells of, and no journal had room for."""

@@ -17,10 +17,10 @@ from opatlas.model.signature import case_id_in
 from opatlas.report.row_summary import microseconds_text
 from opatlas.text import counted, real
 
-from .collector import about_row, outcome_of_report, row_of
-from .records import WriteBack, manifest_of
-from .report import ReportTally
-from .session_context import BenchSession
+from .collector import row_of
+from .report import Report
+from .row_note import note_of, outcome_of_report
+from .session_context import SessionContext
 from .xdist import replays_are_asked_for
 
 if TYPE_CHECKING:
@@ -69,10 +69,10 @@ class BenchmarkFeed:
             terminalreporter.write_line(f"{slower} slower than --benchmark-compare-fail allows", red=True)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        about = about_row(report)
-        if about is None or "record" not in about:
+        note = note_of(report)
+        if note is None or "record" not in note:
             return
-        record = Record.from_json(about["record"])
+        record = Record.from_json(note["record"])
         if record.measurement is not None:
             self._session.benchmarks.append(self._benchmark(report.nodeid, record))
 
@@ -145,22 +145,22 @@ _UNNAMED = "pytest"
 class JUnit:
     """Completes the file that pytest writes. Lives where it is written: never in a worker of xdist."""
 
-    def __init__(self, session: BenchSession, written: WriteBack, tally: ReportTally, xml: LogXML) -> None:
-        self._session = session
-        self._written = written
-        self._tally = tally
+    def __init__(self, results: Report, xml: LogXML) -> None:
+        self._context = results.context
+        self._write_back = results.write_back
+        self._tally = results.tally
         self._xml = xml
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
         """After the last report, and before pytest writes the file."""
-        plan = self._session.plan_if_made
+        plan = self._context.plan
         if plan is None or plan.error:
             return
         for name, value in self._about_the_run():
             self._xml.add_global_property(name, value)
-        if self._xml.suite_name == _UNNAMED and self._written.device_name:
-            self._xml.suite_name = f"opatlas {self._written.device_name}"
+        if self._xml.suite_name == _UNNAMED and self._write_back.device_name:
+            self._xml.suite_name = f"opatlas {self._write_back.device_name}"
         kernel_types = {
             case_id: table.kernel_type for table in plan.tables.values() for case_id in table.cases.values()
         }
@@ -190,9 +190,9 @@ class JUnit:
         out.text = "\n".join(filter(None, (line, out.text)))
 
     def _about_the_run(self) -> Iterator[tuple[str, str]]:
-        manifest = manifest_of(self._session, self._written.devices)
+        manifest = self._context.manifest(self._write_back.devices)
         yield "run_id", manifest.run_id
-        yield "database", str(self._session.settings.database)
+        yield "database", str(self._context.settings.database)
         yield "host", manifest.host
         yield "python", manifest.python
         yield from manifest.packages.items()
@@ -205,7 +205,7 @@ class JUnit:
             yield f"option.{name}", value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def junit_of(config: pytest.Config) -> LogXML | None:
+def junit_writer(config: pytest.Config) -> LogXML | None:
     """pytest's writer of JUnit files; None where no file is asked for. The one place that knows where it is."""
     return config.stash.get(xml_key, None)
 
@@ -220,9 +220,9 @@ class LastFailed:
     taken off the list while a session runs, and put back at its end.
     """
 
-    def __init__(self, session: BenchSession, config: pytest.Config) -> None:
-        self._session = session
-        self._config = config
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
+        self._config = context.config
         self._database = ""
         #: Node ids of rows that failed in each database, by its path.
         self._by_database: dict[str, list[str]] = {}
@@ -235,7 +235,7 @@ class LastFailed:
         failed = self._failed()
         if failed is not None and replays_are_asked_for(session.config):
             try:
-                self._database = str(self._session.settings.database)
+                self._database = str(self._context.settings.database)
             except (OpAtlasError, pytest.UsageError):  # the plan, which cannot be made either, tells why
                 return (yield)
             self._by_database = dict(self._cache.get(_KEY, {}))
@@ -247,11 +247,11 @@ class LastFailed:
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """After pytest, which takes a row that is xfail off its list."""
-        about, failed = about_row(report), self._failed()
-        if about is None or failed is None:
+        note, failed = note_of(report), self._failed()
+        if note is None or failed is None:
             return
         self._reported.add(report.nodeid)
-        if outcome_of_report(report) == "xfailed" and "record" in about:
+        if outcome_of_report(report) == "xfailed" and "record" in note:
             # Since pytest 9.2 the keys are no text.
             failed[getattr(report, "id", report.nodeid)] = True
 
@@ -259,7 +259,7 @@ class LastFailed:
     def pytest_sessionfinish(self) -> None:
         """Before pytest writes its list."""
         failed = self._failed()
-        if failed is None or not self._database or self._session.is_worker:
+        if failed is None or not self._database or self._context.is_worker:
             return
         rows = self._reported.union(self._by_database.get(self._database, ()))
         now = {**self._by_database, self._database: sorted(rows.intersection(map(str, failed)))}

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
+import pytest
 
 from opatlas.capture.cases import captured_time_us
-from opatlas.combine.provenance import StaleRuns
+from opatlas.capture.profile_samples import read_profile
+from opatlas.combine.provenance import PresentSetup, Provenance, StaleRuns
+from opatlas.devices.discovery import driver_version
 from opatlas.errors import OpAtlasError, described
+from opatlas.files import expect_folder
 from opatlas.isolation.msprof.pending import recover_profiles
 from opatlas.model.quality import valid_duration
 from opatlas.model.schema import (
@@ -30,20 +35,113 @@ from opatlas.model.schema import (
 from opatlas.model.signature import digest, make_case_id, signature, signatures
 from opatlas.store.cells import duration_columns
 from opatlas.store.csv_files import release_memory
-from opatlas.store.database import Database, Table
+from opatlas.store.database import Database, SessionLock, Table
 from opatlas.store.header import misspelt_columns
-from opatlas.store.history import clear_edited, without_measurement
+from opatlas.store.history import clear_edited, find_edited, without_measurement
 from opatlas.store.op_mapping import write_default_mapping
-from opatlas.store.write_back import RecoveredJournal, has_duration, recover
+from opatlas.store.write_back import RecoveredJournal, UpdateMode, has_duration, recover
 from opatlas.text import closest, printable
 
+from .mixing import captured_notes, origin_notes
 from .plan import Expected, Plan, Prepared, TablePlan
 from .row_variables import TableVariables
+from .run_manifest import present_code
 from .selection import GIVEN_UP_AFTER, Choice
+from .session_context import SessionContext
 
 #: Cells that a replay may need.
 _CELLS = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE)
 _STATE = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES, RUN_ID)
+
+
+def plan_session(context: SessionContext) -> Plan:
+    """Makes the plan of a session, and takes the database for the session if the session writes.
+
+    An error becomes `Plan.error`: raised during collection, pytest would show the error once for each module.
+    """
+    try:
+        return _plan_session(context)
+    except (OpAtlasError, pytest.UsageError) as error:
+        return Plan(error=str(error))
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        return Plan(error=f"no plan could be made ({said}): report this error of OpAtlas\n{traceback.format_exc()}")
+
+
+def _plan_session(context: SessionContext) -> Plan:
+    settings, database = context.settings, context.database
+    if settings.named:
+        expect_folder(
+            settings.database,
+            "name one that holds {KernelType}.csv files, or an empty one for a starter database",
+            option="--database-path",
+        )
+    if settings.prof_path is not None:
+        with context.past_capture():
+            context.profile = read_profile(settings.prof_path)
+    if settings.writes:
+        # Refuse before anything is written. Checked again below, when no other session writes.
+        _read_origin(context)
+        _lock_database(context)
+        prepared = _prepare_for(context)
+    else:
+        prepared = Prepared(edited=find_edited(database))
+    plan = make_plan(
+        database,
+        settings.choice,
+        sampled=() if context.profile is None else context.profile.cases.keys(),
+        messages=settings.messages.rows if settings.messages is not None else None,
+        unmeasured=prepared.edited.positions,
+        stale_runs=_stale_runs(context) if settings.mode is UpdateMode.STALE else None,
+    )
+    if settings.writes and any(table.cases for table in plan.tables.values()):
+        expect_writable(database)
+    if not settings.collect_only:
+        provenance, notes = _read_origin(context)
+        plan.notes += [*notes, *captured_notes(provenance, plan, settings), *provenance.problems]
+    plan.prepared = prepared
+    plan.problems += [*prepared.problems, *(context.profile.problems if context.profile is not None else ())]
+    if context.lock is not None and context.lock.stale is not None:
+        plan.taken_over = str(context.lock.stale)
+    return plan
+
+
+def _read_origin(context: SessionContext) -> tuple[Provenance, list[str]]:
+    """Raises OpAtlasError if the database is one of another device or of other software."""
+    context.provenance = Provenance(context.database)
+    return context.provenance, origin_notes(context.provenance, context.settings)
+
+
+def _lock_database(context: SessionContext) -> None:
+    """Raises OpAtlasError where another session has the database."""
+    remedy = "wait for it to end (--wait SECONDS does so), or name another database with --database-path"
+    context.lock = SessionLock(context.database, run_id=context.run_id, command=context.command, remedy=remedy)
+    context.lock.acquire(context.settings.wait_s, context.tell)
+
+
+def _prepare_for(context: SessionContext) -> Prepared:
+    settings = context.settings
+    # Rows of profiles and of messages need no starter database.
+    has_rows = context.profile is not None or settings.messages is not None
+    return prepare_database(
+        context.database,
+        run_id=context.run_id,
+        starter=None if has_rows else _make_starter,
+        is_npu=settings.messages is None and settings.devices[0].kind == "npu",
+    )
+
+
+def _make_starter(database: Database) -> int:
+    from opatlas.shapes.starter import write_starter
+
+    rows: int = write_starter(database)
+    return rows
+
+
+def _stale_runs(context: SessionContext) -> StaleRuns:
+    provenance = context.provenance or Provenance(context.database)
+    driver = driver_version(context.settings.devices[0].kind) or ""
+    return StaleRuns(provenance.manifests, PresentSetup(context.settings.origin, driver, present_code()))
 
 
 def prepare_database(

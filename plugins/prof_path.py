@@ -1,4 +1,4 @@
-"""--prof-path: samples that no collected row took, and what the user is told of all of them."""
+"""--prof-path: the samples that no collected row took, and the lines about all samples."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from .asked_for import AskedFor
 from .collector import Collector
 from .plan import Plan
 from .records import WriteBack
-from .session_context import BenchSession
+from .row_runner import RowRunner
+from .session_context import SessionContext
 
 _SHOWN = 5
 
 
-class ProfPath:
-    """Registered where --prof-path was given."""
+class ProfileRest:
+    """The samples of a profile that no collected row took: of rows without a replay, and of no row."""
 
-    def __init__(self, session: BenchSession, collector: Collector, write_back: WriteBack) -> None:
-        self._session = session
+    def __init__(self, context: SessionContext, collector: Collector, write_back: WriteBack, runner: RowRunner) -> None:
+        self._context = context
         self._collector = collector
         self._write_back = write_back
+        self._runner = runner
         self._without_replay: Counter[str] = Counter()
         self._unmatched: Counter[str] = Counter()
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Before records are merged, adds those of rows that have no replay, and of samples without a row."""
-        plan = self._session.plan_if_made
-        if plan is None or plan.error or self._session.settings.collect_only:
+    def take(self, session: pytest.Session) -> None:
+        """Adds the records of rows without a replay, and of samples without a row, before the records are merged."""
+        plan = self._context.plan
+        if plan is None or not self._context.runs_rows:
             return
         ended = session.exitstatus in (
             pytest.ExitCode.OK,
@@ -47,19 +48,17 @@ class ProfPath:
         )
         if not ended or session.shouldfail or session.shouldstop:
             return
-        samples, executor = self._session.samples(), self._session.executor()
+        samples, executor = self._runner.samples(), self._runner.executor()
         self._take_rows_without_replay(session.config, plan, samples, executor)
         self._take_unmatched(session.config, plan, samples, executor)
         if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and (self._without_replay or self._unmatched):
             session.exitstatus = pytest.ExitCode.OK
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Registered before the report, whose lines come first then."""
-        plan = self._session.plan_if_made
-        if plan is not None and not plan.error and not self._session.settings.collect_only:
+    def print(self, terminal: pytest.TerminalReporter) -> None:
+        """Prints how many samples were used, left out and added."""
+        if self._context.runs_rows:
             for line in self._lines():
-                terminalreporter.write_line(shown(line))
+                terminal.write_line(shown(line))
 
     def _take_rows_without_replay(
         self, config: pytest.Config, plan: Plan, samples: ProfileMatcher, executor: Executor
@@ -76,14 +75,14 @@ class ProfPath:
                     self._add(kernel_type, row.signature, row.cells, found.measurement, found.remark, executor)
 
     def _take_unmatched(self, config: pytest.Config, plan: Plan, samples: ProfileMatcher, executor: Executor) -> None:
-        settings, database = self._session.settings, self._session.database
+        settings, database = self._context.settings, self._context.database
         asked_for = AskedFor(config, self._collector)
         for sample in samples.unmatched():
             kernel_type, row_digest = sample.kernel_type, digest(sample.kernel_type, sample.signature)
             if settings.ops and kernel_type not in settings.ops:
                 continue
             if kernel_type not in plan.tables and database.csv_path(kernel_type).exists():
-                # A file that cannot be read: who knows what rows it has.
+                # The file cannot be read, so its rows are unknown.
                 continue
             if settings.shard is not None and not settings.shard.holds(row_digest):
                 continue
@@ -110,14 +109,14 @@ class ProfPath:
             cells=cells,
             status=Status.MEASURED,
             reason=remark,
-            run_id=self._session.run_id,
+            run_id=self._context.run_id,
             finished_at=time.time(),
             measurement=measurement,
         )
         self._write_back.add(record, executor.describe())
 
     def _lines(self) -> Iterator[str]:
-        profile = self._session.samples().profile
+        profile = self._runner.samples().profile
         account = profile.account
         signatures = sum(map(len, profile.cases.values()))
         yield (
@@ -133,7 +132,7 @@ class ProfPath:
         if self._without_replay:
             yield f"rows without a replay that have samples, written back too: {_listed(self._without_replay)}"
         if self._unmatched:
-            mode, by_cells = self._session.settings.mode, self._session.settings.where is not None
+            mode, by_cells = self._context.settings.mode, self._context.settings.where is not None
             adds = "without --where they may be" if by_cells else "--update-mode=all adds them"
             fate = "added" if mode.adds_rows and not by_cells else f"not added ({adds})"
             yield f"signatures that match no row, {fate}: {_listed(self._unmatched)}"

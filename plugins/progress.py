@@ -6,73 +6,20 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator
 from functools import cached_property
 from typing import Any, TextIO
 
 import pytest
 
-from opatlas.devices.device_lock import DeviceWaits
 from opatlas.model.schema import INPUT_SHAPES
 from opatlas.model.signature import case_id_in
 from opatlas.progress import Progress, duration
 
-from .collector import about_row, row_of
-from .session_context import BenchSession
-
-#: Key of what the supervisor puts on the report of a row that waited: seconds, by whom the row waited for.
-WAITED = "waited"
-_FOR_OTHERS = "others"
-_FOR_OWN = "own"
-#: Shorter waits are nothing to tell of.
-_TOLD_FROM_S = 0.5
-
-
-def waited_s(waits: DeviceWaits) -> dict[str, float]:
-    """What the rows of a process have waited so far: for rows of other sessions, and for other workers of their own."""
-    return {_FOR_OTHERS: waits.others_s, _FOR_OWN: waits.own_s}
-
-
-class RunningTime:
-    """Adds up the times of rows from their reports."""
-
-    def __init__(self) -> None:
-        self._first_at: float | None = None
-        self._last_at = 0.0
-        self._waited_s = {_FOR_OTHERS: 0.0, _FOR_OWN: 0.0}
-        #: The workers of xdist that reported rows; None in the only process of a session.
-        self._workers: set[Any] = set()
-
-    def add(self, report: pytest.TestReport, about: Mapping[str, Any]) -> None:
-        """Adds the report of a row that has a record; `about` is what the supervisor put on the report."""
-        waited = about.get(WAITED, {})
-        # A report begins when its row has the device.
-        began = report.start - sum(waited.values())
-        self._first_at = began if self._first_at is None else min(self._first_at, began)
-        self._last_at = max(self._last_at, report.stop)
-        self._workers.add(getattr(report, "node", None))
-        for who, seconds in waited.items():
-            self._waited_s[who] += seconds
-
-    @property
-    def seconds(self) -> float:
-        """From the first row to the last, without waits for other sessions; of several workers, their average wait."""
-        return max(self._last_at - (self._first_at or self._last_at) - self.waited_each_s, 1e-3)
-
-    @property
-    def waited_each_s(self) -> float:
-        """Seconds that a worker has waited for other sessions, on average."""
-        return self._waited_s[_FOR_OTHERS] / max(len(self._workers), 1)
-
-    def waiting_lines(self) -> Iterator[str]:
-        """What the user should know of the waits."""
-        others_s, own_s = self._waited_s[_FOR_OTHERS], self._waited_s[_FOR_OWN]
-        if others_s >= _TOLD_FROM_S:
-            who = "" if len(self._workers) < 2 else f"{len(self._workers)} workers "
-            yield f"{who}waited {duration(others_s)} for rows of another session on the same device, not counted above"
-        if own_s >= _TOLD_FROM_S:
-            yield f"workers of this session waited {duration(own_s)} for each other: rows of one device take turns"
-
+from .collector import row_of
+from .report import RunningTime
+from .row_note import note_of
+from .session_context import SessionContext
 
 #: What `pytest_report_teststatus` gives: a category, the letter of a test, its word.
 _TestStatus = tuple[str, str, Any]
@@ -87,14 +34,14 @@ _NAMED_IN_LOG_AFTER_S = 60.0
 class ReplayProgress:
     """Counts the rows that are done, and names one that runs for long. Other tests keep pytest's own progress."""
 
-    def __init__(self, session: BenchSession, terminal: Any, option: Any, running_time: RunningTime) -> None:
+    def __init__(self, context: SessionContext, terminal: Any, option: Any, running_time: RunningTime) -> None:
         """
         Args:
             terminal: pytest's terminal reporter; with -v it shows each row as it does each test.
             option: pytest's options.
             running_time: what rows have waited for others; that time is in no rate.
         """
-        self._session = session
+        self._context = context
         self._terminal = terminal
         self._running_time = running_time
         self._silent = option.verbose > 0
@@ -126,12 +73,12 @@ class ReplayProgress:
     ) -> Generator[None, _TestStatus, _TestStatus]:
         """Whatever category a plugin gives the report of a row, its letter would interrupt the line."""
         status = yield
-        if not isinstance(report, pytest.TestReport) or about_row(report) is None or self._silent:
+        if not isinstance(report, pytest.TestReport) or note_of(report) is None or self._silent:
             return status
         return status[0], "", status[2]
 
-    @pytest.hookimpl
-    def pytest_opatlas_launched(self, launched: int, of: int) -> None:
+    def show_launched(self, launched: int, of: int) -> None:
+        """Shows how many rows of a batch have run; their samples are not known yet."""
         if not self._silent:
             self._started().advance(0, f"{launched} of {of} launched" if launched < of else "waiting for the profile")
 
@@ -143,7 +90,7 @@ class ReplayProgress:
         if report.when not in ("setup", "call"):
             # Of a worker that has crashed there is a report without a phase.
             self._running.pop(report.nodeid, None)
-        if about_row(report) is None or self._silent:
+        if note_of(report) is None or self._silent:
             return
         progress = self._started()
         if report.when == "call" or not report.passed:
@@ -181,14 +128,14 @@ class ReplayProgress:
             if nodeid in self._named_in_log:
                 return
             self._named_in_log.add(nodeid)
-        wait = self._session.waits.current
+        wait = self._context.waits.current
         how_long = duration(seconds) if wait is None else f"waiting {duration(wait.seconds)} for the device"
         self._progress.show(self._names[case_id_in(nodeid)], f"({how_long})")
 
     @cached_property
     def _names(self) -> dict[str, str]:
         """What each case is called, by its id: `MatMulV2 1,1024;4096,1024`; a message by its id."""
-        plan = self._session.plan_if_made
+        plan = self._context.plan
         names = {}
         for table in plan.tables.values() if plan is not None else ():
             shapes = table.columns.get(INPUT_SHAPES, ())
@@ -202,7 +149,7 @@ class ReplayProgress:
             self._terminal.ensure_newline()
             self._terminal.flush()
             self._stream = _own_stdout() if self._names_rows else None
-            self._progress = Progress(self._total, f"{self._session.settings.unit}s", stream=self._stream or sys.stdout)
+            self._progress = Progress(self._total, f"{self._context.settings.unit}s", stream=self._stream or sys.stdout)
             if self._stream is not None:
                 self._ticker = _Ticker(self.name_running)
         return self._progress

@@ -1,10 +1,10 @@
-"""The records of a session: each goes to the journal of the process that ran the row, and at the end into the CSVs."""
+"""The records of a session: into the journal of the process that ran the row, and at the end into the CSVs."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,39 +20,45 @@ from opatlas.store.journal import Journal
 from opatlas.store.manifest import Manifest
 from opatlas.store.write_back import WriteBackResult, write_back_run
 
-from .collector import about_row
-from .run_manifest import facts_of, present_code
-from .session_context import BenchSession
-from .settings import Settings
+from .row_note import RowNote
+from .run_manifest import facts_of
+from .session_context import SessionContext
+
+#: Keys of the output of a worker: records that its journal had no room for, and why the journal is not in place.
+_UNSAVED, _LOST = "opatlas_unsaved", "opatlas_lost"
 
 
-class Journaling:
-    """The journal of this process, opened for its first record."""
+class SessionJournal:
+    """The journal of this process, opened with its first record."""
 
-    def __init__(self, session: BenchSession) -> None:
-        self._session = session
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
         self._journal: Journal | None = None
 
-    def keep(self, record: Mapping[str, Any], device: DeviceDescription | None) -> str:
-        """Writes a record, as `Record.to_json` gives it, to the journal; `device` is where it comes from.
+    def append(self, record: Mapping[str, Any], device: DeviceDescription | None) -> str:
+        """Writes a record to the journal; writes nothing with --read-only.
 
-        With --read-only it writes nothing. If writing fails, it asks the session to stop, and returns the reason: the
-        record is still only in memory.
+        Args:
+            record: the result of `Record.to_json`.
+            device: where the row ran, for the manifest.
+
+        Returns:
+            Why the record is in no journal: then the session is asked to stop. "" where the record is written.
         """
-        if not self._session.settings.writes:
+        if not self._context.settings.writes:
             return ""
         try:
             if self._journal is None:
-                self._journal = Journal(self._session.database, self._session.journal_header, part=self._session.worker)
+                self._journal = Journal(self._context.database, self._context.journal_header, part=self._context.worker)
                 self._write_manifest(device)
             self._journal.append(record)
         except (OSError, OpAtlasError) as error:
             return self._stop(error)
         return ""
 
-    def tell_device(self, device: DeviceDescription) -> None:
-        """Writes the manifest, where samples of rows lie in a profile and their records are made later."""
-        if not self._session.settings.writes:
+    def write_manifest(self, device: DeviceDescription) -> None:
+        """Writes the manifest before the first record: the session that reads a killed msprof session needs it."""
+        if not self._context.settings.writes:
             return
         try:
             self._write_manifest(device)
@@ -60,156 +66,111 @@ class Journaling:
             self._stop(error)
 
     def _write_manifest(self, device: DeviceDescription | None) -> None:
-        """Before the first record, so that a run that is killed has one too."""
-        if not Manifest.path(self._session.database, self._session.run_id).exists():
-            manifest_of(self._session, [asdict(device)] if device else []).write(self._session.database)
+        if not Manifest.path(self._context.database, self._context.run_id).exists():
+            self._context.manifest([asdict(device)] if device else []).write(self._context.database)
 
     def _stop(self, error: OSError | OpAtlasError) -> str:
         """Asks the session to stop; returns the reason."""
-        reason = not_writable(self._session.database.path, error) if isinstance(error, OSError) else str(error)
-        self._session.stop(reason)
+        reason = not_writable(self._context.database.path, error) if isinstance(error, OSError) else str(error)
+        self._context.stop(reason)
         return reason
 
     def close(self) -> None:
-        """Gives the journal up to be merged. Raises what `Journal.close` does."""
+        """Releases the journal to be merged. Raises what `Journal.close` does."""
         if self._journal is not None:
             self._journal.close()
 
 
-def manifest_of(session: BenchSession, devices: Sequence[Mapping[str, Any]]) -> Manifest:
-    """The manifest of a session that replays on some devices, each with its name and facts."""
-    at_start = (
-        {}
-        if session.settings.prof_path
-        else facts_of(session.settings.devices, *session.surroundings.at_start(session.settings.devices))
-    )
-    return Manifest(
-        run_id=session.run_id,
-        started_at=session.started_at,
-        device=devices[0] if devices else {},
-        other_devices=devices[1:],
-        options=options_of(session.settings),
-        code=present_code(),
-        machine_at_start=at_start,
-    )
-
-
-def options_of(settings: Settings) -> Mapping[str, object]:
-    """What a manifest says of settings: all that bears on which rows were run, how, and what became of them."""
-    return {
-        "update_mode": settings.mode.value,
-        "prune": settings.prune,
-        "ops": sorted(settings.ops),
-        "shard": str(settings.shard) if settings.shard else None,
-        "where": str(settings.where) if settings.where is not None else None,
-        "retry_failed": settings.retry_failed,
-        "mixed": settings.mixed,
-        "versions": dict(settings.versions),
-        **asdict(settings.measure),
-        "msprof_rows": settings.msprof_rows,
-        "case_timeout_s": settings.case_timeout_s,
-        "in_process": settings.in_process,
-        "prof_path": settings.prof_path.name if settings.prof_path else None,
-        "communication": settings.messages.about if settings.messages is not None else None,
-        **settings.group_options,
-    }
-
-
-#: What a worker of xdist leaves for the controller at its end: the records that its journal had no room for, and why
-#: the journal is not in its place.
-UNSAVED, LOST = "opatlas_unsaved", "opatlas_lost"
-
-
 class WriteBack:
-    """Lives in the only process of a session, or in xdist's controller.
+    """The way of the records of a session into the CSVs.
 
     Attributes:
-        reported_only: samples without a row that the update mode does not append, for the report.
-        merged: what became of the rows, once the records are in the CSVs.
-        manifest: that of the session, once there are records in the CSVs.
+        devices: name and facts of each device that rows were run on.
+        reported_only: samples without a row that the update mode does not add, for the report.
+        merged: what the merge did to the CSVs; None before the merge, and where nothing was merged.
+        manifest: the manifest of the session; None before there are records in the CSVs.
         problems: why records could not be kept or merged; they make the session fail.
     """
 
-    def __init__(self, session: BenchSession, journaling: Journaling) -> None:
-        self._session = session
-        self._journaling = journaling
-        self._devices: list[Mapping[str, Any]] = []
+    def __init__(self, context: SessionContext, own_journal: SessionJournal) -> None:
+        self._context = context
+        self._own_journal = own_journal
+        self._worker_journals = journal.EndedJournals()
+        #: Records that are in no journal.
         self._unsaved: list[Mapping[str, Any]] = []
-        self._of_workers = journal.EndedJournals()
+        #: By node id.
+        self._status_of: dict[str, str] = {}
+        self.devices: list[Mapping[str, Any]] = []
         self.reported_only: list[RowName] = []
         self.merged: WriteBackResult | None = None
         self.manifest: Manifest | None = None
-        #: By node id.
-        self._status_of: dict[str, str] = {}
         self.problems: list[str] = []
 
     @property
-    def devices(self) -> Sequence[Mapping[str, Any]]:
-        """The devices that rows were run on, each with its name and facts."""
-        return self._devices
-
-    @property
     def device_name(self) -> str:
-        """What the device calls itself; "" before a row was run."""
-        return str(self._devices[0]["name"]) if self._devices else ""
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """After everybody else has seen the record: pytest keeps reports, and records need not stay in memory."""
-        about = about_row(report)
-        if about is None or "record" not in about:
-            return
-        about.pop("figures", None)
-        record = about.pop("record")
-        if about["not_saved"]:
-            self._unsaved.append(record)
-            # A worker that has no room to ask everybody to stop tells it here.
-            self._session.stop(about["not_saved"])
-        device = about.get("device")
-        if device is not None and device not in self._devices:
-            self._devices.append(device)
-        self._status_of[report.nodeid] = record["status"]
+        """What the first device calls itself; "" before a row was run."""
+        return str(self.devices[0]["name"]) if self.devices else ""
 
     @property
     def statuses(self) -> Counter[str]:
         """Rows by the status of their last record."""
         return Counter(self._status_of.values())
 
-    def pytest_opatlas_unsaved(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Keeps records that no report tells of, and that no journal had room for."""
-        self._unsaved += records
+    def take(self, report: pytest.TestReport, note: RowNote) -> None:
+        """Takes the record out of a report; pytest keeps reports, and a record need not stay in memory."""
+        if "record" not in note:
+            return
+        note.pop("figures", None)
+        record = note.pop("record")
+        if reason := note.get("not_saved"):
+            self._unsaved.append(record)
+            # A worker with a full disk may not be able to ask the other processes to stop.
+            self._context.stop(reason)
+        device = note.get("device")
+        if device is not None and device not in self.devices:
+            self.devices.append(device)
+        self._status_of[report.nodeid] = record["status"]
 
-    def add(self, record: Record, device: DeviceDescription) -> None:
-        """Keeps a record that no report tells of."""
+    def add(self, record: Record, device: DeviceDescription | None) -> None:
+        """Adds a record that no report brings."""
         values = record.to_json()
-        if self._journaling.keep(values, device):
+        if self._own_journal.append(values, device):
             self._unsaved.append(values)
-        if asdict(device) not in self._devices:
-            self._devices.append(asdict(device))
+        if device is not None and asdict(device) not in self.devices:
+            self.devices.append(asdict(device))
 
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        """xdist's hook: a worker has ended, and closed its journal."""
-        # A worker that died has left no word.
+    def take_worker(self, node: Any) -> None:
+        """Takes what a worker of xdist leaves: its journal, and the records that are in no journal."""
+        # A worker that was killed leaves no output.
         output = getattr(node, "workeroutput", {})
-        self.pytest_opatlas_unsaved(output.get(UNSAVED, ()))
-        self.problems += filter(None, [output.get(LOST)])
+        self._unsaved += output.get(_UNSAVED, ())
+        self.problems += filter(None, [output.get(_LOST)])
         try:
-            self._of_workers.hold(journal.run_journals(self._session.database, self._session.run_id))
+            self._worker_journals.hold(journal.run_journals(self._context.database, self._context.run_id))
         except OSError as error:
             self.problems.append(f"the journal of a worker cannot be read: {error}")
 
-    def finish(self) -> Sequence[Record]:
-        """Merges the records of the session, all of which it gives, and completes the manifest.
+    def hand_over(self, output: dict[str, Any]) -> None:
+        """In a worker: leaves the records to the controller, which receives `output`."""
+        if self._unsaved:
+            output[_UNSAVED] = self._unsaved
+        try:
+            self._own_journal.close()
+        except (OpAtlasError, OSError) as error:
+            output[_LOST] = str(error)
 
-        With --read-only there are none.
+    def merge(self) -> Iterable[Record]:
+        """Merges the records of the session into the CSVs and completes the manifest.
+
+        Returns:
+            The records; none with --read-only.
         """
-        session = self._session
-        if not session.settings.writes:
+        context = self._context
+        if not context.settings.writes:
             return ()
-        self.close_journal()
-        removed = self._removed_meanwhile()
-        done = write_back_run(session.database, session.journal_header, self._unsaved)
+        self.close_journals()
+        removed = self._removed_tables()
+        done = write_back_run(context.database, context.journal_header, self._unsaved)
         self.merged = done.result
         self.problems += done.problems
         if done.result is not None:
@@ -219,31 +180,33 @@ class WriteBack:
                 for path in removed
                 if path.exists()
             ]
-        try:
-            if done.records:
-                self.manifest = manifest = manifest_of(session, self._devices)
-                manifest.finished_at = time.time()
-                manifest.statuses = dict(self.statuses)
-                if session.settings.prof_path is None:
-                    manifest.machine_at_end = facts_of(
-                        session.settings.devices, *session.surroundings.at_end(session.settings.devices)
-                    )
-                manifest.write(session.database)
-        except OpAtlasError as error:
-            self.problems.append(str(error))
+        if done.records:
+            try:
+                self._write_manifest()
+            except OpAtlasError as error:
+                self.problems.append(str(error))
         return done.records
 
-    def close_journal(self) -> None:
-        """Gives the journal up, to be merged now or by the next session."""
+    def _write_manifest(self) -> None:
+        context, devices = self._context, self._context.settings.devices
+        self.manifest = manifest = context.manifest(self.devices)
+        manifest.finished_at = time.time()
+        manifest.statuses = dict(self.statuses)
+        if context.settings.prof_path is None:
+            manifest.machine_at_end = facts_of(devices, *context.surroundings.at_end(devices))
+        manifest.write(context.database)
+
+    def close_journals(self) -> None:
+        """Releases the journals, to be merged now or by the next session."""
         try:
-            self._journaling.close()
+            self._own_journal.close()
         except OpAtlasError as error:
             self.problems.append(str(error))
         except OSError as error:
             self.problems.append(f"the journal may be incomplete: {error}")
-        self.problems += self._of_workers.give_up()
+        self.problems += self._worker_journals.give_up()
 
-    def _removed_meanwhile(self) -> list[Path]:
-        plan = self._session.plan_if_made
+    def _removed_tables(self) -> list[Path]:
+        plan = self._context.plan
         tables = plan.tables.values() if plan else ()
         return [table.path for table in tables if table.rows_in_file and not table.path.exists()]

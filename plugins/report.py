@@ -1,11 +1,11 @@
-"""The two files that a session leaves beside the CSVs: its report, and where replay and capture disagree."""
+"""What became of the rows of a session: counts, causes, times, and the report files beside the CSVs."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -14,31 +14,68 @@ from opatlas.errors import OpAtlasError
 from opatlas.model.record import Record
 from opatlas.model.schema import Status
 from opatlas.model.signature import case_id_in, make_case_id
+from opatlas.progress import duration
 from opatlas.report.row_summary import RowSummary, quality_lines
-from opatlas.report.session_files import (
-    Cause,
-    Gap,
-    SessionFacts,
-    find_gaps,
-    replay_report,
-    write_gap_csv,
-)
+from opatlas.report.session_files import Cause, Gap, SessionFacts, find_gaps, replay_report, write_gap_csv
 from opatlas.store.csv_files import write_text
 from opatlas.text import shortened
 
-from .collector import Collector, about_row, outcome_of_report, row_of
+from .collector import Collector
 from .mixing import captured_elsewhere
-from .progress import RunningTime
 from .records import WriteBack
-from .session_context import BenchSession
+from .row_note import FOR_OTHERS, FOR_OWN, RowNote, outcome_of_report
+from .session_context import SessionContext
 
 _REASON_SHOWN = 160
 #: What differs between rows with the same cause: addresses, sizes, and words with digits in them.
 _PARTICULAR = re.compile(r"0x[0-9a-f]+|\b[\d,;.x]*\d[\d,;.x]*\b")
+#: Shorter waits are not reported.
+_REPORTED_FROM_S = 0.5
 
 
-class ReportTally:
-    """Adds up the reports of rows. Lives in the only process of a session, or in xdist's controller.
+class RunningTime:
+    """How long the rows of a session ran, and how long they waited for their devices."""
+
+    def __init__(self) -> None:
+        self._first_at: float | None = None
+        self._last_at = 0.0
+        self._waited_s = {FOR_OTHERS: 0.0, FOR_OWN: 0.0}
+        #: The workers of xdist that reported rows; None in the only process of a session.
+        self._workers: set[Any] = set()
+
+    def add(self, report: pytest.TestReport, note: RowNote) -> None:
+        """Adds the report of a row that has a record."""
+        waited = note.get("waited", {})
+        # The report of a row starts when the row has the device.
+        began = report.start - sum(waited.values())
+        self._first_at = began if self._first_at is None else min(self._first_at, began)
+        self._last_at = max(self._last_at, report.stop)
+        self._workers.add(getattr(report, "node", None))
+        for who, seconds in waited.items():
+            self._waited_s[who] += seconds
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the first row to the last, without the average wait for other sessions."""
+        return max(self._last_at - (self._first_at or self._last_at) - self.waited_each_s, 1e-3)
+
+    @property
+    def waited_each_s(self) -> float:
+        """Seconds that a worker has waited for other sessions, on average."""
+        return self._waited_s[FOR_OTHERS] / max(len(self._workers), 1)
+
+    def waiting_lines(self) -> Iterator[str]:
+        """Yields lines about long waits."""
+        others_s, own_s = self._waited_s[FOR_OTHERS], self._waited_s[FOR_OWN]
+        if others_s >= _REPORTED_FROM_S:
+            who = "" if len(self._workers) < 2 else f"{len(self._workers)} workers "
+            yield f"{who}waited {duration(others_s)} for rows of another session on the same device, not counted above"
+        if own_s >= _REPORTED_FROM_S:
+            yield f"workers of this session waited {duration(own_s)} for each other: rows of one device take turns"
+
+
+class RowTally:
+    """Outcomes, figures, causes and times of the rows that were run. Used in the main process of a session.
 
     Attributes:
         running_time: how long the rows ran, and how long they waited.
@@ -56,20 +93,19 @@ class ReportTally:
         self._assumed: dict[str, tuple[str, list[str]]] = {}
         self.running_time = RunningTime()
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        about = about_row(report)
-        if about is None or "record" not in about:
+    def count(self, report: pytest.TestReport, note: RowNote) -> None:
+        """Adds the report of a row. A plugin may run a row again: the last report of a row counts."""
+        if "record" not in note:
             return
-        self.running_time.add(report, about)
-        # A plugin that runs rows again reports them several times: the last report counts.
+        self.running_time.add(report, note)
         self._outcome_of[report.nodeid] = outcome_of_report(report)
         self._error_of.pop(report.nodeid, None)
         case_id = case_id_in(report.nodeid)
         self.figures.pop(case_id, None)
         self._assumed.pop(case_id, None)
-        if "figures" in about:
-            self.figures[case_id] = RowSummary.from_json(about["figures"])
-        record = about["record"]
+        if "figures" in note:
+            self.figures[case_id] = RowSummary.from_json(note["figures"])
+        record = note["record"]
         if assumptions := (record.get("measurement") or {}).get("assumptions"):
             self._assumed[case_id] = record["kernel_type"], assumptions
         if record["status"] != Status.MEASURED.value:
@@ -121,45 +157,39 @@ GIVEN_UP = "given up"
 
 
 class Ledger:
-    """What became of each row. Lives in the only process of a session, or in xdist's controller.
+    """The account of each collected row. Used in the main process of a session.
 
     Attributes:
-        problems: rows that do not add up: reported by two workers, or never collected.
+        problems: rows that two workers reported, or that were not collected.
     """
 
-    def __init__(self, session: BenchSession) -> None:
-        self._session = session
+    def __init__(self, context: SessionContext) -> None:
+        self._context = context
         self._collected: set[str] = set()
+        #: What became of each row, by case id.
         self._accounts: dict[str, str] = {}
-        #: The worker of xdist that reported each row; None in the only process of a session.
+        #: The worker of xdist that reported each row; None without xdist.
         self._reporters: dict[str, Any] = {}
         self.problems: list[str] = []
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._collected.update(case_id_in(item.nodeid) for item in session.items if row_of(item) is not None)
+    def collect(self, case_ids: Iterable[str]) -> None:
+        """Takes the ids of the collected cases, each of which must be accounted for."""
+        self._collected.update(case_ids)
 
-    @pytest.hookimpl(tryfirst=True, optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
-        """In xdist's controller, for each worker; the first one's collection is everybody's."""
-        plan = self._session.plan_if_made
-        if plan is not None and not self._collected:
-            self._collected.update(plan.case_ids().intersection(map(case_id_in, ids)))
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        about = about_row(report)
-        if about is None:
-            return
+    def count(self, report: pytest.TestReport, note: RowNote) -> None:
+        """Accounts for the row of a report."""
         if outcome_of_report(report) == "xfailed":
-            self._account(case_id_in(report.nodeid), XFAILED, getattr(report, "node", None))
-        elif "given_up" in about:
-            self._account(case_id_in(report.nodeid), GIVEN_UP, getattr(report, "node", None))
-        elif "record" in about:
-            self._account(case_id_in(report.nodeid), about["record"]["status"], getattr(report, "node", None))
+            outcome = XFAILED
+        elif "given_up" in note:
+            outcome = GIVEN_UP
+        elif "record" in note:
+            outcome = str(note["record"]["status"])
+        else:
+            return
+        self._account(case_id_in(report.nodeid), outcome, getattr(report, "node", None))
 
     def settle(self, records: Iterable[Record]) -> None:
-        """Accounts for rows whose record was kept, but whose report was lost with the worker that ran them."""
+        """Accounts for rows whose record was written, and whose report was lost with the worker that ran them."""
         if len(self._accounts) == len(self._collected):
             return
         for record in records:
@@ -168,7 +198,7 @@ class Ledger:
                 self._accounts.setdefault(case_id, record.status.value)
 
     def counts(self) -> Counter[str]:
-        """Rows by what became of them; the sum is the collection."""
+        """Returns the number of rows by what became of them; the sum is the number of collected rows."""
         counts = Counter(self._accounts.values())
         not_run = len(self._collected) - len(self._accounts)
         if not_run:
@@ -177,76 +207,78 @@ class Ledger:
 
     @property
     def collected(self) -> int:
-        """How many rows were collected."""
+        """The number of collected rows."""
         return len(self._collected)
 
     def kernel_types(self) -> set[str]:
-        """The kernel types of the rows that were collected."""
-        plan = self._session.plan_if_made
+        """Returns the kernel types of the collected rows."""
+        plan = self._context.plan
         tables = plan.tables.items() if plan is not None else ()
         return {name for name, table in tables if not self._collected.isdisjoint(table.cases.values())}
 
     def not_run(self) -> list[str]:
-        """The ids of the rows that were collected and not run."""
+        """Returns the ids of the rows that were collected and not run."""
         return sorted(self._collected.difference(self._accounts))
 
     def line(self) -> str:
-        """`195 rows collected = 193 measured + 2 failed`."""
-        counts, unit = self.counts(), self._session.settings.unit
+        """Returns the counts as a sum: `195 rows collected = 193 measured + 2 failed`."""
+        counts, unit = self.counts(), self._context.settings.unit
         terms = " + ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda entry: -entry[1]))
-        # Without commas, as the terms: a script may add them up.
+        # Numbers without commas: a script may add them up.
         return f"{counts.total()} {unit if counts.total() == 1 else f'{unit}s'} collected = {terms}"
 
     def unresolved(self) -> Counter[str]:
-        """Rows that an earlier session left without a measurement and this one did not run, by status."""
-        plan = self._session.plan_if_made
+        """Returns the number of rows that an earlier session failed to measure and this one did not run, by status."""
+        plan = self._context.plan
         before = plan.unresolved() if plan is not None else {}
         return Counter(status for case_id, status in before.items() if case_id not in self._accounts)
 
-    def _account(self, case_id: str, what: str, reporter: Any) -> None:
-        """Args: reporter: who ran the row. It may run the row again (pytest-rerunfailures): the last run counts."""
+    def _account(self, case_id: str, outcome: str, reporter: Any) -> None:
+        """`reporter` is the worker that ran the row. The same worker may run a row again: the last run counts."""
         if case_id not in self._collected:
-            self.problems.append(f"{case_id} was reported as {what}, but not collected")
+            self.problems.append(f"{case_id} was reported as {outcome}, but not collected")
         elif self._reporters.setdefault(case_id, reporter) is not reporter:
-            self.problems.append(f"{case_id} was reported by two workers: as {self._accounts[case_id]}, then as {what}")
+            self.problems.append(
+                f"{case_id} was reported by two workers: as {self._accounts[case_id]}, then as {outcome}"
+            )
         else:
-            self._accounts[case_id] = what
+            self._accounts[case_id] = outcome
 
 
 _REPORT = "replay_report"
 
 
 class Report:
-    """Writes the two files. Lives beside the write-back.
+    """The results of a session, and the two report files: replay_report_*.md and duration_gap_*.csv.
 
     Attributes:
-        paths: the files that were written.
-        gaps: durations that rows have from a capture and from a replay, the furthest apart first.
-        problems: what could not be read for the two files, or written of them; they make the session fail.
+        paths: the report files that were written.
+        gaps: rows with a captured and a replayed duration, the largest difference first.
+        problems: what could not be read or written for the report files; they make the session fail.
     """
 
     def __init__(
-        self, session: BenchSession, collector: Collector, written: WriteBack, ledger: Ledger, tally: ReportTally
+        self, context: SessionContext, collector: Collector, write_back: WriteBack, ledger: Ledger, tally: RowTally
     ) -> None:
-        self._session = session
-        self._collector = collector
-        self._written = written
-        self._ledger = ledger
-        self._tally = tally
+        self.context = context
+        self.collector = collector
+        self.write_back = write_back
+        self.ledger = ledger
+        self.tally = tally
         self.paths: list[str] = []
         self.gaps: Sequence[Gap] = []
         self.problems: list[str] = []
 
     def write(self) -> None:
-        """Writes the two files, once the records are merged and the rows accounted for."""
-        merged = self._written.merged
-        if merged is None or not (self._tally.outcomes or self.has_written()):
+        """Writes the report files, after the records are merged and the rows accounted for."""
+        merged = self.write_back.merged
+        if merged is None or not (self.tally.outcomes or self.has_written()):
             return
-        database = self._session.database
-        # Of the others there may be no file: none of their rows was measured.
+        database = self.context.database
+        # A kernel type without a measured row may have no file.
         self.gaps, self.problems = find_gaps(database, sorted(merged.updated + merged.added))
-        report = database.new_report_path(_REPORT, self._session.started_at, suffix=".md")
-        # The two of a session bear the same time and number.
+        report = database.new_report_path(_REPORT, self.context.started_at, suffix=".md")
+        # Both files of a session have the same time and number in their names.
         gaps = report.with_name(f"duration_gap{report.stem.removeprefix(_REPORT)}.csv")
         try:
             write_text(report, replay_report(self.facts(), self.gaps))
@@ -258,55 +290,55 @@ class Report:
             self.problems.append(str(error))
 
     def has_written(self) -> bool:
-        """Whether there is something to tell although no row was run: --prof-path may have added some."""
-        merged = self._written.merged
+        """Returns whether the merge changed a CSV; --prof-path may add rows although no row was run."""
+        merged = self.write_back.merged
         return merged is not None and bool(merged.added.total() or merged.updated.total() or merged.unmatched)
 
     def quality(self) -> list[str]:
-        """How many of the measured rows are not quiet, and why."""
-        surroundings, devices = self._session.surroundings, self._session.settings.devices
-        elsewhere = self._session.settings.prof_path is not None
-        cause = "" if elsewhere or not self._tally.figures else surroundings.higher_load(devices)
-        return list(quality_lines(self._tally.figures.values(), cause))
+        """Returns lines on how many measured rows are noisy, and why."""
+        surroundings, devices = self.context.surroundings, self.context.settings.devices
+        elsewhere = self.context.settings.prof_path is not None
+        cause = "" if elsewhere or not self.tally.figures else surroundings.higher_load(devices)
+        return list(quality_lines(self.tally.figures.values(), cause))
 
     @property
     def not_comparable(self) -> str:
         """Why captured durations do not compare with those of the session; "" where they do."""
-        provenance = self._session.provenance
-        return "" if provenance is None else captured_elsewhere(provenance, self._session.settings)
+        provenance = self.context.provenance
+        return "" if provenance is None else captured_elsewhere(provenance, self.context.settings)
 
     def not_replayable(self) -> Counter[str]:
-        """Rows whose kernel type has no replay, by kernel type."""
-        plan = self._session.plan_if_made
+        """Returns the number of rows whose kernel type has no replay, by kernel type."""
+        plan = self.context.plan
         assert plan is not None
-        # What was collected has a replay: xdist's controller, which collects nothing, knows those of bench/ only.
-        known = self._ledger.kernel_types().union(self._collector.known_replays())
+        # A collected kernel type has a replay. xdist's controller collects nothing, and knows those of bench/ only.
+        known = self.ledger.kernel_types().union(self.collector.known_replays())
         counts = {name: len(table.cases) for name, table in plan.tables.items() if name not in known}
         return Counter({name: count for name, count in counts.items() if count})
 
     def facts(self) -> SessionFacts:
-        """What the session did."""
-        plan = self._session.plan_if_made
+        """Returns the facts that the report is written from."""
+        plan = self.context.plan
         assert plan is not None
         return SessionFacts(
-            run_id=self._session.run_id,
-            database=self._session.settings.database,
-            device=self._written.device_name,
-            mode=self._session.settings.mode.value,
-            outcomes=self._tally.outcomes,
-            ledger=self._ledger.line(),
-            not_run=self._ledger.not_run(),
-            unresolved=self._ledger.unresolved(),
-            statuses=self._written.statuses,
-            errors=self._tally.causes(),
-            assumptions=self._tally.assumptions(),
+            run_id=self.context.run_id,
+            database=self.context.settings.database,
+            device=self.write_back.device_name,
+            mode=self.context.settings.mode.value,
+            outcomes=self.tally.outcomes,
+            ledger=self.ledger.line(),
+            not_run=self.ledger.not_run(),
+            unresolved=self.ledger.unresolved(),
+            statuses=self.write_back.statuses,
+            errors=self.tally.causes(),
+            assumptions=self.tally.assumptions(),
             left_out=plan.left_out(),
             duplicates={name: len(table.duplicates) for name, table in plan.tables.items() if table.duplicates},
             not_replayable=self.not_replayable(),
-            merged=self._written.merged,
-            seconds=self._tally.running_time.seconds,
-            figures=self._tally.figures.values(),
+            merged=self.write_back.merged,
+            seconds=self.tally.running_time.seconds,
+            figures=self.tally.figures.values(),
             quality=self.quality(),
-            manifest=self._written.manifest,
+            manifest=self.write_back.manifest,
             not_comparable=self.not_comparable,
         )

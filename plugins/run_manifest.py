@@ -1,4 +1,4 @@
-"""What the machine does besides the session: told at its start, kept in the manifest at its start and at its end."""
+"""The manifest of a run: which code ran with which options, and what else the machine did at start and end."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from opatlas.devices.device import DeviceSpec
 from opatlas.devices.machine_state import MachineState, MachineWatch, needed_cores
 from opatlas.devices.nvidia import GpuState, gpu_states
 from opatlas.installation import CHECKOUT, PACKAGE, code_folder
-from opatlas.store.manifest import code_digest
+from opatlas.store.manifest import Manifest, code_digest
 
 from .settings import Settings
 
 
 class Surroundings:
-    """The machine and the GPUs of one session, read when asked."""
+    """The load of the machine and of its GPUs at the start and at the end of a session, each read once."""
 
     def __init__(self, own_pid: int) -> None:
-        """`own_pid` is the process that all others of the session are below."""
+        """`own_pid` is the ancestor of all processes of the session, whose load does not count."""
         self._watch = MachineWatch(own_pid=own_pid)
         self._start: tuple[MachineState, list[GpuState]] | None = None
         self._end: tuple[MachineState, list[GpuState]] | None = None
@@ -33,19 +33,19 @@ class Surroundings:
         return self._start
 
     def at_end(self, devices: Sequence[DeviceSpec]) -> tuple[MachineState, list[GpuState]]:
-        """Returns the state from when the start was told to the first call; of GPUs, as it was at the first call."""
+        """Returns the state since `at_start`, read at the first call."""
         if self._end is None:
             self._end = self._watch.state(), gpu_states(devices, self._watch.own_processes(), opened=True)
         return self._end
 
     def higher_load(self, devices: Sequence[DeviceSpec]) -> str:
-        """Returns the higher load of start and end, in words; "" where the system tells none."""
+        """Returns the higher load of start and end, in words; "" where the system has none."""
         states = (self.at_start(devices)[0], self.at_end(devices)[0])
         return max(states, key=lambda state: state.load_1min or 0.0).load
 
 
 def flush_notes(settings: Settings) -> list[str]:
-    """Returns what a user should know of the flush before each sample: nothing where it is cheap."""
+    """Returns a note where the cache flush before each sample takes long."""
     measure = settings.measure
     if measure.cache != "cold" or settings.devices[0].kind != "cpu":
         return []
@@ -62,7 +62,7 @@ def disturbances(devices: Sequence[DeviceSpec], machine: MachineState, gpus: Seq
 
 
 def facts_of(devices: Sequence[DeviceSpec], machine: MachineState, gpus: Sequence[GpuState]) -> Mapping[str, Any]:
-    """Returns the readings as a manifest keeps them."""
+    """Returns the state of machine and GPUs as the manifest stores it."""
     return {
         **asdict(machine),
         "gpus": [asdict(gpu) for gpu in gpus],
@@ -75,5 +75,51 @@ CODE = (PACKAGE, *map(code_folder, ("bench", "plugins") if CHECKOUT is not None 
 
 
 def present_code() -> str:
-    """Digest of the code of this process."""
+    """Returns the digest of the code that this process runs."""
     return code_digest(CODE)
+
+
+def new_manifest(
+    run_id: str,
+    started_at: float,
+    settings: Settings,
+    surroundings: Surroundings,
+    devices: Sequence[Mapping[str, Any]],
+) -> Manifest:
+    """Returns the manifest of a run that begins.
+
+    Args:
+        started_at: seconds since the epoch.
+        devices: name and facts of each device that rows were run on so far.
+    """
+    at_start = {} if settings.prof_path else facts_of(settings.devices, *surroundings.at_start(settings.devices))
+    return Manifest(
+        run_id=run_id,
+        started_at=started_at,
+        device=devices[0] if devices else {},
+        other_devices=devices[1:],
+        options=options_of(settings),
+        code=present_code(),
+        machine_at_start=at_start,
+    )
+
+
+def options_of(settings: Settings) -> Mapping[str, object]:
+    """Returns the options that a manifest records: all that decide which rows are run, how, and what is written."""
+    return {
+        "update_mode": settings.mode.value,
+        "prune": settings.prune,
+        "ops": sorted(settings.ops),
+        "shard": str(settings.shard) if settings.shard else None,
+        "where": str(settings.where) if settings.where is not None else None,
+        "retry_failed": settings.retry_failed,
+        "mixed": settings.mixed,
+        "versions": dict(settings.versions),
+        **asdict(settings.measure),
+        "msprof_rows": settings.msprof_rows,
+        "case_timeout_s": settings.case_timeout_s,
+        "in_process": settings.in_process,
+        "prof_path": settings.prof_path.name if settings.prof_path else None,
+        "communication": settings.messages.about if settings.messages is not None else None,
+        **settings.group_options,
+    }

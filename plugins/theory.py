@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from opatlas.devices.discovery import database_name
 from opatlas.errors import OpAtlasError
 from opatlas.files import absolute, expect_folder
-from opatlas.isolation.executor import SESSION
 from opatlas.model.location import default_path, device_kind, expect_npu
 from opatlas.model.versions import detect
 from opatlas.options import Scope, add_all, at_least, declare, moved, names, positive
@@ -34,6 +33,7 @@ from opatlas.theory.report import (
 
 from .options import OPTIONS as OF_REPLAYS
 from .options import outside, refuse
+from .replay_session import SESSION
 from .selection import keyword_filter
 from .target import devices_of, refuse_useless_versions
 from .xdist import replays_are_asked_for
@@ -296,8 +296,7 @@ class Theory:
 
     @cached_property
     def _run_id(self) -> str:
-        session: Any = self._config.pluginmanager.get_plugin(SESSION)
-        return str(session.run_id)
+        return self._config.stash[SESSION].context.run_id
 
     def _pace(self) -> Pace:
         # A manifest that cannot be read is told of by the replay.

@@ -6,7 +6,7 @@ from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
 
-from opatlas.plugins.records import options_of
+from opatlas.plugins.run_manifest import options_of
 from opatlas.plugins.selection import Shard
 from opatlas.plugins.settings import Settings
 

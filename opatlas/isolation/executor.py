@@ -21,9 +21,6 @@ from opatlas.model.schema import Status
 from opatlas.store.csv_files import write_text
 from opatlas.text import in_a_line
 
-#: The name under which fixtures find the session, and its `executor()`, without importing its class.
-SESSION = "opatlas-session"
-
 
 class Executor(Protocol):
     """Runs jobs one after the other on one device."""

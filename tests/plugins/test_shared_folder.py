@@ -25,12 +25,12 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedFold
 
 def test_word_reaches_who_joins(made: SharedFolder) -> None:
     joined = SharedFolder(made.path)
-    assert (joined.word("stop"), joined.handed()) == ("", None)
-    joined.leave("stop", "no room on /data")
-    joined.enter_worker("gw3")
-    made.hand(Plan(error="none"))
-    assert (made.word("stop"), made.workers()) == ("no room on /data", [os.getpid()])
-    assert joined.handed() == Plan(error="none")
+    assert (joined.read("stop"), joined.load_plan()) == ("", None)
+    joined.write("stop", "no room on /data")
+    joined.register_worker("gw3")
+    made.publish_plan(Plan(error="none"))
+    assert (made.read("stop"), made.worker_pids()) == ("no room on /data", [os.getpid()])
+    assert joined.load_plan() == Plan(error="none")
     joined.remove()
     assert made.path.is_dir()
 
@@ -38,4 +38,4 @@ def test_word_reaches_who_joins(made: SharedFolder) -> None:
 def test_a_plan_that_cannot_be_handed_names_the_remedy(made: SharedFolder) -> None:
     (made.path / "plan.pickle").mkdir()
     with pytest.raises(OpAtlasError, match=r"plan\.pickle cannot be written .*let TMPDIR name another folder"):
-        made.hand(Plan())
+        made.publish_plan(Plan())

@@ -1,0 +1,274 @@
+"""The way of a row from its CSV to the device and back into the CSV, on one page.
+
+`ReplaySession` has a method for each step. The hooks of `hooks.py` call them in this order:
+
+1. `plan` reads the database and decides which rows are cases; the collector makes a test of each case.
+2. `select` gets the cases that pytest selected, and refuses to replace durations that do not compare with new ones.
+3. `run` sends a row to the device and passes, skips or fails its test.
+4. `record` writes the outcome to the journal of this process, and attaches it to pytest's report as a `RowNote`.
+5. `receive` gets the report in the main process: counts the row, then keeps its record for the merge.
+6. `merge` brings the records of all journals into the CSVs, and accounts for every row.
+7. `report` writes the report files and decides the exit status; `summary_lines` are printed last.
+
+With xdist the controller plans before the workers start, and merges and reports after they end; each worker runs and
+records rows. Without xdist one process does everything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+
+import pytest
+
+from opatlas.devices.device import DeviceDescription
+from opatlas.engine.job import RowOutcome
+from opatlas.engine.registry import replay_spec
+from opatlas.errors import OpAtlasError
+from opatlas.isolation.executor import Executor
+from opatlas.model.record import Record
+from opatlas.model.roofline import device_peak
+from opatlas.model.schema import Status
+from opatlas.report.row_summary import summarize_row
+
+from .collector import Collector, row_of
+from .mixing import check_replaced
+from .plan import CaseRow, Plan
+from .planning import plan_session
+from .prof_path import ProfileRest
+from .records import SessionJournal, WriteBack
+from .report import NOT_RUN, Ledger, Report, RowTally
+from .row_note import STORED_US, RowNote, cut_printed, note_of, properties_of, set_properties, waited_by
+from .row_runner import RowRunner
+from .session_context import STOPPED, Interrupts, SessionContext
+from .summary import Comparison, SessionSummary
+
+_NO_PLAN = "replays were not asked for by name: with -n, name bench/ on the command line"
+_OUTCOME = pytest.StashKey[RowOutcome | None]()
+#: Seconds that the call of a row waited for its device, by FOR_OTHERS and FOR_OWN.
+_WAITED = pytest.StashKey[dict[str, float]]()
+
+
+class ReplaySession:
+    """A session of replays in one process of pytest.
+
+    Attributes:
+        context: options, run, database and the request to stop.
+        on_launched: called with how many rows of how many in a batch have run, before their samples are known.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.context = context = SessionContext(config)
+        self.on_launched: Callable[[int, int], None] | None = None
+        self.interrupts = Interrupts(context)
+        self.collector = Collector(context, self.plan)
+        self.journal = SessionJournal(context)
+        self.tally = RowTally()
+        self.write_back = WriteBack(context, self.journal)
+        self.ledger = Ledger(context)
+        self.results = Report(context, self.collector, self.write_back, self.ledger, self.tally)
+        self.summary = SessionSummary(self.results, self.interrupts)
+        self.comparison = Comparison(context, getattr(config.option, "verbose", 0)) if config.option.read_only else None
+        self._runner = RowRunner(context, self._launched)
+        self._profile_rest = (
+            ProfileRest(context, self.collector, self.write_back, self._runner) if config.option.prof_path else None
+        )
+        self._is_selected = False
+        #: The device of the last record.
+        self._device: DeviceDescription | None = None
+
+    def plan(self) -> Plan:
+        """Step 1: returns the plan, made on first use. From then on the session holds the database."""
+        context = self.context
+        if context.plan is None:
+            context.plan = plan_session(context) if not context.is_worker else context.shared.load_plan()
+            context.plan = context.plan or Plan(error=_NO_PLAN)
+        return context.plan
+
+    def publish_plan(self) -> None:
+        """Step 1 in xdist's controller, before the workers start. Raises pytest.UsageError where there is no plan."""
+        plan = self.plan()
+        if plan.error:
+            raise pytest.UsageError(plan.error)
+        try:
+            self.context.shared.publish_plan(plan)
+        except OpAtlasError as error:
+            raise pytest.UsageError(str(error)) from None
+
+    def select(self, case_ids: Iterable[str]) -> None:
+        """Step 2: takes the ids of the cases to run. A controller gets the collection of each worker, all the same.
+
+        Raises:
+            pytest.UsageError: the cases would replace durations that do not compare with those of this session.
+        """
+        context, plan = self.context, self.context.plan
+        if plan is None or self._is_selected:
+            return
+        self._is_selected = True
+        selected = plan.case_ids().intersection(case_ids)
+        if context.provenance is not None and context.settings.writes:
+            specs = {name: replay_spec(function) for name, function in self.collector.known_replays().items()}
+            in_groups = {name for name, spec in specs.items() if spec is not None and spec.group is not None}
+            judged = check_replaced(context.provenance, context.settings, plan, selected, in_groups)
+            if judged.refusal:
+                # With an error in the plan nothing is reported of rows that were not run.
+                plan.error = judged.refusal
+                raise pytest.UsageError(judged.refusal)
+            plan.notes += judged.notes
+        self.ledger.collect(selected)
+
+    def executor(self) -> Executor:
+        """Returns what runs the bodies of replays, with its device open. Ends the session where there is no device."""
+        return self._runner.executor()
+
+    def prepare(self, item: pytest.Item) -> None:
+        """Opens the device for a row. Opening takes longer than many rows, and counts for no row."""
+        self._runner.prepare(item)
+
+    def run(self, item: pytest.Function) -> None:
+        """Step 3: runs a row on the device, and passes, skips or fails its test."""
+        __tracebackhide__ = True
+        row = item.funcargs["row"]
+        assert isinstance(row, CaseRow)
+        # A plugin may run a row again, and then there may be no device.
+        item.stash[_OUTCOME] = None
+        if row.given_up:
+            pytest.fail(f"{row.place}: {row.given_up}", pytrace=False)
+        before = waited_by(self.context.waits)
+        try:
+            outcome = item.stash[_OUTCOME] = self._runner.run(item)
+        finally:
+            after = waited_by(self.context.waits)
+            item.stash[_WAITED] = {who: after[who] - before[who] for who in after if after[who] > before[who]}
+        message = f"{outcome.status}: {row.place}: {outcome.explanation}"
+        if outcome.status in (Status.UNSUPPORTED, Status.SKIPPED):
+            pytest.skip(message)
+        if outcome.status is not Status.MEASURED:
+            pytest.fail(f"{message}\n{outcome.detail}".rstrip(), pytrace=False)
+
+    def record(self, item: pytest.Item, row: CaseRow, call: pytest.CallInfo[None]) -> RowNote:
+        """Step 4: journals the outcome of a phase of a row's test. Returns the note for pytest's report."""
+        cut_printed(item, call)
+        note: RowNote = {}
+        is_call = call.when == "call"
+        if is_call and row.given_up:
+            note["given_up"] = True
+        if is_call and (waited := item.stash.get(_WAITED, {})):
+            note["waited"] = waited
+        outcome = self._outcome(item, row, call)
+        if outcome is None:
+            return note
+        record = self._new_record(row, outcome)
+        note["record"] = record.to_json()
+        device = self.executor().describe() if is_call else None
+        if is_call:
+            properties = properties_of(record, row.captured_us)
+            if self.context.settings.read_only and row.stored_us is not None:
+                properties.append((STORED_US, row.stored_us))
+            set_properties(item, properties)
+        if device is not None and record.measurement is not None:
+            note["figures"] = summarize_row(record, device_peak(device.name), row.captured_us).to_json()
+        note["not_saved"] = self.journal.append(note["record"], device)
+        if device is not None and device != self._device:
+            self._device = device
+            note["device"] = asdict(device)
+        return note
+
+    def receive(self, report: pytest.TestReport) -> None:
+        """Step 5, in the main process, before anybody shows the report: counts the row."""
+        note = note_of(report)
+        if note is not None:
+            self.ledger.count(report, note)
+            self.tally.count(report, note)
+
+    def keep(self, report: pytest.TestReport) -> None:
+        """Step 5, after everybody has seen the report: keeps its record for the merge."""
+        note = note_of(report)
+        if note is not None:
+            self.write_back.take(report, note)
+
+    def complete(self, session: pytest.Session) -> None:
+        """Before the merge: adds the records of rows that no test took, and decides about a session without rows."""
+        for item, outcome in self._runner.left_over(session.items):
+            row = row_of(item)
+            if row is not None:
+                self.write_back.add(self._new_record(row, outcome), self._device)
+        if not self.context.is_worker:
+            self.summary.judge(session)
+            if self._profile_rest is not None:
+                self._profile_rest.take(session)
+
+    def merge(self) -> None:
+        """Step 6: merges the records into the CSVs. A worker leaves its journal to the controller."""
+        if self.context.is_worker:
+            self.write_back.hand_over(self.context.worker_output)
+        elif self.interrupts.now:
+            self.write_back.close_journals()
+        elif self.context.runs_rows:
+            self.ledger.settle(self.write_back.merge())
+
+    def report(self, session: pytest.Session) -> None:
+        """Step 7: writes the report files, and decides the exit status of the session."""
+        if self.context.is_worker or self.interrupts.now or not self.context.runs_rows:
+            return
+        self.results.write()
+        problems = [*self.write_back.problems, *self.ledger.problems, *self.results.problems]
+        is_wrong = bool(problems or self.ledger.counts()[NOT_RUN])
+        # After INTERNAL_ERROR pytest shows no summary, and the user would not learn of the problems.
+        if is_wrong and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        # pytest calls any early end "interrupted"; here the word means Ctrl-C.
+        if session.exitstatus == pytest.ExitCode.INTERRUPTED and self.context.stop_reason not in ("", STOPPED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def print_summary(self, terminal: pytest.TerminalReporter, status: int) -> None:
+        """Step 7: prints what became of the rows."""
+        self.summary.print(terminal, status)
+        if self._profile_rest is not None:
+            self._profile_rest.print(terminal)
+        if self.comparison is not None:
+            self.comparison.print(terminal)
+
+    def close(self) -> None:
+        """Releases the device and the database."""
+        self._runner.close()
+        self.context.close()
+
+    def _outcome(self, item: pytest.Item, row: CaseRow, call: pytest.CallInfo[None]) -> RowOutcome | None:
+        """Returns what became of a row in a phase of its test; None where the row was not run."""
+        if call.when != "call":
+            is_skipped = call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception)
+            return RowOutcome(Status.SKIPPED, str(call.excinfo.value)) if call.excinfo and is_skipped else None
+        outcome = item.stash.get(_OUTCOME, None)
+        if outcome is None and self.context.settings.in_process and not row.given_up and call.excinfo is not None:
+            # A body in this process lets its exception through, for a debugger.
+            from opatlas.engine.device_errors import outcome_from_error
+
+            outcome = outcome_from_error(call.excinfo.value)
+            if outcome.status is Status.DEVICE_ERROR:
+                self.context.stop("the device reported an error, and --in-process cannot replace its process")
+        return outcome
+
+    def _new_record(self, row: CaseRow, outcome: RowOutcome) -> Record:
+        return Record(
+            kernel_type=row.kernel_type,
+            signature=row.signature,
+            cells=row.cells,
+            status=outcome.status,
+            reason=outcome.explanation,
+            run_id=self.context.run_id,
+            finished_at=time.time(),
+            measurement=outcome.measurement,
+            crashes_in_a_row=row.crashes_before + 1 if outcome.status.crash else 0,
+        )
+
+    def _launched(self, launched: int, of: int) -> None:
+        """Makes sure that a manifest names the device: after a kill another session reads the profile."""
+        self.journal.write_manifest(self.executor().describe())
+        if self.on_launched is not None:
+            self.on_launched(launched, of)
+
+
+#: The session of a process of pytest: `config.stash[SESSION]`.
+SESSION = pytest.StashKey[ReplaySession]()
