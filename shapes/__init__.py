@@ -1,1 +1,1 @@
-"""Theory rows: the catalog of calls that models make, and `pytest shapes/`, which adds them to a database."""
+"""The catalog of calls that models make, the models, and `pytest shapes/`, which adds theory rows to a database."""

@@ -1,4 +1,4 @@
-"""The models that OpAtlas knows by itself, with the numbers of their publishers."""
+"""The models that OpAtlas knows without further packages. The numbers are those of each model's config.json."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opatlas.theory.models import (
 
 
 def feed_forward(hidden: int, width: int, prefix: str = "") -> tuple[Weight, ...]:
-    """Gate and up, fused, and down."""
+    """Returns the fused gate and up projection and the down projection."""
     return (
         Weight(f"{prefix}gate_up", (width, width), hidden, "outputs"),
         Weight(f"{prefix}down", (hidden,), width, "inputs"),
@@ -23,7 +23,7 @@ def feed_forward(hidden: int, width: int, prefix: str = "") -> tuple[Weight, ...
 
 
 def grouped_query_attention(hidden: int, heads: int, kv_heads: int, head_dim: int) -> tuple[Weight, ...]:
-    """Queries, keys and values, fused, and the output projection."""
+    """Returns the fused projection of queries, keys and values, and the output projection."""
     kv = kv_heads * head_dim
     return (
         Weight("qkv", (heads * head_dim, kv, kv), hidden, "outputs", least=head_dim),
@@ -32,7 +32,10 @@ def grouped_query_attention(hidden: int, heads: int, kv_heads: int, head_dim: in
 
 
 def latent_attention(hidden: int, heads: int, latent: Latent) -> tuple[Weight, ...]:
-    """The compressions are on every device; engines multiply with both at once, or one after the other."""
+    """Returns the projections of multi-head latent attention.
+
+    Every device has the compressions. Engines compute both in one product, or one after the other.
+    """
     down = latent.kv_lora + latent.rope
     return (
         Weight("q_a", (latent.q_lora,), hidden, "nothing"),
@@ -74,7 +77,7 @@ def _latent_experts(
     experts: RoutedExperts,
     indexer: Indexer | None = None,
 ) -> ModelFacts:
-    of_indexer = (
+    indexer_weights = (
         ()
         if indexer is None
         else (
@@ -85,7 +88,7 @@ def _latent_experts(
     )
     weights = (
         *latent_attention(hidden, heads, latent),
-        *of_indexer,
+        *indexer_weights,
         *feed_forward(hidden, intermediate),
         *feed_forward(hidden, experts.shared, "shared_"),
         Weight("router", (experts.count,), hidden, "nothing"),
@@ -106,7 +109,6 @@ def _latent_experts(
     )
 
 
-#: The numbers are those of each model's config.json.
 DEEPSEEK_V3 = _latent_experts(
     "deepseek-ai/DeepSeek-V3",
     hidden=7168,
@@ -152,7 +154,7 @@ def _glm_5(name: str) -> ModelFacts:
 
 GLM_5_1 = _glm_5("zai-org/GLM-5.1")
 GLM_5_2 = _glm_5("zai-org/GLM-5.2")
-#: The model of the starter database: the smallest of its kind.
+#: The model of the starter database, which is small.
 QWEN3_0_6B = _dense(
     "Qwen/Qwen3-0.6B",
     hidden=1024,
@@ -164,7 +166,7 @@ QWEN3_0_6B = _dense(
     head_norms=True,
 )
 
-#: Whose shapes are taken where no model is asked for.
+#: The models of theory rows by default.
 BUILT_IN = (DEEPSEEK_V3, QWEN3_32B, LLAMA_3_70B, GLM_5_1, GLM_5_2)
 
 #: All models by their full and their short names, in lower case.

@@ -1,6 +1,9 @@
-"""Attention: what the slots do not tell of the sequences stands in the Runtime columns.
+"""The patterns of attention, of mixtures of experts and of the fused split of queries, keys and values.
 
-Every sequence of a row is as long as the others: a decoding step asks one query of each, a prefill many.
+Their slots share many sizes, which is shorter in Python than in catalog.yaml. catalog.yaml names them like its own
+patterns. The Runtime cells of attention rows tell the lengths of sequences; all sequences of a row have the same
+length. A decoding step has one query or a few for each sequence, a prefill has many. Tokens are spread evenly over the
+experts of a device.
 """
 
 from __future__ import annotations
@@ -10,13 +13,13 @@ from typing import Any
 from opatlas.model.schema import EP_SIZE, RUNTIME_PREFIX
 from opatlas.theory.patterns import Expression, Lengths, parse_expression
 
-#: Tokens of a page of the cache, as vLLM-Ascend has it.
+#: Tokens of a page of the cache in vLLM-Ascend.
 BLOCK_SIZE = 128
 
-#: Queries of each sequence: one or a few, where a model guesses ahead, in a decoding step; then prefill.
+#: Queries of each sequence: one, or a few with speculative decoding, in a decoding step; more in a prefill.
 _DECODE_QUERIES = [1, 2, 4]
 _QUERIES = [*_DECODE_QUERIES, 128, 512, 1024, 2048, 4096, 8192]
-#: Sequences of a step, and keys that each of them has by then (grids of the catalog).
+#: Grids of the catalog: sequences of a step, and keys of each sequence.
 _SEQUENCES, _KEYS = "sequences", "key_lengths"
 
 _GROUPED_HEADS = {"from": "attention", "generic": {"q": [4, 8, 16, 32], "kv": [1, 4], "d": [128]}}
@@ -25,12 +28,11 @@ _LATENT_HEADS = {
     "generic": {"q": [4, 16, 32], "lora": [512], "nope": [128], "rope": [64], "v": [128]},
 }
 _PAGES = {"pages": f"(k + {BLOCK_SIZE - 1}) // {BLOCK_SIZE}", "blocks": "s * pages"}
-#: A step has no more tokens than products have, and no more keys than caches hold. Engines cut prompts into
-#: chunks, of 8192 tokens where nobody says otherwise: no step pairs more queries with keys than such a chunk
-#: does at the end of the longest prompt.
+#: Limits of a step: tokens as in the products, keys as in a cache, and pairs of queries and keys as in the last chunk
+#: of the longest prompt. Engines divide prompts into chunks of 8192 tokens by default.
 _BOUNDS = ["k >= t", "s * t <= 32768", "s * k <= 2097152", "s * t * k <= 8192 * 65536"]
 
-#: The mask that stands for every causal one, whatever the lengths.
+#: The size of the mask that the kernel takes for any causal mask.
 _MASK = [2048, 2048]
 _FIA_SLOTS = 31
 _QUERY, _KEY, _VALUE, _MASK_SLOT, _QUERY_LENGTHS, _KV_LENGTHS = 0, 1, 2, 4, 5, 6
@@ -43,7 +45,7 @@ def _runtime(**values: str | Expression | Lengths) -> dict[str, str | Expression
 
 
 def _causal(queries: str, keys: Lengths) -> dict[str, str | Expression | Lengths]:
-    """Queries (tokens, heads, D), each of which sees the keys up to its own; `queries` of every sequence."""
+    """Returns the Runtime cells of queries (tokens, heads, D) that see the keys up to their own position."""
     return _runtime(
         actual_seq_lengths_shape=parse_expression("s"),
         actual_seq_lengths_values=Lengths(parse_expression("s"), parse_expression(queries), sums=True),
@@ -62,7 +64,7 @@ def _fused(
     cells: dict[str, str | Expression | Lengths],
     **more: Any,
 ) -> dict[str, Any]:
-    """A call of FusedInferAttentionScore, whose other slots are absent. The second output, the log-sum-exp, too."""
+    """Returns a pattern of FusedInferAttentionScore. Other slots and the second output, the log-sum-exp, are absent."""
     dtypes = [_DTYPES.get(slot, "BF16") if slot in slots else "" for slot in range(_FIA_SLOTS)]
     return {
         **more,
@@ -142,7 +144,7 @@ LATENT = _fused(
 
 
 def _ring(keys: str, *, first: bool) -> dict[str, Any]:
-    """Prefill of latent attention in steps: the first is causal, later ones continue its result (slots 13, 14)."""
+    """Returns a step of latent attention's prefill: the first, causal one, or one that continues it (slots 13, 14)."""
     optional: list[Any] = [[512, 512], *[None] * 9] if first else [*[None] * 8, ["t", "q", "v"], ["q", "t"]]
     dtypes = ["BF16"] * 6 + [""] * 9 if first else ["BF16"] * 5 + [""] * 8 + ["BF16", "FLOAT"]
     return {
@@ -158,7 +160,7 @@ def _ring(keys: str, *, first: bool) -> dict[str, Any]:
     }
 
 
-#: Which keys each query looks at: queries (tokens, heads, D), keys in pages, weights, lengths, block table.
+#: The selection of keys for each query: queries (tokens, heads, D), keys in pages, weights, lengths, block table.
 LIGHTNING_INDEXER = {
     "axes": {
         "s": _SEQUENCES,
@@ -174,7 +176,7 @@ LIGHTNING_INDEXER = {
     "cells": _runtime(avg_seq_len=parse_expression("k")),
 }
 
-#: Latent attention to the keys that were chosen: queries, the cache twice, indices, block table, lengths, rope parts.
+#: Latent attention to the selected keys: queries, the cache twice, indices, block table, lengths, rope parts.
 SPARSE = {
     "axes": {
         "s": _SEQUENCES,
@@ -206,7 +208,7 @@ _ROUTER = {"from": "router", "generic": {"e": [64, 256], "top": [8], "h": [2048]
 
 
 def _grouped(m: str, k: str, n: str, *, quantized: bool) -> dict[str, Any]:
-    """x (M, K), weights (E, K, N), and of the other slots: 3 a scale of the weights, 7 where groups end, 8 one of x."""
+    """Returns a grouped product of x (M, K) and weights (E, K, N), with group ends (slot 7), perhaps scales (3, 8)."""
     scales = [["e", n], None, None, None, ["e"], [m]] if quantized else [None, None, None, None, ["e"], None]
     form = (
         "INT8;INT8;;FLOAT;;;;INT64;FLOAT | ND;FRACTAL_NZ;;ND;;;;ND;ND -> BF16"
@@ -221,7 +223,7 @@ def _grouped(m: str, k: str, n: str, *, quantized: bool) -> dict[str, Any]:
     }
 
 
-#: The kernel computes the gate's activation and quantizes the result again.
+#: A grouped product with the gate's activation; the result is quantized again.
 GROUPED_SWIGLU_QUANTIZED = {
     "axes": {"m": "tokens", "experts": _EXPERTS},
     "inputs": [["m", "h"], ["e", "h", "2 * w"], ["e", "2 * w"], ["m"], ["e"]],
@@ -229,13 +231,13 @@ GROUPED_SWIGLU_QUANTIZED = {
     "forms": ["INT8;INT8;FLOAT;FLOAT;INT64 | ND;FRACTAL_NZ;ND;ND;ND -> INT8;FLOAT"],
 }
 
-#: Conditions on the shapes of DispatchFFNCombine beyond those that its slots imply. What a probe of the
-#: kernel finds on a device is in the device's database (opatlas/theory/plan.py).
+#: Conditions on the shapes of DispatchFFNCombine. The limits that a probe finds on a device are in the device's
+#: database (opatlas/theory/refused_shapes.py).
 DISPATCH_FFN_COMBINE_CONDITIONS: list[str] = ["top <= e * ep"]
 
 
 def _dispatch(*, quantized: bool) -> dict[str, Any]:
-    """x, both weights, each token's experts (of all devices), two scales, and the experts' weights."""
+    """Returns the pattern of DispatchFFNCombine: x, two weights, each token's experts, two scales, router weights."""
     form = (
         "BF16;INT8;INT8;INT32;FLOAT;FLOAT;FLOAT | ND;FRACTAL_NZ;FRACTAL_NZ;ND;ND;ND;ND -> BF16;INT32"
         if quantized
@@ -279,7 +281,8 @@ MOE_UNPERMUTE = {
 }
 
 
-#: Input: the fused product, a table of angles for each position, the positions; outputs: the three parts.
+#: Queries, keys and values are split, normalized head by head and rotated. Inputs: the fused product, a table of
+#: angles for each position, the positions; outputs: the three parts.
 SPLIT_QKV = {
     "axes": {
         "m": "tokens",

@@ -1,7 +1,7 @@
-"""The database that a device without one starts with: calls of a small model.
+"""The starter database of a device: calls of a small model.
 
-Sized for a CPU without bfloat16 instructions: no row takes more than about 50 ms a call there, and
-all of them are measured in about two minutes on two cores.
+The rows are small enough for a CPU without bfloat16 instructions: a call takes at most about 50 ms, and all rows
+together take about two minutes on two cores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from opatlas.theory.space import GB
 from .models import QWEN3_0_6B
 from .strategies import sample_rows
 
-#: The embedding table, which is the LM head too, is the largest tensor: 311 MB.
+#: The largest tensor, the embedding table, has 311 MB.
 _BUDGET_BYTES = GB
 _HALF, _FLOAT = "BF16", "FLOAT"
 
@@ -30,9 +30,9 @@ class StarterPart:
     """Rows of one pattern of a kernel type.
 
     Attributes:
-        rows: how many; fewer where the pattern has no more within the limit.
-        limit: what keeps a call short.
-        form: dtypes.
+        rows: number of rows; fewer where the limit leaves fewer.
+        limit: a condition that keeps calls short.
+        form: dtypes and formats.
     """
 
     kernel_type: str
@@ -42,16 +42,16 @@ class StarterPart:
     form: str
 
     def kernel(self) -> CatalogKernel:
-        """The catalog's kernel type with this pattern alone, within the limit."""
-        of_catalog = built_in_catalog().kernel(self.kernel_type)
-        pattern = next(pattern for pattern in of_catalog.patterns if pattern.name == self.pattern)
+        """Returns the catalog's kernel type with this pattern alone, within the limit."""
+        in_catalog = built_in_catalog().kernel(self.kernel_type)
+        pattern = next(pattern for pattern in in_catalog.patterns if pattern.name == self.pattern)
         limited = replace(pattern, where=(*pattern.where, parse_expression(self.limit)), forms=(Form.parse(self.form),))
         return CatalogKernel(self.kernel_type, (limited,))
 
 
-#: Two cores of a server manage some 80 GFLOP/s in float32, and 20 in bfloat16 without instructions for it.
-#: Normalization and softmax read and write each element several times. Of rows that hold the embedding
-#: table there are few: making their random inputs takes longer than measuring them.
+#: Two cores of a server reach about 80 GFLOP/s in float32, and 20 in bfloat16 without instructions for bfloat16.
+#: Normalization and softmax read and write each element several times. Few rows hold the embedding table, whose
+#: random inputs take longer to make than to measure.
 PARTS = (
     StarterPart("MatMulV2", "matmul", 64, "2 * m * n * k <= 1000000000", f"{_HALF};{_HALF} -> {_HALF}"),
     StarterPart(
@@ -71,10 +71,10 @@ PARTS = (
 def write_starter(
     database: Database, *, seed: int = 0, model: ModelFacts = QWEN3_0_6B, parts: Sequence[StarterPart] = PARTS
 ) -> int:
-    """Appends the starter rows, about two hundred; gives their number.
+    """Appends the starter rows, about two hundred, and returns their number.
 
     Args:
-        seed: the same gives the same rows, for a given version of hypothesis.
+        seed: the same seed gives the same rows, for a given version of hypothesis.
 
     Raises:
         OpAtlasError: the database cannot be read or written.

@@ -1,7 +1,4 @@
-"""Theory rows as hypothesis strategies: what the sampling draws from, and the project's own property tests.
-
-Every draw is a legal row within the memory budget; none is ever rejected.
-"""
+"""Theory rows as hypothesis strategies, for samples and property tests. Every draw is a legal row within the budget."""
 
 from __future__ import annotations
 
@@ -23,21 +20,21 @@ from opatlas.theory.space import GB, Space
 
 from .models import BUILT_IN
 
-#: Written as a power, because a constant here would be one of those that hypothesis finds.
+#: A power, because hypothesis draws integer constants of loaded modules with a higher probability.
 _OFFSET = 3**45
 
 
 def whole_number(low: int, high: int) -> SearchStrategy[int]:
-    """A whole number in low ... high; shrinks to `low`."""
+    """Returns a strategy of whole numbers in low ... high that shrinks to `low`."""
     if low > high:
         raise ValueError(f"no whole number in {low} ... {high}")
     return st.integers(_OFFSET, _OFFSET + high - low).map(lambda drawn: drawn - _OFFSET + low)
 
 
-ROWS_OF_SAMPLE = 16
-#: Enough for no two to be alike, and few enough for hypothesis to draw all of them alike.
-_SAMPLES = 1 << 24
-#: Where nobody says otherwise: the smallest memory of an NPU that serves.
+BATCH_ROWS = 16
+#: Many enough for distinct batches, few enough for hypothesis to draw them uniformly.
+_BATCHES = 1 << 24
+#: The smallest memory of an NPU that serves models.
 DEFAULT_BUDGET_BYTES = 32 * GB
 
 
@@ -48,14 +45,14 @@ def theory_rows(
     budget_bytes: int = DEFAULT_BUDGET_BYTES,
     catalog: Catalog | None = None,
 ) -> SearchStrategy[TheoryRow]:
-    """Rows of a kernel type in the catalog's dtypes and formats; shrinks to the smallest of the first pattern.
+    """Returns a strategy of a kernel type's rows with the catalog's dtypes and formats. Shrinks to the smallest row.
 
     Args:
-        targets: whose shapes; default: those of the built-in models, and of none in particular.
-        budget_bytes: of all tensors of a row and the flush buffer.
+        targets: models whose shapes are drawn; default: the built-in models and generic shapes.
+        budget_bytes: memory for the tensors of a row and the flush buffer.
 
     Raises:
-        OpAtlasError: the catalog has no such kernel type, or nothing of it fits.
+        OpAtlasError: the catalog lacks the kernel type, or no row fits.
     """
     targets = targets or Targets(BUILT_IN, generic=True)
     kernel = (catalog or built_in_catalog()).kernel(kernel_type)
@@ -66,27 +63,27 @@ def theory_rows(
 
 
 def space_rows(spaces: Sequence[Space]) -> SearchStrategy[TheoryRow]:
-    """Rows of several spaces, each of these as likely as another; nothing where all are empty."""
+    """Returns a strategy of the rows of several spaces, each space with the same probability."""
     numbered = _Numbered(spaces)
     return whole_number(0, numbered.size - 1).map(numbered.row) if numbered.size else st.nothing()
 
 
 def batches_of_rows(spaces: Sequence[Space]) -> SearchStrategy[list[TheoryRow]]:
-    """A few rows at a time, for large samples: hypothesis takes most of a millisecond for whatever it draws.
+    """Returns a strategy of small batches of rows, because each draw of hypothesis takes most of a millisecond.
 
-    What is drawn is the number of a sample, from which those of its rows follow. So these do not shrink.
+    A draw is the number of a batch, which decides its rows. These rows do not shrink.
     """
     numbered = _Numbered(spaces)
 
-    def rows(sample: int) -> list[TheoryRow]:
-        digests = (blake2b(f"{sample}/{i}".encode(), digest_size=8).digest() for i in range(ROWS_OF_SAMPLE))
+    def rows(batch: int) -> list[TheoryRow]:
+        digests = (blake2b(f"{batch}/{i}".encode(), digest_size=8).digest() for i in range(BATCH_ROWS))
         return [numbered.row(int.from_bytes(digest, "big") % numbered.size) for digest in digests]
 
-    return whole_number(0, _SAMPLES - 1).map(rows) if numbered.size else st.nothing()
+    return whole_number(0, _BATCHES - 1).map(rows) if numbered.size else st.nothing()
 
 
 class _Numbered:
-    """The rows of several spaces by number, those of each in turn."""
+    """Numbers the rows of several spaces, which take turns."""
 
     def __init__(self, spaces: Sequence[Space]) -> None:
         self._filled = [space for space in spaces if len(space)]
@@ -97,10 +94,10 @@ class _Numbered:
         return self._filled[which].row(place % self._filled[which].size)
 
 
-#: A small space is drawn from until a round brings new rows by less than this share of its draws: the
-#: last rows of a space would take as many draws as all the others.
+#: Drawing ends when a smaller share of a round's draws is new: the last rows of a small space would take as many
+#: draws as all others.
 _LEAST_YIELD = 0.05
-#: A round draws at least so many rows, or its yield would say little.
+#: Fewer draws would not tell the share of new rows.
 _LEAST_DRAWN = 128
 
 
@@ -114,13 +111,16 @@ def sample_rows(
 def draw_rows(
     strategy: SearchStrategy[list[TheoryRow]], count: int, *, seed: int, apart_from: Container[str] = ()
 ) -> dict[str, TheoryRow]:
-    """A sample without duplicates, by signature; all rows are of one kernel type.
+    """Draws distinct rows of one kernel type.
 
     Args:
-        strategy: draws some rows at a time, from the seed alone if it is built on `opatlas.shapes.strategies`.
-        count: rows in all; fewer where the strategy has no more.
-        seed: the same gives the same rows in the same order, for a given version of hypothesis.
+        strategy: draws batches of rows.
+        count: number of rows; fewer are drawn where the strategy has no more.
+        seed: the same seed draws the same rows in the same order, for a given version of hypothesis.
         apart_from: signatures of rows that are not wanted.
+
+    Returns:
+        The rows by signature.
     """
     sample: dict[str, TheoryRow] = {}
     for round_number in itertools.count():
@@ -136,12 +136,12 @@ def draw_rows(
 
 
 def _draws(strategy: SearchStrategy[list[TheoryRow]], count: int, label: str) -> list[TheoryRow]:
-    """Some `count` rows, duplicates included; hypothesis keeps and says nothing."""
+    """Draws about `count` rows, duplicates included, without output or files of hypothesis."""
     drawn: list[TheoryRow] = []
 
     @seed(label)
     @settings(
-        max_examples=-(-count // ROWS_OF_SAMPLE),
+        max_examples=-(-count // BATCH_ROWS),
         phases=[Phase.generate],
         database=None,
         deadline=None,
@@ -153,7 +153,7 @@ def _draws(strategy: SearchStrategy[list[TheoryRow]], count: int, label: str) ->
     def collect(rows: list[TheoryRow]) -> None:
         drawn.extend(rows)
 
-    # Where it would keep what it finds in the sources of loaded modules, in the working directory.
+    # hypothesis writes the constants of loaded modules to its folder, which is the working directory by default.
     with TemporaryFolder("hypothesis") as folder:
         set_hypothesis_home_dir(str(folder))
         try:

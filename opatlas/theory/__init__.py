@@ -1,1 +1,1 @@
-"""Theory rows: calls that models make, drawn by hypothesis, for a database that has too few of its own."""
+"""Theory rows: kernel calls that follow from the architectures of models, for databases with few captured rows."""

@@ -1,7 +1,7 @@
-"""Architectures of the transformers package: models built on the meta device, without weights or network.
+"""Architectures of the transformers package, built on torch's meta device, without weights and without network.
 
-The one place of `shapes` that imports torch. What a model runs is read off its modules: every linear
-layer's shape, and those of the stacked matrices of its experts.
+This is the only module of `opatlas.theory` that imports torch. The shapes of a model are read off its modules: the
+weight of every linear layer, and the stacked matrices of its experts.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from opatlas.theory.models import (
     Latent,
     ModelFacts,
     RoutedExperts,
+    TargetError,
     Weight,
     lm_head,
 )
 
 _INSTALL = "pip install 'opatlas[models]'"
-#: Names under which configurations have the same number.
+#: The names that configurations have for the number of experts.
 _EXPERT_COUNTS = ("n_routed_experts", "num_local_experts", "num_experts")
 
-#: Keys of a configuration that no shape depends on.
-_NOT_OF_SHAPES = frozenset(
+#: Keys of a configuration that do not change any shape.
+_NOT_SHAPE_KEYS = frozenset(
     {
         *("auto_map", "quantization_config", "compression_config", "kernel_config", "use_kernels", "architectures"),
         *("_name_or_path", "name_or_path", "dtype", "torch_dtype", "custom_pipelines"),
     }
 )
 
-#: Modules that engines fuse, in this order, and what their product is called. Those of the attention
-#: share heads among devices; a gate and what it lets through are cut alike.
+#: Modules that engines fuse, in this order, and the role of the fused weight.
 _FUSED = {
     ("q_proj", "k_proj", "v_proj"): "qkv",
     ("gate_proj", "up_proj"): "gate_up",
     ("w1", "w3"): "gate_up",
     ("q_a_proj", "kv_a_proj_with_mqa"): "q_kv_a",
 }
-#: Modules by the last part of their name: the role, and what tensor parallelism divides.
+#: Modules by the last part of their name: the role, and the features that tensor parallelism divides.
 _ROLES: dict[str, tuple[str, Literal["outputs", "inputs", "nothing"]]] = {
     "o_proj": ("o_proj", "inputs"),
     "out_proj": ("o_proj", "inputs"),
@@ -79,10 +79,10 @@ _LAYER = re.compile(r"\.\d+(?=\.|$)")
 
 @cache
 def architectures() -> frozenset[str]:
-    """The names of transformers' text models; none where the package is not installed. Does not import torch.
+    """Returns the names of transformers' text models; none where transformers is not installed. Does not import torch.
 
     Raises:
-        OpAtlasError: it is installed, and cannot be imported.
+        OpAtlasError: transformers is installed and cannot be imported.
     """
     if find_spec("transformers") is None:
         return frozenset()
@@ -96,51 +96,53 @@ def architectures() -> frozenset[str]:
 
 
 def load_architecture(name: str) -> ModelFacts:
-    """An architecture with the sizes that transformers gives it where nobody says other ones. Raises OpAtlasError."""
+    """Returns an architecture with the default sizes of transformers. Raises OpAtlasError."""
     return _model(name, {"model_type": name})
 
 
 def load_config_file(path: Path) -> ModelFacts:
-    """The model that a config.json describes.
+    """Returns the model that a config.json describes.
 
     Raises:
-        OpAtlasError: the file is no model's, or transformers, which knows its architecture, is not installed.
+        OpAtlasError: the file is no model's config.json, or transformers is not installed.
     """
     try:
         whole = json.loads(path.read_text(encoding="utf-8"))
-        content = _of_shapes(whole)
+        content = _shape_keys(whole)
     except RecursionError:
-        raise OpAtlasError(f"--target-models {path}: it is nested too deep for a model's config.json") from None
+        raise TargetError("--target-models", str(path), "nested too deep for a model's config.json") from None
     except (OSError, ValueError) as error:
-        # UnicodeDecodeError and JSONDecodeError are ValueErrors, and so is a number of too many digits.
-        raise OpAtlasError(f"--target-models {path}: it cannot be read as JSON ({error})") from None
+        # UnicodeDecodeError and JSONDecodeError are ValueErrors; a number with too many digits raises one, too.
+        raise TargetError("--target-models", str(path), f"cannot be read as JSON ({error})") from None
     if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
-        raise OpAtlasError(f"--target-models {path}: it has no 'model_type', as a model's config.json does")
+        raise TargetError("--target-models", str(path), "no key 'model_type': give the config.json of a model")
     if find_spec("transformers") is None:
-        raise OpAtlasError(f"--target-models {path}: reading it takes transformers, which is not installed: {_INSTALL}")
+        raise TargetError(
+            "--target-models", str(path), f"transformers, which reads config.json files, is not installed: {_INSTALL}"
+        )
     name = whole.get("_name_or_path")
     return _model(name if isinstance(name, str) and name else path.resolve().parent.name, content)
 
 
-def _of_shapes(value: Any) -> Any:
-    """What has a bearing on shapes of a configuration and the configurations in it.
+def _shape_keys(value: Any) -> Any:
+    """Returns the parts of a configuration, and of the configurations inside it, that decide shapes.
 
-    Left out is what says where code or weights are (also as the name of a kernel that transformers would download),
-    how attention and experts are computed (by packages that need not be installed), and how weights are stored.
+    Leaves out where code or weights are (also as the name of a kernel that transformers would download), how attention
+    and experts are computed (by packages that may be missing), and how weights are stored.
     """
     if isinstance(value, list):
-        return [_of_shapes(item) for item in value]
+        return [_shape_keys(item) for item in value]
     if not isinstance(value, dict):
         return value
     return {
-        key: _of_shapes(item)
+        key: _shape_keys(item)
         for key, item in value.items()
-        if key not in _NOT_OF_SHAPES and "implementation" not in key and not (isinstance(item, str) and "/" in item)
+        if key not in _NOT_SHAPE_KEYS and "implementation" not in key and not (isinstance(item, str) and "/" in item)
     }
 
 
 def _stay_offline() -> None:
-    """Keeps transformers, once it is imported, from downloading anything: no shape is worth it."""
+    """Keeps transformers from downloading anything once it is imported."""
     os.environ["HF_HUB_OFFLINE"] = "1"
 
 
@@ -149,7 +151,7 @@ def _model(name: str, content: Mapping[str, Any]) -> ModelFacts:
     given = {key: value for key, value in content.items() if key != "model_type"}
     _stay_offline()
     try:
-        # transformers imports torch's compiler, which cannot be done where the meta device is the default (torch 2.6).
+        # transformers imports torch's compiler, which fails while the meta device is the default (torch 2.6).
         import torch._dynamo
         from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -160,16 +162,18 @@ def _model(name: str, content: Mapping[str, Any]) -> ModelFacts:
             model = build(config)
         return model_facts(name, config, model)
     except Exception as error:
-        # Whatever an architecture of others raises, it is this model that cannot be had.
+        # The code of an architecture may raise anything.
         problem = " ".join(str(error).split())[:300]
-        raise OpAtlasError(
-            f"--target-models {name}: transformers cannot build a {model_type} of this configuration "
-            f"({type(error).__name__}: {problem}); give another config.json, or another version of transformers"
+        raise TargetError(
+            "--target-models",
+            name,
+            f"transformers cannot build a {model_type} of this configuration "
+            f"({type(error).__name__}: {problem}); give another config.json, or another version of transformers",
         ) from error
 
 
 def model_facts(name: str, config: Any, model: Any) -> ModelFacts:
-    """What a model's modules and its configuration say.
+    """Returns the facts that the modules and the configuration of a model tell.
 
     Args:
         config: a PretrainedConfig of text.
@@ -202,7 +206,7 @@ def model_facts(name: str, config: Any, model: Any) -> ModelFacts:
 
 
 def _shapes(model: Any) -> dict[str, tuple[int, int]]:
-    """(n, k) of each kind of linear layer and router, by its path without the number of the layer."""
+    """Returns (n, k) of each kind of linear layer and router, by its path without layer numbers."""
     found = {}
     for path, module in model.named_modules():
         weight = getattr(module, "weight", None)
@@ -210,7 +214,7 @@ def _shapes(model: Any) -> dict[str, tuple[int, int]]:
         kind = type(module).__name__
         is_linear = kind.endswith(("Linear", "Router", "Gate", "Conv1D")) or last in ("gate", "router")
         if is_linear and weight is not None and weight.dim() == 2:
-            # GPT-2's layers, which are called Conv1D, have their weights the other way round.
+            # Conv1D, the linear layer of GPT-2, has a transposed weight.
             n, k = reversed(weight.shape) if kind == "Conv1D" else weight.shape
             found[_LAYER.sub(".*", path)] = (int(n), int(k))
     return found
@@ -220,7 +224,7 @@ def _weights(modules: Mapping[str, tuple[int, int]], qkv: tuple[int, ...], head_
     children: dict[str, dict[str, tuple[int, int]]] = {}
     for path, shape in modules.items():
         parent, _, last = path.rpartition(".")
-        # A list of experts (transformers before 5) is stacked in `experts`.
+        # transformers before 5 has a list of experts; later versions stack their matrices.
         if path != "lm_head" and not re.search(r"\.experts\.\*", path):
             children.setdefault(parent, {})[last] = shape
     found: list[Weight] = []
@@ -235,7 +239,7 @@ def _weights(modules: Mapping[str, tuple[int, int]], qkv: tuple[int, ...], head_
             least = head_dim if role == "qkv" else 1
             found.append(Weight(prefix + role, parts, rest[names[0]][1], cut, least))
             if role != "q_kv_a":
-                # Compressions are multiplied with one after the other, too.
+                # Some engines multiply with q_a and kv_a one after the other, so both stay.
                 rest = {name: shape for name, shape in rest.items() if name not in names}
         for last, (n, k) in rest.items():
             role, of_role = _ROLES.get(last, (last, "nothing"))
@@ -262,7 +266,7 @@ def _indexer(config: Any) -> Indexer | None:
 
 
 def _experts(config: Any, model: Any) -> RoutedExperts | None:
-    """Their width is that of their matrices, (E, hidden, 2 width) or the other way round."""
+    """Returns the routed experts. Their matrices, (E, hidden, 2 width) or transposed, tell the width."""
     count = next((value for name in _EXPERT_COUNTS if (value := getattr(config, name, None))), None)
     top_k = getattr(config, "num_experts_per_tok", None) or getattr(config, "moe_topk", None)
     if not count or not top_k:

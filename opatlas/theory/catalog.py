@@ -1,4 +1,4 @@
-"""The catalog: which patterns the calls of a kernel type follow. Read from catalog.yaml, and checked as a whole."""
+"""The catalog: the patterns of the calls of each kernel type. Reads and checks catalog.yaml."""
 
 from __future__ import annotations
 
@@ -37,13 +37,35 @@ _PATTERN_KEYS = ("axes", "let", "where", "inputs", "outputs", "forms", "cells")
 _KERNEL_KEYS = ("pattern", "core", "forms")
 
 
+@dataclass(frozen=True)
+class CatalogMistake:
+    """One mistake of a catalog.
+
+    Attributes:
+        place: the part of the file, such as "pattern 'matmul', key 'let'"; "" for the file as a whole.
+        problem: what is wrong, and the remedy.
+    """
+
+    place: str
+    problem: str
+
+
 class CatalogError(OpAtlasError):
-    """A catalog with mistakes; the message lists all of them."""
+    """A catalog that cannot be read, or has mistakes. The message lists all mistakes."""
+
+    def __init__(self, path: Path, mistakes: Sequence[CatalogMistake]) -> None:
+        self.path = path
+        self.mistakes = tuple(mistakes)
+        super().__init__(
+            "\n".join(
+                f"{path}: {mistake.place}{': ' if mistake.place else ''}{mistake.problem}" for mistake in mistakes
+            )
+        )
 
 
 @dataclass(frozen=True)
 class CatalogKernel:
-    """A kernel type and the patterns of its calls, each with the forms that the kernel has them in."""
+    """A kernel type and the patterns of its calls, each with the forms of this kernel type."""
 
     kernel_type: str
     patterns: tuple[Pattern, ...]
@@ -51,12 +73,12 @@ class CatalogKernel:
 
 @dataclass(frozen=True)
 class Catalog:
-    """All kernel types that theory rows are made of, in the catalog's order."""
+    """All kernel types with theory rows, in the catalog's order."""
 
     kernels: Mapping[str, CatalogKernel]
 
     def kernel(self, kernel_type: str) -> CatalogKernel:
-        """Raises OpAtlasError where there is none, with the closest names."""
+        """Returns a kernel type. Raises OpAtlasError with the closest names where the catalog lacks the kernel type."""
         if kernel_type not in self.kernels:
             raise OpAtlasError(
                 f"the catalog has no kernel type {kernel_type!r}{closest(kernel_type, self.kernels)}: "
@@ -67,7 +89,7 @@ class Catalog:
 
 @cache
 def built_in_catalog() -> Catalog:
-    """The catalog that comes with OpAtlas. Raises CatalogError."""
+    """Returns the catalog of OpAtlas. Raises CatalogError."""
     return read_catalog(PATH)
 
 
@@ -75,46 +97,46 @@ def read_catalog(path: Path) -> Catalog:
     """Reads a catalog.
 
     Raises:
-        CatalogError: it cannot be read, or has mistakes.
+        CatalogError: the file cannot be read, or has mistakes.
     """
     try:
         content = parse_yaml(path.read_bytes(), strict=True)
     except OSError as error:
-        raise CatalogError(f"{path} cannot be read ({error.strerror}): check the path and its permissions") from None
+        problem = f"cannot be read ({error.strerror}): check the path and its permissions"
+        raise CatalogError(path, [CatalogMistake("", problem)]) from None
     except NotYaml as error:
-        raise CatalogError(f"{path} is not YAML: {error}") from None
-    reader = _CatalogReader(path)
+        raise CatalogError(path, [CatalogMistake("", f"not YAML: {error}")]) from None
+    reader = _CatalogReader()
     catalog = reader.catalog(content)
-    if reader.problems:
-        raise CatalogError("\n".join(reader.problems))
+    if reader.mistakes:
+        raise CatalogError(path, reader.mistakes)
     return catalog
 
 
 class _CatalogReader:
-    """Reads the parts; what is wrong is noted, so that all mistakes are told at once."""
+    """Reads the parts of a catalog and collects all mistakes, so that one error lists them."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.problems: list[str] = []
+    def __init__(self) -> None:
+        self.mistakes: list[CatalogMistake] = []
         self.grids: dict[str, tuple[int, ...]] = {}
 
     def problem(self, place: str, text: str) -> None:
-        self.problems.append(f"{self.path}: {place}: {text}")
+        self.mistakes.append(CatalogMistake(place, text))
 
     def catalog(self, content: Any) -> Catalog:
         parts: dict[str, dict[Any, Any]] = {}
         for name in ("grids", "patterns", "kernels"):
             part = content.get(name) if isinstance(content, dict) else None
             if not isinstance(part, dict):
-                self.problem(name, "there must be a mapping of this name at the top level")
+                self.problem(name, "missing: add a mapping of this name at the top level")
                 return Catalog({})
             parts[name] = part
         self.keys("the top level", content, ("grids", "patterns", "kernels"))
         for name, sizes in parts["grids"].items():
             self.grids[name] = self.sizes(f"grid {name!r}", sizes)
         for name in _IN_PYTHON.keys() & parts["patterns"].keys():
-            self.problem(f"pattern {name!r}", "it is defined in Python already; give it another name")
-        used = {name for spec in parts["kernels"].values() for name in _patterns_of(spec)}
+            self.problem(f"pattern {name!r}", "shapes/patterns.py has a pattern of this name: rename this one")
+        used = {name for spec in parts["kernels"].values() for name in _pattern_names(spec)}
         specs = {**parts["patterns"], **{name: spec for name, spec in _IN_PYTHON.items() if name in used}}
         read = {name: self.pattern(name, spec) for name, spec in specs.items()}
         patterns = {name: pattern for name, pattern in read.items() if pattern is not None}
@@ -126,22 +148,22 @@ class _CatalogReader:
     ) -> CatalogKernel:
         place = f"kernel {name!r}"
         if not is_file_name(name):
-            self.problem(place, "this cannot name a CSV file; give the profiler's kernel type")
+            self.problem(place, "not a valid file name: give the profiler's kernel type")
         spec = {"pattern": spec} if isinstance(spec, (str, list)) else spec
         if not isinstance(spec, dict):
-            self.problem(place, "it must be the name of a pattern, or a mapping with one")
+            self.problem(place, "give the name of a pattern, or a mapping with the key 'pattern'")
             return CatalogKernel(name, ())
         self.keys(place, spec, _KERNEL_KEYS)
-        wanted = _patterns_of(spec)
+        wanted = _pattern_names(spec)
         if not wanted:
-            self.problem(f"{place}, key 'pattern'", "it must name a pattern, or several")
+            self.problem(f"{place}, key 'pattern'", "give the name of a pattern, or a list of names")
             return CatalogKernel(name, ())
         core = spec.get("core", "")
         if not isinstance(core, str):
             self.problem(f"{place}, key 'core'", f"{core!r} is not a name")
         forms = spec.get("forms", {})
         if not isinstance(forms, dict):
-            self.problem(f"{place}, key 'forms'", "it must be a mapping of pattern names to forms")
+            self.problem(f"{place}, key 'forms'", "give a mapping of pattern names to forms")
             forms = {}
         for other in forms.keys() - set(wanted):
             self.problem(f"{place}, key 'forms'", f"{other!r} is not one of its patterns")
@@ -165,23 +187,23 @@ class _CatalogReader:
         if not isinstance(spec, Mapping):
             self.problem(place, "it must be a mapping")
             return None
-        before = len(self.problems)
+        before = len(self.mistakes)
         self.keys(place, spec, _PATTERN_KEYS)
         axes = [
             self.axis(f"{place}, axis {axis!r}", str(axis), value) for axis, value in self.mapping(place, spec, "axes")
         ]
         if not axes:
-            self.problem(f"{place}, key 'axes'", "there must be one")
+            self.problem(f"{place}, key 'axes'", "give at least one axis")
         known: set[str] = set()
         for axis in axes:
             for variable in SOURCES[axis.source].names if axis.source else (axis.name,):
                 if variable in known:
-                    self.problem(f"{place}, key 'axes'", f"two axes give the variable {variable!r}; rename one of them")
+                    self.problem(f"{place}, key 'axes'", f"two axes give the variable {variable!r}: rename one of them")
                 known.add(variable)
         let = {}
         for variable, text in self.mapping(place, spec, "let"):
             if variable in known:
-                self.problem(f"{place}, key 'let'", f"{variable!r} is there already; give it another name")
+                self.problem(f"{place}, key 'let'", f"{variable!r} is defined already: rename this one")
             let[str(variable)] = self.expression(f"{place}, key 'let'", text, known)
             known.add(str(variable))
         where = tuple(
@@ -199,7 +221,7 @@ class _CatalogReader:
                 if isinstance(expression, Expression):
                     self.known(f"{place}, cell {column!r}", expression, known)
             cells[str(column)] = value
-        if len(self.problems) > before:
+        if len(self.mistakes) > before:
             return None
         pattern = Pattern(name, tuple(axes), inputs, outputs, forms, let, where, cells)
         self.fit(place, pattern, forms)
@@ -213,14 +235,16 @@ class _CatalogReader:
         source = value.get("from", "") if isinstance(value, dict) else value
         if not isinstance(source, str) or source not in SOURCES:
             known = [*self.grids, *SOURCES]
-            self.problem(place, f"{source!r} is no grid, and nothing that models give{closest(str(source), known)}")
+            self.problem(
+                place, f"{source!r} is neither a grid nor a source of models' sizes{closest(str(source), known)}"
+            )
             return Axis(name, (1,))
         generic = value.get("generic", {}) if isinstance(value, dict) else {}
         names = SOURCES[source].names
         if isinstance(value, dict):
             self.keys(place, value, ("from", "generic"))
         if not isinstance(generic, dict) or (generic and set(generic) != set(names)):
-            self.problem(f"{place}, key 'generic'", f"it must give sizes for {', '.join(names)}")
+            self.problem(f"{place}, key 'generic'", f"give sizes for {', '.join(names)}")
             return Axis(name, source=source)
         return Axis(name, source=source, generic={n: self.sizes(f"{place}, {n}", s) for n, s in generic.items()})
 
@@ -229,21 +253,21 @@ class _CatalogReader:
             self.problem(place, f"{_short(value)} is not a list of whole numbers above 0")
             return (1,)
         if sorted(set(value)) != value:
-            self.problem(place, "its sizes must be in ascending order, each once")
+            self.problem(place, "give the sizes in ascending order, each once")
         return tuple(value)
 
     def slot(self, place: str, value: Any, known: set[str]) -> Template:
         if value is None:
             return None
         if not isinstance(value, list):
-            self.problem(place, f"{value!r} is not a list of dimensions (null is an absent slot, [] a number)")
+            self.problem(place, f"{value!r} is not a list of dimensions (null: an absent slot; []: a scalar)")
             return None
         return tuple(self.expression(place, dim, known) for dim in value)
 
     def expression(self, place: str, text: Any, known: set[str]) -> Expression:
         try:
             if not isinstance(text, (str, int)) or isinstance(text, bool):
-                raise ExpressionError("it is neither text nor a whole number")
+                raise ExpressionError("neither text nor a whole number")
             expression = parse_expression(text)
         except ExpressionError as error:
             self.problem(f"{place}, expression {text!r}", str(error))
@@ -263,19 +287,19 @@ class _CatalogReader:
         for text in texts if isinstance(texts, list) else [texts]:
             try:
                 if not isinstance(text, str):
-                    raise ValueError("it is not text such as BF16;BF16 -> BF16")
+                    raise ValueError("not text such as BF16;BF16 -> BF16")
                 form = Form.parse(text)
             except ValueError as error:
                 self.problem(f"{place}, form {text!r}", str(error))
                 continue
             for name in (*form.input_dtypes, *form.output_dtypes):
                 if name and known_dtype(name) is None:
-                    self.problem(f"{place}, form {text!r}", f"{name!r} is no dtype whose size is known")
+                    self.problem(f"{place}, form {text!r}", f"{name!r} is not a known dtype")
             forms.append(form)
         return tuple(forms)
 
     def fit(self, place: str, pattern: Pattern, forms: Sequence[Form]) -> None:
-        """Each form must have a dtype for each slot that is there."""
+        """Notes forms whose dtypes do not match the slots of the pattern."""
         for form in forms:
             for key, templates, dtypes in (
                 ("inputs", pattern.inputs, form.input_dtypes),
@@ -284,8 +308,8 @@ class _CatalogReader:
                 if [bool(dtype) for dtype in dtypes] != [template is not None for template in templates]:
                     self.problem(
                         f"{place}, form {str(form)!r}",
-                        f"its dtypes do not stand for the slots of {key!r}: {len(templates)}, of which "
-                        f"{sum(template is None for template in templates)} are absent",
+                        f"the dtypes do not match the slots of {key!r}: {len(templates)} slots, "
+                        f"{sum(template is None for template in templates)} of them absent",
                     )
 
     def mapping(self, place: str, spec: Mapping[str, Any], key: str) -> Iterable[tuple[Any, Any]]:
@@ -308,8 +332,8 @@ class _CatalogReader:
                 self.problem(place, f"there is no key {key!r}{closest(str(key), known)}; there are {', '.join(known)}")
 
 
-def _patterns_of(spec: Any) -> list[Any]:
-    """What the entry of a kernel type names; nothing where it is malformed."""
+def _pattern_names(spec: Any) -> list[Any]:
+    """Returns the pattern names of a kernel type's entry; none where the entry is malformed."""
     named = spec.get("pattern") if isinstance(spec, dict) else spec
     named = [named] if isinstance(named, str) else named
     return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
@@ -320,41 +344,42 @@ def _short(value: Any) -> str:
     return text if len(text) < 60 else text[:57] + "..."
 
 
-#: Profilers also name a kernel after the function that launches it.
-_TWIN = "aicore"
-#: The pattern of a kernel type of which a mapping says no more than that it works element by element.
+#: Profilers name some kernels with this suffix, after the function that launches them.
+_AICORE = "aicore"
+#: Has the patterns of kernel types that a mapping calls elementwise.
 _ELEMENTWISE = "Add"
 
 
 def database_kernels(database: Database, catalog: Catalog) -> dict[str, CatalogKernel]:
-    """The catalog's, twins that the database has rows of, and alternates that its mapping names.
+    """Returns the kernel types that a database gets theory rows of.
+
+    These are the kernel types of the catalog, AiCore variants with rows in the database, and alternates in its mapping.
 
     Raises:
-        OpAtlasError: a mapping that cannot be read.
+        OpAtlasError: the mapping of the database cannot be read.
     """
     found = dict(catalog.kernels)
     for name in database.kernel_types():
-        base = name[: -len(_TWIN)]
-        if name.lower().endswith(_TWIN) and base in catalog.kernels:
+        base = name[: -len(_AICORE)]
+        if name.lower().endswith(_AICORE) and base in catalog.kernels:
             found.setdefault(name, CatalogKernel(name, catalog.kernels[base].patterns))
-    for name, base in _mapped(database.path):
+    for name, base in _mapped_kernel_types(database.path):
         if name not in found and base in catalog.kernels:
             found[name] = CatalogKernel(name, catalog.kernels[base].patterns)
     return found
 
 
-def _mapped(folder: Path) -> Iterator[tuple[str, str]]:
-    """Kernel types that a mapping of operators names, each with the one whose patterns it has.
+def _mapped_kernel_types(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yields kernel types that the operator mapping of a database names, each with the kernel type whose patterns fit.
 
-    Entries without a kernel of their own (composites, what costs nothing) and collectives are left out, and so are
-    AiCore twins, of which few versions of CANN have any.
+    Leaves out composites, operators without cost, collectives, and AiCore variants, which few versions of CANN have.
     """
     mapping = read_mapping(folder)
     for operator in mapping.operators if mapping is not None else ():
         if not operator.kernel_type or operator.is_communication or operator.is_free or operator.is_composite:
             continue
         for name in operator.alternates:
-            if not name.lower().endswith(_TWIN):
+            if not name.lower().endswith(_AICORE):
                 yield normalized_kernel_type(name), operator.kernel_type
         if operator.fields.get("query_mode") == "elementwise":
             yield operator.kernel_type, _ELEMENTWISE

@@ -1,4 +1,7 @@
-"""Which shapes of a pattern the rows of a database have."""
+"""The rows of a database as theory rows see them: their shapes, the forms that they give, and the coverage of models.
+
+Theory rows take dtypes and formats from captured rows where there are some, and from the catalog otherwise.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,12 @@ _ABSENT: Word = ((), "", "")
 
 @dataclass(frozen=True)
 class KnownRow:
-    """A row of the database, as theory rows look at it.
+    """A row of the database.
 
     Attributes:
-        captured: it has a duration of a profiler.
+        inputs, outputs: dimensions, dtype and format of each slot.
+        op_state, core: the cells OP State and Accelerator Core.
+        captured: whether the row has a duration from a profiler.
     """
 
     inputs: tuple[Word, ...]
@@ -43,12 +48,12 @@ class KnownRow:
 
 @dataclass(frozen=True)
 class Match:
-    """What a row is of a pattern.
+    """How a row fits a pattern.
 
     Attributes:
-        sizes: the variables that stand alone as a dimension.
-        shapes: numbers of the shapes that it may have; none where its sizes are nobody's.
-        on_axes: whether its other sizes are those that the pattern's axes have.
+        sizes: the variables that are a dimension by themselves.
+        shapes: positions of the model shapes that the row may have; empty where no model has these sizes.
+        on_axes: whether the other sizes lie on the axes of the pattern.
     """
 
     sizes: Mapping[str, int]
@@ -57,7 +62,7 @@ class Match:
 
 
 class Matcher:
-    """Finds the shapes that rows have. What a pattern's axes do not depend on models for has one empty shape."""
+    """Finds the model shapes that rows have. A pattern without a model's axes has one empty shape."""
 
     def __init__(self, pattern: Pattern, shapes: Sequence[Shape]) -> None:
         self.pattern = pattern
@@ -71,7 +76,7 @@ class Matcher:
             self._by_key.setdefault(tuple(shape.values[name] for name in self._key), []).append(number)
 
     def match(self, row: KnownRow) -> Match | None:
-        """None where the row has other slots, or axes, or sizes that do not agree with each other."""
+        """Returns how a row fits the pattern; None where slots, numbers of axes or sizes contradict the pattern."""
         sizes: dict[str, int] = {}
         computed: dict[str, int] = {}
         for templates, words in ((self.pattern.inputs, row.inputs), (self.pattern.outputs, row.outputs)):
@@ -93,7 +98,7 @@ class Matcher:
         return Match(sizes, shapes, on_axes)
 
     def _agrees(self, number: int, sizes: Mapping[str, int], computed: Mapping[str, int]) -> bool:
-        """Whether the computed dimensions are those of a shape, as far as the row tells what they come from."""
+        """Returns whether the computed dimensions fit a shape, as far as the row tells their variables."""
         if not computed and not self.pattern.let:
             return True
         env = {**self._shapes[number].values, **sizes}
@@ -110,19 +115,19 @@ class Matcher:
 
 
 def slot_pairs(templates: Sequence[Template], words: Sequence[Word]) -> Iterator[tuple[Template, Word]]:
-    """Slots of a pattern beside those of a row; what one of them does not have is absent."""
+    """Yields the slots of a pattern with the slots of a row; the shorter side is filled with absent slots."""
     for i in range(max(len(templates), len(words))):
         yield templates[i] if i < len(templates) else None, words[i] if i < len(words) else _ABSENT
 
 
 def is_blocked(template: Template, word: Word) -> bool:
-    """Whether a slot stands in FRACTAL_NZ for what the pattern has there; not every capture has formats."""
+    """Returns whether a slot is in FRACTAL_NZ. Some captures have no formats, so the number of axes decides."""
     shape, _, name = word
     return template is not None and len(template) >= 2 and len(shape) == len(template) + 2 and name in (NZ, "")
 
 
 def read_rows(table: Table) -> Iterator[KnownRow]:
-    """Raises TableError for a dimension that is no number; the message names the line."""
+    """Yields the rows of a table. Raises TableError with the line of a dimension that is not a whole number."""
     frame = table.frame
     names = (*BASE, PROFILING_AVERAGE)
     columns = [frame[name].tolist() if name in frame.columns else [""] * len(frame) for name in names]
@@ -146,7 +151,7 @@ def _is_on(axis: Axis, size: int) -> bool:
 
 
 def _matrix(template: Template, shape: Dims, name: str) -> Dims | None:
-    """The dimensions without blocks; None where the slot has another number of axes."""
+    """Returns the dimensions without FRACTAL_NZ blocks; None where the numbers of axes differ."""
     assert template is not None
     if len(shape) == len(template) and name != NZ:
         return shape
@@ -173,36 +178,38 @@ def _dimension(text: str) -> int:
 
 
 class KnownRows:
-    """The rows of a kernel type that are there, and whose shapes they have."""
+    """The rows of a kernel type, matched with the patterns of the catalog."""
 
     def __init__(self, kernel: CatalogKernel, table: Table, targets: Targets) -> None:
-        """
+        """Reads the rows and matches them.
+
         Args:
-            targets: whose shapes are known besides those of the built-in models.
+            targets: models whose shapes are known besides the shapes of the built-in models.
 
         Raises:
-            TableError: a dimension that is no number; the message names the line.
+            TableError: a dimension is not a whole number; the message names the line.
         """
         self.rows = list(read_rows(table))
         everybody = replace(targets, models=(*built_in_models(), *targets.models), generic=True)
-        #: For each pattern the rows that have its slots and axes, captured ones and others.
+        #: The captured and the other rows that match each pattern.
         self._captured: dict[str, list[KnownRow]] = {pattern.name: [] for pattern in kernel.patterns}
         self._others: dict[str, list[KnownRow]] = {pattern.name: [] for pattern in kernel.patterns}
         matchers = [Matcher(pattern, model_shapes(pattern, everybody)) for pattern in kernel.patterns]
         for row in self.rows:
             matches = {matcher.pattern.name: match for matcher in matchers if (match := matcher.match(row)) is not None}
-            # Where patterns are alike, a row belongs to those one of whose shapes it has.
+            # Of several matching patterns, those count whose model shapes and axes the row is on.
             owners = [name for name, match in matches.items() if match.shapes and match.on_axes]
             for name in owners or matches:
                 (self._captured if row.captured else self._others)[name].append(row)
 
     def forms(self, pattern: Pattern) -> tuple[Form, ...]:
-        """The forms that a pattern's theory rows take.
+        """Returns the forms of a pattern's theory rows, from the first of these sources that has any.
 
-        Those of captured rows that have its slots and axes; where there are none, those of captured rows
-        that have as many slots of the same kinds, whatever their axes are. Without such rows, those of
-        others that have its slots and axes, unless they could be theory rows of the catalog: then, and
-        where there is nothing, all of the catalog's. So theory rows that were added add no forms.
+        1. Captured rows with the slots and the axes of the pattern.
+        2. Captured rows with as many slots of the same kinds of numbers.
+        3. Other rows with the slots and the axes of the pattern, unless the catalog has all their forms: rows that an
+           earlier run added bring no forms of their own.
+        4. The catalog.
         """
         captured = self._forms(pattern, self._captured[pattern.name])
         if captured:
@@ -217,7 +224,7 @@ class KnownRows:
         return tuple(replace(form, op_state=op_state, core=core or form.core) for form in sorted_forms(pattern.forms))
 
     def unknown_dtypes(self) -> list[str]:
-        """Dtypes of rows that nothing is taken from, because their size is not known."""
+        """Returns the dtypes without a known size. Rows with such a dtype give no forms."""
         names = {word[1] for row in self.rows for word in (*row.inputs, *row.outputs) if word[1]}
         return sorted(name for name in names if known_dtype(name) is None)
 
@@ -233,7 +240,7 @@ class KnownRows:
 
 
 def sorted_forms(forms: Iterable[Form]) -> list[Form]:
-    """Wherever forms come from, their order is the same, and so is what a seed draws."""
+    """Sorts forms, so that a seed draws the same rows wherever the forms come from."""
     return sorted(forms, key=lambda form: (str(form), form.input_formats, form.output_formats))
 
 
@@ -242,7 +249,7 @@ def _bare(form: Form) -> Form:
 
 
 def _most(pairs: Iterable[tuple[str, str]]) -> tuple[str, str]:
-    """What most rows have, that is, of those which have anything."""
+    """Returns the most frequent pair that has any text."""
     counts = Counter(pair for pair in pairs if any(pair))
     return min(counts, key=lambda pair: (-counts[pair], pair)) if counts else ("", "")
 
@@ -255,7 +262,7 @@ def _kind(dtype: str) -> str:
 
 
 def _kinds(pattern: Pattern) -> list[list[set[str]]]:
-    """For each slot of inputs and of outputs the kinds of numbers that the catalog has there; none: any."""
+    """Returns the kinds of numbers that the catalog has in each slot; an empty set allows any kind."""
     halves = []
     for dtypes, templates in (
         ([form.input_dtypes for form in pattern.forms], pattern.inputs),
@@ -266,7 +273,7 @@ def _kinds(pattern: Pattern) -> list[list[set[str]]]:
 
 
 def _form(pattern: Pattern, row: KnownRow, kinds: Sequence[Sequence[set[str]]]) -> Form | None:
-    """The form of a row that has the pattern's slots; None where it has others, or other kinds of numbers."""
+    """Returns the form of a row; None where its slots or their kinds of numbers do not fit the pattern."""
     halves: list[tuple[str, ...]] = []
     for number, (templates, words) in enumerate(((pattern.inputs, row.inputs), (pattern.outputs, row.outputs))):
         dtypes, formats = [], []
@@ -284,7 +291,7 @@ def _form(pattern: Pattern, row: KnownRow, kinds: Sequence[Sequence[set[str]]]) 
                     or (allowed and _kind(dtype) not in allowed)
                 ):
                     return None
-                # A format of images tells how many axes there are; here there may be others.
+                # Formats of images fix the number of axes, which may differ here.
                 name = NZ if is_blocked(template, word) else "ND"
             if i < len(templates):
                 dtypes.append(dtype)
@@ -298,7 +305,7 @@ SizedAxis = tuple[str, tuple[int, ...]]
 
 
 def model_coverage(kernel: CatalogKernel, table: Table, targets: Targets) -> list[ModelCoverage]:
-    """For each model what its shapes have of a table's rows; nothing for a kernel that no model bears on.
+    """Returns the coverage of each model's shapes by the rows of a table; nothing where no axis depends on models.
 
     Raises:
         TableError: a row of the table cannot be read.
@@ -315,7 +322,7 @@ def model_coverage(kernel: CatalogKernel, table: Table, targets: Targets) -> lis
         by_shape = _sizes_by_shape(pattern, axes, shapes, rows)
         dtypes = ", ".join(dict.fromkeys(map(str, pattern.forms))) or pattern.name
         if not pattern.forms and not by_shape:
-            # It is there for databases that have such rows.
+            # A pattern without forms only describes rows that a database may have.
             continue
         for number, shape in enumerate(shapes):
             of_shape = by_shape.get(number)
@@ -335,7 +342,7 @@ def model_coverage(kernel: CatalogKernel, table: Table, targets: Targets) -> lis
 def _sizes_by_shape(
     pattern: Pattern, axes: Sequence[SizedAxis], shapes: Sequence[Shape], rows: Iterable[KnownRow]
 ) -> dict[int, dict[SizedAxis, set[int]]]:
-    """For each shape that some row has, the sizes of each axis that rows tell."""
+    """Returns for each shape with a row the sizes of each axis that its rows have."""
     matcher = Matcher(pattern, shapes)
     found: dict[int, dict[SizedAxis, set[int]]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""What theory rows need to know of a model: its weights, and how a serving engine cuts them up."""
+"""The facts about a model that theory rows need: its weights, and how serving engines divide them among devices."""
 
 from __future__ import annotations
 
@@ -8,17 +8,30 @@ from functools import cache
 from importlib import import_module
 from typing import Literal
 
-#: Rows of the LM head are a multiple of this before they are cut (vLLM's VocabParallelEmbedding).
+from opatlas.errors import OpAtlasError
+
+#: Engines pad the rows of the LM head to a multiple of this (vLLM's VocabParallelEmbedding).
 _VOCAB_MULTIPLE = 64
-#: A model's sizes of tensor and of expert parallelism where nobody says other ones; those that its
-#: heads and experts can be divided by are taken.
+#: Default sizes of tensor and of expert parallelism. Each model takes those that divide its heads and experts.
 TP_SIZES = (1, 2, 4, 8, 16)
 EP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
+class TargetError(OpAtlasError):
+    """A model, or a size of parallelism, that theory rows cannot be made for.
+
+    Attributes:
+        option, value: the option and its value, as the user gave them.
+    """
+
+    def __init__(self, option: str, value: str, problem: str) -> None:
+        self.option, self.value = option, value
+        super().__init__(f"{option} {value}: {problem}")
+
+
 @dataclass(frozen=True)
 class Linear:
-    """A weight of (n, k) on one device: `n` output features, `k` input features."""
+    """A weight matrix on one device, with `n` output features and `k` input features."""
 
     name: str
     n: int
@@ -30,11 +43,12 @@ class Weight:
     """A weight of the whole model.
 
     Attributes:
-        role: "qkv", "o_proj", "gate_up" ...
-        parts: output features; of several matrices that engines fuse into one, each one's.
+        role: "qkv", "o_proj", "gate_up" and so on.
+        parts: output features; one number for each of the matrices that engines fuse into one.
         k: input features.
-        cut: what tensor parallelism divides: the output features, the input features, or nothing.
-        least: output features that no part gets less of: those of a head that several devices share.
+        cut: the features that tensor parallelism divides.
+        least: the smallest number of output features of a part on a device. A head that several devices share stays
+            whole.
     """
 
     role: str
@@ -44,7 +58,7 @@ class Weight:
     least: int = 1
 
     def on_device(self, tp: int) -> Linear | None:
-        """What one of `tp` devices holds; None where it cannot be divided so."""
+        """Returns the matrix that one of `tp` devices holds; None where `tp` does not divide the weight."""
         n = sum(self.parts)
         if self.cut == "inputs":
             return None if self.k % tp else Linear(self.role, n, self.k // tp)
@@ -57,11 +71,12 @@ class Weight:
 
 @dataclass(frozen=True)
 class Latent:
-    """Multi-head latent attention: ranks of the compressed queries and keys, and a head's features.
+    """Multi-head latent attention: ranks of the compressed queries and keys, and features of a head.
 
     Attributes:
-        q_lora: 0 where queries are not compressed.
-        nope, rope: features of a query or key without and with a rotary embedding.
+        q_lora: rank of the compressed queries; 0 where queries are not compressed.
+        kv_lora: rank of the compressed keys and values.
+        nope, rope: features of a query or key without and with rotary embedding.
         value: features of a value.
     """
 
@@ -74,7 +89,7 @@ class Latent:
 
 @dataclass(frozen=True)
 class Indexer:
-    """Sparse attention's choice of `top_k` keys, by heads of its own."""
+    """The heads with which sparse attention selects `top_k` keys for each query."""
 
     heads: int
     head_dim: int
@@ -83,7 +98,14 @@ class Indexer:
 
 @dataclass(frozen=True)
 class RoutedExperts:
-    """Routed experts of `width` each, `top_k` of which see a token; `shared` is the width of those that all see."""
+    """The experts of a mixture-of-experts layer.
+
+    Attributes:
+        count: routed experts.
+        width: intermediate features of each routed expert.
+        top_k: routed experts of each token.
+        shared: intermediate features of the experts that process all tokens; 0 where there are none.
+    """
 
     count: int
     width: int
@@ -93,18 +115,18 @@ class RoutedExperts:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """An architecture.
+    """The architecture of a model.
 
     Attributes:
-        name: as its publisher calls it.
-        hidden, intermediate: widths of the residual stream and of the dense feed-forward network; the
-            latter 0 where there is none.
+        name: the publisher's name of the model.
+        hidden: features of the residual stream.
+        intermediate: features of the dense feed-forward network; 0 where there is none.
         heads, kv_heads: attention heads of queries, and of keys and values.
-        head_dim: width of one head; `heads * head_dim` need not be `hidden`.
-        vocab: rows of the embedding table, and outputs of the LM head.
-        head_norms: queries and keys are normalized head by head.
-        latent, indexer, experts: None where the model has no such thing.
-        weights: all matrices of its linear layers, each kind once, but those of routed experts.
+        head_dim: features of a head; `heads * head_dim` may differ from `hidden`.
+        vocab: rows of the embedding table and outputs of the LM head.
+        weights: all matrices of linear layers, each kind once, without the matrices of routed experts.
+        head_norms: whether queries and keys are normalized head by head.
+        latent, indexer, experts: None where the model has no such part.
     """
 
     name: str
@@ -121,26 +143,28 @@ class ModelFacts:
     experts: RoutedExperts | None = None
 
     def tp_sizes(self, wanted: Sequence[int] = TP_SIZES) -> tuple[int, ...]:
-        """Those of the wanted sizes that the heads, and all weights, can be divided by."""
+        """Returns the sizes of tensor parallelism among `wanted` that divide the heads and all weights."""
         return tuple(
             tp for tp in wanted if self.heads % tp == 0 and all(weight.on_device(tp) for weight in self.weights)
         )
 
     def ep_sizes(self, wanted: Sequence[int] = EP_SIZES) -> tuple[int, ...]:
-        """Those of the wanted sizes that the experts can be divided by."""
+        """Returns the sizes of expert parallelism among `wanted` that divide the experts."""
         return tuple(ep for ep in wanted if self.experts is not None and self.experts.count % ep == 0)
 
     def linears(self, tp: int) -> tuple[Linear, ...]:
-        """The matrices that one of `tp` devices multiplies with, without those of routed experts."""
+        """Returns the matrices of one of `tp` devices, without the matrices of routed experts."""
         return tuple(linear for weight in self.weights if (linear := weight.on_device(tp)) is not None)
 
     def kv_heads_on_device(self, tp: int) -> int:
-        """Several devices share a head of keys where there are more devices than such heads."""
+        """Returns the key heads of one of `tp` devices; devices share heads where `tp` exceeds their number."""
         return max(1, self.kv_heads // tp)
 
     def expert_shares(self, tp_sizes: Sequence[int], ep_sizes: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
-        """(experts, their width, ep) on one device: expert parallelism divides their number, tensor parallelism
-        their width; an engine does one or the other."""
+        """Returns (experts, width of each, ep) of one device for each way to divide the experts.
+
+        Expert parallelism divides the number of experts, tensor parallelism their width. An engine uses one of both.
+        """
         if self.experts is None:
             return ()
         count, width = self.experts.count, self.experts.width
@@ -152,6 +176,7 @@ class ModelFacts:
 
 
 def lm_head(vocab: int, hidden: int) -> Weight:
+    """Returns the weight of the LM head, whose rows are padded."""
     return Weight("lm_head", (-(-vocab // _VOCAB_MULTIPLE) * _VOCAB_MULTIPLE,), hidden, "outputs")
 
 

@@ -1,7 +1,8 @@
-"""Arithmetic of the catalog: `min(k, 512)`, `align(n, 16) // 2`, `m * n >= 262144`.
+"""The pattern of a kernel's calls: how its slots follow from a few sizes, written as arithmetic.
 
-Expressions are read from a file that users edit, so they are parsed and walked, never `eval`uated.
-They know whole numbers, names, + - * // %, comparisons joined by `and`, and three functions.
+Expressions such as `min(k, 512)`, `align(n, 16) // 2` and `m * n >= 262144` stand in a file that users edit.
+They are parsed and interpreted here, never passed to `eval`. An expression may use whole numbers, variables,
++ - * // %, comparisons joined by `and`, and the functions min, max and align.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ import numpy as np
 
 from opatlas.model.slots import dtype_name, format_name, known_dtype
 
-#: A number, or as many at once as there are rows.
+#: A whole number, or an array with one number for each row.
 Ints = Any
 _Value = Callable[[Mapping[str, Ints]], Ints]
 
-#: Longer ones are no sizes of a tensor, and deep ones would exhaust the stack.
+#: Characters of an expression. Deeply nested expressions would exhaust the stack.
 _LONGEST = 200
-#: No dimension comes near this, and products of a few stay within 64 bits.
+#: Larger than any dimension, and small enough for products to stay within 64 bits.
 _LARGEST = 1 << 40
 
 
 def _quotient(value: Ints, divisor: Ints) -> Ints:
-    """0 where a size is divided by 0, which is no legal size of anything."""
+    """Returns `value // divisor`, and 0 where the divisor is 0: no tensor has such a size."""
     if isinstance(value, int) and isinstance(divisor, int):
         return value // divisor if divisor else 0
     with np.errstate(divide="ignore"):
@@ -35,7 +36,7 @@ def _quotient(value: Ints, divisor: Ints) -> Ints:
 
 
 def _remainder(value: Ints, divisor: Ints) -> Ints:
-    """0 where a size is divided by 0."""
+    """Returns `value % divisor`, and 0 where the divisor is 0."""
     if isinstance(value, int) and isinstance(divisor, int):
         return value % divisor if divisor else 0
     with np.errstate(divide="ignore"):
@@ -73,7 +74,7 @@ _FUNCTIONS: dict[str, Callable[[Ints, Ints], Ints]] = {"min": _least, "max": _mo
 
 
 class ExpressionError(ValueError):
-    """An expression that is not arithmetic. The message is a clause: "... is not arithmetic"."""
+    """Text that is not an expression of the catalog. The message is a clause, such as "it is longer than ..."."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,10 @@ class Expression:
     """A parsed expression.
 
     Attributes:
-        text: as it was written.
-        names: the variables that it needs.
-        value: its value for these variables: of numbers a number, of arrays an array. A comparison's is
-            a truth value, or an array of them.
+        text: the expression as written.
+        names: the variables that the expression uses.
+        value: computes the expression from its variables. Numbers give a number, arrays an array; a comparison gives
+            a truth value or an array of them.
     """
 
     text: str
@@ -93,15 +94,15 @@ class Expression:
 
     @property
     def variable(self) -> str:
-        """The name that is all of the expression; "" where there is more to it."""
+        """The variable, if the expression is a single variable; otherwise ""."""
         return self.text if self.text in self.names else ""
 
 
 def parse_expression(text: str | int) -> Expression:
-    """Reads an expression.
+    """Parses an expression.
 
     Raises:
-        ExpressionError: it is longer or deeper than sizes are, or has anything but arithmetic.
+        ExpressionError: the text is too long, nested too deep, or more than arithmetic.
     """
     text = str(text).strip()
     names: set[str] = set()
@@ -110,10 +111,10 @@ def parse_expression(text: str | int) -> Expression:
 
 
 def parse_tree(text: str, longest: int) -> ast.expr:
-    """Reads an expression of Python, and evaluates nothing.
+    """Returns the syntax tree of a Python expression, without evaluating it.
 
     Raises:
-        ExpressionError: it is longer than `longest` characters, or no expression.
+        ExpressionError: the text is longer than `longest` characters, or not an expression.
     """
     if len(text) > longest:
         raise ExpressionError(f"it is longer than {longest} characters")
@@ -140,7 +141,7 @@ def _walk(node: ast.expr, names: set[str]) -> _Value:
         left, right = _walk(node.left, names), _walk(node.right, divisor_names)
         names |= divisor_names
         if isinstance(node.op, (ast.FloorDiv, ast.Mod)) and not divisor_names and not right({}):
-            raise ExpressionError(f"{ast.unparse(node)!r} divides by nothing")
+            raise ExpressionError(f"{ast.unparse(node)!r} divides by 0")
         return _binary(_OPERATORS[type(node.op)], left, right)
     if isinstance(node, ast.Compare) and all(type(op) in _OPERATORS for op in node.ops):
         operands = [_walk(operand, names) for operand in (node.left, *node.comparators)]
@@ -180,21 +181,21 @@ def _all(values: list[_Value]) -> _Value:
 
 
 NZ = "FRACTAL_NZ"
-#: A block of FRACTAL_NZ has so many rows, and so many bytes in each.
+#: Rows of a FRACTAL_NZ block, and bytes of each row.
 _NZ_ROWS = 16
 _NZ_BYTES = 32
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A size that varies, or several that vary together.
+    """A size that varies, or several sizes that vary together.
 
     Attributes:
-        name: the variable; of an axis with a source, whose variables have names of their own, a label.
-        grid: sizes in order; empty where a source gives the values.
-        between: sizes between those of the grid make sense too (numbers of tokens do).
-        source: what models give (`opatlas.theory.sources.SOURCES`); "" where there is a grid.
-        generic: for each variable of the source its sizes where no model is asked for.
+        name: the variable; a label where the axis has a source, whose variables have names of their own.
+        grid: the sizes in ascending order; empty where a source gives the sizes.
+        between: whether sizes between those of the grid are useful too, as for numbers of tokens.
+        source: the entry of `opatlas.theory.sources.SOURCES` that gives the sizes; "" where there is a grid.
+        generic: sizes of each variable of the source that belong to no particular model.
     """
 
     name: str
@@ -206,10 +207,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Form:
-    """Dtypes and formats of a call, slot by slot, by the profiler's names without prefixes; "" for an absent slot.
+    """The dtypes and formats of a call, slot by slot: the profiler's names without prefixes, "" for an absent slot.
 
     Attributes:
-        op_state, core: as in the rows of the profiler that the form is taken from; "" where it is not.
+        op_state, core: the OP State and Accelerator Core of the captured rows that the form was found in; else "".
     """
 
     input_dtypes: tuple[str, ...]
@@ -224,10 +225,10 @@ class Form:
 
     @classmethod
     def parse(cls, text: str, core: str = "") -> Form:
-        """Reads `BF16;INT8 | ND;FRACTAL_NZ -> BF16`; without formats they are all ND.
+        """Parses `BF16;INT8 | ND;FRACTAL_NZ -> BF16`. All formats are ND where none are given.
 
         Raises:
-            ValueError: there is no `->`, or another number of formats than of dtypes. The message is a clause.
+            ValueError: `->` is missing, or the numbers of formats and dtypes differ. The message is a clause.
         """
         inputs, arrow, outputs = text.partition("->")
         if not arrow:
@@ -248,9 +249,9 @@ class Lengths:
     """A Runtime cell that lists the lengths of sequences.
 
     Attributes:
-        count: how many sequences.
-        each: the length of every one.
-        sums: they add up along the list.
+        count: the number of sequences.
+        each: the length of each sequence.
+        sums: whether the list holds cumulative sums instead of lengths.
     """
 
     count: Expression
@@ -258,10 +259,11 @@ class Lengths:
     sums: bool = False
 
     def text(self, count: int, each: int) -> str:
+        """Returns the cell for `count` sequences of length `each`."""
         return ",".join(str(each * (i + 1) if self.sums else each) for i in range(count))
 
 
-#: Dimensions of a slot; () for a number, None for an absent slot.
+#: The dimensions of a slot: () for a scalar, None for an absent slot.
 Template = tuple[Expression, ...] | None
 
 
@@ -271,10 +273,10 @@ class Pattern:
 
     Attributes:
         let: further variables, in the order in which they are computed.
-        where: what must hold for a call to be legal.
-        inputs, outputs: slots.
-        forms: what is taken where the database has no rows to take dtypes and formats from.
-        cells: further columns of a row: the same text for all, a number, or lengths.
+        where: conditions that a legal call meets.
+        inputs, outputs: the dimensions of each slot.
+        forms: dtypes and formats for databases without rows to take them from.
+        cells: further columns of a row: a fixed text, a number, or lengths.
     """
 
     name: str
@@ -288,6 +290,6 @@ class Pattern:
 
 
 def nz_block(dtype: str) -> tuple[int, int]:
-    """Rows and columns of a block of FRACTAL_NZ for elements of a dtype."""
+    """Returns the number of rows and of columns of a FRACTAL_NZ block for elements of a dtype."""
     known = known_dtype(dtype)
     return _NZ_ROWS, _NZ_BYTES // (known.bytes if known else 2)

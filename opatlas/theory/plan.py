@@ -1,4 +1,4 @@
-"""Which rows of a kernel type are to be added: all that its patterns span, or a sample of them."""
+"""Plans the theory rows of a kernel type, all rows that its patterns span or a sample, and appends them to its CSV."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from opatlas.theory.rows import Batch, TheoryRow
 from opatlas.theory.sources import Targets
 from opatlas.theory.space import Space, row_bytes
 
-#: Which rows of a frame a device's kernel takes.
+#: Tells for each row of a frame whether a device's kernel accepts the row.
 Accepts = Callable[[pd.DataFrame], np.ndarray]
 
 
 def acceptance_filter(database: Path, kernel_type: str) -> Accepts:
-    """What the kernel of a database's device takes, as far as it was tried. Raises OpAtlasError."""
+    """Returns a test for rows that a database's device accepts, as far as shapes were tried. Raises OpAtlasError."""
     constraints = load_constraints(database) if kernel_type == "DispatchFFNCombine" else None
     if constraints is None or not constraints.trials:
         return lambda frame: np.ones(len(frame), dtype=bool)
@@ -47,7 +47,7 @@ def acceptance_filter(database: Path, kernel_type: str) -> Accepts:
 
 
 def _shape(shapes: str) -> MoeShape:
-    """From x (M, H), each token's experts (M, k), and the scales (E, N) of the first weights."""
+    """Returns the sizes of a DispatchFFNCombine row: x is (M, H), slot 3 (M, k), slot 4 (E, N)."""
     slots = [[int(size) for size in words.split(",")] for words in split_cell(shapes)]
     (m, h), (_, top_k), (experts, n) = slots[0], slots[3], slots[4]
     return MoeShape(m=m, h=h, n=n, experts=experts, top_k=top_k)
@@ -83,10 +83,12 @@ class Request:
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """What a run adds to a kernel type: rows, and of each its signature and the bytes of its tensors.
+    """The rows that a run adds to a kernel type.
 
     Attributes:
-        result: their number, and what was left out.
+        frame: the rows.
+        signatures, bytes: the signature of each row, and the bytes of its tensors.
+        result: numbers of rows added and left out.
     """
 
     frame: pd.DataFrame
@@ -95,7 +97,7 @@ class KernelPlan:
     result: KernelResult
 
     def without(self, known: set[str]) -> KernelPlan:
-        """The same without rows that somebody else has added meanwhile."""
+        """Returns the plan without rows that another process has added meanwhile."""
         kept = np.array([signature not in known for signature in self.signatures], dtype=bool)
         there = self.result.there + int(np.count_nonzero(~kept))
         return replace(
@@ -108,7 +110,7 @@ class KernelPlan:
 
 
 def pattern_spaces(kernel: CatalogKernel, request: Request, known: KnownRows | None) -> list[Space]:
-    """For each pattern of a kernel type what it spans."""
+    """Returns the space of each pattern of a kernel type."""
     return [
         Space(
             kernel.kernel_type,
@@ -122,10 +124,10 @@ def pattern_spaces(kernel: CatalogKernel, request: Request, known: KnownRows | N
 
 
 def plan_kernel(kernel: CatalogKernel, table: Table, request: Request, *, forms_of_database: bool = True) -> KernelPlan:
-    """The rows of a run that a table does not have yet; see `add_theory_rows`.
+    """Returns the rows of a run that a table lacks; see `add_theory_rows`.
 
-    A row that was captured is not missing, and does not count against `request.rows`. One that an earlier
-    run added does, so that the same run a second time adds nothing.
+    Captured rows do not count against `request.rows`. Rows that an earlier run added do, so that repeating a run adds
+    nothing.
 
     Raises:
         TableError: a row of the table cannot be read.
@@ -134,7 +136,7 @@ def plan_kernel(kernel: CatalogKernel, table: Table, request: Request, *, forms_
     spaces = pattern_spaces(kernel, request, known if forms_of_database else None)
     there = signatures(kernel.kernel_type, table.frame)
     captured = {s for s, row in zip(there, known.rows, strict=True) if row.captured} if known is not None else set()
-    wanted = _sample(spaces, captured, request) if request.rows else map(_of_batch, _all_batches(spaces))
+    wanted = _sample(spaces, captured, request) if request.rows else map(_batch_rows, _all_batches(spaces))
     accepts = acceptance_filter(table.path.parent, kernel.kernel_type)
     before, seen = set(there), set(there)
     kept, found, repeated, refused = [], [], 0, 0
@@ -177,13 +179,13 @@ def _all_batches(spaces: Sequence[Space]) -> Iterator[Batch]:
         yield from space.batches()
 
 
-def _of_batch(batch: Batch) -> _PlannedRows:
+def _batch_rows(batch: Batch) -> _PlannedRows:
     frame = batch.frame()
     return _PlannedRows(frame, batch.row_bytes(), signatures(batch.kernel_type, frame))
 
 
 def _sample(spaces: Sequence[Space], captured: set[str], request: Request) -> Iterator[_PlannedRows]:
-    """Required rows, of all patterns in turn, then drawn ones, `request.rows` in all."""
+    """Yields the required rows, pattern by pattern in turn, then drawn rows, `request.rows` in all."""
     queues = [_required(space) for space in spaces if len(space)]
     chosen: dict[str, tuple[_PlannedRows, int]] = {}
     for in_turn in zip_longest(*queues):
@@ -203,18 +205,18 @@ def _sample(spaces: Sequence[Space], captured: set[str], request: Request) -> It
 
 
 def _required(space: Space) -> Iterator[tuple[str, _PlannedRows, int]]:
-    """Signature, part and place of the rows that no sample leaves out, the most important ones first."""
+    """Returns signature, part and position of the rows that every sample holds, the most important rows first."""
     positions = np.array(space.required(), dtype=np.int64)
-    # Batches have rows in the order of the grid.
+    # The rows of a batch are in the order of the grid.
     order = np.argsort(positions, kind="stable")
-    parts = [_of_batch(batch) for batch in space.batches(positions[order])]
+    parts = [_batch_rows(batch) for batch in space.batches(positions[order])]
     entries = [(part.signatures[i], part, i) for part in parts for i in range(len(part.signatures))]
     by_position = {int(positions[place]): entry for place, entry in zip(order, entries, strict=True)}
     return (by_position[int(position)] for position in positions)
 
 
 def read_table(database: Database, kernel_type: str) -> Table:
-    """The rows of a kernel type; none where there is no file. Raises OpAtlasError."""
+    """Reads the rows of a kernel type; an empty table where there is no CSV. Raises OpAtlasError."""
     path = database.csv_path(kernel_type)
     if path.exists():
         return database.read(kernel_type)
@@ -224,18 +226,18 @@ def read_table(database: Database, kernel_type: str) -> Table:
 def add_theory_rows(
     database: Database, kernel: CatalogKernel, request: Request, *, forms_of_database: bool = True
 ) -> KernelPlan:
-    """Appends what a run asks for and the database does not have; gives what was appended.
+    """Appends the rows of a run that the database lacks, and returns them.
 
-    The file is replaced in one step. Rows that somebody else adds while these are chosen are not added twice.
+    The CSV is replaced in one step. Rows that another process adds meanwhile are not added twice.
 
     Args:
-        forms_of_database: rows take the dtypes and formats of those that are there.
+        forms_of_database: whether rows take the dtypes and formats of the rows in the database.
 
     Raises:
-        OpAtlasError: a file that cannot be read or written; it is as it was.
+        OpAtlasError: a file cannot be read or written; the CSV is unchanged.
     """
     path = database.csv_path(kernel.kernel_type)
-    # Before it is read: whatever changes later must be seen.
+    # Taken before reading, so that every later change is noticed.
     stamp = _stamp(path)
     table = read_table(database, kernel.kernel_type)
     plan = plan_kernel(kernel, table, request, forms_of_database=forms_of_database)
@@ -247,12 +249,12 @@ def add_theory_rows(
             known = set(signatures(kernel.kernel_type, table.frame))
             plan = plan.without(known)
         if plan.signatures:
-            database.write(Table(kernel.kernel_type, table.path, _joined(table.frame, plan.frame)))
+            database.write(Table(kernel.kernel_type, table.path, _append(table.frame, plan.frame)))
     return plan
 
 
-def _joined(frame: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-    """Both, no column moved, and new ones where their group is."""
+def _append(frame: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+    """Returns all rows. Columns keep their places; new columns stand in their group."""
     columns = insert_columns([str(name) for name in frame.columns], [str(name) for name in new.columns])
     if frame.empty:
         frame = new.iloc[:0]
@@ -262,7 +264,7 @@ def _joined(frame: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """What tells one state of a file from another; None where there is no file."""
+    """Returns numbers that change whenever a file changes; None where there is no file."""
     if not path.exists():
         return None
     status = path.stat()

@@ -1,8 +1,8 @@
-"""Finds out which shapes the installed DispatchFFNCombine takes, by trying, and keeps them with the database.
+"""Finds the shapes that the installed DispatchFFNCombine accepts, by trying, and keeps the results with the database.
 
-Each case runs in a group of ranks, as a row does: one that crashes or hangs costs its group, and is an
-answer. From a case that is taken, sizes (m, h, n, experts and top_k of a rank) are varied one at a time, then
-together. Theory rows keep to what is found (opatlas/theory/refused_shapes.py). Ctrl-C keeps what was tried.
+Each case runs in a group of ranks, as a row does. A case that crashes or hangs ends its group, and counts as
+refused. Starting from an accepted case, the sizes (m, h, n, experts and top_k of a rank) vary one at a time, then
+together. Theory rows keep to the results (opatlas/theory/refused_shapes.py). Ctrl-C keeps the results so far.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from opatlas.theory.refused_shapes import AXES, MoeKernel, MoeShape, Trial, load
 
 _KERNEL_TYPE = "DispatchFFNCombine"
 _REPLAY = ("opatlas.bench.test_expert_parallel", "test_dispatch_ffn_combine")
-#: Of a large model in decoding; taken by every version that was heard of.
+#: A decoding step of a large model, which all known versions accept.
 _START = MoeShape(m=16, h=7168, n=4096, experts=16, top_k=8)
 _MOST = MoeShape(m=65536, h=16384, n=16384, experts=256, top_k=32)
-#: Rows and columns of a block of FRACTAL_NZ, by the weights' dtype.
+#: Rows and columns of a FRACTAL_NZ block, by the weights' dtype.
 _BLOCKS = {"DT_BF16": (16, 16), "INT8": (16, 32)}
-#: Cases in which all sizes differ.
+#: The number of random cases in which all sizes differ.
 _TOGETHER = 20
 
 
@@ -115,19 +115,19 @@ def run(arguments: argparse.Namespace) -> int:
     for axis, limit in limits.items():
         show(f"{axis:8} {limit}")
     taken = sum(trial.accepted for trial in probe.trials)
-    show(f"{len(probe.trials)} cases tried, {taken} taken: {written}")
+    show(f"{len(probe.trials)} cases tried, {taken} accepted: {written}")
     if not limits:
         first = probe.trials[0] if probe.trials else None
         why = f" ({first.status}: {first.reason})" if first else ""
-        raise OpAtlasError(f"the case to start from was not taken{why}: name another with --start")
+        raise OpAtlasError(f"the kernel refuses the first case{why}: give another one with --start")
     return 0
 
 
 class ShapeProbe:
-    """Tries cases on a group, and keeps what became of them.
+    """Tries cases on a group of ranks.
 
     Attributes:
-        trials: in the order tried.
+        trials: the cases and their outcomes, in order.
     """
 
     def __init__(
@@ -157,10 +157,14 @@ class ShapeProbe:
         budget_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> Path:
-        """Tries cases until the time is up; gives the file. Raises OpAtlasError, DeviceGone.
+        """Tries cases until the time is up, and returns the file with the results.
 
         Args:
             path: the database.
+
+        Raises:
+            OpAtlasError: a precondition of all cases is missing, or a file cannot be written.
+            DeviceGone: the device process ended for good.
         """
         path.mkdir(parents=True, exist_ok=True)
         began, end = time.time(), clock() + budget_s
@@ -169,7 +173,7 @@ class ShapeProbe:
             try:
                 search.run(start, _TOGETHER)
             except KeyboardInterrupt:
-                show("interrupted: what was tried is kept")
+                show("interrupted: the results so far are kept")
         manifest = Manifest(
             self._run_id,
             began,
@@ -192,7 +196,7 @@ class ShapeProbe:
 
     def _axes(self, start: MoeShape, most: MoeShape) -> dict[str, SearchRange]:
         rows, columns = _BLOCKS[self._kernel.weights] if self._format == "FRACTAL_NZ" else (1, 1)
-        # Both weights are whole blocks: (H, N), and (N / 2, H).
+        # Both weights, (H, N) and (N / 2, H), consist of whole blocks.
         units = {"h": max(rows, columns), "n": max(2 * rows, columns)}
         for name, unit in units.items():
             if getattr(start, name) % unit:
@@ -205,7 +209,7 @@ class ShapeProbe:
         spec = replace(self._spec, hccl_buffer_mib=buffer_mib(needed_bytes(cells)))
         outcome = self._executor.run(Job(module, "", function, _KERNEL_TYPE, cells, self._case_timeout_s, spec))
         if outcome.status is Status.SKIPPED:
-            # Not an answer about this case: a precondition of all of them is missing.
+            # A precondition of all cases is missing.
             raise OpAtlasError(outcome.reason)
         trial = Trial(self._kernel, shape, not self.trials, outcome.status, outcome.reason, self._run_id)
         self.trials.append(trial)
@@ -242,17 +246,17 @@ def _shape(text: str) -> MoeShape:
     return MoeShape(*sizes)
 
 
-#: Whether a kernel takes a case. Asked at most once for each.
+#: Tells whether a kernel accepts a case.
 Try = Callable[[MoeShape], bool]
 
 
 @dataclass(frozen=True)
 class SearchRange:
-    """What may be tried of one size.
+    """The sizes of one axis that may be tried.
 
     Attributes:
-        least, most: no smaller and no larger one is tried.
-        unit: sizes are multiples of it (the halves of a gated weight are equally wide).
+        least, most: the smallest and the largest size.
+        unit: sizes are multiples of `unit`.
     """
 
     least: int
@@ -261,17 +265,17 @@ class SearchRange:
 
 
 class OutOfTimeError(Exception):
-    """The time for trying is up; what was tried counts."""
+    """The time for trying is up. The results so far count."""
 
 
 class ShapeSearch:
-    """Tries cases, remembers the answers, and stops when it is told to."""
+    """Searches the limits of a kernel's sizes, and remembers the answers."""
 
     def __init__(self, taken: Try, axes: Mapping[str, SearchRange], enough: Callable[[], bool]) -> None:
-        """
-        Args:
-            axes: by name.
-            enough: whether no further case is to be tried.
+        """Args:
+        taken: tells whether the kernel accepts a case; called at most once for each case.
+        axes: the range of each size.
+        enough: tells whether to stop.
         """
         self._taken = taken
         self._axes = axes
@@ -279,11 +283,11 @@ class ShapeSearch:
         self._known: dict[MoeShape, bool] = {}
 
     def run(self, base: MoeShape, together: int) -> None:
-        """Tries as much as there is time for.
+        """Tries cases until the search is complete or `enough` says to stop.
 
         Args:
-            base: the case from which sizes are varied.
-            together: how many cases are tried besides in which all sizes differ.
+            base: the case whose sizes vary.
+            together: the number of further cases in which all sizes differ.
         """
         try:
             if not self._try(base):
@@ -295,7 +299,7 @@ class ShapeSearch:
             return
 
     def _along(self, base: MoeShape, name: str) -> range:
-        """The sizes that are taken, as far as was tried: the smallest, the largest, and so many in between."""
+        """Returns the accepted sizes of one axis as a range: smallest, largest, and the step between accepted sizes."""
         axis, middle = self._axes[name], getattr(base, name)
 
         def taken(size: int) -> bool:
@@ -305,7 +309,7 @@ class ShapeSearch:
         while middle + step <= axis.most and not taken(middle + step):
             step *= 2
             if step > middle:
-                # None near is taken: perhaps some that are smaller.
+                # No size up to twice the middle is accepted; smaller sizes may be.
                 step = middle
                 break
         high = self._last(middle, step, axis.most, taken)
@@ -313,7 +317,7 @@ class ShapeSearch:
         return range(low, high + 1, step)
 
     def _last(self, start: int, step: int, end: int, taken: Callable[[int], bool]) -> int:
-        """The last size taken on the way from `start` to `end`: in growing strides, then by halving."""
+        """Returns the last accepted size from `start` towards `end`: growing strides, then bisection."""
         most = abs(end - start) // abs(step)
         good, stride, bad = 0, 1, most + 1
         while good < most:
@@ -331,7 +335,7 @@ class ShapeSearch:
         return start + good * step
 
     def _corners(self, ranges: Mapping[str, range], count: int) -> Iterator[MoeShape]:
-        """All sizes at their largest, all at their smallest, then cases in between."""
+        """Yields the case of all largest sizes, the case of all smallest sizes, then random cases in between."""
         yield MoeShape(**{name: sizes[-1] for name, sizes in ranges.items()})
         yield MoeShape(**{name: sizes[0] for name, sizes in ranges.items()})
         drawn = random.Random(0)

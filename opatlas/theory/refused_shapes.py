@@ -1,7 +1,7 @@
-"""Which shapes a device's DispatchFFNCombine takes, as far as it was tried: `constraints/DispatchFFNCombine.csv`.
+"""The shapes that a device's DispatchFFNCombine accepts, as far as they were tried: constraints/DispatchFFNCombine.csv.
 
-`opatlas probe-dispatch-ffn-combine` writes the table, a row for each case that it tried; theory
-rows ask `Constraints.accepts`. Nothing is known of a kernel that was not tried, and nothing is refused then.
+`opatlas probe-dispatch-ffn-combine` writes the table, one row for each case that it tried. `Constraints.accepts`
+tells whether a theory row may be added; nothing is refused for kernels that were not tried.
 """
 
 from __future__ import annotations

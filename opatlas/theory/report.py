@@ -1,4 +1,4 @@
-"""What a run of `pytest shapes/` tells: rows by kernel type, and how far they cover the shapes of models."""
+"""What a run of `pytest shapes/` does to each kernel type, and the lines and the page that report the results."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from opatlas.progress import duration as duration_words
 from opatlas.store.manifest import Manifest
 from opatlas.text import counted
 
-#: On a terminal; the report has all of them.
+#: Missing shapes of a model on the terminal; the report has all.
 _MISSING_NAMED = 3
-#: Of a replay on a database that has not seen one. Starters take about as long.
+#: Pace for databases without a replay; the rows of a starter database take about as long.
 _ASSUMED_S_A_ROW = 1.0
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a row of a replay takes, its start and its check included.
+    """How long a row of a replay takes, with its start and its check.
 
     Attributes:
-        run_id: the run that took so long; "" where that is assumed.
+        seconds_a_row: seconds for each row.
+        run_id: the run that the pace was measured in; "" where the pace is assumed.
     """
 
     seconds_a_row: float = _ASSUMED_S_A_ROW
     run_id: str = ""
 
     def time_of(self, rows: int) -> str:
-        """Returns how long rows take, and why: `16 min 40 s, at 0.5 s a row (as in run X)`."""
+        """Returns how long rows take and where the pace comes from: `16 min 40 s, at 0.5 s a row (as in run X)`."""
         where = f"as in run {self.run_id}" if self.run_id else "assumed: this database has no replay yet"
         return f"{duration_words(rows * self.seconds_a_row)}, at {self.seconds_a_row:.3g} s a row ({where})"
 
 
 def replay_pace(manifests: Iterable[Manifest]) -> Pace:
-    """The pace of the newest run that has replayed rows to its end."""
+    """Returns the pace of the newest run that replayed rows to its end."""
     for manifest in sorted(manifests, key=lambda each: each.run_id, reverse=True):
         rows = sum(count for status, count in manifest.statuses.items() if status not in ("added", "not run"))
         if rows and manifest.finished_at is not None and manifest.finished_at > manifest.started_at:
@@ -43,10 +44,10 @@ def replay_pace(manifests: Iterable[Manifest]) -> Pace:
 
 
 def summary_lines(results: Sequence[KernelResult], pace: Pace, *, plan_only: bool) -> Iterator[str]:
-    """A table of the kernel types, then one of the models.
+    """Yields a table of the kernel types, then the coverage of each model.
 
     Args:
-        pace: of a replay, for the time that the new rows will take.
+        pace: the pace of a replay, for the time that the new rows take.
     """
     ordered = sorted(results, key=lambda result: result.kernel_type)
     width = max(len(result.kernel_type) for result in ordered)
@@ -60,7 +61,7 @@ def summary_lines(results: Sequence[KernelResult], pace: Pace, *, plan_only: boo
         if result.refused:
             yield f"  {counted(result.refused, 'row')} left out, which the device's kernel refuses (constraints/)"
         if result.unknown_dtypes:
-            yield f"  nothing is taken from rows with the dtypes {', '.join(result.unknown_dtypes)}"
+            yield f"  rows with unknown dtypes give no forms: {', '.join(result.unknown_dtypes)}"
     total = sum(result.added for result in ordered)
     there = sum(result.there for result in ordered)
     some = sum(result.added > 0 for result in ordered)
@@ -90,7 +91,7 @@ def summary_lines(results: Sequence[KernelResult], pace: Pace, *, plan_only: boo
 
 
 def coverage_page(results: Sequence[KernelResult], title: str) -> str:
-    """The coverage report, in Markdown."""
+    """Returns the coverage report in Markdown."""
     lines = [
         "# Coverage",
         "",
@@ -131,17 +132,17 @@ def _size(count: int) -> str:
 
 @dataclass(frozen=True)
 class AxisCoverage:
-    """How many of the sizes that an axis should have are in rows, counted in octaves (1, 2 to 3, 4 to 7, ...).
+    """The sizes of an axis that rows have, counted in octaves (1, 2 to 3, 4 to 7, ...).
 
     Attributes:
         axis: the variable.
         wanted: octaves between the smallest and the largest size of the catalog's grid.
-        shapes: how many shapes have this axis, with or without a row.
-        fewest: octaves with a row, of the shape with a row that has the fewest.
-        found: octaves with a row, of all shapes together.
-        at_one_size: shapes with rows of one size only, where several are wanted, as "gate_up, tp 1: n 512, k 64: m 1".
-        gap_from, gap_to: the neighbouring sizes with the largest ratio, of any shape that has a row. The ends of the
-            grid are neighbours too.
+        shapes: shapes with this axis, with or without a row.
+        fewest: octaves with a row, of the shape with the fewest; shapes without rows do not count.
+        found: octaves with a row, over all shapes.
+        at_one_size: shapes with rows of a single size, where several are wanted, as "gate_up, tp 1: n 512, k 64: m 1".
+        gap_from, gap_to: the neighbouring sizes with the largest ratio, of any shape with a row. The ends of the grid
+            count as neighbours.
     """
 
     axis: str
@@ -156,12 +157,12 @@ class AxisCoverage:
 
 @dataclass
 class ModelCoverage:
-    """What a kernel type has of a model.
+    """The coverage of a model's shapes by the rows of a kernel type.
 
     Attributes:
-        shapes: how many shapes the model gives it.
-        missing: dtypes without a row, of each shape as "gate_up, tp 8: n 4608, k 7168".
-        sizes: of the axes whose sizes a row tells.
+        shapes: the number of shapes that the model gives the kernel type.
+        missing: dtypes without a row, by shape, as "gate_up, tp 8: n 4608, k 7168".
+        sizes: coverage of the axes whose sizes the rows tell.
     """
 
     kernel_type: str
@@ -177,18 +178,18 @@ class ModelCoverage:
 
 @dataclass(frozen=True)
 class KernelResult:
-    """What became of a kernel type.
+    """What a run does to a kernel type. Plain values, which travel between processes.
 
     Attributes:
         added: rows that were added, or would be.
         there: rows of the run that the database had already.
-        largest_bytes, total_bytes: of the tensors of the largest new row, and of all of them.
-        refused: rows left out because the device's kernel was found to refuse them.
-        over_budget: points of the grid left out because they need more memory than there is.
-        smallest_bytes: of the tensors of the smallest of these; 0 where there are none.
-        missing: what none of the models has, for each pattern that gives no row because of that.
-        unknown_dtypes: dtypes of rows of the database that nothing was taken from.
-        coverage: what the database has of each model; empty where that is not asked for.
+        largest_bytes, total_bytes: bytes of the tensors of the largest new row, and of all new rows.
+        refused: rows left out because the device's kernel refuses them.
+        over_budget: points of the grid left out because their tensors exceed the memory budget.
+        smallest_bytes: bytes of the tensors of the smallest of these points; 0 where there are none.
+        missing: sources of sizes that none of the models has, for each pattern without rows.
+        unknown_dtypes: dtypes in the database without a known size; their rows give no forms.
+        coverage: coverage of each model; empty unless computed.
     """
 
     kernel_type: str
@@ -204,12 +205,12 @@ class KernelResult:
     coverage: tuple[ModelCoverage, ...] = ()
 
     def with_new(self, sizes: Sequence[int]) -> KernelResult:
-        """The same with new rows whose tensors have these sizes, in bytes, and no others."""
+        """Returns the result with new rows whose tensors have these sizes in bytes."""
         return replace(self, added=len(sizes), largest_bytes=max(sizes, default=0), total_bytes=sum(sizes))
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> KernelResult:
-        """What `dataclasses.asdict` made of one."""
+        """Returns the result that `dataclasses.asdict` turned into values."""
         coverage = [
             ModelCoverage(**{**model, "sizes": [AxisCoverage(**sizes) for sizes in model["sizes"]]})
             for model in values["coverage"]

@@ -1,4 +1,4 @@
-"""Theory rows: kernel calls that no profiler has seen yet, one by one or thousands at once."""
+"""Theory rows: kernel calls that no profiler has recorded, one at a time or thousands at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opatlas.model.signature import signature
 from opatlas.model.slots import Slot
 from opatlas.theory.patterns import Form, Ints
 
-#: Dtypes that profilers write with a prefix; `FLOAT` and the integers have none.
+#: Dtypes that profilers write with the prefix DT_; FLOAT and the integers have none.
 _PREFIXED = frozenset({"BF16"})
 _TEXT = pa.large_string()
 
@@ -25,11 +25,10 @@ class TheoryRow:
     """One call.
 
     Attributes:
-        kernel_type: the profiler's name of the kernel, and of its CSV.
+        kernel_type: the profiler's name of the kernel, which is also the name of its CSV.
         inputs, outputs: tensor slots in the kernel's order.
-        op_state, core: as in the rows of the profiler that this row stands beside; empty where
-            there are none.
-        more: further columns and their cells: what an attention kernel's shapes do not tell.
+        op_state, core: OP State and Accelerator Core of comparable captured rows; "" where there are none.
+        more: further columns and their cells, such as the Runtime columns of attention kernels.
     """
 
     kernel_type: str
@@ -40,7 +39,7 @@ class TheoryRow:
     more: tuple[tuple[str, str], ...] = ()
 
     def cells(self) -> dict[str, str]:
-        """The base columns of a compute CSV, and those in `more`."""
+        """Returns the base columns of a compute CSV and the columns of `more`."""
         cells = [self.op_state, self.core]
         for slots in (self.inputs, self.outputs):
             cells.append(";".join(",".join(map(str, slot.shape)) for slot in slots))
@@ -48,6 +47,7 @@ class TheoryRow:
         return {**dict(zip(BASE, cells, strict=True)), **dict(self.more)}
 
     def signature(self) -> str:
+        """Returns the signature of the row (opatlas/model/signature.py)."""
         return signature(self.kernel_type, self.cells())
 
 
@@ -56,10 +56,10 @@ class Batch:
     """Many calls of one form.
 
     Attributes:
-        inputs, outputs: for each slot its dimensions, each a number or an array of `count`; None for an
-            absent slot.
-        more: further columns: a text for all, an array of numbers, or texts.
-        bytes: of all tensors of each row; one number, or an array.
+        inputs, outputs: the dimensions of each slot, each a number or an array of `count` numbers; None for an absent
+            slot.
+        more: further columns: one text for all rows, an array of numbers, or a list of texts.
+        bytes: bytes of all tensors of a row: one number, or an array of `count` numbers.
     """
 
     kernel_type: str
@@ -71,7 +71,7 @@ class Batch:
     bytes: Ints
 
     def frame(self) -> pd.DataFrame:
-        """The cells of `TheoryRow.cells`, by columns."""
+        """Returns the columns that `TheoryRow.cells` gives for one row."""
         form = self.form
         columns: list[str | Ints | Sequence[str]] = [form.op_state, form.core]
         columns += [self._shapes(self.inputs), *_words(form.input_dtypes, form.input_formats)]
@@ -81,7 +81,7 @@ class Batch:
         return frame
 
     def row_bytes(self) -> np.ndarray:
-        """Of all tensors of each row."""
+        """Returns the bytes of all tensors, for each row."""
         return np.broadcast_to(self.bytes, (self.count,))
 
     def _column(self, value: str | Ints | Sequence[str]) -> np.ndarray | Sequence[str]:
@@ -116,12 +116,12 @@ class Batch:
 
 
 def tensor(dtype: str, *shape: int) -> Slot:
-    """A tensor in the plain format."""
+    """Returns the slot of a tensor in format ND."""
     return Slot(shape, dtype, "ND")
 
 
 def _words(dtypes: Sequence[str], formats: Sequence[str]) -> tuple[str, str]:
-    """The cells of dtypes and of formats, as profilers write them."""
+    """Returns the dtypes cell and the formats cell, as profilers write them."""
     return (
         ";".join((f"DT_{name}" if name in _PREFIXED else name) or "DT_UNDEFINED" for name in dtypes),
         ";".join(name or "NULL" for name in formats),

@@ -1,4 +1,7 @@
-"""What models give to the axes of patterns: the sizes that belong together, for each way to divide a model."""
+"""The sizes that models give to the axes of patterns, for each way to divide a model among devices.
+
+Also finds the models that a user names.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,22 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from opatlas.errors import OpAtlasError
 from opatlas.text import closest
-from opatlas.theory.models import EP_SIZES, TP_SIZES, ModelFacts, built_in_models, models_by_name
+from opatlas.theory.models import EP_SIZES, TP_SIZES, ModelFacts, TargetError, built_in_models, models_by_name
 from opatlas.theory.patterns import Axis, Pattern
 
-#: A label for the coverage report ("gate_up, tp 8"), and the values.
+#: A label for the coverage report, such as "gate_up, tp 8", and the sizes.
 LabelledSizes = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Whose shapes are wanted.
+    """The models whose shapes are wanted.
 
     Attributes:
         models: the architectures.
-        tp_sizes, ep_sizes: sizes of tensor and expert parallelism; each model takes those that fit it.
-        generic: shapes of no model in particular are wanted too.
+        tp_sizes, ep_sizes: sizes of tensor and expert parallelism; each model uses those that divide its parts.
+        generic: whether sizes of no particular model are wanted too.
     """
 
     models: Sequence[ModelFacts]
@@ -34,7 +36,12 @@ class Targets:
 
 @dataclass(frozen=True)
 class ShapeSource:
-    """Values that come together, of variables of these names: what a model gives of them."""
+    """Sizes of a model that belong together.
+
+    Attributes:
+        names: the variables of the sizes.
+        given: yields the sizes of a model, with a label, for each way to divide the model.
+    """
 
     names: tuple[str, ...]
     given: Callable[[ModelFacts, Targets], Iterable[LabelledSizes]]
@@ -42,7 +49,7 @@ class ShapeSource:
 
 @dataclass(frozen=True)
 class ShapeOrigin:
-    """Where values come from: the model's name, and what of it."""
+    """The model that sizes come from, and the part of the model."""
 
     model: str
     what: str
@@ -50,11 +57,11 @@ class ShapeOrigin:
 
 @dataclass(frozen=True)
 class Shape:
-    """A combination of sizes that models give, or that stands for no model in particular.
+    """A combination of sizes.
 
     Attributes:
-        values: by variable.
-        origins: the models that it is of; none of a generic one.
+        values: the size of each variable.
+        origins: the models with this combination; empty for generic sizes.
     """
 
     values: Mapping[str, int]
@@ -62,18 +69,16 @@ class Shape:
 
 
 def model_shapes(pattern: Pattern, targets: Targets) -> list[Shape]:
-    """What the axes of a pattern get from models; a single empty one where they need nothing from them.
-
-    Shapes of models come before those of no model in particular.
-    """
+    """Returns the shapes of a pattern, generic shapes last; one empty shape where no axis has a source."""
     given = [_given(axis, targets) for axis in pattern.axes if axis.source]
     return sorted((_joined(parts) for parts in product(*given)), key=lambda shape: not shape.origins)
 
 
 def interleave_models(shapes: Sequence[Shape]) -> list[int]:
-    """Numbers of the shapes: one of each model, then the next of each; at the end those of no model in particular.
+    """Orders shapes such that the models take turns; generic shapes come last.
 
-    A shape of several models is the turn of the first one that comes to it.
+    Returns:
+        Positions in `shapes`. A shape of several models takes the turn of the first of them.
     """
     of_models: dict[str, list[int]] = {}
     for number, shape in enumerate(shapes):
@@ -92,7 +97,7 @@ def interleave_models(shapes: Sequence[Shape]) -> list[int]:
 
 
 def missing_source(pattern: Pattern, targets: Targets) -> str:
-    """What a pattern needs and none of the models has; "" where they have all."""
+    """Returns a source of the pattern that none of the models has; "" where they have all."""
     return next((axis.source for axis in pattern.axes if axis.source and not _given(axis, targets)), "")
 
 
@@ -109,7 +114,7 @@ def _given(axis: Axis, targets: Targets) -> list[Shape]:
 
 
 def _joined(parts: Sequence[Shape]) -> Shape:
-    """Values of several sources at once: of the models that give all of them."""
+    """Combines sizes of several sources. Their origins are the models that give all of them."""
     values = {name: value for part in parts for name, value in part.values.items()}
     models = [{origin.model for origin in part.origins} for part in parts]
     shared = set.intersection(*models) if models else set()
@@ -120,7 +125,7 @@ def _joined(parts: Sequence[Shape]) -> Shape:
 def _per_tp(
     given: Callable[[ModelFacts, int], Iterable[LabelledSizes]],
 ) -> Callable[[ModelFacts, Targets], Iterable[LabelledSizes]]:
-    """For each size of tensor parallelism what is on one device."""
+    """Yields the sizes on one device for each size of tensor parallelism."""
 
     def of_all(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
         for tp in model.tp_sizes(targets.tp_sizes):
@@ -136,7 +141,7 @@ def _linears(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
 
 
 def _quantized(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
-    """Engines leave the router, the indexer and the LM head in their own precision."""
+    """Yields linear layers except the router, the indexer and the LM head, which engines do not quantize."""
     for linear in model.linears(tp):
         if linear.name not in ("lm_head", "router", "indexer_weights", "indexer_k"):
             yield linear.name, (linear.n, linear.k)
@@ -147,7 +152,7 @@ def _hidden(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
 
 
 def _widths(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
-    """Of what layers hand on."""
+    """Yields the features of tensors between layers."""
     yield "hidden", (model.hidden,)
     yield from _gated(model, tp)
     if model.latent is not None and model.latent.q_lora:
@@ -169,7 +174,7 @@ def _head_norms(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
 
 
 def _gated(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
-    """Widths of feed-forward networks behind their gate."""
+    """Yields the features of feed-forward networks after the gate."""
     if model.intermediate:
         yield "feed-forward", (model.intermediate // tp,)
     if model.experts is not None:
@@ -179,7 +184,7 @@ def _gated(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
 
 
 def _attention(model: ModelFacts, tp: int) -> Iterator[LabelledSizes]:
-    """Query heads, key heads and a head's size; of latent attention only the heads that are not compressed."""
+    """Yields query heads, key heads and features of a head; nothing for latent attention."""
     if model.latent is None:
         yield "attention", (model.heads // tp, model.kv_heads_on_device(tp), model.head_dim)
 
@@ -196,7 +201,7 @@ def _latent_cache(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes
 
 
 def _angles(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
-    """Features that a rotary embedding turns."""
+    """Yields the features that a rotary embedding rotates."""
     yield "rotary embedding", (model.latent.rope if model.latent is not None else model.head_dim,)
 
 
@@ -225,7 +230,7 @@ def _router(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
 
 
 def _experts(model: ModelFacts, targets: Targets) -> Iterator[LabelledSizes]:
-    """Those on a device by their number and width, the model's width, how many see a token, and the ep size."""
+    """Yields (experts on a device, their width, hidden, top_k, ep)."""
     for count, width, ep in model.expert_shares(targets.tp_sizes, targets.ep_sizes):
         assert model.experts is not None
         yield f"experts, ep {ep}", (count, width, model.hidden, model.experts.top_k, ep)
@@ -253,36 +258,41 @@ SOURCES: dict[str, ShapeSource] = {
 
 
 def resolve_targets(names: Sequence[str], tp_sizes: Sequence[int] = (), ep_sizes: Sequence[int] = ()) -> Targets:
-    """The models of these names, divided in these ways.
+    """Returns the models of some names, with the sizes of parallelism that divide them.
 
     Args:
-        names: see `resolve_model`; none: the built-in models, and shapes of no model in particular.
-        tp_sizes, ep_sizes: sizes of tensor and expert parallelism; none: the usual ones that fit a model.
+        names: see `resolve_model`; none: the built-in models and generic shapes.
+        tp_sizes, ep_sizes: sizes of tensor and expert parallelism; none: the default sizes.
 
     Raises:
-        OpAtlasError: a model that is not known, or cannot be divided in any of these ways.
+        OpAtlasError: a model is unknown, or none of the sizes divides a model.
     """
     models = [resolve_model(name) for name in names] or list(built_in_models())
     targets = Targets(models, tuple(tp_sizes) or TP_SIZES, tuple(ep_sizes) or EP_SIZES, generic=not names)
     for model in models:
         if not model.tp_sizes(targets.tp_sizes):
-            raise OpAtlasError(
-                f"--tp-sizes {','.join(map(str, tp_sizes))}: {model.name} can be divided by none of these; "
-                f"it can by {', '.join(map(str, model.tp_sizes(range(1, 65))))}"
+            raise TargetError(
+                "--tp-sizes",
+                ",".join(map(str, tp_sizes)),
+                f"none of these divides {model.name}; these do: {', '.join(map(str, model.tp_sizes(range(1, 65))))}",
             )
         if names and model.experts is not None and not model.ep_sizes(targets.ep_sizes):
-            raise OpAtlasError(
-                f"--ep-sizes {','.join(map(str, ep_sizes))}: none of these divides the {model.experts.count} experts "
-                f"of {model.name}"
+            raise TargetError(
+                "--ep-sizes",
+                ",".join(map(str, ep_sizes)),
+                f"none of these divides the {model.experts.count} experts of {model.name}",
             )
     return targets
 
 
 def resolve_model(name: str) -> ModelFacts:
-    """A built-in model by its name or short name; a config.json, or a folder with one; an architecture of transformers.
+    """Returns a model by its name.
+
+    Args:
+        name: a built-in model's name or short name, a config.json or its folder, or an architecture of transformers.
 
     Raises:
-        OpAtlasError: it is none of these, or needs the transformers package and that is not installed.
+        OpAtlasError: the name is none of these, or needs the transformers package, which is not installed.
     """
     known = models_by_name().get(name.lower())
     if known is not None:
@@ -295,7 +305,7 @@ def resolve_model(name: str) -> ModelFacts:
 
         return load_config_file(path)
     if path.suffix == ".json":
-        raise OpAtlasError(f"--target-models {name}: no such file; give the path of a model's config.json")
+        raise TargetError("--target-models", name, "no such file: give the path of a model's config.json")
     from opatlas.theory.architectures import architectures, load_architecture
 
     if name.lower() in architectures():
@@ -304,7 +314,7 @@ def resolve_model(name: str) -> ModelFacts:
     remedy = (
         "give a model's config.json, or a name of --target-models in docs/theory-rows.md"
         if architectures()
-        else "give one of the built-in names, or pip install 'opatlas[models]', which knows the architectures of "
-        "transformers and reads config.json files"
+        else "give one of the built-in names, or install transformers, which knows more architectures and reads "
+        "config.json files: pip install 'opatlas[models]'"
     )
-    raise OpAtlasError(f"--target-models {name}: there is no such model{closest(name, others)}; {remedy}")
+    raise TargetError("--target-models", name, f"no such model{closest(name, others)}: {remedy}")

@@ -1,8 +1,8 @@
-"""The rows that a pattern spans, for certain models, dtypes and a memory budget: all at once, or one by one.
+"""The space of rows that a pattern spans, for some models, forms and a memory budget.
 
-All values of the axes together make a grid. A point of it is legal where the pattern's conditions hold
-and the tensors fit into the budget; this is computed for all points at once. Rows are then made from
-legal points only, so that nothing that is drawn is ever rejected.
+The values of all axes make a grid. A point of the grid is legal where the conditions of the pattern hold and the
+tensors fit the budget, which is computed for all points at once. Rows are made from legal points only, so no drawn
+row is rejected.
 """
 
 from __future__ import annotations
@@ -37,17 +37,16 @@ from opatlas.theory.sources import (
 )
 
 GB = 10**9
-#: Written between the samples to empty the last-level cache. Twice the largest there is: 192 MB on an
-#: NPU, 50 MB on an H100; servers' CPUs have up to 256 MB that one core can reach.
+#: Bytes of the buffer that is written between samples to empty the last-level cache: twice the largest cache
+#: (192 MB on an NPU, 50 MB on an H100, up to 256 MB for one core of a server's CPU).
 FLUSH_BUFFER_BYTES = 512 * 10**6
 
 
 def element_bytes(kernel_type: str, dtype: str) -> int:
-    """Bytes of an element.
+    """Returns the bytes of an element.
 
     Raises:
-        OpAtlasError: a dtype whose size is not known; guessing one would let a row through that
-            does not fit.
+        OpAtlasError: the dtype is unknown. A guessed size would let rows through that do not fit.
     """
     known = known_dtype(dtype)
     if known is None:
@@ -59,7 +58,7 @@ def element_bytes(kernel_type: str, dtype: str) -> int:
 
 
 def row_bytes(row: TheoryRow) -> int:
-    """Bytes of all input and output tensors, as they are stored. Raises OpAtlasError."""
+    """Returns the bytes of all input and output tensors as stored. Raises OpAtlasError."""
     return sum(
         prod(slot.shape) * element_bytes(row.kernel_type, slot.dtype)
         for slot in (*row.inputs, *row.outputs)
@@ -69,15 +68,15 @@ def row_bytes(row: TheoryRow) -> int:
 
 Array = npt.NDArray[np.int64]
 
-#: Tiles of matrix units; a duration steps up just behind a multiple of one.
+#: Tile sizes of matrix units. Durations rise in steps at multiples of a tile.
 TILES = (16, 32, 64, 128)
 _BESIDE = (-1, 0, 1)
-#: Codes of a size that may lie between those of the grid: half of them stand for the grid's own, then
-#: come the tiles' edges and what is beside them, then places on the way to the next size of the grid.
+#: Codes of a size of a free axis: below _EDGES_FROM the size of the grid itself, then edges of tiles and their
+#: neighbours, and from _BETWEEN_FROM on sizes up to the next size of the grid.
 _CODES = 64
 _EDGES_FROM = 32
 _BETWEEN_FROM = _EDGES_FROM + len(TILES) * len(_BESIDE)
-#: Multiples of the golden section, without their whole part, spread over 0 ... 1, however many there are.
+#: The fractional parts of its multiples spread evenly over 0 ... 1, for any number of multiples.
 _GOLDEN = 0.6180339887498949
 
 
@@ -85,11 +84,10 @@ class Space:
     """The rows of a kernel type by one pattern.
 
     Attributes:
-        shapes: what models (or the pattern's generic sizes) give; one that is empty where the
-            pattern's axes do not depend on models.
-        missing_source: what none of the models has, so that there is no row; "" where there are some.
-        over_budget: points left out because they need more memory than there is.
-        smallest_over_budget: bytes of the tensors of the smallest of these; 0 where there are none.
+        shapes: the shapes of models and generic shapes; one empty shape where no axis depends on models.
+        missing_source: a source that none of the models has, so that there are no rows; otherwise "".
+        over_budget: points left out because their tensors exceed the budget.
+        smallest_over_budget: bytes of the tensors of the smallest of these points; 0 where there are none.
     """
 
     def __init__(
@@ -98,7 +96,7 @@ class Space:
         self.kernel_type = kernel_type
         self.pattern = pattern
         self.forms = tuple(forms)
-        #: For tensors: something is written between the samples, too.
+        #: Without the flush buffer.
         self._budget_bytes = budget_bytes - FLUSH_BUFFER_BYTES
         of_models = [axis for axis in pattern.axes if axis.source]
         self.missing_source = missing_source(pattern, targets)
@@ -116,16 +114,16 @@ class Space:
         self._free = [axis for axis in self._grids if axis.between]
         self.over_budget = 0
         self.smallest_over_budget = 0
-        #: For each form the legal points, as numbers: shape * points + point.
+        #: For each form the legal points, encoded as shape * points + point.
         self._legal: list[Array] = [self._legal_points(form) for form in self.forms]
         self._ends = np.cumsum([len(legal) for legal in self._legal])
 
     def __len__(self) -> int:
-        """How many points of the grid are legal, in all forms together."""
+        """Returns the number of legal points of the grid, over all forms."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def batches(self, positions: Array | None = None) -> Iterable[Batch]:
-        """The rows at some positions of the grid, or at all, a batch for each form."""
+        """Yields the rows at some positions of the grid, or all rows, one batch for each form."""
         for number, form in enumerate(self.forms):
             first = int(self._ends[number]) - len(self._legal[number])
             legal = self._legal[number]
@@ -135,14 +133,13 @@ class Space:
                 yield self._batch(form, legal)
 
     def required(self) -> list[int]:
-        """Positions of the grid that no sample leaves out, the most important ones first.
+        """Returns the positions of the grid that every sample holds, the most important positions first.
 
-        Models take turns, so that a sample with room for few has as many shapes of each. The first rows are each
-        shape once, in another form and at another place of its range than the shape before it, so that a sample
-        with room for no more is not one of single tokens; then the ends of the range of each shape and form; then
-        the tiles' edges, each for one of the shapes.
+        Models take turns, so that a small sample has as many shapes of each model. First comes each shape once, each
+        with another form and at another place of its range than the shape before, so that a small sample has more than
+        single tokens; then both ends of the range of each shape and form; then the edges of tiles, each for one shape.
         """
-        # Of each form (a line) and shape: how many positions, which follow each other, and the first of them.
+        # For each form (row) and shape (column): the number of positions, which are consecutive, and the first.
         counts = np.array([np.bincount(legal // self._points, minlength=len(self.shapes)) for legal in self._legal])
         starts = counts.cumsum().reshape(counts.shape) - counts
         in_turn = interleave_models(self.shapes)
@@ -161,14 +158,14 @@ class Space:
 
     @property
     def size(self) -> int:
-        """How many numbers `row` takes: each stands for a row, several for the same where a code has no effect."""
+        """How many numbers `row` accepts. Several numbers may give the same row."""
         codes: int = _CODES ** len(self._free)
         return len(self) * codes
 
     def row(self, number: int) -> TheoryRow:
-        """The row of a number below `size`. 0 is the simplest."""
+        """Returns the row of a number below `size`. 0 gives the simplest row."""
         codes = _CODES ** len(self._free)
-        # Neighbours on the grid are alike: numbers that are near each other lead to points that are not.
+        # Neighbouring points are similar, so neighbouring numbers lead to distant points.
         position, code = divmod(number * self._stride % self.size, codes)
         which = int(np.searchsorted(self._ends, position, side="right"))
         legal = self._legal[which]
@@ -187,7 +184,7 @@ class Space:
 
     @cached_property
     def _stride(self) -> int:
-        """A step that visits every number once, and spreads any few that follow each other."""
+        """A step that visits every number once and spreads neighbouring numbers."""
         step = max(1, round(self.size * _GOLDEN))
         while gcd(step, self.size) > 1:
             step += 1
@@ -211,7 +208,7 @@ class Space:
         return np.flatnonzero(possible & fits)
 
     def _complete(self, env: dict[str, Ints]) -> dict[str, Ints]:
-        """The variables, and those that the pattern computes from them."""
+        """Adds the variables that the pattern computes."""
         for name, expression in self.pattern.let.items():
             env[name] = expression.value(env)
         return env
@@ -233,7 +230,7 @@ class Space:
         return holds
 
     def _bytes(self, form: Form, env: Mapping[str, Ints]) -> Ints:
-        """Of all tensors."""
+        """Returns the bytes of all tensors."""
         total: Ints = 0
         for templates, dtypes, _ in self._slots_of(form):
             for template, dtype in zip(templates, dtypes, strict=True):
@@ -249,7 +246,7 @@ class Space:
         yield self.pattern.outputs, form.output_dtypes, form.output_formats
 
     def _edges(self, legal: Array) -> Array:
-        """Where the first free axis is at a tile's edge or beside it, each for another shape."""
+        """Returns the points whose first free axis is at a tile's edge or beside one, each for another shape."""
         if not self._free or not len(legal):
             return np.empty(0, dtype=np.int64)
         sizes = self._of_point[self._free[0].name][legal % self._points]
@@ -284,7 +281,7 @@ class Space:
 
 
 def _moved(axis: Axis, size: int, code: int) -> int:
-    """A size near one of the grid; see _CODES."""
+    """Returns a size near a size of the grid; see _CODES."""
     if code < _EDGES_FROM:
         return size
     if code < _BETWEEN_FROM:
@@ -297,7 +294,7 @@ def _moved(axis: Axis, size: int, code: int) -> int:
 
 
 def _dims(template: Template, dtype: str, name: str, env: Mapping[str, Ints]) -> tuple[Ints, ...] | None:
-    """The dimensions of a slot as they are stored; None where it is absent."""
+    """Returns the dimensions of a slot as stored; None where the slot is absent."""
     if template is None:
         return None
     dims = tuple(dim.value(env) for dim in template)
@@ -319,7 +316,7 @@ def _cell(value: str | Expression | Lengths, env: Mapping[str, int]) -> str:
 
 
 def _cells(value: str | Expression | Lengths, env: Mapping[str, Ints]) -> str | Array | list[str]:
-    """A column of such cells: the same for all, numbers, or texts."""
+    """Returns the cells of a column: one text for all rows, numbers, or texts."""
     if isinstance(value, str):
         return value
     if isinstance(value, Expression):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ from opatlas.shapes.models import (
 )
 
 import opatlas.theory.architectures
-from opatlas.errors import OpAtlasError
-from opatlas.theory.models import TP_SIZES, ModelFacts
+from opatlas.theory.models import TP_SIZES, ModelFacts, TargetError
 from opatlas.theory.sources import resolve_model, resolve_targets
 
 #: The numbers of each config.json that differ from what transformers takes without one.
@@ -194,17 +194,18 @@ def test_names_of_built_in_models(name: str, model: ModelFacts) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "similar"),
     [
-        ("qwen3-33b", "did you mean qwen3-32b"),
-        ("deepseek-v33", "did you mean deepseek-v3"),
-        ("Qwen/Qwen3-235B-A22B", "there is no such model"),
-        ("missing.json", "no such file"),
+        ("qwen3-33b", "qwen3-32b"),
+        ("deepseek-v33", "deepseek-v3"),
+        ("Qwen/Qwen3-235B-A22B", ""),
+        ("missing.json", ""),
     ],
 )
-def test_an_unknown_model_is_told_with_those_like_it(name: str, words: str) -> None:
-    with pytest.raises(OpAtlasError, match=words):
+def test_an_unknown_model_is_refused_with_similar_names(name: str, similar: str) -> None:
+    with pytest.raises(TargetError, match=re.escape(similar)) as error:
         resolve_targets([name])
+    assert (error.value.option, error.value.value) == ("--target-models", name)
 
 
 def test_without_transformers_built_in_models_serve_and_others_say_what_to_install(
@@ -214,31 +215,32 @@ def test_without_transformers_built_in_models_serve_and_others_say_what_to_insta
     opatlas.theory.architectures.architectures.cache_clear()
     try:
         assert resolve_model("dsv3") is DEEPSEEK_V3
-        with pytest.raises(OpAtlasError, match=r"there is no such model.*pip install 'opatlas\[models\]'"):
+        with pytest.raises(TargetError, match=r"opatlas\[models\]"):
             resolve_model("mixtral")
-        with pytest.raises(OpAtlasError, match=r"takes transformers, which is not installed: pip install"):
+        with pytest.raises(TargetError, match=r"opatlas\[models\]"):
             resolve_model(str(config_file(tmp_path, "llama")))
     finally:
         opatlas.theory.architectures.architectures.cache_clear()
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text",
     [
-        ("{", "cannot be read as JSON"),
-        ("[" * 100_000, "nested too deep"),
-        ('{"model_type": "llama", "hidden_size": ' + "9" * 5000 + "}", "cannot be read as JSON"),
-        ("[]", "has no 'model_type'"),
-        ('{"hidden_size": 8}', "has no 'model_type'"),
-        ('{"model_type": "no_such_architecture"}', "cannot build a no_such_architecture"),
-        ('{"model_type": "llama", "hidden_size": "wide"}', "cannot build a llama"),
-        ('{"model_type": "mamba"}', "cannot build a mamba"),
+        "{",
+        "[" * 100_000,
+        '{"model_type": "llama", "hidden_size": ' + "9" * 5000 + "}",
+        "[]",
+        '{"hidden_size": 8}',
+        '{"model_type": "no_such_architecture"}',
+        '{"model_type": "llama", "hidden_size": "wide"}',
+        '{"model_type": "mamba"}',
     ],
+    ids=range(8),
 )
-def test_files_that_are_no_models_are_named(tmp_path: Path, text: str, words: str) -> None:
+def test_files_that_describe_no_model_are_refused(tmp_path: Path, text: str) -> None:
     pytest.importorskip("transformers", reason="pip install 'opatlas[models]'")
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(OpAtlasError, match=words):
+    with pytest.raises(TargetError):
         resolve_model(str(tmp_path))
 
 
@@ -278,9 +280,9 @@ def test_how_a_model_is_computed_has_no_bearing_on_its_shapes(
 
 
 def test_parallel_sizes_that_fit_no_model_are_an_error() -> None:
-    with pytest.raises(
-        OpAtlasError, match=r"--tp-sizes 3,5: Qwen/Qwen3-32B can be divided by none .* by 1, 2, 4, 8, 16"
-    ):
+    with pytest.raises(TargetError) as tp_error:
         resolve_targets(["qwen3-32b"], tp_sizes=(3, 5))
-    with pytest.raises(OpAtlasError, match=r"--ep-sizes 3: none of these divides the 256 experts of deepseek-ai"):
+    assert (tp_error.value.option, tp_error.value.value) == ("--tp-sizes", "3,5")
+    with pytest.raises(TargetError) as ep_error:
         resolve_targets(["dsv3"], ep_sizes=(3,))
+    assert (ep_error.value.option, ep_error.value.value) == ("--ep-sizes", "3")
