@@ -178,13 +178,13 @@ class Cases:
 
     def kernel_types_of(self, check: Check) -> Sequence[str]:
         """Returns the names of a check's cases."""
-        of_whole = check.of_database is not None or check.applies(self.database)
+        of_whole = check.check_database is not None or check.why_skipped(self.database)
         return [WHOLE_DATABASE] if of_whole else self.database.kernel_types
 
     def look(self, check: Check, kernel_type: str) -> None:
         """Runs a case. Raises Found, or the outcome of pytest that a case without new findings has."""
         tally = self.tallies[check.name]
-        tally.skipped = check.applies(self.database)
+        tally.skipped = check.why_skipped(self.database)
         if tally.skipped:
             pytest.skip(tally.skipped)
         sorted_out = sort_out(check, check.find(self.database, kernel_type), self.known)

@@ -1,4 +1,4 @@
-"""Data tests of a database. Each check finds rows, or runs, that a user should look at (docs/check.md)."""
+"""Data tests of a database. A check finds rows or runs that a user should look at (docs/check.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A database as checks see it: cells as numbers, the manifests of its runs, the peaks of its device."""
+"""What a check is, and a database as checks see it: numbers, the manifests of its runs, the peaks of its device."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Finding:
 
     Attributes:
         file: the CSV, or the file in `runs/`.
-        line: of the row in its file, the header being line 1; None where the finding is of no row.
-        kernel_type: "" where the finding is of no row.
-        row: what names the row: its input shapes, or its message; of a run the run id.
-        value: what was found: `62.42 us`.
-        reason: what is wrong with the value, with the numbers that it was compared with.
-        weight: the larger, the worse; compares findings of one check.
+        line: the line of the row in the file, the header is line 1; None if the finding concerns no row.
+        kernel_type: "" if the finding concerns no row.
+        row: the row's input shapes or message, or the run id.
+        value: the cell or number, such as `62.42 us`.
+        reason: what is wrong with the value, and the numbers it was compared with.
+        weight: the larger, the worse; comparable within one check.
     """
 
     file: str
@@ -73,19 +73,19 @@ class Finding:
 
 Floats = npt.NDArray[np.float64]
 _FIRST_LINE = 2
-#: So many standard deviations of its samples may a duration be off.
+#: The tolerance of a duration, in standard deviations of its samples.
 NOISE_WIDTHS = 2.0
 
 
 @dataclass(frozen=True)
 class Durations:
-    """Durations of the rows of a kernel type; NaN where a row has none.
+    """The durations of a kernel type's rows in microseconds; NaN for a row without one.
 
     Attributes:
         source: "replay" or "capture".
         us: the median, or the average of a row without a median.
-        std_us: the standard deviation of the samples; NaN where it is not known.
-        how: the cache state and the instrument of each row; "" for captures.
+        std_us: the standard deviation of the samples; NaN if unknown.
+        how: cache state and instrument of each row; "" for captures.
     """
 
     source: str
@@ -95,7 +95,7 @@ class Durations:
 
     @cached_property
     def noise_us(self) -> Floats:
-        """So much may a duration be off: NOISE_WIDTHS standard deviations, NOISE_LIMIT of it where they are unknown."""
+        """The tolerance: NOISE_WIDTHS standard deviations; NOISE_LIMIT of the duration where these are unknown."""
         known: Floats = NOISE_WIDTHS * self.std_us
         return np.where(np.isnan(known), NOISE_LIMIT * self.us, known)
 
@@ -112,11 +112,11 @@ class CheckedTable:
         return len(self.frame)
 
     def cells(self, column: str) -> list[str]:
-        """Returns the cells of a column; empty ones where the file lacks the column."""
+        """Returns the cells of a column; empty cells if the file lacks the column."""
         return self.frame[column].tolist() if column in self.frame.columns else [""] * len(self)
 
     def numbers(self, column: str) -> Floats:
-        """Returns the numbers of a column; NaN where a cell is no number, or the file lacks the column."""
+        """Returns the numbers of a column; NaN for a cell that is not a number, and if the file lacks the column."""
         if column not in self.frame.columns:
             return np.full(len(self), np.nan)
         found: Floats = pd.to_numeric(self.frame[column], errors="coerce").to_numpy(dtype=float)
@@ -129,7 +129,7 @@ class CheckedTable:
 
     @cached_property
     def first_places(self) -> Mapping[str, int]:
-        """The place of the first row of each signature: the row that replays and ingests fill."""
+        """The position of the first row of each signature, which is the row that replays and ingests fill."""
         places: dict[str, int] = {}
         for place, signature in enumerate(self.signatures):
             places.setdefault(signature, place)
@@ -137,7 +137,7 @@ class CheckedTable:
 
     @cached_property
     def replayed(self) -> Durations:
-        """What replays took."""
+        """The durations that replays measured."""
         average = self.numbers(duration_columns(self.kernel_type)[0])
         how = [
             ", ".join(filter(None, pair)) for pair in zip(self.cells(CACHE_STATE), self.cells(INSTRUMENT), strict=True)
@@ -147,9 +147,9 @@ class CheckedTable:
 
     @cached_property
     def noise(self) -> Floats:
-        """The standard deviation of replayed samples as a share of their mean; NaN where it is not known.
+        """The standard deviation of replayed samples as a share of their mean; NaN if unknown.
 
-        The mean of a message is not stored, and its median counts.
+        For a message the median stands in for the mean, which is not stored.
         """
         mean, std = self.numbers(duration_columns(self.kernel_type)[0]), self.replayed.std_us
         is_known = (self.replayed.us > 0) & (std > 0) & (mean > 0)
@@ -158,12 +158,12 @@ class CheckedTable:
 
     @cached_property
     def captured(self) -> Durations:
-        """What captures took."""
+        """The durations that captures measured."""
         median, average, std = map(self.numbers, (PROFILING_MEDIAN, PROFILING_AVERAGE, PROFILING_STD))
         return _durations("capture", median, average, std, [""] * len(self))
 
     def row_name(self, place: int) -> str:
-        """Returns what names a row for a reader: its input shapes, or its message."""
+        """Returns the name of a row for people: its input shapes, or its message."""
         row = self.frame.iloc[place]
         if is_communication(self.kernel_type):
             size, devices, dtype, tier = (row.get(c, "") for c in (MESSAGE_BYTES, NUM_DEVICES, DTYPE, TOPOLOGY_TIER))
@@ -171,7 +171,7 @@ class CheckedTable:
         return strip_quotes(str(row.get(INPUT_SHAPES, "")))
 
     def finding(self, place: int, value: str, reason: str, weight: float = 1.0) -> Finding:
-        """Returns a finding of the row at a place, counted from 0."""
+        """Returns a finding of the row at a position, from 0."""
         line = place + _FIRST_LINE
         return Finding(str(self.path), line, self.kernel_type, self.row_name(place), value, reason, float(weight))
 
@@ -181,11 +181,11 @@ class CheckedDatabase:
 
     Attributes:
         database: the folder.
-        kernel_types: those whose CSV can be read, collectives included.
+        kernel_types: the types whose CSV can be read, collectives included.
         unreadable: the errors of the other CSVs, by kernel type.
-        code: digest of the code that would measure now; "" if it is not known.
-        against: another database of the same rows.
-        replayed_types: kernel types that have a replay.
+        code: the digest of the present code; "" if unknown.
+        against: another database of the same rows, or None.
+        replayed_types: the kernel types that have a replay.
     """
 
     def __init__(
@@ -225,12 +225,12 @@ class CheckedDatabase:
         return self._tables[kernel_type]
 
     def tables(self) -> Iterator[CheckedTable]:
-        """Goes through all kernel types."""
+        """Yields the table of each kernel type."""
         yield from self._tables.values()
 
     @cached_property
     def rows_of_runs(self) -> Counter[str]:
-        """Replayed durations by run id; those of rows without a run id stand under ""."""
+        """The number of replayed durations by run id; "" counts rows without a run id."""
         rows: Counter[str] = Counter()
         for table in self.tables():
             run_ids = table.cells(RUN_ID)
@@ -244,7 +244,7 @@ class CheckedDatabase:
 
     @property
     def manifests(self) -> Mapping[str, Manifest]:
-        """The manifests of runs by run id, as far as they can be read."""
+        """The readable manifests of runs, by run id."""
         return self._runs[0]
 
     @cached_property
@@ -261,12 +261,12 @@ class CheckedDatabase:
 
     @property
     def pooled(self) -> Mapping[str, PooledCases]:
-        """The captured launches that ingests keep, by kernel type; empty where they cannot be read."""
+        """The captured launches that ingests keep, by kernel type; empty if they cannot be read."""
         return self._pooled[0]
 
     @property
     def ingests(self) -> frozenset[str]:
-        """The run ids of ingests with a manifest that can be read."""
+        """The run ids of the ingests whose manifest can be read."""
         return self._pooled[1]
 
     @property
@@ -284,17 +284,17 @@ class CheckedDatabase:
         return {run_id: origin for run_id, origin in origins.items() if origin is not None}
 
     def origin(self, run_id: str) -> MeasurementOrigin:
-        """Returns what a run measured on, or else what the folder is named for."""
+        """Returns the device and software of a run; those in the folder's name if no manifest states them."""
         return self._origins.get(run_id.strip(), self._folder)
 
     @cached_property
     def device(self) -> str:
-        """The device that the rows were measured on; "" where nothing tells, or several are named."""
+        """The device of the rows; "" if it is unknown, or there are several."""
         return self._folder.device or database_device(self.path)
 
     @cached_property
     def peak(self) -> Peak | None:
-        """The peaks that the maker of the device gives; None where they are not known."""
+        """The peaks in the data sheet of the device; None if unknown."""
         return PEAKS.get(self.device)
 
 
@@ -305,7 +305,7 @@ def _durations(source: str, median: Floats, average: Floats, std: Floats, how: S
     return Durations(source, us, std, how)
 
 
-#: The case of a check that looks at the database as a whole stands under this name.
+#: The kernel type of a check that looks at the whole database.
 WHOLE_DATABASE = "database"
 
 
@@ -314,28 +314,28 @@ class Check:
     """One data test.
 
     Attributes:
-        name: in the names of cases, in known_findings.yaml and in JSON.
-        about: what its findings are: "rows far above both neighbours".
-        remedy: what the user can do about a finding.
-        of_table: looks at the rows of one kernel type; None for a check of the whole database.
-        of_database: looks at the database as a whole; None for a check of each kernel type.
-        advisory: the findings are facts to know, and fail only with --strict.
-        applies: says why the check cannot look at this database; "" where it can.
+        name: the name in test ids, in known_findings.yaml and in JSON.
+        about: what the findings are: "rows far above both neighbours".
+        remedy: what a user can do about a finding.
+        check_table: finds rows of one kernel type; None for a check of the whole database.
+        check_database: finds rows or runs of the whole database; None for a check of each kernel type.
+        advisory: whether findings fail only with --strict.
+        why_skipped: says why the check does not apply to a database; "" if it why_skipped.
     """
 
     name: str
     about: str
     remedy: str
-    of_table: Callable[[CheckedDatabase, CheckedTable], Sequence[Finding]] | None = None
-    of_database: Callable[[CheckedDatabase], Sequence[Finding]] | None = None
+    check_table: Callable[[CheckedDatabase, CheckedTable], Sequence[Finding]] | None = None
+    check_database: Callable[[CheckedDatabase], Sequence[Finding]] | None = None
     advisory: bool = False
-    applies: Callable[[CheckedDatabase], str] = lambda database: ""
+    why_skipped: Callable[[CheckedDatabase], str] = lambda database: ""
 
     def find(self, database: CheckedDatabase, kernel_type: str) -> list[Finding]:
         """Returns the findings of a kernel type, or of WHOLE_DATABASE, the worst first. Raises OpAtlasError."""
-        if self.of_database is not None:
-            found = self.of_database(database)
+        if self.check_database is not None:
+            found = self.check_database(database)
         else:
-            assert self.of_table is not None
-            found = self.of_table(database, database.table(kernel_type))
+            assert self.check_table is not None
+            found = self.check_table(database, database.table(kernel_type))
         return sorted(found, key=lambda finding: -finding.weight)

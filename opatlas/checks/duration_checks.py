@@ -1,4 +1,7 @@
-"""Rows that differ in M alone: the leading dimension of the first input, or the bytes of a message."""
+"""Checks of durations: against the peaks of the device, against rows with another M, and within their samples.
+
+Rows that differ in M alone are a family. M is the leading dimension of the first input, or the bytes of a message.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +39,13 @@ _M = "M"
 
 @dataclass(frozen=True)
 class Family:
-    """Rows with durations that differ in M alone, in the order of M; of equal M the first row only.
+    """Rows with durations that differ in M alone, in the order of M; the first row where several have one M.
 
     Attributes:
-        places: of the rows in the table, counted from 0.
-        m: their M, strictly increasing.
-        us: their durations.
-        low_us, high_us: the durations less and plus their noise; `low_us` is 0 at least.
+        places: the positions of the rows in the table, from 0.
+        m: M of each row, strictly increasing.
+        us: the durations in microseconds.
+        low_us, high_us: the durations minus and plus their noise; `low_us` is at least 0.
     """
 
     places: Sequence[int]
@@ -53,7 +56,7 @@ class Family:
 
 
 def families(table: CheckedTable, *, least: int) -> Iterator[Family]:
-    """Goes through the families of at least `least` rows, of replayed and of captured durations."""
+    """Yields the families of at least `least` rows, first of replayed durations, then of captured ones."""
     keyed = list(_of_messages(table) if is_communication(table.kernel_type) else _of_tensors(table))
     for durations in (table.replayed, table.captured):
         of_key: dict[tuple[object, ...], dict[int, int]] = {}
@@ -81,7 +84,10 @@ def _of_messages(table: CheckedTable) -> Iterator[tuple[tuple[object, ...], int 
 
 
 def _of_tensors(table: CheckedTable) -> Iterator[tuple[tuple[object, ...], int | None]]:
-    """The shapes without M: a leading dimension that equals M is M too, but for the right operand of a product."""
+    """Yields the shapes without M, and M, of each row.
+
+    Each leading dimension that equals M counts as M. The right operand of a matrix product keeps its own.
+    """
     is_product = base_type(table.kernel_type) in PRODUCTS
     extra = zip(
         *(table.cells(column) for column in (*RUNTIME_IN_SIGNATURE, *LENGTHS_IN_SIGNATURE, EP_SIZE)), strict=True
@@ -105,6 +111,11 @@ _COLD = "cold"
 
 
 def _too_short(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    """Finds durations that are shorter than the peaks of the device allow (opatlas/model/roofline.py).
+
+    A cold row reads its inputs from memory. A warm or captured row may find them in the cache, so only its arithmetic
+    bounds it. The tolerance is that of opatlas/model/quality.py.
+    """
     peak = database.peak
     if peak is None:
         return []
@@ -129,9 +140,9 @@ def _too_short(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
 BELOW_ROOFLINE = Check(
     "below-roofline",
     "durations shorter than the peaks of the device allow",
-    "look at what ran (opatlas history DB ...): a kernel that did less than the row asks for, or another device",
-    of_table=_too_short,
-    applies=lambda database: (
+    "see what ran (opatlas history DB ...): the kernel may do less work than the row says, or the device is another",
+    check_table=_too_short,
+    why_skipped=lambda database: (
         "" if database.peak is not None else f"the peaks of {database.device or 'an unknown device'} are not known"
     ),
 )
@@ -141,6 +152,11 @@ ALLOWED_RATIO = 1.25
 
 
 def _not_monotone(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    """Finds rows that take clearly longer than a row of the same family with a larger M.
+
+    "Clearly" means: the duration minus two standard deviations is more than ALLOWED_RATIO times the other duration
+    plus two standard deviations.
+    """
     found = []
     for family in families(table, least=2):
         fastest_later = np.minimum.accumulate(family.high_us[::-1])[::-1]
@@ -158,17 +174,22 @@ def _not_monotone(_database: CheckedDatabase, table: CheckedTable) -> list[Findi
 MONOTONE = Check(
     "monotone",
     "rows that take longer than a row with a larger M",
-    "measure both again; if it stays, enter the row with its cause into known_findings.yaml",
-    of_table=_not_monotone,
+    "measure both again; if the finding stays, add the row and its cause to known_findings.yaml",
+    check_table=_not_monotone,
 )
 
 
 def _spikes(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    """Finds rows that take clearly longer than both neighbours in M.
+
+    "Clearly" means: the duration minus two standard deviations is more than ALLOWED_RATIO times the longer neighbour
+    plus two standard deviations. The first row of a step, as tiles cause it, exceeds one neighbour only.
+    """
     found = []
     for family in families(table, least=3):
         allowed = np.maximum(family.high_us[:-2], family.high_us[2:])
         for i in (np.flatnonzero(family.low_us[1:-1] > ALLOWED_RATIO * allowed) + 1).tolist():
-            # On a straight line in log-log scales.
+            # The neighbours are joined by a straight line on logarithmic axes.
             place = np.log(family.m[i] / family.m[i - 1]) / np.log(family.m[i + 1] / family.m[i - 1])
             between = family.us[i - 1] ** (1 - place) * family.us[i + 1] ** place
             ratio = family.us[i] / between
@@ -176,7 +197,7 @@ def _spikes(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
                 f"{microseconds_text(family.us[near])} at M {family.m[near]:,.0f}" for near in (i - 1, i + 1)
             )
             likely = microseconds_text(between)
-            reason = f"{ratio:.2f} times the {likely} that its neighbours make likely: {before}, {after}"
+            reason = f"{ratio:.2f} times the {likely} between its neighbours: {before}, {after}"
             found.append(table.finding(family.places[i], microseconds_text(family.us[i]), reason, ratio))
     return found
 
@@ -184,12 +205,17 @@ def _spikes(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
 SPIKES = Check(
     "spikes",
     "rows far above both of their neighbours in M",
-    "measure the row again; if it stays, enter it with its cause into known_findings.yaml",
-    of_table=_spikes,
+    "measure the row again; if the finding stays, add it and its cause to known_findings.yaml",
+    check_table=_spikes,
 )
 
 
 def _noisy_rows(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    """Finds replayed durations whose samples disagree, by the Quality column.
+
+    A row without a Quality is noisy if the standard deviation exceeds NOISE_LIMIT of the mean (for a message, of the
+    median).
+    """
     durations, share = table.replayed, table.noise
     qualities = [Quality.of_cell(cell) for cell in table.cells(QUALITY)]
     reasons = table.cells(QUALITY_REASON)
@@ -197,7 +223,7 @@ def _noisy_rows(_database: CheckedDatabase, table: CheckedTable) -> list[Finding
     for place in np.flatnonzero(~np.isnan(durations.us)).tolist():
         quality = qualities[place]
         value = microseconds_text(durations.us[place])
-        # What is beyond the roofline is found by a check of its own.
+        # The check below-roofline finds these.
         if quality is Quality.ABOVE_ROOFLINE or not is_noisy(quality, share[place]):
             continue
         if quality is not None:
@@ -214,11 +240,16 @@ NOISY = Check(
     "noisy",
     "durations whose samples do not agree",
     "measure the rows again on an idle machine: opatlas bench --max-noise 10% (docs/measurement.md)",
-    of_table=_noisy_rows,
+    check_table=_noisy_rows,
 )
 
 
 def _bimodal_captures(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    """Finds captured signatures whose launches are two populations (Ashman's D of the best split).
+
+    Two populations are two cases that the columns do not tell apart, for example two sets of sequence lengths: their
+    median and mean describe neither.
+    """
     pooled = database.pooled.get(table.kernel_type)
     if pooled is None:
         return []
@@ -235,7 +266,7 @@ def _bimodal_captures(database: CheckedDatabase, table: CheckedTable) -> list[Fi
 CAPTURES = Check(
     "captures",
     "captured signatures with two populations",
-    "find out what tells them apart (fill-runtime for attention), or use the replayed duration",
-    of_table=_bimodal_captures,
-    applies=lambda database: "" if database.pooled else "no samples of captures are kept",
+    "find what distinguishes the two (fill-runtime for attention), or use the replayed duration",
+    check_table=_bimodal_captures,
+    why_skipped=lambda database: "" if database.pooled else "no samples of captures are kept",
 )

@@ -1,6 +1,6 @@
-"""Findings that are known: `known_findings.yaml` in a database's folder, a list of entries with the reason of each.
+"""Known findings: `known_findings.yaml` in the folder of a database lists findings and the reason of each.
 
-A known finding is told and does not fail. An entry that covers nothing any more is told too.
+A known finding is reported and does not fail. An entry that matches no finding is reported too.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class KnownFinding:
     Attributes:
         place: file and number of the entry, from 1.
         checks: names of the checks.
-        kernel_type, row: patterns with `*` and `?` of a finding's kernel type and of what names its row.
-        most: so many findings of each kernel type are known, the least ones; None: all.
+        kernel_type, row: patterns with `*` and `?` for the kernel type and the row of a finding.
+        most: how many findings of each kernel type are known, the least severe ones; None for all.
         reason: why the numbers are as they are.
-        date: of the day on which somebody looked.
+        date: the day on which somebody looked.
     """
 
     place: str
@@ -59,7 +59,7 @@ class KnownFinding:
     date: datetime.date
 
     def covers(self, check: Check, finding: Finding) -> bool:
-        """Whether the entry names a finding of a check."""
+        """Returns whether the entry matches a finding of a check."""
         return (
             check.name in self.checks
             and fnmatchcase(finding.kernel_type, self.kernel_type)
@@ -72,8 +72,8 @@ class SortedFindings:
     """The findings of a case.
 
     Attributes:
-        new: those that no entry covers, the worst first.
-        known: the others, with their entries.
+        new: findings that no entry matches, the worst first.
+        known: the other findings, each with its entry.
     """
 
     new: Sequence[Finding]
@@ -81,7 +81,7 @@ class SortedFindings:
 
 
 def sort_out(check: Check, findings: Sequence[Finding], entries: Sequence[KnownFinding]) -> SortedFindings:
-    """Sorts the findings of one check and kernel type by whether an entry covers them; the first entry counts."""
+    """Splits the findings of one check and kernel type into new and known ones; the first matching entry counts."""
     of_entry: dict[int, list[Finding]] = {}
     new: list[Finding] = []
     for finding in findings:
@@ -95,20 +95,17 @@ def sort_out(check: Check, findings: Sequence[Finding], entries: Sequence[KnownF
         entry = entries[number]
         if entry.most is not None and len(covered) > entry.most:
             extra, covered = covered[: -entry.most], covered[-entry.most :]
-            told = f"{entry.place} knows {entry.most} of {len(covered) + len(extra)}"
+            told = f"{entry.place} allows {entry.most} of {len(covered) + len(extra)}"
             new += [replace(finding, reason=f"{finding.reason}; {told}") for finding in extra]
         known += [(finding, entry) for finding in covered]
     return SortedFindings(sorted(new, key=lambda finding: -finding.weight), known)
 
 
 def read_known(folder: Path, checks: Sequence[Check]) -> list[KnownFinding]:
-    """Reads the entries of a database.
-
-    Returns:
-        None at all where the file is not there.
+    """Reads the entries of a database; an empty list if there is no file.
 
     Raises:
-        OpAtlasError: the file cannot be read, is a link out of the folder, or is no such list.
+        OpAtlasError: the file cannot be read, links out of the folder, or is not a list of known findings.
     """
     path = folder / KNOWN_FINDINGS
     try:
@@ -131,7 +128,7 @@ def _known(place: str, content: Any, checks: Sequence[Check]) -> KnownFinding:
         entry = msgspec.convert(content, _Entry)
     except msgspec.ValidationError as error:
         raise OpAtlasError(
-            f"{place}: {error}: give checks, kernel_type, row, most, reason and date as docs/check.md tells"
+            f"{place}: {error}: write checks, kernel_type, row, most, reason and date as in docs/check.md"
         ) from None
     names = [check.name for check in checks]
     for name in entry.checks:

@@ -1,6 +1,6 @@
-"""op_mapping.yaml names kernel types and messages that are there, in fields that simulators know.
+"""Checks of op_mapping.yaml: its operators name kernel types that exist, in fields that simulators read.
 
-A simulator passes over what it does not know: a misspelt kernel type is an operator without a duration.
+A simulator skips what it does not know: an operator with a misspelt kernel type has no duration.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from opatlas.store.op_mapping import (
 )
 from opatlas.text import alike, closest
 
-#: The fields of an operator that msmodeling reads, with the type that a value must have.
+#: The fields of an operator that msmodeling reads, with the types of their values.
 _FIELDS: dict[str, type[Any]] = {
     "kernel_type": str,
     "alternate_kernel_types": list,
@@ -46,9 +46,9 @@ _WORDS = {
     "category": ("compute", COMMUNICATION),
     "query_mode": ("elementwise", "attention_special", "moe_fused", "mtp_projection"),
 }
-#: Letters of a name in which one that is wrong shows.
+#: In a name of so many letters one wrong letter is a misspelling.
 _LONG = 7
-#: Entries under this name are for people: no simulation asks for them.
+#: Operators with this prefix are notes for people; no simulation uses them.
 _NOT_ASKED = "profiling."
 
 
@@ -66,14 +66,14 @@ def _find_missing(database: CheckedDatabase) -> list[Finding]:
     try:
         mapping = read_mapping(database.path)
     except OpAtlasError:
-        return []  # `op-mapping` tells it
+        return []  # the check op-mapping reports the error
     if mapping is None:
         return []
     return [*_without_rows(database, mapping), *_not_named(database, mapping)]
 
 
 def _without_rows(database: CheckedDatabase, mapping: OpMapping) -> Iterator[Finding]:
-    """Operators none of whose kernel types has a CSV."""
+    """Yields the operators without a CSV for any of their kernel types."""
     reference = mapping.settings.get(REFERENCE)
     messages = database.path / reference if isinstance(reference, str) else database.path
     for operator in mapping.operators:
@@ -81,7 +81,7 @@ def _without_rows(database: CheckedDatabase, mapping: OpMapping) -> Iterator[Fin
         if not names or operator.is_free or operator.name.startswith(_NOT_ASKED):
             continue
         paths = [(messages if is_communication(name) else database.path) / f"{name}.csv" for name in names]
-        # A simulator looks for messages beside the rows, too.
+        # A simulator also looks for messages beside the compute rows.
         if not any(path.is_file() or (database.path / path.name).is_file() for path in paths):
             where = f" in {reference}" if is_communication(names[0]) and isinstance(reference, str) else ""
             unknown = [n for n in names if n not in database.replayed_types and not is_communication(n)]
@@ -91,13 +91,13 @@ def _without_rows(database: CheckedDatabase, mapping: OpMapping) -> Iterator[Fin
 
 
 def _not_named(database: CheckedDatabase, mapping: OpMapping) -> Iterator[Finding]:
-    """Kernel types that have rows, for which no simulation asks."""
+    """Yields the kernel types that have rows and that no operator names."""
     named = {name for operator in mapping.operators for name in operator.kernel_types}
-    # Which kernels a decomposer asks for is in the code of the simulator.
+    # Only the code of the simulator says which kernels a decomposer uses.
     has_decomposer = any(operator.fields.get("decomposer") for operator in mapping.operators)
     for name in database.kernel_types:
         if name not in named:
-            hint = ", and maybe a decomposer asks for its rows" if has_decomposer else ""
+            hint = ", but a decomposer may use its rows" if has_decomposer else ""
             yield Finding(
                 str(database.path / f"{name}.csv"), None, name, name, "", f"no operator of {MAPPING} names it{hint}"
             )
@@ -110,13 +110,13 @@ def _of_reference(path: Path, mapping: OpMapping) -> Iterator[Finding]:
     finding = Finding(str(path / MAPPING), line, "", REFERENCE, str(given or ""), "")
     wanted = communication_reference(path, place[1][CANN.name]) if place is not None else ""
     if given is not None and (not isinstance(given, str) or Path(given).is_absolute()):
-        yield replace(finding, reason=f"must be a path from here, such as {wanted or '../../hccl/v8.5/'}")
+        yield replace(finding, reason=f"must be a relative path, such as {wanted or '../../hccl/v8.5/'}")
     elif wanted and (given is None or not _leads_to(path / given, path / wanted)):
-        yield replace(finding, reason=f"the messages of this place are in {wanted}")
+        yield replace(finding, reason=f"the messages of this database are in {wanted}")
 
 
 def _leads_to(given: Path, wanted: Path) -> bool:
-    """Whether a reference is the one of this place, or names the release otherwise while no messages are there."""
+    """Returns whether a reference leads to the messages of this database, or to another folder of the same release."""
     return given.resolve() == wanted.resolve() or (not wanted.is_dir() and is_of_same_release(given, wanted))
 
 
@@ -135,7 +135,7 @@ def _of_operators(database: CheckedDatabase, mapping: OpMapping) -> Iterator[Fin
             wanted = (
                 "sub_kernels or decomposer: true" if operator.is_composite else "kernel_type, composite or zero_cost"
             )
-            yield _finding(database, operator, "", f"tells no duration: give {wanted}")
+            yield _finding(database, operator, "", f"has no duration: give {wanted}")
         for name in operator.kernel_types:
             meant = _misspelt(name, known)
             if meant:
@@ -143,7 +143,7 @@ def _of_operators(database: CheckedDatabase, mapping: OpMapping) -> Iterator[Fin
 
 
 def _wrong_field(field: str, value: Any) -> str:
-    """What is wrong with a field; "" where nothing is. Fields that OpAtlas does not know are left alone."""
+    """Returns what is wrong with a field; "" if nothing is, or OpAtlas does not know the field."""
     expected = _FIELDS.get(field)
     if expected is None:
         return f"no such field{closest(field, _FIELDS, least=0.8)}" if alike(field, _FIELDS, 1, 0.8) else ""
@@ -157,10 +157,10 @@ def _wrong_field(field: str, value: Any) -> str:
 
 
 def _misspelt(name: str, known: set[str]) -> str:
-    """The kernel type that a name was to be; "" for a known one, and for one that may be another kernel's.
+    """Returns the kernel type that a name misspells; "" if the name is known, or may be another kernel.
 
-    A misspelt name differs in case, or a long one in a letter that is neither the first nor a number: Sin and Min,
-    ReluGrad and GeluGrad, LayerNormV3 and LayerNormV4 are all kernels.
+    A misspelt name differs in case, or, if long, in one letter that is neither the first nor a digit. Sin and Min,
+    ReluGrad and GeluGrad, LayerNormV3 and LayerNormV4 are different kernels.
     """
     if name in known:
         return ""
@@ -185,21 +185,21 @@ def _finding(database: CheckedDatabase, operator: MappedOperator, value: str, re
 
 
 def _applies(database: CheckedDatabase) -> str:
-    return "" if (database.path / MAPPING).exists() else f"no {MAPPING}, which databases of NPUs have"
+    return "" if (database.path / MAPPING).exists() else f"no {MAPPING}; only databases of NPUs have one"
 
 
 OP_MAPPING = Check(
     "op-mapping",
-    "operators that a simulator would find no rows of",
+    "operators for which a simulator finds no rows",
     "correct the line (docs/tutorials/op-mapping.md)",
-    of_database=_find,
-    applies=_applies,
+    check_database=_find,
+    why_skipped=_applies,
 )
 OP_MAPPING_ROWS = Check(
     "op-mapping-rows",
     "operators without rows, and rows without an operator",
     "measure the rows (opatlas ingest, opatlas shapes, opatlas bench), or name the kernel type in op_mapping.yaml",
-    of_database=_find_missing,
+    check_database=_find_missing,
     advisory=True,
-    applies=_applies,
+    why_skipped=_applies,
 )

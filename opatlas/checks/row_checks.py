@@ -1,4 +1,4 @@
-"""Each CSV can be read, and so can each manifest."""
+"""Checks of single rows and files: readable, consistent, unique, with a valid status and a known origin."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from opatlas.store.cells import duration_columns
 
 
 def _unreadable_files(database: CheckedDatabase) -> list[Finding]:
+    """Finds CSVs and manifests that cannot be read."""
     tables = [
         Finding(str(error.path), error.line, kernel_type, kernel_type, "", str(error))
         for kernel_type, error in database.unreadable.items()
@@ -42,12 +43,12 @@ def _unreadable_files(database: CheckedDatabase) -> list[Finding]:
 UNREADABLE = Check(
     "unreadable",
     "files that cannot be read",
-    "restore them, or move them away",
-    of_database=_unreadable_files,
+    "restore them, or move them out of the database",
+    check_database=_unreadable_files,
 )
 
 
-#: What rounding to three decimals leaves open, and what six digits do.
+#: Tolerances for rounding: to three decimals, and to six digits.
 _ROUNDING_US, _ROUNDING = 0.002, 1e-5
 _MAY_BE_ZERO = (MICROBENCH_STD, PROFILING_STD)
 _NUMBERS = (
@@ -58,8 +59,13 @@ _CELL_SHOWN = 40
 
 
 def _impossible_numbers(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    """Finds rows whose numbers contradict each other.
+
+    For the samples of any row: min <= median, min <= mean, |mean - median| <= std, and
+    mean - min <= std (n - 1) / sqrt(n), where std is the sample standard deviation of n samples; one sample has none.
+    """
     found = [
-        table.finding(place, f"{column} {cell}", "is no number above zero")
+        table.finding(place, f"{column} {cell}", "is not a number above zero")
         for column in dict.fromkeys((*duration_columns(table.kernel_type), *_NUMBERS))
         for place, cell in _no_numbers(table, column)
     ]
@@ -71,10 +77,20 @@ def _impossible_numbers(_database: CheckedDatabase, table: CheckedTable) -> list
         reach = deviation * (count - 1) / np.sqrt(np.maximum(count, 1))
         wrong: list[tuple[npt.NDArray[np.bool_], str, str, str]] = [
             ((deviation > 0) & (count < 2), std, samples, "one sample has no standard deviation"),
-            (leasts > medians + slack, least, median, "the least sample is longer than the median"),
-            (leasts > means + slack, least, mean, "the least sample is longer than the mean"),
-            (np.abs(means - medians) > deviation + slack, median, std, f"further than that from {mean}"),
-            ((count >= 2) & (means - leasts > reach + slack), least, std, f"too far from {mean} for that"),
+            (leasts > medians + slack, least, median, "the minimum is longer than the median"),
+            (leasts > means + slack, least, mean, "the minimum is longer than the mean"),
+            (
+                np.abs(means - medians) > deviation + slack,
+                median,
+                std,
+                f"farther from {mean} than the standard deviation",
+            ),
+            (
+                (count >= 2) & (means - leasts > reach + slack),
+                least,
+                std,
+                f"farther from {mean} than this standard deviation allows",
+            ),
         ]
         for where, value, other, reason in wrong:
             for place in np.flatnonzero(where).tolist():
@@ -84,7 +100,7 @@ def _impossible_numbers(_database: CheckedDatabase, table: CheckedTable) -> list
 
 
 def _statistics(table: CheckedTable) -> Iterator[tuple[str, str, str, str, str]]:
-    """Columns of one population: standard deviation, samples, mean, median, least; "" where there is no such column."""
+    """Yields the columns of each population: std, samples, mean, median, minimum; "" for a column that is missing."""
     if is_communication(table.kernel_type):
         yield MICROBENCH_STD, MICROBENCH_SAMPLES, "", DURATION, MICROBENCH_MIN
     else:
@@ -93,7 +109,7 @@ def _statistics(table: CheckedTable) -> Iterator[tuple[str, str, str, str, str]]
 
 
 def _no_numbers(table: CheckedTable, column: str) -> Iterator[tuple[int, str]]:
-    """Places and cells that hold something else than a positive number; 0 is a standard deviation."""
+    """Yields position and text of each cell that is not a positive number; a standard deviation may be 0."""
     numbers = table.numbers(column)
     good = np.isfinite(numbers) & ((numbers >= 0) if column in _MAY_BE_ZERO else (numbers > 0))
     cells = table.cells(column)
@@ -104,13 +120,14 @@ def _no_numbers(table: CheckedTable, column: str) -> Iterator[tuple[int, str]]:
 
 IMPOSSIBLE = Check(
     "impossible",
-    "numbers that contradict each other, or are none",
-    "measure the rows again: such cells were edited, or written by another tool",
-    of_table=_impossible_numbers,
+    "cells that are not numbers, or numbers that contradict each other",
+    "measure the rows again: the cells were edited, or written by another tool",
+    check_table=_impossible_numbers,
 )
 
 
 def _repeated_rows(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    """Finds rows whose signature an earlier row of the table has."""
     found = []
     for place, signature in enumerate(table.signatures):
         earlier = table.first_places[signature]
@@ -130,13 +147,14 @@ def _repeated_rows(_database: CheckedDatabase, table: CheckedTable) -> list[Find
 
 DUPLICATES = Check(
     "duplicates",
-    "rows that stand twice",
-    "remove one of them; a replay fills the first one only",
-    of_table=_repeated_rows,
+    "rows that are in the table twice",
+    "remove one of the two; a replay fills the first one only",
+    check_table=_repeated_rows,
 )
 
 
 def _wrong_statuses(_database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    """Finds statuses that are unknown, lack a reason, or contradict the duration of the row."""
     found = []
     without_duration = np.isnan(table.replayed.us)
     cells = zip(table.cells(STATUS), table.cells(STATUS_REASON), without_duration.tolist(), strict=True)
@@ -144,7 +162,7 @@ def _wrong_statuses(_database: CheckedDatabase, table: CheckedTable) -> list[Fin
         status = Status.of_cell(cell)
         problem = ""
         if cell.strip() and status is None:
-            problem = "no status of OpAtlas"
+            problem = "not a status of OpAtlas"
         elif status is Status.MEASURED and empty:
             problem = "the row has no replayed duration"
         elif status not in (None, Status.MEASURED) and not reason.strip():
@@ -156,9 +174,9 @@ def _wrong_statuses(_database: CheckedDatabase, table: CheckedTable) -> list[Fin
 
 STATUSES = Check(
     "statuses",
-    "statuses without a reason, or that do not go with their rows",
+    "statuses that are unknown, lack a reason or contradict their row",
     "replay the rows again (opatlas bench --database-path DB --retry-failed)",
-    of_table=_wrong_statuses,
+    check_table=_wrong_statuses,
 )
 
 
@@ -166,6 +184,7 @@ _SEPARATOR = ";"
 
 
 def _unknown_origins(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    """Finds durations whose run or ingest has no manifest in `runs/`."""
     return [
         *_without_manifest(table, table.replayed, RUN_ID, frozenset(database.manifests)),
         *_without_manifest(table, table.captured, PROFILING_RUN_ID, database.ingests),
@@ -179,9 +198,9 @@ def _without_manifest(table: CheckedTable, durations: Durations, column: str, kn
         ids = [each.strip() for each in cells[place].split(_SEPARATOR) if each.strip()]
         missing = [each for each in ids if each not in known]
         if missing:
-            reason = f"no manifest of {column} {missing[0]} in runs/ tells what it was measured on"
+            reason = f"runs/ has no manifest of {column} {missing[0]}, which would say what it was measured on"
         elif not ids:
-            reason = f"its {column} is empty: nothing tells what it was measured on"
+            reason = f"its {column} is empty: nothing says what it was measured on"
         else:
             continue
         found.append(table.finding(place, microseconds_text(durations.us[place]), reason))
@@ -190,7 +209,7 @@ def _without_manifest(table: CheckedTable, durations: Durations, column: str, kn
 
 ORIGINS = Check(
     "origins",
-    "durations of which no manifest tells where they come from",
-    "restore runs/ from where the database was measured, or measure the rows again",
-    of_table=_unknown_origins,
+    "durations without a manifest of their run",
+    "copy runs/ from where the database was measured, or measure the rows again",
+    check_table=_unknown_origins,
 )

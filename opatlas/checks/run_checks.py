@@ -1,8 +1,4 @@
-"""All durations of a database were taken on one device, with one software, cache state and instrument.
-
-The rows of each run count for what its manifest names; what most rows have is what the others differ from.
-docs/mixing.md tells which of these matter.
-"""
+"""Checks of runs: measured on one device with one setup, by the present code, and equal to another database."""
 
 from __future__ import annotations
 
@@ -18,19 +14,23 @@ from opatlas.report.row_summary import microseconds_text
 from opatlas.store.manifest import Manifest
 from opatlas.text import counted
 
-#: Facts of a device that bear on durations.
+#: Facts of a device that affect durations.
 _FACTS = ("driver", "cuda", "cudnn", "nccl", "cann_toolkit", "cann", "firmware", "torch_npu", "vllm_ascend", "threads")
 _PACKAGES = ("torch_npu", "vllm-ascend")
 
 
 def _mixed_runs(database: CheckedDatabase) -> list[Finding]:
+    """Finds runs, and rows, that differ from most rows in device, software, cache state or instrument.
+
+    The rows of a run count for the values that its manifest states. docs/mixing.md says which of these matter.
+    """
     rows = database.rows_of_runs
     told = {run_id: _told(database.manifests[run_id]) for run_id in rows if run_id in database.manifests}
     return [*_unlike_runs(database, rows, told), *_unlike_cells(database)]
 
 
 def _told(manifest: Manifest) -> dict[str, str]:
-    """What a manifest says of device and software, by what it is; values of several devices are joined."""
+    """Returns the facts of device and software that a manifest states; values of several devices are joined."""
     facts = [device.get("facts") for device in (manifest.device, *manifest.other_devices)]
     known = [each for each in facts if isinstance(each, Mapping)]
     told = {"device": " and ".join(sorted(manifest.device_names)), "torch": manifest.torch}
@@ -74,9 +74,9 @@ def _unlike_cells(database: CheckedDatabase) -> Iterator[Finding]:
 
 MIXED = Check(
     "mixed",
-    "durations that do not compare with the others",
-    "keep them in a database of their own (docs/mixing.md)",
-    of_database=_mixed_runs,
+    "durations that are not comparable with the others",
+    "keep them in a separate database (docs/mixing.md)",
+    check_database=_mixed_runs,
 )
 
 
@@ -84,6 +84,10 @@ _DIGITS = 12
 
 
 def _stale_runs(database: CheckedDatabase) -> list[Finding]:
+    """Finds runs whose manifest has another digest of the code than the present one (opatlas/store/manifest.py).
+
+    Advisory: any change of the code changes the digest, and most changes affect no duration.
+    """
     rows = database.rows_of_runs
     code = database.code[:_DIGITS]
     found = []
@@ -98,15 +102,15 @@ def _stale_runs(database: CheckedDatabase) -> list[Finding]:
 STALE_CODE = Check(
     "stale-code",
     "runs that other code measured",
-    "measure again where what changed bears on durations (git log)",
-    of_database=_stale_runs,
+    "measure again where the changes affect durations (git log)",
+    check_database=_stale_runs,
     advisory=True,
-    applies=lambda database: "" if database.code else "the digest of the code is not known",
+    why_skipped=lambda database: "" if database.code else "the digest of the code is not known",
 )
 
 
 def comparable(database: CheckedDatabase, other: CheckedDatabase, kernel_type: str) -> Iterator[tuple[int, int]]:
-    """Goes through the rows of a kernel type that compare, by their places in either table."""
+    """Yields the comparable rows of a kernel type, as positions in both tables."""
     if kernel_type not in other.kernel_types:
         return
     ours, theirs = database.table(kernel_type), other.table(kernel_type)
@@ -121,11 +125,17 @@ def comparable(database: CheckedDatabase, other: CheckedDatabase, kernel_type: s
 
 
 def compared_rows(database: CheckedDatabase, other: CheckedDatabase) -> int:
-    """Returns the number of rows that compare."""
+    """Returns the number of comparable rows."""
     return sum(1 for kernel_type in database.kernel_types for _ in comparable(database, other, kernel_type))
 
 
 def _disagreeing_rows(database: CheckedDatabase, table: CheckedTable) -> list[Finding]:
+    """Finds rows that took a different time in the other database.
+
+    Rows are comparable that were replayed on the same device, with the same versions, cache state and instrument, as
+    far as both databases state them. They disagree if their medians differ by more than NOISE_LIMIT of the smaller one
+    and by more than two standard deviations of the difference.
+    """
     other = database.against
     if other is None:
         return []
@@ -145,8 +155,8 @@ def _disagreeing_rows(database: CheckedDatabase, table: CheckedTable) -> list[Fi
 
 AGAINST = Check(
     "against",
-    "rows that took another time in the other database",
-    "measure both again; opatlas history tells what each run took",
-    of_table=_disagreeing_rows,
-    applies=lambda database: "" if database.against is not None else "--against names no other database",
+    "rows with a different duration in the other database",
+    "measure both again; opatlas history shows the duration of each run",
+    check_table=_disagreeing_rows,
+    why_skipped=lambda database: "" if database.against is not None else "--against names no other database",
 )

@@ -1,1 +1,1 @@
-"""What a row is: its columns, slots, signature, status, how good its samples are, and where its database lies."""
+"""The model of a row: columns, tensor slots, signature, record and status, quality of samples, place of a database."""

@@ -1,4 +1,4 @@
-"""Communication: the collectives, what a message of each is, and the bandwidths of a duration."""
+"""The collectives: kernel types, message sizes and bandwidths."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _PREFIX = "hcom_"
 
 @dataclass(frozen=True)
 class Collective:
-    """One of the collectives, of n devices and messages of m bytes.
+    """A collective of n devices with messages of m bytes.
 
     Attributes:
-        name: torch.distributed's.
-        kernel_type: HCCL's, which names the CSV on every device.
+        name: the name in torch.distributed.
+        kernel_type: the name in HCCL, which is the name of the CSV on every device.
         message: what message_bytes counts.
         in_parts: whether the message has a part for each device.
-        bus_share: of m, what the busiest link carries at least: bus bandwidth is that over the duration, and
-            compares with the link's own. The definition of nccl-tests (doc/PERFORMANCE.md), whose size is the
-            n chunks of all devices together for all_gather and reduce_scatter, where m is one chunk.
+        bus_share: maps n to the share of m that the busiest link carries at least. Bus bandwidth is this share of m
+            over the duration, and is comparable with the bandwidth of the link. Defined as in nccl-tests
+            (doc/PERFORMANCE.md); its size for all_gather and reduce_scatter is n chunks, here m is one chunk.
     """
 
     name: str
@@ -38,12 +38,12 @@ class Collective:
     bus_share: Callable[[int], float]
 
     def message_bytes(self, wanted_bytes: int, num_devices: int, element_bytes: int) -> int:
-        """The smallest message that holds so many bytes in whole elements, as many for each device."""
+        """Returns the smallest message of at least `wanted_bytes` in whole elements, equally many for each device."""
         unit = element_bytes * (num_devices if self.in_parts else 1)
         return -(-wanted_bytes // unit) * unit
 
     def bus_bandwidth_gbps(self, message_bytes: int, num_devices: int, duration_us: float) -> float:
-        """In 10^9 bytes/s."""
+        """Returns the bus bandwidth in 10^9 bytes/s."""
         return self.bus_share(num_devices) * bandwidth_gbps(message_bytes, duration_us)
 
 
@@ -70,24 +70,25 @@ COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST)
 BY_NAME: Mapping[str, Collective] = {collective.name: collective for collective in COLLECTIVES}
 BY_KERNEL_TYPE: Mapping[str, Collective] = {collective.kernel_type: collective for collective in COLLECTIVES}
 
-#: What links the devices of a group at most: the grid's dimension in which they differ, counted from the outermost.
+#: Names of the outermost dimension of the device grid in which the devices of a group differ.
 TIERS: Mapping[int, str] = {0: "inter_pod", 1: "intra_pod", 2: "die_level"}
 
 
 def is_communication(kernel_type: str) -> bool:
-    """Whether the rows of a kernel type are messages, and not tensor shapes."""
+    """Returns whether the rows of a kernel type are messages instead of tensor shapes."""
     return kernel_type.startswith(_PREFIX)
 
 
 def bandwidth_gbps(message_bytes: int, duration_us: float) -> float:
-    """Algorithm bandwidth, in 10^9 bytes/s."""
+    """Returns the algorithm bandwidth in 10^9 bytes/s."""
     return message_bytes / duration_us / 1e3
 
 
 def message_signature(row: Mapping[str, str]) -> str:
-    """`1048576|16|BF16|1`. Never raises: rows that mean nothing must be reported.
+    """Returns the signature of a message: `1048576|16|BF16|1`.
 
-    Other tools call dtypes otherwise: msmodeling's DT_FP16 is DT_FLOAT16.
+    Accepts any cells, so that malformed rows can be reported. Synonyms of dtypes are equal: msmodeling's DT_FP16 is
+    DT_FLOAT16.
     """
     numbers = [_whole(row.get(name, "")) for name in (MESSAGE_BYTES, NUM_DEVICES, TOPOLOGY_TIER)]
     word = row.get(DTYPE, "").strip().strip("\"'").upper()
@@ -96,7 +97,7 @@ def message_signature(row: Mapping[str, str]) -> str:
 
 
 def _whole(cell: str) -> str:
-    """`1024.0`, as pandas writes a column with gaps, is 1024."""
+    """Returns a whole number without its decimals: pandas writes a column with gaps as `1024.0`."""
     text = cell.strip().strip("\"'")
     number, _, fraction = text.partition(".")
     return number if whole(number) is not None and not fraction.strip("0") else text

@@ -1,4 +1,4 @@
-"""Where a database lies: `{root}/{device}/{stack}/{version_dir}`.
+"""The folder of a database: `{root}/{device}/{stack}/{version_dir}`.
 
 The root is `database/data` of a checkout; for a wheel it is `opatlas/database` in the user's data folder.
 
@@ -34,7 +34,7 @@ from opatlas.model.versions import (
 from opatlas.text import closest, shortened
 
 Kind = Literal["npu", "cuda", "cpu"]
-#: A device, and versions by the name of their software.
+#: A device, and the versions by the name of the software.
 Place = tuple[str, Mapping[str, str]]
 
 ROOT = databases_root()
@@ -50,66 +50,65 @@ NPU_DEVICES = (
     "ATLAS_800_A3_560T_128G_DIE",
 )
 
-#: The device of profiles, if nobody has named it.
+#: The device of captures that name none.
 UNNAMED_NPU = "an unnamed NPU"
 
-#: In a database that ships with OpAtlas: what it was measured on. Take it away from one that is to be your own.
+#: The file of a database that ships with OpAtlas; its text says what the database was measured on.
 SHIPPED = "SHIPPED.txt"
 _LARGEST_MARKER_BYTES = 1 << 20
 _LONGEST_MARKER = 300
 
 _STACK: dict[Kind, str] = {"npu": "vllm_ascend", "cuda": "torch", "cpu": "torch"}
 _COMMUNICATION: dict[Kind, str] = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
-#: The software whose versions name a compute database, and a communication database (torch brings Gloo).
+#: The software whose versions name a compute database, and a communication database (torch contains Gloo).
 NAMED_BY: Mapping[str, Sequence[Component]] = {"npu": (VLLM, TORCH, CANN), "cuda": (TORCH, CUDA), "cpu": (TORCH,)}
 COMMUNICATION_NAMED_BY: Mapping[str, Component] = {"npu": CANN, "cuda": NCCL, "cpu": TORCH}
-#: As `version_dir` names them; what follows tells databases of one machine apart (`torch2.11.0_cuda13.0_warm`).
+#: Folder names of `version_dir`; a suffix tells databases of a machine apart (`torch2.11.0_cuda13.0_warm`).
 _VERSION_DIRS = {
     _STACK["npu"]: re.compile(r"vllm([^_]+)_torch([^_]+)_cann([^_]+)(?:_.*)?"),
     _STACK["cuda"]: re.compile(r"torch([^_]+)_(?:cuda([^_]+)|cpu)(?:_.*)?"),
 }
-#: How names of devices that torch.cuda lists begin; without one a name is a CPU's.
+#: Prefixes of the device names that torch.cuda lists; a name without such a prefix is a CPU.
 _CUDA_NAME = re.compile(r"NVIDIA|Tesla|GeForce|Quadro|TITAN|RTX|GTX|AMD_(Instinct|Radeon)", re.IGNORECASE)
 _NPU_NAME = re.compile(r"ATLAS_|Ascend", re.IGNORECASE)
 _DIRECTORY_NAME = re.compile(r"\w[\w.+-]*", re.ASCII)
 
 
 def device_kind(device: str) -> Kind:
-    """What a device name stands for. Names of no known NPU or GPU maker are CPUs."""
+    """Returns the kind of a device by its name. A name of no known maker of NPUs or GPUs is a CPU."""
     if device in NPU_DEVICES or _NPU_NAME.match(device):
         return "npu"
     return "cuda" if _CUDA_NAME.match(device) else "cpu"
 
 
 def expect_npu(device: str) -> None:
-    """Sees to it that a name is one of an NPU: a known Atlas, a chip (`Ascend910B3`), or one that has a folder already.
+    """Checks that a name is an NPU: a known Atlas, a chip (`Ascend910B3`), or an NPU that has a folder already.
 
     Raises:
-        OpAtlasError: it is not; a name like it is told.
+        OpAtlasError: the name is no NPU; the message suggests a similar one.
     """
     if device in NPU_DEVICES or is_chip(device) or (device_kind(device) == "npu" and (ROOT / device).is_dir()):
         return
     meant = closest(device, NPU_DEVICES) or f" ({DEFAULT_NPU_DEVICE}, ...)"
-    raise OpAtlasError(
-        f"--device {device}: no name of an NPU{meant}: give one, or the folder itself with --database-path"
-    )
+    raise OpAtlasError(f"--device {device}: not an NPU{meant}: name an NPU, or the folder with --database-path")
 
 
 def is_chip(device: str) -> bool:
-    """Whether a name is that of an NPU's chip (`Ascend910B3`), and not of the product that it is in."""
+    """Returns whether a name is the chip of an NPU (`Ascend910B3`) rather than the product with the chip."""
     return device.lower().startswith("ascend") and device.lower() != "ascend"
 
 
 def message_device(folder: Path) -> str:
-    """The device whose communication database a folder is by its place; "" where its place does not say."""
+    """Returns the device of a communication database, by its path; "" if the path does not say."""
     *_, device, library, _version = ("", "", *folder.resolve().parts[-3:])
     return device if library in _COMMUNICATION.values() else ""
 
 
 def database_place(path: Path) -> Place | None:
-    """The device that a database is for by its place, and the versions there by the name of their software.
+    """Returns the device and the versions that the path of a database names.
 
-    None unless the place is like one of `default_path` or `communication_path`, under any root.
+    Returns:
+        None unless the path has the form of `default_path` or `communication_path`, under any root.
     """
     *_, device, library, version = ("", "", "", *path.resolve().parts)
     kinds = {name: kind for kind, name in _COMMUNICATION.items()}
@@ -124,14 +123,14 @@ def database_place(path: Path) -> Place | None:
 
 
 def npu_place(path: Path) -> Place | None:
-    """What `database_place` says of a compute database of an NPU; None for any other folder."""
+    """Returns `database_place` of a compute database of an NPU; None for any other folder."""
     return database_place(path) if path.resolve().parent.name == _STACK["npu"] else None
 
 
 def communication_reference(database: Path, cann: str) -> str:
-    """Where the messages of an NPU lie, as its compute database sees them: `../../hccl/v8.5/`.
+    """Returns the path from a compute database of an NPU to its messages: `../../hccl/v8.5/`.
 
-    Where that folder is not there, and one of another version of the same release is (`v8.5.1`), it is the latter.
+    If that folder is missing, another version of the same release is taken (`v8.5.1`).
     """
     name = communication_path(DEFAULT_NPU_DEVICE, cann).name
     folder = database.resolve().parents[1] / _COMMUNICATION["npu"]
@@ -142,7 +141,7 @@ def communication_reference(database: Path, cann: str) -> str:
 
 
 def is_of_same_release(one: Path, other: Path) -> bool:
-    """Whether two folders are by their places databases of one device, and of one release of what names them."""
+    """Returns whether the paths of two databases name the same device and the same releases of the software."""
     ours, theirs = database_place(one), database_place(other)
     if ours is None or theirs is None or ours[0] != theirs[0] or ours[1].keys() != theirs[1].keys():
         return False
@@ -150,18 +149,17 @@ def is_of_same_release(one: Path, other: Path) -> bool:
 
 
 def default_path(device: str, versions: Versions) -> Path:
-    """The compute database of a device and its software.
+    """Returns the path of the compute database of a device and its software.
 
     Raises:
-        OpAtlasError: a version that names the directory is not known (the message names the option
-            that gives it), or a name that cannot be a directory.
+        OpAtlasError: a version is unknown (the message names its option), or a name cannot be a folder.
     """
     kind = device_kind(device)
     return ROOT / _directory_name(device, "device") / _STACK[kind] / version_dir(kind, versions)
 
 
 def shipped_note(database: Path) -> str:
-    """What a database that ships with OpAtlas was measured on; "" for any other. Raises OpAtlasError."""
+    """Returns what a shipped database was measured on; "" for any other database. Raises OpAtlasError."""
     try:
         text = read_own(database / SHIPPED, _LARGEST_MARKER_BYTES)
     except FileNotFoundError:
@@ -173,13 +171,13 @@ def shipped_note(database: Path) -> str:
 
 
 def communication_path(device: str, version: str) -> Path:
-    """The communication database of a device.
+    """Returns the path of the communication database of a device.
 
     Args:
-        version: of CANN on an NPU, of NCCL on CUDA, of torch (which brings Gloo) on a CPU.
+        version: the version of CANN for an NPU, of NCCL for CUDA, of torch (which contains Gloo) for a CPU.
 
     Raises:
-        OpAtlasError: a name that cannot be a directory.
+        OpAtlasError: a name cannot be a folder.
     """
     kind = device_kind(device)
     name = _prefix(kind) + (_short_cann(version) if kind == "npu" else public_version(version))
@@ -187,16 +185,17 @@ def communication_path(device: str, version: str) -> Path:
 
 
 def refuse_former_name(folder: Path) -> None:
-    """Refuses a communication database that stands under its former name (`hccl/8.5`), where nobody would find it.
+    """Checks that no communication database lies under the former name of its folder (`hccl/8.5`).
 
     Raises:
-        OpAtlasError: with the command that renames it; where both names are there, to move the former away.
+        OpAtlasError: there is one. The message has the command that renames the folder, or, if both names exist, asks
+            to move the former folder away.
     """
     former = folder.with_name(folder.name.removeprefix("v"))
     if former == folder or not former.is_dir():
         return
     if folder.exists():
-        remedy = "both are there, and its durations would not be read: copy CSVs that the other lacks, and move it away"
+        remedy = "both folders exist: copy the CSVs that the new one lacks, then move the former away"
     else:
         remedy = f"rename it (mv {former} {folder})"
     raise OpAtlasError(
@@ -206,12 +205,12 @@ def refuse_former_name(folder: Path) -> None:
 
 
 def _prefix(kind: Kind) -> str:
-    """What the version of a communication database begins with: on NPUs as msmodeling's folders are called."""
+    """Returns the prefix of the version of a communication database; "v" for NPUs, as in msmodeling."""
     return "v" if kind == "npu" else ""
 
 
 def version_dir(kind: Kind, versions: Versions) -> str:
-    """The directory that a software stack has under its device. Raises OpAtlasError."""
+    """Returns the name of the folder of a software stack. Raises OpAtlasError."""
     _require(NAMED_BY[kind], versions)
     torch = public_version(versions.torch or "")
     if kind == "npu":
@@ -224,23 +223,23 @@ def version_dir(kind: Kind, versions: Versions) -> str:
 
 
 def slug(name: str) -> str:
-    """What a device calls itself as a directory name: `NVIDIA H100 80GB HBM3` → `NVIDIA_H100_80GB_HBM3`."""
+    """Returns the name of a device as a folder name: `NVIDIA H100 80GB HBM3` → `NVIDIA_H100_80GB_HBM3`."""
     plain = re.sub(r"\((?:R|TM|C)\)", "", name, flags=re.IGNORECASE)
     return re.sub(r"[^A-Za-z0-9.-]+", "_", plain).strip("_.-")
 
 
 def cpu_device_name() -> str:
-    """Slug of this machine's CPU, as its kernel names it; its architecture where it has no name."""
+    """Returns the folder name of this machine's CPU; the architecture if the system gives no model name."""
     return slug(_cpu_model() or platform.processor() or platform.machine()) or "cpu"
 
 
 def public_version(version: str) -> str:
-    """A version without its local suffix: `2.9.0+cpu` → `2.9.0`."""
+    """Returns a version without the local suffix: `2.9.0+cpu` → `2.9.0`."""
     return version.partition("+")[0]
 
 
 def _short_cann(version: str) -> str:
-    """`8.5.0`, as the toolkit calls itself, and `8.5`, as users call it, are one directory."""
+    """Returns `8.5` for `8.5.0`: the toolkit states three numbers, users write two."""
     return re.sub(r"^(\d+\.\d+)\.0$", r"\1", version)
 
 

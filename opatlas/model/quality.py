@@ -1,7 +1,6 @@
-"""How good the samples of a row are: quiet, noisy, drifting, in two modes, throttled, or impossibly short.
+"""The quality of a row's samples: quiet, noisy, drifting, bimodal, throttled, or shorter than possible.
 
-The verdict depends on the samples, and on what the device said while they were taken; it is the same each time it is
-asked for. docs/measurement.md tells the rules to users.
+The verdict depends only on the samples and on what the device reported meanwhile. docs/measurement.md has the rules.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from opatlas.text import counted, real
 
 @dataclass(frozen=True)
 class Summary:
-    """Durations in microseconds; `std_us` is the sample standard deviation (0 for one sample)."""
+    """Statistics of durations in microseconds; `std_us` is the sample standard deviation (0 for one sample)."""
 
     count: int
     mean_us: float
@@ -29,60 +28,60 @@ class Summary:
 
 
 def summarize(samples_us: Sequence[float]) -> Summary:
-    """Summary of at least one sample."""
+    """Returns the statistics of at least one sample."""
     mean = fmean(samples_us)
     return Summary(len(samples_us), mean, median(samples_us), min(samples_us), standard_deviation(samples_us, mean))
 
 
 def standard_deviation(samples: Sequence[float], mean: float) -> float:
-    """Sample standard deviation (n - 1), in two passes; 0 for fewer than two samples."""
+    """Returns the sample standard deviation (n - 1); 0 for fewer than two samples."""
     if len(samples) < 2:
         return 0.0
     return math.hypot(*[sample - mean for sample in samples]) / math.sqrt(len(samples) - 1)
 
 
 def valid_duration(cell: str) -> float | None:
-    """A duration cell in microseconds; None unless it is a finite number above zero."""
+    """Returns the duration in a cell, in microseconds; None unless the cell is a finite number above zero."""
     value = real(cell)
     return value if value is not None and math.isfinite(value) and value > 0 else None
 
 
 def number_cell(value: float) -> str:
-    """A number as a cell: six decimals at most (a picosecond, for a duration in microseconds), none without need."""
+    """Returns a number as a cell, with at most six decimals (a picosecond for a duration in microseconds)."""
     text = f"{value:.6f}"
     return text.rstrip("0").rstrip(".")
 
 
-#: Relative standard deviation above which samples are noisy.
+#: Samples with a larger relative standard deviation are noisy.
 NOISE_LIMIT = 0.10
-#: Fewer samples tell nothing of noise.
+#: Fewer samples say nothing about noise.
 _LEAST_SAMPLES = 3
-#: Fewer samples tell nothing of their order or of two modes.
+#: Fewer samples say nothing about drift or two modes.
 _LEAST_FOR_SHAPE = 10
-#: Relative difference of two medians that a reader of a duration would want to know.
+#: Smaller relative differences of two medians are not reported.
 _TELLING = 0.05
-#: Two-sided 1 % of the normal distribution, for the rank-sum statistic of the halves.
+#: Two-sided 1 % quantile of the normal distribution, for the rank-sum statistic of the halves.
 _DRIFT_Z = 2.58
-#: A mode has at least this share of the samples.
+#: The least share of the samples in a mode.
 _LEAST_MODE = 0.2
 #: Ashman's D (1994) of the two modes, after the best split. A split through one normal population has D = 2.7, through
 #: a uniform one 3.5; of ten normal samples 1 in 100 exceeds 6 by accident.
 _MODES_D = 6.0
-#: Tukey's "far out": so many interquartile ranges beyond the quartiles.
+#: Tukey's "far out" values are more interquartile ranges beyond the quartiles.
 _FAR_OUT = 3.0
-#: A duration this much below the least time of the roofline is no rounding of a clock or of a data sheet.
+#: A duration below this share of the roofline's bound is more than rounding of a clock or of a data sheet.
 _ROOFLINE_SLACK = 0.95
 
 
 class Quality(str, Enum):
-    """What a duration is worth; an empty cell means that the samples are not known."""
+    """The quality of a duration; an empty cell means that the samples are unknown."""
 
     UNKNOWN = "unknown"  # fewer than three samples
     QUIET = "quiet"
     NOISY = "noisy"  # relative standard deviation over NOISE_LIMIT
     DRIFTING = "drifting"  # the later half of the samples is slower, or faster, than the earlier half
     BIMODAL = "bimodal"  # two populations
-    THROTTLED = "throttled"  # the device ran below the clock that it could run at
+    THROTTLED = "throttled"  # the device ran below its clock
     ABOVE_ROOFLINE = "above roofline"  # shorter than the device's peaks allow
 
     def __str__(self) -> str:
@@ -98,7 +97,7 @@ class Quality(str, Enum):
 
     @property
     def is_warning(self) -> bool:
-        """Whether a reader of the duration must know the quality: neither quiet, nor too few samples to tell."""
+        """Whether reports show the quality: it is neither quiet nor unknown."""
         return self not in (Quality.QUIET, Quality.UNKNOWN)
 
 
@@ -107,8 +106,8 @@ class QualityVerdict:
     """The quality of one row's samples.
 
     Attributes:
-        reason: why, with numbers; names outliers of a quiet row too; mostly empty for a quiet row.
-        outliers: samples far from the others (Tukey's far-out values, and more than 10 % off the median).
+        reason: why, with numbers; for a quiet row the outliers, or "".
+        outliers: the number of samples that are Tukey's far-out values and more than 10 % off the median.
     """
 
     quality: Quality
@@ -128,8 +127,8 @@ def is_noisy(quality: Quality | None, noise: float | None) -> bool:
     """Returns whether the samples of a row need a warning.
 
     Args:
-        quality: of the row; None for a row that an older OpAtlas measured, of which its noise tells.
-        noise: standard deviation of the samples as a share of their mean; None or NaN: not known.
+        quality: the quality of the row; None for a row of an older OpAtlas, for which the noise decides.
+        noise: standard deviation of the samples as a share of their mean; None or NaN if unknown.
     """
     if quality is not None:
         return quality.is_warning
@@ -141,8 +140,8 @@ def judge(samples_us: Sequence[float], *, throttled: str = "", bound_us: float |
 
     Args:
         samples_us: durations in microseconds, all above zero, in the order in which they were taken; at least one.
-        throttled: why the device ran below its clock while they were taken; "" if it did not.
-        bound_us: the least time that the device's peaks allow (opatlas/model/roofline.py); None: not known.
+        throttled: why the device ran below its clock meanwhile; "" if it did not.
+        bound_us: the least time that the peaks of the device allow (opatlas/model/roofline.py); None if unknown.
 
     Returns:
         The first of these that holds: above roofline, throttled, unknown, bimodal, drifting, noisy, quiet.
@@ -153,13 +152,13 @@ def judge(samples_us: Sequence[float], *, throttled: str = "", bound_us: float |
     if bound_us is not None and middle < bound_us * _ROOFLINE_SLACK:
         return QualityVerdict(
             Quality.ABOVE_ROOFLINE,
-            f"the median of {middle:.4g} us is below {bound_us:.4g} us, which the device's peaks allow at best",
+            f"the median of {middle:.4g} us is below {bound_us:.4g} us, the least that the device's peaks allow",
             len(outliers),
         )
     if throttled:
         return QualityVerdict(Quality.THROTTLED, _joined(throttled, named), len(outliers))
     if len(samples_us) < _LEAST_SAMPLES:
-        return QualityVerdict(Quality.UNKNOWN, f"{counted(len(samples_us), 'sample')} tell no noise")
+        return QualityVerdict(Quality.UNKNOWN, f"{counted(len(samples_us), 'sample')} are too few to judge noise")
     if modes := find_modes(samples_us):
         return QualityVerdict(Quality.BIMODAL, f"two modes: {modes.text('samples')}", len(outliers))
     if drift := _drift(samples_us, middle):
@@ -197,7 +196,7 @@ def _outliers(samples_us: Sequence[float], middle: float) -> list[float]:
 
 
 def _drift(samples_us: Sequence[float], middle: float) -> str:
-    """Compares the halves by the rank-sum test (Mann and Whitney, 1947); "" if they do not tell apart."""
+    """Compares the halves by the rank-sum test (Mann and Whitney, 1947); returns "" if they do not differ."""
     if len(samples_us) < _LEAST_FOR_SHAPE:
         return ""
     half = len(samples_us) // 2
@@ -215,7 +214,7 @@ def _drift(samples_us: Sequence[float], middle: float) -> str:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 1; equal values share the mean of their ranks."""
+    """Returns the ranks of values from 1; equal values share the mean of their ranks."""
     order = sorted(range(len(values)), key=values.__getitem__)
     ranks = [0.0] * len(values)
     begin = 0
@@ -231,7 +230,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Modes:
-    """The two populations of some samples: how many there are of each, and the medians in microseconds."""
+    """Two populations of samples: the sizes, and the medians in microseconds."""
 
     low_count: int
     low_us: float
@@ -239,14 +238,14 @@ class Modes:
     high_us: float
 
     def text(self, sample: str) -> str:
-        """Names the modes. `sample` is the word for several samples."""
+        """Returns a phrase with sizes and medians; `sample` is the plural noun for the samples."""
         return (
             f"{self.low_count} {sample} around {self.low_us:.4g} us and {self.high_count} around {self.high_us:.4g} us"
         )
 
 
 def find_modes(samples_us: Sequence[float]) -> Modes | None:
-    """Splits samples in two where that leaves the least variance (Otsu, 1979); None if they are one population."""
+    """Splits samples in two with the least variance within (Otsu, 1979); None if they are one population."""
     count = len(samples_us)
     least = max(_LEAST_SAMPLES, math.ceil(count * _LEAST_MODE))
     if count < _LEAST_FOR_SHAPE:
@@ -261,7 +260,7 @@ def find_modes(samples_us: Sequence[float]) -> Modes | None:
     distance = float(high.mean() - low.mean())
     if distance <= _TELLING * float(np.median(ordered)):
         return None
-    # A clock that ticks coarsely makes samples alike: its rounding adds to the variance of each mode (Sheppard, 1898).
+    # The rounding of a coarse clock hides variance, which is added to each mode (Sheppard, 1898).
     steps = np.diff(ordered)
     rounding = float(steps[steps > 0].min()) / math.sqrt(12)
     width = math.hypot(float(low.std(ddof=1)), float(high.std(ddof=1)), rounding, rounding)

@@ -1,4 +1,4 @@
-"""What became of one row in one run: the unit that travels from the device to the CSV."""
+"""The record of one row in one run, which travels from the device process through the journal to the CSV."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from opatlas.typed_json import (
     without_lone_surrogates,
 )
 
-#: Bounds of what a record that is read may hold. 10^15 us are 31 years; the sum of samples stays a number.
+#: Bounds of the values in a record that is read: 10^15 us are 31 years, and the sum of samples stays finite.
 _Durations = Annotated[tuple[Annotated[float, Meta(gt=0, le=1e15)], ...], Meta(min_length=1)]
-#: A run id names files, and a count stands in a cell of a message.
+#: A run id is part of file names.
 _RUN_ID = re.compile(r"\w[\w.+-]{,150}", re.ASCII)
 _CELL_COUNT = re.compile("[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedCase:
-    """What a profiler saw run for a row, where that is another case than the row.
+    """The case that a call launched, where the case differs from the row's.
 
     Attributes:
-        kernel_type: its type (opatlas.model.same_case: a library chooses between siblings).
-        cells: its base columns; empty where they are the row's.
+        kernel_type: the kernel type (a library chooses between sibling types, opatlas/model/same_case.py).
+        cells: the base columns; empty if they equal the row's.
     """
 
     kernel_type: str
@@ -52,22 +52,21 @@ class Measurement:
     """The samples of one row.
 
     Attributes:
-        samples_us: each sample's duration in microseconds, in the order taken.
-        instrument: what took them ("wall-clock", "cupti", "msprof", ...).
-        cache_state: "cold" (last-level cache flushed before each sample), "warm", or "unknown" where
-            whoever took the samples did not say.
-        device_kernels: device kernels that one call launched; None where the instrument cannot tell.
-        helper_kernels: kernels of the call besides the row's own, which the samples leave out: microseconds of all
-            launches of a type together, mean over the samples; empty where the samples are of the whole call.
-        calls_per_sample: calls that one sample averages over (several for short warm calls).
-        checked_elements, total_elements: output elements compared with the reference, and all.
-        assumptions: what the row does not tell, and what was taken instead.
+        samples_us: the duration of each sample in microseconds, in the order of measurement.
+        instrument: the instrument ("wall-clock", "cupti", "msprof", ...).
+        cache_state: "cold" (last-level cache flushed before each sample), "warm", or "unknown".
+        device_kernels: the number of device kernels that one call launched; None if the instrument cannot count them.
+        helper_kernels: other kernels of the call, which the samples exclude: microseconds of all launches of a type,
+            mean over the samples; empty if the samples cover the whole call.
+        calls_per_sample: the number of calls that one sample averages (several for short warm calls).
+        checked_elements, total_elements: output elements that were compared with the reference, and all of them.
+        assumptions: values that the row does not state, and that were assumed.
         counters: hardware counters of the call, by name.
-        stand_in: what was timed instead of the kernel that the row names; "" for the kernel itself.
+        stand_in: what was timed instead of the row's kernel; "" for the kernel itself.
         throttled: why the device ran below its clock during the samples; "" if it did not.
-        bound_us: the least time that the device's peaks allow; None: not known.
-        ran_as: what really ran, where it was a sibling of the row's kernel type; None where it was the
-            row's own. The samples are then also, and first of all, those of the sibling's row.
+        bound_us: the least time that the peaks of the device allow; None if unknown.
+        ran_as: the case that the call launched, if it is a sibling of the row; None if it is the row. The samples
+            then belong to the sibling's row, and fill this row too.
     """
 
     samples_us: _Durations
@@ -87,18 +86,18 @@ class Measurement:
 
     @property
     def verdict(self) -> QualityVerdict:
-        """How good the samples are, judged at each call."""
+        """The quality of the samples; computed at each access."""
         return judge(self.samples_us, throttled=self.throttled, bound_us=self.bound_us)
 
     @property
     def summary(self) -> Summary:
-        """Statistics of the samples, computed at each call."""
+        """The statistics of the samples; computed at each access."""
         return summarize(self.samples_us)
 
 
 @dataclass(frozen=True)
 class RowName:
-    """A row, named for reports."""
+    """The name of a row in reports: kernel type and signature."""
 
     kernel_type: str
     signature: str
@@ -113,13 +112,12 @@ class Record:
 
     Attributes:
         kernel_type, signature: the row.
-        cells: its identifying cells, to append it where it is missing.
-        status, reason: what happened; of a measured row the reason is mostly empty, else what a reader
-            of its duration should know.
+        cells: the identifying cells, from which a missing row is appended.
+        status, reason: the result; for a measured row the reason is "" or a remark about the duration.
         measurement: set if and only if the status is measured.
-        run_id: the run, whose manifest tells device, versions and options.
+        run_id: the run; its manifest has device, versions and options.
         finished_at: seconds since the epoch.
-        crashes_in_a_row: sessions in a row, this one included, in which the row crashed or timed out.
+        crashes_in_a_row: the number of consecutive sessions, with this one, in which the row crashed or timed out.
     """
 
     kernel_type: str
@@ -137,7 +135,7 @@ class Record:
             raise ValueError(f"a record with status {self.status} and measurement {self.measurement}")
 
     def launched_record(self) -> Record | None:
-        """The same samples as those of the row of what really ran; None where that was this row."""
+        """Returns the same samples as a record of the case that was launched; None if this row was launched."""
         if self.measurement is None or self.measurement.ran_as is None:
             return None
         ran_as = self.measurement.ran_as
@@ -152,8 +150,8 @@ class Record:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for the journal and for reports that travel between processes."""
-        # By hand: dataclasses.asdict copies every sample, at ten times the cost.
+        """Returns plain values for the journal and for other processes."""
+        # dataclasses.asdict would copy every sample, at ten times the cost.
         values: dict[str, Any] = {
             "kernel_type": self.kernel_type,
             "signature": self.signature,
@@ -177,24 +175,24 @@ class Record:
         return values
 
     def to_line(self) -> str:
-        """The record as a line of a journal."""
+        """Returns the record as a line of a journal."""
         return json_line(self.to_json())
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Record:
-        """The record that `to_json` gave. Raises DecodeError for anything else."""
+        """Returns the record of plain values from `to_json`. Raises DecodeError for other values."""
         return cls.decode(json_line(values), "a record")
 
     @classmethod
     def decode(cls, line: bytes | str, place: str) -> Record:
-        """Decodes the record that a line of a journal holds.
+        """Decodes the record in a line of a journal.
 
         Args:
-            line: JSON; fields that this version does not know are ignored.
+            line: JSON; unknown fields are ignored.
             place: names the line in an error.
 
         Raises:
-            DecodeError: the line is no record, or one whose durations, counts or kernel type are impossible.
+            DecodeError: the line is not a record, or a duration, a count or the kernel type is impossible.
         """
         try:
             record = decode(line, cls, place)
@@ -218,12 +216,12 @@ class Record:
 
 
 def is_run_id(text: str) -> bool:
-    """Whether a text can be the id of a run, which names the run's files."""
+    """Returns whether a text can be the id of a run: it is part of file names."""
     return _RUN_ID.fullmatch(text) is not None
 
 
 def _problem_of(kernel_type: str, cells: Mapping[str, str]) -> str:
-    """Why no row of a database is that of a kernel type and its cells; "" for one that may be."""
+    """Returns why a database can have no such row; "" if it can."""
     if not is_file_name(kernel_type):
         return f"kernel type {kernel_type!r} cannot name a file"
     if is_communication(kernel_type):
@@ -236,9 +234,9 @@ def _problem_of(kernel_type: str, cells: Mapping[str, str]) -> str:
 
 
 def _shared(record: Record) -> Record:
-    """Returns a record of a journal with today's signature, and with words that other records share.
+    """Returns a record with the present signature and interned words.
 
-    A journal repeats few words many times; shared, its records take half the memory.
+    A journal repeats few words often: interning halves the memory of its records.
     """
     measurement = record.measurement
     if measurement is not None:
@@ -251,7 +249,7 @@ def _shared(record: Record) -> Record:
     cells = {intern(name): intern(cell) for name, cell in record.cells.items()}
     return replace(
         record,
-        # That of an older OpAtlas may be another one.
+        # An older OpAtlas may have computed another signature.
         signature=signature(record.kernel_type, cells),
         run_id=intern(record.run_id),
         cells=cells,

@@ -1,7 +1,7 @@
-"""What devices can do at most, by their makers: the roofs over what was measured.
+"""The peaks of devices, by their data sheets, and what a row must read, move and compute.
 
-A CPU has none here. A name such as "Intel Xeon Processor" tells neither cores nor memory channels, and what a short
-trial reaches depends on what else runs: beside two busy processes it read 12 GB/s instead of 45.
+No peaks of CPUs are known: a name such as "Intel Xeon Processor" states neither cores nor memory channels, and a short
+measurement depends on other processes (12 GB/s instead of 45 beside two busy processes).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from opatlas.model.slots import Slot, known_dtype, parse_slots
 
 @dataclass(frozen=True)
 class Peak:
-    """The most that a device can do.
+    """The peak rates of a device.
 
     Attributes:
-        bandwidth_gbps: of the memory, in 10^9 bytes/s; None: not known.
-        tera_ops: 10^12 operations/s of matrix products, by the dtype of their operands. Dense.
+        bandwidth_gbps: the memory bandwidth in 10^9 bytes/s; None if unknown.
+        tera_ops: 10^12 operations/s of dense matrix products, by the dtype of the operands.
     """
 
     bandwidth_gbps: float | None = None
@@ -33,11 +33,11 @@ def _ascend(float16: float, bfloat16: float, float32: float, bandwidth_gbps: flo
     return Peak(bandwidth_gbps, {"FLOAT16": float16, "BF16": bfloat16, "FLOAT": float32, "INT8": 2 * float16})
 
 
-#: FLOAT without TF32, which OpAtlas turns off. The sparse figures of the data sheets are halved.
+#: FLOAT without TF32, which OpAtlas turns off. Sparse rates in the data sheets are halved.
 _HOPPER = {"FLOAT16": 989.5, "BF16": 989.5, "INT8": 1979.0, "FLOAT": 67.0}
 _AMPERE = {"FLOAT16": 312.0, "BF16": 312.0, "INT8": 624.0, "FLOAT": 19.5}
 
-#: By the device's name in database/data.
+#: By the folder name of the device.
 PEAKS: Mapping[str, Peak] = {
     # NVIDIA H200, H100 (SXM) and A100 Tensor Core GPU data sheets.
     "NVIDIA_H200": Peak(4800.0, _HOPPER),
@@ -56,21 +56,21 @@ PEAKS: Mapping[str, Peak] = {
 
 
 def device_peak(device_name: str) -> Peak:
-    """Returns the peaks of a device by its name in database/data; empty for one whose maker's figures are not known."""
+    """Returns the peaks of a device by its folder name; an empty Peak if they are unknown."""
     return PEAKS.get(device_name, Peak())
 
 
-#: The left operand and the right one stand first among the inputs.
+#: Matrix products. Their first two inputs are the left and the right operand.
 PRODUCTS = frozenset(
     {
         *("MatMul", "MatMulV2", "MatMulV3", "MatMulCommon", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"),
         *("TransposeBatchMatMul", "QuantBatchMatmulV3"),
     }
 )
-#: One operation for each element of the output.
+#: Kernels with one operation for each element of the output.
 ARITHMETIC = frozenset({"Abs", "Add", "Mul", "Muls", "Neg", "RealDiv", "Sub"})
-#: These read every element of their inputs and write every element of their outputs. How many operations they take
-#: is up to the implementation.
+#: Kernels that read each element of their inputs and write each element of their outputs. The number of operations
+#: depends on the implementation.
 _STREAMING = frozenset(
     {
         *("ArgMaxV2", "AscendQuantV2", "BroadcastTo", "Cast", "ConcatD", "Cos", "Cumsum", "DynamicQuant"),
@@ -82,12 +82,12 @@ _STREAMING = frozenset(
         *("InterleaveRope", "RotaryPositionEmbedding", "SoftmaxV2", "LogSoftmaxV2"),
     }
 )
-#: The elements of this one are packed in pairs by some kernels and not by others.
+#: Some kernels pack two elements of this dtype into a byte, others do not.
 _PACKED = "INT4"
 
 
 def tensor_bytes(slots: Sequence[Slot]) -> int | None:
-    """Of all tensors together; None where a dtype is not known, or its elements have no size of their own."""
+    """Returns the bytes of all tensors; None if a dtype is unknown, or its elements have no fixed size."""
     dtypes = [known_dtype(slot.dtype) for slot in slots if not slot.absent]
     if any(dtype is None or dtype.name == _PACKED for dtype in dtypes):
         return None
@@ -96,14 +96,14 @@ def tensor_bytes(slots: Sequence[Slot]) -> int | None:
 
 
 def moved_bytes(kernel_type: str, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> int | None:
-    """Bytes that must be moved: each input read once, each output written once. None where the row does not tell."""
+    """Returns the bytes of all inputs and outputs; None if the kernel may not read and write each element once."""
     if base_type(kernel_type) not in PRODUCTS | ARITHMETIC | _STREAMING or not inputs or not outputs:
         return None
     return tensor_bytes((*inputs, *outputs))
 
 
 def operations(kernel_type: str, inputs: Sequence[Slot], outputs: Sequence[Slot]) -> int | None:
-    """2 m n k of a matrix product (each of a batch), one for each output element of arithmetic; else None."""
+    """Returns 2 m n k of each matrix product, one for each output element of arithmetic, None for other kernels."""
     kernel_type = base_type(kernel_type)
     if kernel_type in ARITHMETIC and len(outputs) == 1:
         return math.prod(outputs[0].shape)
@@ -113,26 +113,26 @@ def operations(kernel_type: str, inputs: Sequence[Slot], outputs: Sequence[Slot]
 
 
 def _of_product(left: Slot, right: Slot, product: Slot) -> int | None:
-    """Whatever is transposed: b m k, b k n and b m n elements are b k^2 = (b m k)(b k n) / (b m n)."""
+    """Derives k, whatever is transposed, from the numbers of elements: b k^2 = (b m k)(b k n) / (b m n)."""
     batch = math.prod(left.shape[:-2]) if left.format == "ND" and len(left.shape) > 2 else 1
     elements = math.prod(product.shape)
     both = math.prod(left.shape) * math.prod(right.shape)
     if not elements or both % (elements * batch):
         return None
     k = math.isqrt(both // (elements * batch))
-    # Where a stored tensor is padded, or the batch is broadcast, the sizes do not fit together.
+    # The sizes do not fit if a stored tensor is padded, or the batch is broadcast.
     fits = k * k * elements * batch == both and all(k in slot.shape or slot.format != "ND" for slot in (left, right))
     return 2 * elements * k if fits else None
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a row asks of a device.
+    """The work of a row.
 
     Attributes:
-        read_bytes, moved_bytes: of its inputs, and of inputs and outputs together; each tensor counts once.
-        operations: of a matrix product, 2 m n k; None for other kernels.
-        dtype: of the first input, by which the peak of the arithmetic is chosen.
+        read_bytes, moved_bytes: of the inputs, and of inputs and outputs; each tensor counts once.
+        operations: 2 m n k for a matrix product; None for other kernels.
+        dtype: the dtype of the first input, which selects the arithmetic peak.
     """
 
     read_bytes: int
@@ -143,12 +143,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class AchievedRates:
-    """What a duration means.
+    """The rates of a row.
 
     Attributes:
         gbps: 10^9 bytes/s moved.
-        tera_ops: 10^12 operations/s; None for kernels whose operations are not counted.
-        bandwidth_share, arithmetic_share: shares of the device's peaks; None where a peak is not known.
+        tera_ops: 10^12 operations/s; None for kernels other than matrix products.
+        bandwidth_share, arithmetic_share: shares of the peaks of the device; None if the peak is unknown.
     """
 
     gbps: float
@@ -158,17 +158,17 @@ class AchievedRates:
 
     @property
     def share(self) -> float | None:
-        """The larger share: that of the peak which bounds the row; None where neither is known."""
+        """The larger share, whose peak bounds the row; None if both are unknown."""
         return max((each for each in (self.bandwidth_share, self.arithmetic_share) if each is not None), default=None)
 
     @property
     def bound_by_arithmetic(self) -> bool:
-        """Whether the arithmetic is no further from its peak than the memory."""
+        """Whether the arithmetic is at least as near to its peak as the memory."""
         return self.arithmetic_share is not None and self.arithmetic_share == self.share
 
 
 def row_work(kernel_type: str, cells: Mapping[str, str]) -> Work | None:
-    """Returns the work of a row; None where its type or its cells do not tell it (opatlas/model/roofline.py)."""
+    """Returns the work of a row; None if it is unknown for the kernel type or the cells."""
     try:
         inputs, outputs = _slots(cells, INPUT_SLOTS), _slots(cells, OUTPUT_SLOTS)
     except CellError:
@@ -186,14 +186,14 @@ def _slots(cells: Mapping[str, str], columns: tuple[str, str, str]) -> tuple[Slo
 
 
 def bound_us(work: Work, peak: Peak, *, cold: bool) -> float | None:
-    """Returns the least time in microseconds that a device with these peaks takes; None where no peak is known.
+    """Returns the least time in microseconds that the peaks allow; None if no peak is known.
 
     Args:
-        cold: the inputs are in memory. From a warm cache they may be read faster than memory can be.
+        cold: whether the inputs are in memory; a warm cache may be faster than memory.
     """
     bounds = []
     if cold and peak.bandwidth_gbps:
-        # Outputs may stay in the cache: they need not have reached memory when the kernel ends.
+        # Outputs may still be in the cache when the kernel ends.
         bounds.append(work.read_bytes / peak.bandwidth_gbps / 1e3)
     if work.operations and work.dtype in peak.tera_ops:
         bounds.append(work.operations / peak.tera_ops[work.dtype] / 1e6)
@@ -204,7 +204,7 @@ def achieved_rates(work: Work, peak: Peak, duration_us: float, *, cold: bool = T
     """Returns the rates of a duration in microseconds, above zero, and their shares of the peaks.
 
     Args:
-        cold: as in `bound_us`; a warm row has no share of the memory's bandwidth.
+        cold: as in `bound_us`; a warm row has no share of the memory bandwidth.
     """
     gbps = work.moved_bytes / duration_us / 1e3
     tera_ops = work.operations / duration_us / 1e6 if work.operations else None

@@ -1,21 +1,20 @@
-"""Whether a launch of a profile is the case that a row describes, slot by slot.
+"""Which kernels and launches are the same case: sibling kernel types, and a launch of a profile beside a row.
 
-Equal signatures are the same case. Profilers write one case in several ways, though, and a row may come from another
-version of CANN than the profile. What is no difference:
+Equal signatures are the same case. Profilers write one case in several ways, and a row may come from another version of
+CANN than the profile. These differences do not count:
 
 - prefixes (`DT_`, `FORMAT_`) and synonyms of dtypes;
-- a plain format beside another one (ND, NCL, NCHW, ...): a tensor is written with the format that its storage was
-  made with, whatever its rank, and all of these have the same layout;
-- a slot with one element and at most one dimension beside a slot without dimensions: a scalar;
-- FRACTAL_NZ as matrix or as blocks;
-- INT64 beside UINT64: packed scales, which a call passes as INT64 and a kernel reads as UINT64;
-- dtype or format of one side only: the other side does not tell it;
-- axes of size 1 of what is sliced or transposed: a contiguous copy of a view launches its kernel without them.
+- two plain formats (ND, NCL, NCHW, ...): all have the same layout;
+- a slot with one element and at most one dimension, and a slot without dimensions: both are scalars;
+- FRACTAL_NZ as a matrix, and as blocks;
+- INT64 and UINT64: a call passes packed scales as INT64, and the kernel reads them as UINT64;
+- a dtype or format that only one side states;
+- axes of size 1 of a tensor that is sliced or transposed: a contiguous copy of a view omits them.
 
-What is taken, and told: tensors that the profile does not record, slots of the launch behind the last one of the row,
-leading axes of size 1 that one side has more (1,8 for 8), absent slots between others that one side leaves out, another
-dtype of an input without dimensions (a scalar, or an optional tensor that is not there), and INT32 beside INT64 in a
-list that describes the call (axes, sizes).
+These differences are accepted and reported as assumptions: tensors that the profile does not record; slots of the
+launch after the last slot of the row; additional leading axes of size 1 (1,8 for 8); absent slots between others that
+one side omits; another dtype of an input without dimensions (a scalar, or a missing optional tensor); INT32 and INT64
+in a list that describes the call (axes, sizes).
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ _NOTHING: _Words = ("", "", "")
 _NZ = "FRACTAL_NZ"
 _PLAIN = frozenset({"ND", "NCL", "NCHW", "NCDHW"})
 _PACKED = frozenset({"INT64", "UINT64"})
-#: Of an axis, sizes or offsets, for at most as many axes as a tensor of CANN has.
+#: Dtypes of axes, sizes or offsets, and the largest number of axes of a tensor in CANN.
 _OF_LISTS = frozenset({"INT32", "INT64"})
 _LONGEST_LIST = 8
 
 
 @dataclass(frozen=True)
 class LaunchComparison:
-    """How a launch compares with a row.
+    """The result of comparing a launch with a row.
 
     Attributes:
-        difference: the first slot that differs, as the row has it and as it ran; "" for the same case.
-        assumptions: what had to be taken for granted.
+        difference: the first slot that differs, in the row and in the launch; "" for the same case.
+        assumptions: the accepted differences.
     """
 
     difference: str = ""
@@ -59,12 +58,12 @@ def compare_launch(kernel_type: str, row: Mapping[str, str], launch: Mapping[str
     """Compares a launch with a row.
 
     Args:
-        kernel_type: of the row; the launch is of the same type, or of a sibling.
-        row: the cells of the row by column; those that no profile holds (run-time values) do not count.
+        kernel_type: the kernel type of the row; the launch has the same type, or a sibling type.
+        row: the cells of the row by column; Runtime columns do not count, no profile has them.
         launch: the base columns of the launch.
     """
     if is_communication(kernel_type):
-        # A profiler records no message.
+        # Profilers do not record messages.
         return LaunchComparison()
     return _compared(kernel_type, _base(row), _base(launch))
 
@@ -85,11 +84,11 @@ def _compared(kernel_type: str, row: tuple[str, ...], launch: tuple[str, ...]) -
             asked, seen = (tuple(map(_without_ones, slots[:1])) for slots in (asked, seen))
         if not seen:
             if asked:
-                assumptions.append(f"the profile does not tell the {name}s of the launch")
+                assumptions.append(f"the profile does not record the {name}s of the launch")
             continue
         found = _side(name, asked, seen)
         if found.difference:
-            # As some rows of QuantBatchMatmulV3 have it: `8,16;16,4;4;8` for `8,16;16,4;4;;;8`.
+            # Some rows of QuantBatchMatmulV3 omit absent slots: `8,16;16,4;4;8` for `8,16;16,4;4;;;8`.
             shorter = _side(name, *([slots[place] for place in _present(slots)] for slots in (asked, seen)))
             if shorter.difference or len(asked) == len(seen):
                 return found
@@ -102,12 +101,12 @@ def _compared(kernel_type: str, row: tuple[str, ...], launch: tuple[str, ...]) -
 
 
 def _present(slots: Sequence[_Words]) -> list[int]:
-    """The numbers of the slots that have dimensions."""
+    """Returns the positions of the slots with dimensions."""
     return [place for place, slot in enumerate(slots) if slot[0]]
 
 
 def _side(name: str, asked: Sequence[_Words], seen: Sequence[_Words]) -> LaunchComparison:
-    """All inputs, or all outputs, of both."""
+    """Compares all inputs, or all outputs."""
     assumptions: list[str] = []
     for found in _slots(name, asked, seen):
         if found.difference:
@@ -124,7 +123,7 @@ def _slots(name: str, asked: Sequence[_Words], seen: Sequence[_Words]) -> Iterat
             yield LaunchComparison(assumptions=(f"the launch has {_text(ran)} in {slot}, which the row does not have",))
         elif not (_same_shape(wanted, ran) and _same_format(wanted, ran)):
             both = f"{slot} is {_text(wanted)} in the row, and {_text(ran)} ran"
-            # Nothing is broadcast otherwise, or lies otherwise, for a leading axis of size 1.
+            # A leading axis of size 1 changes neither layout nor broadcasting.
             alike = _same_format(wanted, ran) and _same_dtype(wanted, ran) and _core(wanted[0]) == _core(ran[0]) != ""
             yield LaunchComparison(assumptions=(both,)) if alike else LaunchComparison(both)
         elif not _same_dtype(wanted, ran):
@@ -140,7 +139,7 @@ def _text(words: _Words) -> str:
 
 
 def _are_lists(*slots: _Words) -> bool:
-    """Whether slots are lists that describe a call: some whole numbers, such as axes or sizes."""
+    """Returns whether slots are lists that describe a call: few whole numbers, such as axes or sizes."""
     return all(
         dtype in _OF_LISTS and "," not in shape and (whole(shape or "1") or 0) <= _LONGEST_LIST
         for shape, dtype, _ in slots
@@ -153,7 +152,7 @@ def _same_dtype(wanted: _Words, ran: _Words) -> bool:
 
 
 def _same_format(wanted: _Words, ran: _Words) -> bool:
-    # `NC1HWC0:1` tells a number of groups.
+    # `NC1HWC0:1` includes a number of groups.
     one, other = (form.partition(":")[0] for _, _, form in (wanted, ran))
     return not one or not other or one == other or {one, other} <= _PLAIN
 
@@ -169,7 +168,7 @@ def _same_shape(wanted: _Words, ran: _Words) -> bool:
 
 
 def _without_ones(slot: _Words) -> _Words:
-    """A tensor without its axes of size 1."""
+    """Returns a slot without its axes of size 1."""
     shape, dtype, form = slot
     if form == _NZ:
         return slot
@@ -177,14 +176,14 @@ def _without_ones(slot: _Words) -> _Words:
 
 
 def _core(shape: str) -> str:
-    """A shape without leading axes of size 1."""
+    """Returns a shape without leading axes of size 1."""
     while shape.startswith("1,"):
         shape = shape[2:]
     return shape
 
 
 def _is_blocked(blocks: Sequence[int], matrix: Sequence[int]) -> bool:
-    """Whether (..., a, b, c, d) are the blocks of a matrix (..., m, n): b of c rows, and a of d columns."""
+    """Returns whether (..., a, b, c, d) are the blocks of a matrix (..., m, n): b blocks of c rows, a of d columns."""
     *outer, a, b, c, d = blocks
     *rest, m, n = matrix
     return outer == rest and 0 not in (c, d) and (math.ceil(n / d), math.ceil(m / c)) == (a, b)
@@ -201,16 +200,16 @@ _NZ = "FRACTAL_NZ"
 
 
 def canonical_form(row: Mapping[str, str]) -> str | None:
-    """Text that is equal for products (M,K; N,K -> M,N) which differ only in what is transposed.
+    """Returns a text that is equal for matrix products (M,K; N,K -> M,N) which differ only in transposition.
 
-    A transposed operand is another case with another duration: this finds a row where nothing
-    matches exactly. Dtypes, formats and inputs beyond the two operands (a bias) still count.
+    A transposed operand is another case with another duration; the text finds a row if none matches exactly. Dtypes,
+    formats and further inputs (a bias) count.
 
     Args:
-        row: cells by column name.
+        row: the cells by column name.
 
     Returns:
-        None for a row that is no product of two matrices, or that does not say which dimension is K.
+        None if the row is no product of two matrices, or K is ambiguous.
     """
     inputs = slot_words(*(row.get(column, "") for column in INPUT_SLOTS))
     outputs = slot_words(*(row.get(column, "") for column in OUTPUT_SLOTS))
@@ -228,7 +227,7 @@ def canonical_form(row: Mapping[str, str]) -> str | None:
 
 
 def _matrix(shape: str, form: str) -> tuple[int, int] | None:
-    """Rows and columns; those of (a, b, c, d) in FRACTAL_NZ are b*c and a*d."""
+    """Returns rows and columns of a matrix; FRACTAL_NZ with shape (a, b, c, d) has b*c and a*d."""
     sizes = [size for word in shape.split(",") if (size := whole(word)) is not None]
     if len(sizes) != shape.count(",") + 1:
         return None
@@ -237,22 +236,22 @@ def _matrix(shape: str, form: str) -> tuple[int, int] | None:
     return (sizes[0], sizes[1]) if len(sizes) == 2 else None
 
 
-#: One API of torch_npu each, behind which the library chooses one of these.
+#: Types between which the library chooses behind one function of torch_npu.
 _FAMILIES = (
     (*FAMILY, "MatMul"),
     ("BatchMatMulV2", "BatchMatMulV3", "BatchMatMul"),
     ("DispatchFFNCombine", "DispatchFFNCombineBF16"),
     ("GatherV2", "GatherV3"),
-    # The forms with fixed axes are those of older toolkits.
+    # Older toolkits have the forms with fixed axes.
     ("ReduceMean", "ReduceMeanD"),
     ("ReduceSum", "ReduceSumD"),
     ("ScaledMaskedSoftmax", "ScaledMaskedSoftmaxV2"),
     ("StridedSlice", "StridedSliceD"),
 )
-#: Where a graph is captured (aclgraph), CANN before 8.5 named a kernel after the function of its library that launches
-#: it, whose name mostly is the type with one of these endings. Names of launches tell: `aclnnAdd_AddAiCore_Add`.
-_TWINS = ("AiCore", "Aicore")
-#: The other functions, each with its type.
+#: In captured graphs (aclgraph) CANN before 8.5 names a kernel after the library function that launches it: mostly the
+#: type with one of these endings, as in the launch name `aclnnAdd_AddAiCore_Add`.
+_ALIAS_ENDINGS = ("AiCore", "Aicore")
+#: Function names that do not follow this rule, and their types.
 _FUNCTIONS = {
     "ArangeAiCore": "Range",
     "BatchMatMulNd": "BatchMatMulV2",
@@ -268,17 +267,19 @@ _FUNCTIONS = {
 
 
 def base_type(kernel_type: str) -> str:
-    """Returns the type of a kernel that may be named after its function: `AddAiCore` is `Add`."""
+    """Returns the kernel type of a name that may be a library function: `Add` for `AddAiCore`."""
     named = _FUNCTIONS.get(kernel_type)
     if named is not None:
         return named
-    return next((kernel_type.removesuffix(twin) for twin in _TWINS if kernel_type.endswith(twin)), kernel_type)
+    return next(
+        (kernel_type.removesuffix(ending) for ending in _ALIAS_ENDINGS if kernel_type.endswith(ending)), kernel_type
+    )
 
 
 def siblings(kernel_type: str) -> tuple[str, ...]:
-    """Returns the types that a call may launch for a row of `kernel_type`: the same kernel's, then those of its family.
+    """Returns the types that a call may launch for a row: other names of the kernel first, then the family.
 
-    A sample of a sibling belongs to the sibling's row, and fills the row that was asked for
+    A sample of a sibling belongs to the sibling's row, and fills the requested row too
     (opatlas.model.record.LaunchedCase).
     """
     plain = base_type(kernel_type)
@@ -289,6 +290,6 @@ def siblings(kernel_type: str) -> tuple[str, ...]:
 
 
 def _names(plain: str) -> tuple[str, ...]:
-    """A type, and what else its kernel is called."""
+    """Returns a type and the other names of the kernel."""
     functions = (function for function, kernel_type in _FUNCTIONS.items() if kernel_type == plain)
-    return plain, *(plain + twin for twin in _TWINS), *functions
+    return plain, *(plain + ending for ending in _ALIAS_ENDINGS), *functions

@@ -1,4 +1,4 @@
-"""The columns of a compute CSV, in their groups, and the values of the Status column."""
+"""The columns of the CSVs, in their groups, and the values of the Status column (database/README.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OUTPUT_SHAPES = "Output Shapes"
 OUTPUT_DTYPES = "Output Data Types"
 OUTPUT_FORMATS = "Output Formats"
 
-#: Present in every compute CSV, in this order.
+#: The first columns of every compute CSV, in this order.
 BASE = (
     OP_STATE,
     ACCELERATOR_CORE,
@@ -27,10 +27,10 @@ BASE = (
     OUTPUT_FORMATS,
 )
 
-#: Without these a file is not a compute CSV. The others of BASE may be missing (older captures).
+#: A compute CSV must have these. The other columns of BASE may be missing (older captures).
 REQUIRED = (INPUT_SHAPES, INPUT_DTYPES, OUTPUT_SHAPES, OUTPUT_DTYPES)
 
-#: What identifies a tensor slot, for inputs and for outputs.
+#: The columns that describe tensor slots, of inputs and of outputs.
 INPUT_SLOTS = (INPUT_SHAPES, INPUT_DTYPES, INPUT_FORMATS)
 OUTPUT_SLOTS = (OUTPUT_SHAPES, OUTPUT_DTYPES, OUTPUT_FORMATS)
 
@@ -40,13 +40,13 @@ PROFILING_MEDIAN = "Profiling Median Duration(us)"
 PROFILING_STD = "Profiling Std Duration(us)"
 PROFILING_DURATIONS = (PROFILING_AVERAGE, PROFILING_MEDIAN, PROFILING_STD)
 
-#: Of a CSV of communication, which has these instead of BASE.
+#: A CSV of communication has these columns instead of BASE.
 MESSAGE_BYTES = "message_bytes"
 NUM_DEVICES = "num_devices"
 DTYPE = "dtype"
 TOPOLOGY_TIER = "topology_tier"
 MESSAGE = (MESSAGE_BYTES, NUM_DEVICES, DTYPE, TOPOLOGY_TIER)
-#: The slowest device's median.
+#: The median of the slowest device.
 DURATION = "Duration(us)"
 BANDWIDTH = "bandwidth_gbps"
 BUS_BANDWIDTH = "bus_bandwidth_gbps"
@@ -56,7 +56,7 @@ LEGACY_PROFILING_MEDIAN = "Median Duration(us)"
 LEGACY_PROFILING_STD = "Std Duration(us)"
 LEGACY_COUNTER = re.compile(r"Average (?!Duration\(us\)$)(?P<counter>.+)")
 
-#: Most systems allow 255 bytes, of which ".csv" and the name of a temporary file beside it take some.
+#: Most systems allow 255 bytes; ".csv" and the suffix of a temporary file need some.
 _LONGEST_NAME_BYTES = 200
 
 _MICROBENCH = "MicroBench "
@@ -66,40 +66,40 @@ MICROBENCH_MIN = "MicroBench Min Duration(us)"
 MICROBENCH_STD = "MicroBench Std Duration(us)"
 MICROBENCH_SAMPLES = "MicroBench Samples"
 MICROBENCH_DEVICE_KERNELS = "MicroBench Device Kernels"
-#: What the call launched besides the row's kernel, and how long that took: "Cast 2.1000; TransQuantParamV2 1.2000".
+#: Other kernels that the call launched, and their durations: "Cast 2.1000; TransQuantParamV2 1.2000".
 MICROBENCH_HELPER_KERNELS = "MicroBench Helper Kernels"
 PROFILING_SAMPLES = "Profiling Samples"
-#: The two kinds of launches of a row whose captured durations have two modes (opatlas/model/quality.py).
+#: The two modes of a row's captured durations (opatlas/model/quality.py).
 PROFILING_POPULATIONS = "Profiling Populations"
 PROFILING_RUN_ID = "Profiling Run ID"
 CACHE_STATE = "Cache State"
 INSTRUMENT = "Instrument"
-#: How good the samples are, and why (opatlas/model/quality.py).
+#: The quality of the samples, and the reason (opatlas/model/quality.py).
 QUALITY = "Quality"
 QUALITY_REASON = "Quality Reason"
-#: What the row does not tell, and what was taken instead.
+#: Values that the row does not state, and that were assumed.
 ASSUMPTIONS = "Assumptions"
-#: Elements of the output that were compared with the reference, of all: "4096/1048576".
+#: Output elements that were compared with the reference, and all: "4096/1048576".
 CHECKED_ELEMENTS = "Checked Elements"
-#: What was timed instead of the kernel that the row names; empty for the kernel itself.
+#: What was timed instead of the row's kernel; empty for the kernel itself.
 STAND_IN = "Stand-In"
 STATUS = "Status"
 STATUS_REASON = "Status Reason"
-#: Sessions in a row in which the row crashed or timed out.
+#: Number of consecutive sessions in which the row crashed or timed out.
 CRASHES_IN_A_ROW = "Crashes In A Row"
 RUN_ID = "Run ID"
 
-#: What a reader of a duration should know of its samples.
+#: Columns about the samples of a replayed duration.
 SAMPLE_COLUMNS = (QUALITY, QUALITY_REASON, ASSUMPTIONS, CHECKED_ELEMENTS, STAND_IN)
 
-#: Of all runs that measured the row: what `combine --pool` found.
+#: Columns of `combine --pool`: statistics over all runs that measured the row.
 POOLED_MEDIAN = "Pooled Median Duration(us)"
 POOLED_RUNS = "Pooled Runs"
 POOLED_MACHINES = "Pooled Machines"
 POOLED_SPREAD = "Pooled Machine Spread(%)"
 POOLED = (POOLED_MEDIAN, POOLED_RUNS, POOLED_MACHINES, POOLED_SPREAD)
 
-#: OpAtlas' own columns; new files hold them at the end, in this order.
+#: Columns that only OpAtlas writes; new files have them at the end, in this order.
 OWN = (
     MICROBENCH_MEDIAN,
     MICROBENCH_MIN,
@@ -120,11 +120,11 @@ OWN = (
     *POOLED,
 )
 
-#: What became of the row the last time it ran.
+#: The result of the last run of the row.
 STATUS_GROUP = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW)
 
 EP_SIZE = "EP Size"
-#: Kernels that the ranks of a group run together, each with some of a layer's experts.
+#: Kernels that the ranks of a group run together, each rank with some experts of a layer.
 EXPERT_PARALLEL = frozenset(
     {
         "DispatchFFNCombine",
@@ -163,7 +163,7 @@ RUNTIME = tuple(
     )
 )
 
-#: Runtime values that change what an attention kernel does, so they belong to its signature.
+#: Runtime values that belong to the signature, because they change what an attention kernel does.
 RUNTIME_IN_SIGNATURE = tuple(
     RUNTIME_PREFIX + name
     for name in (
@@ -177,12 +177,12 @@ RUNTIME_IN_SIGNATURE = tuple(
     )
 )
 
-#: Mean number of keys of a sequence, under the name that older tools give it.
+#: Mean number of keys of a sequence, as older tools name the column.
 LEGACY_AVG_SEQ_LEN = "avg_seq_len"
-#: Runtime values that tell the lengths of an attention kernel's keys where the values of these are empty.
+#: Runtime values that imply the lengths of the keys where the lengths themselves are empty.
 LENGTHS_IN_SIGNATURE = (RUNTIME_PREFIX + "block_table_valid_blocks", RUNTIME_PREFIX + "avg_seq_len", LEGACY_AVG_SEQ_LEN)
 
-#: Counters of the profiler's PipeUtilization metric group.
+#: Counters of the profiler's metric group PipeUtilization.
 PIPE_UTILIZATION = (
     "aicore_time(us)",
     "aic_total_cycles",
@@ -213,31 +213,31 @@ PIPE_UTILIZATION = (
 
 
 def microbench_counter(counter: str) -> str:
-    """Column of a counter measured by a replay."""
+    """Returns the column of a counter that a replay measured."""
     return f"{_MICROBENCH}{counter}"
 
 
 def is_microbench_column(column: str) -> bool:
-    """Whether a column tells of a replay's duration: what it was, how it was taken, in which run."""
+    """Returns whether a column describes a replayed duration: its statistics, how it was measured, its run."""
     return column in (AVERAGE, CACHE_STATE, INSTRUMENT, RUN_ID, *SAMPLE_COLUMNS) or column.startswith(_MICROBENCH)
 
 
 def is_profiling_column(column: str) -> bool:
-    """Whether a column tells of captured durations: what they were, and which ingests have them."""
+    """Returns whether a column describes captured durations: their statistics, and their ingests."""
     return column.startswith(_PROFILING)
 
 
 def profiling_counter(counter: str) -> str:
-    """Column of a counter averaged over the samples of a capture."""
+    """Returns the column of a counter that is averaged over the samples of a capture."""
     return f"{_PROFILING}Average {counter}"
 
 
 class Status(str, Enum):
-    """What became of a row the last time it was run; an empty cell means never."""
+    """The result of the last run of a row; an empty cell means that the row never ran."""
 
     MEASURED = "measured"
-    FAILED = "failed"  # raised, or gave a wrong result
-    NOISY = "noisy"  # right, and its samples scatter more than --max-noise allows
+    FAILED = "failed"  # raised an error, or returned a wrong result
+    NOISY = "noisy"  # correct, but noisier than --max-noise allows
     INVALID = "invalid"  # no call can be built from the row
     CRASHED = "crashed"  # the device process died
     TIMEOUT = "timeout"
@@ -251,17 +251,17 @@ class Status(str, Enum):
 
     @property
     def expected_to_fail(self) -> bool:
-        """Whether the next session collects the row as xfail."""
+        """Whether the next session marks the row as xfail."""
         return self in _EXPECTED_TO_FAIL
 
     @property
     def crash(self) -> bool:
-        """Whether the row cost its device process, by ending it or by having to be ended."""
+        """Whether the device process died, or was killed."""
         return self in (Status.CRASHED, Status.TIMEOUT)
 
     @classmethod
     def of_cell(cls, cell: str) -> Status | None:
-        """The status in a cell; None for an empty cell or a word of another tool."""
+        """Returns the status in a cell; None for an empty cell or an unknown word."""
         try:
             return cls(cell.strip().lower())
         except ValueError:
@@ -274,7 +274,7 @@ _EXPECTED_TO_FAIL = frozenset(
 
 
 def ordered_columns(columns: Iterable[str]) -> list[str]:
-    """`columns` of a new file, ordered by group; columns of no group come before OpAtlas' own."""
+    """Returns the columns of a new file, ordered by group; columns of no group precede the columns of OpAtlas."""
     columns = list(dict.fromkeys(columns))
     rank = {name: i for i, name in enumerate((*BASE, AVERAGE, *MESSAGE, DURATION, BANDWIDTH, BUS_BANDWIDTH))}
     groups: list[list[str]] = [[], [], [], [], [], [], []]
@@ -299,7 +299,7 @@ def ordered_columns(columns: Iterable[str]) -> list[str]:
 
 
 def insert_columns(existing: Sequence[str], wanted: Iterable[str]) -> list[str]:
-    """`existing` in its own order, each missing column of `wanted` put where its group is."""
+    """Returns `existing` in its order, with each missing column of `wanted` inserted at its group."""
     columns = list(existing)
     order = ordered_columns([*existing, *wanted])
     for place, name in enumerate(order):
@@ -310,7 +310,7 @@ def insert_columns(existing: Sequence[str], wanted: Iterable[str]) -> list[str]:
 
 
 def is_file_name(kernel_type: str) -> bool:
-    """Whether a kernel type can name a CSV file on every system."""
+    """Returns whether a kernel type can name a CSV file on every system."""
     return (
         bool(kernel_type)
         and kernel_type.isprintable()

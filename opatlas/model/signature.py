@@ -1,6 +1,6 @@
-"""The signature of a row: rows with equal signatures are the same case.
+"""The signature of a row: rows with equal signatures are the same case. Row ids are derived from it.
 
-One function for everybody who compares rows: ingest, theory rows, replay matching, write-back.
+Ingest, theory rows, replays and write-back all compare rows with these functions.
 """
 
 from __future__ import annotations
@@ -41,16 +41,15 @@ _SLOT = _SHAPE, _DTYPE, _FORMAT = 0, 1, 2
 
 
 def signature(kernel_type: str, row: Mapping[str, str]) -> str:
-    """The signature of one row.
+    """Returns the signature of a row.
 
     Args:
         kernel_type: the profiler's `Type`, normalized.
         row: cells by column name; missing columns count as empty.
 
     Returns:
-        Text that is equal for the same case and differs for another: input shapes, dtypes and
-        formats, output shapes and dtypes, normalized, then what the kernel type adds. Of a
-        collective: its message.
+        Normalized input shapes, dtypes and formats, output shapes and dtypes, then the columns that the kernel type
+        adds. For a collective, the message.
     """
     if is_communication(kernel_type):
         return message_signature(row)
@@ -60,7 +59,7 @@ def signature(kernel_type: str, row: Mapping[str, str]) -> str:
 
 
 def signatures(kernel_type: str, frame: pd.DataFrame) -> list[str]:
-    """The signature of every row of a table of text cells, in its order."""
+    """Returns the signature of each row of a table of text cells."""
 
     def cells(column: str) -> Sequence[str]:
         return frame[column].tolist() if column in frame.columns else [""] * len(frame)
@@ -74,7 +73,7 @@ def signatures(kernel_type: str, frame: pd.DataFrame) -> list[str]:
 
 
 def digest(kernel_type: str, signature: str) -> str:
-    """Twelve hexadecimal digits that name a signature in ids and file names."""
+    """Returns twelve hexadecimal digits that stand for a signature in ids and file names."""
     return blake2b(f"{kernel_type}|{signature}".encode(), digest_size=6).hexdigest()
 
 
@@ -82,9 +81,9 @@ _FAMILY_TAIL = re.compile(r"(?:_kernel)_\d+$")
 
 
 def normalized_kernel_type(name: str) -> str:
-    """A kernel type without the launch variant that Triton kernels carry.
+    """Returns a kernel type without the number of a Triton launch variant.
 
-    `split_qkv_rmsnorm_rope_kernel_0` and `muls_add_kernel_1` are `..._kernel`.
+    `muls_add_kernel_1` becomes `muls_add_kernel`.
     """
     return _FAMILY_TAIL.sub("_kernel", name.strip())
 
@@ -99,9 +98,8 @@ def _build(kernel_type: str, cells: Sequence[str], extra: Sequence[str]) -> str:
 
 
 def _text(shapes: str, dtypes: str, formats: str | None) -> str:
-    """All slots of three cells as `shapes|dtypes|formats`; without formats as `shapes|dtypes`."""
-    # Nearly every row of a large table takes the short way: every slot has dimensions, so no slot
-    # can be absent and normalizing the cells one by one is enough.
+    """Returns the slots of three cells as `shapes|dtypes|formats`, or as `shapes|dtypes` if `formats` is None."""
+    # The fast path for most rows: every slot has dimensions, so no slot is absent, and each cell is normalized alone.
     shape_text = shapes.strip('"')
     dtype_text, dtype_count = _dtype_text(dtypes)
     format_text, format_count = _format_text(formats or "")
@@ -130,15 +128,15 @@ def _format_text(cell: str) -> tuple[str, int]:
 
 
 def _first_input(inputs: Words, outputs: Words) -> str:
-    """The other inputs only describe the call (offsets, sizes, a permutation)."""
+    """Returns the signature of a kernel whose other inputs describe the call (offsets, sizes, a permutation)."""
     return f"{_input(inputs)}|{_column(outputs, _SHAPE)}|{_column(outputs, _DTYPE)}"
 
 
 def _source_and_indices(inputs: Words, outputs: Words) -> str:
     """Returns the signature of an Index without slot 2, which lists the steps of the source's axes.
 
-    Slot 1 has an element for each axis up to the last indexed one, slots 3 and later are the indices. The shape grid
-    of msmodeling has the indices in slot 2, and one element in slot 3: `16,51;1;11;1 -> 11,51`.
+    Slot 1 has an element for each axis up to the last indexed axis. Slots from 3 on are the indices. The shape grid of
+    msmodeling has the indices in slot 2 and one element in slot 3: `16,51;1;11;1 -> 11,51`.
     """
     axes, indices = inputs[1:2], inputs[3:]
     if [slot[_SHAPE] for slot in indices] == ["1"] and outputs:
@@ -149,12 +147,12 @@ def _source_and_indices(inputs: Words, outputs: Words) -> str:
 
 
 def _tensors_with_dimensions(inputs: Words, outputs: Words) -> str:
-    """Returns the signature of a kernel whose slots without dimensions are absent, whatever dtype a profiler writes."""
+    """Returns the signature of a kernel whose slots without dimensions count as absent, whatever their dtype."""
     return _all(*(_without_absent(slots) for slots in (inputs, outputs)))
 
 
 def _with_output_formats(inputs: Words, outputs: Words) -> str:
-    """Returns the signature of a kernel that changes formats: 32,32 is 2,2,16,16 in FRACTAL_NZ and in FRACTAL_Z."""
+    """Returns a signature with output formats: 32,32 is 2,2,16,16 in FRACTAL_NZ and in FRACTAL_Z."""
     return f"{_all(inputs, outputs)}|{_column(outputs, _FORMAT)}"
 
 
@@ -187,7 +185,7 @@ def _without_absent(slots: Words) -> Words:
 
 
 def reads_first_input(kernel_type: str) -> bool:
-    """Whether the signature of a kernel type tells the first input alone: the others only describe the call."""
+    """Returns whether the signature of a kernel type has the first input only; the others describe the call."""
     return _RULES.get(kernel_type) is _first_input
 
 
@@ -199,12 +197,12 @@ def _column(words: Words, which: int) -> str:
     return ";".join([slot[which] for slot in words])
 
 
-#: Kernels that read keys in pages, as many as the lengths of the sequences say.
+#: Kernels that read keys in pages; the lengths of the sequences say how many.
 _PAGED = frozenset({"FusedInferAttentionScore", "LightningIndexer", "SparseFlashAttention"})
 
 
 def _extra_columns(kernel_type: str, columns: Mapping[str, str] | pd.Index) -> list[str]:
-    """All of the kernel type's, where there is one of them: each value keeps its place among the others."""
+    """Returns the extra columns of a signature: all of the kernel type's if the row has one of them, else none."""
     if kernel_type in EXPERT_PARALLEL:
         wanted: tuple[str, ...] = (EP_SIZE,)
     else:
@@ -213,7 +211,7 @@ def _extra_columns(kernel_type: str, columns: Mapping[str, str] | pd.Index) -> l
 
 
 def _extra_text(extra: Sequence[str]) -> str:
-    """The extra columns; where the lengths of the keys are empty, with what else tells these."""
+    """Returns the extra columns as text; if the lengths of the keys are empty, with the columns that imply them."""
     values, lengths = extra[: len(RUNTIME_IN_SIGNATURE)], extra[len(RUNTIME_IN_SIGNATURE) :]
     told = [_plain(cell) for cell in values]
     if lengths and not values[_KV_VALUES]:
@@ -228,7 +226,7 @@ _KV_VALUES = 1
 
 
 def _average(cell: str) -> str:
-    """A mean number of keys as a replay takes it; "" where it is not known, which older tools write as -1."""
+    """Returns the mean number of keys as replays use it; "" if unknown (older tools write -1)."""
     number = real(_plain(cell)) or 0.0
     return str(round(number)) if math.isfinite(number) and number > 0 else ""
 
@@ -237,16 +235,17 @@ def _plain(cell: str) -> str:
     return "".join(cell.split()).strip("\"'").upper()
 
 
-#: Readable part of an id: enough for the shapes of most kernels, short enough for one line.
+#: Characters of the readable part of an id.
 _READABLE = 72
 _SEPARATORS = str.maketrans({",": "x", ";": "_"})
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9_.x+-]+")
 
 
 def make_case_id(kernel_type: str, signature: str, row_digest: str = "") -> str:
-    """`MatMulV2-4096x4096_4096x1024-BF16_BF16-4096x1024-1f0c9a72b3de`: readable, then unique.
+    """Returns the id of a row: a readable part, then a unique digest.
 
-    Of a collective, `hcom_allReduce_-1048576-BF16-16-tier1-0c9a72b3de1f`.
+    `MatMulV2-4096x4096_4096x1024-BF16_BF16-4096x1024-1f0c9a72b3de`, or for a collective
+    `hcom_allReduce_-1048576-BF16-16-tier1-0c9a72b3de1f`.
     """
     if is_communication(kernel_type):
         message_bytes, devices, dtype, tier = signature.split("|")
@@ -258,7 +257,7 @@ def make_case_id(kernel_type: str, signature: str, row_digest: str = "") -> str:
 
 
 def case_id_in(nodeid: str) -> str:
-    """The id of the row in a node id: what stands in its last brackets."""
+    """Returns the id of the row in a node id of pytest: the text in the last brackets."""
     return nodeid.rpartition("[")[2].removesuffix("]")
 
 
@@ -267,22 +266,22 @@ class RowChoice:
     """The rows that a user names on a command line.
 
     Attributes:
-        names: each a kernel type, an id, a node id of pytest, the digest at the end of an id, or a part of ids in
-            upper or lower case; empty: all rows.
+        names: kernel types, ids, node ids of pytest, digests at the end of ids, or parts of ids in any case; empty
+            for all rows.
     """
 
     names: Sequence[str] = ()
 
     def holds(self, kernel_type: str, signature: str) -> bool:
-        """Whether one of the names is that of a row."""
+        """Returns whether a row is chosen."""
         case_id = make_case_id(kernel_type, signature)
         return not self.names or any(_is_name(name, kernel_type, case_id) for name in self.names)
 
     def expect(self, found: int, where: str) -> None:
-        """Raises OpAtlasError if no row was found in `where` by the names."""
+        """Raises OpAtlasError if names were given and `found` is 0; `where` names the place of the search."""
         if self.names and not found:
             raise OpAtlasError(
-                f"no row of {where} has the name {' or '.join(self.names)}: name a kernel type, or a part of an id as "
+                f"no row of {where} is named {' or '.join(self.names)}: give a kernel type, or a part of an id as "
                 f"`pytest bench/ --collect-only -q` shows them"
             )
 
@@ -290,6 +289,5 @@ class RowChoice:
 def _is_name(name: str, kernel_type: str, case_id: str) -> bool:
     if name == kernel_type:
         return True
-    # A node id has the case in its last brackets.
     wanted = case_id_in(name) if "[" in name else name
     return wanted.lower() in case_id.lower()

@@ -1,8 +1,7 @@
-"""Tensor slots: what the shape, dtype and format cells of a row say about each tensor.
+"""Tensor slots: the shape, dtype and format of each tensor of a row.
 
-A cell lists the slots of a kernel separated by `;`, a shape lists dimensions separated by `,`:
-`136,7168;7168,3584` with `DT_BF16;DT_BF16` and `ND;ND`. Profilers wrap cells in quotes and write
-N/A for what is not there; both forms are read.
+A cell lists the slots of a kernel separated by `;`. A shape lists dimensions separated by `,`: `136,7168;7168,3584`
+with `DT_BF16;DT_BF16` and `ND;ND`. Profilers put cells in quotes and write N/A for a missing value; both are read.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from opatlas.errors import CellError
 from opatlas.model.schema import INPUT_DTYPES, OUTPUT_DTYPES
 from opatlas.text import whole
 
-#: Words that stand for "nothing" in a shape, dtype or format cell.
+#: Words that mean "nothing" in a shape, dtype or format cell.
 EMPTY_WORDS = frozenset({"", "N/A", "NA", "NULL", "NONE", "NAN", "UNDEFINED", "DT_UNDEFINED", "FORMAT_UNDEFINED"})
 
-#: The shape cell of a lone 0-dim tensor, as profilers write it: a cell that holds two quotes.
+#: The shape cell of a single 0-dim tensor, as profilers write it: two quotes.
 EMPTY_SHAPE = '""'
-#: Characters of a cell that is wrong.
+#: Characters of a wrong cell that an error shows.
 _SHOWN = 200
 _DROPPED = {ord(c): None for c in "\"'()[]{} \t\r\n"}
 
@@ -30,9 +29,9 @@ class Slot:
     """One tensor of a kernel call.
 
     Attributes:
-        shape: dimensions; () for a 0-dim tensor or an absent one.
-        dtype: the profiler's name without the DT_ prefix ("BF16", "FLOAT"); "" where undefined.
-        format: the profiler's name without the FORMAT_ prefix ("ND", "FRACTAL_NZ"); "" where undefined.
+        shape: the dimensions; () for a 0-dim or absent tensor.
+        dtype: the profiler's name without the prefix DT_ ("BF16", "FLOAT"); "" if undefined.
+        format: the profiler's name without the prefix FORMAT_ ("ND", "FRACTAL_NZ"); "" if undefined.
     """
 
     shape: tuple[int, ...]
@@ -41,37 +40,35 @@ class Slot:
 
     @property
     def absent(self) -> bool:
-        """No tensor at all: no dimensions and no dtype. (A 0-dim tensor has a dtype.)"""
+        """Whether there is no tensor: neither dimensions nor a dtype. (A 0-dim tensor has a dtype.)"""
         return not self.shape and not self.dtype
 
 
 def strip_quotes(cell: str) -> str:
-    """A profiler's cell without the tabs, blanks and quotes that it puts around the text, inside the CSV's own."""
+    """Returns a cell without the tabs, blanks and quotes that a profiler puts around the text."""
     return cell.strip().strip('"').strip()
 
 
 def split_cell(cell: str) -> list[str]:
-    """The slots of a cell as upper-case words without quotes, brackets and blanks.
+    """Returns the slots of a cell as upper-case words without quotes, brackets and blanks.
 
-    Empty words (N/A, NULL, ...) become "". A cell with nothing in it has no slots; a quoted
-    empty cell of a profiler (`""`) is one empty slot, which the dtype cell beside it tells.
+    Words for "nothing" (N/A, NULL, ...) become "".
     """
     return ["" if word in EMPTY_WORDS else word for word in cell.translate(_DROPPED).upper().split(";")]
 
 
 def dtype_name(word: str) -> str:
-    """`DT_FLOAT` and `FLOAT` are one dtype."""
+    """Returns a dtype without the prefix: `FLOAT` for `DT_FLOAT`."""
     return word[3:] if word.startswith("DT_") else word
 
 
 def format_name(word: str) -> str:
-    """`FORMAT_ND` and `ND` are one format."""
+    """Returns a format without the prefix: `ND` for `FORMAT_ND`."""
     return word[7:] if word.startswith("FORMAT_") else word
 
 
 @lru_cache(maxsize=4096)
 def _dtype_words(cell: str) -> tuple[str, ...]:
-    """Unlike shapes, the dtypes and formats of a table are few."""
     return tuple(dtype_name(word) for word in split_cell(cell))
 
 
@@ -82,10 +79,9 @@ def _format_words(cell: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=65536)
 def slot_words(shapes: str, dtypes: str, formats: str) -> tuple[tuple[str, str, str], ...]:
-    """Normalized (shape, dtype, format) words of each slot, trailing absent slots dropped.
+    """Returns the normalized words (shape, dtype, format) of each slot, without absent slots at the end.
 
-    Never raises: signatures of malformed rows must exist, so that they can be reported. The
-    shape word is not checked to hold numbers (`parse_slots` does that).
+    Accepts any text, so that malformed rows have a signature and can be reported. `parse_slots` checks the numbers.
     """
     shape_words = split_cell(shapes)
     dtype_words, format_words = list(_dtype_words(dtypes)), list(_format_words(formats))
@@ -103,15 +99,15 @@ def slot_words(shapes: str, dtypes: str, formats: str) -> tuple[tuple[str, str, 
 
 
 def parse_slots(shapes: str, dtypes: str, formats: str, columns: tuple[str, str, str]) -> tuple[Slot, ...]:
-    """The tensors that three cells describe, absent ones in between included.
+    """Returns the tensors that three cells describe, with absent tensors in between.
 
     Args:
         shapes, dtypes, formats: the cells.
         columns: their column names, for errors.
 
     Raises:
-        CellError: a dimension that is not a whole number of at least 0, or a shape without a
-            dtype (cells with a different number of slots).
+        CellError: a dimension is not a whole number of at least 0, or a shape has no dtype (the cells have different
+            numbers of slots).
     """
     slots = []
     for i, (shape, dtype, form) in enumerate(slot_words(shapes, dtypes, formats)):
@@ -131,7 +127,14 @@ def _dimension(text: str, column: str, cell: str) -> int:
 
 @dataclass(frozen=True)
 class Dtype:
-    """`torch_name` is the attribute of torch; `is_float` tells real numbers from integers and bool."""
+    """A dtype of profilers.
+
+    Attributes:
+        name: the profiler's name.
+        torch_name: the attribute of torch.
+        bytes: of one element.
+        is_float: whether the elements are real numbers, not integers or bool.
+    """
 
     name: str
     torch_name: str
@@ -162,22 +165,21 @@ _KNOWN = {
 _SYNONYMS = {"FLOAT32": "FLOAT", "BFLOAT16": "BF16", "FP16": "FLOAT16", "FP32": "FLOAT", "FLOAT64": "DOUBLE"}
 
 
-#: What profilers call the dtypes that are known.
+#: The known dtypes, as profilers name them.
 DTYPE_NAMES = tuple(_KNOWN)
 
 
 @cache
 def known_dtype(name: str) -> Dtype | None:
-    """The dtype of a profiler's name ("DT_BF16", "BF16", "FLOAT"); None for one that is not known."""
+    """Returns the dtype of a profiler's name ("DT_BF16", "BF16", "FLOAT"); None if unknown."""
     name = dtype_name(name.strip().upper())
     return _KNOWN.get(_SYNONYMS.get(name, name))
 
 
 def unknown_dtypes(cells: Mapping[str, str]) -> tuple[str, ...]:
-    """Dtypes of a row that OpAtlas cannot name (65534).
+    """Returns the dtypes of a row that OpAtlas does not know (65534), sorted.
 
-    Such a row is kept: its duration is measured whatever the tensors hold. A newer OpAtlas may know
-    the dtype, and a replay that cannot build the tensors says so.
+    Such a row is kept: its captured duration is valid, and a newer OpAtlas may know the dtype.
     """
     unknown = {*_unknown_words(cells[INPUT_DTYPES]), *_unknown_words(cells[OUTPUT_DTYPES])}
     return tuple(sorted(unknown))

@@ -1,4 +1,4 @@
-"""The software that a database belongs to, detected without importing torch."""
+"""The versions of the software that a database belongs to, detected without importing torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Component:
     """A piece of software.
 
     Attributes:
-        field: its field in `Versions`; version directories have it before the version.
-        name: its name for users.
-        example: a version as --versions takes it; "" where --versions does not take this software.
+        field: the field in `Versions`, and the prefix of the version in folder names.
+        name: the name for users.
+        example: an example version for --versions; "" if --versions does not take this software.
     """
 
     field: str
@@ -32,21 +32,21 @@ CUDA = Component("cuda", "CUDA (of torch)")
 NCCL = Component("nccl", "NCCL")
 
 
-#: Folders of a toolkit that have a version.info; the toolkit's own comes first, and those of newer releases last.
+#: Folders of a toolkit with a version.info: the toolkit itself first, folders of newer releases last.
 _COMPONENTS = ("", "compiler", "runtime", "share/info/compiler", "share/info/runtime")
 _VERSION = re.compile(r"v?(\d+(?:\.\d+)*)(?:[.\-_]?(alpha|beta|dev|rc|a|b)[.\-_]?(\d+(?:\.\d+)*)?)?")
 
 
 @dataclass(frozen=True)
 class Versions:
-    """Versions as the software states them; None where it is not installed or does not say.
+    """Versions as the software states them; None if it is not installed, or does not state a version.
 
     Attributes:
-        vllm: vllm-ascend's.
-        torch: with its local suffix, if it has one (`2.9.0+cpu`).
-        cann: the toolkit's.
-        cuda: of the CUDA toolkit that torch was built with; None for a CPU build.
-        nccl: that torch's wheel stands on; None where it is built in, or comes from elsewhere.
+        vllm: vllm-ascend.
+        torch: torch, with the local suffix (`2.9.0+cpu`).
+        cann: the CANN toolkit.
+        cuda: the CUDA toolkit that torch was built with; None for a CPU build.
+        nccl: the NCCL package that the wheel of torch depends on; None if NCCL is built in, or comes from elsewhere.
     """
 
     vllm: str | None = None
@@ -57,7 +57,7 @@ class Versions:
 
 
 def versions_option(versions: Mapping[Component, str] | Iterable[Component]) -> str:
-    """Returns --versions as it is written for some software: with its versions, or with V in their place."""
+    """Returns the option --versions for some software, with its versions, or with V as a placeholder."""
     values = versions if isinstance(versions, Mapping) else dict.fromkeys(versions, "V")
     return f"--versions {','.join(f'{component.field}={version}' for component, version in values.items())}"
 
@@ -75,9 +75,10 @@ def detect(given: Versions | None = None) -> Versions:
 
 
 def version_key(version: str) -> tuple[tuple[int, ...], bool, tuple[int, ...]]:
-    """A version, to be compared as numbers: 10.0 is after 8.5, which is 8.5.0, and after its candidate 8.5.0.RC1.
+    """Returns a sort key: 10.0 follows 8.5, 8.5 equals 8.5.0, and both follow the candidate 8.5.0.RC1.
 
-    Its numbers without zeros at the end; whether it is a release; which candidate it is otherwise.
+    Returns:
+        The numbers without trailing zeros; whether the version is a release; the number of the candidate.
     """
     found = _VERSION.match(version.strip().lower())
     if found is None:
@@ -91,7 +92,7 @@ def _numbers(text: str | None) -> tuple[int, ...]:
 
 
 def same_release(one: str, other: str) -> bool:
-    """Whether two versions have the same first two numbers: 8.3, 8.3.RC1 and 8.3.0.1.200 are of one release."""
+    """Returns whether two versions have the same first two numbers, such as 8.3, 8.3.RC1 and 8.3.0.1.200."""
     return _release(one) == _release(other)
 
 
@@ -101,18 +102,18 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def cann_version(environment: Mapping[str, str] = os.environ, root: Path = Path("/usr/local/Ascend")) -> str | None:
-    """Returns the CANN toolkit's version, from the files that its installer leaves; None where there are none.
+    """Returns the version of the CANN toolkit from the files of its installer; None if there are none.
 
-    A toolkit that the environment names is asked before any other. Its `*_install.info` states the version of the
-    toolkit. The version.info of a component (compiler, runtime) states that of the component, which has numbers of
-    its own (7.6.0.1.220 in CANN 8.0.0), and in newer toolkits that of the toolkit, as `version_dir`.
+    A toolkit that the environment names comes first. `*_install.info` states the version of the toolkit. The
+    version.info of a component (compiler, runtime) states the version of the component, which differs (7.6.0.1.220 in
+    CANN 8.0.0); newer toolkits add their own version as `version_dir`.
 
     Args:
-        environment: where ASCEND_HOME_PATH and ASCEND_TOOLKIT_HOME may name the toolkit.
-        root: where it is installed otherwise.
+        environment: variables; ASCEND_HOME_PATH and ASCEND_TOOLKIT_HOME may name the toolkit.
+        root: the usual folder of the toolkit.
     """
     named = [Path(environment[name]) for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME") if environment.get(name)]
-    # Not below `root` itself at any depth: root/driver/version.info is the driver's version, not CANN's.
+    # Not every file below `root`: root/driver/version.info states the version of the driver.
     usual = [root / "ascend-toolkit" / "latest", root / "cann", root / "latest", root]
     return _toolkit_version(named) or _toolkit_version(usual)
 
@@ -127,17 +128,17 @@ def _toolkit_version(homes: Sequence[Path]) -> str | None:
 
 
 def _is_other(path: Path) -> bool:
-    """Whether a file is that of another package (kernels, NNAL) than the toolkit, which may have another version."""
+    """Returns whether a file belongs to another package than the toolkit (kernels, NNAL)."""
     return "toolkit" not in path.name
 
 
 def _stated(paths: Iterable[Path], key: str) -> str | None:
-    """The version that the first of some files gives under a key."""
+    """Returns the version that the first file with the key states; None if no file has the key."""
     line = re.compile(rf"^\s*{key}\s*[=:]\s*\[?(?:cann-)?(\d[\w.+-]*)", re.MULTILINE | re.IGNORECASE)
     for path in paths:
         try:
             found = line.search(path.read_text(encoding="utf-8", errors="replace"))
-        except OSError:  # not there, or a toolkit of another user; the next file may be readable
+        except OSError:  # missing, or not readable for this user; the next file may be
             continue
         if found:
             return found[1]
@@ -147,7 +148,7 @@ def _stated(paths: Iterable[Path], key: str) -> str | None:
 def _torch_version() -> str | None:
     version = _package_version("torch")
     if version is None:
-        # A torch that was built in place has no metadata; torch_npu carries the number of its torch.
+        # A torch that was built in place has no metadata. torch_npu has the same version number.
         version = _package_version("torch_npu")
         numbers = re.match(r"\d+\.\d+\.\d+", version or "")
         return numbers[0] if numbers else None
@@ -155,18 +156,18 @@ def _torch_version() -> str | None:
 
 
 def cuda_version() -> str | None:
-    """Of the CUDA toolkit that the installed torch was built with; None for a CPU build, or none."""
-    # Reading the file that states it is not importing torch.
+    """Returns the version of CUDA that the installed torch was built with; None for a CPU build, or without torch."""
+    # Reads the file instead of importing torch.
     try:
         text = Path(str(metadata.distribution("torch").locate_file("torch/version.py"))).read_text(encoding="utf-8")
-    except (metadata.PackageNotFoundError, OSError):  # no torch, or one that is not in a folder
+    except (metadata.PackageNotFoundError, OSError):  # no torch, or torch in an archive
         return None
     version = re.search(r"""^cuda\b[^=\n]*=\s*["']([\d.]+)["']""", text, flags=re.MULTILINE)
     return version[1] if version else None
 
 
 def nccl_version() -> str | None:
-    """Of the NCCL that torch's wheel stands on; None where it is built in, or comes from elsewhere."""
+    """Returns the version of the NCCL package of torch; None if NCCL is built in, or comes from elsewhere."""
     major = (cuda_version() or "").partition(".")[0]
     return _package_version(f"nvidia-nccl-cu{major}") if major else None
 

@@ -133,4 +133,4 @@ def test_operators_without_rows_and_rows_without_an_operator_are_told(folder: Pa
 
 
 def test_a_database_without_a_mapping_is_not_looked_at(folder: Path) -> None:
-    assert MAPPING in OP_MAPPING.applies(checked(folder))
+    assert MAPPING in OP_MAPPING.why_skipped(checked(folder))

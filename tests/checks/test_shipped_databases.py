@@ -19,7 +19,7 @@ def test_findings_are_known_and_entries_cover_some(folder: Path) -> None:
     database, entries = CheckedDatabase(folder, code="another"), read_known(folder, CHECKS)
     used = set()
     for check in CHECKS:
-        types = [WHOLE_DATABASE] if check.of_database is not None else database.kernel_types
+        types = [WHOLE_DATABASE] if check.check_database is not None else database.kernel_types
         for kernel_type in types:
             sorted_out = sort_out(check, check.find(database, kernel_type), entries)
             assert check.advisory or not sorted_out.new

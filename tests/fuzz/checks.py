@@ -81,7 +81,7 @@ def _table(data: bytes, folder: Path) -> None:
     path.write_bytes(data)
     database = CheckedDatabase(path.parent, code="code", against=CheckedDatabase(path.parent))
     for check in CHECKS:
-        for kernel_type in [WHOLE_DATABASE] if check.of_database is not None else database.kernel_types:
+        for kernel_type in [WHOLE_DATABASE] if check.check_database is not None else database.kernel_types:
             found = sort_out(check, check.find(database, kernel_type), ()).new
             expect(
                 all(not math.isnan(finding.weight) for finding in found), f"{check.name}: a weight that orders nothing"
