@@ -13,19 +13,19 @@ from opatlas.model.signature import make_case_id
 from opatlas.store.write_back import UpdateMode
 from opatlas.text import counted
 
-from .asked_for import AskedFor
 from .plan import Plan
+from .requested_rows import RequestedRows
 from .settings import Settings
 
 
-def nothing_to_do(asked_for: AskedFor, plan: Plan, settings: Settings) -> Iterator[str]:
+def nothing_to_do(requested: RequestedRows, plan: Plan, settings: Settings) -> Iterator[str]:
     """Why none of the rows that were asked for is to be run; nothing where rows are to be run."""
     unit = settings.unit
-    left_out = asked_for.left_out(plan)
+    left_out = requested.left_out(plan)
     if left_out and settings.mode is UpdateMode.STALE:
         yield f"nothing to do: none of {counted(left_out, unit)} is stale"
     elif left_out:
-        captured = asked_for.captured_only(plan)
+        captured = requested.captured_only(plan)
         have = counted(left_out, f"{unit} has", f"{unit}s have")
         yield f"nothing to do: {have} {_duration(settings)} already{_kinds(left_out, captured)}"
         if captured:
@@ -35,21 +35,21 @@ def nothing_to_do(asked_for: AskedFor, plan: Plan, settings: Settings) -> Iterat
             )
         else:
             yield "--update-mode=all measures them again"
-    elif elsewhere := asked_for.elsewhere(plan):
+    elif elsewhere := requested.elsewhere(plan):
         yield f"nothing to do: {counted(elsewhere, unit)} in other shards, and none in this one"
-    elif not_selected := asked_for.not_selected(plan):
+    elif not_selected := requested.not_selected(plan):
         said = "nothing to do" if settings.where is None or settings.where.is_of_status else "no row was selected"
         yield f"{said}: {_selection(settings)} is true of none of {counted(not_selected, unit)}"
 
 
-def left_out_lines(asked_for: AskedFor, plan: Plan, settings: Settings) -> Iterator[str]:
+def left_out_lines(requested: RequestedRows, plan: Plan, settings: Settings) -> Iterator[str]:
     """How many of the rows that were asked for are not selected, and how many the update mode leaves out."""
-    if not_selected := asked_for.not_selected(plan):
+    if not_selected := requested.not_selected(plan):
         yield f"{counted(not_selected, settings.unit)} not selected by {_selection(settings)}"
     if settings.mode is UpdateMode.STALE:
-        yield from _stale_lines(asked_for, plan, settings)
-    elif left_out := asked_for.left_out(plan):
-        kinds = _kinds(left_out, asked_for.captured_only(plan))
+        yield from _stale_lines(requested, plan, settings)
+    elif left_out := requested.left_out(plan):
+        kinds = _kinds(left_out, requested.captured_only(plan))
         rows = counted(left_out, settings.unit)
         yield f"{rows} left out, with {_duration(settings)} already{kinds} (--update-mode={settings.mode})"
 
@@ -82,17 +82,17 @@ def after_success(settings: Settings, *, measured: int) -> Iterator[str]:
         yield f"next: `opatlas check {database}` tests the durations, `{plot}` draws them"
 
 
-def _stale_lines(asked_for: AskedFor, plan: Plan, settings: Settings) -> Iterator[str]:
+def _stale_lines(requested: RequestedRows, plan: Plan, settings: Settings) -> Iterator[str]:
     """How many rows are stale, and why; how many are not."""
     counts = Counter(
         staleness
         for name, table in plan.tables.items()
         for case_id, staleness in table.staleness.items()
-        if asked_for(name, case_id)
+        if requested(name, case_id)
     )
     stale = {reason: count for reason, count in counts.most_common() if reason.is_stale}
     fresh = [f"{count:,} {reason.value}" for reason, count in counts.items() if not reason.is_stale]
-    if never := asked_for.left_out(plan) - sum(counts[reason] for reason in counts if not reason.is_stale):
+    if never := requested.left_out(plan) - sum(counts[reason] for reason in counts if not reason.is_stale):
         fresh.append(f"{never:,} never replayed")
     why = f": {', '.join(f'{count:,} {reason.value}' for reason, count in stale.items())}" if stale else ""
     left_out = f"; left out: {', '.join(fresh)}" if fresh else ""
@@ -116,16 +116,16 @@ def _selection(settings: Settings) -> str:
 
 
 def plan_lines(
-    plan: Plan, settings: Settings, replayable: Collection[str], selected: int, asked_for: AskedFor
+    plan: Plan, settings: Settings, replayable: Collection[str], selected: int, requested: RequestedRows
 ) -> list[str]:
     """What was done to the database, what is to run, and what is left out of that.
 
     Args:
         replayable: the kernel types that have a replay.
         selected: how many rows were selected.
-        asked_for: the rows that the files named and -k select, for the counts of rows that are no cases.
+        requested: the rows that the files named and -k select, for the counts of rows that are no cases.
     """
-    lines = (*_prepared(plan), *_to_run(plan, settings, replayable, selected, asked_for))
+    lines = (*_prepared(plan), *_to_run(plan, settings, replayable, selected, requested))
     return [f"opatlas: {line}" for line in lines]
 
 
@@ -153,7 +153,7 @@ def _prepared(plan: Plan) -> Iterator[str]:
 
 
 def _to_run(
-    plan: Plan, settings: Settings, replayable: Collection[str], selected: int, asked_for: AskedFor
+    plan: Plan, settings: Settings, replayable: Collection[str], selected: int, requested: RequestedRows
 ) -> Iterator[str]:
     # xdist's controller, which collects nothing, knows the replays of bench/ only.
     rows = max(plan.cases_of(replayable), selected)
@@ -168,10 +168,10 @@ def _to_run(
     yield from plan.notes
     if settings.messages is not None:
         yield from settings.messages.about
-    yield from left_out_lines(asked_for, plan, settings)
+    yield from left_out_lines(requested, plan, settings)
     if settings.collect_only and settings.prof_path is None:
         # A session that runs rows tells of them at its end.
-        missing = missing_replay_lines(asked_for.without_replay(plan), plan.captured_time_us(), replayable)
+        missing = missing_replay_lines(requested.without_replay(plan), plan.captured_time_us(), replayable)
         yield from (" ".join(line.split()) for line in missing)
     if settings.shard is not None:
         yield f"{counted(plan.other_shards(), unit)} in other shards (--shard={settings.shard})"

@@ -15,10 +15,10 @@ from opatlas.model.schema import Status
 from opatlas.model.signature import digest, make_case_id
 from opatlas.text import counted, shown
 
-from .asked_for import AskedFor
 from .collector import Collector
 from .plan import Plan
 from .records import WriteBack
+from .requested_rows import RequestedRows
 from .row_runner import RowRunner
 from .session_context import SessionContext
 
@@ -64,19 +64,19 @@ class ProfileRest:
         self, config: pytest.Config, plan: Plan, samples: ProfileMatcher, executor: Executor
     ) -> None:
         known = self._collector.known_replays()
-        asked_for = AskedFor(config, self._collector)
+        requested = RequestedRows(config, self._collector)
         for kernel_type, table in plan.tables.items():
             if kernel_type in known:
                 continue
             for case_id, row, _ in table.rows():
                 found = samples.of_row(kernel_type, row.cells)
-                if isinstance(found, RowSamples) and asked_for(kernel_type, case_id):
+                if isinstance(found, RowSamples) and requested(kernel_type, case_id):
                     self._without_replay[kernel_type] += 1
                     self._add(kernel_type, row.signature, row.cells, found.measurement, found.remark, executor)
 
     def _take_unmatched(self, config: pytest.Config, plan: Plan, samples: ProfileMatcher, executor: Executor) -> None:
         settings, database = self._context.settings, self._context.database
-        asked_for = AskedFor(config, self._collector)
+        requested = RequestedRows(config, self._collector)
         for sample in samples.unmatched():
             kernel_type, row_digest = sample.kernel_type, digest(sample.kernel_type, sample.signature)
             if settings.ops and kernel_type not in settings.ops:
@@ -86,7 +86,7 @@ class ProfileRest:
                 continue
             if settings.shard is not None and not settings.shard.holds(row_digest):
                 continue
-            if not asked_for(kernel_type, make_case_id(kernel_type, sample.signature, row_digest)):
+            if not requested(kernel_type, make_case_id(kernel_type, sample.signature, row_digest)):
                 continue
             self._unmatched[kernel_type] += 1
             if settings.mode.adds_rows and settings.where is None:

@@ -1,4 +1,4 @@
-"""The variables of --where: what a row's cells say, by a short name."""
+"""The variables of --where: short names for the cells of a row and for values computed from the cells."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _DAY_S = 86400.0
 
 
 class VariableKind(Enum):
-    """What the values of a variable are."""
+    """The type of a variable's values."""
 
     NUMBER = auto()
     TEXT = auto()
@@ -44,7 +44,7 @@ class VariableKind(Enum):
     SHAPES = auto()
 
 
-#: The variables by name. Any other name is a column of the CSV by its slug.
+#: The variables by name. Any other name is the slug of a column of the CSV.
 VARIABLES: Mapping[str, VariableKind] = {
     "type": VariableKind.TEXT,
     "dtype": VariableKind.TEXT,
@@ -70,9 +70,9 @@ VARIABLES: Mapping[str, VariableKind] = {
     "instrument": VariableKind.TEXT,
     "run": VariableKind.TEXT,
 }
-#: The values of `status`; the first one is of a row that was never run.
+#: The values of `status`; the first value is that of a row that was never run.
 STATUSES = ("none", *(status.value for status in Status))
-#: Texts that are a column under another name.
+#: Variables that are a column under another name.
 _COLUMNS = {"cache": CACHE_STATE, "instrument": INSTRUMENT, "samples": MICROBENCH_SAMPLES}
 
 
@@ -92,29 +92,29 @@ class TableVariables:
 
     @property
     def slugs(self) -> list[str]:
-        """The columns by their slugs."""
+        """The slugs of the columns."""
         return list(self._by_slug)
 
     def cell(self, column: str, position: int) -> str:
-        """A cell without blanks around it; "" where there is no such column."""
+        """Returns a cell without blanks around it; "" where the table lacks the column."""
         if column not in self._columns:
             self._columns[column] = self._frame[column].tolist() if column in self._frame.columns else ()
         cells = self._columns[column]
         return cells[position].strip() if cells else ""
 
     def row(self, position: int) -> RowVariables:
-        """The variables of a row."""
+        """Returns the variables of a row."""
         return RowVariables(self._kernel_type, self, position)
 
     def by_slug(self, slug: str, position: int) -> float | str | None:
-        """A cell by the slug of its column: a number where it is one, None where it is empty or not there."""
+        """Returns a cell by the slug of its column, a number if it is one; None where it is empty or missing."""
         cell = self.cell(self._by_slug.get(slug, ""), position)
         number = real(cell)
         return number if number is not None else cell or None
 
 
 class RowVariables:
-    """The variables of one row; called with a name it gives the value, None where the row has none."""
+    """The variables of one row. A call with a name returns the value, None where the row has no value."""
 
     def __init__(self, kernel_type: str, table: TableVariables, position: int) -> None:
         self._kernel_type = kernel_type
@@ -132,7 +132,7 @@ class RowVariables:
 
     @cached_property
     def _tensors(self) -> tuple[Sequence[Slot], Sequence[Slot]]:
-        """Inputs and outputs; none where a cell of them is malformed."""
+        """The inputs and outputs; empty where one of their cells is malformed."""
         try:
             return self._slots(INPUT_SLOTS), self._slots(OUTPUT_SLOTS)
         except CellError:
@@ -185,7 +185,7 @@ class RowVariables:
 
     @cached_property
     def _product(self) -> tuple[int | None, int | None, int | None]:
-        """M, N and K of a matrix product, of each in a batch; None where the row does not tell."""
+        """M, N and K of a matrix product, for a batch those of each product; None where the row does not tell."""
         inputs, outputs = self._tensors
         is_product = base_type(self._kernel_type) in PRODUCTS
         done = operations(self._kernel_type, inputs, outputs) if is_product else None

@@ -16,8 +16,8 @@ from opatlas.text import closest
 from .row_variables import RowVariables
 from .where import Where
 
-#: A row that crashed or timed out in so many sessions in a row is not run again by itself: each time
-#: costs a device process, and a row that hangs its whole deadline.
+#: A row that crashed or timed out in so many sessions in a row is not run again without --retry-failed, because each
+#: try costs a device process and perhaps a whole deadline.
 GIVEN_UP_AFTER = 2
 
 
@@ -32,21 +32,21 @@ class Shard:
         return f"{self.index}/{self.count}"
 
     def holds(self, row_digest: str) -> bool:
-        """Whether a row belongs to this part; it depends on nothing but the row."""
+        """Returns whether a row belongs to this part, by the row alone."""
         return int(row_digest, 16) % self.count == self.index - 1
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which rows of a database the user chose.
+    """The rows of a database that the options choose.
 
     Attributes:
-        mode: which rows run, by the durations that they have.
-        ops: the only kernel types wanted; empty: all.
-        shard: the only part of the rows wanted; None: all.
-        retry_failed: whether rows are run that were given up.
-        where: what the cells of a row must say; None: anything.
-        strict: whether rows that failed before fail again, instead of being xfail.
+        mode: the rows to run, by the durations that they have.
+        ops: the kernel types to run; empty: all.
+        shard: the part of the rows to run; None: all rows.
+        retry_failed: run rows that were given up.
+        where: a condition on the cells of a row; None: no condition.
+        strict: rows that failed before fail again, instead of being xfail.
     """
 
     mode: UpdateMode = UpdateMode.ALL
@@ -57,14 +57,16 @@ class Choice:
     strict: bool = False
 
     def selects(self, row: RowVariables) -> bool:
-        """Returns whether a row is wanted, by its cells."""
+        """Returns whether a row is chosen by its cells."""
         return self.where is None or self.where.selects(row)
 
     def leaves_out(self, *, replayed: bool, captured: bool, staleness: Staleness | None) -> bool:
-        """Whether the update mode leaves out a row that has a replayed duration, or only a captured one.
+        """Returns whether the update mode leaves out a row.
 
         Args:
-            staleness: of the replayed duration, in the mode that asks for it.
+            replayed: the row has a replayed duration.
+            captured: the row has a captured duration and no replayed one.
+            staleness: of the replayed duration, in the mode STALE.
         """
         if self.mode is UpdateMode.MISSING_ONLY:
             return replayed or captured
@@ -74,15 +76,15 @@ class Choice:
 
 
 def keyword_filter(expression: str) -> Callable[[str], bool]:
-    """Whether -k selects a text. Raises pytest.UsageError for an expression that pytest refuses too."""
+    """Returns the test of a text by -k. Raises pytest.UsageError for an expression that pytest refuses, too."""
     if not expression:
         return lambda text: True
     try:
         compiled = Expression.compile(expression)
-    except Exception as error:  # SyntaxError, and a class of pytest's own before pytest 9
+    except Exception as error:  # SyntaxError; before pytest 9 an error of pytest's own
         said = getattr(error, "msg", None) or str(error)
         raise pytest.UsageError(
-            f"-k {expression!r} is no expression ({said}): join parts of names by 'and', 'or', 'not'"
+            f"-k {expression!r} is not an expression ({said}): join parts of names by 'and', 'or', 'not'"
         ) from None
 
     def selected(text: str) -> bool:
@@ -95,7 +97,7 @@ def keyword_filter(expression: str) -> Callable[[str], bool]:
 
 
 def meant(expression: str, names: Iterable[str]) -> str:
-    """` (did you mean ...?)` for the words of -k that are part of no name; "" where nothing is like them."""
+    """Returns ` (did you mean ...?)` for the words of -k that are part of no name; "" where no name is similar."""
     known = list(names)
     words = [word for word in re.findall(r"[^\s()]+", expression) if word not in ("and", "or", "not")]
     return "".join(closest(word, known) for word in words if not any(word.lower() in name.lower() for name in known))

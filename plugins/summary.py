@@ -18,10 +18,10 @@ from opatlas.report.row_summary import microseconds_text, terminal_tables
 from opatlas.store.journal import count_run_records
 from opatlas.text import columns, counted, folded, shown
 
-from .asked_for import AskedFor
 from .plan import Plan
 from .plan_lines import after_success, going_on, nothing_to_do, plan_lines
 from .report import GIVEN_UP, XFAILED, Report
+from .requested_rows import RequestedRows
 from .row_note import DURATION_US, STORED_US, note_of
 from .run_manifest import disturbances, flush_notes
 from .selection import meant
@@ -59,8 +59,8 @@ class SessionSummary:
         return self._plan_lines(plan, self._ledger.collected)
 
     def _plan_lines(self, plan: Plan, selected: int) -> list[str]:
-        settings, asked_for = self._context.settings, self._asked_for()
-        lines = plan_lines(plan, settings, self._collector.known_replays(), selected, asked_for)
+        settings, requested = self._context.settings, self._asked_for()
+        lines = plan_lines(plan, settings, self._collector.known_replays(), selected, requested)
         if selected and settings.prof_path is None and not settings.collect_only:
             found = disturbances(settings.devices, *self._context.surroundings.at_start(settings.devices))
             lines += [f"opatlas: this disturbs durations: {', '.join(found)}"] if found else []
@@ -75,16 +75,16 @@ class SessionSummary:
         if plan.problems or any(recovered.incomplete for recovered in plan.prepared.recovered):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
-            asked_for = self._asked_for()
-            if self._context.settings.prof_path is None and asked_for.without_replay(plan):
+            requested = self._asked_for()
+            if self._context.settings.prof_path is None and requested.without_replay(plan):
                 # Rows were selected, and none of them has a replay.
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
                 return
             # A condition on the status that no row meets is success; another condition may be wrong.
             where = self._context.settings.where
-            no_row_has_status = where is not None and where.is_of_status and asked_for.not_selected(plan)
+            no_row_has_status = where is not None and where.is_of_status and requested.not_selected(plan)
             # A shard of few rows may be empty, which is success.
-            if asked_for.left_out(plan) or asked_for.elsewhere(plan) or no_row_has_status:
+            if requested.left_out(plan) or requested.elsewhere(plan) or no_row_has_status:
                 session.exitstatus = pytest.ExitCode.OK
 
     def print(self, terminal: pytest.TerminalReporter, status: int) -> None:
@@ -104,8 +104,8 @@ class SessionSummary:
             for line in after_success(self._context.settings, measured=self._tally.outcomes["passed"]):
                 terminal.write_line(shown(line))
 
-    def _asked_for(self) -> AskedFor:
-        return AskedFor(self._context.config, self._collector)
+    def _asked_for(self) -> RequestedRows:
+        return RequestedRows(self._context.config, self._collector)
 
     def _summary(self, plan: Plan) -> Iterator[str]:
         if self._interrupts.now:
@@ -172,11 +172,11 @@ class SessionSummary:
     def _nothing_run_lines(self, plan: Plan) -> Iterator[str]:
         settings = self._context.settings
         unit = settings.unit
-        asked_for, known = self._asked_for(), self._collector.known_replays()
+        requested, known = self._asked_for(), self._collector.known_replays()
         replayable = {name: table for name, table in plan.tables.items() if name in known}
-        if missing := asked_for.without_replay(plan):
+        if missing := requested.without_replay(plan):
             yield from self._without_replay(plan, missing)
-        elif lines := list(nothing_to_do(asked_for, plan, settings)):
+        elif lines := list(nothing_to_do(requested, plan, settings)):
             yield from lines
         elif example := next((case for table in replayable.values() for case in table.cases.values()), None):
             cases = counted(plan.cases_of(known), unit)

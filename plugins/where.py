@@ -1,7 +1,7 @@
 """--where: an expression over the cells of a row, `M <= 64 and dtype == BF16`.
 
-The expression is parsed and walked, never `eval`uated. Like SQL it knows a third truth value: a comparison with what a
-row does not have (M of an Add, the duration of a row that was never measured) is neither true nor false.
+The expression is parsed, never `eval`uated. As in SQL a comparison has three results: a comparison with a value that a
+row lacks (M of an Add, the duration of a row that was never measured) is neither true nor false.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from opatlas.theory.patterns import ExpressionError, parse_tree
 
 from .row_variables import STATUSES, VARIABLES, VariableKind
 
-#: A number, a text, a shape or a list of them, a truth value; None: the row has no such thing.
+#: A number, a text, a shape, a list of these, or a truth value; None: the row lacks it.
 Value = Any
 _Of = Callable[[Callable[[str], Value]], Value]
 
@@ -46,7 +46,7 @@ class Where:
 
     Attributes:
         text: as the user wrote it.
-        names: its variables in lower case, with the column (from 1) at which each first stands.
+        names: its variables in lower case, with the column (from 1) of their first use.
     """
 
     text: str
@@ -57,36 +57,36 @@ class Where:
         return self.text
 
     def selects(self, variable: Callable[[str], Value]) -> bool:
-        """Whether the expression is true of a row; `variable` gives the value of a name, None where there is none."""
+        """Returns whether the expression is true of a row; `variable` gives the value of a name, or None."""
         return self._value(variable) is True
 
     @property
     def is_of_status(self) -> bool:
-        """Whether the expression is of statuses alone, so that it may well be true of no row."""
+        """Whether the expression is about statuses alone, which change from session to session."""
         return self.names.keys() == {"status"}
 
     def unknown(self, columns: Iterable[str]) -> str:
-        """What is wrong with the names, as a clause; "" where each is a variable, or a column by its slug."""
+        """Returns what is wrong with the names; "" where each name is a variable or the slug of a column."""
         known = {*VARIABLES, *columns}
         for name, place in self.names.items():
             if name not in known:
                 return (
-                    f"column {place}: there is no variable {name!r}{closest(name, known)}; there are "
-                    f"{', '.join(VARIABLES)}, and the columns of the CSVs (average_duration_us); a text with other "
-                    f"characters than letters stands in quotes"
+                    f"column {place}: there is no variable {name!r}{closest(name, known)}; the variables are "
+                    f"{', '.join(VARIABLES)}, and the columns of the CSVs (average_duration_us); put a text with "
+                    f"other characters than letters in quotes"
                 )
         return ""
 
 
 def parse_where(text: str) -> Where:
-    """Reads an expression of the command line. Raises argparse.ArgumentTypeError."""
+    """Reads an expression from the command line. Raises argparse.ArgumentTypeError."""
     names: dict[str, int] = {}
     try:
         value = _walk(parse_tree(text, _LONGEST), names)
     except ExpressionError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
     except RecursionError:
-        raise argparse.ArgumentTypeError(f"{text!r}: it is nested too deeply") from None
+        raise argparse.ArgumentTypeError(f"{text!r}: the expression is nested too deeply") from None
     return Where(text.strip(), names, value)
 
 
@@ -129,7 +129,7 @@ def _comparison(node: ast.Compare, names: dict[str, int]) -> _Of:
 
 
 def _side(node: ast.expr, before: list[ast.expr], after: list[ast.expr], names: dict[str, int]) -> _Of:
-    """A side of a comparison. A name that is no variable is a text (BF16) beside a text, or behind a column."""
+    """Returns a side of a comparison. An unknown name is a text (BF16) beside a variable of text or behind a column."""
     if isinstance(node, ast.Tuple | ast.List):
         items = [_side(item, before, after, names) for item in node.elts]
         return lambda row: tuple(item(row) for item in items)
@@ -191,13 +191,13 @@ def _contains(whole: Value, part: Value) -> bool | None:
     if isinstance(whole, tuple):
         return _plain(part) in tuple(map(_plain, whole))
     if _plain(part) == _plain(whole):
-        # Brackets around one value, as in `M in (64)`, make no list of it.
+        # `M in (64)`: Python reads brackets around one value as that value.
         return True
     return isinstance(whole, str) and str(part).casefold() in whole.casefold()
 
 
 def _plain(value: Value) -> Value:
-    """A value as it compares: `DT_BF16`, `bf16` and `bfloat16` are one, and so are 5 and the text of a 5."""
+    """Returns a value in a form to compare: `DT_BF16`, `bf16` and `bfloat16` are equal, and so are 5 and "5"."""
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
     if not isinstance(value, str):
@@ -237,7 +237,7 @@ def _negative(value: _Of) -> _Of:
 
 
 def _joined(values: list[_Of], *, decides: bool) -> _Of:
-    """`or` of values, of which one that is true decides; `and`, of which one that is false does."""
+    """Returns `or` of values, which one true value decides, or `and`, which one false value decides."""
 
     def joined(row: Callable[[str], Value]) -> bool | None:
         is_open = False

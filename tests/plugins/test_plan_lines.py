@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from doc_commands import ROOT
 from opatlas.bench import test_norm
-from opatlas.plugins.asked_for import AskedFor
 from opatlas.plugins.plan import Plan, Prepared, TablePlan
 from opatlas.plugins.plan_lines import plan_lines
+from opatlas.plugins.requested_rows import RequestedRows
 from opatlas.plugins.selection import Shard, meant
 from opatlas.plugins.settings import Settings
 
@@ -47,7 +47,7 @@ def test_what_was_done_first_is_told_first_and_one_is_no_plural() -> None:
     )
     recovered = RecoveredJournal("run-1", Counter({"measured": 1}))
     plan = Plan({"Mul": table}, prepared=Prepared(recovered=[recovered], starter_rows=1), taken_over="session run-1")
-    assert plan_lines(plan, SETTINGS, {"Mul"}, 1, AskedFor(config, everything)) == [
+    assert plan_lines(plan, SETTINGS, {"Mul"}, 1, RequestedRows(config, everything)) == [
         "opatlas: session run-1 was killed; took the database over from it",
         "opatlas: there was no database yet; made a starter of 1 theory row",
         "opatlas: merged 1 record that session run-1 left behind (1 measured)",
@@ -83,11 +83,11 @@ def test_the_words_of_k_that_are_in_no_name_are_told_what_is_near(expression: st
         (["bench"], "Unknown or rms", {"RmsNorm", "Unknown"}),
     ],
 )
-def test_rows_are_asked_for_by_file_and_by_k(arguments: list[str], keyword: str, asked: set[str]) -> None:
+def test_rows_are_requested_by_file_and_by_k(arguments: list[str], keyword: str, asked: set[str]) -> None:
     """In xdist's controller too, which collects nothing and knows the replays of bench/ alone."""
     config: Any = SimpleNamespace(
         option=SimpleNamespace(keyword=keyword), args=arguments, invocation_params=SimpleNamespace(dir=ROOT)
     )
     collector: Any = SimpleNamespace(known_replays=lambda: {"RmsNorm": test_norm.test_rms_norm})
-    asked_for = AskedFor(config, collector)
-    assert {name for name in ("RmsNorm", "Unknown") if asked_for(name, f"{name}-1x2")} == asked
+    requested = RequestedRows(config, collector)
+    assert {name for name in ("RmsNorm", "Unknown") if requested(name, f"{name}-1x2")} == asked
