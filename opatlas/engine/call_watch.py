@@ -1,4 +1,8 @@
-"""Watches a call of a kernel: which inputs it changes, and how many operators of torch it takes."""
+"""Observes the call of a kernel: which inputs the kernel changes, and which operators of torch it calls.
+
+torch counts its own changes of a tensor. Changes that bypass torch (numpy, ctypes, a kernel that receives an address)
+are found by comparing values with a copy.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +17,29 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opatlas.engine.job import REST
 
-#: A tensor's memory of at most so many bytes is compared in full; of a larger one as much is compared, in blocks.
+#: Number of bytes of a tensor's memory that are compared; of a larger tensor this much is compared in blocks.
 COMPARED_BYTES = 256 << 10
 _BLOCK_BYTES = 4 << 10
-#: Devices where a tensor's memory can be read as bytes. Elsewhere a small tensor is copied to the host.
+#: Devices on which memory can be viewed as bytes. On others a small tensor is copied to the host.
 _HAVE_BYTES = ("cpu", "cuda")
 
 
 def index_inputs(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[int | str, Any]:
-    """The inputs of a call by their position or name."""
+    """Returns the inputs of a call by position or name."""
     inputs: dict[int | str, Any] = dict(enumerate(arguments))
     inputs.update(keywords)
     return inputs
 
 
 class InputWatch:
-    """Remembers the tensors of a call, and tells which of them were changed since."""
+    """Remembers the input tensors of a call, and finds those that changed."""
 
     def __init__(self, inputs: Mapping[int | str, Any], *, declared: Container[int | str], seed: int) -> None:
         """
         Args:
-            inputs: what the kernel is called with, as `by_place` gives it; tensors in lists and mappings are watched
-                too.
-            declared: positions and names of those that the kernel may change.
-            seed: decides which blocks of a large tensor are compared.
+            inputs: the kernel's inputs by position or name; tensors in lists and mappings are included.
+            declared: positions and names of the inputs that the kernel may change.
+            seed: selects the blocks of a large tensor that are compared.
         """
         self._inputs = [
             _Input(place, name, tensor, _version(tensor), _Compared.of(tensor, seed))
@@ -46,7 +49,7 @@ class InputWatch:
         ]
 
     def changed(self) -> list[tuple[int | str, str]]:
-        """Position or name of each argument that was changed, and what of it: "argument 2[1]". Waits for the device."""
+        """Returns position or name and a description ("argument 2[1]") of each changed input. Waits for the device."""
         return [(each.place, each.name) for each in self._inputs if each.is_changed()]
 
 
@@ -65,7 +68,7 @@ class _Input:
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of an argument, each with its name."""
+    """Yields the tensors of an argument with their names."""
     if isinstance(value, torch.Tensor):
         yield name, value
     elif isinstance(value, Mapping):
@@ -77,16 +80,16 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _version(tensor: torch.Tensor) -> int | None:
-    """How often torch has changed a tensor, or its base; None where torch does not count."""
+    """Returns how often torch has changed a tensor or its base; None if torch does not count."""
     return None if tensor.is_inference() else tensor._version
 
 
 @dataclass(frozen=True)
 class _Compared:
-    """What is compared of a tensor, and a copy of it.
+    """The compared part of a tensor, and a copy of that part.
 
     Attributes:
-        blocks: numbers of the blocks that are compared of its memory; None: all of it is.
+        blocks: numbers of the compared blocks of memory; None: all memory.
     """
 
     tensor: torch.Tensor
@@ -95,7 +98,7 @@ class _Compared:
 
     @classmethod
     def of(cls, tensor: torch.Tensor, seed: int) -> _Compared | None:
-        """None where only the version tells."""
+        """Copies the compared part of a tensor; None if its values cannot be compared."""
         if tensor.device.type == "meta" or not _has_memory(tensor):
             return None
         if tensor.device.type not in _HAVE_BYTES:
@@ -109,7 +112,7 @@ class _Compared:
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has memory of its own: not a sparse one, nor one that wraps others."""
+    """Whether a tensor has memory of its own; sparse tensors and wrappers of other tensors have not."""
     try:
         return tensor.untyped_storage().data_ptr() != 0 or not tensor.numel()
     except RuntimeError:
@@ -117,14 +120,14 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """All of the memory that a tensor, or a view, shows a part of; on other devices than _HAVE_BYTES a copy of it."""
+    """Returns the whole memory behind a tensor or view; on devices not in `_HAVE_BYTES` a copy of the tensor."""
     if tensor.device.type not in _HAVE_BYTES:
         return tensor.cpu().contiguous().view(-1).view(torch.uint8)
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def _part(memory: torch.Tensor, blocks: torch.Tensor | None) -> torch.Tensor:
-    """The blocks of a memory, and its last bytes."""
+    """Returns the blocks of a memory and its last bytes."""
     if blocks is None:
         return memory
     whole = len(memory) // _BLOCK_BYTES * _BLOCK_BYTES
@@ -133,7 +136,7 @@ def _part(memory: torch.Tensor, blocks: torch.Tensor | None) -> torch.Tensor:
 
 
 def _drawn(size: int, seed: int, device: torch.device) -> torch.Tensor:
-    """Numbers of blocks: the first one, and one of each stretch, so that no change of two stretches is missed."""
+    """Draws block numbers: the first block, and one of each stretch, so that no change of two stretches is missed."""
     stretches, blocks = COMPARED_BYTES // _BLOCK_BYTES, size // _BLOCK_BYTES
     ends = [blocks * (i + 1) // stretches for i in range(stretches)]
     draw = random.Random(seed)
@@ -153,12 +156,12 @@ _FREE = {
 
 
 class OperatorCount(TorchDispatchMode):
-    """While active, notes the operators that torch is asked for; views and allocations are left out.
+    """Records the operators that are called while it is active, without views and allocations.
 
-    An operator of torch's that calls several kernels counts as one: it is how the device does that operation.
+    An operator that launches several kernels counts as one, because this is how the device does that operation.
 
     Attributes:
-        names: of the operators, in their order.
+        names: names of the operators in their order.
     """
 
     def __init__(self) -> None:
@@ -167,7 +170,7 @@ class OperatorCount(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # torch would import its compiler for that, which every device process would wait a second for.
+        # Otherwise torch imports its compiler, which takes a second in every device process.
         return False
 
     def __torch_dispatch__(
@@ -183,10 +186,11 @@ class OperatorCount(TorchDispatchMode):
 
 
 def count_operators(call: Callable[[], object], again: Callable[[], object]) -> list[str]:
-    """Calls, and gives the operators that this took; the last one is REST where the others could not be counted.
+    """Runs a call and returns the operators it calls; the last one is REST if counting failed at that point.
 
     Args:
-        again: the same call from a fresh start, made where counting keeps it from running.
+        call: the call.
+        again: the same call with fresh inputs, made if the call fails because of the counting.
     """
     count = OperatorCount()
     try:
@@ -195,14 +199,14 @@ def count_operators(call: Callable[[], object], again: Callable[[], object]) -> 
     except RuntimeError as error:
         if "Creating a new Tensor subclass" not in str(error):
             raise
-        # torch's causal bias cannot be made while operators are counted.
+        # torch's causal bias cannot be created while operators are counted.
         again()
         return [*count.names, REST]
     return count.names
 
 
 def may_be_compiled(impl: Callable[..., Any]) -> bool:
-    """Whether torch.compile may have made a function, or part of it; while operators are counted it would not run."""
+    """Whether torch.compile may have compiled a function or part of it; compiled code is not used while counting."""
     return "torch._dynamo" in sys.modules and not (getattr(impl, "__module__", None) or "").startswith(
         "opatlas.bench.implementations.torch."
     )

@@ -1,8 +1,8 @@
-"""Tells from the words of an exception whether it poisoned the device's context or ran out of memory.
+"""Maps exceptions to outcomes of rows, and recognizes device errors in their messages.
 
-A poisoned context fails, or worse: silently drops, every later call of its process; only a new process helps. The
-first error in a log is the cause, what follows echoes it. Numbers count only next to words that call them an error
-code: a shape may well be 507015.
+After a fatal device error every later call of the process fails, or is silently dropped; only a new process helps. The
+first error in a text is the cause of the others. A number is an error code only next to words that say so, because a
+shape may well be 507015.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ from opatlas.text import in_a_line, message_of, without_middle
 
 @dataclass(frozen=True)
 class FatalError:
-    """An error that poisons. `names` are its identifiers, `words` what its library calls it, the best one first."""
+    """A device error after which the process cannot use the device.
+
+    Attributes:
+        library: "CUDA" or "Ascend".
+        code: the library's error code.
+        names: identifiers of the error.
+        words: the library's messages for the error, the best one first.
+    """
 
     library: str
     code: int
@@ -43,11 +50,11 @@ def _ascend(code: int, name: str, *words: str) -> FatalError:
     return FatalError("Ascend", code, (f"ACL_ERROR_RT_{name}",), words)
 
 
-#: Codes and names: CUDA Runtime API and CUDA Driver API, enums cudaError and CUresult. Words: cudaGetErrorString of
-#: CUDA 13.0.
+#: Fatal errors of CUDA. Codes and names: enums cudaError and CUresult of the CUDA Runtime and Driver APIs. Words:
+#: cudaGetErrorString of CUDA 13.0.
 CUDA = (
-    # "This leaves the process in an inconsistent state and any further CUDA work will return the same error", or "to
-    # continue using CUDA, the process must be terminated and relaunched".
+    # Documented as "This leaves the process in an inconsistent state and any further CUDA work will return the same
+    # error", or "to continue using CUDA, the process must be terminated and relaunched".
     _cuda(226, "Contained", "CONTAINED", "Invalid access of peer GPU memory over nvlink or a hardware error"),
     _cuda(700, "IllegalAddress", "ILLEGAL_ADDRESS", "an illegal memory access was encountered"),
     _cuda(702, "LaunchTimeout", "LAUNCH_TIMEOUT", "the launch timed out and was terminated"),
@@ -63,8 +70,8 @@ CUDA = (
     _cuda(721, "TensorMemoryLeak", "TENSOR_MEMORY_LEAK", "tensor memory not completely freed"),
     _cuda(810, "MpsClientTerminated", "MPS_CLIENT_TERMINATED", "the MPS client has been terminated by the server"),
     _cuda(911, "ExternalDevice", "EXTERNAL_DEVICE", "an async error has occured in external entity outside of CUDA"),
-    # The documents promise no such thing here. But no argument of an operator leads to these: the hardware failed, or
-    # nothing serves this process any more.
+    # Not documented as fatal. But no argument of an operator causes these errors: the hardware failed, or the driver
+    # does not serve this process any more.
     _cuda(46, "DevicesUnavailable", "DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable"),
     _cuda(214, "ECCUncorrectable", "ECC_UNCORRECTABLE", "uncorrectable ECC error encountered"),
     _cuda(
@@ -102,9 +109,9 @@ CUDA = (
     _cuda(999, "Unknown", "UNKNOWN", "unknown error"),
 )
 
-#: Codes and names: CANN Runtime, aclError.md and rt_error_codes.h. Words: the same runtime's errcode_manage.cc, which
-#: its messages quote as reason=[...] and desc=[...]; those in capitals: torch_npu's NPUQueue.cpp. Of the 5xxxxx, which
-#: are errors within CANN or on the device, these say that a task failed there, or that the device is lost.
+#: Fatal errors of Ascend. Codes and names: CANN Runtime, aclError.md and rt_error_codes.h. Words: the runtime's
+#: errcode_manage.cc, quoted in messages as reason=[...] and desc=[...]; words in capitals: torch_npu's NPUQueue.cpp. Of
+#: the codes 5xxxxx, errors within CANN or on the device, these mean that a task failed or that the device is lost.
 ASCEND = (
     _ascend(507000, "INTERNAL_ERROR", "runtime internal error"),
     _ascend(507001, "TS_ERROR", "task scheduler internal error", "task exception", "tsfw unknown error"),
@@ -140,11 +147,11 @@ ASCEND = (
     _ascend(507904, "COMM_OP_RETRY_FAIL", "hccl op retry failed", "HCCL OP RETRY FAILED"),
 )
 
-#: Memory allocation failed, in acl, in the runtime, on the device (aclError.md).
+#: Codes of failed memory allocations: in acl, in the runtime, on the device (aclError.md).
 ASCEND_MEMORY = frozenset({200000, 207001, 207018})
 
 
-#: Of one exception's message: to search megabytes takes seconds.
+#: Longest searched part of an exception's message, because searching megabytes takes seconds.
 _MOST_CHARACTERS = 100_000
 _BY_CODE = {(error.library, error.code): error for error in (*CUDA, *ASCEND)}
 _BY_NAME = {name: error for error in _BY_CODE.values() for name in error.names}
@@ -161,9 +168,9 @@ _NAME = re.compile(rf"\b(?:{_any_of(list(_BY_NAME))})\b")
 _CUDA_CODE = re.compile(
     r"\bcuda[ _]?(?:driver |runtime )?(?:error|failure|status)(?: code)?[\s=:(]{1,3}(\d{1,4})(?!\w|\.\d)", re.IGNORECASE
 )
-#: Whatever stands before them ("CUDA error:", "Triton Error [CUDA]:", "torch.cuda.CudaError:"), the line says CUDA.
+#: Words of CUDA, which count only after "CUDA" in a line ("CUDA error:", "Triton Error [CUDA]:").
 _CUDA_WORDS = re.compile(rf"(?<![\w-])(?:{_any_of([e.words[0] for e in CUDA])})(?!\w)")
-#: What an operator of a CUDA library says once a kernel failed, be it its own or an earlier one.
+#: Status of a CUDA library's operator after a kernel has failed, its own or an earlier one.
 _LIBRARY_FAILED = re.compile(r"\b(?:CU(?:BLAS|DNN|SPARSE|SOLVER)_STATUS_EXECUTION_FAILED\w*|CUFFT_EXEC_FAILED)\b")
 #: "error code is 507015", "error code:507015", "ErrCode=507015", "retCode=0x7bc87", "runtime result = 507015",
 #: "aclrtSynchronizeStream(stream) failed: 507015", "run failed with code 507015".
@@ -178,12 +185,12 @@ _ASCEND_WORDS = re.compile(
     rf"(?:\b(?:reason|desc)=\[?|\bretCode=0x[0-9a-f]+, \[)({_any_of([w for e in ASCEND for w in e.words])})(?!\w)"
     rf"|\b({_any_of([w for e in ASCEND for w in e.words if w.isupper()])})\b"
 )
-#: torch_npu's queue thread has ended: operators return at once from then on, without an error and without having run
+#: torch_npu's queue thread has ended. From then on operators return immediately, without an error and without running
 #: (NPUQueue.cpp, Repository::Enqueue in the state CAN_EXIT).
 _QUEUE_ENDED = re.compile(r"The process exits for this inner error(?:, and the ([^\n.]+))?")
 
 _MEMORY = re.compile(
-    # torch.OutOfMemoryError is one too; so is numpy's _ArrayMemoryError.
+    # Includes torch.OutOfMemoryError and numpy's _ArrayMemoryError.
     r"(?i:\bout of memory\b)|MemoryError\b"
     r"|\bcudaErrorMemoryAllocation\b|\bCUDA_ERROR_OUT_OF_MEMORY\b|\bCU[A-Z]+_(?:STATUS_)?ALLOC_FAILED\b"
     r"|\bDefaultCPUAllocator: (?:can't allocate|not enough) memory|\bstd::bad_alloc\b|\bCannot allocate memory\b"
@@ -193,13 +200,13 @@ _MEMORY = re.compile(
 
 
 def error_text(error: BaseException) -> str:
-    """Type and message of an exception, after those of the exceptions that led to it, the oldest first.
+    """Returns type and message of an exception and of all its causes, the oldest first.
 
-    The members of an exception group led to the group.
+    The members of an exception group count as its causes.
     """
     texts: list[str] = []
     seen: set[int] = set()
-    # From the newest to the oldest, without recursion: groups and causes may be nested to any depth.
+    # From the newest to the oldest, without recursion, because groups and causes may be nested to any depth.
     links: list[BaseException | None] = [error]
     while links:
         link = links.pop()
@@ -209,24 +216,24 @@ def error_text(error: BaseException) -> str:
         text = "".join(traceback.format_exception_only(type(link), link))
         texts.append(without_middle(text, _MOST_CHARACTERS))
         links.append(link.__cause__ or (None if link.__suppress_context__ else link.__context__))
-        # Not by its type, which Python 3.10 does not have.
+        # By attribute, because Python 3.10 has no type ExceptionGroup.
         members = getattr(link, "exceptions", ())
         links += [each for each in members if isinstance(each, BaseException)] if isinstance(members, tuple) else []
     return "".join(reversed(texts))
 
 
 def fatal_device_error(text: str) -> str | None:
-    """Code and meaning of the first error in the text that poisons the context; None if there is none.
+    """Returns code and meaning of the first fatal device error in a text; None if there is none.
 
-    Such as "CUDA error 700 (an illegal memory access was encountered)" or "Ascend error 507015 (aicore exception)".
+    Examples: "CUDA error 700 (an illegal memory access was encountered)", "Ascend error 507015 (aicore exception)".
     """
     return min(_fatal_errors(text), default=(0, None))[1]
 
 
 def is_out_of_memory(text: str) -> bool:
-    """Whether running out of memory, the device's or the host's, is the first device error in the text.
+    """Whether the first device error in a text is a lack of memory, of the device or of the host.
 
-    Never where torch_npu's queue has ended, whatever ended it: a process without it must not go on.
+    False if torch_npu's queue has ended, because such a process must not continue.
     """
     if _QUEUE_ENDED.search(text):
         return False
@@ -235,7 +242,7 @@ def is_out_of_memory(text: str) -> bool:
 
 
 def _fatal_errors(text: str) -> Iterator[tuple[int, str]]:
-    """Where errors that poison stand in the text, and their names."""
+    """Yields the positions and descriptions of fatal device errors in a text."""
     for match in _NAME.finditer(text):
         yield match.start(), str(_BY_NAME[match[0]])
     for match in _CUDA_WORDS.finditer(text):
@@ -268,12 +275,12 @@ def _codes(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]]:
         yield match.start(1), int(digits, 16 if digits.startswith("0x") else 10)
 
 
-#: What torch says where an operator lacks a dtype; some operators raise a plain RuntimeError for it.
+#: torch's messages for an unsupported dtype; some operators raise a plain RuntimeError for it.
 _NOT_IMPLEMENTED = re.compile(r"not implemented for '|bool.* not supported|not support bool", re.IGNORECASE)
 
 
 def outcome_from_error(error: BaseException) -> RowOutcome:
-    """The status that an exception gives its row. Only ends of the process itself are raised again."""
+    """Returns the outcome for an exception of a replay. KeyboardInterrupt and SystemExit are raised again."""
     if isinstance(error, (KeyboardInterrupt, SystemExit)):
         raise error
     if isinstance(error, ReplayError):
@@ -294,16 +301,16 @@ def outcome_from_error(error: BaseException) -> RowOutcome:
 
 @contextmanager
 def translated_pytest_exceptions() -> Iterator[None]:
-    """Gives the functions of pytest that a body may call their meaning for a row.
+    """Translates pytest's exceptions in the body of a replay into errors of the row.
 
     Raises:
-        MissingPrecondition: the body called `pytest.skip`, or raised `unittest.SkipTest`.
+        MissingPrecondition: the body called `pytest.skip` or raised `unittest.SkipTest`.
         ReplayError: the body called `pytest.xfail`.
     """
     try:
         yield
     except BaseException as error:
-        # Whoever raises an exception of pytest has imported pytest.
+        # If pytest is not imported, the exception is not one of pytest's.
         pytest = sys.modules.get("pytest")
         if isinstance(error, unittest.SkipTest) or (pytest and isinstance(error, pytest.skip.Exception)):
             raise MissingPrecondition(message_of(error) or "skipped by the replay, without a reason") from error

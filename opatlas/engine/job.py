@@ -1,4 +1,4 @@
-"""A job, one row to replay, and its outcome. Imports no torch."""
+"""Defines a job (one row to replay) and its outcome, completed from a profile or limited by noise. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Job:
     """One row to replay.
 
     Attributes:
-        module, module_path, function: the replay function, importable by name or else by path.
+        module, module_path, function: the replay function; its module is imported by name, or else from the path.
         kernel_type, cells: the row.
-        timeout_s: how long it may take, from its start to its outcome.
-        group: the group of devices that it needs at once; None: one device.
-        instrument: what took the duration that the job's is to replace, and must take this one; "": any may.
-        id: of all jobs of the process that made it, this one; each answer names it.
+        timeout_s: longest time from the job's start to its outcome, in seconds.
+        group: the group of devices that the row needs; None: one device.
+        instrument: name of the instrument that measured the stored duration and must measure the new one; "": any.
+        id: number of the job among all jobs of the process that created it; each answer names it.
     """
 
     module: str
@@ -41,17 +41,15 @@ class Job:
 
 @dataclass(frozen=True)
 class RowOutcome:
-    """What became of a job.
+    """The outcome of a job.
 
     Attributes:
-        status, reason: as in a record; `reason` is made one printable line, whatever text an exception has.
-        detail: what a person needs to mend it (a traceback), printable; empty where the reason says all.
+        status, reason: as in a record; any text is reduced to one printable line for the reason.
+        detail: a traceback for the user, printable; "" if the reason is enough.
         measurement: set if and only if the status is measured.
-        launched: where the samples of the measurement are to be looked for in a profile
-        (opatlas/engine/job.py);
-            None once they are in it.
-        changed: what rows have changed in the state of the process ("changed torch threads 2 -> 1"), which is to
-            run no other row then.
+        pending: identifies the measurement's samples in a profile; None once the measurement has them.
+        changed: changes of the process's state by rows ("changed torch threads 2 -> 1"); such a process runs no
+            further row.
     """
 
     status: Status
@@ -63,7 +61,7 @@ class RowOutcome:
 
     @property
     def explanation(self) -> str:
-        """The reason, and what was changed: Status Reason of the row."""
+        """The reason and the changes, for the row's Status Reason."""
         return as_reason("; ".join(filter(None, (self.reason, *self.changed))))
 
     def __post_init__(self) -> None:
@@ -71,18 +69,21 @@ class RowOutcome:
         object.__setattr__(self, "detail", as_detail(self.detail))
 
 
-#: In the place of operators that were not counted.
+#: Stands for operators that could not be counted.
 REST = "..."
-#: So many names fit into a cell.
+#: Most operator names in a cell.
 _MOST_NAMES = 4
 
 
 def describe_stand_in(operators: Sequence[str], device_kernels: int | None) -> str:
-    """What stands in for a kernel: "" if one operator was called, or one device kernel launched.
+    """Describes a composition of operators that is timed in place of a kernel; "" for one operator or device kernel.
+
+    A kernel type is one kernel on Ascend. Elsewhere several operators of torch may take its place, whose time is no
+    estimate of a fused kernel's time.
 
     Args:
-        operators: their names, in the order of the calls; none where the kernel bypasses torch.
-        device_kernels: how many device kernels the call launched; None: not known.
+        operators: names of the called operators in their order; none if the kernel bypasses torch.
+        device_kernels: number of device kernels of the call; None: not known.
     """
     if len(operators) <= 1:
         return ""
@@ -95,17 +96,19 @@ def describe_stand_in(operators: Sequence[str], device_kernels: int | None) -> s
 
 
 def add_device_kernels(text: str, device_kernels: int) -> str:
-    """Completes what `stand_in` gave, once the number of device kernels of the call is known."""
+    """Adds the number of device kernels to a description by `describe_stand_in`."""
     return f"{text}, {device_kernels} device kernels" if text and device_kernels != 1 else ""
 
 
 def add_profiled_samples(
     outcome: RowOutcome, kernel_type: str, cells: Mapping[str, str], found: ProfiledSamples | NoSamples
 ) -> RowOutcome:
-    """Returns the outcome of a row that was launched, now that its profile was read.
+    """Completes an outcome with the samples in a profile.
 
     Args:
+        outcome: the outcome with pending samples.
         kernel_type, cells: the row.
+        found: the row's samples in the profile.
     """
     own = found if isinstance(found, NoSamples) else own_kernel(kernel_type, cells, found)
     if isinstance(own, NoSamples):
@@ -127,21 +130,21 @@ def add_profiled_samples(
     return replace(outcome, measurement=measurement, pending=None)
 
 
-#: How often a row is measured in all, each time within its time limit.
+#: Most attempts to measure a row within the noise limit; each has the row's time limit.
 ATTEMPTS = 3
 
-#: Fewer samples tell nothing of their noise.
+#: Noise is computed from at least this many samples.
 LEAST_SAMPLES = 3
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """Samples that were taken one after the other.
+    """An attempt to measure a row within the noise limit.
 
     Attributes:
-        noise: relative standard deviation; in a group that of the noisiest rank; None where it is not known.
-        median_us: of this rank's samples.
-        samples: how many.
+        noise: relative standard deviation, in a group that of the noisiest rank; None if it is not known.
+        median_us: median of this rank's samples in microseconds.
+        samples: number of samples.
     """
 
     noise: float | None
@@ -149,7 +152,7 @@ class Attempt:
     samples: int
 
     def is_within(self, limit: float) -> bool:
-        """Whether the samples are known to scatter no more than the limit, a share of the mean, allows."""
+        """Whether the noise is known and not above the limit, a share of the mean."""
         return self.noise is not None and self.noise <= limit
 
     def __str__(self) -> str:
@@ -157,21 +160,22 @@ class Attempt:
 
 
 def sample_noise(samples_us: Sequence[float]) -> float | None:
-    """The relative standard deviation of samples; None for too few."""
+    """Returns the relative standard deviation of samples; None for fewer than `LEAST_SAMPLES`."""
     return relative_noise(samples_us) if len(samples_us) >= LEAST_SAMPLES else None
 
 
 def make_attempt(samples_us: Sequence[float]) -> Attempt:
-    """The attempt of a process that is in no group."""
+    """Returns the attempt of a single process."""
     return Attempt(sample_noise(samples_us), median(samples_us), len(samples_us))
 
 
 def apply_noise_limit(outcome: RowOutcome, limit: float | None, attempts: Sequence[Attempt]) -> RowOutcome:
-    """The outcome of a measured row, NOISY where the last attempt is over the limit.
+    """Returns the outcome, or a NOISY one if the row was measured and its last attempt exceeds the limit.
 
     Args:
-        limit: as a share of the mean; None: there is none.
-        attempts: at least one, where there is a limit.
+        outcome: the outcome of a row.
+        limit: largest noise as a share of the mean; None: no limit.
+        attempts: all attempts; at least one if there is a limit.
     """
     if limit is None or outcome.status is not Status.MEASURED or attempts[-1].is_within(limit):
         return outcome
@@ -181,10 +185,10 @@ def apply_noise_limit(outcome: RowOutcome, limit: float | None, attempts: Sequen
 
 
 def describe_discarded(attempts: Sequence[Attempt]) -> list[str]:
-    """What a reader of a duration should know of the attempts before the last one."""
+    """Returns a remark on the attempts before the last one; [] if there were none."""
     return [f"measured again for its noise, after {'; '.join(map(str, attempts[:-1]))}"] if attempts[1:] else []
 
 
 def format_noise(share: float | None) -> str:
-    """`2.1 %`."""
+    """Formats a share as `2.1 %`."""
     return "unknown noise" if share is None else f"{100 * share:.3g} %"

@@ -1,11 +1,9 @@
-"""The state of a process that bears on durations and results, and which of it a row has changed.
+"""Finds changes of the process's state by a row that would affect durations and results of later rows.
 
-A kernel may set the number of torch's threads, leave a thread running, or change into another folder. The next row
-would be measured under that, so a process whose state a row has changed runs no other row. What is compared is one
-table of readers, each of which takes a microsecond or two.
+A kernel may set the number of torch's threads, leave a thread running, or change the working folder. A process whose
+state a row has changed runs no further row. The state is a table of readers, each of which takes a microsecond or two.
 
-What is not compared: the state of random generators, which each row sets for itself; modules that were imported;
-what a library keeps in its own memory.
+Not compared: random generators, which each row seeds; imported modules; the memory of libraries.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from typing import Any
 
 import torch
 
-#: Variables that say where caches lie, or that pytest and torch set for themselves while a row runs.
+#: Variables for the folders of caches, or set by pytest and torch while a row runs.
 _OTHERS_VARIABLES = frozenset(
     {
         b"DISABLE_CUPTI_LAZY_REINIT",
@@ -35,10 +33,10 @@ _OTHERS_VARIABLES = frozenset(
         b"TRITON_CACHE_DIR",
     }
 )
-#: To ask for a handler takes some microseconds.
+#: Signals whose handlers are compared. Reading a handler takes some microseconds.
 _SIGNALS = ("SIGALRM", "SIGCHLD", "SIGCONT", "SIGINT", "SIGSEGV", "SIGTERM")
 _TIMERS = ("ITIMER_REAL", "ITIMER_VIRTUAL", "ITIMER_PROF")
-#: What makes tensors, compares results and takes times in here: functions that a kernel must leave as they are.
+#: Functions that create tensors, compare results and measure time in this process; a kernel must not replace them.
 _FUNCTIONS: Mapping[Any, str] = {
     torch: "abs add all allclose any arange as_tensor bmm cat clamp device empty empty_like equal exp finfo full "
     "gather isclose isfinite isnan matmul maximum mean mul no_grad ones ones_like rand randint randn randperm softmax "
@@ -49,8 +47,8 @@ _FUNCTIONS: Mapping[Any, str] = {
     torch.nn.functional: "gelu layer_norm linear normalize pad relu scaled_dot_product_attention silu softmax",
     time: "monotonic monotonic_ns perf_counter perf_counter_ns sleep time",
 }
-#: Settings of torch by their dotted names, if this torch has them. A newer name stands before the older one, which
-#: newer versions of torch refuse to read where both were set.
+#: Settings of torch by dotted name. A newer name precedes the older one, which newer versions of torch refuse to read
+#: if both were set. Names that this torch lacks are skipped.
 _SETTINGS = (
     ("backends.cuda.matmul.fp32_precision", "backends.cuda.matmul.allow_tf32"),
     ("backends.cudnn.conv.fp32_precision", "backends.cudnn.allow_tf32"),
@@ -64,7 +62,7 @@ _SETTINGS = (
     ("backends.quantized.engine",),
     ("utils.deterministic.fill_uninitialized_memory",),
 )
-#: Functions of torch that tell a setting, if this torch has them.
+#: Functions of torch that return a setting. Functions that this torch lacks are skipped.
 _TOLD_BY_TORCH = {
     "torch threads": "get_num_threads",
     "torch interop threads": "get_num_interop_threads",
@@ -81,28 +79,28 @@ _TOLD_BY_TORCH = {
     "cuDNN attention": "backends.cuda.cudnn_sdp_enabled",
 }
 _SMALLEST_NORMAL = sys.float_info.min
-#: More would hide the rest of a reason.
+#: Most names in a change.
 _NAMED = 5
 
 Reader = Callable[[], object]
-#: By name. What is named in a table of its own (variables, handlers, threads) is told by name, without its value,
-#: which may be a secret.
+#: Values by name. Changes in tables (variables, handlers, threads) are reported without values, which may be secret.
 State = Mapping[str, object]
 
 
 class ProcessState:
-    """Reads the state of this process; `kind` is the type of the device that rows run on ("cpu", "cuda", "npu")."""
+    """Reads the state of this process."""
 
     def __init__(self, kind: str) -> None:
+        """`kind` is torch's type of the device on which rows run ("cpu", "cuda", "npu")."""
         self._readers = {**_of_python(), **_of_the_system(), **_of_torch(kind)}
 
     def read(self) -> State:
-        """The state now."""
+        """Returns the present state."""
         return {name: _read(reader) for name, reader in self._readers.items()}
 
 
 def changes(before: State, after: State) -> list[str]:
-    """What differs between two states of a process: `torch threads 2 -> 1`, `environment (OMP_NUM_THREADS)`."""
+    """Returns the differences of two states: `torch threads 2 -> 1`, `environment (OMP_NUM_THREADS)`."""
     return [
         _difference(name, before[name], value)
         for name, value in after.items()
@@ -123,7 +121,7 @@ def _read(reader: Reader) -> object:
     try:
         return reader()
     except Exception as error:
-        # A folder that was removed, settings that torch refuses to tell: another state than one that can be read.
+        # For instance a removed working folder, or a setting that torch refuses to read. This counts as a value.
         return f"unreadable ({type(error).__name__})"
 
 
@@ -161,7 +159,7 @@ def _of_the_system() -> dict[str, Reader]:
 
 
 def _environment() -> dict[str, bytes]:
-    # os.environ itself decodes each name and value: a hundred times as long.
+    # Reading os.environ itself decodes each name and value, which takes a hundred times as long.
     variables: Mapping[bytes, bytes] = vars(os.environ)["_data"]
     return {os.fsdecode(name): value for name, value in variables.items() if name not in _OTHERS_VARIABLES}
 
@@ -174,7 +172,7 @@ def _umask() -> str:
 
 def _has_children() -> bool:
     try:
-        # Looks, and leaves a child that has ended to whoever waits for it.
+        # Does not reap an ended child.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return False
@@ -200,12 +198,12 @@ def _of_torch(kind: str) -> dict[str, Reader]:
 
 
 def _told(reader: Reader) -> str:
-    # Each call gives another object of the same stream.
+    # As text, because each call returns another object for the same stream.
     return str(reader())
 
 
 def _found(name: str) -> Any:
-    """What has a dotted name in torch; None if this torch has no such thing, or does not tell."""
+    """Returns torch's object of a dotted name; None if it does not exist or cannot be read."""
     try:
         return attrgetter(name)(torch)
     except (AttributeError, RuntimeError):
@@ -213,12 +211,12 @@ def _found(name: str) -> Any:
 
 
 class _Functions:
-    """Which of the functions in `_FUNCTIONS` are others than when this was made."""
+    """Reads which functions in `_FUNCTIONS` were replaced since this object was created."""
 
     def __init__(self) -> None:
         names = {owner: [name for name in named.split() if hasattr(owner, name)] for owner, named in _FUNCTIONS.items()}
         self._known = {owner: {name: getattr(owner, name) for name in names[owner]} for owner in names}
-        #: All functions of an owner at once: one by one takes ten times as long.
+        #: Reads all functions of an owner in one call, which takes a tenth of the time.
         self._at_once = [(owner, attrgetter(*names[owner]), tuple(self._known[owner].values())) for owner in names]
 
     def __call__(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The `replay` that a replay function calls: runs the kernel, times it, checks its result."""
+"""Implements the `replay` that a replay function calls: it runs the kernel, times it, and checks its result."""
 
 from __future__ import annotations
 
@@ -23,22 +23,26 @@ from opatlas.instruments.instrument import Instrument, MeasureSettings
 from opatlas.model.errors import ChangedInput, InvalidRow, OutOfMemory, ReplayError
 from opatlas.model.schema import OUTPUT_DTYPES, OUTPUT_SHAPES
 
-#: A row needs its tensors, and about as much again for clones, the check and a kernel's workspace.
+#: Memory of a row relative to its tensors. Clones, the check and a kernel's workspace need about as much as these.
 _MEMORY_FACTOR = 2.0
-#: Asking the system what is left takes longer than a small row.
+#: Smaller rows are not checked for memory, because the query takes longer than the row.
 _ALWAYS_THERE_BYTES = 64 << 20
 #: Asking the system what is left takes a millisecond, and a row of such small tensors takes no gigabytes besides.
 _HARMLESS_BYTES = 1 << 20
-#: Before the first sample the kernel is called so often, or for so long: the first call allocates
-#: and loads code, and a kernel of seconds needs no second one.
+#: The warm-up ends after this many calls, or after this time. The first call allocates memory and loads code; a kernel
+#: of seconds needs no second call.
 _WARM_UP_CALLS = 3
 _WARM_UP_S = 0.2
-#: Functions of C, and operators of torch.
+#: Types of functions without tensors of their own: functions in C, and operators of torch.
 _WITHOUT_STATE = (BuiltinFunctionType, MethodDescriptorType, torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
 class Replay:
-    """Bound to one row. Calling it measures the kernel and leaves the result in `outcome`."""
+    """Replays one row. A call measures the kernel and sets `outcome`.
+
+    Attributes:
+        outcome: the outcome of the row; None before the call.
+    """
 
     def __init__(
         self,
@@ -69,20 +73,19 @@ class Replay:
         """Measures `impl(*arguments, **keywords)` and checks what it returns.
 
         Args:
-            impl: the kernel in torch's own operators; on an NPU the replay's NPU call takes its place.
-            arguments, keywords: what it is called with.
-            expected: the reference, given the same arguments.
-            mutates: positions or names of the arguments, tensors or lists of them, that the kernel changes:
-                each call starts from the same values, and the reference sees those.
-                Where it returns nothing, these arguments are its results.
-            overwrites: positions or names of the arguments that the kernel only writes: their values do not
-                count, and are not restored. They are the results of a kernel that returns nothing and mutates nothing.
-            output_slots: the row's output slots that the results stand for, None for a result that
-                the row does not list; results beyond them are not looked at. A mapping has the slots of the
-                results that are looked at, by their place. Default: the first ones.
+            impl: the kernel in operators of torch; on an NPU the call that `@replays` names is used instead.
+            arguments, keywords: arguments of the kernel.
+            expected: the reference, which receives the same arguments.
+            mutates: positions or names of arguments (tensors or lists of tensors) that the kernel changes. Each call,
+                and the reference, start from the same values. If the kernel returns None, these are its results.
+            overwrites: positions or names of arguments that the kernel only writes; their values are not restored. If
+                the kernel returns None and mutates nothing, these are its results.
+            output_slots: the row's output slots of the results in order, None for a result that the row does not list;
+                further results are ignored. A mapping has the slots of selected results by their positions. Default:
+                the first slots.
 
         Raises:
-            InvalidRow: the results have other shapes or dtypes than the row says.
+            InvalidRow: the results have other shapes or dtypes than the row.
             ChangedInput: the kernel changes an argument that neither `mutates` nor `overwrites` names.
             ReplayError: there is no result to check.
             WrongResult: the check found wrong elements.
@@ -152,10 +155,10 @@ class Replay:
         )
 
     def expect_memory(self) -> None:
-        """Refuses a row that the device cannot hold, or the host that checks it, before anything is allocated.
+        """Refuses a row that does not fit into the memory of the device, or of the host that checks it.
 
         Raises:
-            OutOfMemory: it needs more than is available.
+            OutOfMemory: the row needs more than is available.
         """
         tensors = self._row.bytes()
         needed = tensors * _MEMORY_FACTOR
@@ -171,23 +174,35 @@ class Replay:
         return nullcontext() if self._row.bytes() <= _HARMLESS_BYTES else bounded_memory(self._device)
 
     def _expect_unchanged(self, watch: InputWatch, kernel: str) -> None:
-        """Raises ChangedInput on every rank where the kernel, of that name, has changed an input on any."""
+        """Raises an error on every rank if the kernel has changed an undeclared input on any rank.
+
+        Args:
+            watch: the inputs.
+            kernel: name of the kernel.
+
+        Raises:
+            ChangedInput: this rank's input was changed.
+            ReplayError: another rank's input was changed.
+        """
         self._device.synchronize()
         changed = watch.changed()
         ranks = [i for i, (found,) in enumerate(self._group.gather([float(bool(changed))])) if found]
         if changed:
             place, what = changed[0]
             raise ChangedInput(
-                f"{kernel} changed {what}, which its replay does not say: later calls would start from other values; "
-                f"give mutates=[{place!r}] to replay(...) if the kernel is to change it, "
+                f"{kernel} changed {what}, which its replay does not declare, so that later calls would start from "
+                f"other values: give replay(...) mutates=[{place!r}] if the kernel is to change it, "
                 f"overwrites=[{place!r}] if the kernel does not read it",
                 place=place,
             )
         if ranks:
-            raise ReplayError(f"{kernel} changed an input on rank {ranks[0]}, which its replay does not say")
+            raise ReplayError(f"{kernel} changed an input on rank {ranks[0]}, which its replay does not declare")
 
     def _expect_outputs(self, name: str, results: Sequence[torch.Tensor], slots: Sequence[int | None]) -> None:
-        """The row must describe what the kernel, of that name, returns; indices may be of any integer type."""
+        """Raises InvalidRow if the results of the kernel differ from the row in shape or dtype.
+
+        Integer dtypes are not compared with each other.
+        """
 
         def refused(column: str, slot: int, found: object) -> InvalidRow:
             return self._row.refuse(
@@ -207,15 +222,15 @@ class Replay:
 
 
 def _name(function: Callable[..., Any]) -> str:
-    """Where a reader finds a function that returns what it should not."""
+    """Returns the qualified name of a function, for messages."""
     if isinstance(function, FunctionType):
         return f"{function.__module__}.{function.__qualname__}"
-    # What is built in says of itself that it lies in modules that nobody imports.
+    # The modules of built-in functions are internal to torch.
     return f"torch's {getattr(function, '__name__', type(function).__name__)}"
 
 
 def _may_hold_tensors(kernel: Callable[..., Any]) -> bool:
-    """Whether a kernel may read tensors that are none of its arguments: those of a closure, a module, a partial."""
+    """Whether a kernel may read tensors that are not arguments: of a closure, a module, or a partial."""
     if isinstance(kernel, FunctionType):
         return kernel.__closure__ is not None
     return not isinstance(kernel, _WITHOUT_STATE) or isinstance(getattr(kernel, "__self__", None), torch.Tensor)
@@ -228,12 +243,12 @@ def _is_integer(dtype: torch.dtype) -> bool:
 def result_tensors(
     returned: Any, inputs: Mapping[int | str, Any], mutates: Sequence[int | str]
 ) -> tuple[torch.Tensor, ...]:
-    """The results of a call: the tensors that it returned, or those that it changed if it returned none."""
+    """Returns the results of a call: the returned tensors, or the changed ones if the call returned None."""
     return _flat([inputs[place] for place in mutates] if returned is None else returned)
 
 
 def _flat(value: Any) -> tuple[torch.Tensor, ...]:
-    """The tensors of a tensor, or of lists and mappings of them, in order; what is no tensor is left out."""
+    """Returns the tensors in a value, in order: a tensor, or nested lists and mappings of tensors and other values."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):

@@ -1,5 +1,4 @@
-"""Runs the body of a replay function on a device. The same code runs in the device process and,
-with `--in-process`, in pytest itself."""
+"""Runs the bodies of replay functions on a device, in the device process or, with `--in-process`, in pytest itself."""
 
 from __future__ import annotations
 
@@ -34,9 +33,9 @@ def _nothing() -> None:
 def _bind_kernel(
     job: Job, spec: ReplaySpec, device: Device, instrument: Instrument, settings: MeasureSettings, group: Group
 ) -> tuple[ReplayRow, Replay]:
-    """Makes `row` and `replay` of a row that is the call of a kernel. Raises InvalidRow."""
+    """Creates `row` and `replay` for a row that calls a kernel. Raises InvalidRow."""
     row = ReplayRow(job.kernel_type, job.cells, device.torch_device)
-    # Reads the cells of all slots.
+    # Parses the cells of all slots.
     row.bytes()
     return row, Replay(row, spec, device, instrument, settings, group)
 
@@ -45,42 +44,43 @@ class Runner:
     """Owns an open device and runs jobs on it, one at a time."""
 
     def __init__(self, spec: DeviceSpec, settings: MeasureSettings) -> None:
-        """Opens the device. Raises OpAtlasError where it cannot, or where it measures with another instrument."""
+        """Opens the device. Raises OpAtlasError if it cannot be opened, or has another instrument than requested."""
         self._device: Device = open_device(spec, settings)
         self._kind = spec.kind
         self._instrument = self._device.instrument()
         if settings.instrument not in (None, self._instrument.name):
             raise OpAtlasError(
-                f"--instrument {settings.instrument}: {spec} measures with {self._instrument.name}: name that, or none"
+                f"--instrument {settings.instrument}: {spec} measures with {self._instrument.name}: give that name, "
+                f"or leave the option out"
             )
         self._settings = settings
-        # Asked once: an NPU's runs its vendor's tools.
+        # Once, because an NPU runs its vendor's tools for it.
         self._description = self._device.describe()
         self._peak = device_peak(self._description.name)
         self._group = ALONE
         count_stops()
         self._state = ProcessState(self.torch_device.type)
-        #: What rows have changed in this process so far.
+        #: Changes of the process's state by all rows so far.
         self._changed: list[str] = []
-        #: The same as the row tells it that ran last.
-        self._told: tuple[str, ...] = ()
+        #: The same changes, as the outcome of the last row lists them.
+        self._reported: tuple[str, ...] = ()
 
     @property
     def torch_device(self) -> torch.device:
-        """Where the tensors of rows are born."""
+        """The device on which the tensors of rows are created."""
         return self._device.torch_device
 
     def join(self, group: Group) -> None:
-        """From now on this process is a rank of a group, which runs each job together with the others."""
+        """Makes this process a rank of a group, which runs each job together with the other ranks."""
         self._group = group
         self._instrument = SynchronizedInstrument(self._instrument, group)
 
     def describe(self) -> DeviceDescription:
-        """What the device said of itself when it was opened."""
+        """Returns the description of the device when it was opened."""
         return replace(self._description, kind=self._description.kind or self._kind)
 
     def probe(self) -> None:
-        """Runs a known-good operation on the device. Raises DeviceUnhealthy where that fails."""
+        """Runs an operation with a known result on the device. Raises DeviceUnhealthy if it fails."""
         try:
             self._device.probe()
         except DeviceUnhealthy:
@@ -89,7 +89,7 @@ class Runner:
             raise DeviceUnhealthy(f"{type(error).__name__}: {error}") from error
 
     def is_healthy(self) -> bool:
-        """Whether the device still computes what it should."""
+        """Whether the device still computes correct results."""
         try:
             self.probe()
         except DeviceUnhealthy:
@@ -102,36 +102,36 @@ class Runner:
         when_taken: Callable[[], None] = _nothing,
         limit_s: float | None = None,
     ) -> AbstractContextManager[object]:
-        """Held while a job runs; see `Device.locked`."""
+        """Returns a context that holds the device's lock while a job runs; see `Device.locked`."""
         return self._device.locked(when_waiting, when_taken, limit_s)
 
     def run(self, job: Job) -> RowOutcome:
-        """Runs a job and turns whatever it raises into an outcome."""
+        """Runs a job, and turns its exceptions into an outcome."""
         try:
             return self.run_raising(job)
         except BaseException as error:
-            outcome = replace(outcome_from_error(error), changed=self._told)
+            outcome = replace(outcome_from_error(error), changed=self._reported)
         if outcome.status is Status.OOM:
-            # Only now do the frames of the exception not hold the row's tensors any more.
+            # Here the exception's frames, which referenced the row's tensors, are gone.
             self._device.release_memory()
         return outcome
 
     def run_raising(self, job: Job) -> RowOutcome:
-        """Runs a job; what its body raises comes through, for a debugger."""
+        """Runs a job; its exceptions are raised unchanged, for debuggers."""
         earlier, before = [f"an earlier row {change}" for change in self._changed], self._state.read()
         try:
             outcome = self._run_body(job)
         finally:
             own = [f"changed {change}" for change in changes(before, self._state.read())]
             self._changed += own
-            self._told = (*earlier, *own)
-        return replace(outcome, changed=self._told)
+            self._reported = (*earlier, *own)
+        return replace(outcome, changed=self._reported)
 
     def refused(self, job: Job) -> RowOutcome | None:
-        """The outcome of a job that its cells or its instrument rule out, which takes no device; None for others."""
+        """Returns the outcome of a job whose cells or instrument rule it out; None if the job must run."""
         try:
             self._expect_instrument(job)
-            # Reads the cells of all slots.
+            # Parses the cells of all slots.
             RowSlots(job.kernel_type, job.cells).bytes()
         except ReplayError as error:
             return outcome_from_error(error)
@@ -140,7 +140,7 @@ class Runner:
     def _expect_instrument(self, job: Job) -> None:
         """Raises MissingPrecondition if the stored duration was taken with another instrument."""
         if job.instrument not in ("", self._instrument.name):
-            # Which instrument a device has is known only now: the best one may be missing on this machine.
+            # Checked only here, because the default instrument depends on what works on this machine.
             raise MissingPrecondition(
                 f"the stored duration was taken with {job.instrument}, and this device measures with "
                 f"{self._instrument.name}: such durations do not compare; set {job.instrument} up (`opatlas doctor` "
@@ -163,7 +163,7 @@ class Runner:
         return self._with_bound(job, replay.outcome)
 
     def _with_bound(self, job: Job, outcome: RowOutcome) -> RowOutcome:
-        """The outcome with the least time that the peaks of the device allow."""
+        """Adds the shortest possible time, given the device's peaks, to the measurement."""
         measurement = outcome.measurement
         if measurement is None or self._peak == Peak():
             return outcome

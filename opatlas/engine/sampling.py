@@ -1,4 +1,4 @@
-"""How the samples of a row are taken, on one device or on each of a group: memory, warm-up, cache, stop rule."""
+"""Takes the samples of a row, on one device or on each device of a group: memory, warm-up, cache, stop rule, noise."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Sampling:
-    """Of one row, on one device; ranks of a group take as many samples as each other."""
+    """Takes the samples of one row on one device. The ranks of a group take equally many samples."""
 
     def __init__(
         self,
@@ -45,18 +45,23 @@ class Sampling:
         settings: MeasureSettings,
         group: Group,
     ) -> None:
-        """`kernel_type` and `cells` are the row's."""
+        """
+        Args:
+            kernel_type, cells: the row.
+            device, instrument, settings: how the row is measured.
+            group: the group of this process.
+        """
         self._kernel_type = kernel_type
         self._cells = cells
         self._device = device
         self._instrument = instrument
         self._settings = settings
         self._group = group
-        #: Of the row; only where there is a limit of noise, and none where its durations are known later.
+        #: Attempts to measure the row within a noise limit. Empty without a limit, or if durations are known later.
         self._attempts: list[Attempt] = []
 
     def expect_memory(self, needed_bytes: float) -> None:
-        """Raises OutOfMemory where the device has less left."""
+        """Raises OutOfMemory if the device has less memory available."""
         available = self._device.available_bytes()
         if needed_bytes > available:
             raise OutOfMemory(
@@ -64,7 +69,7 @@ class Sampling:
             )
 
     def warm_up(self, call: Callable[[], object], *, most_calls: int, until: float) -> None:
-        """Calls so often, or, before that, until a time of `time.monotonic`, in seconds."""
+        """Calls at most `most_calls` times, and not after the time `until` of `time.monotonic`."""
         for _ in range(most_calls):
             if self._group.first_rank_decides(monotonic() < until):
                 call()
@@ -75,13 +80,14 @@ class Sampling:
         restore: Callable[[], object] | None,
         touched: Callable[[], Sequence[torch.Tensor] | None] = lambda: None,
     ) -> Samples:
-        """Samples of `call`, as many as the settings ask for; when it returns, the device is done with them.
+        """Takes samples of `call` as the settings say, and waits for the device.
 
-        Samples that scatter too much are taken again; all ranks of a group do that together.
+        Samples that exceed the noise limit are taken again, on all ranks of a group together.
 
         Args:
-            restore: brings back what a call overwrites; None where that is nothing.
-            touched: gives the tensors that a call reads and writes; None where nobody knows them.
+            call: launches the kernel.
+            restore: restores what a call overwrites; None if it overwrites nothing.
+            touched: returns the tensors that a call reads and writes; None if they are not known.
         """
         cold = self._settings.cache == "cold"
 
@@ -102,7 +108,7 @@ class Sampling:
                 return samples
 
     def _is_to_be_taken_again(self, samples_us: Sequence[float], limit: float) -> bool:
-        """Notes an attempt. Ranks that decide alike make equally many calls."""
+        """Records an attempt, and returns the same decision on all ranks."""
         own = sample_noise(samples_us)
         worst = max(noise for (noise,) in self._group.gather([math.inf if own is None else own]))
         if samples_us:
@@ -111,7 +117,7 @@ class Sampling:
         return limit < worst < math.inf and len(self._attempts) < ATTEMPTS
 
     def _known_us(self, samples: Samples) -> Sequence[float]:
-        """The durations of samples; empty where they are read from a profile later, or missing there."""
+        """Returns the durations of samples; () if a profile has them and is not read yet, or lacks them."""
         if not isinstance(samples.profiled, ProfiledSamples):
             return samples.durations_us
         own = own_kernel(self._kernel_type, self._cells, samples.profiled)
@@ -127,13 +133,15 @@ class Sampling:
         noted: Sequence[str] = (),
         operators: Sequence[str] = (),
     ) -> RowOutcome:
-        """What became of a row that has these samples; failed where they are in a profile, and missing there.
+        """Returns the outcome of a row with these samples; FAILED if a profile should have them and does not.
 
         Args:
-            calls: how often the kernel was called in all; 0: nobody counted.
-            assumed: of the row.
-            noted: besides what the instrument notes; the reason tells these.
-            operators: of torch, which one call called in place of the kernel.
+            samples: the samples.
+            checked: how many elements were compared.
+            calls: number of all calls of the kernel; 0: not counted.
+            assumed: assumptions about the row.
+            noted: remarks for the reason, besides those of the instrument.
+            operators: operators of torch that one call used in place of the kernel.
         """
         notes = (*samples.notes, *noted, *describe_discarded(self._attempts))
         measurement = Measurement(

@@ -1,4 +1,4 @@
-"""How a replay tells that its row was not measured. Each error becomes a status of the row."""
+"""Defines the errors of a row, each with the status that the row gets, and the errors of a device."""
 
 from __future__ import annotations
 
@@ -7,26 +7,30 @@ from opatlas.model.schema import Status
 
 
 class ReplayError(OpAtlasError):
-    """A row that was not measured, with the status it gets."""
+    """The row was not measured.
+
+    Attributes:
+        status: the status of the row.
+    """
 
     status = Status.FAILED
 
 
 class InvalidRow(ReplayError):
-    """No call can be built from the row: its slots contradict each other, or one is missing."""
+    """The row describes no valid call: a slot is missing, or slots contradict each other."""
 
     status = Status.INVALID
 
 
 class WrongResult(ReplayError):
-    """The kernel's result is not what the reference says."""
+    """The kernel's result differs from the reference."""
 
 
 class ChangedInput(ReplayError):
-    """The kernel changes an input that its replay does not name.
+    """The kernel changes an input that its replay does not declare.
 
     Attributes:
-        place: the position of the argument, or its name.
+        place: position or name of the argument.
     """
 
     def __init__(self, message: str, *, place: int | str) -> None:
@@ -35,29 +39,29 @@ class ChangedInput(ReplayError):
 
 
 class Unsupported(ReplayError):
-    """This device has no such operator, or not for these dtypes."""
+    """The device has no such operator, or not for these dtypes."""
 
     status = Status.UNSUPPORTED
 
 
 class MissingPrecondition(ReplayError):
-    """Something that the row needs is not set up on this machine; the message says what to do."""
+    """The row needs something that is not set up on this machine; the message has the remedy."""
 
     status = Status.SKIPPED
 
 
 class OutOfMemory(ReplayError):
-    """The row does not fit into the device's memory."""
+    """The row needs more memory than is available."""
 
     status = Status.OOM
 
 
 class DeviceUnhealthy(OpAtlasError):
-    """The device is there, and does not compute what it should."""
+    """The device exists, but fails or computes wrong results."""
 
 
 class DeviceGone(OpAtlasError):
-    """The device is not there, or not there any more: no row can run on it."""
+    """The device is not available, or not any more: no row can run on it."""
 
 
 class GroupTimeout(DeviceGone):
