@@ -21,6 +21,23 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     "opatlas.shapes": frozenset({"opatlas"}),
     "opatlas": frozenset(),
 }
+#: The folders of the library from the bottom to the top: each imports itself and those before it.
+LAYERS = (
+    "model",
+    "store",
+    "capture",
+    "combine",
+    "instruments",
+    "devices",
+    "engine",
+    "isolation",
+    "collectives",
+    "theory",
+    "report",
+    "checks",
+    "doctor",
+    "cli",
+)
 #: Seconds to import, and what a `--help` or a report has no use for.
 HEAVY = frozenset({"torch", "torch_npu", "transformers"})
 #: The parts of the library that may import torch; of theory rows only one file, which looks into a model's code.
@@ -126,6 +143,24 @@ def wrong_direction(imports: Iterable[Import]) -> list[str]:
     return wrong
 
 
+def layer_of(module: str) -> str:
+    """The folder of the library that a module lies in; "" for files of the library itself and for other modules."""
+    package, _, rest = module.partition(".")
+    folder = rest.partition(".")[0]
+    return folder if package == "opatlas" and folder in LAYERS else ""
+
+
+def upward(imports: Iterable[Import]) -> list[str]:
+    """Imports from a folder of the library that lies above the importer's."""
+    return [
+        str(found)
+        for found in imports
+        if (own := layer_of(found.importer))
+        and (other := layer_of(found.module))
+        and LAYERS.index(other) > LAYERS.index(own)
+    ]
+
+
 def cycle(imports: Iterable[Import]) -> list[str]:
     """Modules that import each other in a ring, the first again at the end; empty where there are none.
 
@@ -172,6 +207,12 @@ def imports() -> list[Import]:
 
 def test_dependencies_point_one_way(imports: list[Import]) -> None:
     assert wrong_direction(imports) == []
+
+
+def test_no_folder_of_the_library_imports_one_above_it(imports: list[Import]) -> None:
+    folders = {name.split(".")[1] for name, path in modules().items() if path.parent.parent.name == "opatlas"}
+    assert folders - {"plugins", "bench", "shapes"} == set(LAYERS)
+    assert upward(imports) == []
 
 
 def test_no_files_import_each_other_in_a_ring(imports: list[Import]) -> None:
@@ -251,6 +292,12 @@ def test_other_conftests_hold_hooks_and_fixtures(folder: str) -> None:
 def test_a_wrong_import_is_noticed(importer: str, source: str, complaint: str) -> None:
     (wrong,) = wrong_direction(imports_of(importer, source, {"opatlas.plugins.plan"}))
     assert complaint in wrong
+
+
+def test_an_import_from_a_folder_above_is_noticed() -> None:
+    source = "def f():\n    from opatlas.isolation.channel import Channel\nfrom opatlas.devices import cpu"
+    (wrong,) = upward(imports_of("opatlas.engine.replay", source, {"opatlas.devices.cpu"}))
+    assert "opatlas.engine.replay:2 imports opatlas.isolation.channel" in wrong
 
 
 def test_a_ring_is_noticed_also_one_that_a_function_hides() -> None:
