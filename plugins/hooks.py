@@ -79,7 +79,8 @@ class ProcessHooks:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, None, None]:
         """Moves rows that need several devices to the end, after other plugins (--ff) have sorted the items."""
         yield
-        sort_exclusive_last(items)
+        if any(map(needs_group, items)):
+            sort_exclusive_last(items, self._context.settings.workload.options)
         if self._context.is_worker and items and needs_group(items[-1]):
             # All workers have the same collection; the controller has none.
             self._context.shared.write(_EXCLUSIVE_ITEMS, str(sum(map(needs_group, items))))

@@ -101,7 +101,7 @@ def check_replaced(
     """
     rows: list[tuple[StoredDuration, PlannedDuration]] = []
     for kernel_type, table in plan.tables.items():
-        taking = _taking(settings, in_group=settings.messages is not None or kernel_type in in_groups)
+        taking = _taking(settings, in_group=kernel_type in in_groups)
         rows += [(stored, taking) for stored in table.stored(selected)]
     unlike = provenance.mismatches(rows)
     unit = settings.unit

@@ -158,16 +158,15 @@ def _to_run(
     # xdist's controller, which collects nothing, knows the replays of bench/ only.
     rows = max(plan.cases_of(replayable), selected)
     of_all = "" if selected == rows else f"{selected:,} of "
-    what = "measure" if settings.messages is not None else "replay" if settings.prof_path is None else "look up"
+    what = settings.workload.verb
     unit = settings.unit
     yield f"{of_all}{counted(rows, unit)} to {what}, database {settings.database}"
-    if settings.collect_only and settings.prof_path is None and settings.messages is None and plan.is_empty:
+    if settings.collect_only and settings.workload.has_starter and plan.is_empty:
         yield "there is no database yet: without --co the session makes a starter of theory rows first"
     if settings.note:
         yield settings.note
     yield from plan.notes
-    if settings.messages is not None:
-        yield from settings.messages.about
+    yield from settings.workload.notes
     yield from left_out_lines(requested, plan, settings)
     if settings.collect_only and settings.prof_path is None:
         # A session that runs rows tells of them at its end.

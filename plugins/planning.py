@@ -33,7 +33,7 @@ from opatlas.model.schema import (
     STATUS_REASON,
 )
 from opatlas.model.signature import digest, make_case_id, signature, signatures
-from opatlas.store.cells import duration_columns
+from opatlas.store.cells import duration_columns, identity_columns
 from opatlas.store.csv_files import release_memory
 from opatlas.store.database import Database, SessionLock, Table
 from opatlas.store.header import misspelt_columns
@@ -90,7 +90,7 @@ def _plan_session(context: SessionContext) -> Plan:
         database,
         settings.choice,
         sampled=() if context.profile is None else context.profile.cases.keys(),
-        messages=settings.messages.rows if settings.messages is not None else None,
+        requested=settings.workload.rows,
         unmeasured=prepared.edited.positions,
         stale_runs=_stale_runs(context) if settings.mode is UpdateMode.STALE else None,
     )
@@ -121,13 +121,11 @@ def _lock_database(context: SessionContext) -> None:
 
 def _prepare_for(context: SessionContext) -> Prepared:
     settings = context.settings
-    # Rows of profiles and of messages need no starter database.
-    has_rows = context.profile is not None or settings.messages is not None
     return prepare_database(
         context.database,
         run_id=context.run_id,
-        starter=None if has_rows else _make_starter,
-        is_npu=settings.messages is None and settings.devices[0].kind == "npu",
+        starter=_make_starter if settings.workload.has_starter else None,
+        is_npu=settings.workload.has_op_mapping and settings.devices[0].kind == "npu",
     )
 
 
@@ -181,7 +179,7 @@ def make_plan(
     chosen: Choice,
     *,
     sampled: Container[str] = (),
-    messages: Mapping[str, Sequence[Mapping[str, str]]] | None = None,
+    requested: Mapping[str, Sequence[Mapping[str, str]]] | None = None,
     unmeasured: Mapping[str, Sequence[int]] | None = None,
     stale_runs: StaleRuns | None = None,
 ) -> Plan:
@@ -191,8 +189,8 @@ def make_plan(
         database: where rows are, and are written back.
         chosen: what the user chose of them.
         sampled: kernel types that have samples already, so that they may be wanted and have no rows.
-        messages: of a session that measures communication, the rows that it was asked for, by kernel type:
-            these are the cases, in their order, whether or not the database has them.
+        requested: cells of the rows that options name, by kernel type: these are the cases, in their order, whether
+            or not the database has them; None: the rows of the database.
         unmeasured: positions of rows, by kernel type, whose durations and statuses do not count.
         stale_runs: which durations are stale, where only these are to be measured; None: nobody asks.
 
@@ -200,7 +198,7 @@ def make_plan(
         OpAtlasError: a kernel type that it lacks, or a variable of --where that no row has.
     """
     plan = Plan()
-    names = database.kernel_types() if messages is None else list(messages)
+    names = database.kernel_types() if requested is None else list(requested)
     unknown = sorted(name for name in chosen.ops.difference(names) if name not in sampled)
     if unknown:
         meant = "".join(closest(name, names) for name in unknown)
@@ -210,8 +208,8 @@ def make_plan(
         if chosen.ops and name not in chosen.ops:
             continue
         try:
-            table = _table(database, name, messages)
-            wanted = None if messages is None else [signature(name, row) for row in messages[name]]
+            table = _table(database, name, requested)
+            wanted = None if requested is None else [signature(name, row) for row in requested[name]]
             if unmeasured and name in unmeasured:
                 table.table.frame = without_measurement(name, table.table.frame, unmeasured[name])
             plan.tables[name] = _plan_table(table, wanted, chosen, stale_runs)
@@ -235,15 +233,17 @@ class _Rows:
     in_file: int
 
 
-def _table(database: Database, name: str, messages: Mapping[str, Sequence[Mapping[str, str]]] | None) -> _Rows:
-    """What the file of a kernel type has, and then those messages that it lacks."""
-    if messages is None:
+def _table(database: Database, name: str, requested: Mapping[str, Sequence[Mapping[str, str]]] | None) -> _Rows:
+    """Returns the rows of the file of a kernel type, and then the requested rows that the file lacks."""
+    if requested is None:
         table = database.read(name)
         return _Rows(table, len(table.frame))
     path = database.csv_path(name)
-    frame = database.read(name).frame if path.exists() else pd.DataFrame({column: [] for column in MESSAGE})
+    frame = (
+        database.read(name).frame if path.exists() else pd.DataFrame({column: [] for column in identity_columns(name)})
+    )
     there = set(signatures(name, frame))
-    missing = [row for row in messages[name] if signature(name, row) not in there]
+    missing = [row for row in requested[name] if signature(name, row) not in there]
     together = pd.concat([frame, pd.DataFrame(missing)], ignore_index=True).fillna("") if missing else frame
     return _Rows(Table(name, path, together), len(frame))
 

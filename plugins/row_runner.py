@@ -25,7 +25,7 @@ from opatlas.isolation.executor import (
     InProcessExecutor,
     ProfileExecutor,
 )
-from opatlas.isolation.groups.pool import ExclusiveExecutor, GroupPool
+from opatlas.isolation.groups.pool import GroupPool
 from opatlas.isolation.groups.process import GroupProcess
 from opatlas.isolation.msprof import executor as msprof
 from opatlas.isolation.msprof.command import accepts_profiles
@@ -55,14 +55,12 @@ class RowRunner:
             left_out = ExcludedDevices(shared.path if shared is not None else None)
             if settings.prof_path is not None:
                 self._executor = ProfileExecutor(self.samples(), settings.devices[0].name)
-            elif settings.messages is not None:
-                self._executor = self._groups(left_out)
             elif settings.in_process:
                 self._executor = InProcessExecutor(settings.devices[0], settings.measure, self._context.waits)
             else:
                 first = self._context.place % len(settings.devices)
                 single = DevicePool(settings.devices[first:] + settings.devices[:first], self._device, left_out)
-                self._executor = ExclusiveExecutor(single, self._groups(left_out))
+                self._executor = settings.workload.executor(single, self._groups(left_out))
         return self._executor
 
     def samples(self) -> ProfileMatcher:
@@ -137,7 +135,6 @@ class RowRunner:
         function = item.function
         spec, settings = replay_spec(function), self._context.settings
         assert spec is not None
-        options = item.config.option if settings.messages is None else settings.messages.options
         return Job(
             module=function.__module__,
             module_path=str(Path(function.__code__.co_filename)),
@@ -145,7 +142,7 @@ class RowRunner:
             kernel_type=row.kernel_type,
             cells=row.cells,
             timeout_s=settings.timeout_s(first_run=row.first_run),
-            group=spec.group(row.cells, options) if spec.group else None,
+            group=spec.group(row.cells, settings.workload.options) if spec.group else None,
             instrument="" if settings.mixed or settings.read_only else row.stored_instrument,
         )
 

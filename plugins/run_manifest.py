@@ -120,6 +120,6 @@ def options_of(settings: Settings) -> Mapping[str, object]:
         "case_timeout_s": settings.case_timeout_s,
         "in_process": settings.in_process,
         "prof_path": settings.prof_path.name if settings.prof_path else None,
-        "communication": settings.messages.about if settings.messages is not None else None,
+        "communication": list(settings.workload.notes) or None,
         **settings.group_options,
     }

@@ -33,7 +33,6 @@ from opatlas.store.csv_files import write_text
 from opatlas.store.database import Database, SessionLock
 from opatlas.store.journal import JournalHeader
 from opatlas.store.manifest import Manifest
-from opatlas.store.write_back import UpdateMode
 from opatlas.text import shown
 
 from .plan import Plan
@@ -173,8 +172,7 @@ class SessionContext:
     @property
     def journal_header(self) -> JournalHeader:
         """The header of each journal of this session."""
-        # Options name the messages: a message that the database lacks is added.
-        mode = UpdateMode.ALL if self.settings.messages is not None else self.settings.mode
+        mode = self.settings.workload.write_back_mode(self.settings.mode)
         return JournalHeader(self.run_id, mode.value, self.settings.prune)
 
     def manifest(self, devices: Sequence[Mapping[str, Any]]) -> Manifest:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.collectives import options as collectives
-from opatlas.collectives.options import CollectivePlan
 from opatlas.combine.provenance import MeasurementOrigin
 from opatlas.devices.device import DeviceSpec
 from opatlas.engine import expert_parallel
@@ -20,7 +18,7 @@ from opatlas.engine.job import LEAST_SAMPLES
 from opatlas.files import absolute
 from opatlas.instruments.attribution import MOST_ROWS
 from opatlas.instruments.instrument import INSTRUMENTS, MSPROF, MeasureSettings, choose_instrument
-from opatlas.options import Scope, at_least, changed
+from opatlas.options import at_least, changed
 from opatlas.store.write_back import UpdateMode
 
 from .options import (
@@ -35,13 +33,7 @@ from .options import (
 from .selection import Choice, Shard, keyword_filter
 from .target import database_of, devices_of, named_versions, origin_of, refuse_useless_versions
 from .where import Where
-
-#: Why an option has no effect, by the kind of session.
-_NO_EFFECT = {
-    Scope.KERNELS: f"only bench/{collectives.MODULE} measures collectives",
-    Scope.PROFILES: "--prof-path runs no row",
-    Scope.COLLECTIVES: f"{collectives.MODULE} runs in groups of processes",
-}
+from .workload import ProfiledWorkload, Workload, make_workload, workload_type
 
 
 @dataclass(frozen=True)
@@ -68,7 +60,7 @@ class Settings:
         mixed: durations may be mixed with those of other devices, versions, cache states and instruments.
         origin: what durations are measured on; for profiles, as far as options tell.
         group_options: the options of nodes and of expert-parallel groups that the user gave, by name.
-        messages: what a session of collectives measures; None: the session replays rows.
+        workload: what the session measures: rows of kernels, or messages of collectives.
         named: whether the user named the database, which must exist then; any other one is made.
         versions: the versions that the user gave, by the name of the software.
         note: what the user should know of the choice of the database; "" mostly.
@@ -94,7 +86,7 @@ class Settings:
     mixed: bool = False
     origin: MeasurementOrigin = field(default_factory=MeasurementOrigin)
     group_options: Mapping[str, object] = field(default_factory=dict)
-    messages: CollectivePlan | None = None
+    workload: Workload = field(default_factory=lambda: Workload(argparse.Namespace()))
     named: bool = False
     versions: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
@@ -123,7 +115,7 @@ class Settings:
     @property
     def unit(self) -> str:
         """The noun for a case."""
-        return "row" if self.messages is None else "message"
+        return self.workload.unit
 
     def timeout_s(self, *, first_run: bool) -> float:
         """Returns the deadline of a row."""
@@ -138,24 +130,24 @@ def settings_of(config: pytest.Config) -> Settings:
             that cannot be detected.
         pytest.UsageError: options that contradict each other.
     """
-    option, communicates = config.option, collectives.are_named(config)
-    _refuse_contradictions(config, communicates)
+    option, kind = config.option, workload_type(config)
+    _refuse_contradictions(config, kind)
     devices = devices_of(config)
     has_msprof = _has_msprof(config, devices)
-    database, note = database_of(config, devices, communicates=communicates)
-    messages = collectives.collective_plan(option, devices) if communicates else None
+    workload = make_workload(kind, option, devices)
+    database, note = database_of(config, devices, workload)
     return Settings(
         database=absolute(database),
         devices=tuple(devices),
         mode=UpdateMode(option.update_mode),
         prune=option.prune_empty_duration_rows,
-        ops=frozenset(messages.rows if messages is not None and option.ops else option.ops),
+        ops=workload.ops(option.ops),
         shard=option.shard,
         # A look-up of a row that crashed on a device is safe. All nodes must run the same rows, whatever statuses
         # each of them has stored.
         retry_failed=option.retry_failed or option.prof_path is not None or option.nnodes > 1,
         prof_path=absolute(option.prof_path) if option.prof_path is not None else None,
-        measure=_measure_settings(option, communicates),
+        measure=_measure_settings(option, workload.cache),
         case_timeout_s=option.case_timeout,
         wait_s=option.wait,
         msprof_rows=option.msprof_rows if has_msprof else None,
@@ -167,25 +159,24 @@ def settings_of(config: pytest.Config) -> Settings:
         strict=option.strict or bool(option.usepdb),
         read_only=option.read_only,
         mixed=option.mixed,
-        origin=origin_of(option, devices, communicates=communicates),
+        origin=origin_of(option, devices, workload),
         group_options=changed(option, (*NODE_OPTIONS, *expert_parallel.OPTIONS)),
-        messages=messages,
-        named=bool(option.database_path) and not communicates,
+        workload=workload,
+        named=bool(option.database_path) and workload.needs_database,
         versions=named_versions(option.versions),
         note=note,
     )
 
 
-def _refuse_contradictions(config: pytest.Config, communicates: bool) -> None:
+def _refuse_contradictions(config: pytest.Config, kind: type[Workload]) -> None:
     """Raises pytest.UsageError where options contradict each other, whatever the device."""
     option = config.option
     keyword_filter(option.keyword)
     _refuse_databases_as_tests(config)
     refuse_useless_versions(config)
-    is_looked_up = option.prof_path is not None and not communicates
-    scope = Scope.COLLECTIVES if communicates else Scope.PROFILES if is_looked_up else Scope.KERNELS
+    is_looked_up = kind is ProfiledWorkload
     workers = ["-n"] if is_looked_up and is_distributed(config) else []
-    refuse(config, outside(OPTIONS, scope), _NO_EFFECT[scope], also=workers)
+    refuse(config, outside(OPTIONS, kind.scope), kind.no_effect, also=workers)
     if is_looked_up and option.update_mode == UpdateMode.STALE.value:
         raise pytest.UsageError(
             "--update-mode=stale compares with the code, driver and versions that rows would be run with, and "
@@ -234,7 +225,7 @@ def _has_msprof(config: pytest.Config, devices: Sequence[DeviceSpec]) -> bool:
     return MSPROF in instruments
 
 
-def _measure_settings(option: argparse.Namespace, communicates: bool) -> MeasureSettings:
+def _measure_settings(option: argparse.Namespace, cache: str) -> MeasureSettings:
     repeat_count = option.repeat_count or _repeat_count_of_environment()
     if option.max_noise is not None and repeat_count is not None and repeat_count < LEAST_SAMPLES:
         raise pytest.UsageError(
@@ -243,7 +234,7 @@ def _measure_settings(option: argparse.Namespace, communicates: bool) -> Measure
         )
     return MeasureSettings(
         repeat_count=repeat_count,
-        cache=option.cache or ("warm" if communicates else "cold"),
+        cache=option.cache or cache,
         time_limit_s=option.time_limit,
         threads=option.threads,
         instrument=option.instrument,

@@ -141,11 +141,8 @@ class SessionSummary:
             if merged.pruned:
                 folder = self._context.database.pruned_dir
                 yield f"pruned rows are in {folder}: `opatlas unprune {self._context.database.path}` brings them back"
-            if merged.unmatched and self._context.settings.messages is not None:
-                yield f"{counted(len(merged.unmatched), 'message')} not measured, and so without a row"
-            elif merged.unmatched:
-                match = counted(len(merged.unmatched), "record matches", "records match")
-                yield f"{match} no row of the database: not added"
+            if merged.unmatched:
+                yield self._context.settings.workload.unmatched(len(merged.unmatched))
             if merged.of_siblings:
                 kernels = counted(
                     len(merged.of_siblings),

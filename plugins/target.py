@@ -9,26 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from opatlas.collectives import options as collectives
 from opatlas.combine.provenance import MeasurementOrigin
 from opatlas.devices.cgroups import available_cores
 from opatlas.devices.device import DeviceSpec
 from opatlas.devices.discovery import available_devices, database_name, npus_present
 from opatlas.model.location import (
-    COMMUNICATION_NAMED_BY,
     DEFAULT_NPU_DEVICE,
-    NAMED_BY,
-    communication_path,
-    default_path,
     device_kind,
     expect_npu,
     public_version,
-    refuse_former_name,
 )
 from opatlas.model.versions import CANN, TORCH, VLLM, Component, Versions, detect, same_release, versions_option
 from opatlas.options import given
 
 from .options import named, refuse
+from .workload import Workload
 
 _NAMES_A_DATABASE = (VLLM, TORCH, CANN)
 
@@ -82,27 +77,25 @@ def refuse_useless_versions(config: pytest.Config) -> None:
         refuse(config, named("--versions"), "--database-path names the folder, whatever the versions")
 
 
-def database_of(config: pytest.Config, devices: Sequence[DeviceSpec], *, communicates: bool) -> tuple[Path, str]:
+def database_of(config: pytest.Config, devices: Sequence[DeviceSpec], workload: Workload) -> tuple[Path, str]:
     """Returns the folder of the CSVs, and what the user should know of its choice; "" mostly.
 
     Args:
-        communicates: whether the session measures collectives.
+        workload: what the session measures.
 
     Raises:
-        OpAtlasError: a version that names the folder is not known.
+        OpAtlasError: a version that names the folder is not known, or --database-path names no folder.
         pytest.UsageError: --versions names software that has no part in the name, or another release than the
             installed one.
     """
     option = config.option
-    if communicates:
-        return collectives.database_of(option, lambda: _communication_database(config, devices)), ""
     if option.database_path:
-        return Path(option.database_path), ""
-    _expect_naming(config, devices[0], NAMED_BY.get(devices[0].kind, [TORCH]))
+        return workload.named_database(Path(option.database_path)), ""
+    _expect_naming(config, devices[0], workload.naming(devices[0].kind))
     if option.prof_path is None and not option.collectonly:
         _expect_installed(option.versions)
     note = _versions_of_this_machine(option.versions) if option.prof_path is not None else ""
-    return default_path(database_name(devices), detect(option.versions)), note
+    return workload.default_database(database_name(devices), detect(option.versions)), note
 
 
 def given_versions(versions: Versions) -> Mapping[Component, str]:
@@ -111,15 +104,14 @@ def given_versions(versions: Versions) -> Mapping[Component, str]:
     return {component: version for component, version in by_component.items() if version}
 
 
-def origin_of(option: argparse.Namespace, devices: Sequence[DeviceSpec], *, communicates: bool) -> MeasurementOrigin:
+def origin_of(option: argparse.Namespace, devices: Sequence[DeviceSpec], workload: Workload) -> MeasurementOrigin:
     """Returns what the durations of a session are measured on, with the versions that name a database."""
     device = devices[0]
     if option.prof_path is not None:
         # The profiled software is not the software of this machine, and may be unknown.
         return MeasurementOrigin(device.name, device.kind, named_versions(option.versions))
     installed, given_or_installed = detect(), detect(option.versions)
-    # Torch opens the devices of a conftest.py, too.
-    naming = [COMMUNICATION_NAMED_BY.get(device.kind, TORCH)] if communicates else NAMED_BY.get(device.kind, [TORCH])
+    naming = workload.naming(device.kind)
     # The installed software measures, by whatever version of the same release the user calls it.
     versions = {each.name: getattr(installed, each.field) or getattr(given_or_installed, each.field) for each in naming}
     threads = option.threads or available_cores()
@@ -127,7 +119,7 @@ def origin_of(option: argparse.Namespace, devices: Sequence[DeviceSpec], *, comm
         device.name,
         device.kind,
         {name: public_version(version) for name, version in versions.items() if version},
-        threads=threads if device.kind == "cpu" and not communicates else None,
+        threads=threads if device.kind == "cpu" and workload.has_threads else None,
         host=platform.node(),
     )
 
@@ -135,17 +127,6 @@ def origin_of(option: argparse.Namespace, devices: Sequence[DeviceSpec], *, comm
 def named_versions(versions: Versions) -> Mapping[str, str]:
     """Returns the versions that --versions gives, by the name of the software."""
     return {component.name: version for component, version in given_versions(versions).items()}
-
-
-def _communication_database(config: pytest.Config, devices: Sequence[DeviceSpec]) -> Path:
-    """Raises OpAtlasError where the version that names the database is unknown; pytest.UsageError as `database_of`."""
-    name, option = database_name(devices), config.option
-    _expect_naming(config, devices[0], [COMMUNICATION_NAMED_BY.get(devices[0].kind, TORCH)])
-    if not option.collectonly:
-        _expect_installed(option.versions)
-    folder = communication_path(name, collectives.communication_version(name, detect(option.versions)))
-    refuse_former_name(folder)
-    return folder
 
 
 def _expect_naming(config: pytest.Config, device: DeviceSpec, naming: Sequence[Component]) -> None:

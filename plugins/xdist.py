@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,17 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from opatlas.collectives import options as collectives
 from opatlas.engine.registry import replay_spec
 from opatlas.errors import OpAtlasError
 from opatlas.installation import code_folder
-from opatlas.model.communication import is_communication
 from opatlas.model.errors import ReplayError
-from opatlas.model.schema import NUM_DEVICES, TOPOLOGY_TIER
 
 from .collector import needs_group, row_of
 from .row_runner import batches
 from .target import devices_of
+from .workload import workload_type
 
 if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
@@ -68,10 +67,8 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.in_process
         or option.usepdb
         or option.collectonly
-        or option.prof_path
         or not replays_are_asked_for(config)
-        # One process runs the group of all devices.
-        or collectives.are_named(config)
+        or not workload_type(config).has_workers
     ):
         return
     try:
@@ -214,24 +211,21 @@ class ExclusiveScheduling:
         self._last.worker.shutdown()
 
 
-def sort_exclusive_last(items: list[pytest.Item]) -> None:
-    """Moves the rows that need several devices to the end, the rows of each group together."""
-    items.sort(key=lambda item: (needs_group(item), *_group_key(item)))
+def sort_exclusive_last(items: list[pytest.Item], options: argparse.Namespace) -> None:
+    """Moves the rows that need several devices to the end, the rows of each group together.
 
-
-def _group_key(item: pytest.Item) -> tuple[int, ...]:
-    """Returns the sort key of the group that an item needs.
-
-    Of groups with the same number of ranks the one with the largest buffer comes first: it can run the other rows too.
+    Args:
+        options: those that choose the group of a row (`Workload.options`).
     """
+    items.sort(key=lambda item: (needs_group(item), _group_key(item, options)))
+
+
+def _group_key(item: pytest.Item, options: argparse.Namespace) -> tuple[object, ...]:
     row, spec = row_of(item), replay_spec(getattr(item, "function", None))
     if row is None or spec is None or spec.group is None:
-        return 0, 0
-    if is_communication(row.kernel_type):
-        return int(row.cells[NUM_DEVICES]), int(row.cells[TOPOLOGY_TIER])
+        return ()
     try:
-        group = spec.group(row.cells, item.config.option)
+        return spec.group(row.cells, options).sort_key
     except ReplayError:
         # The row is refused when pytest reaches it.
-        return 0, 0
-    return group.ranks, -(group.hccl_buffer_mib or 0)
+        return ()

@@ -9,14 +9,14 @@ from pathlib import Path
 from opatlas.plugins.run_manifest import options_of
 from opatlas.plugins.selection import Shard
 from opatlas.plugins.settings import Settings
+from opatlas.plugins.workload import CollectiveWorkload
 
-from opatlas.collectives.options import CollectivePlan
 from opatlas.devices.device import DeviceSpec
 from opatlas.instruments.instrument import MeasureSettings
 from opatlas.store.write_back import UpdateMode
 
 #: Fields of Settings that the manifest has under another name.
-RENAMED = {"mode": "update_mode", "messages": "communication"}
+RENAMED = {"mode": "update_mode", "workload": "communication"}
 #: Fields of Settings that are not among the options of a manifest, and why.
 NOT_IN_MANIFEST = {
     "database": "the manifest lies there",
@@ -61,8 +61,8 @@ def test_every_setting_is_in_the_manifest_or_known_not_to_be() -> None:
 
 
 def test_the_manifest_has_values_that_another_program_reads() -> None:
-    wanted = CollectivePlan({}, Namespace(), ["grid 2"])
-    told = options_of(settings(messages=wanted, group_options={"ep_size": 8}))
+    workload = CollectiveWorkload(Namespace(), {}, ["grid 2"])
+    told = options_of(settings(workload=workload, group_options={"ep_size": 8}))
     assert told == {
         "update_mode": "missing-only",
         "prune": True,

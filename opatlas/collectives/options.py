@@ -14,7 +14,6 @@ from opatlas.collectives.topology import Grid, NoGroup, guess
 from opatlas.devices.device import DeviceSpec
 from opatlas.engine.group_spec import node_options_problem
 from opatlas.errors import OpAtlasError
-from opatlas.files import expect_folder
 from opatlas.isolation.groups.pool import devices_of_node, misplaced
 from opatlas.model.communication import BY_NAME, TIERS, Collective
 from opatlas.model.location import COMMUNICATION_NAMED_BY, device_kind
@@ -153,21 +152,6 @@ def are_named(config: pytest.Config) -> bool:
     if any(named) and not all(named):
         raise _usage_error(f"{MODULE} has a database of its own: name it alone, and run the others after it")
     return any(named)
-
-
-def database_of(option: Any, default: Callable[[], Path]) -> Path:
-    """Returns the folder of the CSVs.
-
-    Node 0 writes there. Every other node, which has measured the same, writes into a folder `node{rank}` below it:
-    all nodes may see the same disk.
-
-    Raises:
-        OpAtlasError: --database-path names no folder, or one below a folder that does not exist.
-    """
-    folder = Path(option.database_path) if option.database_path else default()
-    if option.database_path:
-        expect_folder(folder, "", option="--database-path", may_be_made=True)
-    return folder / f"node{option.node_rank}" if option.node_rank else folder
 
 
 def collectives_of(ops: Sequence[str]) -> Sequence[Collective]:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from _pytest.config.argparsing import Parser
+from opatlas.plugins.workload import CollectiveWorkload
 
 from opatlas.collectives import options
 from opatlas.collectives import topology as at_hand
@@ -209,14 +210,12 @@ def test_variables_of_the_libraries_are_told(monkeypatch: pytest.MonkeyPatch) ->
     assert "environment: GLOO_SOCKET_IFNAME=lo NCCL_NVLS_ENABLE=0" in options.collective_plan(parsed(), CPU).about
 
 
-def test_where_results_go(tmp_path: Path) -> None:
-    def database(*arguments: str, path: str | None = None) -> Path:
-        return options.database_of(parsed(*arguments, database=path), lambda: Path("default"))
+def test_each_node_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    def database(*arguments: str) -> Path:
+        return CollectiveWorkload(parsed(*arguments)).named_database(tmp_path)
 
-    assert database() == Path("default")
-    assert database("--node-rank", "1") == Path("default/node1")
-    assert database(path=str(tmp_path)) == tmp_path
-    assert database("--node-rank", "1", path=str(tmp_path)) == tmp_path / "node1"
+    assert database() == tmp_path
+    assert database("--node-rank", "1") == tmp_path / "node1"
 
 
 def test_collectives_are_named_alone() -> None:

@@ -1,0 +1,168 @@
+"""What a session measures: rows of kernels, which a database holds, or messages of collectives, which options name."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from opatlas.collectives import options as collectives
+from opatlas.devices.device import DeviceSpec
+from opatlas.files import expect_folder
+from opatlas.isolation.executor import BatchExecutor, Executor
+from opatlas.isolation.groups.pool import ExclusiveExecutor, GroupPool
+from opatlas.model.location import (
+    COMMUNICATION_NAMED_BY,
+    NAMED_BY,
+    communication_path,
+    default_path,
+    refuse_former_name,
+)
+from opatlas.model.versions import TORCH, Component, Versions
+from opatlas.options import Scope
+from opatlas.store.write_back import UpdateMode
+from opatlas.text import counted
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Rows of kernels.
+
+    Attributes:
+        options: the options of pytest, with the grid that collectives use; they choose the group of a row.
+        rows: cells of the rows that options name, by kernel type; None: the rows of the database.
+        notes: lines for the user on what was chosen for them.
+    """
+
+    options: argparse.Namespace
+    rows: Mapping[str, Sequence[Mapping[str, str]]] | None = None
+    notes: Sequence[str] = ()
+
+    #: The noun for a case, and the verb for what happens to it.
+    unit = "row"
+    verb = "replay"
+    #: The kind of session, and why options of other kinds have no effect in it.
+    scope = Scope.KERNELS
+    no_effect = f"only bench/{collectives.MODULE} measures collectives"
+    #: State of the cache in which samples are taken by default.
+    cache = "cold"
+    #: Whether an empty database is filled with a starter of theory rows.
+    has_starter = True
+    #: Whether the database gets a mapping of operators (op_mapping.yaml) on NPUs.
+    has_op_mapping = True
+    #: Whether rows run in one worker of xdist for each device.
+    has_workers = True
+    #: Whether the number of threads of a CPU belongs to the origin of a duration.
+    has_threads = True
+    #: Whether --database-path must exist.
+    needs_database = True
+
+    def naming(self, device_kind: str) -> Sequence[Component]:
+        """Returns the software whose versions name a database; devices that a conftest.py opens are torch's."""
+        return NAMED_BY.get(device_kind, [TORCH])
+
+    def named_database(self, folder: Path) -> Path:
+        """Returns the folder of the CSVs, given the folder of --database-path."""
+        return folder
+
+    def default_database(self, device_name: str, versions: Versions) -> Path:
+        """Returns the folder of the CSVs by device and versions. Raises OpAtlasError if one of these is unknown."""
+        return default_path(device_name, versions)
+
+    def ops(self, named: Sequence[str]) -> frozenset[str]:
+        """Returns the kernel types to run, from the names of --ops; empty: all."""
+        return frozenset(named)
+
+    def write_back_mode(self, mode: UpdateMode) -> UpdateMode:
+        """Returns how records are written back in a session of an update mode."""
+        return mode
+
+    def executor(self, single: BatchExecutor, groups: GroupPool) -> Executor:
+        """Returns the executor of the rows.
+
+        Args:
+            single: for rows that need one device.
+            groups: for rows that need a group.
+        """
+        return ExclusiveExecutor(single, groups)
+
+    def unmatched(self, count: int) -> str:
+        """Returns a line on records without a row in the database."""
+        return f"{counted(count, 'record matches', 'records match')} no row of the database: not added"
+
+
+@dataclass(frozen=True)
+class ProfiledWorkload(Workload):
+    """Rows of kernels that are looked up in the profiles of --prof-path."""
+
+    verb = "look up"
+    scope = Scope.PROFILES
+    no_effect = "--prof-path runs no row"
+    has_starter = False
+    has_workers = False
+
+
+@dataclass(frozen=True)
+class CollectiveWorkload(Workload):
+    """Messages of collectives: options name them, groups run them, and their rows are added to the database."""
+
+    unit = "message"
+    verb = "measure"
+    scope = Scope.COLLECTIVES
+    no_effect = f"{collectives.MODULE} runs in groups of processes"
+    cache = "warm"
+    has_starter = False
+    has_op_mapping = False
+    has_workers = False
+    has_threads = False
+    needs_database = False
+
+    def naming(self, device_kind: str) -> Sequence[Component]:
+        return [COMMUNICATION_NAMED_BY.get(device_kind, TORCH)]
+
+    def named_database(self, folder: Path) -> Path:
+        """Returns the folder of this node's CSVs. Raises OpAtlasError if the folder can neither be used nor made."""
+        expect_folder(folder, "", option="--database-path", may_be_made=True)
+        return self._node_database(folder)
+
+    def default_database(self, device_name: str, versions: Versions) -> Path:
+        folder = communication_path(device_name, collectives.communication_version(device_name, versions))
+        refuse_former_name(folder)
+        return self._node_database(folder)
+
+    def _node_database(self, folder: Path) -> Path:
+        """Returns the folder of this node: all nodes may see the same disk, and each has the same results."""
+        rank = self.options.node_rank
+        return folder / f"node{rank}" if rank else folder
+
+    def ops(self, named: Sequence[str]) -> frozenset[str]:
+        assert self.rows is not None
+        return frozenset(self.rows if named else ())
+
+    def write_back_mode(self, mode: UpdateMode) -> UpdateMode:
+        """Returns ALL: a message that the database lacks is added."""
+        return UpdateMode.ALL
+
+    def executor(self, single: BatchExecutor, groups: GroupPool) -> Executor:
+        return groups
+
+    def unmatched(self, count: int) -> str:
+        return f"{counted(count, 'message')} not measured, and so without a row"
+
+
+def workload_type(config: pytest.Config) -> type[Workload]:
+    """Returns what the session measures. Raises pytest.UsageError if it names collectives beside other files."""
+    if collectives.are_named(config):
+        return CollectiveWorkload
+    return Workload if config.option.prof_path is None else ProfiledWorkload
+
+
+def make_workload(kind: type[Workload], option: argparse.Namespace, devices: Sequence[DeviceSpec]) -> Workload:
+    """Returns what the options ask for. Raises pytest.UsageError for options that contradict each other."""
+    if kind is not CollectiveWorkload:
+        return kind(option)
+    plan = collectives.collective_plan(option, devices)
+    return CollectiveWorkload(plan.options, plan.rows, plan.about)
