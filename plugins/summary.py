@@ -140,7 +140,8 @@ class SessionSummary:
             yield f"written back: {updated} updated, {added} added, {marked} marked, {len(merged.pruned)} pruned"
             if merged.pruned:
                 folder = self._context.database.pruned_dir
-                yield f"pruned rows are in {folder}: `opatlas unprune {self._context.database.path}` brings them back"
+                restored = f"`opatlas history {self._context.database.path} --unprune` brings them back"
+                yield f"pruned rows are in {folder}: {restored}"
             if merged.unmatched:
                 yield self._context.settings.workload.unmatched(len(merged.unmatched))
             if merged.of_siblings:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from opatlas.cli import main as command
-from opatlas.errors import OpAtlasError
+from opatlas.errors import OpAtlasError, UsageError
 from opatlas.installation import require_extra
 
 REPOSITORY = Path(__file__).parents[1]
@@ -47,9 +47,20 @@ def test_an_unknown_command_is_an_error() -> None:
     assert done.stderr == "error: there is no command 'benhc' (did you mean bench?): opatlas --help lists them\n"
 
 
-def test_a_command_that_was_renamed_names_its_new_name(capfd: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["merge", "a", "b"]) == 2
-    assert "'combine'" in capfd.readouterr().err
+@pytest.mark.parametrize("name", command.SUCCESSORS)
+def test_a_former_command_names_its_successor(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([name, "a", "--b"]) == 2
+    assert command.SUCCESSORS[name] in capsys.readouterr().err
+
+
+def test_the_successors_of_former_commands_are_there() -> None:
+    for successor in command.SUCCESSORS.values():
+        program, *words = successor.split()
+        if program == "opatlas":
+            taken = command.parser_of(command.COMMANDS[words[0]].module, words[0])._option_string_actions
+            assert {word for word in words if word.startswith("--")} <= set(taken)
+        else:
+            assert find_spec(words[-1]) is not None
 
 
 def test_no_command_asks_for_the_help() -> None:
@@ -76,16 +87,10 @@ def test_the_help_of_what_runs_pytest_has_the_options_that_hold_there(
     assert "pytest --help" in " ".join(done.stdout.split())
 
 
-@pytest.mark.parametrize("name", ["ingest", "kernels"])
+@pytest.mark.parametrize("name", ["ingest", "plot"])
 def test_usage_is_that_of_what_was_run(name: str) -> None:
     assert opatlas(name, "--help").stdout.startswith(f"usage: opatlas {name} ")
     assert opatlas(name, "--no-such-option").stderr.startswith("usage: opatlas")
-
-
-def test_kernels_is_that_of_the_replays() -> None:
-    done = opatlas("kernels")
-    assert done.returncode == 0, done.stderr
-    assert "torch_npu.npu_rms_norm" in done.stdout
 
 
 def test_ingest_is_that_of_the_database(tmp_path: Path) -> None:
@@ -101,24 +106,23 @@ def test_ingest_is_that_of_the_database(tmp_path: Path) -> None:
     assert "rows with a replay: 1 of 1" in done.stdout
 
 
-def test_an_interrupt_before_a_command_is_under_way_is_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("raised", "status"), [(KeyboardInterrupt(), 130), (OpAtlasError("no"), 1), (UsageError("no"), 2)]
+)
+def test_a_command_that_ends_early_shows_no_traceback(
+    raised: BaseException, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(arguments: Sequence[str]) -> int:
-        raise KeyboardInterrupt
+    def run_session(*_: object) -> int:
+        raise raised
 
-    monkeypatch.setitem(command.COMMANDS, "bench", command.Command("", run=run))
-    assert command.main(["bench"]) == 130
-    assert capsys.readouterr().err == "interrupted\n"
+    monkeypatch.setattr(command, "run_session", run_session)
+    assert command.main(["bench"]) == status
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_exit_statuses_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(arguments: Sequence[str]) -> int:
-        assert arguments == ["-k", "Add"]
-        return 5
-
-    monkeypatch.setitem(command.COMMANDS, "bench", command.Command("", run=run))
-    assert command.main(["bench", "-k", "Add"]) == 5
+def test_the_exit_status_of_pytest_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "run_session", lambda name, tests, about, arguments: len(arguments))
+    assert command.main(["bench", "-k", "Add"]) == 2
 
 
 def test_bench_runs_pytest_where_the_user_is(tmp_path: Path) -> None:

@@ -27,18 +27,11 @@ OWN = "Options that OpAtlas adds"
 COMMANDS = {
     "Show": "show",
     "History": "history",
-    "Rebuild": "rebuild",
-    "Unprune": "unprune",
+    "Check": "check",
     "Combine": "combine",
-    "Fill runtime": "fill-runtime",
-    "Trace to CSV": "trace-to-csv",
     "Doctor": "doctor",
-    "Kernels": "kernels",
-    "Probe DispatchFFNCombine": "probe-dispatch-ffn-combine",
     "Validate communication": "validate-comm",
     "Plot": "plot",
-    "Plot communication": "plot-comm",
-    "Plot products": "plot-products",
 }
 #: Sections whose rows have their options in `pytest --help`.
 OF_PYTEST = ("Replay", "Theory rows", "Communication", "Nodes", OWN)

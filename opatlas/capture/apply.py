@@ -294,7 +294,7 @@ class _CapturedRows:
         """The rows that the launches of a case belong to.
 
         A capture tells neither sequence lengths nor EP Size. Rows that have them are the case only
-        if an earlier capture gave their profiling columns: fill-runtime made them of one captured
+        if an earlier capture gave their profiling columns: --attention-records made them of one captured
         row. A theory row that has them is a more special case than the capture can vouch for.
         """
         exact = self._exact.get(signature, [])
@@ -331,7 +331,7 @@ class _CapturedRows:
         new = {column: text for column, text in wanted.items() if self.edit[column][position] != text}
         for column, text in runtime.items():
             old = self.edit[column][position]
-            # What fill-runtime found out stays; the captures that the durations came from are other ones now.
+            # What --attention-records found out stays; the captures that the durations came from are other ones now.
             if text and text != old and (not old or column == SOURCE_PROFILE):
                 new[column] = text
         for column, text in new.items():

@@ -2,7 +2,7 @@
 
 A capture holds the shapes of the sequence lengths and of the block table, and not their values,
 which are what an attention kernel's duration depends on. The value columns stay empty here;
-`fill-runtime` fills them from records dumped at run time.
+`--attention-records` fills them from records dumped at run time.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _beside(capture: Path, name: str) -> Path | None:
     return path if path.is_file() else None
 
 
-_PRUNED = "measured with assumed lengths, before fill-runtime gave the row those of a call"
+_PRUNED = "measured with assumed lengths, before --attention-records gave the row those of a call"
 #: Of the call that a row was recorded at, and in no record.
 _OF_ANOTHER_CALL = (RUNTIME_PREFIX + "attn_state", RUNTIME_PREFIX + "kv_cache_mode", LEGACY_AVG_SEQ_LEN)
 _WORD_MARKS = re.compile(r"[\s\[\](){}\"']+")

@@ -1,4 +1,4 @@
-"""Records the sequence lengths of attention calls in a serving process, for `opatlas fill-runtime`.
+"""Records the sequence lengths of attention calls in a serving process, for `opatlas ingest --attention-records`.
 
 A profiler's capture has the shapes of a call and not its lengths. While a recorder runs, each distinct
 call of torch_npu.npu_fused_infer_attention_score (and its _v2, and the `.out` form that graphs use) adds

@@ -115,7 +115,7 @@ def _attention(attention: Sequence[Bundle]) -> list[str]:
     came = f"attention rows came from {counted(len(attention), 'capture')}, which tells no lengths of sequences"
     return [
         "",
-        folded(f"{came}: fill-runtime fills {_LENGTHS} (docs/attention-runtime.md)", indent=0),
+        folded(f"{came}: opatlas ingest --attention-records fills {_LENGTHS} (docs/attention-runtime.md)", indent=0),
         f"beside them: {details:,} operator_details.csv, {traces:,} trace_view.json",
     ]
 

@@ -266,7 +266,7 @@ def _bimodal_captures(database: CheckedDatabase, table: CheckedTable) -> list[Fi
 CAPTURES = Check(
     "captures",
     "captured signatures with two populations",
-    "find what distinguishes the two (fill-runtime for attention), or use the replayed duration",
+    "find what distinguishes the two (--attention-records for attention), or use the replayed duration",
     check_table=_bimodal_captures,
     why_skipped=lambda database: "" if database.pooled else "no samples of captures are kept",
 )

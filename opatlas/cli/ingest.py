@@ -1,26 +1,38 @@
-"""Brings raw profiler captures into the database: one CSV per kernel type."""
+"""Brings profiler captures into a database: one CSV for each kernel type.
+
+A capture does not hold the sequence lengths of attention calls. --attention-records fills the Runtime columns of
+attention rows from records of the serving process: JSON objects, one a line (docs/attention-runtime.md).
+"""
 
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Container, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from opatlas.capture.attention import fill_rows, row_keys
+from opatlas.capture.attention_records import JoinKey, Records
 from opatlas.capture.captures import find_captures, skipped_files, unparsed_beside
 from opatlas.capture.ingest import IngestRequest, IngestResult, ingest_captures
 from opatlas.capture.manifest import CaptureVersions
-from opatlas.capture.summary import ingest_summary
+from opatlas.capture.summary import fill_summary, find_unmatched, ingest_summary, write_unmatched
 from opatlas.engine.kernel_facts import replays_of_bench
-from opatlas.errors import looking_at_usage
-from opatlas.files import expect_folder
-from opatlas.model import location
+from opatlas.errors import OpAtlasError, UsageError, looking_at_usage
+from opatlas.files import expect_folder, size_mb
+from opatlas.model.location import DEFAULT_NPU_DEVICE, default_path, expect_npu
 from opatlas.model.versions import CANN, TORCH, VLLM, Versions, detect, versions_option
-from opatlas.options import moved, versions
-from opatlas.store.database import Database
+from opatlas.options import at_least, moved, versions
+from opatlas.progress import Progress
+from opatlas.store.database import Database, SessionLock
+from opatlas.store.write_back import recover
 from opatlas.text import print_problems, printable, show
 
-#: What the namespace has besides the options.
-_NO_OPTIONS = frozenset({"run"})
+#: A captured row becomes at most so many rows with different lengths: each takes as long to replay as another row.
+_MAX_ROWS = 100
+#: The options that the manifest of an ingest does not hold.
+_OF_RECORDS = frozenset({"attention_records", "max_rows"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,22 +43,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profiling-path",
         type=Path,
-        required=True,
         metavar="PATH",
         help="a kernel_details or op_summary file, or a folder that is searched for *kernel_details*.csv, "
-        "or for *op_summary*.csv if it has none of these",
+        "or for *op_summary*.csv if it has none of these (default: no capture; then --attention-records is required)",
+    )
+    parser.add_argument(
+        "--attention-records",
+        type=Path,
+        nargs="+",
+        action="extend",
+        metavar="FILE",
+        help="files of records that fill the lengths of attention rows, .jsonl or .jsonl.gz (default: the lengths stay "
+        "unknown)",
+    )
+    parser.add_argument(
+        "--max-rows",
+        type=at_least(0),
+        default=_MAX_ROWS,
+        metavar="N",
+        help="with --attention-records: distinct records that a captured row may become as many rows of; of more, N "
+        "are drawn, the same ones again for the same records; 0: any number (default: %(default)s)",
     )
     parser.add_argument(
         "--database-path",
         type=Path,
         metavar="DIR",
-        help="folder of the {KernelType}.csv files (default: that of the device and versions, under database/data)",
+        help="folder of the {KernelType}.csv files (default: that of the device and versions)",
     )
     parser.add_argument(
         "--device",
         metavar="NAME",
         help="NPU that the capture was taken on, by the name of its database folder "
-        f"(default: {location.DEFAULT_NPU_DEVICE}; with --database-path: not known)",
+        f"(default: {DEFAULT_NPU_DEVICE}; with --database-path: not known)",
     )
     parser.add_argument(
         "--replace",
@@ -74,36 +102,95 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ingests; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
+    """Ingests, and returns the exit status that the help explains. Raises OpAtlasError."""
+    if arguments.profiling_path is None and not arguments.attention_records:
+        raise UsageError("nothing to ingest: name a capture with --profiling-path, or --attention-records")
+    device, given = arguments.device, _given_versions(arguments)
+    with looking_at_usage():
+        if arguments.database_path is not None:
+            path: Path = arguments.database_path
+            expect_folder(path, "", option="--database-path", may_be_made=arguments.profiling_path is not None)
+        else:
+            device = arguments.device or DEFAULT_NPU_DEVICE
+            # Captures come from NPUs, and `npu` does not say which one.
+            expect_npu(device)
+            found = detect(arguments.versions)
+            given = CaptureVersions(found.vllm, found.torch, found.cann)
+            path = default_path(device, found)
+        records_mb = sum(map(size_mb, arguments.attention_records or ()))
+    database = Database(path)
+    status = _ingest(database, arguments, device, given) if arguments.profiling_path is not None else 0
+    if arguments.attention_records:
+        files = list(dict.fromkeys(arguments.attention_records))
+        status = _fill(database, files, records_mb, arguments.max_rows) or status
+    print_problems(database.misspelt_columns(), word="warning")
+    return status
+
+
+def _ingest(database: Database, arguments: argparse.Namespace, device: str | None, given: CaptureVersions) -> int:
     root: Path = arguments.profiling_path
-    device, versions_of_capture = arguments.device, _given_versions(arguments)
     with looking_at_usage():
         captures = find_captures(root)
         not_read, not_parsed = skipped_files(root, captures), unparsed_beside(root, captures)
-        path: Path | None = arguments.database_path
-        if path is not None:
-            expect_folder(path, "", option="--database-path", may_be_made=True)
-        else:
-            device = arguments.device or location.DEFAULT_NPU_DEVICE
-            # Captures are of NPUs alone, and `npu` may be any of them.
-            location.expect_npu(device)
-            found = detect(arguments.versions)
-            versions_of_capture = CaptureVersions(found.vllm, found.torch, found.cann)
-            path = location.default_path(device, found)
-    options = {name: value for name, value in vars(arguments).items() if name not in _NO_OPTIONS}
-    asked = IngestRequest(root, arguments.replace, arguments.mixed, device, versions_of_capture, _as_text(options))
-    database = Database(path)
-    done = ingest_captures(database, captures, asked)
-    # Only who knows of replays tells which rows have one.
+    options = {name: value for name, value in vars(arguments).items() if name not in _OF_RECORDS}
+    done = ingest_captures(
+        database, captures, IngestRequest(root, arguments.replace, arguments.mixed, device, given, _as_text(options))
+    )
     if text := ingest_summary(database, done, not_read, replays_of_bench()):
         show(text)
     done.problems[:0] = not_parsed
     print_problems(done.problems)
-    print_problems(database.misspelt_columns(), word="warning")
     if done.manifest is None and not done.already:
         print_problems([_nothing(done)])
         return 1
     return 1 if done.problems else 0
+
+
+def _fill(database: Database, files: Sequence[Path], total_mb: float, limit: int) -> int:
+    with looking_at_usage():
+        expect_folder(database.path, "`opatlas ingest --profiling-path` makes a database")
+    # A session writes rows back by their signatures, which change here.
+    lock = SessionLock(database, run_id="ingest", command="opatlas ingest --attention-records")
+    lock.acquire(0, show)
+    try:
+        recovered = recover(database, own_run="") if database.journal_dir.is_dir() else []
+        keys = list(row_keys(database))
+        records = _read(files, total_mb, {key for key, _ in keys}, limit)
+        outcome = fill_rows(database, records.matched, limit)
+        unmatched = find_unmatched(records, outcome, keys)
+        problems = [*(problem for found in recovered for problem in found.problems), *outcome.problems]
+        report = None
+        try:
+            report = write_unmatched(database, unmatched, time.time())
+        except OpAtlasError as error:
+            problems.append(str(error))
+    finally:
+        lock.release()
+    for found in recovered:
+        if found:
+            show(str(found))
+    show(fill_summary(database.path, len(files), records, outcome, unmatched, limit))
+    if report is not None:
+        show(f"without a partner:\n  {report}")
+    problems = [*records.problems, *problems]
+    print_problems(records.malformed, total=records.malformed_count, what="malformed lines")
+    print_problems(problems)
+    return 1 if records.malformed or problems else 0
+
+
+def _read(files: Sequence[Path], total_mb: float, wanted: Container[JoinKey], limit: int) -> Records:
+    records = Records()
+    with Progress(total_mb, "MB", label="read") as progress:
+
+        def on_step(read_mb: float) -> None:
+            progress.advance(read_mb, f"{records.count:,} records")
+
+        for path in files:
+            try:
+                records.add_file(path, wanted, limit, on_step)
+            except OpAtlasError as error:
+                records.problems.append(str(error))
+    return records
 
 
 def _given_versions(arguments: argparse.Namespace) -> CaptureVersions:

@@ -1,84 +1,75 @@
-"""The command `opatlas`: its subcommands, each a module that documents it."""
+"""The command `opatlas`: a table of its commands, and what all of them have in common."""
 
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module, metadata
 
-from opatlas.cli.commands import RENAMED, USAGE, add_command, run_command
 from opatlas.cli.sessions import run_session
-from opatlas.errors import OpAtlasError
-from opatlas.installation import require_extra
-from opatlas.text import closest
+from opatlas.errors import OpAtlasError, UsageError
+from opatlas.text import closest, fitted
 
-#: As a shell tells of SIGINT.
+#: The exit status of argparse after wrong usage.
+USAGE = 2
+#: The exit status that a shell gives a process which SIGINT has ended.
 _INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
 class Command:
-    """`opatlas NAME ...`.
+    """`opatlas NAME ...`, run by a module or by pytest.
 
     Attributes:
-        about: what it does, in a line.
-        module: a module with `add_arguments(parser)` and `run(arguments)`; None for a command that runs pytest.
-        run: takes the arguments after the name, of a command that runs pytest; gives the exit status.
+        about: what the command does, in a line.
+        module: has a docstring for the help, `add_arguments(parser)`, and `run(arguments)`, which returns the exit
+            status; "" for a session of pytest.
+        tests: what a session of pytest collects, such as "bench/test_collectives.py"; "" for a module.
+        for_pytest: whether the command hands unknown options to pytest, as `run(arguments, for_pytest)`.
     """
 
     about: str
-    module: str | None = None
-    run: Callable[[Sequence[str]], int] | None = None
+    module: str = ""
+    tests: str = ""
+    for_pytest: bool = False
 
 
-def _check(arguments: Sequence[str]) -> int:
-    require_extra("bench", "`opatlas check`", "pytest")
-    status: int = import_module("opatlas.plugins.check").run(arguments)
-    return status
-
-
-def _of_pytest(name: str, path: str, about: str) -> Command:
-    return Command(about, run=lambda arguments: run_session(name, path, about, arguments))
-
-
-#: In the order in which a newcomer meets them.
+#: In the order in which a new user needs them.
 COMMANDS = {
-    "show": Command("show what a database holds, or which databases there are", "opatlas.cli.show"),
-    "ingest": Command("bring profiler captures into the database", "opatlas.cli.ingest"),
-    "fill-runtime": Command("fill the lengths of attention rows from records", "opatlas.cli.fill_runtime"),
-    "shapes": _of_pytest("shapes", "shapes", "add theory rows of models to the database"),
-    "bench": _of_pytest("bench", "bench", "replay the rows of the database on a device"),
-    "collectives": _of_pytest("collectives", "bench/test_collectives.py", "measure collectives between the devices"),
-    "check": Command("test the data of a database", run=_check),
+    "show": Command("show what a database holds, the databases, or the kernel types with a replay", "opatlas.cli.show"),
+    "ingest": Command(
+        "bring profiler captures, and records of attention lengths, into a database", "opatlas.cli.ingest"
+    ),
+    "shapes": Command("add theory rows of models to the database", tests="shapes"),
+    "bench": Command("replay the rows of the database on a device", tests="bench"),
+    "collectives": Command("measure collectives between the devices", tests="bench/test_collectives.py"),
+    "check": Command("test the data of a database", "opatlas.cli.check", for_pytest=True),
     "combine": Command("combine databases that were measured apart", "opatlas.cli.combine"),
-    "history": Command("tell what a row took in each run", "opatlas.store.row_history"),
-    "rebuild": Command("make the CSVs again from the histories of their runs", "opatlas.combine.rebuild"),
-    "unprune": Command("bring pruned rows back into the CSVs", "opatlas.store.pruned"),
-    "plot": Command("plot what a database holds, as PNGs for a report", "opatlas.cli.plot"),
-    "plot-comm": Command("plot the bus bandwidth of collectives", "opatlas.report.plots.communication"),
-    "plot-products": Command("plot matrix products of chosen weights", "opatlas.report.plots.durations"),
-    "kernels": Command("list the kernel types that are replayed", "opatlas.cli.kernels"),
+    "history": Command("tell what a row took in each run, or restore rows from the history", "opatlas.cli.history"),
+    "plot": Command("plot what a database holds, as images for a report", "opatlas.cli.plot"),
     "doctor": Command("look at what this machine offers, stage by stage", "opatlas.cli.doctor"),
     "validate-comm": Command("compare collectives with an analytic model", "opatlas.collectives.validate"),
-    "probe-dispatch-ffn-combine": Command("find out which shapes it takes here", "opatlas.theory.refused_probe"),
-    "trace-to-csv": Command("flatten a profiler's Chrome trace into CSV", "opatlas.cli.trace_to_csv"),
+}
+#: Former commands, and what has taken their place.
+SUCCESSORS = {
+    "fill-runtime": "opatlas ingest --attention-records",
+    "kernels": "opatlas show --kernels",
+    "merge": "opatlas combine",
+    "plot-comm": "opatlas plot --kind collectives",
+    "plot-products": "opatlas plot --kind products",
+    "probe-dispatch-ffn-combine": "python -m opatlas.cli.probe_dispatch_ffn_combine",
+    "rebuild": "opatlas history DB --rebuild",
+    "trace-to-csv": "python -m opatlas.cli.trace_to_csv",
+    "unprune": "opatlas history DB --unprune",
 }
 
 
-def parser(names: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
-    """Returns what reads the arguments of the named commands, of those that do not run pytest."""
-    reads = argparse.ArgumentParser(prog="opatlas", description=f"{(sys.modules[__name__].__doc__ or '').strip()}")
-    commands = reads.add_subparsers(required=True, metavar="COMMAND")
-    for name in names:
-        if (module := COMMANDS[name].module) is not None:
-            add_command(commands, name, import_module(module))
-    return reads
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; gives its exit status."""
+    """Runs a command and returns its exit status. `arguments` are those of the process by default."""
     arguments = sys.argv[1:] if arguments is None else arguments
     name, rest = (arguments[0], arguments[1:]) if arguments else ("", ())
     if name in ("", "-h", "--help"):
@@ -87,24 +78,60 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name == "--version":
         print(f"opatlas {_version()}")
         return 0
-    if name in RENAMED:
-        print(f"error: {name!r} is called {RENAMED[name]!r} now", file=sys.stderr)
-        return USAGE
+    return run_guarded(lambda: _run(name, rest))
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
+    if name in SUCCESSORS:
+        raise UsageError(f"the command {name!r} is gone: use `{SUCCESSORS[name]}`")
     if name not in COMMANDS:
-        print(
-            f"error: there is no command {name!r}{closest(name, COMMANDS)}: opatlas --help lists them", file=sys.stderr
-        )
-        return USAGE
+        raise UsageError(f"there is no command {name!r}{closest(name, COMMANDS)}: opatlas --help lists them")
+    command = COMMANDS[name]
+    if command.tests:
+        return run_session(name, command.tests, command.about, arguments)
+    module, parser = import_module(command.module), parser_of(command.module, f"opatlas {name}")
+    if command.for_pytest:
+        if arguments and arguments[0].startswith("-") and not {"-h", "--help"}.intersection(arguments):
+            # The value of an option of pytest would be taken for the database.
+            raise UsageError(
+                f"{arguments[0]} stands before the database: name the database first, opatlas {name} DB ..."
+            )
+        parsed, unknown = parser.parse_known_args(arguments)
+        return int(module.run(parsed, unknown))
+    return int(module.run(parser.parse_args(arguments)))
+
+
+def parser_of(module: str, program: str) -> argparse.ArgumentParser:
+    """Returns the parser of a module of commands."""
+    found = import_module(module)
+    parser = argparse.ArgumentParser(prog=program, description=found.__doc__, allow_abbrev=False)
+    found.add_arguments(parser)
+    return parser
+
+
+def run_guarded(run: Callable[[], int]) -> int:
+    """Runs a command and returns its exit status; prints an OpAtlasError without its traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A character that the terminal's encoding lacks is escaped, and does not end the command.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        command = COMMANDS[name]
-        return run_command(parser([name]), arguments) if command.run is None else command.run(rest)
+        return run()
     except OpAtlasError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return USAGE
+        print(fitted(f"error: {error}"), file=sys.stderr)
+        return USAGE if isinstance(error, UsageError) else 1
+    except BrokenPipeError:
+        # The reader (`| head`) has closed the pipe. Python flushes stdout again when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
-        # While a command imports what it needs. One that is under way answers it itself.
-        print("interrupted", file=sys.stderr)
+        print("interrupted: each CSV is complete, either as before or as after the change", file=sys.stderr)
         return _INTERRUPTED
+
+
+def run_tool(module: str, arguments: Sequence[str] | None = None) -> int:
+    """Runs a module of `opatlas.cli` that is no command of `opatlas`, as `python -m MODULE`, and returns its status."""
+    found, parser = import_module(module), parser_of(module, f"python -m {module}")
+    return run_guarded(lambda: int(found.run(parser.parse_args(arguments))))
 
 
 def _help() -> str:
@@ -112,7 +139,7 @@ def _help() -> str:
     width = max(map(len, COMMANDS))
     for name, command in COMMANDS.items():
         lines.append(f"  {name:{width}}  {command.about}")
-    lines += ["", "opatlas COMMAND --help tells the options of a command; --version the version."]
+    lines += ["", "opatlas COMMAND --help lists the options of a command; --version prints the version."]
     return "\n".join(lines)
 
 

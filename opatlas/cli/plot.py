@@ -1,7 +1,7 @@
-"""Plots a database: every figure for which it holds data.
+"""Plots what databases hold: every figure that a database has data for, or one kind from several databases.
 
-Durations against the sizes of tensors, the roofline, bytes a second, replayed against captured durations, bus
-bandwidth of collectives. docs/plots.md shows them.
+The figures: durations over the sizes of tensors, the roofline, memory bandwidth, replays against captures, bus
+bandwidth of collectives (docs/plots.md).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from opatlas.errors import OpAtlasError, looking_at_usage
+from opatlas.errors import OpAtlasError, UsageError, looking_at_usage
 from opatlas.model.communication import COLLECTIVES
 from opatlas.model.roofline import PEAKS, Peak
 from opatlas.model.schema import STAND_IN
@@ -19,14 +19,22 @@ from opatlas.model.slots import known_dtype
 from opatlas.options import positive
 from opatlas.progress import Progress
 from opatlas.report.plots.communication import COMMUNICATION, communication_plots
-from opatlas.report.plots.durations import COMPARISON, DURATIONS, comparison_plots, durations_plots
-from opatlas.report.plots.figure import FORMATS, Plot, save
+from opatlas.report.plots.durations import (
+    COMPARISON,
+    DURATIONS,
+    comparison_plots,
+    durations_plots,
+    product_lines,
+    products_figure,
+)
+from opatlas.report.plots.figure import FORMATS, Plot, expect_plot_file, save
 from opatlas.report.plots.roofline import BANDWIDTH, ROOFLINE, bandwidth_plots, roofline_plots
-from opatlas.report.plots.timed_rows import TimedRow, on_device, read_timed_rows
+from opatlas.report.plots.timed_rows import TimedRow, database_device, expect_tables, on_device, read_timed_rows
 from opatlas.store.database import Database
-from opatlas.text import counted, print_problems, show
+from opatlas.text import closest, counted, print_problems, show, whole
 
 _WAYS_SHOWN = 3
+_PRODUCTS_TYPE = "MatMulV2"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,38 +42,124 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "exit status: 0 plots were made; 1 none could be made, or something was left out because of an error; "
         "2 wrong usage"
     )
-    parser.add_argument("database", type=Path, metavar="DATABASE", help="folder of the {KernelType}.csv files")
     parser.add_argument(
-        "--output", required=True, type=Path, metavar="DIR", help="folder of the plots, made where it is not there"
+        "databases",
+        nargs="+",
+        type=Path,
+        metavar="DB",
+        help="folders of {KernelType}.csv files; several, such as a cold and a warm one, for one figure of products or "
+        "collectives",
+    )
+    parser.add_argument(
+        "--kind",
+        choices=("all", "collectives", "products"),
+        default="all",
+        help="all: every plot that one database has data for; collectives: their bus bandwidth; products: matrix "
+        "products of chosen weights (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--output",
+        required=True,
+        type=Path,
+        metavar="PATH",
+        help="all: folder of the plots, made where it does not exist; else the plot, a .svg, .png or .pdf file",
     )
     parser.add_argument(
         "--ops",
         default="",
-        metavar="TYPE[,TYPE...]",
-        help="plot only these kernel types, named exactly (default: all, and the collectives)",
+        metavar="NAME[,NAME...]",
+        help="plot only these kernel types, named exactly, or these collectives, such as all_reduce (default: all; "
+        f"{_PRODUCTS_TYPE} for products)",
     )
-    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="of the plots (default: %(default)s)")
-    parser.add_argument("--device", metavar="NAME", help="what was measured on (default: what the database says)")
+    parser.add_argument(
+        "--weights",
+        nargs="+",
+        type=_weight,
+        metavar="N,K",
+        help="shapes of weights, a line for each (default: none; required for products)",
+    )
+    parser.add_argument(
+        "--format", choices=FORMATS, default=FORMATS[0], help="format of all plots (default: %(default)s)"
+    )
+    parser.add_argument("--device", metavar="NAME", help="measured device (default: as the database says)")
     parser.add_argument(
         "--peak-gbps",
         type=positive,
         metavar="G",
-        help="the device's memory bandwidth in 10^9 bytes/s (default: its data sheet's, if known)",
+        help="memory bandwidth of the device in 10^9 bytes/s (default: from its data sheet, if known)",
     )
     parser.add_argument(
         "--peak-tops",
         nargs="+",
         type=_peak_of_dtype,
         metavar="DTYPE:T",
-        help="10^12 operations/s of the device by dtype, such as BF16:353.9 (default: its data sheet's, if known)",
+        help="10^12 operations/s of the device by dtype, such as BF16:353.9 (default: from its data sheet, if known)",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plots; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
-    kernel_types = [name.strip() for name in arguments.ops.split(",") if name.strip()]
+    """Plots, and returns the exit status that the help explains. Raises OpAtlasError."""
+    names = [name.strip() for name in arguments.ops.split(",") if name.strip()]
+    folders: list[Path] = arguments.databases
+    if bool(arguments.weights) != (arguments.kind == "products"):
+        raise UsageError("--kind products and --weights N,K belong together: give both, or none")
+    if arguments.kind != "all":
+        with looking_at_usage():
+            expect_plot_file(arguments.output)
+            for folder in folders:
+                expect_tables(folder, of_collectives=arguments.kind == "collectives")
+        for folder in folders:
+            print_problems(Database(folder).misspelt_columns(), word="warning")
+        if arguments.kind == "collectives":
+            return _plot_collectives(folders, names, arguments.output)
+        return _plot_products(folders, names, arguments.weights, arguments.output)
+    if len(folders) > 1:
+        raise UsageError(f"--kind all plots one database, and {len(folders)} are named: leave one, or choose a --kind")
+    return _plot_all(folders[0], names, arguments)
+
+
+def _plot_collectives(folders: Sequence[Path], names: Sequence[str], output: Path) -> int:
+    known = {name: each for each in COLLECTIVES for name in (each.name, each.kernel_type)}
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"--ops {unknown[0]}: no such collective{closest(unknown[0], known)}")
+    made = communication_plots(folders, list(dict.fromkeys(known[name] for name in names)) or COLLECTIVES)
+    if not made:
+        raise OpAtlasError(
+            f"{', '.join(map(str, folders))}: no message of a collective has a duration; measure some first"
+        )
+    for plot in made:
+        save(plot.figure, output)
+        show(f"{output}: {plot.holds}")
+    return 0
+
+
+def _plot_products(
+    folders: Sequence[Path], names: Sequence[str], weights: Sequence[tuple[int, int]], output: Path
+) -> int:
+    if len(names) > 1:
+        raise UsageError(f"--kind products plots one kernel type, and --ops names {len(names)}: leave one")
+    kernel_type = names[0] if names else _PRODUCTS_TYPE
+    lines = {
+        (folder, name): points
+        for folder in folders
+        for weight in weights
+        for name, points in product_lines(folder, kernel_type, weight).items()
+    }
+    if not lines:
+        wanted = ", ".join(f"{n},{k}" for n, k in weights)
+        raise OpAtlasError(
+            f"{', '.join(map(str, folders))}: {kernel_type} has no duration of a weight {wanted}: name a weight whose "
+            f"shape stands second in the Input Shapes"
+        )
+    devices = {folder: database_device(folder) or folder.name for folder in folders}
+    save(products_figure(lines, kernel_type, devices), output)
+    show(f"{output}: {counted(sum(map(len, lines.values())), 'product')} in {counted(len(lines), 'line')}")
+    return 0
+
+
+def _plot_all(folder: Path, kernel_types: Sequence[str], arguments: argparse.Namespace) -> int:
     with looking_at_usage():
-        timed = read_timed_rows(arguments.database, kernel_types)
+        timed = read_timed_rows(folder, kernel_types)
     problems = list(timed.problems)
     device = arguments.device or timed.device or _most_replayed(timed.rows)
     peak = _peak(device, arguments.peak_gbps, dict(arguments.peak_tops or ()))
@@ -87,7 +181,7 @@ def run(arguments: argparse.Namespace) -> int:
     made[COMPARISON.name] = comparison_plots(both, _title_of_both(both, timed.captured_on), peak)
     if not kernel_types:
         try:
-            made[COMMUNICATION.name] = communication_plots([arguments.database], COLLECTIVES)
+            made[COMMUNICATION.name] = communication_plots([folder], COLLECTIVES)
         except OpAtlasError as error:
             problems.append(str(error))
     plots = [plot for found in made.values() for plot in found]
@@ -101,7 +195,7 @@ def run(arguments: argparse.Namespace) -> int:
     if stand_ins := len(of_one) - len(own_kernels):
         show(f"{counted(stand_ins, 'stand-in')} (column {STAND_IN}) left out of {ROOFLINE.name} and {BANDWIDTH.name}")
     print_problems(problems)
-    print_problems(Database(arguments.database).misspelt_columns(), word="warning")
+    print_problems(Database(folder).misspelt_columns(), word="warning")
     return 1 if problems or not any(made.values()) else 0
 
 
@@ -159,3 +253,11 @@ def _peak_of_dtype(text: str) -> tuple[str, float]:
     if dtype is None:
         raise argparse.ArgumentTypeError(f"{text!r}: give DTYPE:T with a dtype such as BF16, FLOAT16 or INT8")
     return dtype.name, positive(value)
+
+
+def _weight(text: str) -> tuple[int, int]:
+    n, _, k = text.partition(",")
+    sizes = whole(n), whole(k)
+    if sizes[0] is None or sizes[1] is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: give N,K, such as 6400,5120")
+    return sizes[0], sizes[1]

@@ -1,6 +1,6 @@
-"""Shows what a database holds: rows by kernel type and state, how good they are, and what they were measured on.
+"""Shows what a database holds: rows by kernel type and state, their quality, and the devices of their runs.
 
-Without DB, the databases below database/data are listed. Nothing is written, but for --json.
+Without DB the default databases are listed, with --kernels the kernel types that have a replay.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import numpy as np
 
 from opatlas.capture.manifest import read_manifest
 from opatlas.checks.check import CheckedTable
+from opatlas.cli.kernels import show_kernels
 from opatlas.combine.provenance import run_origins
-from opatlas.errors import OpAtlasError
+from opatlas.errors import OpAtlasError, UsageError
 from opatlas.files import expect_folder
 from opatlas.model.communication import COLLECTIVES
 from opatlas.model.location import ROOT, database_place, shipped_note
@@ -195,7 +196,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="?",
         metavar="DB",
-        help="folder of {KernelType}.csv files (default: the databases below database/data are listed)",
+        help="folder of {KernelType}.csv files (default: the default databases of all devices are listed)",
+    )
+    parser.add_argument(
+        "--kernels",
+        nargs="*",
+        metavar="NAME",
+        help="list the kernel types that have a replay, with their NPU calls: all, or those with a NAME in theirs or "
+        "of the family NAME (default: databases are shown)",
     )
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="also write what is shown, as JSON (default: not written)"
@@ -205,8 +213,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints what a database holds; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
     path: Path | None = arguments.database
+    if arguments.kernels is not None:
+        if path is not None:
+            raise UsageError(f"--kernels lists kernel types, and {path} is a database: leave one of them out")
+        show_kernels(arguments.kernels, arguments.json)
+        return 0
     if path is not None:
-        expect_folder(path, "name one with a database, or none for a list of those below database/data")
+        expect_folder(path, f"name a database, or none for a list of the databases below {ROOT}")
         found = [overview_of(Database(path))]
         lines = list(_page(found[0]))
     else:

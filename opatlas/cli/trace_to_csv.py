@@ -6,10 +6,12 @@ Traces of torch.profiler and torch_npu.profiler (trace_view.json) of any size ar
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
 
 from opatlas.capture.traces import TableWriter, TraceCounts, TruncatedTraceError, read_events
+from opatlas.cli.main import run_tool
 from opatlas.errors import OpAtlasError, looking_at_usage
 from opatlas.files import open_stream, size_mb
 from opatlas.progress import Progress
@@ -88,3 +90,7 @@ def _summary(output: Path, account: TraceCounts) -> str:
         ("other events", account.other.total(), f"by phase: {phases}" if phases else ""),
     ]
     return "\n".join([*count_lines(counts), "", "table:", f"  {output}"])
+
+
+if __name__ == "__main__":
+    sys.exit(run_tool("opatlas.cli.trace_to_csv"))

@@ -6,16 +6,11 @@ are gone come back, but for pruned ones. A row that no history tells of stays as
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from opatlas.capture.ingest import rebuild_profiling
 from opatlas.errors import OpAtlasError
-from opatlas.files import expect_folder
 from opatlas.gc_pause import gc_paused
 from opatlas.model.quality import valid_duration
 from opatlas.model.record import Record, RowName
@@ -24,13 +19,12 @@ from opatlas.model.signature import signatures
 from opatlas.store import history
 from opatlas.store.cells import duration_columns
 from opatlas.store.csv_files import read_frame
-from opatlas.store.database import Database, SessionLock, Table, copy_for_dry_run
+from opatlas.store.database import Database, Table
 from opatlas.store.history import Histories, keep_replaced, without_measurement
 from opatlas.store.manifest import RunOrder, read_manifests
 from opatlas.store.pruned import pruned_path
 from opatlas.store.row_update import TableUpdate, TypeRecords, records_by_type
-from opatlas.store.write_back import UpdateMode, recover
-from opatlas.text import counted, print_problems, show
+from opatlas.store.write_back import UpdateMode
 
 
 @dataclass
@@ -159,7 +153,7 @@ def _opened(database: Database, histories: Histories, kernel_type: str, rebuilt:
 
 
 def _taken_out(database: Database, kernel_type: str) -> frozenset[str]:
-    """Signatures of rows that were pruned although they had a duration, as fill-runtime does. Raises OpAtlasError."""
+    """Returns the signatures of the pruned rows that have a duration. Raises OpAtlasError."""
     path = pruned_path(database, kernel_type)
     own_duration = duration_columns(kernel_type)[0]
     if not path.exists():
@@ -168,59 +162,3 @@ def _taken_out(database: Database, kernel_type: str) -> frozenset[str]:
     if own_duration not in frame.columns:
         return frozenset()
     return frozenset(signatures(kernel_type, frame[frame[own_duration].map(valid_duration).notna()]))
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "exit status: 0 done; 1 something was left as it is because of an error; 2 nothing was done"
-    parser.add_argument("database", type=Path, metavar="DB", help="folder of {KernelType}.csv files")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print what would be done, and write nothing (default: it is done)"
-    )
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Rebuilds; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
-    path: Path = arguments.database
-    expect_folder(path, "name one with a database")
-    if arguments.dry_run:
-        with tempfile.TemporaryDirectory(prefix="opatlas-") as folder:
-            copy = copy_for_dry_run(path, Path(folder) / "copy")
-            lines, problems = ([text.replace(str(copy.path), str(path)) for text in texts] for texts in _rebuild(copy))
-        lines.append("dry run: nothing was written")
-    else:
-        lock = SessionLock(Database(path), run_id="rebuild", command="opatlas rebuild")
-        lock.acquire(0, print)
-        try:
-            lines, problems = _rebuild(Database(path))
-        finally:
-            lock.release()
-    show("\n".join(lines))
-    print_problems(problems)
-    return 1 if problems else 0
-
-
-def _rebuild(database: Database) -> tuple[list[str], list[str]]:
-    """What was done, a line each, and what is wrong. Raises OpAtlasError."""
-    recovered = recover(database, own_run="") if database.journal_dir.is_dir() else []
-    lines = [str(each) for each in recovered if each.statuses]
-    problems = [problem for each in recovered for problem in each.problems]
-    with database.lock():
-        captured = rebuild_profiling(database)
-    problems += captured.outcome.problems
-    problems += [
-        f"ingest {run_id} has no samples any more: the cells of its captures are left as they are"
-        for run_id in captured.without_samples
-    ]
-    rebuilt = rebuild(database)
-    problems += rebuilt.problems
-    of_captures = captured.outcome.updated + captured.outcome.new
-    lines.append(
-        f"{database.path}: {counted(rebuilt.changed.total(), 'row')} changed and {rebuilt.added.total():,} added from "
-        f"the histories of {counted(len(rebuilt.runs), 'run')}; {of_captures:,} from the samples of ingests"
-    )
-    edited = sum(map(len, captured.edited.values()))
-    if edited:
-        lines.append(f"  {counted(edited, 'row')} edited since the capture: captured durations are with the old shape")
-    for kernel_type in sorted({*rebuilt.changed, *rebuilt.added}):
-        lines.append(f"  {kernel_type}: {rebuilt.changed[kernel_type]:,} changed, {rebuilt.added[kernel_type]:,} added")
-    return lines, problems

@@ -5,21 +5,17 @@ A row whose like is in the CSV again stays in pruned/. The CSV keeps its columns
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
 from opatlas.errors import OpAtlasError
-from opatlas.files import expect_folder
 from opatlas.model.record import RowName
 from opatlas.model.signature import RowChoice, signatures
 from opatlas.store.cells import TableEdit, positions_by_key
 from opatlas.store.csv_files import read_frame, write_frame
-from opatlas.store.database import Database, SessionLock, Table
-from opatlas.text import counted, print_problems, show
+from opatlas.store.database import Database, Table
 
 PRUNED_REASON = "Pruned Reason"
 
@@ -103,41 +99,3 @@ def _with_rows(frame: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
         # A column that the CSV lacks is added for what it holds only.
         edit.append({str(name): cell for name, cell in cells.items() if cell or name in frame.columns})
     return edit.frame()
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "exit status: 0 done; 1 something was left as it is because of an error; 2 nothing was done"
-    parser.add_argument("database", type=Path, metavar="DB", help="folder of {KernelType}.csv files")
-    parser.add_argument(
-        "rows",
-        nargs="*",
-        metavar="ROW",
-        help="a kernel type, or a row as pytest names it: its id, the digest at the end of the id, or a part of the id "
-        "(default: all pruned rows)",
-    )
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Unprunes; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
-    path: Path = arguments.database
-    expect_folder(path, "name one with a database")
-    database, chosen = Database(path), RowChoice(arguments.rows)
-    lock = SessionLock(database, run_id="unprune", command="opatlas unprune")
-    lock.acquire(0, print)
-    try:
-        unpruned = unprune(database, chosen)
-    finally:
-        lock.release()
-    if not unpruned.problems:
-        chosen.expect(len(unpruned.back) + len(unpruned.there), str(database.pruned_dir))
-    show("\n".join(_lines(database, unpruned)))
-    print_problems(unpruned.problems)
-    return 1 if unpruned.problems else 0
-
-
-def _lines(database: Database, unpruned: UnpruneResult) -> Sequence[str]:
-    lines = [f"{counted(len(unpruned.back), 'row')} of {database.pruned_dir} brought back into the CSVs"]
-    if unpruned.there:
-        stay = counted(len(unpruned.there), "row stays", "rows stay")
-        lines.append(f"{stay} there: the CSV has a row of the same signature")
-    return lines

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opatlas.errors import OpAtlasError
-from opatlas.files import expect_folder
 from opatlas.model.communication import COLLECTIVES
 from opatlas.model.quality import valid_duration
 from opatlas.model.record import Record, RowName
@@ -25,29 +21,14 @@ from opatlas.model.schema import (
     STATUS_REASON,
     Status,
 )
-from opatlas.model.signature import RowChoice, make_case_id, signatures
+from opatlas.model.signature import RowChoice, signatures
 from opatlas.store import history
 from opatlas.store.cells import duration_columns, stored_us
-from opatlas.store.csv_files import read_frame, write_text
+from opatlas.store.csv_files import read_frame
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, RunOrder, read_manifests, run_id_time
-from opatlas.text import print_problems, show, table_lines
 
 _VERSIONS = ("torch", "torch_npu", "vllm-ascend")
-_HEADER = (
-    "  run",
-    "began (UTC)",
-    "device",
-    "versions",
-    "status",
-    "us",
-    "median us",
-    "std us",
-    "n",
-    "instrument",
-    "cache",
-    "",
-)
 
 
 @dataclass(frozen=True)
@@ -200,68 +181,3 @@ def _with_manifest(run: RowRun, manifests: Mapping[str, Manifest]) -> RowRun:
         return replace(run, started_at=run_id_time(run.run_id))
     versions = {name: manifest.packages[name] for name in _VERSIONS if name in manifest.packages}
     return replace(run, started_at=manifest.started_at, devices=tuple(sorted(manifest.device_names)), versions=versions)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "exit status: 0 done; 1 a file could not be read, or there is no such row; 2 no such database"
-    parser.add_argument("database", type=Path, metavar="DB", help="folder of {KernelType}.csv files")
-    parser.add_argument(
-        "rows",
-        nargs="+",
-        metavar="ROW",
-        help="a kernel type, or a row as pytest names it: its id, the digest at the end of the id, or a part of the id",
-    )
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="also write the runs, with all samples and assumptions (default: not written)",
-    )
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Prints histories; gives the exit status that the epilog of the help explains. Raises OpAtlasError."""
-    path: Path = arguments.database
-    expect_folder(path, "name one with a database")
-    chosen, problems = RowChoice(arguments.rows), list[str]()
-    found = row_histories(Database(path), chosen, problems)
-    chosen.expect(len(found), str(path))
-    show("\n".join(line for row, runs in found.items() for line in _lines(row, runs)))
-    if arguments.json is not None:
-        rows = [
-            {
-                "kernel_type": row.kernel_type,
-                "signature": row.signature,
-                "id": make_case_id(row.kernel_type, row.signature),
-                "runs": [asdict(run) for run in runs],
-            }
-            for row, runs in found.items()
-        ]
-        write_text(arguments.json, json.dumps(rows, indent=2) + "\n")
-    print_problems(problems)
-    return 1 if problems else 0
-
-
-def _lines(row: RowName, runs: Sequence[RowRun]) -> Iterator[str]:
-    yield make_case_id(row.kernel_type, row.signature)
-    if not runs:
-        yield "  never run"
-        return
-    yield from table_lines([_HEADER, *map(_cells, runs)])
-
-
-def _cells(run: RowRun) -> tuple[str, ...]:
-    began = time.strftime("%Y-%m-%d %H:%M", time.gmtime(run.started_at)) if run.started_at is not None else ""
-    numbers = ("" if value is None else f"{value:.4f}" for value in (run.duration_us, run.median_us, run.std_us))
-    return (
-        f"{'*' if run.current else ' '} {run.run_id or '(unknown run)'}",
-        began,
-        ", ".join(run.devices),
-        ", ".join(f"{name} {version}" for name, version in (run.versions or {}).items()),
-        run.status if run.kept_in != "replaced" else f"{run.status}, replaced",
-        *numbers,
-        "" if run.samples is None else str(run.samples),
-        run.instrument,
-        run.cache_state,
-        run.reason,
-    )

@@ -7,7 +7,6 @@ together. Theory rows keep to the results (opatlas/theory/refused_shapes.py). Ct
 
 from __future__ import annotations
 
-import argparse
 import random
 import secrets
 import time
@@ -16,111 +15,25 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 
-from opatlas.devices.discovery import available_devices, database_name
 from opatlas.engine.expert_parallel import hccl_buffer_mib as buffer_mib
 from opatlas.engine.group_spec import GroupSpec
 from opatlas.engine.inputs.experts import needed_bytes
 from opatlas.engine.job import Job
 from opatlas.errors import OpAtlasError
-from opatlas.instruments.instrument import EVENTS, MeasureSettings
-from opatlas.isolation.executor import ExcludedDevices, Executor
-from opatlas.isolation.groups.pool import GroupPool
-from opatlas.model.errors import DeviceGone
-from opatlas.model.location import default_path
+from opatlas.isolation.executor import Executor
 from opatlas.model.schema import EP_SIZE, Status
-from opatlas.model.versions import detect
-from opatlas.options import at_least, positive
 from opatlas.progress import Progress
 from opatlas.store.database import Database
 from opatlas.store.manifest import Manifest, code_digest
-from opatlas.text import show, whole
-from opatlas.theory.refused_shapes import AXES, MoeKernel, MoeShape, Trial, load_constraints, save_constraints
+from opatlas.text import show
+from opatlas.theory.refused_shapes import AXES, MoeKernel, MoeShape, Trial, save_constraints
 
 _KERNEL_TYPE = "DispatchFFNCombine"
 _REPLAY = ("opatlas.bench.test_expert_parallel", "test_dispatch_ffn_combine")
-#: A decoding step of a large model, which all known versions accept.
-_START = MoeShape(m=16, h=7168, n=4096, experts=16, top_k=8)
-_MOST = MoeShape(m=65536, h=16384, n=16384, experts=256, top_k=32)
 #: Rows and columns of a FRACTAL_NZ block, by the weights' dtype.
-_BLOCKS = {"DT_BF16": (16, 16), "INT8": (16, 32)}
+BLOCKS = {"DT_BF16": (16, 16), "INT8": (16, 32)}
 #: The number of random cases in which all sizes differ.
 _TOGETHER = 20
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", metavar="NAME", help="as in pytest bench/ (default: the device at hand)")
-    parser.add_argument(
-        "--database-path",
-        type=Path,
-        metavar="DIR",
-        help="folder of the {KernelType}.csv files (default: that of the device and versions)",
-    )
-    parser.add_argument(
-        "--ep-size",
-        type=at_least(1),
-        default=16,
-        metavar="N",
-        help="devices that share the experts (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--weights", choices=_BLOCKS, default="INT8", help="dtype of the experts' weights (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--format",
-        choices=("FRACTAL_NZ", "ND"),
-        default="FRACTAL_NZ",
-        help="format of the weights; in FRACTAL_NZ h and n are whole blocks (default: %(default)s)",
-    )
-    for name, shape in (("start", _START), ("most", _MOST)):
-        what = "the case from which sizes are varied" if name == "start" else "the largest sizes to try"
-        parser.add_argument(
-            f"--{name}",
-            type=_shape,
-            default=shape,
-            metavar=",".join(AXES).upper(),
-            help=f"{what} (default: {','.join(map(str, astuple(shape)))})",
-        )
-    parser.add_argument(
-        "--time-budget", type=positive, default=1800.0, metavar="SECONDS", help="try for so long (default: %(default)g)"
-    )
-    parser.add_argument(
-        "--case-timeout",
-        type=positive,
-        default=120.0,
-        metavar="SECONDS",
-        help="end a case after this (default: %(default)g)",
-    )
-
-
-def run(arguments: argparse.Namespace) -> int:
-    devices = available_devices(arguments.device)
-    path = arguments.database_path or default_path(database_name(devices), detect())
-    pool = GroupPool(
-        devices,
-        MeasureSettings(repeat_count=1, cache="warm", instrument=EVENTS.get(devices[0].kind)),
-        ExcludedDevices(None),
-    )
-    spec = GroupSpec(arguments.ep_size)
-    if reason := pool.too_few_for(spec):
-        raise OpAtlasError(f"--ep-size {arguments.ep_size} {reason}")
-    probe = ShapeProbe(pool, spec, arguments.weights, arguments.format, arguments.case_timeout)
-    try:
-        written = probe.run(path, arguments.start, arguments.most, arguments.time_budget)
-    except DeviceGone as error:
-        raise OpAtlasError(str(error)) from None
-    finally:
-        pool.close()
-    kernel = MoeKernel(arguments.ep_size, arguments.weights)
-    limits = load_constraints(path).limits(kernel)
-    for axis, limit in limits.items():
-        show(f"{axis:8} {limit}")
-    taken = sum(trial.accepted for trial in probe.trials)
-    show(f"{len(probe.trials)} cases tried, {taken} accepted: {written}")
-    if not limits:
-        first = probe.trials[0] if probe.trials else None
-        why = f" ({first.status}: {first.reason})" if first else ""
-        raise OpAtlasError(f"the kernel refuses the first case{why}: give another one with --start")
-    return 0
 
 
 class ShapeProbe:
@@ -195,7 +108,7 @@ class ShapeProbe:
         return save_constraints(path, self._kernel, self.trials)
 
     def _axes(self, start: MoeShape, most: MoeShape) -> dict[str, SearchRange]:
-        rows, columns = _BLOCKS[self._kernel.weights] if self._format == "FRACTAL_NZ" else (1, 1)
+        rows, columns = BLOCKS[self._kernel.weights] if self._format == "FRACTAL_NZ" else (1, 1)
         # Both weights, (H, N) and (N / 2, H), consist of whole blocks.
         units = {"h": max(rows, columns), "n": max(2 * rows, columns)}
         for name, unit in units.items():
@@ -235,15 +148,8 @@ class ShapeProbe:
     def _weight(self, experts: int, rows: int, columns: int) -> str:
         if self._format == "ND":
             return f"{experts},{rows},{columns}"
-        block_rows, block_columns = _BLOCKS[self._kernel.weights]
+        block_rows, block_columns = BLOCKS[self._kernel.weights]
         return f"{experts},{columns // block_columns},{rows // block_rows},{block_rows},{block_columns}"
-
-
-def _shape(text: str) -> MoeShape:
-    sizes = [size for word in text.split(",") if (size := whole(word))]
-    if not len(sizes) == len(AXES) == text.count(",") + 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: give {','.join(AXES)}, five whole numbers above 0")
-    return MoeShape(*sizes)
 
 
 #: Tells whether a kernel accepts a case.

@@ -1,7 +1,7 @@
 """The shapes that a device's DispatchFFNCombine accepts, as far as they were tried: constraints/DispatchFFNCombine.csv.
 
-`opatlas probe-dispatch-ffn-combine` writes the table, one row for each case that it tried. `Constraints.accepts`
-tells whether a theory row may be added; nothing is refused for kernels that were not tried.
+`python -m opatlas.cli.probe_dispatch_ffn_combine` writes the table, one row for each case that it tried.
+`Constraints.accepts` tells whether a theory row may be added; nothing is refused for kernels that were not tried.
 """
 
 from __future__ import annotations

@@ -211,7 +211,11 @@ REFUSED = [
     (changed(LATENT[0], [(25, "")]), SHAPES, "for queries or keys only"),
     (changed(LATENT[0], [(25, "7,1,16,4")]), SHAPES, "slots 24 and 25 (rope)"),
     (changed(LATENT[0], [(4, MASK)], [(4, "INT8")]), SHAPES, "queries BNSD are replayed without a mask"),
-    (changed(PACKED[0], [(5, ""), (6, "")]), SHAPES, "Runtime actual_seq_lengths_kv_values with fill-runtime"),
+    (
+        changed(PACKED[0], [(5, ""), (6, "")]),
+        SHAPES,
+        "Runtime actual_seq_lengths_kv_values with opatlas ingest --attention-records",
+    ),
     (changed(PACKED[0], [(1, "23,2,8"), (2, "23,2,8")]), SHAPES, "keys are (tokens, heads, 16)"),
     (changed(PACKED[0], [(1, "20,2,16"), (2, "20,2,16")]), SHAPES, "more queries than keys"),
 ]

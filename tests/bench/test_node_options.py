@@ -6,8 +6,8 @@ from argparse import ArgumentParser, Namespace
 
 import pytest
 
+from opatlas.cli.probe_dispatch_ffn_combine import add_arguments
 from opatlas.engine.group_spec import GroupSpec, group_on_nodes, node_options_problem
-from opatlas.theory.refused_probe import add_arguments
 
 
 @pytest.mark.parametrize("arguments", [["--ep-size", "0"], ["--time-budget", "nan"], ["--case-timeout", "-1"]])

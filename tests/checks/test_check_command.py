@@ -12,10 +12,10 @@ from xml.etree import ElementTree
 
 import pytest
 from checked import product, write_database
-from opatlas.plugins.check import parser
 
 from opatlas.checks import CHECKS
 from opatlas.checks.known_findings import KNOWN_FINDINGS
+from opatlas.cli.main import parser_of
 
 REPOSITORY = Path(__file__).parents[2]
 KNOWN = """
@@ -175,7 +175,9 @@ def test_the_page_has_the_options_of_the_command() -> None:
     page = (REPOSITORY / "docs" / "options.md").read_text(encoding="utf-8")
     section = page.partition("\n## Check\n")[2].partition("\n## ")[0]
     on_page = set(re.findall(r"^\| `(--[a-z]+)`", section, re.MULTILINE))
-    assert on_page == set(re.findall(r"^  (--[a-z]+)", parser().format_help(), re.MULTILINE))
+    assert on_page == set(
+        re.findall(r"^  (--[a-z]+)", parser_of("opatlas.cli.check", "opatlas check").format_help(), re.MULTILINE)
+    )
 
 
 def test_the_page_has_a_line_for_each_check() -> None:

@@ -1,4 +1,4 @@
-"""`opatlas fill-runtime`: records of calls into the Runtime columns of attention rows."""
+"""`opatlas ingest --attention-records`: records of calls into the Runtime columns of attention rows."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def fill(database, tmp_path, capsys):
         path = path or tmp_path / "calls.jsonl"
         lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
         path.write_text("".join(line + "\n" for line in lines))
-        status = main(["fill-runtime", "--jsonl", str(path), "--database-path", str(database.path), *options])
+        status = main(["ingest", "--attention-records", str(path), "--database-path", str(database.path), *options])
         return status, *capsys.readouterr()
 
     return run
@@ -351,7 +351,7 @@ def test_other_columns_survive(fill, database):
 def test_several_files_one_of_them_packed(fill, database, tmp_path):
     packed_file = tmp_path / "more.jsonl.gz"
     packed_file.write_bytes(gzip.compress(json.dumps(packed()).encode() + b"\n"))
-    _, out, _ = fill(decode(), options=["--jsonl", str(packed_file)])
+    _, out, _ = fill(decode(), options=["--attention-records", str(packed_file)])
     assert counts(out)["files"] == 2
     assert all(runtime(row, "metadata_completeness") == ["complete"] for row in rows(database))
 
@@ -360,16 +360,16 @@ def test_a_packed_file_that_ends_early(fill, tmp_path):
     whole = gzip.compress(b"".join(json.dumps(decode((n, 1, 1))).encode() + b"\n" for n in range(2000)))
     cut = tmp_path / "cut.jsonl.gz"
     cut.write_bytes(whole[: len(whole) // 2])
-    status, out, err = fill(decode(), options=["--jsonl", str(cut)])
+    status, out, err = fill(decode(), options=["--attention-records", str(cut)])
     assert status == 1
     assert f"error: {cut}: ends early after line " in err
     assert counts(out)["records"] > 1
 
 
 def test_wrong_usage(fill, database, tmp_path, capsys):
-    status = main(["fill-runtime", "--jsonl", str(tmp_path / "nowhere"), "--database-path", str(database.path)])
+    status = main(["ingest", "--attention-records", str(tmp_path / "nowhere"), "--database-path", str(database.path)])
     assert (status, capsys.readouterr().err) == (2, f"error: {tmp_path / 'nowhere'}: no such file: check the path\n")
-    status = main(["fill-runtime", "--jsonl", __file__, "--database-path", str(tmp_path / "nowhere")])
+    status = main(["ingest", "--attention-records", __file__, "--database-path", str(tmp_path / "nowhere")])
     assert status == 2
     assert "no such folder" in capsys.readouterr().err
     with pytest.raises(SystemExit):
@@ -440,7 +440,7 @@ def test_a_choice_does_not_depend_on_the_order(numbers, limit):
 def test_records_are_read_whatever_the_file_begins_with(fill, database, tmp_path, capsys, spelt):
     path = tmp_path / "calls.txt"
     path.write_bytes(spelt(json.dumps(decode()) + "\n"))
-    assert main(["fill-runtime", "--jsonl", str(path), "--database-path", str(database.path)]) == 0
+    assert main(["ingest", "--attention-records", str(path), "--database-path", str(database.path)]) == 0
     assert counts(capsys.readouterr().out)["filled"] == 1
 
 
@@ -456,7 +456,7 @@ def test_records_are_read_whatever_the_file_begins_with(fill, database, tmp_path
 def test_a_file_of_another_kind_is_one_error_that_names_it(database, tmp_path, capsys, content, said):
     path = tmp_path / "calls.jsonl"
     path.write_bytes(content)
-    assert main(["fill-runtime", "--jsonl", str(path), "--database-path", str(database.path)]) == 1
+    assert main(["ingest", "--attention-records", str(path), "--database-path", str(database.path)]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert str(path) in line
     assert said in line

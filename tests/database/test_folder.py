@@ -59,12 +59,12 @@ def test_a_folder_that_is_made_later_need_not_be_there(tmp_path: Path) -> None:
     "command",
     [
         ["history", "PATH", "Abs"],
-        ["rebuild", "PATH"],
-        ["unprune", "PATH"],
+        ["history", "PATH", "--rebuild"],
+        ["history", "PATH", "--unprune"],
         ["combine", "PATH", "."],
         ["plot", "PATH", "--output", "out"],
         ["ingest", "--profiling-path", ".", "--database-path", "PATH"],
-        ["fill-runtime", "--database-path", "PATH", "--jsonl", "kernel_details.csv"],
+        ["ingest", "--database-path", "PATH", "--attention-records", "kernel_details.csv"],
     ],
     ids=lambda command: command[0],
 )

@@ -52,21 +52,21 @@ database:
   wrote op_mapping.yaml (OpAtlas' table), by which a simulator finds the rows
 next, measure its rows:
   pytest bench/ --database-path {tmp_path / "database"} --update-mode=unreplayed
+  rows with a replay: 2 of 2
 """
     )
 
 
-def test_the_summary_counts_the_rows_that_have_a_replay(tmp_path, capsys):
+def test_the_summary_counts_the_rows_that_have_a_replay(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("opatlas.cli.ingest.replays_of_bench", lambda: {"Add": None})
     rows = [launch(duration="60"), launch(type="Add", duration="20"), launch(type="NoReplay", duration="10")]
     capture = write_capture(tmp_path / "kernel_details.csv", [*rows, rows[-1]])
     arguments = ["ingest", "--profiling-path", str(capture), "--database-path", str(tmp_path / "database")]
-    assert main(arguments, replayed_types=lambda: {"Add"}) == 0
+    assert main(arguments) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "rows with a replay: 1 of 3" in said
     assert f"80.0 % of the captured device time: {launch()['Type']} 1 (60.0 %), NoReplay 1 (20.0 %)" in said
     assert said.endswith("docs/adding-a-kernel.md tells how to add a replay")
-    (manifest,) = (tmp_path / "database/runs").glob("ingest-*.json")
-    assert "replayed_types" not in read_manifest(manifest).options
 
 
 def test_changed_durations_worst_first_and_limited(tmp_path, ingest):
@@ -230,11 +230,11 @@ def test_what_could_not_be_detected_is_named(tmp_path, ingest, monkeypatch):
     assert "--versions vllm=V,cann=V" in err
 
 
-def test_wrong_options_are_wrong_usage(capsys):
-    for arguments in ([], ["ingest"], ["no-such-command"]):
-        with pytest.raises(SystemExit) as exit_:
-            main(arguments)
-        assert exit_.value.code == 2
+@pytest.mark.parametrize("arguments", [[], ["--database-path", "db"], ["--attention-records", "nowhere.jsonl"]])
+def test_wrong_options_are_wrong_usage(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["ingest", *arguments]) == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_interrupt_is_no_traceback(tmp_path, ingest, monkeypatch):

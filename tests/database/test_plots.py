@@ -281,8 +281,8 @@ def test_names_are_no_formulas(folder: Path, capsys: pytest.CaptureFixture[str])
     for path in (database / "runs").iterdir():
         path.unlink()
     assert main(["plot", str(database), "--output", str(database / "plots")]) == 0
-    arguments = [str(database), "--kernel-type", "$x^$", "--weights", "1024,512", "--output", str(database / "one.png")]
-    assert main(["plot-products", *arguments]) == 0
+    arguments = [str(database), "--ops", "$x^$", "--weights", "1024,512", "--output", str(database / "one.png")]
+    assert main(["plot", "--kind=products", *arguments]) == 0
 
 
 def test_what_there_is_no_data_for_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -340,22 +340,22 @@ def test_what_is_not_there(
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["plot", "plot-comm", "plot-products"])
-def test_a_misspelt_column_is_warned_of(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kind", ["all", "collectives", "products"])
+def test_a_misspelt_column_is_warned_of(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     header = "Input Shapes,Input Data Types,Output Shapes,Output Data Types,Averge Duration(us)\n"
     (tmp_path / "MatMulV2.csv").write_text(header)
     (tmp_path / "hcom_allReduce_.csv").write_text("message_bytes,num_devices\n")
-    weights = ["--weights", "1024,512"] if command == "plot-products" else []
-    assert main([command, str(tmp_path), "--output", str(tmp_path / "plots.svg"), *weights]) == 1
+    weights = ["--weights", "1024,512"] if kind == "products" else []
+    assert main(["plot", str(tmp_path), "--kind", kind, "--output", str(tmp_path / "plots.svg"), *weights]) == 1
     assert "MatMulV2.csv:1: column 'Averge Duration(us)' is not known" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["plot", "plot-comm", "plot-products"])
-def test_other_csvs_are_no_database(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kind", ["all", "collectives", "products"])
+def test_other_csvs_are_no_database(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "addresses.csv").write_text("name,street\nA,B\n")
-    weights = ["--weights", "1024,512"] if command == "plot-products" else []
-    assert main([command, str(tmp_path), "--output", str(tmp_path / "plots.svg"), *weights]) == 2
-    words = "holds no hcom_*.csv" if command == "plot-comm" else "no database, for none of its CSVs is one of"
+    weights = ["--weights", "1024,512"] if kind == "products" else []
+    assert main(["plot", str(tmp_path), "--kind", kind, "--output", str(tmp_path / "plots.svg"), *weights]) == 2
+    words = "holds no hcom_*.csv" if kind == "collectives" else "no database, for none of its CSVs is one of"
     assert words in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["addresses.csv"]
 

@@ -62,25 +62,30 @@ def test_a_weight_has_one_colour_and_a_cache_state_one_kind_of_line() -> None:
 def test_the_command_makes_a_file(folder: Path, capsys) -> None:
     pytest.importorskip("matplotlib")
     file = folder / "plot.svg"
-    assert main(["plot-products", str(folder), "--weights", "1024,512", "1024,256", "--output", str(file)]) == 0
+    assert (
+        main(["plot", "--kind=products", str(folder), "--weights", "1024,512", "1024,256", "--output", str(file)]) == 0
+    )
     assert "4 products in 3 lines" in capsys.readouterr().out
     assert b"rows M" in file.read_bytes() or file.stat().st_size > 10_000
 
 
 def test_one_product_is_one(folder: Path, capsys) -> None:
     pytest.importorskip("matplotlib")
-    assert main(["plot-products", str(folder), "--weights", "1024,256", "--output", str(folder / "plot.svg")]) == 0
+    assert (
+        main(["plot", "--kind=products", str(folder), "--weights", "1024,256", "--output", str(folder / "plot.svg")])
+        == 0
+    )
     assert capsys.readouterr().out.endswith("plot.svg: 1 product in 1 line\n")
 
 
 def test_a_weight_that_nobody_measured_is_an_error(folder: Path, capsys) -> None:
-    assert main(["plot-products", str(folder), "--weights", "7,7", "--output", str(folder / "a.svg")]) == 1
-    assert "holds no duration of a weight 7,7; name one" in capsys.readouterr().err
+    assert main(["plot", "--kind=products", str(folder), "--weights", "7,7", "--output", str(folder / "a.svg")]) == 1
+    assert "weight 7,7" in capsys.readouterr().err
 
 
 def test_a_weight_is_two_numbers(folder: Path, capsys) -> None:
     with pytest.raises(SystemExit):
-        main(["plot-products", str(folder), "--weights", "7", "--output", "a.svg"])
+        main(["plot", "--kind=products", str(folder), "--weights", "7", "--output", "a.svg"])
     assert "'7': give N,K" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""`opatlas trace-to-csv`: a profiler's Chrome trace as a table."""
+"""`python -m opatlas.cli.trace_to_csv`: a profiler's Chrome trace as a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opatlas.capture.traces import _MOST_COLUMNS, COLUMNS, TableWriter
-from opatlas.cli.main import main
+from opatlas.cli.main import run_tool
 
 
 def event(name="aclnnAdd_AddAiCore_Add", dur=2.5, ph="X", args=None, **more):
@@ -30,7 +30,7 @@ def flatten(tmp_path, capsys):
     def run(trace, *options, name="trace_view.json"):
         path = tmp_path / name
         path.write_bytes(trace if isinstance(trace, bytes) else json.dumps(trace).encode())
-        status = main(["trace-to-csv", "--trace", str(path), *options])
+        status = run_tool("opatlas.cli.trace_to_csv", ["--trace", str(path), *options])
         output = tmp_path / "trace_view.csv"
         return status, table(output) if output.exists() else None, *capsys.readouterr()
 
@@ -173,7 +173,7 @@ def test_the_trace_is_never_written_over(flatten, tmp_path):
         2,
         f"error: {tmp_path / 'trace_view.json'}: is the trace itself: name another file with --output\n",
     )
-    assert main(["trace-to-csv", "--trace", str(tmp_path / "nowhere.json")]) == 2
+    assert run_tool("opatlas.cli.trace_to_csv", ["--trace", str(tmp_path / "nowhere.json")]) == 2
     assert not list(tmp_path.glob(".*"))
 
 

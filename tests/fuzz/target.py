@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from opatlas.cli.main import main
+from opatlas.cli.main import main, run_tool
 from opatlas.errors import OpAtlasError
 from opatlas.store.op_mapping import MAPPING
 
@@ -75,10 +75,11 @@ class _Captured(io.StringIO):
 
 
 def command(*arguments: object) -> tuple[int, str, str]:
-    """Runs `opatlas ...` in this process; gives exit status, stdout and stderr."""
+    """Runs `opatlas ...`, or `python -m opatlas...`, in this process; returns exit status, stdout and stderr."""
     out, err = _Captured(), _Captured()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = main([str(argument) for argument in arguments])
+        program, *rest = [str(argument) for argument in arguments]
+        status = run_tool(program, rest) if program.startswith("opatlas.") else main([program, *rest])
     expect(status in (0, 1, 2), f"exit status {status}")
     expect(status == 0 or err.getvalue(), f"exit status {status} without a word")
     return status, out.getvalue(), err.getvalue()

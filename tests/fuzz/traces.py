@@ -42,7 +42,7 @@ def _seeds() -> Iterator[bytes]:
 def _check(name: str, data: bytes, folder: Path) -> None:
     trace, output = folder / name, folder / "trace.csv"
     trace.write_bytes(data)
-    status, out, err = command("trace-to-csv", "--trace", trace, "--output", output)
+    status, out, err = command("opatlas.cli.trace_to_csv", "--trace", trace, "--output", output)
     expect(not err or str(trace) in err, f"an error that does not name the trace: {err}")
     files = files_of(folder)
     expect(files.keys() <= {name, "trace.csv"}, f"files are left: {sorted(files)}")
@@ -53,7 +53,7 @@ def _check(name: str, data: bytes, folder: Path) -> None:
         expect(all(len(row) == len(header) for row in rows), "a row has not the header's columns")
         told = _ROWS.search(out)
         expect(told and int(told[1].replace(",", "")) == len(rows), "the table has not the rows that were told")
-    again, _, _ = command("trace-to-csv", "--trace", trace, "--output", output)
+    again, _, _ = command("opatlas.cli.trace_to_csv", "--trace", trace, "--output", output)
     expect(again == status and files_of(folder) == files, "the second table is another one")
 
 
@@ -70,7 +70,7 @@ _WORDS = (
 )
 TRACE = Target(
     "trace",
-    "trace-to-csv: a table whose rows have the header's columns, the events before what is damaged, no file left",
+    "trace_to_csv: a table whose rows have the header's columns, the events before what is damaged, no file left",
     _seeds,
     partial(_check, "trace.json"),
     _WORDS,

@@ -79,7 +79,9 @@ def database(tmp_path: Path) -> Path:
     done = run("opatlas", "ingest", "--profiling-path", str(capture), "--database-path", str(folder))
     assert done.code == 0, done.output
     (tmp_path / "calls.jsonl").write_text(json.dumps(DECODE_RECORD) + "\n")
-    done = run("opatlas", "fill-runtime", "--jsonl", str(tmp_path / "calls.jsonl"), "--database-path", str(folder))
+    done = run(
+        "opatlas", "ingest", "--attention-records", str(tmp_path / "calls.jsonl"), "--database-path", str(folder)
+    )
     assert done.code == 0, done.output
     return folder
 

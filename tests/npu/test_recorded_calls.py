@@ -57,7 +57,7 @@ def database(records, tmp_path) -> Database:
     database = Database(tmp_path / "database")
     frame = pd.DataFrame([cells_of(row) for row in CAPTURED]).reindex(columns=BASE, fill_value="").astype(str)
     database.write(Table(ATTENTION, database.csv_path(ATTENTION), frame))
-    assert main(["fill-runtime", "--jsonl", str(records), "--database-path", str(database.path)]) == 0
+    assert main(["ingest", "--attention-records", str(records), "--database-path", str(database.path)]) == 0
     return database
 
 

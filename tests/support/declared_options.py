@@ -12,7 +12,7 @@ from typing import Any
 
 from opatlas.plugins import options, theory
 
-from opatlas.cli.main import parser as command_parser
+from opatlas.cli.main import COMMANDS, parser_of
 
 
 class _PytestParser:
@@ -43,8 +43,7 @@ def pytest_parser() -> argparse.ArgumentParser:
 @cache
 def command_parsers() -> dict[str, argparse.ArgumentParser]:
     """Returns the parsers of the commands that do not run pytest."""
-    (commands,) = (a for a in command_parser()._actions if isinstance(a, argparse._SubParsersAction))
-    return dict(commands.choices)
+    return {name: parser_of(command.module, f"opatlas {name}") for name, command in COMMANDS.items() if command.module}
 
 
 def shown(parser: argparse.ArgumentParser) -> list[argparse.Action]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from opatlas.cli.main import COMMANDS, parser
+from opatlas.cli.main import COMMANDS, parser_of
 
 ROOT = Path(__file__).parents[2]
 READMES = sorted(ROOT.glob("README*.md"))
@@ -279,7 +279,13 @@ def _of_opatlas(words: Sequence[str]) -> str:
         return ""
     if not words or words[0] not in COMMANDS:
         return f"opatlas has no command {words[:1]}; there are {', '.join(COMMANDS)}"
-    return _refusal(parser([words[0]]), words) if COMMANDS[words[0]].module else ""
+    command = COMMANDS[words[0]]
+    if not command.module:
+        return ""
+    parser = parser_of(command.module, f"opatlas {words[0]}")
+    if command.for_pytest:
+        parser.parse_args = lambda words: parser.parse_known_args(words)[0]  # type: ignore[assignment,method-assign]
+    return _refusal(parser, words[1:])
 
 
 def _of_python(words: Sequence[str]) -> str:
@@ -290,6 +296,8 @@ def _of_python(words: Sequence[str]) -> str:
             return _of_pip(rest)
         case ["-m", "venv", *_] | ["-c", _] | ["--version"]:
             return ""
+        case ["-m", module, *rest] if module.startswith("opatlas.cli."):
+            return _refusal(parser_of(module, module), rest)
         case ["-m", module, *rest] if (path := ROOT.joinpath(*module.split(".")).with_suffix(".py")).exists():
             return _unknown_to_source(path, rest)
         case [script, *rest] if (ROOT / script).is_file():
@@ -308,9 +316,6 @@ def _refusal(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
 
 def _require_nothing(parser: argparse.ArgumentParser) -> None:
     for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for command in action.choices.values():
-                _require_nothing(command)
         action.required = False
     for group in parser._mutually_exclusive_groups:
         group.required = False

@@ -66,7 +66,7 @@ RANGE = (-2.0, 2.0)
 #: The remedy for lengths of sequences that are missing or contradict each other.
 _LENGTHS = (
     f"fill {RUNTIME_PREFIX}actual_seq_lengths_values and {RUNTIME_PREFIX}actual_seq_lengths_kv_values with "
-    f"fill-runtime (docs/attention-runtime.md), or correct the shapes"
+    f"opatlas ingest --attention-records (docs/attention-runtime.md), or correct the shapes"
 )
 #: The mask that stands for every causal mask of any lengths (sparse_mode 2 and 3).
 CAUSAL_MASK = (2048, 2048)
@@ -346,7 +346,7 @@ class _AttentionReader:
             column = RUNTIME_PREFIX + ("actual_seq_lengths_values" if slot == QUERY else "actual_seq_lengths_kv_values")
             self.row.assume(
                 f"the {tokens} tokens of slot {slot} are dealt out evenly to {count} sequences ({column}, which "
-                f"fill-runtime fills, would tell)"
+                f"opatlas ingest --attention-records fills, would tell)"
             )
         return split_evenly(tokens, count)
 

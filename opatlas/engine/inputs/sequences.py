@@ -37,7 +37,7 @@ def assign_pages(row: ReplayRow, table: tuple[int, int], blocks: int, block_size
     length = max(min(width, blocks // count), 1) * block_size
     known_by = RUNTIME_PREFIX + "block_table_valid_blocks"
     if row.kernel_type in ATTENTION_TYPES:
-        known_by = f"{RUNTIME_PREFIX}actual_seq_lengths_kv_values, which fill-runtime fills,"
+        known_by = f"{RUNTIME_PREFIX}actual_seq_lengths_kv_values, which opatlas ingest --attention-records fills,"
     row.assume(f"every sequence has {length} keys, its share of the cache ({known_by} would tell)")
     return [length] * count
 

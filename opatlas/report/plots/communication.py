@@ -6,16 +6,13 @@ and tier; its band reaches from the fastest to the slowest rank's median where t
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opatlas.errors import OpAtlasError, TableError, looking_at_usage
+from opatlas.errors import TableError
 from opatlas.model.communication import (
-    BY_NAME,
-    COLLECTIVES,
     TIERS,
     Collective,
 )
@@ -27,12 +24,11 @@ from opatlas.model.schema import (
     TOPOLOGY_TIER,
     microbench_counter,
 )
-from opatlas.options import Listed, items_of, one_of
-from opatlas.report.plots.figure import Plot, PlotKind, escape_formulas, new_figure, plot_file, save, use_byte_axis
-from opatlas.report.plots.timed_rows import database_device, expect_tables
+from opatlas.report.plots.figure import Plot, PlotKind, escape_formulas, new_figure, use_byte_axis
+from opatlas.report.plots.timed_rows import database_device
 from opatlas.store.cells import duration_columns
 from opatlas.store.database import Database
-from opatlas.text import counted, print_problems, show
+from opatlas.text import counted
 
 #: By the folder of a database.
 _LIBRARIES = {"hccl": "HCCL of CANN", "nccl": "NCCL", "gloo": "Gloo of torch"}
@@ -119,39 +115,6 @@ def communication_plots(folders: Sequence[Path], collectives: Sequence[Collectiv
     names = [collective.name for collective in measured]
     what = names[0] if len(names) == 1 else f"{len(names)} collectives"
     return [Plot(COMMUNICATION.name, figure, f"{counted(count, 'message')} of {what}")]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
-        "exit status: 0 the plot was made; 1 there is nothing to plot, or it cannot be read or written; 2 wrong usage"
-    )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders of hcom_*.csv files")
-    parser.add_argument("--output", required=True, type=plot_file, metavar="FILE", help="the plot: .svg, .png or .pdf")
-    parser.add_argument(
-        "--comm-ops",
-        nargs="+",
-        action=Listed,
-        type=items_of(one_of(BY_NAME)),
-        metavar=("OP[,OP...]", "OP"),
-        help="the collectives to plot (default: those that have a file)",
-    )
-
-
-def run(arguments: argparse.Namespace) -> int:
-    with looking_at_usage():
-        for folder in arguments.folders:
-            expect_tables(folder, of_collectives=True)
-    for folder in arguments.folders:
-        print_problems(Database(folder).misspelt_columns(), word="warning")
-    wanted = [each for each in COLLECTIVES if arguments.comm_ops is None or each.name in arguments.comm_ops]
-    made = communication_plots(arguments.folders, wanted)
-    if not made:
-        folders = ", ".join(map(str, arguments.folders))
-        raise OpAtlasError(f"{folders}: no message of a collective has a duration; measure some first")
-    for plot in made:
-        save(plot.figure, arguments.output)
-        show(f"{arguments.output}: {plot.holds}")
-    return 0
 
 
 def _panel(

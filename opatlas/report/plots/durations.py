@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -12,7 +11,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
-from opatlas.errors import CellError, OpAtlasError, TableError, looking_at_usage
+from opatlas.errors import CellError, TableError
 from opatlas.model.quality import valid_duration
 from opatlas.model.roofline import Peak, tensor_bytes
 from opatlas.model.schema import (
@@ -29,16 +28,14 @@ from opatlas.report.plots.figure import (
     color_map,
     escape_formulas,
     new_figure,
-    plot_file,
-    save,
     use_byte_axis,
     use_decades,
     whole_decades,
 )
-from opatlas.report.plots.timed_rows import TimedRow, database_device, expect_tables
+from opatlas.report.plots.timed_rows import TimedRow
 from opatlas.report.session_files import HIGHEST_RATIO, LOWEST_RATIO
 from opatlas.store.database import Database
-from opatlas.text import counted, print_problems, show, whole
+from opatlas.text import counted
 
 DURATIONS = PlotKind("durations", needs="rows with a duration and with dtypes that are known")
 
@@ -274,7 +271,6 @@ def comparison_plots(rows: Sequence[TimedRow], title: str, peak: Peak) -> list[P
 
 _PRODUCTS_INCHES = (7.0, 4.2)
 _LINE_STYLES = ("solid", "dashed", "dotted", "dashdot")
-_DEFAULT_TYPE = "MatMulV2"
 
 
 @dataclass(frozen=True)
@@ -325,45 +321,6 @@ def product_lines(folder: Path, kernel_type: str, weight: tuple[int, int]) -> di
     return {name: sorted(points, key=lambda point: point.m) for name, points in lines.items()}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
-        "exit status: 0 the plot was made; 1 there is nothing to plot, or it cannot be read or written; 2 wrong usage"
-    )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="databases: a cold and a warm one, say")
-    parser.add_argument("--output", required=True, type=plot_file, metavar="FILE", help="the plot: .svg, .png or .pdf")
-    parser.add_argument(
-        "--weights", nargs="+", required=True, type=_weight, metavar="N,K", help="the weights, a line for each"
-    )
-    parser.add_argument(
-        "--kernel-type", default=_DEFAULT_TYPE, metavar="TYPE", help="the file to read (default: %(default)s)"
-    )
-
-
-def run(arguments: argparse.Namespace) -> int:
-    with looking_at_usage():
-        for folder in arguments.folders:
-            expect_tables(folder)
-    for folder in arguments.folders:
-        print_problems(Database(folder).misspelt_columns(), word="warning")
-    lines = {
-        (folder, name): points
-        for folder in arguments.folders
-        for weight in arguments.weights
-        for name, points in product_lines(folder, arguments.kernel_type, weight).items()
-    }
-    if not lines:
-        wanted = ", ".join(f"{n},{k}" for n, k in arguments.weights)
-        raise OpAtlasError(
-            f"{', '.join(map(str, arguments.folders))}: {arguments.kernel_type} holds no duration of a weight "
-            f"{wanted}; name one whose shape stands second among its Input Shapes"
-        )
-    devices = {folder: database_device(folder) or folder.name for folder in arguments.folders}
-    figure = products_figure(lines, arguments.kernel_type, devices)
-    save(figure, arguments.output)
-    show(f"{arguments.output}: {counted(sum(map(len, lines.values())), 'product')} in {counted(len(lines), 'line')}")
-    return 0
-
-
 def products_figure(
     lines: Mapping[tuple[Path, ProductLine], Sequence[ProductPoint]], kernel_type: str, devices: Mapping[Path, str]
 ) -> Any:
@@ -404,11 +361,3 @@ def products_figure(
     axis.set_ylabel("duration (us)")
     axis.legend(fontsize="small", title="weight N x K")
     return figure
-
-
-def _weight(text: str) -> tuple[int, int]:
-    n, _, k = text.partition(",")
-    sizes = whole(n), whole(k)
-    if sizes[0] is None or sizes[1] is None:
-        raise argparse.ArgumentTypeError(f"{text!r}: give N,K, such as 6400,5120")
-    return sizes[0], sizes[1]

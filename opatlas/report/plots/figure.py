@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opatlas.errors import OpAtlasError
+from opatlas.errors import OpAtlasError, UsageError
 from opatlas.store.csv_files import write_atomically
 
 FORMATS = ("png", "svg", "pdf")
@@ -58,12 +57,10 @@ def new_figure(width_inches: float, height_inches: float, columns: int = 1, rows
     return figure, list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat)
 
 
-def plot_file(text: str) -> Path:
-    """The file that an option names, for `type=`. Raises argparse.ArgumentTypeError where it can hold no plot."""
-    path = Path(text)
+def expect_plot_file(path: Path) -> None:
+    """Checks that the ending of a file is a format of plots. Raises UsageError."""
     if _format_of(path) not in FORMATS:
-        raise argparse.ArgumentTypeError(f"{text!r}: give a file whose name ends with .{', .'.join(FORMATS)}")
-    return path
+        raise UsageError(f"{path}: no format of a plot: give a file whose name ends with .{', .'.join(FORMATS)}")
 
 
 def save(figure: Any, path: Path) -> None:

@@ -1,0 +1,56 @@
+"""Tests what a database holds. Each check and kernel type is a case of pytest.
+
+Options that are not listed here are pytest's: -k, -x, -v, -rx, --junit-xml and others.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from opatlas.errors import OpAtlasError, UsageError
+from opatlas.installation import require_extra
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s DB [--against OTHER] [--all] [--strict] [--json FILE] [options of pytest]"
+    parser.epilog = (
+        "exit status: 0 no findings, or known and advisory ones alone; 1 findings; 2 wrong usage; else pytest's own"
+    )
+    parser.add_argument("database", type=Path, metavar="DB", help="folder of {KernelType}.csv files")
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="OTHER",
+        help="another database: rows of the same case with another duration are findings (default: no comparison)",
+    )
+    parser.add_argument("--all", action="store_true", help="list every finding (default: the five worst of each case)")
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="fail on known and advisory findings, and on entries of known_findings.yaml without a finding "
+        "(default: these pass)",
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write all findings into FILE (default: not written)"
+    )
+
+
+def run(arguments: argparse.Namespace, for_pytest: Sequence[str]) -> int:
+    """Runs the checks and returns the exit status that the help explains. Raises UsageError."""
+    require_extra("bench", "`opatlas check`", "pytest")
+    run_checks = import_module("opatlas.plugins.check").run_checks
+    try:
+        status: int = run_checks(
+            arguments.database,
+            arguments.against,
+            strict=arguments.strict,
+            show_all=arguments.all,
+            json_path=arguments.json,
+            for_pytest=for_pytest,
+        )
+    except OpAtlasError as error:
+        raise UsageError(str(error)) from None
+    return status

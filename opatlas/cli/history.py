@@ -1,0 +1,210 @@
+"""Tells what rows took in each run of a database.
+
+With --rebuild the CSVs are made again from the histories of all runs and the samples of ingests; with --unprune rows
+that a session moved to pruned/ come back into their CSVs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import msgspec
+
+from opatlas.capture.ingest import rebuild_profiling
+from opatlas.combine.rebuild import rebuild
+from opatlas.errors import UsageError
+from opatlas.files import expect_folder
+from opatlas.model.record import RowName
+from opatlas.model.signature import RowChoice, make_case_id
+from opatlas.store.csv_files import write_text
+from opatlas.store.database import Database, SessionLock, copy_for_dry_run
+from opatlas.store.pruned import unprune
+from opatlas.store.row_history import RowRun, row_histories
+from opatlas.store.write_back import recover
+from opatlas.text import counted, print_problems, show, table_lines
+
+_HEADER = (
+    "  run",
+    "began (UTC)",
+    "device",
+    "versions",
+    "status",
+    "us",
+    "median us",
+    "std us",
+    "n",
+    "instrument",
+    "cache",
+    "",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "exit status: 0 done; 1 a file could not be read or written, or there is no such row; 2 wrong usage, and "
+        "nothing was done"
+    )
+    parser.add_argument("database", type=Path, metavar="DB", help="folder of {KernelType}.csv files")
+    parser.add_argument(
+        "rows",
+        nargs="*",
+        metavar="ROW",
+        help="a kernel type, or a row as pytest names it: its id, the digest at the end of the id, or a part of the id "
+        "(required, but for --rebuild; with --unprune, default: all pruned rows)",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="also write the runs, with all samples and assumptions (default: not written)",
+    )
+    restored = parser.add_mutually_exclusive_group()
+    restored.add_argument(
+        "--rebuild",
+        action="store_true",
+        help="make the CSVs again from the histories of their runs (default: histories are shown)",
+    )
+    restored.add_argument(
+        "--unprune", action="store_true", help="bring pruned rows back into the CSVs (default: histories are shown)"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="with --rebuild: print what would change, and write nothing (default: the CSVs change)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Shows or restores rows and returns the exit status that the help explains. Raises OpAtlasError."""
+    path: Path = arguments.database
+    expect_folder(path, "name one with a database")
+    if arguments.dry_run and not arguments.rebuild:
+        raise UsageError("--dry-run belongs to --rebuild: leave it out, or add --rebuild")
+    if arguments.json is not None and (arguments.rebuild or arguments.unprune):
+        raise UsageError("--json writes histories: leave it out with --rebuild and --unprune")
+    if arguments.rebuild:
+        if arguments.rows:
+            raise UsageError(f"--rebuild makes all CSVs again: leave out {' '.join(arguments.rows)}")
+        return _rebuild(path, dry_run=arguments.dry_run)
+    if arguments.unprune:
+        return _unprune(Database(path), RowChoice(arguments.rows))
+    if not arguments.rows:
+        raise UsageError("no ROW: name a kernel type, or a row by its id or a part of it")
+    return _show(path, RowChoice(arguments.rows), arguments.json)
+
+
+def _show(path: Path, chosen: RowChoice, json_path: Path | None) -> int:
+    problems = list[str]()
+    found = row_histories(Database(path), chosen, problems)
+    chosen.expect(len(found), str(path))
+    show("\n".join(line for row, runs in found.items() for line in _history_lines(row, runs)))
+    if json_path is not None:
+        rows = [
+            {
+                "kernel_type": row.kernel_type,
+                "signature": row.signature,
+                "id": make_case_id(row.kernel_type, row.signature),
+                "runs": [asdict(run) for run in runs],
+            }
+            for row, runs in found.items()
+        ]
+        write_text(json_path, msgspec.json.format(msgspec.json.encode(rows)).decode() + "\n")
+    print_problems(problems)
+    return 1 if problems else 0
+
+
+def _history_lines(row: RowName, runs: Sequence[RowRun]) -> Iterator[str]:
+    yield make_case_id(row.kernel_type, row.signature)
+    if not runs:
+        yield "  never run"
+        return
+    yield from table_lines([_HEADER, *map(_cells, runs)])
+
+
+def _cells(run: RowRun) -> tuple[str, ...]:
+    began = time.strftime("%Y-%m-%d %H:%M", time.gmtime(run.started_at)) if run.started_at is not None else ""
+    numbers = ("" if value is None else f"{value:.4f}" for value in (run.duration_us, run.median_us, run.std_us))
+    return (
+        f"{'*' if run.current else ' '} {run.run_id or '(unknown run)'}",
+        began,
+        ", ".join(run.devices),
+        ", ".join(f"{name} {version}" for name, version in (run.versions or {}).items()),
+        run.status if run.kept_in != "replaced" else f"{run.status}, replaced",
+        *numbers,
+        "" if run.samples is None else str(run.samples),
+        run.instrument,
+        run.cache_state,
+        run.reason,
+    )
+
+
+def _unprune(database: Database, chosen: RowChoice) -> int:
+    with _locked(database, "unprune"):
+        unpruned = unprune(database, chosen)
+    if not unpruned.problems:
+        chosen.expect(len(unpruned.back) + len(unpruned.there), str(database.pruned_dir))
+    show(f"{counted(len(unpruned.back), 'row')} of {database.pruned_dir} brought back into the CSVs")
+    if unpruned.there:
+        stay = counted(len(unpruned.there), "row stays", "rows stay")
+        show(f"{stay} there: the CSV has a row of the same signature")
+    print_problems(unpruned.problems)
+    return 1 if unpruned.problems else 0
+
+
+@contextmanager
+def _locked(database: Database, option: str) -> Iterator[None]:
+    """Holds the lock of a session. Raises OpAtlasError while a session has the database."""
+    lock = SessionLock(database, run_id=option, command=f"opatlas history --{option}")
+    lock.acquire(0, show)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _rebuild(path: Path, *, dry_run: bool) -> int:
+    if dry_run:
+        # The changes are made to a copy, so that they are the ones that a rebuild makes.
+        with tempfile.TemporaryDirectory(prefix="opatlas-") as folder:
+            copy = copy_for_dry_run(path, Path(folder) / "copy")
+            lines, problems = ([text.replace(str(copy.path), str(path)) for text in texts] for texts in _rebuilt(copy))
+        lines.append("dry run: nothing was written")
+    else:
+        with _locked(Database(path), "rebuild"):
+            lines, problems = _rebuilt(Database(path))
+    show("\n".join(lines))
+    print_problems(problems)
+    return 1 if problems else 0
+
+
+def _rebuilt(database: Database) -> tuple[list[str], list[str]]:
+    """Rebuilds the CSVs and returns the lines of the summary, and the problems. Raises OpAtlasError."""
+    recovered = recover(database, own_run="") if database.journal_dir.is_dir() else []
+    lines = [str(each) for each in recovered if each.statuses]
+    problems = [problem for each in recovered for problem in each.problems]
+    with database.lock():
+        captured = rebuild_profiling(database)
+    problems += captured.outcome.problems
+    problems += [
+        f"ingest {run_id} has no samples any more: the cells of its captures are left as they are"
+        for run_id in captured.without_samples
+    ]
+    rebuilt = rebuild(database)
+    problems += rebuilt.problems
+    of_captures = captured.outcome.updated + captured.outcome.new
+    lines.append(
+        f"{database.path}: {counted(rebuilt.changed.total(), 'row')} changed and {rebuilt.added.total():,} added from "
+        f"the histories of {counted(len(rebuilt.runs), 'run')}; {of_captures:,} from the samples of ingests"
+    )
+    edited = sum(map(len, captured.edited.values()))
+    if edited:
+        lines.append(f"  {counted(edited, 'row')} edited since the capture: captured durations are with the old shape")
+    for kernel_type in sorted({*rebuilt.changed, *rebuilt.added}):
+        lines.append(f"  {kernel_type}: {rebuilt.changed[kernel_type]:,} changed, {rebuilt.added[kernel_type]:,} added")
+    return lines, problems

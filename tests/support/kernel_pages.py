@@ -1,0 +1,86 @@
+"""Writes docs/kernels.md and the table of kernels in README.md: `python -m tests.support.kernel_pages`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple
+from pathlib import Path
+
+from opatlas.cli.kernels import HEADERS, Kernel, kernels
+from opatlas.engine.kernel_facts import KINDS, WITHOUT_REPLAY
+
+ROOT = Path(__file__).parents[2]
+PAGE, README = "docs/kernels.md", "README.md"
+
+_PAGE = """\
+# Kernels
+
+Which kernel types are replayed, and what is known of their calls on an NPU. Written by
+`python -m tests.support.kernel_pages`; the proofs come from `pytest tests/npu --write-npu-proofs`.
+
+Each result is checked against a formula in float64 (`bench/formulas/`). On an NPU the
+NPU call takes the place of what is timed elsewhere. On a GPU the time is that of all kernels that these
+operators of torch launch (`pytest tests/cuda --write-gpu-calls` finds them, with a small row of each type
+on a real one; larger rows may take another way: integer products go through `torch._int_mm` where its
+shapes allow). On a CPU the same code runs. What proves that an NPU call takes the arguments that the replay
+passes:
+
+"""
+
+
+_WITHOUT = """\
+## Without a replay
+
+Rows of these types stay in the database as they are; the summary of a session counts them.
+
+"""
+
+
+#: What `as_summary` gives, wherever it stands.
+_SUMMARY = re.compile(r"^\d+ kernel types have a replay.*\n\n(?:\|.*\n)+", re.MULTILINE)
+
+
+def pages(known: Sequence[Kernel], root: Path = ROOT) -> dict[Path, str]:
+    """The pages of a checkout that list kernels, as they should be. Raises ValueError."""
+    readme = root / README
+    if not readme.is_file() or not (root / PAGE).parent.is_dir():
+        raise ValueError(f"{root} has no {README} and docs/, which are in a checkout: run it with that one's code")
+    text, tables = _SUMMARY.subn(lambda _: as_summary(known), readme.read_text(encoding="utf-8"))
+    if tables != 1:
+        raise ValueError(
+            f"{readme} has {tables} tables below a line 'N kernel types have a replay': leave one, and an empty line "
+            "between both"
+        )
+    return {root / PAGE: as_page(known), readme: text}
+
+
+def as_page(kernels: Sequence[Kernel]) -> str:
+    """docs/kernels.md."""
+    meanings = "\n".join(f"- {kind}: {meaning}." for kind, meaning in KINDS.items())
+    reasons = _table(("kernel type", "why it has no replay"), WITHOUT_REPLAY.items())
+    return f"{_PAGE}{meanings}\n\n{_table(HEADERS, map(astuple, kernels))}\n{_WITHOUT}{reasons}"
+
+
+def as_summary(kernels: Sequence[Kernel]) -> str:
+    """The README's table: a line for each family, which leaves out the AiCore twins of kernels that it names."""
+    count = f"{len(kernels)} kernel types have a replay (the table leaves out `AiCore` twins):"
+    rows = []
+    for family in sorted({kernel.family for kernel in kernels}):
+        of_family = [kernel for kernel in kernels if kernel.family == family]
+        proofs = Counter(kernel.proven_by for kernel in of_family)
+        names = [kernel.kernel_type for kernel in of_family]
+        named = [name for name in names if not (name.lower().endswith("aicore") and name[: -len("aicore")] in names)]
+        rows.append((family, ", ".join(named), ", ".join(kind for kind in KINDS if proofs[kind])))
+    return f"{count}\n\n{_table(('family', 'kernel types', 'NPU calls proven by'), rows)}"
+
+
+def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (headers, ["---"] * len(headers), *rows))
+
+
+if __name__ == "__main__":
+    for page, text in pages(kernels()).items():
+        page.write_text(text, encoding="utf-8")
+        print(f"wrote {page}")
