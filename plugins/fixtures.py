@@ -1,7 +1,7 @@
-"""The fixtures that a replay sees.
+"""The fixtures that a replay may name.
 
-The body of a replay runs where the device is, in the device process, which gives it its own `row`
-and `replay` (opatlas/engine/runner.py). In pytest these fixtures see to it that the device is there.
+The body of a replay runs in the device process, with the `row` and `replay` of opatlas/engine/runner.py. In pytest's
+process these fixtures open the device, and skip a replay that cannot run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .replay_session import SESSION
 
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> Iterator[Executor]:
-    """The device that rows are replayed on, open; the session ends where it cannot be opened."""
+    """The executor of the session, with its device open. Ends the session if the device cannot be opened."""
     session = request.config.stash[SESSION]
     try:
         executor = session.executor()
@@ -32,13 +32,13 @@ def device(request: pytest.FixtureRequest) -> Iterator[Executor]:
 
 @pytest.fixture(scope="session")
 def replay(device: Executor) -> Executor:
-    """Called by the body of a replay with the kernel, its arguments and its reference; see opatlas/engine/replay.py."""
+    """The executor. In the device process a replay calls its `replay` with kernel, arguments and formula."""
     return device
 
 
 @pytest.fixture(scope="session")
 def npu(device: Executor) -> DeviceDescription:
-    """The NPU that rows are replayed on, open, and what it says of itself; skips where it is another device."""
+    """The description of the NPU that rows are replayed on; skips the test on another device."""
     description = device.describe()
     if description.kind != "npu":
         pytest.skip(f"needs an NPU, and rows are replayed on {description.name}")
@@ -47,10 +47,10 @@ def npu(device: Executor) -> DeviceDescription:
 
 @pytest.fixture(scope="session")
 def custom_opp(device: Executor) -> None:
-    """For replays of custom operators: skips them, with what to do, on an NPU where nothing can register these.
+    """Skips replays of custom operators on an NPU that cannot register them, with the remedy as reason.
 
-    Where something may, the row itself tries (opatlas/devices/npu_operators.py).
-    Other devices need no custom operators.
+    Where the operators may be there, the row itself tries (opatlas/devices/npu_operators.py). Other devices need no
+    custom operators.
     """
     if reason := device.describe().no_custom_operators:
         pytest.skip(reason)
@@ -58,8 +58,8 @@ def custom_opp(device: Executor) -> None:
 
 @pytest.fixture(scope="session")
 def group(device: Executor) -> Executor:
-    """The group of devices that a row needs (`@replays(..., group=...)`); its ranks get their own view of it.
+    """The executor. In the device process a replay with `@replays(..., group=...)` gets its rank's view of the group.
 
-    Which group that is, and that there are enough devices for it, is found out row by row (opatlas/isolation/groups/).
+    Each row says which group it needs, and is skipped where there are too few devices (opatlas/isolation/groups/).
     """
     return device

@@ -1,4 +1,4 @@
-"""The rule that durations of different origins are not mixed, in sentences for the user of a session."""
+"""Refuses to mix durations of different devices, versions, cache states or instruments, or says that it happens."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ from opatlas.text import counted, printable
 from .plan import Plan
 from .settings import Settings
 
-#: Options that measure as stored durations were measured.
+#: Options that measure rows as the stored durations were measured.
 _SAME_AGAIN = {CACHE: "--cache", INSTRUMENT: "--instrument"}
 
 
 def origin_notes(provenance: Provenance, settings: Settings) -> list[str]:
-    """What to tell of a database of another device or of other software: the session only compares with it or mixes,
-    or its folder is named for another version of the same release.
+    """Returns a note if the database is of another device, other software, or another patch of the same release.
 
     Raises:
-        OpAtlasError: it is another release, and the session neither compares nor mixes.
+        OpAtlasError: the durations would be mixed, without --mixed or --read-only.
     """
     try:
         provenance.expect(settings.origin)
@@ -53,7 +52,7 @@ def origin_notes(provenance: Provenance, settings: Settings) -> list[str]:
 
 
 def captured_notes(provenance: Provenance, plan: Plan, settings: Settings) -> list[str]:
-    """That captured durations are of another device than the session's."""
+    """Returns a note if captured durations are of another device than the session's."""
     if not any(table.captured for table in plan.tables.values()):
         return []
     note = captured_elsewhere(provenance, settings)
@@ -61,8 +60,8 @@ def captured_notes(provenance: Provenance, plan: Plan, settings: Settings) -> li
 
 
 def captured_elsewhere(provenance: Provenance, settings: Settings) -> str:
-    """Why captured durations do not compare with those of a session; "" where they were captured on such a device."""
-    # Captures are of NPUs alone.
+    """Returns why captured durations do not compare with those of a session; "" where they do."""
+    # Only NPUs are captured.
     captured = [MeasurementOrigin(device, kind="npu") for device in provenance.captured_on] or [
         MeasurementOrigin(UNNAMED_NPU, kind="npu")
     ]
@@ -75,11 +74,11 @@ def captured_elsewhere(provenance: Provenance, settings: Settings) -> str:
 
 @dataclass(frozen=True)
 class ReplacedCheck:
-    """What a session is about to replace.
+    """Whether a session may replace the durations of its cases.
 
     Attributes:
         refusal: why it may not; "" if it may.
-        notes: what the user should know of it.
+        notes: what the user should know about the durations that are replaced.
     """
 
     refusal: str
@@ -93,7 +92,7 @@ def check_replaced(
     selected: Container[str],
     in_groups: Container[str],
 ) -> ReplacedCheck:
-    """Judges the durations that the selected cases hold and are to replace.
+    """Compares the stored durations of the selected cases with those that the session will measure.
 
     Args:
         selected: ids of cases.
@@ -101,17 +100,17 @@ def check_replaced(
     """
     rows: list[tuple[StoredDuration, PlannedDuration]] = []
     for kernel_type, table in plan.tables.items():
-        taking = _taking(settings, in_group=kernel_type in in_groups)
-        rows += [(stored, taking) for stored in table.stored(selected)]
-    unlike = provenance.mismatches(rows)
+        planned = _planned_duration(settings, in_group=kernel_type in in_groups)
+        rows += [(stored, planned) for stored in table.stored(selected)]
+    mismatches = provenance.mismatches(rows)
     unit = settings.unit
-    if unlike and not settings.mixed:
-        # A row may differ in several ways.
-        lines = "".join(f"\n  {printable(str(each))}" for each in unlike)
+    if mismatches and not settings.mixed:
+        # The durations of a row may differ in several ways.
+        lines = "".join(f"\n  {printable(str(each))}" for each in mismatches)
         refusal = f"{settings.database}: these durations would be replaced by durations that do not compare:{lines}\n"
-        return ReplacedCheck(refusal + printable(_remedy(settings, _same_again(settings, unlike))), ())
-    notes = [f"--mixed replaces durations of {counted(each.count, unit)}: {each}" for each in unlike]
-    fewer = [stored for stored, taking in rows if (stored.samples or 0) > (taking.samples or stored.samples or 0)]
+        return ReplacedCheck(refusal + printable(_remedy(settings, _same_again(settings, mismatches))), ())
+    notes = [f"--mixed replaces durations of {counted(each.count, unit)}: {each}" for each in mismatches]
+    fewer = [stored for stored, planned in rows if (stored.samples or 0) > (planned.samples or stored.samples or 0)]
     if fewer:
         most = max(stored.samples or 0 for stored in fewer)
         notes.append(
@@ -122,8 +121,8 @@ def check_replaced(
     return ReplacedCheck("", [printable(note) for note in notes])
 
 
-def _taking(settings: Settings, *, in_group: bool) -> PlannedDuration:
-    """How a session takes the duration of a row."""
+def _planned_duration(settings: Settings, *, in_group: bool) -> PlannedDuration:
+    """Returns how a session will measure a row."""
     if settings.prof_path is not None:
         return PlannedDuration(settings.origin, CACHE_UNKNOWN, "msprof", None)
     kind, name = settings.devices[0].kind, settings.measure.instrument
@@ -132,7 +131,7 @@ def _taking(settings: Settings, *, in_group: bool) -> PlannedDuration:
 
 
 def _other_machine(provenance: Provenance, settings: Settings, rows: Sequence[StoredDuration]) -> list[str]:
-    """That durations of another machine, which is like this one, are joined or replaced."""
+    """Returns a note if durations of another machine of the same kind are replaced or joined."""
     own = "--database-path names a folder of your own"
     if provenance.shipped:
         fate = "join them" if settings.mode in (UpdateMode.MISSING_ONLY, UpdateMode.UNREPLAYED) else "take their place"
@@ -144,13 +143,13 @@ def _other_machine(provenance: Provenance, settings: Settings, rows: Sequence[St
     return []
 
 
-def _same_again(settings: Settings, unlike: Sequence[Mismatch]) -> str:
-    """Options that measure as stored durations were measured; "" if none do."""
+def _same_again(settings: Settings, mismatches: Sequence[Mismatch]) -> str:
+    """Returns the options that measure rows as the stored durations were measured; "" if there are none."""
     offered = INSTRUMENTS.get(settings.devices[0].kind, {})
     is_possible = all(
-        each.what in _SAME_AGAIN and (each.what != INSTRUMENT or each.stored in offered) for each in unlike
+        each.what in _SAME_AGAIN and (each.what != INSTRUMENT or each.stored in offered) for each in mismatches
     )
-    return " ".join(f"{_SAME_AGAIN[each.what]} {each.stored}" for each in unlike) if is_possible else ""
+    return " ".join(f"{_SAME_AGAIN[each.what]} {each.stored}" for each in mismatches) if is_possible else ""
 
 
 def _remedy(settings: Settings, same_again: str) -> str:

@@ -11,10 +11,10 @@ from opatlas.devices.device import DeviceSpec
 
 @pytest.hookspec(firstresult=True)
 def pytest_opatlas_devices(config: pytest.Config) -> Sequence[DeviceSpec] | None:
-    """The devices that rows are replayed on, one process each.
+    """Returns the devices that rows are replayed on, one process each; None leaves the choice to OpAtlas.
 
-    Return specs whose `opener` opens a device of your own (bench/devices has the Protocol), or None
-    to leave the choice to OpAtlas. What `config.option.device` names, where it is not None, has to be the
-    kind or the name of each spec. It is called before and after pytest is configured, in every process
-    of a session, and must give the same devices each time. Do not import torch here.
+    The `opener` of a spec opens a device of your own (opatlas/devices/device.py has the Protocol). Where
+    `config.option.device` is not None, it must be the kind or the name of each spec. pytest calls the hook before and
+    after it is configured, in every process of a session, and the result must be the same each time. Do not import
+    torch here.
     """

@@ -26,19 +26,19 @@ from .xdist import replays_are_asked_for
 if TYPE_CHECKING:
     from _pytest.junitxml import LogXML
 
-#: Any of these asks pytest-benchmark for something; without them its table would only repeat the summary.
-_ASKING = ("benchmark_json", "benchmark_save", "benchmark_autosave", "benchmark_compare", "benchmark_histogram")
+#: Options of pytest-benchmark that need the rows; without them its table would only repeat the summary.
+_NEED_ROWS = ("benchmark_json", "benchmark_save", "benchmark_autosave", "benchmark_compare", "benchmark_histogram")
 
 
 class BenchmarksOnly:
-    """Counts rows among the benchmarks of --benchmark-only, for which pytest-benchmark knows only its own fixture."""
+    """Makes --benchmark-only run rows too; pytest-benchmark would run only tests with its own fixture."""
 
     def __init__(self, benchmark_session: Any) -> None:
         self._session = benchmark_session
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Before pytest-benchmark, which would skip all rows, skips what is neither a row nor has its fixture."""
+        """Skips tests that are neither rows nor have the fixture, before pytest-benchmark would skip all rows."""
         self._session.only = False
         for item in items:
             if row_of(item) is None and "benchmark" not in getattr(item, "fixturenames", ()):
@@ -46,7 +46,7 @@ class BenchmarksOnly:
 
 
 class BenchmarkFeed:
-    """Hands each measured row to pytest-benchmark's session as a benchmark of its samples."""
+    """Adds each measured row to the session of pytest-benchmark, as a benchmark with the samples of the row."""
 
     def __init__(self, benchmark_session: Any) -> None:
         self._session = benchmark_session
@@ -57,7 +57,7 @@ class BenchmarkFeed:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, None, None]:
-        """pytest-benchmark tells of rows that have become slower, and then raises what nobody catches."""
+        """Fails the session if rows are slower than allowed; the error of pytest-benchmark would end pytest."""
         from pytest_benchmark.session import PerformanceRegression
 
         try:
@@ -113,13 +113,13 @@ class BenchmarkFeed:
 
 
 def benchmarks_only(config: pytest.Config) -> BenchmarksOnly | None:
-    """What --benchmark-only needs; None where it is not given, or pytest-benchmark is not there."""
+    """Returns the plugin for --benchmark-only; None without the option or pytest-benchmark."""
     benchmark_session = getattr(config, "_benchmarksession", None)
     return BenchmarksOnly(benchmark_session) if getattr(benchmark_session, "only", False) else None
 
 
 class NoBenchmarkHeader:
-    """Takes pytest-benchmark's line out of the header of a session of replays, which nothing in that line is about."""
+    """Removes the line of pytest-benchmark from the header: its settings do not apply to rows."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_report_header(
@@ -132,18 +132,22 @@ class NoBenchmarkHeader:
 
 
 def benchmark_feed(config: pytest.Config) -> BenchmarkFeed | None:
-    """The feed, where pytest-benchmark is there and was asked for something."""
+    """Returns the feed if an option of pytest-benchmark needs it; None otherwise."""
     benchmark_session = getattr(config, "_benchmarksession", None)
-    asked = any(getattr(config.option, name, None) for name in _ASKING)
+    asked = any(getattr(config.option, name, None) for name in _NEED_ROWS)
     return BenchmarkFeed(benchmark_session) if benchmark_session is not None and asked else None
 
 
-#: pytest's own, where no ini option names the suite.
-_UNNAMED = "pytest"
+#: pytest's name of the suite if no ini option names it.
+_DEFAULT_SUITE = "pytest"
 
 
 class JUnit:
-    """Completes the file that pytest writes. Lives where it is written: never in a worker of xdist."""
+    """Completes the JUnit file that pytest writes in the main process.
+
+    Jenkins and GitLab show class, name, time, failure and `system-out` of a case, but no properties. So rows are
+    grouped by kernel type, have a line of numbers, and fail with their status as type.
+    """
 
     def __init__(self, results: Report, xml: LogXML) -> None:
         self._context = results.context
@@ -153,13 +157,13 @@ class JUnit:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        """After the last report, and before pytest writes the file."""
+        """Completes the cases after the last report, before pytest writes the file."""
         plan = self._context.plan
         if plan is None or plan.error:
             return
-        for name, value in self._about_the_run():
+        for name, value in self._run_properties():
             self._xml.add_global_property(name, value)
-        if self._xml.suite_name == _UNNAMED and self._write_back.device_name:
+        if self._xml.suite_name == _DEFAULT_SUITE and self._write_back.device_name:
             self._xml.suite_name = f"opatlas {self._write_back.device_name}"
         kernel_types = {
             case_id: table.kernel_type for table in plan.tables.values() for case_id in table.cases.values()
@@ -176,10 +180,10 @@ class JUnit:
         for failure in (*case.findall("failure"), *case.findall("error")):
             failure.set("type", properties.get("status", "error"))
         figures = self._tally.figures.get(case_id)
-        # The figures are of the last run of a row; a plugin that runs rows again may leave a case of an earlier one.
+        # The figures are of the last run of a row. A plugin that runs rows again may leave a case of an earlier run.
         if figures is None or "duration_us" not in properties:
             return
-        # With junit_logging there is one already, and readers look at the first alone.
+        # junit_logging makes a system-out too, and readers use only the first.
         out = case.find("system-out")
         if out is None:
             out = SubElement(case, "system-out")
@@ -189,7 +193,7 @@ class JUnit:
             line += f", stored {microseconds_text(stored_us)} ({ratio:.2f} x)"
         out.text = "\n".join(filter(None, (line, out.text)))
 
-    def _about_the_run(self) -> Iterator[tuple[str, str]]:
+    def _run_properties(self) -> Iterator[tuple[str, str]]:
         manifest = self._context.manifest(self._write_back.devices)
         yield "run_id", manifest.run_id
         yield "database", str(self._context.settings.database)
@@ -206,7 +210,7 @@ class JUnit:
 
 
 def junit_writer(config: pytest.Config) -> LogXML | None:
-    """pytest's writer of JUnit files; None where no file is asked for. The one place that knows where it is."""
+    """Returns pytest's writer of JUnit files; None without --junit-xml."""
     return config.stash.get(xml_key, None)
 
 
@@ -214,10 +218,10 @@ _KEY = "opatlas/lastfailed"
 
 
 class LastFailed:
-    """Adds to what pytest's cache keeps of the last failures: which database each row failed in.
+    """Makes --lf and --ff count failures for each database, and count rows that are xfail as failed.
 
-    pytest keeps one list of node ids for all sessions of a root folder. Ids of rows that failed in other databases are
-    taken off the list while a session runs, and put back at its end.
+    pytest's cache has one list of node ids for all sessions of a root folder. The ids of rows that failed in other
+    databases are removed from the list while a session runs, and put back at its end.
     """
 
     def __init__(self, context: SessionContext) -> None:
@@ -226,7 +230,7 @@ class LastFailed:
         self._database = ""
         #: Node ids of rows that failed in each database, by its path.
         self._by_database: dict[str, list[str]] = {}
-        #: What pytest calls the ids of its list, by their text.
+        #: The keys of pytest's list, by their text.
         self._keys: dict[str, Any] = {}
         self._reported: set[str] = set()
 
@@ -236,28 +240,28 @@ class LastFailed:
         if failed is not None and replays_are_asked_for(session.config):
             try:
                 self._database = str(self._context.settings.database)
-            except (OpAtlasError, pytest.UsageError):  # the plan, which cannot be made either, tells why
+            except (OpAtlasError, pytest.UsageError):  # making the plan fails too, and says why
                 return (yield)
             self._by_database = dict(self._cache.get(_KEY, {}))
             self._keys = {str(key): key for key in failed}
-            for nodeid in self._of_others().difference(self._by_database.get(self._database, ())):
+            for nodeid in self._failed_elsewhere().difference(self._by_database.get(self._database, ())):
                 failed.pop(self._keys.get(nodeid), None)
         return (yield)
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """After pytest, which takes a row that is xfail off its list."""
+        """Adds a row that is xfail, after pytest removed it from its list."""
         note, failed = note_of(report), self._failed()
         if note is None or failed is None:
             return
         self._reported.add(report.nodeid)
         if outcome_of_report(report) == "xfailed" and "record" in note:
-            # Since pytest 9.2 the keys are no text.
+            # Since pytest 9.2 the keys are not text.
             failed[getattr(report, "id", report.nodeid)] = True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
-        """Before pytest writes its list."""
+        """Puts back the ids of other databases, before pytest writes its list."""
         failed = self._failed()
         if failed is None or not self._database or self._context.is_worker:
             return
@@ -265,14 +269,14 @@ class LastFailed:
         now = {**self._by_database, self._database: sorted(rows.intersection(map(str, failed)))}
         if now[self._database] != self._by_database.get(self._database, []):
             self._cache.set(_KEY, now)
-        failed.update((self._keys[nodeid], True) for nodeid in self._of_others().intersection(self._keys))
+        failed.update((self._keys[nodeid], True) for nodeid in self._failed_elsewhere().intersection(self._keys))
 
-    def _of_others(self) -> set[str]:
-        """Ids of rows that failed in other databases."""
+    def _failed_elsewhere(self) -> set[str]:
+        """Returns the ids of rows that failed in other databases."""
         return {nodeid for path, nodeids in self._by_database.items() if path != self._database for nodeid in nodeids}
 
     def _failed(self) -> MutableMapping[Any, bool] | None:
-        """pytest's list; None where its cache is switched off."""
+        """Returns pytest's list; None where its cache is switched off."""
         plugin = self._config.pluginmanager.get_plugin("lfplugin")
         return None if plugin is None else plugin.lastfailed
 

@@ -28,13 +28,13 @@ from opatlas.text import whole
 
 
 @dataclass(frozen=True)
-class Expected:
-    """A case that failed before.
+class KnownFailure:
+    """A case that an earlier session failed to measure.
 
     Attributes:
-        reason: what became of it.
-        run: whether it is run all the same.
-        strict: whether it fails, instead of being xfail, where it is not run.
+        reason: status and reason of the earlier session.
+        run: whether the case is run again.
+        strict: whether the case fails if it is not run; otherwise it is xfail.
     """
 
     reason: str
@@ -43,7 +43,7 @@ class Expected:
 
 
 class CaseRow:
-    """One row as a case: a reference into the plan, made small because there are many."""
+    """One row as a case. A reference into the plan, because there may be very many."""
 
     __slots__ = ("position", "table")
 
@@ -61,23 +61,23 @@ class CaseRow:
 
     @property
     def cells(self) -> dict[str, str]:
-        """The cells that identify the row and its call."""
+        """The cells that identify the row and its call, by column."""
         return {name: cells[self.position] for name, cells in self.table.columns.items()}
 
     @property
     def first_run(self) -> bool:
-        """Whether no session has run the row before."""
+        """Whether no earlier session ran the row."""
         return self.table.status(self.position) is None
 
     @property
     def given_up(self) -> str:
-        """Why the row fails without being run; "" for a row that is run, or xfail."""
-        expected = self.table.expected_to_fail.get(self.position)
+        """Why the row fails without being run; "" for a row that is run or xfail."""
+        expected = self.table.known_failures.get(self.position)
         return expected.reason if expected is not None and expected.strict else ""
 
     @property
     def crashes_before(self) -> int:
-        """Sessions in a row, up to the last one that ran the row, in which it crashed or timed out."""
+        """The number of consecutive earlier sessions in which the row crashed or timed out."""
         return self.table.crashes(self.position)
 
     @property
@@ -92,13 +92,13 @@ class CaseRow:
 
     @property
     def stored_instrument(self) -> str:
-        """What took the replayed duration that the row had when the plan was made; "" if the row does not say."""
+        """The instrument of the replayed duration that the row had when the plan was made; "" if the row has none."""
         has_one = self.position in self.table.measured and INSTRUMENT in self.table.state
         return self.table.state[INSTRUMENT][self.position].strip() if has_one else ""
 
     @property
     def place(self) -> str:
-        """File and line, as they were when the plan was made; the file alone for a row that is not in it yet."""
+        """File and line when the plan was made; only the file for a row that is not in the file yet."""
         is_there = self.position < self.table.rows_in_file
         return f"{self.table.path}:{self.position + 2}" if is_there else f"{self.table.path} (a new row)"
 
@@ -111,26 +111,26 @@ class TablePlan:
     """The rows of one kernel type.
 
     Attributes:
-        rows_in_file: how many rows the file had; what comes after them was asked for, and is not in it.
-        columns: cells of every row, by column: those that a replay needs.
-        state: the same, of the columns that tell what became of the row, and how it was measured.
-        columns_by_slug: all columns of the file, as --where names them.
-        cases: positions of the rows that are cases, with the case's id.
-        expected_to_fail: the cases that are xfail, or fail without being run, by position.
+        rows_in_file: the number of rows in the file; later rows were named by options.
+        columns: the cells that a replay needs, a list over all rows for each column.
+        state: the cells that say what became of the row and how it was measured, likewise.
+        columns_by_slug: all columns of the file, named as in --where.
+        cases: ids of the cases, by position of the row.
+        known_failures: the cases that are xfail, or fail without being run, by position.
         not_selected: ids of rows that --where does not select.
-        left_out: ids of rows that these select, and the update mode leaves out.
+        left_out: ids of rows that --where selects and the update mode leaves out.
         other_shards: positions of rows that belong to other shards.
-        unresolved: statuses of the rows that an earlier session ran and did not measure, by id.
-        duplicates: positions of rows whose signature an earlier row has.
-        measured_duplicates: positions of those that have a replayed duration, by the id of the earlier row.
-        no_durations: duration cells that hold something else, as "line: text".
-        misspelt: columns of the file that may be, as sentences.
-        measured: replayed durations in microseconds, by the position of the row that has one.
-        staleness: of the replayed durations of the rows that are selected, by id, where the update mode asks for it.
-        captured_only: ids of rows that have no replayed duration, and a captured one.
-        captured: captured durations of cases in microseconds, by the position of the row that has one.
-        captured_time_us: device time of all captured launches; None where their number is not known, or the tables of
-            other kernel types were not read.
+        unresolved: statuses of the rows that an earlier session ran and failed to measure, by id.
+        duplicates: positions of rows with the signature of an earlier row.
+        measured_duplicates: positions of duplicates with a replayed duration, by the id of the earlier row.
+        invalid_durations: duration cells without a valid duration, as "line: text".
+        misspelt: sentences on columns whose names may be misspelt.
+        measured: replayed durations in microseconds, by position.
+        staleness: staleness of the replayed durations of selected rows, by id; only with --update-mode=stale.
+        captured_only: ids of rows with a captured duration and no replayed duration.
+        captured: captured durations of cases in microseconds, by position.
+        captured_time_us: device time of all captured launches; None where the number of launches is unknown, or the
+            tables of other kernel types were not read.
     """
 
     kernel_type: str
@@ -140,14 +140,14 @@ class TablePlan:
     state: dict[str, list[str]] = field(default_factory=dict)
     columns_by_slug: frozenset[str] = frozenset()
     cases: dict[int, str] = field(default_factory=dict)
-    expected_to_fail: dict[int, Expected] = field(default_factory=dict)
+    known_failures: dict[int, KnownFailure] = field(default_factory=dict)
     not_selected: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     other_shards: list[int] = field(default_factory=list)
     unresolved: dict[str, str] = field(default_factory=dict)
     duplicates: list[int] = field(default_factory=list)
     measured_duplicates: dict[str, list[int]] = field(default_factory=dict)
-    no_durations: list[str] = field(default_factory=list)
+    invalid_durations: list[str] = field(default_factory=list)
     misspelt: list[str] = field(default_factory=list)
     measured: dict[int, float] = field(default_factory=dict)
     staleness: dict[str, Staleness] = field(default_factory=dict)
@@ -156,22 +156,22 @@ class TablePlan:
     captured_time_us: float | None = 0.0
 
     def status(self, position: int) -> Status | None:
-        """What became of a row the last time it was run; None if it never was."""
+        """Returns the status of the last session that ran a row; None if none did."""
         return Status.of_cell(self.state[STATUS][position]) if STATUS in self.state else None
 
     def run_id(self, position: int) -> str:
-        """The run that measured a row; "" where the row does not say."""
+        """Returns the run that measured a row; "" where the row does not say."""
         return self.state[RUN_ID][position].strip() if RUN_ID in self.state else ""
 
     def crashes(self, position: int) -> int:
-        """Sessions in a row in which a row crashed or timed out; 0 where the cell holds no number."""
+        """Returns the number of consecutive sessions in which a row crashed or timed out."""
         cell = self.state[CRASHES_IN_A_ROW][position] if CRASHES_IN_A_ROW in self.state else ""
         return whole(cell) or 0
 
     def stored(self, selected: Container[str]) -> Iterator[StoredDuration]:
-        """The replayed durations that new ones of some cases are to replace."""
+        """Yields the replayed durations that new durations of the selected cases would replace."""
         for position, case_id in self.cases.items():
-            expected = self.expected_to_fail.get(position)
+            expected = self.known_failures.get(position)
             if case_id in selected and (expected is None or expected.run):
                 if position in self.measured:
                     yield self._stored(position)
@@ -185,22 +185,22 @@ class TablePlan:
         place = f"{self.path.name}:{position + 2}"
         return StoredDuration(place, run_id, cache, instrument, whole(samples))
 
-    def rows(self) -> Iterator[tuple[str, CaseRow, Expected | None]]:
-        """Each case's id, its row, and why it is expected to fail, if it is."""
+    def rows(self) -> Iterator[tuple[str, CaseRow, KnownFailure | None]]:
+        """Yields the id of each case, its row, and its known failure."""
         for position, case_id in self.cases.items():
-            yield case_id, CaseRow(self, position), self.expected_to_fail.get(position)
+            yield case_id, CaseRow(self, position), self.known_failures.get(position)
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """What was found, and seen to.
+class PreparedDatabase:
+    """What was done to a database before its plan was made.
 
     Attributes:
-        problems: what killed sessions left behind and cannot be read yet.
-        recovered: what they left behind and was merged.
-        starter_rows: rows of the starter database that was made, 0 if there was one.
+        problems: files of killed sessions that cannot be read.
+        recovered: journals of killed sessions that were merged.
+        starter_rows: rows of the starter database that was made; 0 if the database had rows.
         edited: rows that held the duration or the status of another shape.
-        mapping: the op_mapping.yaml that the database got.
+        mapping: the op_mapping.yaml that was written; None if the database has one or needs none.
     """
 
     problems: Sequence[str] = ()
@@ -212,20 +212,20 @@ class Prepared:
 
 @dataclass
 class Plan:
-    """What a session is to do.
+    """The cases of a session.
 
     Attributes:
-        tables: by kernel type; a file that cannot be read has none.
+        tables: the plan of each kernel type; a file that cannot be read has none.
         problems: files that cannot be read; they make the session fail.
         prepared: what was done to the database first.
         taken_over: the killed session whose lock on the database was taken over; "" if there was none.
-        notes: what the user should know of the durations that the database holds.
-        error: why there is no plan; the session ends with it before anything runs.
+        notes: what the user should know about the durations in the database.
+        error: why there is no plan; the session ends with this error before a row runs.
     """
 
     tables: dict[str, TablePlan] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    prepared: Prepared = field(default_factory=Prepared)
+    prepared: PreparedDatabase = field(default_factory=PreparedDatabase)
     taken_over: str = ""
     notes: list[str] = field(default_factory=list)
     error: str = ""
@@ -236,23 +236,23 @@ class Plan:
         return not self.tables and not self.problems
 
     def cases_of(self, kernel_types: Container[str]) -> int:
-        """How many rows of some kernel types are cases."""
+        """Returns the number of cases of some kernel types."""
         return sum(len(table.cases) for name, table in self.tables.items() if name in kernel_types)
 
     def without_rows(self) -> list[Path]:
-        """Files that hold no row."""
+        """Returns the files without a row."""
         return [table.path for table in self.tables.values() if not any(table.columns.values())]
 
-    def no_durations(self) -> dict[str, list[str]]:
-        """Duration cells that hold something else, by kernel type."""
-        return {name: table.no_durations for name, table in self.tables.items() if table.no_durations}
+    def invalid_durations(self) -> dict[str, list[str]]:
+        """Returns the duration cells without a valid duration, by kernel type."""
+        return {name: table.invalid_durations for name, table in self.tables.items() if table.invalid_durations}
 
     def case_ids(self) -> set[str]:
-        """The ids of all cases."""
+        """Returns the ids of all cases."""
         return {case_id for table in self.tables.values() for case_id in table.cases.values()}
 
     def unreplayed(self) -> set[str]:
-        """The ids of the cases that have no replayed duration."""
+        """Returns the ids of the cases without a replayed duration."""
         return {
             case_id
             for table in self.tables.values()
@@ -261,17 +261,17 @@ class Plan:
         }
 
     def unresolved(self) -> dict[str, str]:
-        """Statuses of the rows that an earlier session ran and did not measure, by id."""
+        """Returns the statuses of the rows that an earlier session ran and failed to measure, by id."""
         return {case_id: status for table in self.tables.values() for case_id, status in table.unresolved.items()}
 
     def captured_time_us(self) -> Mapping[str, float | None]:
-        """Device time of all captured launches, by kernel type; None where no share of it can be told."""
+        """Returns the device time of all captured launches, by kernel type; None where it is unknown."""
         return {name: table.captured_time_us for name, table in self.tables.items()}
 
     def other_shards(self) -> int:
-        """Rows that belong to other parts of the collection."""
+        """Returns the number of rows in other shards."""
         return sum(len(table.other_shards) for table in self.tables.values())
 
     def left_out(self) -> Counter[str]:
-        """Rows that the mode leaves out, by kernel type."""
+        """Returns the number of rows that the update mode leaves out, by kernel type."""
         return Counter({name: len(table.left_out) for name, table in self.tables.items() if table.left_out})

@@ -1,4 +1,4 @@
-"""What a user should know before rows run."""
+"""The lines about a plan: what was done to the database, what will run, and what is left out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .settings import Settings
 
 
 def nothing_to_do(requested: RequestedRows, plan: Plan, settings: Settings) -> Iterator[str]:
-    """Why none of the rows that were asked for is to be run; nothing where rows are to be run."""
+    """Yields why none of the chosen rows will run; yields nothing if rows will run."""
     unit = settings.unit
     left_out = requested.left_out(plan)
     if left_out and settings.mode is UpdateMode.STALE:
@@ -43,7 +43,7 @@ def nothing_to_do(requested: RequestedRows, plan: Plan, settings: Settings) -> I
 
 
 def left_out_lines(requested: RequestedRows, plan: Plan, settings: Settings) -> Iterator[str]:
-    """How many of the rows that were asked for are not selected, and how many the update mode leaves out."""
+    """Yields how many of the chosen rows are not selected, and how many the update mode leaves out."""
     if not_selected := requested.not_selected(plan):
         yield f"{counted(not_selected, settings.unit)} not selected by {_selection(settings)}"
     if settings.mode is UpdateMode.STALE:
@@ -55,11 +55,11 @@ def left_out_lines(requested: RequestedRows, plan: Plan, settings: Settings) -> 
 
 
 def going_on(plan: Plan, settings: Settings, not_run: Collection[str], run_id: str) -> str:
-    """How to go on with the rows that a session did not get to.
+    """Returns how to run the rows that a session did not reach.
 
     Args:
         not_run: ids of these rows, at least one.
-        run_id: of the session.
+        run_id: the run of the session.
     """
     rows = counted(len(not_run), settings.unit)
     if settings.read_only:
@@ -69,13 +69,13 @@ def going_on(plan: Plan, settings: Settings, not_run: Collection[str], run_id: s
         return f"{rows} not run: the same command goes on with them"
     if unreplayed == len(not_run):
         return f"{rows} not run: the same command with --update-mode=unreplayed goes on with them"
-    # Some have replayed durations of earlier runs.
+    # Some of the rows have replayed durations of earlier runs.
     where = f'run != "{run_id}"' if settings.where is None else f'({settings.where}) and run != "{run_id}"'
     return f"{rows} not run: the same command with --where {shlex.quote(where)} goes on with them"
 
 
 def after_success(settings: Settings, *, measured: int) -> Iterator[str]:
-    """What a user may do next with a database of which rows were measured."""
+    """Yields what a user may do next with a database whose rows were measured."""
     if measured and settings.writes:
         database = shlex.quote(os.path.relpath(settings.database))
         plot = f"opatlas plot {database} --output plots"
@@ -83,7 +83,7 @@ def after_success(settings: Settings, *, measured: int) -> Iterator[str]:
 
 
 def _stale_lines(requested: RequestedRows, plan: Plan, settings: Settings) -> Iterator[str]:
-    """How many rows are stale, and why; how many are not."""
+    """Yields how many rows are stale, why, and how many are left out."""
     counts = Counter(
         staleness
         for name, table in plan.tables.items()
@@ -118,12 +118,12 @@ def _selection(settings: Settings) -> str:
 def plan_lines(
     plan: Plan, settings: Settings, replayable: Collection[str], selected: int, requested: RequestedRows
 ) -> list[str]:
-    """What was done to the database, what is to run, and what is left out of that.
+    """Returns the lines about a plan.
 
     Args:
-        replayable: the kernel types that have a replay.
-        selected: how many rows were selected.
-        requested: the rows that the files named and -k select, for the counts of rows that are no cases.
+        replayable: the kernel types with a replay.
+        selected: the number of rows that will run.
+        requested: the rows that files and -k select, to count rows that are not cases.
     """
     lines = (*_prepared(plan), *_to_run(plan, settings, replayable, selected, requested))
     return [f"opatlas: {line}" for line in lines]
@@ -155,7 +155,7 @@ def _prepared(plan: Plan) -> Iterator[str]:
 def _to_run(
     plan: Plan, settings: Settings, replayable: Collection[str], selected: int, requested: RequestedRows
 ) -> Iterator[str]:
-    # xdist's controller, which collects nothing, knows the replays of bench/ only.
+    # xdist's controller collects nothing: it knows only the replays of bench/.
     rows = max(plan.cases_of(replayable), selected)
     of_all = "" if selected == rows else f"{selected:,} of "
     what = settings.workload.verb
@@ -169,13 +169,13 @@ def _to_run(
     yield from settings.workload.notes
     yield from left_out_lines(requested, plan, settings)
     if settings.collect_only and settings.prof_path is None:
-        # A session that runs rows tells of them at its end.
+        # A session that runs rows says so at its end.
         missing = missing_replay_lines(requested.without_replay(plan), plan.captured_time_us(), replayable)
         yield from (" ".join(line.split()) for line in missing)
     if settings.shard is not None:
         yield f"{counted(plan.other_shards(), unit)} in other shards (--shard={settings.shard})"
     yield from (f"{path} has a header and no rows" for path in plan.without_rows())
-    for name, places in plan.no_durations().items():
+    for name, places in plan.invalid_durations().items():
         more = f" and {len(places) - 1} more" if len(places) > 1 else ""
         yield f"{name}: {places[0]}{more} is no duration (a number above 0): counted as not measured"
     yield from (text for table in plan.tables.values() for text in table.misspelt)

@@ -43,13 +43,13 @@ from opatlas.store.write_back import RecoveredJournal, UpdateMode, has_duration,
 from opatlas.text import closest, printable
 
 from .mixing import captured_notes, origin_notes
-from .plan import Expected, Plan, Prepared, TablePlan
+from .plan import KnownFailure, Plan, PreparedDatabase, TablePlan
 from .row_variables import TableVariables
 from .run_manifest import present_code
 from .selection import GIVEN_UP_AFTER, Choice
 from .session_context import SessionContext
 
-#: Cells that a replay may need.
+#: Columns that a replay may need.
 _CELLS = (*BASE, EP_SIZE, *RUNTIME, LEGACY_AVG_SEQ_LEN, *MESSAGE)
 _STATE = (STATUS, STATUS_REASON, CRASHES_IN_A_ROW, CACHE_STATE, INSTRUMENT, MICROBENCH_SAMPLES, RUN_ID)
 
@@ -85,7 +85,7 @@ def _plan_session(context: SessionContext) -> Plan:
         _lock_database(context)
         prepared = _prepare_for(context)
     else:
-        prepared = Prepared(edited=find_edited(database))
+        prepared = PreparedDatabase(edited=find_edited(database))
     plan = make_plan(
         database,
         settings.choice,
@@ -119,7 +119,7 @@ def _lock_database(context: SessionContext) -> None:
     context.lock.acquire(context.settings.wait_s, context.tell)
 
 
-def _prepare_for(context: SessionContext) -> Prepared:
+def _prepare_for(context: SessionContext) -> PreparedDatabase:
     settings = context.settings
     return prepare_database(
         context.database,
@@ -144,17 +144,17 @@ def _stale_runs(context: SessionContext) -> StaleRuns:
 
 def prepare_database(
     database: Database, *, run_id: str, starter: Callable[[Database], int] | None, is_npu: bool = False
-) -> Prepared:
-    """Merges what killed sessions left behind, and clears durations that rows have of other shapes.
+) -> PreparedDatabase:
+    """Merges the records of killed sessions, and clears durations that were measured with other shapes.
 
     Args:
-        database: which the caller has for itself.
-        run_id: of this session, whose own journal is left alone.
-        starter: fills a database that has no CSV, and tells with how many rows; None: it stays empty.
-        is_npu: whether its rows are of an NPU, where its place does not tell.
+        database: locked by the caller.
+        run_id: the run of this session, whose journal is not merged.
+        starter: fills a database without CSVs, and returns the number of rows; None: the database stays empty.
+        is_npu: whether the rows are of an NPU, where the folder does not say.
 
     Raises:
-        OpAtlasError: a database that cannot be written.
+        OpAtlasError: the database cannot be written.
     """
     problems = recover_profiles(database) if database.profiles_dir.is_dir() else []
     recovered: Sequence[RecoveredJournal] = ()
@@ -165,11 +165,11 @@ def prepare_database(
     edited = clear_edited(database, run_id)
     with database.lock():
         mapping = write_default_mapping(database.path, is_npu=is_npu)
-    return Prepared([*problems, *edited.problems], recovered, starter_rows, edited, mapping)
+    return PreparedDatabase([*problems, *edited.problems], recovered, starter_rows, edited, mapping)
 
 
 def expect_writable(database: Database) -> None:
-    """Better found out now than after hours of measuring. Raises OpAtlasError."""
+    """Raises OpAtlasError if the database cannot be written, rather than after hours of measuring."""
     with database.lock():
         pass
 
@@ -186,16 +186,16 @@ def make_plan(
     """Reads a database and decides which of its rows are cases; writes nothing.
 
     Args:
-        database: where rows are, and are written back.
-        chosen: what the user chose of them.
-        sampled: kernel types that have samples already, so that they may be wanted and have no rows.
-        requested: cells of the rows that options name, by kernel type: these are the cases, in their order, whether
-            or not the database has them; None: the rows of the database.
-        unmeasured: positions of rows, by kernel type, whose durations and statuses do not count.
-        stale_runs: which durations are stale, where only these are to be measured; None: nobody asks.
+        database: holds the rows, and gets their durations.
+        chosen: the rows that the user chose.
+        sampled: kernel types with samples in a profile; they may be chosen although the database has no rows of them.
+        requested: cells of the rows that options name, by kernel type. They are the cases, in this order, whether or
+            not the database has them; None: the rows of the database.
+        unmeasured: positions of rows whose durations and statuses do not count, by kernel type.
+        stale_runs: the runs whose durations are stale; None unless only stale durations are measured.
 
     Raises:
-        OpAtlasError: a kernel type that it lacks, or a variable of --where that no row has.
+        OpAtlasError: the database lacks a chosen kernel type, or no row has a variable of --where.
     """
     plan = Plan()
     names = database.kernel_types() if requested is None else list(requested)
@@ -214,7 +214,7 @@ def make_plan(
                 table.table.frame = without_measurement(name, table.table.frame, unmeasured[name])
             plan.tables[name] = _plan_table(table, wanted, chosen, stale_runs)
         except Exception as error:
-            # Whatever is wrong with one file, the rows of the others run.
+            # An error in one file does not keep the rows of other files from running.
             place = database.path / f"{name}.csv"
             plan.problems.append(described(error, place, "its rows are left out; report this error with the file"))
     release_memory()
@@ -227,14 +227,14 @@ def make_plan(
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows of a table, `in_file` of which are in its file."""
+    """A table, whose first `in_file` rows are in its file."""
 
     table: Table
     in_file: int
 
 
 def _table(database: Database, name: str, requested: Mapping[str, Sequence[Mapping[str, str]]] | None) -> _Rows:
-    """Returns the rows of the file of a kernel type, and then the requested rows that the file lacks."""
+    """Returns the rows in the file of a kernel type, followed by the requested rows that the file lacks."""
     if requested is None:
         table = database.read(name)
         return _Rows(table, len(table.frame))
@@ -249,7 +249,7 @@ def _table(database: Database, name: str, requested: Mapping[str, Sequence[Mappi
 
 
 def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice, stale_runs: StaleRuns | None) -> TablePlan:
-    """`wanted` are the only rows that are cases, in this order; None: all, as they stand."""
+    """`wanted` are the signatures of the cases, in their order; None: all rows, in the order of the file."""
     table = rows.table
     frame, kernel_type = table.frame, table.kernel_type
     columns, state = (
@@ -283,9 +283,9 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice, stale
         seen.add(case_id)
         row = {name: cells[position] for name, cells in durations.items()}
         for name in durations:
-            # Other tools write 0 for "not measured".
+            # Other tools write 0 for a row that is not measured.
             if row[name].strip("0. ") and valid_duration(row[name]) is None:
-                planned.no_durations.append(f"line {position + 2}, {name!r} = {row[name]!r}")
+                planned.invalid_durations.append(f"line {position + 2}, {name!r} = {row[name]!r}")
         status = planned.status(position)
         measured_us = valid_duration(row.get(own_duration, ""))
         if measured_us is not None:
@@ -315,7 +315,9 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice, stale
             if given_up:
                 before += f" ({planned.crashes(position)} sessions in a row; --retry-failed runs it again)"
             if given_up or not chosen.strict:
-                planned.expected_to_fail[position] = Expected(printable(before), run=not given_up, strict=chosen.strict)
+                planned.known_failures[position] = KnownFailure(
+                    printable(before), run=not given_up, strict=chosen.strict
+                )
     if place_of:
         ordered = sorted(planned.cases, key=place_of.__getitem__)
         planned.cases = {position: planned.cases[position] for position in ordered}
@@ -323,6 +325,6 @@ def _plan_table(rows: _Rows, wanted: Sequence[str] | None, chosen: Choice, stale
 
 
 def _shared(cells: list[str]) -> list[str]:
-    """Equal cells as one object: most columns of a table repeat a few words."""
+    """Returns the cells with one object for equal cells: most columns repeat a few words."""
     known: dict[str, str] = {}
     return [known.setdefault(cell, cell) for cell in cells]

@@ -128,7 +128,7 @@ class ProfileRest:
         if copies := profile.same_bytes:
             others = counted(len(copies), "summary has", "summaries have")
             yield f"{others} the bytes of another one and is not counted again: {', '.join(map(str, copies[:_SHOWN]))}"
-        yield "warm-up and set-up launches of the profiled programs cannot be told from others: they count as samples"
+        yield "warm-up and set-up launches of the profiled programs look like others: they count as samples"
         if self._without_replay:
             yield f"rows without a replay that have samples, written back too: {_listed(self._without_replay)}"
         if self._unmatched:

@@ -1,4 +1,4 @@
-"""Progress: one live line on a terminal, a plain one now and then elsewhere, instead of dots."""
+"""The progress of rows instead of pytest's dots: a live line on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from .report import RunningTime
 from .row_note import note_of
 from .session_context import SessionContext
 
-#: What `pytest_report_teststatus` gives: a category, the letter of a test, its word.
+#: The result of `pytest_report_teststatus`: category, letter and word of a test.
 _TestStatus = tuple[str, str, Any]
-#: The row that runs is looked at this often.
+#: How often the running row is looked at.
 _LOOK_EVERY_S = 1.0
-#: A row that runs for so long is named on a terminal, where the line lives.
+#: A row that runs for longer is named on a terminal.
 _NAMED_AFTER_S = 2.0
-#: And once in a log.
+#: A row that runs for longer is named once in a log.
 _NAMED_IN_LOG_AFTER_S = 60.0
 
 
 class ReplayProgress:
-    """Counts the rows that are done, and names one that runs for long. Other tests keep pytest's own progress."""
+    """Counts the rows that are done, and names a row that runs for long. Other tests keep pytest's progress."""
 
     def __init__(self, context: SessionContext, terminal: Any, option: Any, running_time: RunningTime) -> None:
         """
         Args:
-            terminal: pytest's terminal reporter; with -v it shows each row as it does each test.
+            terminal: pytest's terminal reporter; with -v it shows each row, and there is no live line.
             option: pytest's options.
-            running_time: what rows have waited for others; that time is in no rate.
+            running_time: has the time that rows waited for other sessions, which counts for no rate.
         """
         self._context = context
         self._terminal = terminal
         self._running_time = running_time
         self._silent = option.verbose > 0
-        # What a body prints, a debugger, and a body that is timed in this very process are not to be disturbed.
+        # A live line would disturb the output of a body, a debugger, and a body that is timed in this process.
         self._names_rows = not (option.in_process or option.usepdb or option.capture == "no")
         self._total = 0
-        #: By node id. A plugin that runs rows again reports them several times: each counts once, as it ended.
+        #: Node ids. A plugin may run a row again: the row counts once, with its last outcome.
         self._done: set[str] = set()
         self._failed: set[str] = set()
-        #: When each test began that runs now, by node id; the one that began first is first.
+        #: When each running test began, by node id; the first one began first.
         self._running: dict[str, float] = {}
         self._named_in_log: set[str] = set()
         self._progress: Progress | None = None
@@ -71,7 +71,7 @@ class ReplayProgress:
     def pytest_report_teststatus(
         self, report: pytest.TestReport | pytest.CollectReport
     ) -> Generator[None, _TestStatus, _TestStatus]:
-        """Whatever category a plugin gives the report of a row, its letter would interrupt the line."""
+        """Removes the letter of a row, which would interrupt the live line."""
         status = yield
         if not isinstance(report, pytest.TestReport) or note_of(report) is None or self._silent:
             return status
@@ -88,7 +88,7 @@ class ReplayProgress:
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when not in ("setup", "call"):
-            # Of a worker that has crashed there is a report without a phase.
+            # The report of a worker that crashed has no phase.
             self._running.pop(report.nodeid, None)
         if note_of(report) is None or self._silent:
             return
@@ -115,8 +115,8 @@ class ReplayProgress:
             self._stream = None
 
     def name_running(self) -> None:
-        """Names the row that has been running for longest, where that is long."""
-        # A copy: rows begin and end in another thread.
+        """Names the row that has been running the longest, if it runs for long."""
+        # A copy: another thread adds and removes rows.
         running = tuple(self._running.items())
         nodeid, began = next((each for each in running if case_id_in(each[0]) in self._names), ("", 0.0))
         if not nodeid or self._progress is None:
@@ -134,7 +134,7 @@ class ReplayProgress:
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        """What each case is called, by its id: `MatMulV2 1,1024;4096,1024`; a message by its id."""
+        """The name of each case, by its id: `MatMulV2 1,1024;4096,1024`; a message has its id as name."""
         plan = self._context.plan
         names = {}
         for table in plan.tables.values() if plan is not None else ():
@@ -160,7 +160,7 @@ class ReplayProgress:
             self._ticker = None
 
     def _take_the_line(self) -> None:
-        """pytest's file names and percentages would interrupt it."""
+        """Switches off pytest's file names and percentages, which would interrupt the live line."""
         self._terminal.showfspath = False
         self._terminal._show_progress_info = False
 
@@ -175,7 +175,7 @@ class _Ticker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when no call is under way, and none will be."""
+        """Waits for the last call to end."""
         self._stopped.set()
         self._thread.join()
 
@@ -185,7 +185,10 @@ class _Ticker:
 
 
 def _own_stdout() -> TextIO | None:
-    """Opens this process's output anew: while a row runs, pytest's capture has the usual one. None if it is no file."""
+    """Returns a new stream to the output of this process; None if it is not a file.
+
+    While a row runs, pytest captures the usual stream.
+    """
     try:
         descriptor = os.dup(sys.stdout.fileno())
     except (OSError, ValueError):

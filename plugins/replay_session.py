@@ -38,11 +38,11 @@ from .plan import CaseRow, Plan
 from .planning import plan_session
 from .prof_path import ProfileRest
 from .records import SessionJournal, WriteBack
-from .report import NOT_RUN, Ledger, Report, RowTally
+from .report import NOT_RUN, Ledger, OutcomeTally, Report
 from .row_note import STORED_US, RowNote, cut_printed, note_of, properties_of, set_properties, waited_by
 from .row_runner import RowRunner
 from .session_context import STOPPED, Interrupts, SessionContext
-from .summary import Comparison, SessionSummary
+from .summary import SessionSummary, StoredComparison
 
 _NO_PLAN = "replays were not asked for by name: with -n, name bench/ on the command line"
 _OUTCOME = pytest.StashKey[RowOutcome | None]()
@@ -64,12 +64,14 @@ class ReplaySession:
         self.interrupts = Interrupts(context)
         self.collector = Collector(context, self.plan)
         self.journal = SessionJournal(context)
-        self.tally = RowTally()
+        self.tally = OutcomeTally()
         self.write_back = WriteBack(context, self.journal)
         self.ledger = Ledger(context)
         self.results = Report(context, self.collector, self.write_back, self.ledger, self.tally)
         self.summary = SessionSummary(self.results, self.interrupts)
-        self.comparison = Comparison(context, getattr(config.option, "verbose", 0)) if config.option.read_only else None
+        self.comparison = (
+            StoredComparison(context, getattr(config.option, "verbose", 0)) if config.option.read_only else None
+        )
         self._runner = RowRunner(context, self._launched)
         self._profile_rest = (
             ProfileRest(context, self.collector, self.write_back, self._runner) if config.option.prof_path else None

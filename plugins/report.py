@@ -74,7 +74,7 @@ class RunningTime:
             yield f"workers of this session waited {duration(own_s)} for each other: rows of one device take turns"
 
 
-class RowTally:
+class OutcomeTally:
     """Outcomes, figures, causes and times of the rows that were run. Used in the main process of a session.
 
     Attributes:
@@ -258,7 +258,7 @@ class Report:
     """
 
     def __init__(
-        self, context: SessionContext, collector: Collector, write_back: WriteBack, ledger: Ledger, tally: RowTally
+        self, context: SessionContext, collector: Collector, write_back: WriteBack, ledger: Ledger, tally: OutcomeTally
     ) -> None:
         self.context = context
         self.collector = collector

@@ -1,4 +1,4 @@
-"""-v: each row in one line with its numbers, in place of its node id. -vv: the numbers behind its node id."""
+"""-v prints a line with the figures of each row instead of its node id; -vv prints node id and figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Word = tuple[str, str, Any]
 
 
 class RowLines:
-    """Takes the lines of rows from pytest's reporter; other tests keep theirs."""
+    """Prints the lines of rows; other tests keep pytest's lines."""
 
     def __init__(self, context: SessionContext, terminal: pytest.TerminalReporter, verbosity: int) -> None:
         """`verbosity` is 1 or more."""
@@ -34,7 +34,7 @@ class RowLines:
         self._rows: dict[str, CaseRow] = {}
         self._total = 0
         self._done: set[str] = set()
-        #: What pytest says of the report that is told now; None between two reports.
+        #: Category, letter and word of the current report; None between two reports.
         self._word: _Word | None = None
         self._telling = False
 
@@ -47,7 +47,7 @@ class RowLines:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_logstart(self, nodeid: str) -> Generator[None, Any, Any]:
-        """The reporter writes the node id here if -v is given, and the file if it is not."""
+        """Prints the name of a row instead of its node id."""
         row = self._row(nodeid)
         if row is None or self._with_ids:
             return (yield)
@@ -66,10 +66,10 @@ class RowLines:
     def pytest_report_teststatus(
         self, report: pytest.TestReport | pytest.CollectReport
     ) -> Generator[None, _Word, _Word]:
-        """The reporter writes nothing of a report without a letter and a word."""
+        """Takes the word of a row's report: without a word, pytest's reporter prints nothing."""
         status = yield
         note = note_of(report) if isinstance(report, pytest.TestReport) else None
-        # At the end the reporter asks again, for its short summary.
+        # At the end the reporter asks again for its short summary.
         if note is None or not self._telling:
             return status
         if self._with_ids:
@@ -112,7 +112,7 @@ class RowLines:
             terminal.write(name)
         else:
             terminal.write_ensure_prefix(name, "")
-        # A plugin's word may be long.
+        # The word of another plugin may be long.
         room = min(_figures_width(), columns() - len(name) - len(word) - _PROGRESS - 2)
         text = shortened(shown(reason).partition("\n")[0], room) if figures is None else figures.text(room)
         text = f"{text:{room}}" if room >= _LEAST_FIGURES else ""
@@ -121,7 +121,7 @@ class RowLines:
         percent = f"[{100 * len(self._done) // max(self._total, 1):3d}%]"
         fill = columns() - len(name) - len(text) - len(word) - 2
         terminal.write(percent.rjust(max(fill, len(percent) + 1)), flush=True, cyan=True)
-        # A line is open, which belongs to nobody.
+        # The terminal has an unfinished line that is not of pytest.
         terminal.currentfspath = -2
         # Rows count in the percentages of other tests, and in what pytest tells the terminal of its progress. Since
         # pytest 9.2 what it counts by is no text.

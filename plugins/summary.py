@@ -267,7 +267,7 @@ class ComparedRow:
         return f"{self.ratio:8.3f} x {self.taken_us:14,.4f} us, stored {self.stored_us:14,.4f} us"
 
 
-class Comparison:
+class StoredComparison:
     """Stored and new durations of the rows of a session with --read-only. Used in the main process."""
 
     def __init__(self, context: SessionContext, verbosity: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from doc_commands import ROOT
 from opatlas.bench import test_norm
-from opatlas.plugins.plan import Plan, Prepared, TablePlan
+from opatlas.plugins.plan import Plan, PreparedDatabase, TablePlan
 from opatlas.plugins.plan_lines import plan_lines
 from opatlas.plugins.requested_rows import RequestedRows
 from opatlas.plugins.selection import Shard, meant
@@ -46,7 +46,9 @@ def test_what_was_done_first_is_told_first_and_one_is_no_plural() -> None:
         option=SimpleNamespace(keyword=""), args=[], invocation_params=SimpleNamespace(dir=ROOT)
     )
     recovered = RecoveredJournal("run-1", Counter({"measured": 1}))
-    plan = Plan({"Mul": table}, prepared=Prepared(recovered=[recovered], starter_rows=1), taken_over="session run-1")
+    plan = Plan(
+        {"Mul": table}, prepared=PreparedDatabase(recovered=[recovered], starter_rows=1), taken_over="session run-1"
+    )
     assert plan_lines(plan, SETTINGS, {"Mul"}, 1, RequestedRows(config, everything)) == [
         "opatlas: session run-1 was killed; took the database over from it",
         "opatlas: there was no database yet; made a starter of 1 theory row",
