@@ -8,7 +8,7 @@
 4. `record` writes the outcome to the journal of this process, and attaches it to pytest's report as a `RowNote`.
 5. `receive` gets the report in the main process: counts the row, then keeps its record for the merge.
 6. `merge` brings the records of all journals into the CSVs, and accounts for every row.
-7. `report` writes the report files and decides the exit status; `summary_lines` are printed last.
+7. `report` writes the report files and decides the exit status; `print_summary` prints what became of the rows.
 
 With xdist the controller plans before the workers start, and merges and reports after they end; each worker runs and
 records rows. Without xdist one process does everything.
